@@ -25,22 +25,6 @@ from typing import Annotated, Any, Literal, TypeVar
 from dkgp.errors import DkgpError, InputError, UsageError
 from dkgp.registry import Option
 
-__all__ = [
-    "SEED",
-    "Declared",
-    "Part",
-    "check_ranges",
-    "deciding_values",
-    "declared_options",
-    "documented",
-    "foreign_options",
-    "make",
-    "options_of",
-    "read_options",
-    "value_at",
-]
-
-
 T = TypeVar("T")
 _HINTS: dict[type[Any], dict[str, Any]] = {}
 
@@ -50,41 +34,26 @@ SEED = Option("seed", "Of all random draws.", least=0)
 
 @dataclass(frozen=True)
 class Part:
-    """Marks a field that holds a dataclass with options of its own.
+    """Marks a field that holds a dataclass with options of its own."""
 
-    Attributes
-    ----------
-    flag, help, implied_by
-        The option that asks for it, where it may be None, and other flags that do.
-    prefix
-        Of its options' names, where they are other options' otherwise.
-    without
-        Its fields that are no options of this command.
-    """
-
+    # The option that asks for the part, where it may be None, and other flags that do.
     flag: str | None = None
     help: str = ""
     implied_by: tuple[str, ...] = ()
+    # Of its options' names, where they would be other options' otherwise.
     prefix: str = ""
+    # Its fields that are no options of this command.
     without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Declared:
-    """An option of a command, and where its value goes.
-
-    Attributes
-    ----------
-    option
-        Complete; its name is unique within the command.
-    paths
-        Fields from the job down to the value; several where parts share it, as they do the seed.
-    part, implied_by
-        The name of the flag without which it means nothing, and of those that stand for it.
-    """
+    """An option of a command, its name unique there, and where its value goes."""
 
     option: Option
+    # Fields from the job down to the value; several where parts share it, as they do the seed.
     paths: tuple[tuple[str, ...], ...]
+    # The name of the flag without which it means nothing, and of those that stand for it.
     part: str | None = None
     implied_by: tuple[str, ...] = ()
 
@@ -94,9 +63,9 @@ def documented(kind: type[T]) -> type[T]:
     lines = [inspect.cleandoc(kind.__doc__ or ""), "", "Attributes", "----------"]
     for name, option in options_of(kind).items():
         plain = _plain(_hints(kind)[name])
-        told = " or ".join(f'"{choice}"' for choice in option.choices) or getattr(plain, "__name__", str(plain))
+        type_name = " or ".join(f'"{choice}"' for choice in option.choices) or getattr(plain, "__name__", str(plain))
         standard = "optional" if option.default is None else f"default {option.default!r}"
-        lines += [f"{name} : {told}, {standard}", *(f"    {line}" for line in textwrap.wrap(option.help, 110))]
+        lines += [f"{name} : {type_name}, {standard}", *(f"    {line}" for line in textwrap.wrap(option.help, 110))]
     kind.__doc__ = "\n".join(lines)
     return kind
 
@@ -105,58 +74,53 @@ def options_of(kind: type[Any]) -> dict[str, Option]:
     """Return the options that a dataclass declares, by field; those of its parts are theirs."""
     hints = _hints(kind)
     options = {}
-    for each in dataclasses.fields(kind):
-        option = _mark(hints[each.name], Option)
+    for field in fields_in_order(kind):
+        option = _mark(hints[field.name], Option)
         if option is not None:
-            options[each.name] = _completed(option, each, hints[each.name])
+            options[field.name] = _completed(option, field, hints[field.name])
     # Options that are declared elsewhere, such as a solver's.
     more = getattr(kind, "more_options", None)
     return options if more is None else options | more()
 
 
+def fields_in_order(kind: type[Any]) -> list[dataclasses.Field[Any]]:
+    """Return a dataclass's fields, its own before those that it inherits: so they stand in helps, and are checked."""
+    order = list(_hints(kind))
+    return sorted(dataclasses.fields(kind), key=lambda field: order.index(field.name))
+
+
 def declared_options(kind: type[Any]) -> dict[str, Declared]:
     """Return all options of a job, its parts' included, by their names on the command line and in messages."""
-    found: dict[str, Declared] = {}
-    _collect(kind, (), Part(), found)
-    return found
+    collected: dict[str, Declared] = {}
+    _collect(kind, (), Part(), collected)
+    return collected
 
 
 def make(kind: type[Any], values: Mapping[str, Any], makers: Mapping[type[Any], Any] | None = None) -> Any:
     """Return the job that options make; those that are None, or flags that are not set, have their defaults.
 
-    Parameters
-    ----------
-    kind : type
-        The job's dataclass.
-    values : mapping
-        By the options' names.
-    makers : mapping, optional
-        What makes the dataclasses of parts that are not made of their fields alone.
-
-    Raises
-    ------
-    UsageError
-        Options of a part that was not asked for.
+    `values` go by the options' names; `makers` make the dataclasses of parts that are not made of their fields alone.
+    Raises `UsageError` for options of a part that was not asked for.
     """
     declared = declared_options(kind)
-    given = {name: value for name, value in values.items() if _is_given(declared[name].option, value)}
+    given_values = {name: value for name, value in values.items() if _is_given(declared[name].option, value)}
     needing: dict[str, list[str]] = {}
     tree: dict[str, Any] = {}
-    for name, value in given.items():
-        each = declared[name]
-        if each.part is not None and not given.keys() & {each.part, *each.implied_by}:
-            needing.setdefault(each.part, []).append(name)
-        for path in each.paths:
+    for name, value in given_values.items():
+        option = declared[name]
+        if option.part is not None and not given_values.keys() & {option.part, *option.implied_by}:
+            needing.setdefault(option.part, []).append(name)
+        for path in option.paths:
             *parents, last = path
             holder = tree
             for parent in parents:
                 holder = holder.setdefault(parent, {})
-            holder[last] = _read(each.option, value)
+            holder[last] = _read(option.option, value)
     for part, names in needing.items():
         named = ", ".join(f"`{name}`" for name in names)
         belong = "belongs" if len(names) == 1 else "belong"
         raise UsageError(f"{named} {belong} to `{part}`, which was not given; add `{part}`, or leave {named} out")
-    return _made(kind, tree, set(given), makers or {})
+    return _made(kind, tree, set(given_values), makers or {})
 
 
 def read_options(options: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,13 +129,7 @@ def read_options(options: Mapping[str, Option], values: Mapping[str, Any]) -> di
 
 
 def check_ranges(values: Any) -> None:
-    """Refuse values of a dataclass that are none of the choices, or out of range, of its declared options.
-
-    Raises
-    ------
-    InputError
-        Says which, what it is and what it must be.
-    """
+    """Refuse values that are none of the choices, or out of range, of a dataclass's options; `InputError`."""
     for name, option in options_of(type(values)).items():
         value = getattr(values, name)
         if value is None:
@@ -228,7 +186,9 @@ def _range(option: Option) -> str:
 
 def _hints(kind: type[Any]) -> dict[str, Any]:
     if kind not in _HINTS:
-        _HINTS[kind] = typing.get_type_hints(kind, include_extras=True)
+        hints = typing.get_type_hints(kind, include_extras=True)
+        order = dict.fromkeys(name for each in kind.__mro__ for name in inspect.get_annotations(each))
+        _HINTS[kind] = {name: hints[name] for name in order}
     return _HINTS[kind]
 
 
@@ -275,7 +235,7 @@ def _completed(option: Option, field: dataclasses.Field[Any], hint: Any) -> Opti
     )
 
 
-def _collect(kind: type[Any], path: tuple[str, ...], marked: Part, found: dict[str, Declared]) -> None:
+def _collect(kind: type[Any], path: tuple[str, ...], marked: Part, collected: dict[str, Declared]) -> None:
     hints, options = _hints(kind), options_of(kind)
     for name in (*hints, *(each for each in options if each not in hints)):
         if name in marked.without:
@@ -283,21 +243,23 @@ def _collect(kind: type[Any], path: tuple[str, ...], marked: Part, found: dict[s
         part = _mark(hints.get(name), Part)
         if part is not None:
             if part.flag is not None:
-                found[part.flag] = Declared(Option(part.flag, part.help, bool, False), ())
-            _collect(_plain(hints[name]), (*path, name), part, found)
+                collected[part.flag] = Declared(Option(part.flag, part.help, bool, False), ())
+            _collect(_plain(hints[name]), (*path, name), part, collected)
         elif name in options:
-            _add(options[name], (*path, name), marked, found)
+            _add(options[name], (*path, name), marked, collected)
 
 
-def _add(option: Option, path: tuple[str, ...], part: Part, found: dict[str, Declared]) -> None:
+def _add(option: Option, path: tuple[str, ...], part: Part, collected: dict[str, Declared]) -> None:
     if option.name == "seed":
-        known = found.get("seed", Declared(option, ()))
-        found["seed"] = replace(known, paths=(*known.paths, path))
+        known = collected.get("seed", Declared(option, ()))
+        collected["seed"] = replace(known, paths=(*known.paths, path))
         return
     name = part.prefix + option.name
-    if name in found:
-        raise UsageError(f"two options are called '{name}': of {'.'.join(found[name].paths[0])} and {'.'.join(path)}")
-    found[name] = Declared(replace(option, name=name), (path,), part.flag, part.implied_by)
+    if name in collected:
+        raise UsageError(
+            f"two options are called '{name}': of {'.'.join(collected[name].paths[0])} and {'.'.join(path)}"
+        )
+    collected[name] = Declared(replace(option, name=name), (path,), part.flag, part.implied_by)
 
 
 def _is_given(option: Option, value: Any) -> bool:
@@ -316,21 +278,21 @@ def _read(option: Option, value: Any) -> Any:
     return option.type(value) if isinstance(value, str) else value
 
 
-def _made(kind: type[Any], tree: Mapping[str, Any], asked: set[str], makers: Mapping[type[Any], Any]) -> Any:
+def _made(kind: type[Any], tree: Mapping[str, Any], chosen: set[str], makers: Mapping[type[Any], Any]) -> Any:
     values = dict(tree)
     for name, hint in _hints(kind).items():
         part = _mark(hint, Part)
         if part is None:
             continue
         below, inner = values.pop(name, {}), _plain(hint)
-        if part.flag is not None and not asked & {part.flag, *part.implied_by}:
+        if part.flag is not None and not chosen & {part.flag, *part.implied_by}:
             continue
         try:
-            values[name] = makers[inner](below) if inner in makers else _made(inner, below, asked, makers)
+            values[name] = makers[inner](below) if inner in makers else _made(inner, below, chosen, makers)
         except DkgpError as error:
             if not part.prefix:
                 raise
             # It speaks of its own fields; here they have longer names.
-            own = "|".join(options_of(inner))
-            raise type(error)(re.sub(rf"`({own})`", rf"`{part.prefix}\1`", str(error))) from None
+            names = "|".join(options_of(inner))
+            raise type(error)(re.sub(rf"`({names})`", rf"`{part.prefix}\1`", str(error))) from None
     return kind(**values)

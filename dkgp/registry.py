@@ -21,18 +21,6 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from dkgp.errors import MissingExtraError, UsageError
 
-__all__ = [
-    "Extra",
-    "Group",
-    "Option",
-    "Registry",
-    "byte_budget",
-    "byte_count",
-    "load_entry_points",
-    "whole_numbers",
-    "whole_or_auto",
-]
-
 
 @dataclass(frozen=True)
 class Extra:
@@ -209,9 +197,9 @@ class Registry(Generic[T]):
 
     def add(self, declared: T) -> T:
         """Add a declaration; `UsageError` where another one has its name."""
-        known = self._found.setdefault(declared.name, declared)
-        if known is not declared and known != declared:
-            raise UsageError(f"there are two {self.sort}s '{declared.name}': {known} and {declared}; rename one")
+        present = self._found.setdefault(declared.name, declared)
+        if present is not declared and present != declared:
+            raise UsageError(f"there are two {self.sort}s '{declared.name}': {present} and {declared}; rename one")
         return declared
 
     def all(self) -> dict[str, T]:

@@ -28,6 +28,7 @@ BENCHMARKS = ROOT / "benchmarks"
 PACKAGES = (PACKAGE, BENCHMARKS / "dkgp_benchmarks")
 LONGEST_FILE_LINES = 450
 MOST_MODULES = 15
+LONGEST_SPINE_LINES, MOST_PARAMETERS = 300, 8
 DASK_COLLECTIONS = {"array", "bag", "dataframe", "delayed"}
 
 
@@ -190,6 +191,52 @@ def test_files_fit_in_one_reading() -> None:
     for path in (path for folder in (*PACKAGES, ROOT / "tests", BENCHMARKS / "tests") for path in sources(folder)):
         n_lines = len(path.read_text().splitlines())
         assert n_lines <= LONGEST_FILE_LINES, f"{path} has {n_lines} lines; split it where its story changes"
+
+
+def spine() -> list[str]:
+    """The files of CONTRIBUTING's spine, relative to the package."""
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## The spine")[2].partition("## Recipes")[0]
+    return re.findall(r"^\| `dkgp/([\w/.]+)` \|", text, flags=re.MULTILINE)
+
+
+def test_the_spine_is_read_in_an_evening() -> None:
+    lengths = {name: len((PACKAGE / name).read_text().splitlines()) for name in spine()}
+    assert len(lengths) == 12
+    assert not {name: count for name, count in lengths.items() if count > LONGEST_SPINE_LINES}
+    told = (ROOT / "docs" / "how-it-works.md").read_text()
+    places = [told.find(f"`{name}`") for name in spine()]
+    assert places == sorted(places)
+    assert min(places) > 0
+
+
+def test_every_room_says_where_it_hangs() -> None:
+    rooms = [path for path in sources(PACKAGE) if path.name == "__init__.py" and path.parent != PACKAGE]
+    hangs = {path: re.findall(r"^# Hangs on dkgp/(.+)\.$", path.read_text(), flags=re.MULTILINE) for path in rooms}
+    assert not {str(path.relative_to(PACKAGE)): names for path, names in hangs.items() if len(names) != 1}
+    assert {name for names in hangs.values() for name in names} <= set(spine())
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    arguments = function.args
+    names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    return names[1:] if names[:1] in (["self"], ["cls"]) else names
+
+
+# Public functions whose keywords are their users', and the compiled loops, which take plain arrays.
+LONG = {"ingest", "predict", "write_rbf_mixture", "write_friedman1", "dataset_from_arrays", "choose_solver_for"}
+COMPILED = ("kernels/tiles/", "operators/tree/kd_tree.py", "operators/cross/candidates.py")
+
+
+def test_functions_take_few_parameters() -> None:
+    long: set[str] = set()
+    for path in sources(PACKAGE):
+        place = str(path.relative_to(PACKAGE))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name == "__init__":
+                continue
+            if len(parameters(node)) > MOST_PARAMETERS and not place.startswith(COMPILED):
+                long.add(node.name)
+    assert long <= LONG
 
 
 def test_docstrings_open_with_what_the_thing_is_or_does() -> None:

@@ -17,16 +17,6 @@ from dkgp.data import Dataset, ingest, write_friedman1
 from dkgp.errors import InputError, UsageError
 from dkgp.models import Hyperparameters, tune_dataset
 
-__all__ = [
-    "DATA_COLUMNS",
-    "PAPER_DATA",
-    "Library",
-    "PaperData",
-    "PreparedData",
-    "data_rows",
-    "prepare_data",
-]
-
 FloatArray = NDArray[np.float64]
 
 # At most this share of a data set without a split of its own is kept for testing.
@@ -172,8 +162,8 @@ class Library:
         papers = {paper.name.lower().replace(" ", ""): paper for paper in PAPER_DATA}
         papers |= {paper.file: paper for paper in PAPER_DATA if paper.file is not None}
         known = papers.get(name.lower())
-        if known is not None and (found := self.found(known)) is not None:
-            return found
+        if known is not None and (path := self.found(known)) is not None:
+            return path
         why = f"{known.name} of the paper is absent" if known is not None else f"there is no data set '{name}'"
         where = "give --data DIR with its .npz file" if self.folder is None else f"in '{self.folder}'"
         raise UsageError(f"{why}, {where}; --problem takes {', '.join(self.names)}")
@@ -259,15 +249,15 @@ def data_rows(library: Library, others: tuple[str, ...] = ()) -> list[dict[str, 
     for paper in PAPER_DATA:
         row: dict[str, Any] = {"data": paper.name, "paper": paper.paper, "n_paper": paper.n, "d_paper": paper.d}
         row |= {"n_test_paper": paper.n_test, "remark": paper.remark, "status": "absent", "here": "absent"}
-        found = library.found(paper)
-        if found == FRIEDMAN1:
+        path = library.found(paper)
+        if path == FRIEDMAN1:
             row |= {"status": "here", "here": FRIEDMAN1, "n_here": None, "d_here": 10, "targets_here": 1}
-        elif found is not None:
-            n, d, p = library.shape(found)
-            stands_in = found == paper.stand_in
+        elif path is not None:
+            n, d, p = library.shape(path)
+            stands_in = path == paper.stand_in
             row |= {
                 "status": "stand-in" if stands_in else "here",
-                "here": f"{found} (stands in)" if stands_in else found,
+                "here": f"{path} (stands in)" if stands_in else path,
                 "n_here": n,
                 "d_here": d,
                 "targets_here": p,
@@ -334,20 +324,20 @@ def _draw(
         report = ingest(str(path), folder / "a.zarr", target=target, test_mask=mask, test_out=folder / "b.zarr")
         assert report.test is not None
         pools = [report.train, report.test]
-        chosen = [order.permutation(pool.n_samples)[:most] for pool, most in zip(pools, (n, n_test), strict=True)]
+        rows = [order.permutation(pool.n_samples)[:most] for pool, most in zip(pools, (n, n_test), strict=True)]
     else:
         report = ingest(str(path), folder / "a.zarr", target=target)
         total = report.train.n_samples
-        kept = max(1, min(n_test, int(LARGEST_TEST_SHARE * total)))
+        test_size = max(1, min(n_test, int(LARGEST_TEST_SHARE * total)))
         permuted = order.permutation(total)
         pools = [report.train, report.train]
-        chosen = [permuted[kept : kept + n], permuted[:kept]]
+        rows = [permuted[test_size : test_size + n], permuted[:test_size]]
     for warning in report.warnings:
         reporter.warn(f"{name}: {warning}")
-    if len(chosen[0]) < 2:
+    if len(rows[0]) < 2:
         raise InputError(f"'{path}' has {report.n_samples:,} samples; too few to train and to test on")
-    train = write_rows(pools[0], chosen[0], folder / "train.zarr")
-    return train, write_rows(pools[1], chosen[1], folder / "test.zarr", train.standardisation)
+    train = write_rows(pools[0], rows[0], folder / "train.zarr")
+    return train, write_rows(pools[1], rows[1], folder / "test.zarr", train.standardisation)
 
 
 def _read(dataset: Dataset) -> tuple[FloatArray, FloatArray]:

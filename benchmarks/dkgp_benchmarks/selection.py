@@ -18,9 +18,8 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import Dataset, open_dataset
 from dkgp.models import Hyperparameters, read_hyperparameters
+from dkgp.models.context import RunContext
 from dkgp.models.exact import TrainedModel, train
-
-__all__ = ["BenchSelectionJob", "plot_comparison", "run_bench_selection"]
 
 LABELS = {
     "gbcd": "GBCD (greedy)",
@@ -127,10 +126,9 @@ def _train(
             dataset,
             found.kernel,
             found.noise_variance,
-            executor,
+            RunContext(executor, callback=show),
             solver=solver,
             stopping=options.stopping(),
-            callback=show,
         )
 
 

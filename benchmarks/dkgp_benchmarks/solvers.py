@@ -30,8 +30,6 @@ from dkgp.solvers.registry import AUTO, declaration_of, own_options, solver_name
 from dkgp_benchmarks.library import Library, PreparedData, prepare_data
 from dkgp_benchmarks.papers.runs import Contender, Workbench
 
-__all__ = ["FIFTEEN", "BenchSolversJob", "ProblemSpec", "rival_options", "rivals", "run_bench_solvers"]
-
 # Problems of all kinds: sizes, features from 2 to 256, noise, kernels, several targets.
 FIFTEEN = (
     "kin40k,n=30000",

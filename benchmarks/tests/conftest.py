@@ -2,17 +2,12 @@ from __future__ import annotations
 
 from tests.bench.conftest import one_blas_thread
 from tests.bench.in_process import contenders_in_process
-from tests.cli.conftest import document, refuses, run, snapshot
 from tests.conftest import no_services_of_this_user, no_waiting_for_the_disk, rng
 
 __all__ = [
     "contenders_in_process",
-    "document",
     "no_services_of_this_user",
     "no_waiting_for_the_disk",
     "one_blas_thread",
-    "refuses",
     "rng",
-    "run",
-    "snapshot",
 ]

@@ -28,16 +28,6 @@ from dkgp.models.exact import train
 from dkgp.plan.validation.processes import run_contender
 from dkgp.solvers import Solution
 
-__all__ = [
-    "Runs",
-    "cholesky_bytes",
-    "copy_of",
-    "fits_cholesky",
-    "ratio",
-    "room_for_cholesky",
-    "take_turns",
-]
-
 FloatArray = NDArray[np.float64]
 # Contender -> the figures of each repeat.
 Runs = dict[str, list[dict[str, Any]]]
@@ -76,10 +66,10 @@ def copy_of(baseline: str) -> str:
     return f"{baseline}, again"
 
 
-def ratio(runs: Runs, name: str, baseline: str, figure: str, other: str | None = None) -> Ratio:
+def ratio(runs: Runs, name: str, baseline: str, figure: str, baseline_figure: str | None = None) -> Ratio:
     """Median ratio of a contender's figure to the baseline's (its `other`, if given), with the noise of the latter."""
-    references = [run[other or figure] for run in runs[baseline]]
-    copies = [run[other or figure] for run in runs.get(copy_of(baseline), ())]
+    references = [run[baseline_figure or figure] for run in runs[baseline]]
+    copies = [run[baseline_figure or figure] for run in runs.get(copy_of(baseline), ())]
     return median_ratio([run[figure] for run in runs[name]], references, (copies, references) if copies else None)
 
 
@@ -104,7 +94,7 @@ def room_for_cholesky(n: int, warn: Callable[[str], None], data: str = "") -> bo
     return fits
 
 
-def solve(description: dict[str, Any], dataset: Dataset, found: Hyperparameters) -> dict[str, Any]:
+def solve(description: dict[str, Any], dataset: Dataset, hyper: Hyperparameters) -> dict[str, Any]:
     """A solver as `dkgp train` runs it, from the store to alpha; `auto` looks at the problem within its time.
 
     Raises
@@ -122,14 +112,14 @@ def solve(description: dict[str, Any], dataset: Dataset, found: Hyperparameters)
 
         def run(data: Dataset, options: SolverOptions) -> Any:
             solver = options.build(data.n_samples, data.n_features, data.n_targets, SilentReporter())
-            kernel, noise_variance = found.kernel, found.noise_variance
+            kernel, noise_variance = hyper.kernel, hyper.noise_variance
             return train(data, kernel, noise_variance, executor, solver=solver, stopping=options.stopping())
 
         # Compiled code is loaded here and in the workers before the clock starts: that of what is chosen, too.
-        warm, (decided, _) = open_dataset(description["warm"]), options.decided(dataset, found)
+        warm, (decided, _) = open_dataset(description["warm"]), options.decided(dataset, hyper)
         run(warm, decided)
         began = time.perf_counter()
-        decided, choice = options.decided(dataset, found)
+        decided, choice = options.decided(dataset, hyper)
         chosen_seconds = time.perf_counter() - began
         trained = run(dataset, decided)
         seconds = time.perf_counter() - began
@@ -157,11 +147,11 @@ def _parts(solution: Solution, seconds: float, chosen_seconds: float) -> dict[st
     return {**parts, "rest": seconds - sum(parts.values())}
 
 
-def cholesky(description: dict[str, Any], dataset: Dataset, found: Hyperparameters) -> dict[str, Any]:
+def cholesky(description: dict[str, Any], dataset: Dataset, hyper: Hyperparameters) -> dict[str, Any]:
     """LAPACK and BLAS: the kernel matrix's lower triangle, factored in place by blocks, and two triangular solves."""
     began = time.perf_counter()
     inputs, targets = _arrays(dataset)
-    matrix = assemble(inputs, found)
+    matrix = assemble(inputs, hyper)
     assembled = time.perf_counter()
     factor_in_place(matrix)
     factored = time.perf_counter()
@@ -174,11 +164,11 @@ def cholesky(description: dict[str, Any], dataset: Dataset, found: Hyperparamete
     }
 
 
-def plain_pass(description: dict[str, Any], dataset: Dataset, found: Hyperparameters) -> dict[str, Any]:
+def plain_pass(description: dict[str, Any], dataset: Dataset, hyper: Hyperparameters) -> dict[str, Any]:
     """One float64 pass over the kernel matrix, K @ v, in tiles of 4,096 rows and columns that are thrown away."""
     inputs, targets = _arrays(dataset)
     began = time.perf_counter()
-    product = kernel_product(inputs, inputs, targets, found)
+    product = kernel_product(inputs, inputs, targets, hyper)
     seconds = time.perf_counter() - began
     return {"seconds": seconds, "checksum": float(np.abs(product).sum())}
 
@@ -194,12 +184,12 @@ def _arrays(dataset: Dataset) -> tuple[FloatArray, FloatArray]:
     return dataset.inputs(0, dataset.n_samples), dataset.targets(0, dataset.n_samples)
 
 
-def _rmse(alpha: FloatArray, description: dict[str, Any], dataset: Dataset, found: Hyperparameters) -> float | None:
+def _rmse(alpha: FloatArray, description: dict[str, Any], dataset: Dataset, hyper: Hyperparameters) -> float | None:
     """Root mean squared error on the standardised test targets, in the same way for every contender."""
     if description.get("test") is None:
         return None
     inputs, truth = _arrays(open_dataset(description["test"]))
-    mean = kernel_product(inputs, _arrays(dataset)[0], alpha, found)
+    mean = kernel_product(inputs, _arrays(dataset)[0], alpha, hyper)
     return float(np.sqrt(np.mean((mean - truth) ** 2)))
 
 
@@ -207,13 +197,13 @@ def main() -> None:
     """Read a description, run it, print the figures."""
     description = json.load(sys.stdin)
     dataset = open_dataset(description["train"])
-    found = read_hyperparameters(description["hyper"], n_features=dataset.n_features)
+    hyper = read_hyperparameters(description["hyper"], n_features=dataset.n_features)
     with PeakMemory() as memory:
-        figures = CONTENDERS[description["contender"]](description, dataset, found)
+        figures = CONTENDERS[description["contender"]](description, dataset, hyper)
         figures["peak_memory_bytes"] = memory.bytes
     alpha = figures.pop("alpha", None)
     if alpha is not None:
-        figures["rmse"] = _rmse(alpha, description, dataset, found)
+        figures["rmse"] = _rmse(alpha, description, dataset, hyper)
         np.save(description["alpha"], alpha, allow_pickle=False)
     print(dump(figures))
 

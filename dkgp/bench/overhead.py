@@ -13,8 +13,6 @@ from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, median, report, write_record
 from dkgp.commands.reporting.progress import Reporter
 
-__all__ = ["BenchOverheadJob", "run_bench_overhead"]
-
 KINDS = ("none", "local", "processes")
 
 COLUMNS = (

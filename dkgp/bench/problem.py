@@ -21,16 +21,6 @@ from dkgp.errors import InputError
 from dkgp.models import Hyperparameters, read_hyperparameters, tune_dataset, write_hyperparameters
 from dkgp.plan.validation.processes import write_warm_up
 
-__all__ = [
-    "FRIEDMAN1",
-    "BenchProblem",
-    "PreparedProblem",
-    "ProblemJob",
-    "open_whole",
-    "prepare_problem",
-    "write_rows",
-]
-
 # Hyperparameters of a data set, without a search.
 Untuned = Callable[[Dataset], Hyperparameters]
 
@@ -82,15 +72,7 @@ class PreparedProblem:
 
 @dataclass(frozen=True)
 class ProblemJob:
-    """A benchmark on one problem.
-
-    Attributes
-    ----------
-    problem, solver
-        The data, and how they are solved.
-    out
-        Where the record goes.
-    """
+    """A benchmark on one problem, by one solver; `out` is where the record goes."""
 
     problem: BenchProblem = field(default_factory=BenchProblem)
     solver: SolverOptions = field(default_factory=SolverOptions)
@@ -126,13 +108,13 @@ def prepare_problem(
     else:
         train, test = _drawn(problem, folder, train_url, reporter)
     if problem.hyper is not None:
-        found = read_hyperparameters(problem.hyper, n_features=train.n_features, feature_names=train.feature_names)
+        hyper = read_hyperparameters(problem.hyper, n_features=train.n_features, feature_names=train.feature_names)
     elif untuned is not None:
-        found = untuned(train)
+        hyper = untuned(train)
     else:
         with reporter.search("tune") as progress:
-            found = tune_dataset(train, subset=problem.subset, seed=problem.seed, progress=progress)
-    write_hyperparameters(hyper_file, found)
+            hyper = tune_dataset(train, subset=problem.subset, seed=problem.seed, progress=progress)
+    write_hyperparameters(hyper_file, hyper)
     write_warm_up(train, warm_url)
     test_url = None if test is None else test.url
     return PreparedProblem(train.url, test_url, warm_url, hyper_file, train.n_samples, train.n_features)
@@ -140,26 +122,26 @@ def prepare_problem(
 
 def _drawn(problem: BenchProblem, folder: Path, train_url: str, reporter: Reporter) -> tuple[Dataset, Dataset | None]:
     """Draw training samples, and test samples from the rest."""
-    whole = open_whole(problem, folder, reporter)
-    order = np.random.default_rng(problem.seed).permutation(whole.n_samples)
-    n = problem.n or max(2, whole.n_samples - problem.n_test)
-    if not 2 <= n <= whole.n_samples:
-        raise InputError(f"'{problem.data}' has {whole.n_samples:,} samples; cannot draw {n:,} of them to train on")
-    chosen, rest = order[:n], order[n : n + problem.n_test]
-    train = write_rows(whole, chosen, train_url)
-    return train, write_rows(whole, rest, folder / "test.zarr", train.standardisation) if rest.size else None
+    dataset = open_whole(problem, folder, reporter)
+    order = np.random.default_rng(problem.seed).permutation(dataset.n_samples)
+    n = problem.n or max(2, dataset.n_samples - problem.n_test)
+    if not 2 <= n <= dataset.n_samples:
+        raise InputError(f"'{problem.data}' has {dataset.n_samples:,} samples; cannot draw {n:,} of them to train on")
+    train_rows, rest = order[:n], order[n : n + problem.n_test]
+    train = write_rows(dataset, train_rows, train_url)
+    return train, write_rows(dataset, rest, folder / "test.zarr", train.standardisation) if rest.size else None
 
 
 def write_rows(
-    whole: Dataset, rows: NDArray[np.int64], url: str | Path, standardisation: Standardisation | None = None
+    dataset: Dataset, rows: NDArray[np.int64], url: str | Path, standardisation: Standardisation | None = None
 ) -> Dataset:
     """Write some samples of a data set, in the units of its source, to a store of their own."""
     return dataset_from_arrays(
         url,
-        whole.inputs(0, whole.n_samples, standardised=False)[rows],
-        whole.all_targets(standardised=False)[rows],
-        feature_names=whole.feature_names,
-        target_names=whole.target_names,
+        dataset.inputs(0, dataset.n_samples, standardised=False)[rows],
+        dataset.all_targets(standardised=False)[rows],
+        feature_names=dataset.feature_names,
+        target_names=dataset.target_names,
         standardisation=standardisation,
     )
 

@@ -40,8 +40,6 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.keeping import kept_bytes_of
 from dkgp.operators.vecchia.factor import VecchiaFactor
 
-__all__ = ["BenchProductsJob", "run_bench_products"]
-
 VECTORS = (1, 4, 8)
 # Factors that are built stay in the workers' caches.
 FACTORS, LEAF_TO_HALO = 3, 0.5
@@ -125,11 +123,11 @@ def run_bench_products(job: BenchProductsJob, reporter: Reporter) -> Document:
         )
     one = min(job.vectors)
 
-    def null(own: _Contender) -> tuple[list[float], list[float]]:
-        return seconds[replace(own, again=True), one], seconds[own, one]
+    def null(contender: _Contender) -> tuple[list[float], list[float]]:
+        return seconds[replace(contender, again=True), one], seconds[contender, one]
 
-    def ratio(own: _Contender, reference: _Contender) -> Ratio:
-        return median_ratio(seconds[own, one], seconds[reference, one], null(baseline))
+    def ratio(contender: _Contender, reference: _Contender) -> Ratio:
+        return median_ratio(seconds[contender, one], seconds[reference, one], null(baseline))
 
     def speedup(took: dict[_Contender, list[float]]) -> Ratio:
         return with_null(median_ratio(took[one_worker], took[workers]), *null(one_worker))
@@ -182,9 +180,9 @@ def _measure(
         seconds: dict[tuple[_Contender, int], list[float]] = {
             (contender, t): [] for contender in contenders for t in job.vectors
         }
-        for own in baselines:
-            seconds[replace(own, again=True), min(job.vectors)] = []
-            products[replace(own, again=True)] = products[own]
+        for baseline in baselines:
+            seconds[replace(baseline, again=True), min(job.vectors)] = []
+            products[replace(baseline, again=True)] = products[baseline]
 
         def build(contender: _Contender, halo: int) -> float:
             with BlockedKernelOperator(kernel, 0.1, dataset, executors[contender]) as operator:

@@ -15,23 +15,21 @@ from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.models import Hyperparameters
 from dkgp.solvers.cholesky.blocked import factor_strips, strip_bounds
 
-__all__ = ["assemble", "factor_in_place", "factored_solve", "forward_substitute", "kernel_columns", "kernel_product"]
-
 FloatArray = NDArray[np.float64]
 
 TILE = 4096
 FACTOR_BLOCK = 512
 
 
-def assemble(inputs: FloatArray, found: Hyperparameters) -> FloatArray:
+def assemble(inputs: FloatArray, hyper: Hyperparameters) -> FloatArray:
     """Return K + s2 I, its lower triangle and the rest of the tiles on the diagonal: (n, n), row-major."""
-    side = _Side(inputs, found.kernel)
+    side = _Side(inputs, hyper.kernel)
     n = len(inputs)
     matrix = np.empty((n, n))
     for i in range(0, n, TILE):
         for j in range(0, i + 1, TILE):
             matrix[i : i + TILE, j : j + TILE] = _tile(side, side, i, j) * side.amplitude
-    matrix[np.diag_indices(n)] += found.noise_variance
+    matrix[np.diag_indices(n)] += hyper.noise_variance
     return matrix
 
 
@@ -63,9 +61,9 @@ def forward_substitute(matrix: FloatArray, right: FloatArray) -> None:
             right[rows] -= matrix[rows, k:end] @ right[k:end]
 
 
-def kernel_columns(A: FloatArray, B: FloatArray, found: Hyperparameters) -> FloatArray:
+def kernel_columns(A: FloatArray, B: FloatArray, hyper: Hyperparameters) -> FloatArray:
     """Return K(A, B), all of it: (a, b)."""
-    left, right = _Side(A, found.kernel), _Side(B, found.kernel)
+    left, right = _Side(A, hyper.kernel), _Side(B, hyper.kernel)
     columns = np.empty((len(A), len(B)))
     for i in range(0, len(A), TILE):
         for j in range(0, len(B), TILE):
@@ -74,9 +72,9 @@ def kernel_columns(A: FloatArray, B: FloatArray, found: Hyperparameters) -> Floa
     return columns
 
 
-def kernel_product(A: FloatArray, B: FloatArray, V: FloatArray, found: Hyperparameters) -> FloatArray:
+def kernel_product(A: FloatArray, B: FloatArray, V: FloatArray, hyper: Hyperparameters) -> FloatArray:
     """Return K(A, B) @ V in tiles of 4,096 rows and columns that are thrown away: (a, t)."""
-    left, right = _Side(A, found.kernel), _Side(B, found.kernel)
+    left, right = _Side(A, hyper.kernel), _Side(B, hyper.kernel)
     product = np.zeros((len(A), V.shape[1]))
     for i in range(0, len(A), TILE):
         for j in range(0, len(B), TILE):

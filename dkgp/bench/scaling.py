@@ -20,8 +20,6 @@ from dkgp.plan.foreseen import foresee
 from dkgp.plan.network import measure_cluster
 from dkgp.plan.validation.scaling import compare_with_model, measure_scaling
 
-__all__ = ["BenchScalingJob", "run_bench_scaling"]
-
 COLUMNS = (
     Column("workers", "workers", "d"),
     Column("product_seconds", "product, s", ".4f"),
@@ -66,14 +64,14 @@ class BenchScalingJob(ProblemJob):
 def run_bench_scaling(job: BenchScalingJob, reporter: Reporter) -> Document:
     """Measure; return seconds, speed-ups, ceilings and how far the cost model was off, for each number of workers."""
     with job.prepared(reporter) as (prepared, _):
-        dataset, found = open_dataset(prepared.train), read_hyperparameters(prepared.hyper)
-        solver, _ = job.solver.decided(dataset, found)
+        dataset, hyper = open_dataset(prepared.train), read_hyperparameters(prepared.hyper)
+        solver, _ = job.solver.decided(dataset, hyper)
         scaling = measure_scaling(prepared.to_json(), solver, job.workers, job.repeats, reporter, null=job.null)
         reporter.note("measuring this machine and its cluster for the cost model")
         with open_executor(ClusterOptions(kind="processes", workers=1, threads_per_worker=1), 0, reporter) as executor:
             cluster = measure_cluster(executor)
-            machine = measure_machine(dataset, found.kernel, found.noise_variance)
-        foreseen = foresee(dataset, found, solver, SilentReporter())
+            machine = measure_machine(dataset, hyper.kernel, hyper.noise_variance)
+        foreseen = foresee(dataset, hyper, solver, SilentReporter())
     rows = compare_with_model(scaling, foreseen, machine, cluster)
     last = rows[-1]
     figures = {

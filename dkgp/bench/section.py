@@ -17,23 +17,6 @@ if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document as Document
     from dkgp.commands.reporting.progress import Reporter as Reporter
 
-__all__ = [
-    "BLOCK_SIZE",
-    "DATA_FOLDER",
-    "NULL",
-    "OUT",
-    "OVERWRITE",
-    "REPEATS",
-    "SECTIONS",
-    "SEED",
-    "SUBSET",
-    "TOLERANCE",
-    "Section",
-    "measure",
-    "problem_options",
-    "take",
-]
-
 
 @dataclass(frozen=True)
 class Section:
@@ -121,9 +104,13 @@ def take(values: dict[str, Any], *options: Option) -> dict[str, Any]:
 
 
 def measure(
-    job: type[Any], run: Callable[[Any, Reporter], Document], values: dict[str, Any], reporter: Reporter, *own: Option
+    job: type[Any],
+    run: Callable[[Any, Reporter], Document],
+    values: dict[str, Any],
+    reporter: Reporter,
+    *solver_options: Option,
 ) -> Document:
-    """Run the job of a benchmark on a problem; `own` are the options of its solver, the others fields of the job.
+    """Run the job of a benchmark on a problem: its values are those of `solver_options`, and fields of the job.
 
     The solver is "auto", but for a block size or a method that only block descent has.
     """
@@ -131,8 +118,8 @@ def measure(
     from dkgp.commands.solver_options import SolverOptions
 
     problem = BenchProblem(**take(values, *problem_options()))
-    given = take(values, *own)
-    if given.get("block_size", "auto") != "auto" or "variables_per_step" in given:
-        given = {"solver": "gbcd", **given}
-    solver = SolverOptions(**given, seed=problem.seed)
+    solver_values = take(values, *solver_options)
+    if solver_values.get("block_size", "auto") != "auto" or "variables_per_step" in solver_values:
+        solver_values = {"solver": "gbcd", **solver_values}
+    solver = SolverOptions(**solver_values, seed=problem.seed)
     return run(job(problem=problem, solver=solver, **values), reporter)

@@ -20,8 +20,6 @@ from dkgp.commands.solver_options import SolverOptions
 from dkgp.errors import UsageError
 from dkgp.solvers.registry import AUTO, check_options, declaration_of
 
-__all__ = ["BenchSolveJob", "run_bench_solve"]
-
 REFERENCES = ("cholesky", "plain_pass")
 # Of a solver's settings, what its record's note shows.
 SIZES = ("halo", "leaf", "rank", "block_size", "largest_block_size", "tile_rows")
@@ -75,8 +73,8 @@ class BenchSolveJob(ProblemJob):
 
     def options_of(self, name: str) -> SolverOptions:
         """Options of one of the solvers."""
-        known = _known(name)
-        return self.solver.changed(solver=name, own=tuple(pair for pair in self.solver.own if pair[0] in known))
+        option_names = _known(name)
+        return self.solver.changed(solver=name, own=tuple(pair for pair in self.solver.own if pair[0] in option_names))
 
 
 def _known(solver: str) -> set[str]:
@@ -90,8 +88,8 @@ def _known(solver: str) -> set[str]:
 def run_bench_solve(job: BenchSolveJob, reporter: Reporter) -> Document:
     """Measure; return seconds, passes, peak memory and RMSE of each contender, and the ratios."""
     with job.prepared(reporter) as (prepared, folder):
-        wanted = (job.with_cholesky and room_for_cholesky(prepared.n, reporter.warn), job.with_plain_pass)
-        references = tuple(compress(REFERENCES, wanted))
+        is_run = (job.with_cholesky and room_for_cholesky(prepared.n, reporter.warn), job.with_plain_pass)
+        references = tuple(compress(REFERENCES, is_run))
         contenders = [*job.solvers, *references]
 
         def describe(name: str, repeat: int) -> dict[str, Any]:
@@ -166,7 +164,9 @@ def _figures(solvers: Sequence[str], runs: Runs, folder: Path) -> dict[str, Any]
             figures[f"seconds_{against}"] = ratio(runs, name, "cholesky", "seconds")
             figures[f"seconds_{against}_factor_alone"] = ratio(runs, name, "cholesky", "seconds", "factor_seconds")
             figures[f"memory_{against}"] = ratio(runs, name, "cholesky", "peak_memory_bytes")
-            ours, exact = (np.load(folder / f"{each}-0.npy", allow_pickle=False) for each in (name, "cholesky"))
+            ours, exact = (
+                np.load(folder / f"{contender}-0.npy", allow_pickle=False) for contender in (name, "cholesky")
+            )
             figures[f"largest_alpha_difference_{against}"] = float(np.max(np.abs(ours - exact)))
             figures[f"alpha_difference_of_{name}_allowed_by_certificate"] = runs[name][0]["alpha_error_bound"]
             if runs[name][0].get("rmse") is not None:

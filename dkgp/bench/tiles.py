@@ -25,8 +25,6 @@ from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.kernels.vector_math import FAST_MATH, exp2, prefer_full_vectors
 
-__all__ = ["BenchTilesJob", "run_bench_tiles"]
-
 Pass = Callable[[], Any]
 
 FEATURES = (2, 8, 10, 21, 90)
@@ -121,11 +119,11 @@ def _measure(job: BenchTilesJob, d: int, precision: Precision) -> dict[str, Any]
     row: dict[str, Any] = {"d": d, "precision": precision}
     row |= {f"{name}_ns": median(times[name]) for name in contenders}
     for rival, (joined, *names) in RIVALS.items():
-        own, copies = (
+        rival_times, copies = (
             [joined(taken) for taken in zip(*(times[each] for each in found), strict=True)]
             for found in (names, [copy_of(name) for name in names] if job.null else names)
         )
-        row[f"dkgp_to_{rival}"] = median_ratio(times["dkgp"], own, (copies, own) if job.null else None)
+        row[f"dkgp_to_{rival}"] = median_ratio(times["dkgp"], rival_times, (copies, rival_times) if job.null else None)
     return row
 
 
@@ -147,7 +145,7 @@ def _contenders(job: BenchTilesJob, d: int, precision: Precision) -> dict[str, t
     target = np.empty_like(reference)
     entries = job.rows * job.columns
     product = np.empty((job.rows, job.columns), dtype)
-    powers, own, floor = reference.astype(dtype), np.empty(REFERENCE_ENTRIES, dtype), dtype(-100.0)
+    powers, out, floor = reference.astype(dtype), np.empty(REFERENCE_ENTRIES, dtype), dtype(-100.0)
 
     def compiled(expanded: bool | None) -> Pass:
         evaluator = TileEvaluator(kernel, precision, expanded=expanded)
@@ -159,7 +157,7 @@ def _contenders(job: BenchTilesJob, d: int, precision: Precision) -> dict[str, t
         "differences": (compiled(False), entries),
         "expanded": (compiled(True), entries),
         "product": (lambda: np.dot(a, b.T, out=product), entries),
-        "exponential": (lambda: _exponentials(powers, floor, own), CALLS * REFERENCE_ENTRIES),
+        "exponential": (lambda: _exponentials(powers, floor, out), CALLS * REFERENCE_ENTRIES),
         "gemm": (lambda: gemm_product(a, b, w), entries),
         "broadcast": (lambda: broadcast_product(a, b, w), entries),
         REFERENCE: (lambda: np.exp(reference, out=target), REFERENCE_ENTRIES),

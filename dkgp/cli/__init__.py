@@ -3,6 +3,8 @@
 Nothing heavy is imported before a command runs, so that help comes at once.
 """
 
+# Hangs on dkgp/options.py.
+
 from __future__ import annotations
 
 from dkgp.cli.group import main

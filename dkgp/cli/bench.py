@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
     from dkgp.commands.reporting.progress import Reporter
 
-__all__ = ["bench"]
-
 # Sections of dkgp-benchmarks: what to install is said where they are missing.
 ELSEWHERE = (
     "certify",
@@ -80,10 +78,12 @@ class _Sections(click.Group):
 def _command(section: Section) -> click.Command:
     def options() -> list[click.Option]:
         declared = section.options() if callable(section.options) else section.options
-        made = [click_option(option) for option in declared]
+        options = [click_option(option) for option in declared]
         if section.without_null:
-            made.append(click.Option(["--null"], is_flag=True, hidden=True, help=f"Refused: {section.without_null}."))
-        return made
+            options.append(
+                click.Option(["--null"], is_flag=True, hidden=True, help=f"Refused: {section.without_null}.")
+            )
+        return options
 
     def run(as_json: bool, quiet: bool, debug: bool, **values: Any) -> None:
         def job(reporter: Reporter) -> Document:

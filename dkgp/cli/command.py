@@ -20,32 +20,28 @@ if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
     from dkgp.commands.reporting.progress import Reporter
 
-__all__ = ["JobCommand"]
-
 
 class JobCommand(DeclaredCommand):
     """A command NAME whose module holds its dataclass `NameJob` and the function `run_name` that runs one.
 
-    Parameters
-    ----------
-    name : str
-    help : str
-    shown : sequence of str
-        Examples.
-    module : str, optional
-        `dkgp.commands.NAME` by default.
-    must_converge : bool
-        Whether a document with `converged` false means exit code 4.
+    The module is `dkgp.commands.NAME` by default. With `must_converge`, a document with
+    `converged` false means exit code 4.
     """
 
     def __init__(
-        self, name: str, help: str, shown: Sequence[str], *, module: str | None = None, must_converge: bool = False
+        self,
+        name: str,
+        help: str,
+        example_lines: Sequence[str],
+        *,
+        module: str | None = None,
+        must_converge: bool = False,
     ) -> None:
         self.module, self.must_converge = module or f"dkgp.commands.{name}", must_converge
         super().__init__(
             name,
             help=inspect.cleandoc(help),
-            epilog=examples(*shown),
+            epilog=examples(*example_lines),
             callback=self.run_job,
             params=[*declared_later(self.parameters), *output_parameters()],
             tables=self.paper_tables,
@@ -54,8 +50,8 @@ class JobCommand(DeclaredCommand):
     @property
     def kind(self) -> type[Any]:
         """The job's dataclass; what its module needs is loaded now."""
-        found: type[Any] = getattr(importlib.import_module(self.module), f"{str(self.name).capitalize()}Job")
-        return found
+        kind: type[Any] = getattr(importlib.import_module(self.module), f"{str(self.name).capitalize()}Job")
+        return kind
 
     def declared(self) -> dict[str, Declared]:
         """Return all options, by name."""
@@ -63,11 +59,11 @@ class JobCommand(DeclaredCommand):
 
     def parameters(self) -> list[click.Parameter]:
         """Return the options as click knows them; their help names others by their flags."""
-        made = [job_parameter(each) for each in self.declared().values()]
-        for each in made:
-            if isinstance(each, click.Option):
-                each.help = in_flags(each.help or "", made)
-        return made
+        parameters = [job_parameter(parameter) for parameter in self.declared().values()]
+        for parameter in parameters:
+            if isinstance(parameter, click.Option):
+                parameter.help = in_flags(parameter.help or "", parameters)
+        return parameters
 
     def run_job(self, as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
         """Run the job that the options make, and leave with its exit code."""
@@ -118,7 +114,8 @@ class JobCommand(DeclaredCommand):
         for preset, names in by_preset.items():
             methods = in_flags(f"`{presets.chooser}` {', '.join(names)}", parameters)
             tables[f"As in the paper, {methods} ({preset.paper})"] = [
-                (in_flags(f"`{each.option}` {_typed(each.value)}", parameters), each.source) for each in preset.settings
+                (in_flags(f"`{setting.option}` {_typed(setting.value)}", parameters), setting.source)
+                for setting in preset.settings
             ]
         return tables
 

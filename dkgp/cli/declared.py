@@ -13,8 +13,6 @@ import click
 from dkgp.options import Declared
 from dkgp.registry import Option
 
-__all__ = ["DeclaredCommand", "click_option", "click_type", "declared_later", "declared_options", "job_parameter"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -41,7 +39,7 @@ def click_option(option: Option) -> click.Option:
         type_ = click.IntRange(min=option.least)
     flag = option.type is bool
     spellings = option.spellings or (f"--{option.name.replace('_', '-')}",)
-    shown = option.default is not None and option.default is not False and "[default:" not in option.help
+    shows_default = option.default is not None and option.default is not False and "[default:" not in option.help
     return click.Option(
         [*spellings, option.name],
         type=None if flag else type_,
@@ -49,7 +47,7 @@ def click_option(option: Option) -> click.Option:
         default=option.default,
         multiple=option.multiple,
         metavar=option.metavar,
-        show_default=shown and not option.multiple,
+        show_default=shows_default and not option.multiple,
         help=option.help,
     )
 
@@ -75,12 +73,12 @@ def job_parameter(declared: Declared) -> click.Parameter:
         type_ = click.Choice(option.choices)
     flag = option.type is bool
     default = option.shown if option.shown is not None else option.default
-    told = option.help
-    if not (option.required or "[default:" in told or isinstance(default, bool) or default in (None, "", ())):
-        told += f"  [default: {default}]"
+    help_text = option.help
+    if not (option.required or "[default:" in help_text or isinstance(default, bool) or default in (None, "", ())):
+        help_text += f"  [default: {default}]"
     # Of a flag that may be neither set nor unset: click takes it for unset otherwise.
     neither: dict[str, Any] = {"default": None} if flag and option.default is None else {}
-    made = _Headed(
+    parameter = _Headed(
         [*(option.spellings or (f"--{option.name.replace('_', '-')}",)), option.name],
         type=None if flag else type_,
         is_flag=flag or None,
@@ -89,10 +87,10 @@ def job_parameter(declared: Declared) -> click.Parameter:
         multiple=option.multiple,
         nargs=option.nargs,
         metavar=option.metavar,
-        help=told,
+        help=help_text,
     )
-    made.heading = None if option.group is None else option.group.heading
-    return made
+    parameter.heading = None if option.group is None else option.group.heading
+    return parameter
 
 
 def _tried(read: Callable[[str], Any]) -> Callable[[str], str]:
@@ -151,9 +149,11 @@ class DeclaredCommand(click.Command):
     @property
     def params(self) -> list[click.Parameter]:
         """All parameters, those that are declared elsewhere in their places."""
-        if any(isinstance(each, _Declared) for each in self._params):
+        if any(isinstance(parameter, _Declared) for parameter in self._params):
             self._params = [
-                option for each in self._params for option in (each.make() if isinstance(each, _Declared) else (each,))
+                option
+                for parameter in self._params
+                for option in (parameter.make() if isinstance(parameter, _Declared) else (parameter,))
             ]
         return self._params
 
@@ -164,10 +164,10 @@ class DeclaredCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, group by group."""
         sections: dict[str, list[tuple[str, str]]] = {}
-        for each in self.get_params(ctx):
-            record = each.get_help_record(ctx)
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
             if record is not None:
-                sections.setdefault(getattr(each, "heading", None) or "Options", []).append(record)
+                sections.setdefault(getattr(parameter, "heading", None) or "Options", []).append(record)
         for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(records)

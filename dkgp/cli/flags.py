@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable
 
 import click
 
-__all__ = ["in_flags", "wording"]
-
 _NAMED = re.compile(r"`([a-z][a-z0-9_]*)`")
 
 
 def in_flags(text: str, parameters: Iterable[click.Parameter]) -> str:
     """Return the text with parameters that it names in backticks, as in `max_passes`, replaced by their flags."""
-    flags = {each.name: max(each.opts, key=len) for each in parameters if isinstance(each, click.Option)}
-    return _NAMED.sub(lambda found: flags.get(found[1], found[0]), text)
+    flags = {
+        parameter.name: max(parameter.opts, key=len) for parameter in parameters if isinstance(parameter, click.Option)
+    }
+    return _NAMED.sub(lambda match: flags.get(match[1], match[0]), text)
 
 
 def wording() -> Callable[[str], str]:

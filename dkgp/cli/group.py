@@ -15,8 +15,6 @@ from dkgp.cli.service.serve import serve
 from dkgp.cli.service.submit import submit
 from dkgp.cli.warm_up import warm_up
 
-__all__ = ["main"]
-
 
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},

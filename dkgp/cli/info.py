@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
     from dkgp.commands.reporting.progress import Reporter
 
-__all__ = ["info"]
-
 
 @click.command(epilog=examples("dkgp info model.zarr --json", "dkgp info"))
 @click.argument("location", required=False)

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
     from dkgp.commands.reporting.progress import Reporter
 
-__all__ = ["ingest"]
-
 
 def _format_options() -> list[click.Option]:
     from dkgp.data.sources.formats import format_options
@@ -26,7 +24,7 @@ def _format_options() -> list[click.Option]:
 def _formats() -> dict[str, str]:
     from dkgp.data.sources.formats import formats
 
-    *most, last = (each.name for each in formats())
+    *most, last = (format.name for format in formats())
     return {"formats": f"{', '.join(most)} and {last}"}
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dkgp.cli.command import JobCommand
 
-__all__ = ["classify", "demo", "evaluate", "plan", "predict", "pursue", "sparse", "train", "tune"]
-
 train = JobCommand(
     "train",
     """Train an exact Gaussian process on the store DATASET.

@@ -14,8 +14,6 @@ from dkgp.options import Declared, options_of, read_options
 if TYPE_CHECKING:
     from dkgp.cluster import ClusterOptions
 
-__all__ = ["cluster_from", "cluster_options", "examples", "overwrite_option", "seed_option", "together"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -41,11 +39,13 @@ def cluster_options(function: F) -> F:
     def parameters() -> list[click.Parameter]:
         from dkgp.cluster import ClusterOptions
 
-        made = [job_parameter(Declared(option, ((name,),))) for name, option in options_of(ClusterOptions).items()]
-        for each in made:
-            if isinstance(each, click.Option):
-                each.help = in_flags(each.help or "", made)
-        return made
+        parameters = [
+            job_parameter(Declared(option, ((name,),))) for name, option in options_of(ClusterOptions).items()
+        ]
+        for parameter in parameters:
+            if isinstance(parameter, click.Option):
+                parameter.help = in_flags(parameter.help or "", parameters)
+        return parameters
 
     return declared_options(parameters)(function)
 

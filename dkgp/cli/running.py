@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
     from dkgp.commands.reporting.progress import Reporter
 
-__all__ = ["execute", "output_options", "output_parameters", "print_parts", "runs"]
-
 UNEXPECTED = 1
 
 
@@ -37,20 +35,9 @@ def execute(
 ) -> None:
     """Run a job and leave with its exit code.
 
-    Parameters
-    ----------
-    command : str
-        Its name, for the document of an error.
-    job : callable
-        Imports what it needs, runs, returns the document; or None, where it has printed all there is to print.
-    as_json, quiet, debug : bool
-        The options of the same names.
-    must_converge : bool
-        Whether a document with `converged` false means exit code 4.
-    show : callable, optional
-        Prints the document for people. Default: as tables.
-    exit_code : callable, optional
-        The exit code that the document means.
+    The job imports what it needs, runs, and returns the document; or None, where it has printed all there is to print.
+    With `must_converge`, a document with `converged` false means exit code 4. `show` prints the document for people
+    (default: as tables), `exit_code` says which exit code the document means.
     """
     failure: tuple[str, str, int, str | None]
     worded = wording()

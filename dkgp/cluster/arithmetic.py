@@ -24,17 +24,6 @@ from dkgp.kernels.tiles.processor import compilation_target, fuses_multiply_add,
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = [
-    "Arithmetic",
-    "fetch_arithmetic",
-    "is_marked",
-    "needs_one_arithmetic",
-    "own_arithmetic",
-    "require_fused_workers",
-    "require_one_arithmetic",
-    "unfit",
-]
-
 _ANSWER_SECONDS = 60.0
 _MOST_NAMED = 8
 _PARTS = {"blas": "BLAS", "vectors": "NumPy's vector code", "library": "C library"}
@@ -43,27 +32,18 @@ Task = TypeVar("Task", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """All that the bits of a process's results can depend on.
-
-    Attributes
-    ----------
-    host, processor : str
-        The machine, and LLVM's name of its processor.
-    fused : bool
-        Whether it has fused multiply-adds.
-    blas : tuple of str
-        Kind, version and architecture of each BLAS that is loaded: NumPy's and SciPy's are two.
-    vectors : tuple of str
-        Processor features that NumPy has code of its own for and uses.
-    library : str
-        The C library and its version.
-    """
+    """All that the bits of a process's results can depend on."""
 
     host: str
+    # LLVM's name of it.
     processor: str
+    # True if it has fused multiply-adds.
     fused: bool
+    # Kind, version and architecture of each BLAS that is loaded: NumPy's and SciPy's are two.
     blas: tuple[str, ...]
+    # Processor features that NumPy has code of its own for and uses.
     vectors: tuple[str, ...]
+    # The C library and its version.
     library: str
 
     @property
@@ -79,12 +59,15 @@ class Arithmetic:
         """Differences from what a checkpoint recorded, in words; None where nothing differs or nothing is known."""
         if not isinstance(recorded, Mapping):
             return None  # written before dkgp recorded it
-        own = self.to_json()
-        told = []
-        for name, title in {"processor": "processor", **_PARTS}.items():
-            if name in recorded and recorded[name] != own[name]:
-                told.append(f"{title} {_shown(recorded[name])}, here {_shown(own[name])}")
-        return "; ".join(told) or None
+        current = self.to_json()
+        return (
+            "; ".join(
+                f"{title} {_shown(recorded[name])}, here {_shown(current[name])}"
+                for name, title in {"processor": "processor", **_PARTS}.items()
+                if name in recorded and recorded[name] != current[name]
+            )
+            or None
+        )
 
 
 @cache
@@ -121,13 +104,10 @@ def is_marked(task: Callable[..., Any]) -> bool:
 def fetch_arithmetic(client: Client) -> dict[str, Arithmetic]:
     """Ask all workers: by address. One that leaves at this moment, or has no dkgp to answer with, is left out.
 
-    Raises
-    ------
-    ClusterError
-        Somebody does not answer.
+    `ClusterError` where somebody does not answer.
     """
     try:
-        found: dict[str, Arithmetic] = client.sync(
+        workers: dict[str, Arithmetic] = client.sync(
             client._run, own_arithmetic, on_error="ignore", callback_timeout=_ANSWER_SECONDS
         )
     except (TimeoutError, OSError) as error:
@@ -135,36 +115,24 @@ def fetch_arithmetic(client: Client) -> dict[str, Arithmetic]:
             f"the workers did not all say within {_ANSWER_SECONDS:.0f} s what they compute with "
             f"({type(error).__name__}). Look for a worker that is frozen or unreachable, and take it out of the cluster"
         ) from error
-    return found
+    return workers
 
 
-def require_fused_workers(found: Mapping[str, Arithmetic]) -> None:
-    """Refuse workers without fused multiply-adds.
-
-    Raises
-    ------
-    ClusterError
-        Names them and their hosts.
-    """
-    without = {address: arithmetic for address, arithmetic in sorted(found.items()) if not arithmetic.fused}
+def require_fused_workers(workers: Mapping[str, Arithmetic]) -> None:
+    """Refuse workers without fused multiply-adds; `ClusterError` names them and their hosts."""
+    without = {address: arithmetic for address, arithmetic in sorted(workers.items()) if not arithmetic.fused}
     if without:
         first = next(iter(without.values()))
         raise ClusterError(f"workers {_named(without)}: {no_fused_multiply_add(first.processor)}")
 
 
-def require_one_arithmetic(found: Mapping[str, Arithmetic]) -> Arithmetic | None:
-    """Return what all workers compute with; None where there are none.
-
-    Raises
-    ------
-    ClusterError
-        They differ; a table says which hosts have what.
-    """
+def require_one_arithmetic(workers: Mapping[str, Arithmetic]) -> Arithmetic | None:
+    """The arithmetic of all workers, None where there are none; `ClusterError` says which hosts have what."""
     groups: dict[tuple[str, ...], dict[str, Arithmetic]] = {}
-    for address, arithmetic in sorted(found.items()):
+    for address, arithmetic in sorted(workers.items()):
         groups.setdefault(tuple(arithmetic.parts.values()), {})[address] = arithmetic
     if len(groups) < 2:
-        return next(iter(found.values()), None)
+        return next(iter(workers.values()), None)
     kinds = sorted(groups.values(), key=len, reverse=True)
     differing = [name for name in _PARTS if len({next(iter(kind.values())).parts[name] for kind in kinds}) > 1]
     lines = []
@@ -186,19 +154,20 @@ _ADVICE = (
 
 def unfit(required: Arithmetic | None) -> str | None:
     """The reason why this process may not join, if any; `required` is the arithmetic of the run's workers."""
-    own = own_arithmetic()
-    if not own.fused:
-        return f"on this worker's host, {own.host}, {no_fused_multiply_add(own.processor)}"
-    if required is None or own.parts == required.parts:
+    arithmetic = own_arithmetic()
+    parts = arithmetic.parts
+    if not arithmetic.fused:
+        return f"on this worker's host, {arithmetic.host}, {no_fused_multiply_add(arithmetic.processor)}"
+    if required is None or parts == required.parts:
         return None
     differences = "; ".join(
-        f"{_PARTS[name]}: {own.parts[name]} here, {value} there"
+        f"{_PARTS[name]}: {parts[name]} here, {value} there"
         for name, value in required.parts.items()
-        if own.parts[name] != value
+        if parts[name] != value
     )
     return (
-        f"this worker, on {own.host}, computes with something else than the run's other workers ({differences}), and "
-        f"the run needs one arithmetic. {_ADVICE}"
+        f"this worker, on {arithmetic.host}, computes with something else than the run's other workers "
+        f"({differences}), and the run needs one arithmetic. {_ADVICE}"
     )
 
 

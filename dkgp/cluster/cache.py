@@ -13,8 +13,6 @@ from typing import Any, Protocol, TypeVar, cast
 
 from zict import LRU
 
-__all__ = ["FeatureCache", "set_worker_scratch", "worker_cache", "worker_scratch"]
-
 
 class _Sized(Protocol):
     @property

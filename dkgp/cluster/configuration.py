@@ -17,8 +17,6 @@ import dask.utils
 from dkgp.cluster.options import ClusterOptions, nearest
 from dkgp.errors import InputError, UsageError
 
-__all__ = ["CONFIGURATION_KEYS", "configured_options", "read_config_file", "set_config_file"]
-
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
@@ -93,7 +91,7 @@ _SECURITY = (*_CERTIFICATES, "plain_text")
 
 
 def configured_options(given: Mapping[str, Any]) -> ClusterOptions:
-    """Return the options: what is given (fields of `ClusterOptions`; None means not given), over what is configured.
+    """Return the options that are given (fields of `ClusterOptions`; None means not given), over those configured.
 
     Raises
     ------
@@ -102,23 +100,23 @@ def configured_options(given: Mapping[str, Any]) -> ClusterOptions:
     InputError
         The configuration file is missing or no YAML.
     """
-    said = {name: value for name, value in given.items() if value is not None and value is not False and value != {}}
-    configured = _configured(said.get("config_file"))
-    where = [name for name in _WHERE if name in said]
+    options = {name: value for name, value in given.items() if value is not None and value is not False and value != {}}
+    configured = _configured(options.get("config_file"))
+    where = [name for name in _WHERE if name in options]
     if where:
         same_kind = (
-            where == ["kind"] and said["kind"] == configured.get("kind") and not configured.keys() & set(_WHERE[:2])
+            where == ["kind"] and options["kind"] == configured.get("kind") and not configured.keys() & set(_WHERE[:2])
         )
         if not same_kind:
             configured = {name: configured[name] for name in _CERTIFICATES if name in configured}
     for one, other in (("workers", "adaptive"), ("adaptive", "workers")):
-        if one in said:
+        if one in options:
             configured.pop(other, None)
-    if any(name in said for name in _SECURITY):
+    if any(name in options for name in _SECURITY):
         configured = {name: value for name, value in configured.items() if name not in _SECURITY}
-    merged = {**configured, **said}
-    if "settings" in said:
-        merged["settings"] = {**configured.get("settings", {}), **said["settings"]}
+    merged = {**configured, **options}
+    if "settings" in options:
+        merged["settings"] = {**configured.get("settings", {}), **options["settings"]}
     return ClusterOptions(**merged)
 
 
@@ -144,12 +142,12 @@ def _configured(config_file: str | None) -> dict[str, Any]:
     return fields
 
 
-def _section(found: Any, known: tuple[str, ...], name: str, source: str) -> dict[str, Any]:
-    if found is None:
+def _section(content: Any, known: tuple[str, ...], name: str, source: str) -> dict[str, Any]:
+    if content is None:
         return {}
-    if not isinstance(found, Mapping):
-        raise UsageError(f"{name} in {source} must be a mapping with the keys {', '.join(known)}; got {found!r}")
-    section = {str(key).replace("_", "-"): value for key, value in found.items()}
+    if not isinstance(content, Mapping):
+        raise UsageError(f"{name} in {source} must be a mapping with the keys {', '.join(known)}; got {content!r}")
+    section = {str(key).replace("_", "-"): value for key, value in content.items()}
     for key in section:
         if key not in known:
             raise UsageError(f"unknown key {name}.{key} in {source}{nearest(key, known)}. Known: {', '.join(known)}")
@@ -157,13 +155,7 @@ def _section(found: Any, known: tuple[str, ...], name: str, source: str) -> dict
 
 
 def read_config_file(path: str) -> dict[str, Any]:
-    """Read a YAML file of dask's configuration.
-
-    Raises
-    ------
-    InputError
-        There is no such file, or it is no YAML mapping.
-    """
+    """Read a YAML file of dask's configuration; `InputError` where there is none, or it is no YAML mapping."""
     try:
         Path(path).read_bytes()
     except FileNotFoundError:
@@ -171,17 +163,17 @@ def read_config_file(path: str) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"`config_file`: '{path}' cannot be read: {error}") from None
     try:
-        found: Any = next(iter(dask.config.collect_yaml([path])), None)
+        content: Any = next(iter(dask.config.collect_yaml([path])), None)
     except ValueError as error:
         # dask shows the lines in question, in which a password may stand.
         where = re.search(r"line \d+", str(error))
         line = "" if where is None else f", see {where[0]}"
         raise InputError(f"`config_file`: '{path}' holds no YAML mapping{line}") from None
-    if found is None:
+    if content is None:
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise InputError(f"`config_file`: '{path}' must hold a mapping, such as dkgp: {{cluster: {{kind: slurm}}}}")
-    return found
+    return content
 
 
 def set_config_file(path: str) -> dask.config.set:

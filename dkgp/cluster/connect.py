@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import dask.config
 
-from dkgp.cluster.announcer import Announcer, LogAnnouncer
 from dkgp.cluster.configuration import set_config_file
 from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
-from dkgp.cluster.given_client import executor_on, patience
+from dkgp.cluster.given_client import Announcer, LogAnnouncer, executor_on, patience
 from dkgp.cluster.kinds import KINDS
 from dkgp.cluster.options import ClusterOptions, UnreachableSchedulerError
 from dkgp.cluster.starters.security import plain_text_warning, secure_address, security_for_start, security_from
@@ -98,10 +97,10 @@ def _dask(options: ClusterOptions, address: str | None, stack: ExitStack, announ
         with suppress(Exception):  # some schedulers run no code of others; what is wrong besides is found below
             client.sync(client._run_on_scheduler, forget_orphans, callback_timeout=options.connect_timeout_seconds)
     _wait_for_workers(client, options, address, announcer)
-    own, tiles = address is None and kind.on_this_machine, None
-    if own and not in_process:
+    owns_workers, tiles = address is None and kind.on_this_machine, None
+    if owns_workers and not in_process:
         tiles = budget_here(options.cache_tiles, _count_workers(client), options.worker_memory_bytes)
-    return executor_on(client, options, announcer, in_process, owns_workers=own, tiles=tiles)
+    return executor_on(client, options, announcer, in_process, owns_workers=owns_workers, tiles=tiles)
 
 
 def _started(options: ClusterOptions, security: Security | None, stack: ExitStack) -> Client:
@@ -157,30 +156,30 @@ def _knock(address: str, timeout_seconds: float, security: Security | None) -> N
 
 def _wait_for_workers(client: Client, options: ClusterOptions, address: str | None, announcer: Announcer) -> None:
     """Wait for as many workers as were asked for; go on with fewer when time is up, but not with none."""
-    wanted = options.workers or (options.adaptive or (1, 1))[0]
+    needed = options.workers or (options.adaptive or (1, 1))[0]
     queued = address is None and KINDS.find(options.kind).queues
     patience = options.worker_wait_seconds or (QUEUE_WAIT_SECONDS if queued else WORKERS_WAIT_SECONDS)
     started = time.monotonic()
     pause, most_pause = _POLL_SECONDS
-    said, said_at = -1, started
+    noted, noted_at = -1, started
     while True:
         count = _count_workers(client)
         now = time.monotonic()
-        if count >= wanted:
-            if said >= 0:
-                announcer.note(f"{count} of {wanted} workers are there after {now - started:.0f} s")
+        if count >= needed:
+            if noted >= 0:
+                announcer.note(f"{count} of {needed} workers are there after {now - started:.0f} s")
             return
         if now - started >= patience:
             break
-        if count != said and now - said_at >= (_NOTE_SECONDS if said >= 0 else 1.0):
-            announcer.note(f"waiting for workers: {count} of {wanted}, at most {patience - (now - started):.0f} s more")
-            said, said_at = count, now
+        if count != noted and now - noted_at >= (_NOTE_SECONDS if noted >= 0 else 1.0):
+            announcer.note(f"waiting for workers: {count} of {needed}, at most {patience - (now - started):.0f} s more")
+            noted, noted_at = count, now
         time.sleep(min(pause, max(0.0, patience - (now - started))))
         pause = min(most_pause, 1.5 * pause)
     hint = _no_workers_hint(options, address)
     if count:
         announcer.warn(
-            f"{count} of {wanted} workers came within {patience:.0f} s; going on with these, and with others as they "
+            f"{count} of {needed} workers came within {patience:.0f} s; going on with these, and with others as they "
             f"come. For the missing ones {hint}"
         )
         return

@@ -1,14 +1,14 @@
-"""Rounds on a Dask client that is there, such as one that a caller has and keeps."""
+"""Rounds on a Dask client that is there, such as one that a caller has and keeps; remarks on it to an announcer."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import dask.config
 
-from dkgp.cluster.announcer import Announcer, LogAnnouncer
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.options import ClusterOptions
 from dkgp.cluster.tile_budget import TileBudget, budget_elsewhere, budget_here
@@ -19,7 +19,30 @@ if TYPE_CHECKING:
 
     from dkgp.cluster.executors.dask import DaskExecutor
 
-__all__ = ["executor_on", "is_in_process", "open_client_executor", "patience"]
+
+logger = logging.getLogger("dkgp.cluster")
+
+
+class Announcer(Protocol):
+    """Takes messages; a job's reporter is one."""
+
+    def note(self, message: str) -> None:
+        """Say something worth knowing."""
+
+    def warn(self, message: str) -> None:
+        """Say something that may need the user's attention."""
+
+
+class LogAnnouncer:
+    """Speaks through Python's logging, for callers that listen to nothing else."""
+
+    def note(self, message: str) -> None:
+        """Log at level INFO."""
+        logger.info(message)
+
+    def warn(self, message: str) -> None:
+        """Log at level WARNING."""
+        logger.warning(message)
 
 
 def is_in_process(client: Client) -> bool:
@@ -30,19 +53,10 @@ def is_in_process(client: Client) -> bool:
 
 @contextmanager
 def open_client_executor(client: Client) -> Iterator[BlockExecutor]:
-    """Run rounds on a client, which stays open; differences in versions are logged.
+    """Run rounds on a client, synchronous and connected, which stays open; differences in versions are logged.
 
-    Parameters
-    ----------
-    client : distributed.Client
-        Synchronous and connected.
-
-    Raises
-    ------
-    UsageError
-        Something else than such a client.
-    ClusterError
-        Its workers cannot be set up, or run other versions than this process.
+    `UsageError` for something else than such a client; `ClusterError` where its workers cannot be set up, or run other
+    versions than this process.
     """
     from distributed import Client
 

@@ -13,8 +13,6 @@ from typing import Any, Literal
 
 from dkgp.registry import Extra, Registry
 
-__all__ = ["ADAPTIVE_LOCALLY", "KINDS", "ClusterKind", "cluster_kinds", "kinds_that"]
-
 # An adaptive cluster grows where a round keeps its workers busy for longer than this, and gives a worker back that has
 # been of no use for so many intervals on end: rounds are short, and so is the pause between two of them.
 ADAPTIVE_LOCALLY: Mapping[str, Any] = {"interval": "5s", "wait_count": 60, "target_duration": "500ms"}
@@ -22,47 +20,28 @@ ADAPTIVE_LOCALLY: Mapping[str, Any] = {"interval": "5s", "wait_count": 60, "targ
 
 @dataclass(frozen=True)
 class ClusterKind:
-    """A way to get workers.
-
-    Attributes
-    ----------
-    name, help
-        What users call it, and what it is, for the command line's help.
-    start
-        Called with the `ClusterOptions`, the certificates to use (`distributed.Security` or None) and an `ExitStack`
-        that is to close the cluster; returns one of dask's cluster objects. None where no cluster is needed at all.
-    extra
-        The optional package that it needs.
-    certificates
-        "given": it is handed the user's, or some made for the run; "own": it brings its own; "none": it has none.
-    in_process, on_this_machine
-        Whether its workers are this process, or processes that this one starts.
-    queues
-        Whether workers wait for their turn: they get more time, and how many must be said.
-    adaptive
-        Further arguments for the cluster's `adapt`; None where its size cannot follow the work.
-    takes_settings
-        Whether it has settings of its own.
-    log_setting
-        The key of dask's configuration for the folder of its workers' output, which is named by the setting
-        "log_directory" and is the current one by default.
-    no_workers
-        What to look at where workers do not come.
-    failure_hint
-        What to add to an error of starting it.
-    """
+    """A way to get workers; `name` and `help` are for the command line."""
 
     name: str
     help: str
+    # Called with the `ClusterOptions`, the certificates to use (`distributed.Security` or None) and an `ExitStack` that
+    # is to close the cluster; returns one of dask's cluster objects. None where no cluster is needed at all.
     start: Callable[..., Any] | None
     extra: Extra | None = None
+    # "given": it is handed the user's, or some made for the run; "own": it brings its own; "none": it has none.
     certificates: Literal["given", "own", "none"] = "none"
+    # Its workers are this process; or processes that this one starts.
     in_process: bool = False
     on_this_machine: bool = False
+    # Workers wait for their turn: they get more time, and their number must be given.
     queues: bool = False
+    # Further arguments for the cluster's `adapt`; None where its size cannot follow the work.
     adaptive: Mapping[str, Any] | None = None
     takes_settings: bool = True
+    # The key of dask's configuration for the folder of its workers' output, which is named by the setting
+    # "log_directory" and is the current one by default.
     log_setting: str | None = None
+    # Advice where workers do not come, and what to add to an error of starting it.
     no_workers: str = "see the messages above"
     failure_hint: str = ""
 

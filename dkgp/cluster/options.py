@@ -16,8 +16,6 @@ from dkgp.cluster.kinds import KINDS, cluster_kinds, kinds_that
 from dkgp.errors import InputError, UsageError
 from dkgp.registry import Group, Option, byte_budget, byte_count
 
-__all__ = ["ClusterOptions", "UnreachableSchedulerError", "nearest"]
-
 # What names a file or folder of this machine, among the fields and among the classes' own settings.
 _FILES = ("scheduler_file", "tls_ca", "tls_cert", "tls_key", "config_file")
 _PATH_SETTINGS = ("custom_cluster_spec", "local_directory", "log_directory", "shared_temp_directory")

@@ -18,17 +18,6 @@ from threadpoolctl import LibController, ThreadpoolController
 
 from dkgp.errors import ClusterError
 
-__all__ = [
-    "available_cores",
-    "blas_libraries",
-    "in_parallel",
-    "limit_blas_threads",
-    "process_threads",
-    "require_single_threaded_blas",
-    "set_process_threads",
-    "single_threaded_blas",
-]
-
 _lock = threading.Lock()
 _depth = 0
 _restore: list[tuple[LibController, int]] = []
@@ -65,14 +54,8 @@ def in_parallel(work: Callable[[int], None], count: int, threads: int | None = N
 
     The pieces must not depend on each other. How the whole is cut into pieces is the caller's, and must not depend on
     the number of threads, so that neither does the result. Calls may nest. When a piece raises, no further ones are
-    begun, and the exception comes out once the pieces under way have ended.
-
-    Parameters
-    ----------
-    work : callable
-        Spends its time without the GIL.
-    threads : int, optional
-        Threads in all; as many as there are cores by default.
+    begun, and the exception comes out once the pieces under way have ended. `work` spends its time without the GIL;
+    `threads` are as many as there are cores by default.
     """
     global _helpers
     helpers = min(threads or available_cores(), count) - 1
@@ -165,12 +148,9 @@ def single_threaded_blas() -> Iterator[None]:
 
 
 def require_single_threaded_blas(where: str) -> None:
-    """Check the budget where it matters.
+    """Raise `ClusterError` where some BLAS of this process still runs several threads.
 
-    Raises
-    ------
-    ClusterError
-        Some BLAS of this process still runs several threads: every task would fight for every core.
+    Every task would fight for every core.
     """
     for library in blas_libraries():
         if library.num_threads > 1:

@@ -8,8 +8,6 @@ from typing import Any
 
 import psutil
 
-__all__ = ["MODEST_BYTES", "TileBudget", "budget_elsewhere", "budget_here"]
-
 # Unless a user says how much: one part in so many of a worker's memory, or of what is available where workers have no
 # limit.
 SHARE = 3
@@ -19,20 +17,13 @@ MODEST_BYTES = 1024**3
 
 @dataclass(frozen=True)
 class TileBudget:
-    """Budget of the tiles that a worker may keep of the kernel matrix between products.
+    """Budget of the tiles that a worker may keep of the kernel matrix between products."""
 
-    Attributes
-    ----------
-    bytes : int
-        In each worker's process.
-    measured : bool
-        Whether workers find out if it pays (see `dkgp.operators.keeping`): a budget of dkgp's own choice.
-    products : float, optional
-        That the run is foreseen to take with the whole matrix; a run that foresees none tells on its way.
-    """
-
+    # In each worker's process.
     bytes: int = 0
+    # Workers find out if it pays (see `dkgp.operators.keeping`): a budget of dkgp's own choice.
     measured: bool = False
+    # That the run is foreseen to take with the whole matrix; a run that foresees none tells on its way.
     products: float | None = None
 
     @property

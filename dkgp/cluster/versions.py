@@ -13,8 +13,6 @@ from dkgp.errors import ClusterError
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["Software", "compare_versions", "fetch_versions"]
-
 # Where one of these differs, tasks fail or, worse, compute something else.
 _DECISIVE = ("dkgp", "python", "dask", "distributed")
 # Where one of these does, they work as a rule; the bits of a result may differ.
@@ -39,10 +37,7 @@ class Software:
 def fetch_versions(client: Client) -> Software:
     """Ask scheduler and workers at the same time. They answer from what is installed; nothing is imported there.
 
-    Raises
-    ------
-    ClusterError
-        Somebody does not answer.
+    `ClusterError` where somebody does not answer.
     """
     from distributed.versions import get_versions
 
@@ -80,12 +75,9 @@ def _plain(found: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def compare_versions(software: Software) -> list[str]:
-    """Return what to warn of.
+    """Warnings where packages differ; `ClusterError` where dkgp, Python, dask or distributed do.
 
-    Raises
-    ------
-    ClusterError
-        dkgp, Python, dask or distributed differ; a table says who has what.
+    Both have a table of who has what.
     """
     wrong = [name for name in _DECISIVE if _differs(software, name)]
     if wrong:

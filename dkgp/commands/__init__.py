@@ -4,4 +4,6 @@ A job takes a frozen dataclass and a `Reporter` and returns a document of plain 
 that can be found beforehand before it computes anything, and writes nothing where it fails.
 """
 
+# Hangs on dkgp/commands/run.py.
+
 from __future__ import annotations

@@ -12,28 +12,26 @@ from typing import Annotated
 from dkgp.cluster import ClusterOptions
 from dkgp.commands.evaluate import EvaluateJob, read_coverage, read_pairs, run_evaluate
 from dkgp.commands.job_options import OVERWRITE
-from dkgp.commands.own_work import difference
 from dkgp.commands.predict import PredictJob, run_predict
 from dkgp.commands.reporting.documents import Document, dump, is_document, plain
 from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.reporting.outputs import check_output_file, write_text
 from dkgp.commands.reporting.plots import check_plot_file, plot_run
 from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.resuming import difference
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.train import TrainJob, run_train
 from dkgp.commands.tune import TuneJob, run_tune
 from dkgp.data import ensure_writable, open_dataset, open_model, open_prediction, write_friedman1
 from dkgp.data.remote.storage import exists
 from dkgp.data.stores.dataset import DATASET_KIND
-from dkgp.data.stores.model_store import MODEL_KIND
+from dkgp.data.stores.models.exact import MODEL_KIND
 from dkgp.data.stores.prediction_store import PREDICTION_KIND
 from dkgp.errors import InputError
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.models.warm_up import helped
 from dkgp.options import SEED, Part
 from dkgp.registry import Option
-
-__all__ = ["DemoJob", "run_demo"]
 
 QUICK_SAMPLES, QUICK_TEST_SAMPLES, QUICK_SUBSET = 5000, 1000, 500
 # The test targets are noise-free, so the variance that belongs to them is the function's: a few thousandths of the
@@ -183,11 +181,11 @@ def _earlier(job: DemoJob, record_file: Path, reporter: Reporter) -> Document | 
     if not is_document(record_file, "demo"):
         reporter.warn(f"there is no demo in '{job.out}' to resume; it starts from the beginning")
         return None
-    found: Document = json.loads(record_file.read_text(encoding="utf-8"))
-    other = difference(found.get("settings", {}), job.settings())
+    earlier: Document = json.loads(record_file.read_text(encoding="utf-8"))
+    other = difference(earlier.get("settings", {}), job.settings())
     if other is not None:
         raise InputError(f"the demo in '{job.out}' has another {other}; repeat its options, or start without `resume`")
-    return found
+    return earlier
 
 
 class _Phases:
@@ -210,11 +208,11 @@ class _Phases:
         if name not in self._done:
             began, before = time.perf_counter(), self.seconds.get(name, 0.0)
             try:
-                found = work()
+                document = work()
             finally:
                 self.seconds[name] = before + time.perf_counter() - began
                 self._save()
-            self._done[name] = found
+            self._done[name] = document
             self._save()
         return self._done[name]
 

@@ -21,8 +21,6 @@ from dkgp.models.metrics import CoverageCurve, coverage_curve, evaluate
 from dkgp.models.sparse.methods import METHODS
 from dkgp.registry import Option
 
-__all__ = ["EvaluateJob", "read_coverage", "read_pairs", "run_evaluate"]
-
 FloatArray = NDArray[np.float64]
 
 
@@ -94,18 +92,18 @@ def _evaluate_classes(job: EvaluateJob, prediction: Prediction, dataset: Dataset
             f"`noise_free` is about targets that are numbers, and '{prediction.url}' holds predictions of classes; "
             "leave it out"
         )
-    found = evaluate_classes(prediction, dataset, abstain=job.abstain, curves=job.plot is not None)
+    figures = evaluate_classes(prediction, dataset, abstain=job.abstain, curves=job.plot is not None)
     document: Document = {
         "command": "evaluate",
         "prediction": prediction.url,
         "dataset": dataset.url,
-        **plain(found.metrics.to_json()),
+        **plain(figures.metrics.to_json()),
     }
     if job.plot is not None:
-        title = f"{found.metrics.n:,} samples, error {found.metrics.error_rate:.2%}"
-        if found.metrics.abstained is not None:
-            title += f" of certified labels; {found.metrics.abstained:.2%} of all samples abstained from"
-        plot_classes(job.plot, found.metrics, found.curves, title=title)
+        title = f"{figures.metrics.n:,} samples, error {figures.metrics.error_rate:.2%}"
+        if figures.metrics.abstained is not None:
+            title += f" of certified labels; {figures.metrics.abstained:.2%} of all samples abstained from"
+        plot_classes(job.plot, figures.metrics, figures.curves, title=title)
         document["plot"] = job.plot
     document["warnings"] = list(reporter.warnings)
     return document

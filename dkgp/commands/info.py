@@ -33,14 +33,12 @@ from dkgp.data import (
 )
 from dkgp.data.remote.storage import exists, is_file, list_object_bytes, normalise_url
 from dkgp.data.sources.formats import formats
-from dkgp.data.stores.classifier.classifier_store import CLASSIFIER_KIND
-from dkgp.data.stores.model_store import MODEL_KIND
-from dkgp.data.stores.sparse.sparse_store import SPARSE_MODEL_KIND
+from dkgp.data.stores.models.classifier import CLASSIFIER_KIND
+from dkgp.data.stores.models.exact import MODEL_KIND
+from dkgp.data.stores.models.sparse import SPARSE_MODEL_KIND
 from dkgp.errors import InputError, StoreError
 from dkgp.models import read_hyperparameters
 from dkgp.registry import Extra
-
-__all__ = ["InfoJob", "run_info"]
 
 PACKAGES = ("numpy", "scipy", "numba", "zarr", "xarray", "dask", "distributed")
 # Beside those of source formats and cluster kinds, which declare their own.
@@ -219,10 +217,10 @@ def _factor(url: str, fingerprint: str) -> Document:
         return {"variance_factor": {"damaged": str(error)}, "variance_factor_bytes": None}
     if factor is None:
         return {"variance_factor": None, "variance_factor_bytes": 0}
-    told = {name: value for name, value in factor.metadata.items() if isinstance(value, str | int | float)}
+    figures = {name: value for name, value in factor.metadata.items() if isinstance(value, str | int | float)}
     # The fingerprint and the noise variance are the model's own.
-    own = {name: value for name, value in told.items() if name not in ("fingerprint", "noise_variance", "rank")}
-    return {"variance_factor": {"rank": factor.rank, **own}, "variance_factor_bytes": _bytes(factor.url)}
+    settings = {name: value for name, value in figures.items() if name not in ("fingerprint", "noise_variance", "rank")}
+    return {"variance_factor": {"rank": factor.rank, **settings}, "variance_factor_bytes": _bytes(factor.url)}
 
 
 def _prediction(url: str) -> Document:
@@ -243,28 +241,28 @@ def _decided(prediction: Prediction) -> Document:
     """Samples predicted to be of each class, and the share of them that is proven; of classes only."""
     if prediction.classes is None:
         return {}
-    found: Document = {"classes": prediction.classes}
+    document: Document = {"classes": prediction.classes}
     chunks = prediction.row_chunks()
     if "class" in prediction.variables:
         counts = sum(np.bincount(prediction.labels(*rows), minlength=len(prediction.classes)) for rows in chunks)
-        found["classes"] = dict(zip(prediction.classes, np.asarray(counts).tolist(), strict=True))
+        document["classes"] = dict(zip(prediction.classes, np.asarray(counts).tolist(), strict=True))
     if "certified" in prediction.variables:
         certified = sum(int(prediction.certified(*rows).sum()) for rows in chunks)
-        found["certified_share"] = certified / prediction.n_samples
-    return found
+        document["certified_share"] = certified / prediction.n_samples
+    return document
 
 
 def _checkpoint(url: str) -> Document:
-    found = CheckpointStore(url).load_latest()
-    if found is None:
+    checkpoint = CheckpointStore(url).load_latest()
+    if checkpoint is None:
         raise InputError(f"'{url}' is no dkgp store, checkpoint or hyperparameter file")
-    history: list[dict[str, Any]] = found.metadata.get("loop", {}).get("history", [])
+    history: list[dict[str, Any]] = checkpoint.metadata.get("loop", {}).get("history", [])
     return {
         "kind": "checkpoint",
-        "iteration": found.sequence_number,
-        "solver": found.metadata.get("solver"),
-        "arrays": {name: list(values.shape) for name, values in found.arrays.items()},
+        "iteration": checkpoint.sequence_number,
+        "solver": checkpoint.metadata.get("solver"),
+        "arrays": {name: list(values.shape) for name, values in checkpoint.arrays.items()},
         "last_round": history[-1] if history else None,
-        "damaged": found.skipped,
+        "damaged": checkpoint.skipped,
         "stored_bytes": _bytes(url),
     }

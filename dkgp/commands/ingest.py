@@ -12,8 +12,6 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.warm_up import behind
 from dkgp.data import ingest
 
-__all__ = ["IngestJob", "run_ingest"]
-
 
 @dataclass(frozen=True)
 class IngestJob:

@@ -1,25 +1,13 @@
-"""Options that the jobs of several commands have."""
+"""Options that the jobs of several commands have, and the part that all training jobs share."""
 
 from __future__ import annotations
 
-from dkgp.registry import Group, Option, byte_count
+from dataclasses import dataclass, field
+from typing import Annotated
 
-__all__ = [
-    "AS_IN_THE_PAPER",
-    "BY_REFERENCE",
-    "CHECKPOINT",
-    "CHECKPOINT_SECONDS",
-    "DATASET",
-    "HYPER",
-    "LOG_JSON",
-    "MAX_PASSES",
-    "MAX_SECONDS",
-    "MEMORY_LIMIT",
-    "MODEL_OUT",
-    "OVERWRITE",
-    "PLOT",
-    "RESUME",
-]
+from dkgp.cluster import ClusterOptions
+from dkgp.options import Part, check_ranges
+from dkgp.registry import Group, Option, byte_count
 
 FILES = Group("Checkpoints, records and limits")
 
@@ -53,3 +41,29 @@ RESUME = Option(help="Go on from the checkpoint, to the bit-same result.", group
 PLOT = Option(help="Draw the course of the run into a .png, .pdf or .svg.", metavar="FILE", place="write", group=FILES)
 LOG_JSON = Option(help="Write one JSON line for each round.", metavar="FILE", place="write", group=FILES)
 OVERWRITE = Option(help="Replace outputs that exist.", group=FILES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingJob:
+    """The part that the jobs of train, sparse and classify share: limits, checkpoints, records and the cluster.
+
+    Each of them has a `dataset` and an `out` too, at places of its own among its arguments.
+    """
+
+    memory_limit_bytes: Annotated[int | None, MEMORY_LIMIT] = None
+    checkpoint: Annotated[str | None, CHECKPOINT] = None
+    checkpoint_seconds: Annotated[float, CHECKPOINT_SECONDS] = 30.0
+    resume: Annotated[bool, RESUME] = False
+    plot: Annotated[str | None, PLOT] = None
+    log_json: Annotated[str | None, LOG_JSON] = None
+    overwrite: Annotated[bool, OVERWRITE] = False
+    cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    @property
+    def checkpoint_url(self) -> str:
+        """The place of checkpoints."""
+        out: str = self.out  # type: ignore[attr-defined]  # each job has it, at its own place among the arguments
+        return self.checkpoint or f"{out.rstrip('/')}.checkpoint"

@@ -37,9 +37,6 @@ from dkgp.operators.block_tasks import feature_width
 from dkgp.options import Part, check_ranges
 from dkgp.registry import Option
 
-__all__ = ["PredictJob", "run_predict"]
-
-
 MODEL = Option(place="read", argument=True)
 OUT = Option(help="Where the predictions go.", metavar="STORE", place="write")
 VARIANCE = Part("variance", "Predict variances too, each with a proven interval.")

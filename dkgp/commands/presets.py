@@ -13,8 +13,6 @@ from typing import Any, TypeVar, cast
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import UsageError
 
-__all__ = ["PRESETS", "Preset", "Presets", "Setting", "announce_preset", "left_open", "preset_record", "settled"]
-
 Job = TypeVar("Job")
 
 GBCD = "Bo and Sminchisescu 2008"
@@ -205,19 +203,19 @@ def preset_record(command: str, job: Any) -> dict[str, Any]:
     name = _held(presets, job, presets.chooser)
     preset = presets.methods[name]
     values = {each.option: _held(presets, job, each.option) for each in preset.settings}
-    told = {"paper": preset.paper, presets.chooser: name, "set": {}, "otherwise": {}}
+    record = {"paper": preset.paper, presets.chooser: name, "set": {}, "otherwise": {}}
     for option, value in values.items():
-        told["set" if option in job.as_in_the_paper else "otherwise"][option] = value
-    return {"as_in_the_paper": told}
+        record["set" if option in job.as_in_the_paper else "otherwise"][option] = value
+    return {"as_in_the_paper": record}
 
 
 def announce_preset(command: str, job: Any, reporter: Reporter) -> None:
     """Tell what a settled job has of its paper."""
     for record in preset_record(command, job).values():
-        told = ", ".join(f"`{option}` {value}" for option, value in record["set"].items())
+        values = ", ".join(f"`{option}` {value}" for option, value in record["set"].items())
         apart = ", ".join(f"`{option}` {value}" for option, value in record["otherwise"].items())
         also = f"; but for {apart}" if apart else ""
-        reporter.note(f"{record[PRESETS[command].chooser]} as in the paper ({record['paper']}): {told}{also}")
+        reporter.note(f"{record[PRESETS[command].chooser]} as in the paper ({record['paper']}): {values}{also}")
 
 
 def _holder(presets: Presets, job: Any, option: str) -> Any:
@@ -234,9 +232,9 @@ def _default(presets: Presets, job: Any, option: str) -> Any:
 
 
 def _changed(presets: Presets, job: Any, values: Mapping[str, Any]) -> Any:
-    own = {option: value for option, value in values.items() if option in presets.own}
-    rest = {option: value for option, value in values.items() if option not in own}
+    direct = {option: value for option, value in values.items() if option in presets.own}
+    rest = {option: value for option, value in values.items() if option not in direct}
     decided = tuple(option for option in values if option != presets.chooser)
     nested = getattr(job, presets.nested)
     nested = nested.changed(**rest) if hasattr(nested, "changed") else replace(nested, **rest)
-    return replace(job, as_in_the_paper=decided, **own, **{presets.nested: nested})
+    return replace(job, as_in_the_paper=decided, **direct, **{presets.nested: nested})

@@ -9,21 +9,18 @@ import numpy as np
 
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.commands.job_options import DATASET, MEMORY_LIMIT, MODEL_OUT, OVERWRITE
-from dkgp.commands.own_work import memory_budget, warn_of_labels
 from dkgp.commands.reporting.documents import Document, plain
-from dkgp.commands.reporting.memory import PeakMemory
+from dkgp.commands.reporting.memory import PeakMemory, memory_budget
 from dkgp.commands.reporting.outputs import check_side_files
 from dkgp.commands.reporting.progress import Reporter, WorkProgress, announce
 from dkgp.commands.reporting.weights_plot import plot_weights
+from dkgp.commands.run import warn_of_labels
 from dkgp.data import LINEAR_MODEL_KIND, Dataset, ensure_writable, open_dataset, save_linear_model
 from dkgp.errors import InputError
 from dkgp.models.linear.train import LinearSettings, PathOfTarget, TrainedLinear, train_linear
 from dkgp.operators.base import FloatArray
 from dkgp.options import Part, check_ranges
 from dkgp.registry import Option
-
-__all__ = ["PursueJob", "run_pursue"]
-
 
 PLOT = Option(
     help="Draw weights and errors against their number into a .png, .pdf or .svg.", metavar="FILE", place="write"
@@ -67,7 +64,7 @@ def run_pursue(job: PursueJob, reporter: Reporter) -> Document:
     with PeakMemory() as memory:
         with open_executor(job.cluster, dataset.n_samples, reporter) as executor, reporter.work("pursue") as show:
             announce(executor, reporter)
-            resident, budget = memory_budget(job)
+            resident, budget = memory_budget(job.memory_limit_bytes)
             trained = train_linear(
                 dataset,
                 job.settings,
@@ -76,7 +73,7 @@ def run_pursue(job: PursueJob, reporter: Reporter) -> Document:
                 told=lambda what, done, of: show(WorkProgress(what, done, of, "parts")),
             )
         peak_bytes = memory.bytes
-    found = [
+    targets = [
         _of_target(dataset, target, some, float(trained.intercept[target]))
         for target, some in enumerate(trained.targets)
     ]
@@ -86,7 +83,7 @@ def run_pursue(job: PursueJob, reporter: Reporter) -> Document:
         "n": dataset.n_samples,
         "d": dataset.n_features,
         "p": dataset.n_targets,
-        "targets": found,
+        "targets": targets,
         "passes": trained.passes,
         "seconds": trained.seconds,
         "peak_memory_bytes": peak_bytes,
@@ -162,9 +159,9 @@ def _named(names: tuple[str, ...], support: list[int], weights: FloatArray) -> d
 def _warn(job: PursueJob, trained: TrainedLinear, reporter: Reporter, dataset: Dataset) -> None:
     """Say where a path did not come to what was asked for, or where no feature helps."""
     for name, some in zip(dataset.target_names, trained.targets, strict=True):
-        asked = job.settings.cardinality
-        if isinstance(asked, int) and some.path.longest < asked:
-            reporter.warn(f"the path of '{name}' ends at {some.path.longest} of {asked} weights: {some.reason}")
+        cardinality = job.settings.cardinality
+        if isinstance(cardinality, int) and some.path.longest < cardinality:
+            reporter.warn(f"the path of '{name}' ends at {some.path.longest} of {cardinality} weights: {some.reason}")
         if some.cardinality == 0:
             reporter.warn(
                 f"no feature lowers the error of '{name}' on samples that were left out; it is its mean alone"

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-__all__ = ["Interruption", "first_signal_only", "interruptible", "terminate_as_interrupt"]
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _supervised = False
 

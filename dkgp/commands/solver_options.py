@@ -27,15 +27,13 @@ from dkgp.solvers.registry import (
     solvers_that_need,
 )
 
-__all__ = ["SolverOptions"]
-
 GREEDY = "gbcd"
 
 
 def _solvers() -> dict[str, Any]:
-    told = {AUTO: "the one that a probe of the problem says is quickest"}
-    told |= {name: declaration_of(name).help for name in solver_names()}
-    return {"choices": tuple(told), "help": "; ".join(f"{name}: {text}" for name, text in told.items()) + "."}
+    helps = {AUTO: "the one that a probe of the problem says is quickest"}
+    helps |= {name: declaration_of(name).help for name in solver_names()}
+    return {"choices": tuple(helps), "help": "; ".join(f"{name}: {text}" for name, text in helps.items()) + "."}
 
 
 SOLVER = Option(late=_solvers)
@@ -83,8 +81,8 @@ class SolverOptions:
         **declared: Any,
     ) -> None:
         defaults = {name: option.default for name, option in own_options().items()}
-        given = {**dict(own), **declared}
-        changed = sorted((name, value) for name, value in given.items() if value != defaults.get(name, ...))
+        values_by_name = {**dict(own), **declared}
+        changed = sorted((name, value) for name, value in values_by_name.items() if value != defaults.get(name, ...))
         if solver == AUTO and changed:
             solver = _owner({name for name, _ in changed})
         limits = {"max_passes": max_passes, "max_seconds": max_seconds, "duality_gap": duality_gap}
@@ -128,7 +126,7 @@ class SolverOptions:
     def decided(
         self,
         dataset: Probed,
-        found: Hyperparameters,
+        hyperparameters: Hyperparameters,
         *,
         tree_error: float | None = None,
         memory_bytes: int | None = None,
@@ -139,7 +137,7 @@ class SolverOptions:
         Parameters
         ----------
         dataset : Probed
-        found : Hyperparameters
+        hyperparameters : Hyperparameters
         tree_error : float, optional
             Of products, where they are taken by a tree.
         memory_bytes : int, optional
@@ -153,8 +151,8 @@ class SolverOptions:
         self.stopping()
         choice = choose_solver_for(
             dataset,
-            found.kernel,
-            found.noise_variance,
+            hyperparameters.kernel,
+            hyperparameters.noise_variance,
             tolerance=self.tolerance,
             double=self.precision == "double",
             tree_error=tree_error,
@@ -176,11 +174,11 @@ class SolverOptions:
             Settings out of range, or that do not belong to the solver chosen.
         """
         self.check()
-        given = dict(self.own)
-        solver = build_solver(self.solver, given, precision=self.precision, seed=self.seed, folder=folder)
+        declared = dict(self.own)
+        solver = build_solver(self.solver, declared, precision=self.precision, seed=self.seed, folder=folder)
         resolved = solver.resolved(n, d, p)
         settled = resolved.settings()
-        for name, value in given.items():
+        for name, value in declared.items():
             if isinstance(value, int) and value > n and settled.get(name) == n:
                 what = name.replace("_", " ")
                 reporter.warn(f"the {what} {value:,} exceeds the {n:,} samples; it is reduced to {n:,}")

@@ -1,98 +1,46 @@
-"""A solve within a command: memory planned beforehand, rounds shown and recorded, signals heard, and how to go on.
+"""A solve within a run: memory planned beforehand, rounds shown and recorded, signals heard.
 
 Also the checks of sums by a tree (`tree_error`) against the other options, and the memory that the tree takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
 
 import numpy as np
 
-from dkgp.cluster import BlockExecutor, ClusterOptions, LocalExecutor
-from dkgp.commands.own_work import CheckpointedJob, has_checkpoint, memory_budget
-from dkgp.commands.reporting.progress import Measure, Reporter, SolveProgress, WorkProgress
+from dkgp.cluster import BlockExecutor, LocalExecutor
+from dkgp.commands.reporting.memory import memory_budget
+from dkgp.commands.reporting.progress import Measure, SolveProgress
 from dkgp.commands.reporting.records import RecordLog
+from dkgp.commands.run import TrainingRun
 from dkgp.commands.signals import interruptible
-from dkgp.data import CheckpointStore, Dataset
-from dkgp.errors import InterruptedRunError, MemoryBudgetError, UsageError
+from dkgp.errors import MemoryBudgetError, UsageError
 from dkgp.kernels import Kernel
-from dkgp.models.memory import MemoryPlan, plan_within
+from dkgp.models.context import RunContext
+from dkgp.models.memory import MemoryPlan, Processes, plan_within
 from dkgp.models.warm_up import compiling_bytes
 from dkgp.operators import ArrayInputs, TreeKernelOperator
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.operators.tree.memory import building_bytes, tree_bytes
-from dkgp.solvers import Checkpointing, MaxPasses, MaxSeconds, StoppingRule
+from dkgp.solvers import MaxPasses, MaxSeconds, StoppingRule
 from dkgp.solvers.registry import Need, SolverMemory, solvers_that_need
-
-__all__ = [
-    "Rounds",
-    "SolvingJob",
-    "add_tree_memory",
-    "check_tree_error",
-    "check_tree_gradient",
-    "check_tree_kernel",
-    "effort_limits",
-    "going_on",
-    "input_bytes",
-    "planned_solve",
-    "require_tree_room",
-    "solving",
-]
-
-
-class SolvingJob(CheckpointedJob, Protocol):
-    """A job whose model comes from a solve over all samples."""
-
-    @property
-    def cluster(self) -> ClusterOptions:
-        """The cluster that the rounds run on."""
-
-    @property
-    def log_json(self) -> str | None:
-        """File for the records of the rounds."""
-
-    @property
-    def tree_error(self) -> float | None:
-        """Error of tree sums, where products are taken by a tree."""
-
-
-@dataclass(frozen=True)
-class Rounds:
-    """Calls that a solve makes on its way.
-
-    Attributes
-    ----------
-    callback, within, interrupted
-        As of `dkgp.solvers.solve`.
-    """
-
-    callback: Callable[[SolveProgress], None]
-    within: Callable[[WorkProgress], None]
-    interrupted: Callable[[], bool]
-
-    def arguments(self) -> dict[str, Any]:
-        """As keywords."""
-        return {"callback": self.callback, "within": self.within, "interrupted": self.interrupted}
 
 
 def planned_solve(
-    job: SolvingJob,
-    dataset: Dataset,
+    run: TrainingRun,
     kernel: Kernel,
     columns: int,
     memory: SolverMemory,
-    checkpointing: Checkpointing,
     executor: BlockExecutor,
     *,
     needs_inputs: str | None = None,
     products: float | None = None,
 ) -> MemoryPlan:
-    """Project a solve's memory, tiles kept in what is left, and give workers leave to keep these.
+    """Project a solve's memory, tiles kept in what remains, and give workers leave to keep these.
 
     Parameters
     ----------
@@ -110,23 +58,26 @@ def planned_solve(
     MemoryBudgetError
         It does not fit.
     """
-    resident, budget = memory_budget(job)
-    n, width, cache = dataset.n_samples, feature_width(kernel), job.cluster.cache_bytes
-    repeats = memory.repeats_products and job.tree_error is None
-    if job.tree_error is not None:
+    tree_error, n, width = run.job.tree_error, run.dataset.n_samples, feature_width(kernel)
+    resident, budget = memory_budget(run.job.memory_limit_bytes)
+    cache = run.job.cluster.cache_bytes
+    repeats = memory.repeats_products and tree_error is None
+    if tree_error is not None:
         memory = add_tree_memory(memory, n, width, executor.shares_memory, cache)
     plan = plan_within(
         budget,
         n,
-        dataset.n_features,
+        run.dataset.n_features,
         columns,
         memory,
+        Processes(
+            # A checkpoint that has been read becomes part of the vectors, which the plan counts.
+            resident_bytes=resident - run.held_bytes + compiling_bytes(kernel),
+            shares_process=executor.shares_memory,
+            overlaps=executor.overlaps,
+            cache_bytes=cache,
+        ),
         needs_inputs=needs_inputs,
-        # A checkpoint that has been read becomes part of the vectors, which the plan counts.
-        resident_bytes=resident - checkpointing.held_bytes + compiling_bytes(kernel),
-        shares_process=executor.shares_memory,
-        overlaps=executor.overlaps,
-        cache_bytes=cache,
         width=width,
     )
     tiles = replace(executor.tiles, bytes=executor.tiles.bytes if repeats else 0, products=products)
@@ -142,32 +93,34 @@ def input_bytes(plan: MemoryPlan) -> int:
 
 @contextmanager
 def solving(
-    job: SolvingJob, label: str, tolerance: float, reporter: Reporter, *, measure: Measure = "gradient_inf_norm"
-) -> Iterator[Rounds]:
-    """Open display and records of a solve that is done when the measure, of a `Progress`, is at the tolerance."""
+    run: TrainingRun,
+    executor: BlockExecutor,
+    coordinator_input_bytes: int,
+    tolerance: float,
+    *,
+    measure: Measure = "gradient_inf_norm",
+) -> Iterator[RunContext]:
+    """Begin a solve that is done when the measure, of a `Progress`, is at the tolerance; show and record its rounds."""
+    run.begin()
     with (
-        RecordLog(job.log_json, resume=job.resume) as log,
-        reporter.solve(label, tolerance, measure) as show,
-        interruptible(reporter.warn) as interruption,
+        RecordLog(run.job.log_json, resume=run.job.resume) as log,
+        run.reporter.solve(run.command, tolerance, measure) as show,
+        interruptible(run.reporter.warn) as interruption,
     ):
 
         def after_round(progress: SolveProgress) -> None:
             show(progress)
             log.write(progress.to_json())
 
-        yield Rounds(after_round, show, interruption)
-
-
-@contextmanager
-def going_on(store: CheckpointStore) -> Iterator[None]:
-    """Say of an interruption how to go on, where there is a checkpoint to go on from."""
-    try:
-        yield
-    except InterruptedRunError as error:
-        if not has_checkpoint(store):
-            raise
-        kept = "" if error.checkpoint is not None else f"; what is done is saved in {store.url}"
-        raise InterruptedRunError(f"{error}{kept}. Go on with the same command and --resume", store.url) from None
+        yield RunContext(
+            executor,
+            coordinator_input_bytes,
+            run.job.tree_error,
+            callback=after_round,
+            within=show,
+            checkpointing=run.checkpointing,
+            interrupted=interruption,
+        )
 
 
 def effort_limits(max_passes: float | None, max_seconds: float | None) -> StoppingRule | None:
@@ -250,5 +203,5 @@ def add_tree_memory(memory: SolverMemory, n: int, width: int, shares_process: bo
     """
     needed = require_tree_room(n, width, cache_bytes)
     peak = needed + building_bytes(n, width)
-    own = 0 if shares_process else peak
-    return replace(memory, own_bytes=memory.own_bytes + own, factor_bytes=memory.factor_bytes + peak)
+    separate = 0 if shares_process else peak
+    return replace(memory, own_bytes=memory.own_bytes + separate, factor_bytes=memory.factor_bytes + peak)

@@ -16,8 +16,6 @@ from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError, StorageError
 
-__all__ = ["WarmUpJob", "behind", "run_warm_up"]
-
 # What ends sooner is not worth a process.
 _BEHIND_SECONDS = 1.0
 

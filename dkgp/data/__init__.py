@@ -1,19 +1,22 @@
 """Stores and sources: everything that dkgp reads from or writes to disks and object stores."""
 
+# Hangs on dkgp/models/exact.py.
+
 from __future__ import annotations
 
 from dkgp.data.remote.storage import exists
 from dkgp.data.sources.ingest import IngestReport, ingest
 from dkgp.data.sources.synthetic import friedman1, rbf_mixture, write_friedman1, write_rbf_mixture
 from dkgp.data.stores.checkpoint import Checkpoint, CheckpointStore
-from dkgp.data.stores.classifier.classifier_store import ClassifierRecord, open_classifier, save_classifier
 from dkgp.data.stores.dataset import Dataset, open_dataset
 from dkgp.data.stores.dataset_writer import DatasetWriter, dataset_from_arrays
 from dkgp.data.stores.factor_store import FactorRecord, FactorWriter, discard_factor, open_factor
-from dkgp.data.stores.linear.linear_store import LINEAR_MODEL_KIND, LinearRecord, open_linear_model, save_linear_model
 from dkgp.data.stores.manifest import is_committed, recognise
 from dkgp.data.stores.memory_dataset import append_rows, memory_dataset, standardised_inputs
-from dkgp.data.stores.memory_model import (
+from dkgp.data.stores.models.classifier import ClassifierRecord, open_classifier, save_classifier
+from dkgp.data.stores.models.exact import ModelRecord, open_model, save_model
+from dkgp.data.stores.models.linear import LINEAR_MODEL_KIND, LinearRecord, open_linear_model, save_linear_model
+from dkgp.data.stores.models.memory import (
     AnyModel,
     find_any_model,
     find_classifier,
@@ -24,9 +27,8 @@ from dkgp.data.stores.memory_model import (
     memory_sparse_model,
     open_any_model,
 )
-from dkgp.data.stores.model_store import ModelRecord, open_model, save_model
+from dkgp.data.stores.models.sparse import SparseRecord, open_sparse_model, save_sparse_model
 from dkgp.data.stores.prediction_store import Prediction, PredictionWriter, open_prediction
-from dkgp.data.stores.sparse.sparse_store import SparseRecord, open_sparse_model, save_sparse_model
 from dkgp.data.stores.standardisation import RunningMoments, Standardisation
 from dkgp.data.stores.writable import ensure_writable
 from dkgp.data.types import Progress, ProgressCallback

@@ -16,8 +16,6 @@ import numpy as np
 from dkgp.data.types import FloatArray, IntArray, quoted
 from dkgp.errors import InputError
 
-__all__ = ["MOST_CLASSES", "check_classes", "class_name", "codes_of_numbers", "codes_of_targets", "signs_of"]
-
 # One decision function for each, or that many probabilities for each sample; more is a number to predict, or a key.
 MOST_CLASSES = 1000
 _LONGEST_NAME = 200
@@ -29,12 +27,8 @@ def class_name(label: object) -> str:
     """The name of a label's class.
 
     Text without blanks around it, in Unicode's composed form (NFC); "False" and "True"; a whole number without ".0";
-    any other number by the shortest digits that give it back.
-
-    Raises
-    ------
-    InputError
-        Nothing, NaN, infinity, or what is neither text nor a number.
+    any other number by the shortest digits that give it back. `InputError` for nothing, NaN, infinity, or what is
+    neither text nor a number.
     """
     if isinstance(label, bytes):
         try:
@@ -122,17 +116,17 @@ def signs_of(codes: IntArray, n_classes: int) -> FloatArray:
     return np.where(codes[:, None] == np.arange(n_classes), 1.0, -1.0)
 
 
-def code_map(own: Sequence[str], classes: Sequence[str], counts: Sequence[int] | None, where: str) -> IntArray:
-    """For each own class its code among `classes`, (number of own classes,); -1 for one that has no sample.
+def code_map(stored: Sequence[str], classes: Sequence[str], counts: Sequence[int] | None, where: str) -> IntArray:
+    """The code among `classes` of each stored class, (stored classes,); -1 for one that has no sample.
 
-    `counts` are the samples of each own class, None where they are not known. `InputError` names a class that has
+    `counts` are the samples of each stored class, None where they are not known. `InputError` names a class that has
     samples (or may have) and is not among `classes`.
     """
     known = {name: code for code, name in enumerate(classes)}
-    unseen = [name for index, name in enumerate(own) if name not in known and (counts is None or counts[index] > 0)]
+    unseen = [name for index, name in enumerate(stored) if name not in known and (counts is None or counts[index] > 0)]
     if unseen:
         raise unseen_error(unseen, classes, where)
-    return np.array([known.get(name, -1) for name in own], dtype=np.int64)
+    return np.array([known.get(name, -1) for name in stored], dtype=np.int64)
 
 
 def unseen_error(unseen: Sequence[str], classes: Sequence[str], where: str) -> InputError:

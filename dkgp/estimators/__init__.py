@@ -1,5 +1,7 @@
 """Estimators on scikit-learn's conventions, without numerics of their own; they need the extra `sklearn`."""
 
+# Hangs on dkgp/models/exact.py.
+
 from __future__ import annotations
 
 from dkgp.estimators.classification.exact import LSSVC

@@ -20,8 +20,6 @@ from dkgp.kernels import Kernel, kernel_from_json
 from dkgp.models import Hyperparameters, tune_dataset
 from dkgp.models.variance.variances import VarianceSettings
 
-__all__ = ["GPEstimator", "KernelEstimator"]
-
 
 class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
     """Base of regressors and classifiers; parameters and attributes as of `GPRegressor`."""

@@ -34,14 +34,11 @@ from dkgp.models.exact import TrainedModel
 from dkgp.models.prediction.class_predictor import ClassPredictor, ClassPredictorSource
 from dkgp.models.prediction.predictor import Predictor, PredictorSource
 from dkgp.models.prediction.sparse import SparsePredictor, SparsePredictorSource
+from dkgp.models.sparse.problem import TrainedSparse
 from dkgp.models.sparse.stored import opened_sparse, sparse_record
-from dkgp.models.sparse.train import TrainedSparse
 from dkgp.models.sparse.update import update_sparse
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.base import FloatArray
-
-__all__ = ["Fitted", "FittedModel", "FittedSparse", "Workspace"]
-
 
 AnySource = PredictorSource | SparsePredictorSource | ClassPredictorSource
 AnyPredictor = Predictor | SparsePredictor | ClassPredictor

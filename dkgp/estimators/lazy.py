@@ -21,8 +21,6 @@ from dkgp.models.prediction.class_predictor import ClassPredicted, ClassPredicto
 from dkgp.models.prediction.predictor import Predicted, PredictorSource
 from dkgp.models.prediction.sparse import SparsePredicted, SparsePredictorSource
 
-__all__ = ["Quantities", "lazy_predictions"]
-
 Source = PredictorSource | SparsePredictorSource | ClassPredictorSource
 # Name -> what it is of a prediction, (r, columns).
 Quantities = Mapping[str, Callable[[Predicted | SparsePredicted | ClassPredicted], NDArray[np.float64]]]

@@ -14,15 +14,6 @@ from dkgp.estimators.tables import Table, is_dask
 from dkgp.kernels import Kernel, has_user_function
 from dkgp.models.variance.variances import VarianceSettings
 
-__all__ = [
-    "UNKNOWN_SIZE_SAMPLES",
-    "PredictionBounds",
-    "predictions",
-    "require_features",
-    "rows_for_client",
-    "what_holds",
-]
-
 UNKNOWN_SIZE_SAMPLES = 100_000
 
 

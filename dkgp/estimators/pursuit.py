@@ -41,8 +41,6 @@ from dkgp.solvers.pursuit.path import PursuitPath
 from dkgp.solvers.pursuit.rows import RowSystem
 from dkgp.solvers.pursuit.settings import PursuitSettings
 
-__all__ = ["ConjugateDirectionsPursuit"]
-
 FloatArray = NDArray[np.float64]
 
 
@@ -296,8 +294,8 @@ class ConjugateDirectionsPursuit(RegressorMixin, BaseEstimator):  # type: ignore
         check_is_fitted(self)
         if k < 0:
             raise InputError(f"a cardinality is 0 at least; got {k}")
-        found = self._coefficients(k)
-        return found if self._several else np.asarray(found[0])
+        result = self._coefficients(k)
+        return result if self._several else np.asarray(result[0])
 
     # --------------------------------------------------------------------------------------------------- predictions
 
@@ -315,11 +313,11 @@ class ConjugateDirectionsPursuit(RegressorMixin, BaseEstimator):  # type: ignore
         table = read_inputs(X, given_names(self))
         if table.inputs.ndim != 2 or table.inputs.shape[1] != self.n_features_in_:
             raise InputError(f"X has shape {table.inputs.shape}; expected (n, {self.n_features_in_})")
-        found = table.inputs @ self.coef_.T + self.intercept_
+        result = table.inputs @ self.coef_.T + self.intercept_
         if table.labels is None:
-            return found
+            return result
         names = self._target_names or tuple(f"y{target}" for target in range(len(self._offset)))
-        return label(found, table.labels, names, "", several=self._several)
+        return label(result, table.labels, names, "", several=self._several)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Coefficient of determination R^2; lazy inputs are computed."""

@@ -37,8 +37,6 @@ from dkgp.models.update import update
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.solvers import Solver
 
-__all__ = ["GPRegressor"]
-
 # Draws of functions that an estimator keeps, so that they need not be solved for again at other points.
 MOST_KEPT_DRAWS = 4
 
@@ -170,15 +168,22 @@ class GPRegressor(GPEstimator):
         checked_solver(self.solver)
         workspace = Workspace(self.store)
         dataset, several = training_set(self, X, y, workspace)
-        found = self._hyperparameters(dataset, seed)
-        solver, products = solver_for(self.solver, dataset, found, self.tol, seed)
+        hyperparameters = self._hyperparameters(dataset, seed)
+        solver, products = solver_for(self.solver, dataset, hyperparameters, self.tol, seed)
         with executor_for(self.client, dataset.n_samples) as executor:
             executor.tiles = replace(executor.tiles, products=products)
-            trained = train(dataset, found.kernel, found.noise_variance, executor, solver=solver, stopping=stopping)
-        about = about_fit(self, dataset, found, several=several)
+            trained = train(
+                dataset,
+                hyperparameters.kernel,
+                hyperparameters.noise_variance,
+                executor,
+                solver=solver,
+                stopping=stopping,
+            )
+        about = about_fit(self, dataset, hyperparameters, several=several)
         self._take(FittedModel.of(trained, dataset, workspace, about))
-        if found.converged is False:
-            warnings.warn("; ".join(found.warnings), ConvergenceWarning, stacklevel=2)
+        if hyperparameters.converged is False:
+            warnings.warn("; ".join(hyperparameters.warnings), ConvergenceWarning, stacklevel=2)
         self._warn_of_shortfall()
         return self
 
@@ -218,8 +223,7 @@ class GPRegressor(GPEstimator):
                 self.kernel_,
                 self.noise_variance_,
                 executor,
-                fitted.record.alpha,
-                fitted.gradient,
+                (fitted.record.alpha, fitted.gradient),
                 solver=solver_for_update(self.solver),
                 stopping=stopping_of(self.tol, self.max_passes),
             )

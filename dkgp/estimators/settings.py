@@ -18,18 +18,6 @@ from dkgp.models.tuning.tasks import Objective
 from dkgp.solvers import GradientInfNorm, MaxPasses, Method, Solver, StoppingRule
 from dkgp.solvers.registry import AUTO, build_solver, solver_names
 
-__all__ = [
-    "OBJECTIVES",
-    "about_fit",
-    "checked_solver",
-    "chosen_hyperparameters",
-    "executor_for",
-    "settings_of",
-    "solver_for",
-    "solver_for_update",
-    "stopping_of",
-]
-
 OBJECTIVES: dict[str, Objective] = {"marginal_likelihood": "likelihood", "loo": "loo"}
 # Of kernels that are not tuned, where no noise is given: a tenth of the targets' standard deviation.
 UNTUNED_NOISE_VARIANCE = 0.01

@@ -19,11 +19,13 @@ from dkgp.kernels import Kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.sparse.bound.search import EVIDENCES, tune_by_bound
 from dkgp.models.sparse.ladder import LadderTarget, climb
-from dkgp.models.sparse.train import SparseSettings, noise_by_sample, train_sparse
+from dkgp.models.sparse.problem import SparseProblem, noise_by_sample
+from dkgp.models.sparse.settings import SparseSettings
+from dkgp.models.sparse.train import train_sparse
+from dkgp.models.tuning.likelihood_search import SearchSettings
+from dkgp.models.tuning.problem import Choices
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.base import FloatArray, IndexArray
-
-__all__ = ["OverconfidenceWarning", "SparseGPRegressor"]
 
 # Basis samples where nothing is said, and there are as many.
 DEFAULT_BASIS_SIZE, AUTO = 1000, "auto"
@@ -198,7 +200,7 @@ class SparseGPRegressor(GPEstimator):
         with executor_for(self.client, n) as executor:
             if self.basis_size == AUTO:
                 assert target is not None
-                trained = climb(*problem, executor, settings, target, relative_noise=noise)
+                trained = climb(SparseProblem.of(*problem, noise), executor, settings, target)
             else:
                 trained = train_sparse(*problem, executor, settings, given=given, relative_noise=noise)
         about = about_fit(self, dataset, found, several=several)
@@ -255,12 +257,10 @@ class SparseGPRegressor(GPEstimator):
             return tune_by_bound(
                 dataset,
                 executor,
-                kernel=kernel,
+                Choices(kernel, fixed=fixed),
+                SearchSettings(seed, restarts=restarts),
                 objective=self.optimizer,
                 basis_size=size,
-                seed=seed,
-                fixed=fixed,
-                restarts=restarts,
             )
 
     def _settings(self, n: int, seed: int) -> SparseSettings:

@@ -14,8 +14,6 @@ from dkgp.data.sources.ingest_blocks import stored_inputs
 from dkgp.data.sources.labelled import LabelledTable, is_labelled, labelled_inputs, labelled_targets
 from dkgp.errors import InputError
 
-__all__ = ["Table", "is_plain", "read_inputs", "read_samples"]
-
 
 @dataclass(frozen=True)
 class Table:

@@ -17,18 +17,6 @@ from dkgp.estimators.fitted import Workspace
 from dkgp.estimators.scikit_learn import validate_data
 from dkgp.estimators.tables import Table, is_dask, is_plain, read_inputs, read_samples
 
-__all__ = [
-    "computed",
-    "given_names",
-    "given_target_names",
-    "new_samples",
-    "note_features",
-    "plain_inputs",
-    "reads_memory",
-    "training_set",
-    "true_targets",
-]
-
 
 def training_set(estimator: Any, X: Any, y: Any, workspace: Workspace) -> tuple[Dataset, bool]:
     """Make a training set, and tell the estimator what scikit-learn wants known of it.
@@ -75,9 +63,9 @@ def new_samples(estimator: Any, X: Any, y: Any, p: int) -> tuple[Any, Any]:
         inputs = np.asarray(computed(table.inputs))
         if inputs.shape[1] != estimator.n_features_in_:
             raise InputError(f"X has {inputs.shape[1]} features; expected {estimator.n_features_in_}")
-    found = 1 if np.ndim(targets) == 1 else np.shape(targets)[1]
-    if found != p:
-        raise InputError(f"y has {found} targets; expected {p}, as the training set has")
+    result = 1 if np.ndim(targets) == 1 else np.shape(targets)[1]
+    if result != p:
+        raise InputError(f"y has {result} targets; expected {p}, as the training set has")
     return inputs, targets
 
 
@@ -129,9 +117,9 @@ def _target_values(y: Any) -> Any:
 def given_target_names(y: Any, features: Any) -> tuple[str, ...] | None:
     """Names that a Series, a DataFrame or a DataArray brings, where they are texts and none is a feature's."""
     columns = getattr(y, "columns", None)
-    found = list(columns) if columns is not None else [getattr(y, "name", None)]
-    usable = [name for name in found if isinstance(name, str) and name not in set(features)]
-    return tuple(usable) if len(usable) == len(found) and not is_dask(y) else None
+    result = list(columns) if columns is not None else [getattr(y, "name", None)]
+    usable = [name for name in result if isinstance(name, str) and name not in set(features)]
+    return tuple(usable) if len(usable) == len(result) and not is_dask(y) else None
 
 
 def _default_targets(targets: Any) -> tuple[str, ...]:

@@ -1,19 +1,22 @@
 """Kernels as small immutable value objects, and the compiled tile evaluators behind them."""
 
+# Hangs on dkgp/kernels/tiles/stages.py.
+
 from __future__ import annotations
 
-from dkgp.kernels.active import ActiveDimensions
 from dkgp.kernels.base import Kernel, Parameter, kernel_from_json
-from dkgp.kernels.composite import Product, Scaled, Sum
+from dkgp.kernels.composite import Product, Sum
 from dkgp.kernels.constants import Constant, White, fold_white
 from dkgp.kernels.dot_product import Linear, Polynomial
 from dkgp.kernels.expression import kernel_names, kernel_text, parse_kernel
-from dkgp.kernels.function_registry import register_function
+from dkgp.kernels.functions import register_function
 from dkgp.kernels.periodic import Periodic
 from dkgp.kernels.stationary import Matern12, Matern32, Matern52, RationalQuadratic, SquaredExponential
 from dkgp.kernels.tiles.entry_count import EntryCount, count_entries, counting
-from dkgp.kernels.tiles.evaluator import Features, TileEvaluator
+from dkgp.kernels.tiles.evaluator import TileEvaluator
+from dkgp.kernels.tiles.features import Features
 from dkgp.kernels.user import UserKernel, check_positive_definite, has_user_function
+from dkgp.kernels.wrapped import ActiveDimensions, Scaled
 
 __all__ = [
     "ActiveDimensions",

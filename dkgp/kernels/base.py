@@ -3,10 +3,9 @@
 All that is known of a kernel stands in its own file: it derives from `Kernel` (of a distance, from
 `dkgp.kernels.distance.DistanceKernel`, which leaves little to do), and `register_kernel` makes it known by its name.
 
-The naive evaluation (`kernel(A, B)`) is the reference that every other path is tested against: `linearise`, the same
-by matrix products and with derivatives, and the tile program, what the compiled loops are told. A kernel's parameters
-are its positive numbers; the search for hyperparameters works on their logarithms, so derivatives are with respect to
-those.
+The naive evaluation (`kernel(A, B)`) is the reference that every other path is tested against: `linearise`, the same by
+matrix products and with derivatives, and the tile program of the compiled loops. A kernel's parameters are its positive
+numbers; the search for hyperparameters works on their logarithms, so derivatives are with respect to those.
 """
 
 from __future__ import annotations
@@ -26,19 +25,6 @@ from dkgp.errors import InputError
 from dkgp.kernels.program import ProgramBuilder, TileProgram
 from dkgp.kernels.spectrum import RandomFeatures, Waves
 from dkgp.registry import load_entry_points
-
-__all__ = [
-    "FloatArray",
-    "Kernel",
-    "Parameter",
-    "Pullback",
-    "Settings",
-    "kernel_from_json",
-    "kernel_types",
-    "part_from_json",
-    "register_kernel",
-    "require_positive",
-]
 
 FloatArray: TypeAlias = NDArray[np.float64]
 _CONTRACTED_ENTRIES = 2**17
@@ -116,12 +102,12 @@ class Kernel(ABC):
 
     @property
     def pairwise(self) -> bool:
-        """True if a value depends on two rows alone, and not on where they stand: not so of white noise."""
+        """True if a value depends on two rows alone; that of white noise depends on their places."""
         return all(child.pairwise for child in self.children)
 
     @property
     def unproven(self) -> str | None:
-        """Name of a function that nobody has proven positive definite, nor its rounding; None for dkgp's own."""
+        """Name of a function whose positive definiteness and rounding are not proven; None for dkgp's own."""
         return None
 
     def walk(self) -> Iterator[Kernel]:
@@ -194,7 +180,7 @@ class Kernel(ABC):
         step = max(64, _CONTRACTED_ENTRIES // max(1, right.shape[0]))
         if left.shape[0] <= step or (left is right and not self.pairwise):
             return self.linearise(left, right)[1](checked)
-        # Some rows at a time: what is held is bounded, and stays in the cache.
+        # Some rows at a time: few arrays, that stay in the cache.
         pieces = range(0, left.shape[0], step)
         parts = [self.linearise(left[i : i + step], right)[1](checked[i : i + step]) for i in pieces]
         gradient: FloatArray = np.sum(parts, axis=0)
@@ -303,7 +289,7 @@ class Kernel(ABC):
     @classmethod
     @abstractmethod
     def from_json(cls, document: Mapping[str, Any]) -> Kernel:
-        """Rebuild the kernel from what `to_json` gave."""
+        """Rebuild the kernel from the form of `to_json`."""
 
     @classmethod
     def start(cls, settings: Settings, n_features: int) -> Kernel:
@@ -326,7 +312,7 @@ class Kernel(ABC):
     # ---------------------------------------------------------------------------------------------- for subclasses
 
     def one_side(self, values: ArrayLike) -> FloatArray:
-        """Rows as (a, d) float64, or why they are none of this kernel's."""
+        """Rows as (a, d) float64; `InputError` where they do not fit the kernel."""
         rows = np.asarray(values, dtype=np.float64)
         if rows.ndim != 2 or (self.n_features and rows.shape[1] != self.n_features):
             expected = self.n_features or "any number of"
@@ -334,12 +320,12 @@ class Kernel(ABC):
         return rows
 
     def rows(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, FloatArray]:
-        """Both sides by `one_side`; the same array twice where `A` is `B`, so that samples can be told from twins."""
+        """Both sides by `one_side`; one array twice where `A` is `B`, so that samples differ from their twins."""
         left = self.one_side(A)
         return left, left if B is A else self.one_side(B)
 
     def checked_weights(self, left: FloatArray, right: FloatArray, weights: ArrayLike) -> FloatArray:
-        """Weights as (a, b) float64, or why they do not fit the rows."""
+        """Weights as (a, b) float64; `InputError` where they do not fit the rows."""
         array = np.ascontiguousarray(weights, dtype=np.float64)
         if array.shape != (left.shape[0], right.shape[0]):
             expected = (left.shape[0], right.shape[0])
@@ -349,7 +335,7 @@ class Kernel(ABC):
         return array
 
     def checked_values(self, values: ArrayLike) -> list[float]:
-        """Values for `with_parameters` as a list of floats, or why they do not fit."""
+        """Values for `with_parameters` as a list of floats; `InputError` where they do not fit."""
         array = np.asarray(values, dtype=np.float64)
         expected = len(self.parameters())
         if array.shape != (expected,):
@@ -373,12 +359,12 @@ def register_kernel(cls: type[K]) -> type[K]:
 
 def kernel_types() -> Mapping[str, type[Kernel]]:
     """All kernels that are known, by their `type_name`: dkgp's, and those of the entry point group "dkgp.kernels"."""
-    _load_others()
+    _load_installed()
     return MappingProxyType(_REGISTRY)
 
 
 @cache
-def _load_others() -> None:
+def _load_installed() -> None:
     load_entry_points("dkgp.kernels", "kernel")
 
 
@@ -431,7 +417,7 @@ def part_from_json(document: Any, place: str) -> Kernel:
 
 
 def require_positive(name: str, value: float, *, admits: Callable[[float], bool] = lambda v: v > 0.0) -> float:
-    """Return `value` as a float, or say why it is not admissible."""
+    """`value` as a float; `InputError` where it is not admissible."""
     try:
         number = float(value)
     except (TypeError, ValueError):

@@ -14,12 +14,10 @@ from dkgp.kernels.fields import VARIANCE_BOUNDS, PlainKernel, known_settings
 from dkgp.kernels.program import ProgramBuilder
 from dkgp.kernels.spectrum import RandomFeatures, Waves
 
-__all__ = ["Constant", "White", "fold_white"]
-
 
 @dataclass(frozen=True)
 class _Featureless(PlainKernel):
-    """A variance, and a number of features that is only there to be checked."""
+    """A variance, and a number of features that only serves for checks."""
 
     variance: float = 1.0
     n_features: int = 0
@@ -27,11 +25,11 @@ class _Featureless(PlainKernel):
     featureless: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "variance", require_positive("the kernel's variance", self.variance))
+        self.settle(variance=require_positive("the kernel's variance", self.variance))
         count = self.n_features
         if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 0:
             raise InputError(f"n_features must be a whole number from 1, or left out; got {count!r}")
-        object.__setattr__(self, "n_features", int(count))
+        self.settle(n_features=int(count))
 
     @property
     def stationary(self) -> bool:
@@ -161,9 +159,9 @@ def fold_white(kernel: Kernel, noise_variance: float) -> tuple[Kernel, float]:
     >>> fold_white(Constant(2.0) + 0.5 * White(0.2), 0.01)
     (Constant(variance=2.0, n_features=0), 0.11)
     """
-    left, white = kernel.split_white()
-    if left is None:
+    rest, white = kernel.split_white()
+    if rest is None:
         raise InputError(
             "the kernel is nothing but white noise, so there is nothing to learn from inputs; add another kernel to it"
         )
-    return left, noise_variance + white
+    return rest, noise_variance + white

@@ -1,7 +1,7 @@
-"""Kernels of a scaled squared distance, k(x, x') = v f(s): what they share, so that each adds its f and f'.
+"""Kernels of a scaled squared distance, k(x, x') = v f(s): all but their f and f'.
 
 A new one is one file (`dkgp.kernels.stationary` has five to learn from): a class with f and f' in NumPy and, for the
-compiled loops, its `Profile`. What else it may have (a parameter besides gamma and v, a spectrum) it declares beside.
+compiled loops, its `Profile`. A further parameter besides gamma and v, or a spectrum, it declares as well.
 
 The derivatives with respect to all d length scales come from one matrix product. With D_ij = w_ij v f'(s_ij) and
 z_l = sqrt(gamma_l) x_l,
@@ -24,20 +24,17 @@ from dkgp.kernels.base import FloatArray, Parameter, Pullback, Settings, require
 from dkgp.kernels.fields import (
     GAMMA_BOUNDS,
     VARIANCE_BOUNDS,
-    PlainKernel,
-    by_feature,
+    LengthScaleKernel,
+    centred,
     checked_features,
     checked_per_feature,
     feature_parameters,
     gamma_of_length_scales,
     gamma_setting,
     known_settings,
-    length_scales_of_gamma,
     replaced,
 )
 from dkgp.kernels.program import Profile, ProgramBuilder
-
-__all__ = ["LN2", "LOG2_E", "DistanceKernel", "spread", "squared_distances"]
 
 LN2 = math.log(2.0)
 LOG2_E = 1.0 / LN2
@@ -46,7 +43,7 @@ _FEW_DIGITS = 1e-9
 
 
 @dataclass(frozen=True)
-class DistanceKernel(PlainKernel):
+class DistanceKernel(LengthScaleKernel):
     """k(x, x') = v f(s), s = sum_l gamma_l (x_l - x'_l)^2.
 
     Parameters
@@ -81,11 +78,10 @@ class DistanceKernel(PlainKernel):
     shapes: ClassVar[Mapping[str, tuple[float, float]]] = {}
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "gamma", checked_per_feature("gamma", self.gamma, zero=True))
-        object.__setattr__(self, "variance", require_positive("the kernel's variance", self.variance))
-        object.__setattr__(self, "n_features", checked_features(self.n_features, gamma=self.gamma))
-        for name in self.shapes:
-            object.__setattr__(self, name, require_positive(name, getattr(self, name)))
+        self.settle(gamma=checked_per_feature("gamma", self.gamma, zero=True))
+        self.settle(variance=require_positive("the kernel's variance", self.variance))
+        self.settle(n_features=checked_features(self.n_features, gamma=self.gamma))
+        self.settle(**{name: require_positive(name, getattr(self, name)) for name in self.shapes})
 
     @classmethod
     def from_length_scales(
@@ -95,24 +91,9 @@ class DistanceKernel(PlainKernel):
         return cls(gamma=gamma_of_length_scales(length_scales), variance=variance, n_features=n_features, **others)
 
     @property
-    def length_scales(self) -> tuple[float, ...]:
-        """lengthscale_l = 1 / sqrt(2 gamma_l), as many as there are `gamma`."""
-        return length_scales_of_gamma(self.gamma)
-
-    @property
     def isotropic(self) -> bool:
         """True if one length scale serves several features."""
         return len(self.gamma) < self.n_features
-
-    @property
-    def feature_gamma(self) -> tuple[float, ...]:
-        """gamma_1 .. gamma_d, also where one value serves all."""
-        return by_feature(self.gamma, self.n_features)
-
-    @property
-    def stationary(self) -> bool:
-        """k(x, x) = v f(0) everywhere."""
-        return True
 
     # ------------------------------------------------------------------------------------------------------ evaluation
 
@@ -140,7 +121,10 @@ class DistanceKernel(PlainKernel):
     def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
         """Values and derivatives by matrix products; see `Kernel.linearise`."""
         left, right = self.rows(A, B)
-        z_left, z_right, s = self._scaled_distances(left, right)
+        gamma = np.asarray(self.feature_gamma)
+        active = np.flatnonzero(gamma > 0.0)
+        z_left, z_right = centred(left, right, active, np.sqrt(gamma[active]))
+        s = squared_distances(z_left, z_right)
         f = self.profile(s)
         values = f if self.variance == 1.0 else self.variance * f
 
@@ -152,20 +136,10 @@ class DistanceKernel(PlainKernel):
                 gradient = np.array([np.vdot(D, s)]) if self.gamma[0] > 0.0 else np.empty(0)
             else:
                 gradient = spread(D, z_left, z_right)
-            others = self._shape_gradients(s, f, weights)
-            return np.concatenate([self.variance * gradient, [total], self.variance * others])
+            shapes = self._shape_gradients(s, f, weights)
+            return np.concatenate([self.variance * gradient, [total], self.variance * shapes])
 
         return values, pullback
-
-    def _scaled_distances(self, left: FloatArray, right: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        gamma = np.asarray(self.feature_gamma)
-        active = np.flatnonzero(gamma > 0.0)
-        scale = np.sqrt(gamma[active])
-        # The common centre costs nothing and saves digits where inputs lie far from the origin.
-        centre = right[:, active].mean(axis=0) if right.shape[0] else 0.0
-        z_right = (right[:, active] - centre) * scale
-        z_left = z_right if left is right else (left[:, active] - centre) * scale
-        return z_left, z_right, squared_distances(z_left, z_right)
 
     def _normal(self, count: int, rng: np.random.Generator) -> FloatArray:
         """Draws (count, d) from the spectral distribution of exp(-s), from which those of mixtures of it follow."""
@@ -175,9 +149,9 @@ class DistanceKernel(PlainKernel):
 
     def parameters(self) -> tuple[Parameter, ...]:
         """gamma_1 .. gamma_d (or the one for all; none for those that are zero), then v."""
-        found = feature_parameters("gamma", self.gamma, GAMMA_BOUNDS, self.n_features)
+        gammas = feature_parameters("gamma", self.gamma, GAMMA_BOUNDS, self.n_features)
         shapes = (Parameter(name, getattr(self, name), *bounds) for name, bounds in self.shapes.items())
-        return (*found, Parameter("variance", self.variance, *VARIANCE_BOUNDS), *shapes)
+        return (*gammas, Parameter("variance", self.variance, *VARIANCE_BOUNDS), *shapes)
 
     def with_parameters(self, values: ArrayLike) -> Self:
         """The same kernel with other parameters; see `Kernel.with_parameters`."""
@@ -194,7 +168,7 @@ class DistanceKernel(PlainKernel):
     # ---------------------------------------------------------------------------------------------------- descriptions
 
     def _scale(self, gamma: float) -> float:
-        """Factor on a feature that the compiled profile wants: sqrt(gamma), and what is folded into it."""
+        """Factor on a feature of the compiled profile: sqrt(gamma), and the constants that are folded into it."""
         return math.sqrt(gamma)
 
     def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
@@ -232,7 +206,7 @@ def squared_distances(left: FloatArray, right: FloatArray) -> FloatArray:
 def spread(D: FloatArray, left: FloatArray, right: FloatArray) -> FloatArray:
     """sum_ij D_ij (a_il - b_jl)^2 for each feature, by one matrix product: (d,)."""
     product = D @ np.column_stack([right, np.ones(right.shape[0])])
-    own = (left * left).T @ product[:, -1] + (right * right).T @ D.sum(axis=0)
+    squares = (left * left).T @ product[:, -1] + (right * right).T @ D.sum(axis=0)
     mixed: FloatArray = np.einsum("il,il->l", left, product[:, :-1])
-    difference: FloatArray = own - 2.0 * mixed
+    difference: FloatArray = squares - 2.0 * mixed
     return difference

@@ -27,8 +27,6 @@ from dkgp.kernels.fields import (
 from dkgp.kernels.program import Profile, ProgramBuilder
 from dkgp.kernels.spectrum import RandomFeatures, Slopes
 
-__all__ = ["POLYNOMIAL", "Linear", "Polynomial"]
-
 
 def _polynomial(values, parameters, floor):  # type: ignore[no-untyped-def]
     """By repeated squaring from the leading bit of p down."""
@@ -89,27 +87,23 @@ class _DotProduct(PlainKernel):
         weight = checked_per_feature("weight", self.weight, zero=True)
         if not any(weight):
             raise InputError("weight must be positive for at least one feature; got zeros only")
-        object.__setattr__(self, "weight", weight)
-        object.__setattr__(self, "variance", require_positive("the kernel's variance", self.variance))
-        object.__setattr__(self, "n_features", checked_features(self.n_features, weight=weight))
+        variance = require_positive("the kernel's variance", self.variance)
+        self.settle(weight=weight, variance=variance, n_features=checked_features(self.n_features, weight=weight))
 
     def __call__(self, A: ArrayLike, B: ArrayLike) -> FloatArray:
         """Evaluate all pairs feature by feature in float64; see `Kernel.__call__`."""
         return self.variance * (self._products(A, B) + self.offset) ** self.degree
 
     def diagonal(self, A: ArrayLike) -> FloatArray:
-        """k(x, x) for each row of `A`; infinite where it overflows, for who uses it to refuse or to prove nothing."""
+        """k(x, x) for each row of `A`: (a,); infinite where it overflows, which the caller refuses."""
         with np.errstate(over="ignore"):
-            return self._diagonal(A)
-
-    def _diagonal(self, A: ArrayLike) -> FloatArray:
-        base = self._squared_norms(A) + self.offset
-        values = base.copy()
-        for bit in f"{self.degree:b}"[1:]:  # by squaring: the bits of NumPy's powers depend on the processor
-            values *= values
-            if bit == "1":
-                values *= base
-        return self.variance * values
+            base = self._squared_norms(A) + self.offset
+            values = base.copy()
+            for bit in f"{self.degree:b}"[1:]:  # by squaring: the bits of NumPy's powers depend on the processor
+                values *= values
+                if bit == "1":
+                    values *= base
+            return self.variance * values
 
     @property
     def diagonal_roundings(self) -> float:
@@ -206,7 +200,7 @@ class Linear(_DotProduct):
 
     @property
     def offset(self) -> float:
-        """None."""
+        """0."""
         return 0.0
 
     @property
@@ -274,10 +268,10 @@ class Polynomial(_DotProduct):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "offset", require_positive("the offset", self.offset, admits=lambda c: c >= 0.0))
+        self.settle(offset=require_positive("the offset", self.offset, admits=lambda c: c >= 0.0))
         if isinstance(self.degree, bool) or not isinstance(self.degree, int | np.integer) or self.degree < 1:
             raise InputError(f"the degree of a polynomial kernel must be a whole number from 1; got {self.degree!r}")
-        object.__setattr__(self, "degree", int(self.degree))
+        self.settle(degree=int(self.degree))
 
     def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
         """Values and derivatives by matrix products; see `Kernel.linearise`."""

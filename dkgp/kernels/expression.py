@@ -13,9 +13,8 @@ from typing import Any
 
 from dkgp.errors import InputError
 from dkgp.kernels.base import Kernel, Settings, kernel_types
-from dkgp.kernels.composite import Product, Scaled, Sum
-
-__all__ = ["kernel_names", "kernel_text", "parse_kernel"]
+from dkgp.kernels.composite import Product, Sum
+from dkgp.kernels.wrapped import Scaled
 
 _LONGEST_TEXT = 10_000
 _MOST_NUMBERS = 12
@@ -83,16 +82,16 @@ class _Reader:
 
     def kernel(self) -> Kernel:
         try:
-            found = self._read(ast.parse(self._source, mode="eval").body)
+            kernel = self._read(ast.parse(self._source, mode="eval").body)
         except SyntaxError as error:
             raise self._error(self._indent + (error.offset or 1) - 1, f"not an expression ({error.msg})") from None
         except (RecursionError, MemoryError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"the kernel '{self._text[:40]}...' cannot be read: {error}") from None
-        if not isinstance(found, Kernel):
-            raise self._error(0, f"expected a kernel; got the number {found:g}")
-        return found
+        if not isinstance(kernel, Kernel):
+            raise self._error(0, f"expected a kernel; got the number {kernel:g}")
+        return kernel
 
     def _error(self, column: int, message: str) -> InputError:
         column = min(max(column, 0), len(self._text))
@@ -169,10 +168,10 @@ class _Reader:
 
     def _features(self, node: ast.expr) -> list[int]:
         items = node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
-        found = [self._feature(item) for item in items]
-        if not found or len(set(found)) < len(found):
+        features = [self._feature(item) for item in items]
+        if not features or len(set(features)) < len(features):
             raise self._error(self._at(node), "expected at least one feature, and none twice")
-        return found
+        return features
 
     def _feature(self, node: ast.expr) -> int:
         value = node.value if isinstance(node, ast.Constant) else None
@@ -195,20 +194,20 @@ class _Reader:
     def _settings(self, node: ast.Call) -> Settings:
         if node.args:
             raise self._error(self._at(node.args[0]), "settings need their names, like period=2.0")
-        found: Settings = {}
+        settings: Settings = {}
         for keyword in node.keywords:
             if keyword.arg is None:
                 raise self._error(self._at(keyword.value), "settings need their names, like period=2.0")
             value = keyword.value
             items = value.elts if isinstance(value, ast.List | ast.Tuple) else None
             if items is not None:
-                found[keyword.arg] = [self._number(item) for item in items]
+                settings[keyword.arg] = [self._number(item) for item in items]
             elif isinstance(value, ast.Constant) and isinstance(value.value, bool | str):
-                found[keyword.arg] = value.value
+                settings[keyword.arg] = value.value
             else:
                 number = self._number(value)
-                found[keyword.arg] = value.value if isinstance(value, ast.Constant) else number
-        return found
+                settings[keyword.arg] = value.value if isinstance(value, ast.Constant) else number
+        return settings
 
 
 # ----------------------------------------------------------------------------------------------------------- the writer
@@ -245,7 +244,7 @@ def _expression(
     if kind == "scaled":
         return f"{_number(kernel['scale'])} * {_expression(kernel['kernel'], features, names, factor=True)}"
     if kind == "on":
-        return _expression(kernel["kernel"], _chosen(kernel, features), names, factor=factor)
+        return _expression(kernel["kernel"], _features_of(kernel, features), names, factor=factor)
     return kind + _place(kernel, features, names)
 
 
@@ -256,13 +255,13 @@ def _parts(kernel: Mapping[str, Any], features: Sequence[int] | None, names: Seq
     if kind == "scaled":
         return _parts(kernel["kernel"], features, names)
     if kind == "on":
-        return _parts(kernel["kernel"], _chosen(kernel, features), names)
+        return _parts(kernel["kernel"], _features_of(kernel, features), names)
     values = [f"{name} {_values(value, features, names)}" for name, value in kernel.items() if name not in _STRUCTURE]
     return [f"{kind}{_place(kernel, features, names)}: {', '.join(values)}"] if values else []
 
 
-def _chosen(kernel: Mapping[str, Any], features: Sequence[int] | None) -> list[int]:
-    """Features of the data that a kernel of some of `features` is of."""
+def _features_of(kernel: Mapping[str, Any], features: Sequence[int] | None) -> list[int]:
+    """Features of the data that a kernel "on" some of `features` looks at."""
     return [int(index) if features is None else features[index] for index in kernel["features"]]
 
 

@@ -8,32 +8,10 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from dkgp.errors import InputError
-from dkgp.kernels.base import Kernel, Parameter, Settings, require_positive
-
-__all__ = [
-    "GAMMA_BOUNDS",
-    "PERIOD_BOUNDS",
-    "SHAPE_BOUNDS",
-    "VARIANCE_BOUNDS",
-    "PlainKernel",
-    "by_feature",
-    "checked_features",
-    "checked_per_feature",
-    "feature_parameters",
-    "gamma_of_length_scales",
-    "gamma_setting",
-    "integer_from_json",
-    "isotropic_setting",
-    "known_settings",
-    "length_scales_of_gamma",
-    "list_from_json",
-    "number_from_json",
-    "per_feature_setting",
-    "replaced",
-]
+from dkgp.kernels.base import FloatArray, Kernel, Parameter, Settings, require_positive
 
 # For searches on standardised inputs. A gamma of 1e-8 moves no exponent that matters, and one of 1e4 makes every sample
 # an island.
@@ -57,7 +35,7 @@ def checked_per_feature(name: str, values: Any, *, zero: bool) -> tuple[float, .
 
 
 def checked_features(n_features: Any, **per_feature: tuple[float, ...]) -> int:
-    """Number of features, where `n_features` is it or 0 for as many as there are values; or why they do not fit."""
+    """Number of features: `n_features`, or where that is 0 as many as there are values."""
     if isinstance(n_features, bool) or not isinstance(n_features, int | np.integer) or n_features < 0:
         raise InputError(f"n_features must be a whole number from 1, or left out; got {n_features!r}")
     total = int(n_features) or max(len(values) for values in per_feature.values())
@@ -102,11 +80,15 @@ def length_scales_of_gamma(gamma: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(math.inf if value == 0.0 else 1.0 / math.sqrt(2.0 * value) for value in gamma)
 
 
+def _value_from_json(document: Mapping[str, Any], name: str, default: Any = None, needs: str = "") -> Any:
+    if name not in document and default is None:
+        raise InputError(f'a kernel of type "{document["type"]}" needs "{name}"{needs}; got {sorted(document)}')
+    return document.get(name, default)
+
+
 def number_from_json(document: Mapping[str, Any], name: str, called: str, default: float | None = None) -> float:
     """The number `name` of a kernel's description; JSON's true is not 1, and "1" is text."""
-    value = document.get(name, default)
-    if name not in document and default is None:
-        raise InputError(f'a kernel of type "{document["type"]}" needs "{name}"; got {sorted(document)}')
+    value = _value_from_json(document, name, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError(f"{called} must be a number; got {value!r}")
     return float(value)
@@ -114,9 +96,7 @@ def number_from_json(document: Mapping[str, Any], name: str, called: str, defaul
 
 def integer_from_json(document: Mapping[str, Any], name: str, default: int | None = None) -> int:
     """The whole number `name` of a kernel's description."""
-    value = document.get(name, default)
-    if name not in document and default is None:
-        raise InputError(f'a kernel of type "{document["type"]}" needs "{name}"; got {sorted(document)}')
+    value = _value_from_json(document, name, default)
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f'"{name}" must be a whole number; got {value!r}')
     return value
@@ -124,11 +104,7 @@ def integer_from_json(document: Mapping[str, Any], name: str, default: int | Non
 
 def list_from_json(document: Mapping[str, Any], name: str) -> tuple[float, ...]:
     """The list `name`, one number for each feature, of a kernel's description."""
-    if name not in document:
-        raise InputError(
-            f'a kernel of type "{document["type"]}" needs "{name}", one value for each feature; got {sorted(document)}'
-        )
-    values = document[name]
+    values = _value_from_json(document, name, needs=", one value for each feature")
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise InputError(f'"{name}" must be a list with one value for each feature; got {values!r}')
     for index, value in enumerate(values):
@@ -139,23 +115,23 @@ def list_from_json(document: Mapping[str, Any], name: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class PlainKernel(Kernel):
-    """A kernel whose fields are `variance`, `n_features`, other numbers, and tuples of one for each feature or all.
+    """A kernel whose fields are `variance`, `n_features`, other numbers, and tuples of one for each feature or all."""
 
-    Attributes
-    ----------
-    required : tuple of str
-        Numbers that a description must give although they have a default.
-    """
-
+    # Numbers that a description must give although they have a default.
     required: ClassVar[tuple[str, ...]] = ()
+
+    def settle(self, **values: Any) -> None:
+        """Put checked values in the place of the fields as they were given."""
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     def to_json(self) -> dict[str, Any]:
         """`{"type": ..., "variance": v, "gamma": [...]}` and so on; `n_features` where no list tells."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        document = {"type": self.type_name, "variance": own.pop("variance")}
-        total = own.pop("n_features")
-        document |= {name: list(value) if isinstance(value, tuple) else value for name, value in own.items()}
-        evident = not total or any(isinstance(value, tuple) and len(value) == total for value in own.values())
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        document = {"type": self.type_name, "variance": values.pop("variance")}
+        total = values.pop("n_features")
+        document |= {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        evident = not total or any(isinstance(value, tuple) and len(value) == total for value in values.values())
         return document if evident else {**document, "n_features": total}
 
     @classmethod
@@ -173,6 +149,37 @@ class PlainKernel(Kernel):
             else:
                 values[name] = list_from_json(document, name)
         return cls(**values)
+
+
+class LengthScaleKernel(PlainKernel):
+    """A stationary kernel with a gamma by feature, or one for all."""
+
+    gamma: tuple[float, ...]
+
+    @property
+    def length_scales(self) -> tuple[float, ...]:
+        """lengthscale_l = 1 / sqrt(2 gamma_l), as many as there are `gamma`."""
+        return length_scales_of_gamma(self.gamma)
+
+    @property
+    def feature_gamma(self) -> tuple[float, ...]:
+        """gamma_1 .. gamma_d, also where one value serves all."""
+        return by_feature(self.gamma, self.n_features)
+
+    @property
+    def stationary(self) -> bool:
+        """True: k(x, x) is the same everywhere."""
+        return True
+
+
+def centred(left: FloatArray, right: FloatArray, active: NDArray[np.intp], scale: Any) -> tuple[FloatArray, FloatArray]:
+    """Both sides' active features off the right side's mean, times `scale`; one array where both sides are one.
+
+    The common centre costs nothing and saves digits where inputs lie far from the origin.
+    """
+    centre = right[:, active].mean(axis=0) if right.shape[0] else 0.0
+    scaled = (right[:, active] - centre) * scale
+    return scaled if left is right else (left[:, active] - centre) * scale, scaled
 
 
 # -------------------------------------------------------------------------------------------- settings of expressions

@@ -15,27 +15,25 @@ from dkgp.kernels.fields import (
     GAMMA_BOUNDS,
     PERIOD_BOUNDS,
     VARIANCE_BOUNDS,
-    PlainKernel,
+    LengthScaleKernel,
     by_feature,
+    centred,
     checked_features,
     checked_per_feature,
     feature_parameters,
     gamma_of_length_scales,
     gamma_setting,
     known_settings,
-    length_scales_of_gamma,
     per_feature_setting,
     replaced,
 )
 from dkgp.kernels.program import ProgramBuilder
 from dkgp.kernels.stationary import EXP2
 
-__all__ = ["Periodic"]
-
 
 @register_kernel
 @dataclass(frozen=True)
-class Periodic(PlainKernel):
+class Periodic(LengthScaleKernel):
     """k(x, x') = v exp(-4 sum_l gamma_l sin^2(pi (x_l - x'_l) / period_l)).
 
     MacKay's kernel (1998; Rasmussen and Williams 2006, equation 4.31): a squared exponential of points on circles, each
@@ -68,11 +66,10 @@ class Periodic(PlainKernel):
     type_name: ClassVar[str] = "periodic"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "gamma", checked_per_feature("gamma", self.gamma, zero=True))
-        object.__setattr__(self, "period", checked_per_feature("period", self.period, zero=False))
-        object.__setattr__(self, "variance", require_positive("the kernel's variance", self.variance))
-        total = checked_features(self.n_features, gamma=self.gamma, period=self.period)
-        object.__setattr__(self, "n_features", total)
+        self.settle(gamma=checked_per_feature("gamma", self.gamma, zero=True))
+        self.settle(period=checked_per_feature("period", self.period, zero=False))
+        self.settle(variance=require_positive("the kernel's variance", self.variance))
+        self.settle(n_features=checked_features(self.n_features, gamma=self.gamma, period=self.period))
 
     @classmethod
     def from_length_scales(
@@ -83,24 +80,9 @@ class Periodic(PlainKernel):
         return cls(gamma_of_length_scales(length_scales), periods, variance, n_features)
 
     @property
-    def length_scales(self) -> tuple[float, ...]:
-        """lengthscale_l = 1 / sqrt(2 gamma_l), as many as there are `gamma`."""
-        return length_scales_of_gamma(self.gamma)
-
-    @property
-    def feature_gamma(self) -> tuple[float, ...]:
-        """gamma_1 .. gamma_d, also where one value serves all."""
-        return by_feature(self.gamma, self.n_features)
-
-    @property
     def feature_period(self) -> tuple[float, ...]:
         """period_1 .. period_d, also where one value serves all."""
         return by_feature(self.period, self.n_features)
-
-    @property
-    def stationary(self) -> bool:
-        """k(x, x) = v everywhere."""
-        return True
 
     def __call__(self, A: ArrayLike, B: ArrayLike) -> FloatArray:
         """Evaluate all pairs by direct differences in float64; see `Kernel.__call__`."""
@@ -125,10 +107,8 @@ class Periodic(PlainKernel):
         active = np.flatnonzero(self.feature_gamma)
         root = np.sqrt(np.asarray(self.feature_gamma)[active])
         frequency = 2.0 * math.pi / np.asarray(self.feature_period)[active]
-        # Angles are taken from a common centre: their derivatives grow with them.
-        centre = right[:, active].mean(axis=0) if right.shape[0] else 0.0
-        t_right = (right[:, active] - centre) * frequency
-        t_left = t_right if left is right else (left[:, active] - centre) * frequency
+        # Derivatives grow with the angles.
+        t_left, t_right = centred(left, right, active, frequency)
         c_right = np.hstack([root * np.cos(t_right), root * np.sin(t_right)])
         c_left = c_right if left is right else np.hstack([root * np.cos(t_left), root * np.sin(t_left)])
         values = squared_distances(c_left, c_right)
@@ -159,12 +139,9 @@ class Periodic(PlainKernel):
 
     def parameters(self) -> tuple[Parameter, ...]:
         """gamma_1 .. gamma_d, period_1 .. period_d (or the one for all; none of a feature that is off), then v."""
-        found = [
-            parameter
-            for name, values, bounds in (("gamma", self.gamma, GAMMA_BOUNDS), ("period", self._free(), PERIOD_BOUNDS))
-            for parameter in feature_parameters(name, values, bounds, self.n_features)
-        ]
-        return (*found, Parameter("variance", self.variance, *VARIANCE_BOUNDS))
+        gammas = feature_parameters("gamma", self.gamma, GAMMA_BOUNDS, self.n_features)
+        periods = feature_parameters("period", self._free(), PERIOD_BOUNDS, self.n_features)
+        return (*gammas, *periods, Parameter("variance", self.variance, *VARIANCE_BOUNDS))
 
     def with_parameters(self, values: ArrayLike) -> Self:
         """The same kernel with other parameters; see `Kernel.with_parameters`."""
@@ -200,7 +177,7 @@ class Periodic(PlainKernel):
         """See `Kernel.start`; periods 1 by default, and gamma as of a `DistanceKernel`."""
         isotropic = settings.get("isotropic") is True
         gamma = gamma_setting(settings, n_features)
-        given = tuple(np.atleast_1d(settings.pop("period", 1.0)).tolist())
-        period = per_feature_setting("period", given, n_features, isotropic)
+        periods = tuple(np.atleast_1d(settings.pop("period", 1.0)).tolist())
+        period = per_feature_setting("period", periods, n_features, isotropic)
         known = known_settings(settings, "length_scale", "isotropic", "period")
         return cls(gamma, period, n_features=n_features, **known)

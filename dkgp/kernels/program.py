@@ -1,12 +1,12 @@
-"""Programs of kernels for the compiled loops: groups of prepared inputs, and steps that make entries of them.
+"""Programs of kernels for the compiled loops: groups of prepared inputs, and steps that turn them into entries.
 
 A kernel is evaluated one cache-sized tile at a time by a small stack machine. Each leaf of a kernel expression reads
 one group of inputs (its features, scaled, in a periodic kernel also mapped to the circle) and pushes a tile of its
 values; the other steps combine the tiles on the stack. A sum of two kernels so costs their two evaluations and one
 addition within the cache.
 
-What a leaf does with its inputs is its `Profile`, which a kernel's own file declares: the compiled loop over entries,
-how it rounds, and how fast it falls. The loops, the bounds on their errors and the tree sums know of it from there.
+A leaf applies its `Profile`, which a kernel's own file declares, to its inputs: the compiled loop over entries, how it
+rounds, and how fast it falls. The loops, the bounds on their errors and the tree sums read all this from there.
 """
 
 from __future__ import annotations
@@ -16,20 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = [
-    "PROFILES",
-    "Add",
-    "Constant",
-    "InputGroup",
-    "Leaf",
-    "Multiply",
-    "Profile",
-    "ProgramBuilder",
-    "Scale",
-    "Step",
-    "TileProgram",
-]
-
 # By name, of all kernels that are known.
 PROFILES: dict[str, Profile] = {}
 
@@ -38,8 +24,8 @@ PROFILES: dict[str, Profile] = {}
 class Profile:
     """The scalar function that a leaf applies to s, its group's scaled squared distance, or t, its dot product.
 
-    Constants are folded into the inputs' scale, so that the exponentials are bare powers of two. Functions given here
-    are plain module-level ones of numbers, without closures; Numba compiles them when they are needed.
+    Constants are folded into the inputs' scale, so that the exponentials are bare powers of two. All functions are
+    plain module-level ones of numbers, without closures; Numba compiles them when they are needed.
 
     Attributes
     ----------
@@ -93,24 +79,12 @@ def _profile(name: str) -> Profile:
 
 @dataclass(frozen=True)
 class InputGroup:
-    """Inputs that one leaf reads.
+    """Inputs that one leaf reads."""
 
-    Attributes
-    ----------
-    features : tuple of int
-        Columns of X; none for a leaf whose features all have zero weight.
-    scale : tuple of float
-        Factor on each; positive.
-    periods : tuple of float, optional
-        Where given, feature x becomes the pair `scale * (cos, sin)(2 pi x / period)`.
-    product : bool
-        The leaf's profile is given the dot product of two rows of inputs instead of their squared distance.
-    """
-
-    features: tuple[int, ...]
-    scale: tuple[float, ...]
-    periods: tuple[float, ...] | None = None
-    product: bool = False
+    features: tuple[int, ...]  # columns of X; none for a leaf whose features all have zero weight
+    scale: tuple[float, ...]  # positive factor on each
+    periods: tuple[float, ...] | None = None  # feature x becomes the pair scale * (cos, sin)(2 pi x / period)
+    product: bool = False  # the profile is of the dot product of two rows instead of their squared distance
 
 
 @dataclass(frozen=True)
@@ -129,7 +103,7 @@ class Leaf:
 
     @property
     def slope_at_zero(self) -> float:
-        """|dk/ds| where s is zero: what an absolute error of the squared distance does to an entry."""
+        """|dk/ds| at s = 0: the effect of an absolute error of the squared distance on an entry."""
         slope = self.profile.slope_at_zero
         return math.inf if slope is None else slope(self.parameter)
 
@@ -195,11 +169,11 @@ class ProgramBuilder:
         function: Callable[..., Any] | None = None,
     ) -> None:
         """Push a profile of some inputs; columns whose scale is zero are left out."""
-        kept = [index for index, factor in enumerate(scale) if factor > 0.0]
+        active = [index for index, factor in enumerate(scale) if factor > 0.0]
         group = InputGroup(
-            features=tuple(columns[index] for index in kept),
-            scale=tuple(float(scale[index]) for index in kept),
-            periods=None if periods is None else tuple(float(periods[index]) for index in kept),
+            features=tuple(columns[index] for index in active),
+            scale=tuple(float(scale[index]) for index in active),
+            periods=None if periods is None else tuple(float(periods[index]) for index in active),
             product=profile.reads == "product",
         )
         number = self._groups.setdefault(group, len(self._groups))
@@ -210,7 +184,7 @@ class ProgramBuilder:
         self._steps.append(Constant(value))
 
     def scale(self, factor: float) -> None:
-        """Multiply what was pushed last by a factor."""
+        """Multiply the last tile by a factor."""
         last = self._steps[-1]
         if isinstance(last, Constant):
             self._steps[-1] = Constant(last.value * factor)
@@ -228,5 +202,5 @@ class ProgramBuilder:
         self._steps.append(Multiply())
 
     def program(self, amplitude: float) -> TileProgram:
-        """The whole: what was pushed, times `amplitude`."""
+        """The program of all steps, times `amplitude`."""
         return TileProgram(tuple(self._groups), tuple(self._steps), amplitude)

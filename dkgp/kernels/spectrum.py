@@ -1,4 +1,4 @@
-"""Features of the inputs whose products are a kernel, exactly or in expectation: what functions are drawn with."""
+"""Features of the inputs whose products are a kernel, exactly or in expectation: functions are drawn with them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-
-__all__ = ["RandomFeatures", "Slopes", "Waves", "product_of_waves"]
 
 FloatArray: TypeAlias = NDArray[np.float64]
 

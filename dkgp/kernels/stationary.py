@@ -1,6 +1,6 @@
 """Squared exponential, Matern and rational quadratic kernels (Rasmussen and Williams 2006, section 4.2).
 
-All that is known of each stands together: what it is in the compiled loops, how steep it is, and the kernel itself.
+Each has its parts together: its profile in the compiled loops, its greatest slopes, and the kernel itself.
 """
 
 from __future__ import annotations
@@ -17,19 +17,6 @@ from dkgp.kernels.distance import LN2, LOG2_E, DistanceKernel
 from dkgp.kernels.fields import SHAPE_BOUNDS
 from dkgp.kernels.program import Profile
 from dkgp.kernels.vector_math import exp2, fma, log2_1p
-
-__all__ = [
-    "EXP2",
-    "MATERN12",
-    "MATERN32",
-    "MATERN52",
-    "RATIONAL_QUADRATIC",
-    "Matern12",
-    "Matern32",
-    "Matern52",
-    "RationalQuadratic",
-    "SquaredExponential",
-]
 
 _GOLDEN = (1.0 + math.sqrt(5.0)) / 2.0
 

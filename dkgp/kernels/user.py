@@ -8,7 +8,6 @@ the function itself travels, with the kernel.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -31,15 +30,12 @@ from dkgp.kernels.fields import (
     list_from_json,
     number_from_json,
 )
-from dkgp.kernels.function_registry import Function, name_of_function, registered_function
+from dkgp.kernels.functions import Function, compile_function, name_of_function, registered_function
 from dkgp.kernels.program import Profile, ProgramBuilder
-
-__all__ = ["USER", "USER_PAIR", "UserKernel", "check_positive_definite", "compile_function", "has_user_function"]
 
 _KINDS = ("squared_distance", "pair")
 # Error (step^4 / 30) of the fifth derivative, and rounding 1.5 eps / step: both about 1e-13.
 _LOG_STEP = 1e-3
-_SHOWN_LINES = 3
 
 # A user's function is taken to be good to sixteen roundings, to change no faster than in proportion, and, where it is
 # one of s, to be no steeper than one in r.
@@ -103,9 +99,10 @@ class UserKernel(Kernel):
     def __post_init__(self) -> None:
         if self.of not in _KINDS:
             raise InputError(f'a user\'s kernel is a function of "squared_distance" or "pair"; got {self.of!r}')
-        for what, function in (("a kernel function", self.function), ("its derivative", self.derivative)):
-            if not callable(function) and (function is not None or what != "its derivative"):
-                raise InputError(f"{what} must be callable; got {function!r}")
+        if not callable(self.function):
+            raise InputError(f"a kernel function must be callable; got {self.function!r}")
+        if self.derivative is not None and not callable(self.derivative):
+            raise InputError(f"its derivative must be callable; got {self.derivative!r}")
         if self.name is None:
             object.__setattr__(self, "name", name_of_function(self.function))
         object.__setattr__(self, "variance", require_positive("the kernel's variance", self.variance))
@@ -326,8 +323,8 @@ def check_positive_definite(kernel: Kernel, inputs: ArrayLike, *, samples: int =
     if samples < 1:
         raise InputError(f"samples must be at least 1; got {samples}")
     if rows.shape[0] > samples:
-        chosen = np.random.default_rng(seed).choice(rows.shape[0], size=samples, replace=False)
-        rows = rows[np.sort(chosen)]
+        sample = np.random.default_rng(seed).choice(rows.shape[0], size=samples, replace=False)
+        rows = rows[np.sort(sample)]
     if not rows.shape[0]:
         return
     K = kernel(rows, rows)
@@ -386,37 +383,3 @@ def _compiled_pairs(function: Function, called: str) -> Function:
                     out[i, j] = np.nan
 
     return cast(Function, apply)
-
-
-def compile_function(function: Function, called: str, arguments: tuple[Any, ...]) -> Any:
-    """Compile a user's function by itself, so that Numba speaks of its lines; division by zero is as in NumPy.
-
-    Raises
-    ------
-    InputError
-        Whatever stops the compiler, its own mistakes among it; or what is returned is no real number.
-    """
-    try:
-        compiled = numba.njit(error_model="numpy", nogil=True)(getattr(function, "py_func", function))
-        compiled.compile(arguments)
-    except Exception as error:
-        reason = _explanation(error)
-    else:
-        (overload,) = compiled.overloads.values()
-        returned = overload.signature.return_type
-        if isinstance(returned, numba.types.Float | numba.types.Integer | numba.types.Boolean):
-            return compiled
-        reason = f"it returns {returned}, not a real number"
-    expected = "two 1-D arrays" if len(arguments) > 1 else "one number, the scaled squared distance"
-    raise InputError(
-        f"{called} cannot be compiled: {reason}. Write it as a plain function of {expected}, with arithmetic, math, "
-        "branches and loops on numbers"
-    )
-
-
-def _explanation(error: BaseException) -> str:
-    """Numba's own first lines, without what it says of itself."""
-    text = re.sub(r"\x1b\[[0-9;]*m|\.?\s*Raised from None$", "", str(error))
-    lines = [line.strip() for line in text.splitlines()]
-    kept = [line for line in lines if line and not line.startswith(("Failed in", "During: ", "File ", "- Resolution"))]
-    return "; ".join(line.rstrip(".:") for line in kept[:_SHOWN_LINES]) or type(error).__name__

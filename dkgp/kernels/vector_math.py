@@ -3,8 +3,8 @@
 A call into the mathematical library would be made entry by entry. These are a few multiply-adds each, their error is a
 rounding or two, and at zero they are exact: the kernel of a sample with itself is the amplitude to the bit.
 
-Every multiply-add is written down as a fused one. Whether a compiler may fuse what is written as a product and a sum
-is left to it, and it decides otherwise for another processor: the bits of a result would depend on where it was had.
+Every multiply-add is written as a fused one. A compiler fuses a product and a sum for one processor and not for
+another: the bits of a result would depend on the processor.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-__all__ = ["FAST_MATH", "exp2", "fma", "fma_of", "log2_1p", "prefer_full_vectors", "stay_apart"]
-
-# What changes no bit of a finite number. No reassociation: the order of a sum is part of the result's definition, and
+# These change no bit of a finite number. No reassociation: the order of a sum is part of the result's definition, and
 # the rounding trick in exp2 must survive. No contraction, and no reciprocals for quotients: see above.
 FAST_MATH = {"nnan", "ninf"}
 

@@ -1,13 +1,17 @@
 """Models: what is computed from kernel systems, from hyperparameters to predictions."""
 
+# Hangs on dkgp/models/exact.py.
+
 from __future__ import annotations
 
 from dkgp.models.certificate import Certificate
+from dkgp.models.context import RunContext
 from dkgp.models.exact import TrainedModel, save, train
 from dkgp.models.hyperparameters import Hyperparameters, read_hyperparameters, write_hyperparameters
 from dkgp.models.prediction import PredictSummary, predict
+from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.sparse.stored import open_sparse, save_sparse
-from dkgp.models.sparse.train import SparseSettings, train_sparse
+from dkgp.models.sparse.train import train_sparse
 from dkgp.models.sparse.update import update_sparse
 from dkgp.models.tuned_parameter import TunedParameter
 from dkgp.models.tuning.likelihood_search import TuneProgress
@@ -23,6 +27,7 @@ __all__ = [
     "Hyperparameters",
     "LogNormal",
     "PredictSummary",
+    "RunContext",
     "SparseSettings",
     "TrainedModel",
     "TuneProgress",

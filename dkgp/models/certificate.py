@@ -35,8 +35,6 @@ from dkgp.models.rounding import (
 )
 from dkgp.operators.base import FloatArray, Noise
 
-__all__ = ["Certificate"]
-
 
 @dataclass(frozen=True)
 class Certificate:
@@ -88,7 +86,6 @@ class Certificate:
         row_errors: FloatArray,
         *,
         stepped: FloatArray | None = None,
-        product_error: float = 0.0,
         assumes: str | None = None,
     ) -> Certificate:
         """Certify `alpha` (n, p) by its gradient g = Kbar alpha - y (n, p), evaluated anew in float64.
@@ -105,10 +102,12 @@ class Certificate:
             Of the samples; see `TileEvaluator.row_errors`.
         stepped : (n, p) float64, optional
             |P| |A|, where g is that of alpha before a step P A plus (Kbar P) A, both products of float64.
-        product_error : float
-            What entries of g may be off by besides rounding, where an approximate product gave them.
         assumes : str, optional
             See `dkgp.models.rounding.assumptions`.
+
+        Notes
+        -----
+        Where an approximate product gave g, its `product_error` is put in place besides.
         """
         n = len(alpha)
         # k(x, x) as computed, and as it is.
@@ -135,7 +134,6 @@ class Certificate:
             residual_rounding=tuple(known(EVALUATION * off).tolist()),
             magnitude=tuple(known(EVALUATION * magnitude).tolist()),
             spread=tuple(known(EVALUATION * spread).tolist()),
-            product_error=float(product_error),
             assumes=assumes,
         )
 
@@ -171,9 +169,9 @@ class Certificate:
         if row_errors is None:
             typical = float(np.max(np.divide(spread, magnitude, out=np.zeros_like(spread), where=magnitude > 0.0)))
             row_errors = np.full(len(scale), typical)
-        own = row_errors[:, None]
-        rounding = (product_roundings(self.n) * UNIT + EPS * own) * magnitude + EPS * spread
-        bound: FloatArray = scale * (1.0 + EPS * (2.0 * own + 8.0)) * (factor + EVALUATION * rounding)
+        errors = row_errors[:, None]
+        rounding = (product_roundings(self.n) * UNIT + EPS * errors) * magnitude + EPS * spread
+        bound: FloatArray = scale * (1.0 + EPS * (2.0 * errors + 8.0)) * (factor + EVALUATION * rounding)
         return bound
 
     @property

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,17 +10,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset, save_model
-from dkgp.data.types import ProgressCallback
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, check_positive_definite, fold_white, has_user_function
 from dkgp.models.certificate import Certificate
+from dkgp.models.context import RunContext
 from dkgp.models.rounding import assumptions
-from dkgp.operators import BlockedKernelOperator, KernelOperator, TreeKernelOperator
+from dkgp.operators import KernelOperator
 from dkgp.operators.base import FloatArray
-from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
-from dkgp.solvers import Checkpointing, Progress, Solution, Solver, StoppingRule, solve
-
-__all__ = ["TrainedModel", "run_identity", "save", "train", "trained_model"]
+from dkgp.solvers import Solution, Solver, StoppingRule, solve
 
 
 @dataclass(frozen=True)
@@ -73,18 +69,12 @@ def train(
     dataset: Dataset,
     kernel: Kernel,
     noise_variance: float,
-    executor: BlockExecutor,
+    context: RunContext | BlockExecutor,
     *,
     solver: Solver | None = None,
     stopping: StoppingRule | None = None,
     initial: ArrayLike | None = None,
     initial_gradient: ArrayLike | None = None,
-    callback: Callable[[Progress], None] | None = None,
-    within: ProgressCallback | None = None,
-    checkpointing: Checkpointing | None = None,
-    interrupted: Callable[[], bool] | None = None,
-    coordinator_input_bytes: int = DEFAULT_COORDINATOR_INPUT_BYTES,
-    tree_error: float | None = None,
 ) -> TrainedModel:
     """Fit an exact GP to a dataset.
 
@@ -96,14 +86,10 @@ def train(
         White noise in it is folded into the noise variance.
     noise_variance : float
         s2, on the standardised scale.
-    executor : BlockExecutor
-        Who computes; see `dkgp.cluster.open_executor`.
-    solver, stopping, initial, initial_gradient, callback, within, checkpointing, interrupted
+    context : RunContext or BlockExecutor
+        Who computes, and who watches; see `dkgp.cluster.open_executor`.
+    solver, stopping, initial, initial_gradient
         See `dkgp.solvers.solve`.
-    coordinator_input_bytes : int
-        What the coordinator may spend on inputs; see `BlockedKernelOperator`.
-    tree_error : float, optional
-        Take products by pruned sums, each entry good to this; see `TreeKernelOperator`. The certificate allows for it.
 
     Returns
     -------
@@ -123,11 +109,8 @@ def train(
     if has_user_function(kernel):
         check_positive_definite(kernel, _some_rows(dataset))
     targets = dataset.all_targets()
-    options: dict[str, Any] = {"coordinator_input_bytes": coordinator_input_bytes}
-    operators: type[BlockedKernelOperator] = BlockedKernelOperator
-    if tree_error is not None:
-        operators, options["error"] = TreeKernelOperator, tree_error
-    with operators(kernel, noise_variance, dataset, executor, **options) as operator:
+    context = RunContext.of(context)
+    with context.operator(kernel, noise_variance, dataset) as operator:
         solution = solve(
             operator,
             targets,
@@ -135,12 +118,9 @@ def train(
             stopping=stopping,
             initial=initial,
             initial_gradient=initial_gradient,
-            callback=callback,
-            within=within,
-            checkpointing=checkpointing,
-            interrupted=interrupted,
+            watch=context,
         )
-        return trained_model(dataset, operator, solution, targets, tree_error)
+        return trained_model(dataset, operator, solution, targets, context.tree_error)
 
 
 def trained_model(
@@ -166,9 +146,9 @@ def trained_model(
         diagonal,
         operator.row_errors(),
         stepped=solution.stepped,
-        product_error=solution.product_error,
         assumes=assumptions(operator.kernel),
     )
+    certificate = replace(certificate, product_error=float(solution.product_error))
     progress = solution.progress
     summary = {
         "n": dataset.n_samples,
@@ -199,8 +179,8 @@ def trained_model(
 
 def _some_rows(dataset: Dataset, count: int = 256) -> NDArray[np.float64]:
     """Return standardised inputs of a random subset: (count, d)."""
-    chosen = np.random.default_rng(0).choice(dataset.n_samples, size=min(count, dataset.n_samples), replace=False)
-    return dataset.input_rows(np.sort(chosen))
+    rows = np.random.default_rng(0).choice(dataset.n_samples, size=min(count, dataset.n_samples), replace=False)
+    return dataset.input_rows(np.sort(rows))
 
 
 def save(

@@ -23,8 +23,6 @@ from dkgp.errors import InputError, OutputExistsError, StorageError
 from dkgp.kernels import Kernel, SquaredExponential, fold_white, kernel_from_json
 from dkgp.models.tuned_parameter import TunedParameter
 
-__all__ = ["Hyperparameters", "likelihood_caution", "read_hyperparameters", "write_hyperparameters"]
-
 _REQUIRED = ("kernel", "noise_variance")
 _OPTIONAL: dict[str, type] = {
     **dict.fromkeys(("log_marginal_likelihood", "seconds", "leave_one_out_log_likelihood", "log_prior"), float),
@@ -164,11 +162,11 @@ class Hyperparameters:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; `from_json` is the inverse. Fields that are not known are left out."""
-        found = {item.name: getattr(self, item.name) for item in fields(self)}
-        found["kernel"] = self.kernel.to_json()
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values["kernel"] = self.kernel.to_json()
         if self.parameters is not None:
-            found["parameters"] = [parameter.to_json() for parameter in self.parameters]
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+            values["parameters"] = [parameter.to_json() for parameter in self.parameters]
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
         return {name: value for name, value in plain.items() if value is not None}
 
     @classmethod
@@ -261,27 +259,24 @@ def write_hyperparameters(location: Location, hyperparameters: Hyperparameters, 
     )
 
 
-def likelihood_caution(found: Hyperparameters, wanted: str | None) -> str | None:
-    """Warn of values that were found for another likelihood than they are to be used with; None where they fit.
+def likelihood_caution(hyperparameters: Hyperparameters, likelihood: str | None) -> str | None:
+    """Warn of values that were tuned for another likelihood than they are to be used with; None where they fit.
 
-    Parameters
-    ----------
-    found : Hyperparameters
-    wanted : str or None
-        "logit", "probit" or "softmax"; None for a regression, such as an LS-SVM.
+    `likelihood` is "logit", "probit" or "softmax"; None for a regression, such as an LS-SVM.
     """
-    if found.parameters is None or found.likelihood == wanted:
+    tuned = hyperparameters.likelihood
+    if hyperparameters.parameters is None or tuned == likelihood:
         return None  # given by hand: nobody but the user knows what they are for
-    if wanted is None:
+    if likelihood is None:
         return (
-            f"the hyperparameters were found for the labels' likelihood '{found.likelihood}', which has no noise: as a "
-            f"regression's, with a noise variance of {found.noise_variance:g}, they are a guess. Tune without "
-            "`likelihood`"
+            f"the hyperparameters were found for the labels' likelihood '{tuned}', which has no noise: as a "
+            f"regression's, with a noise variance of {hyperparameters.noise_variance:g}, they are a guess. Tune "
+            "without `likelihood`"
         )
-    was = "a regression on signs" if found.likelihood is None else f"the likelihood '{found.likelihood}'"
+    objective = "a regression on signs" if tuned is None else f"the likelihood '{tuned}'"
     return (
-        f"the hyperparameters were found for {was}; probabilities by the likelihood '{wanted}' may be too sure, or not "
-        f"sure enough. Tune with `likelihood` {wanted}"
+        f"the hyperparameters were found for {objective}; probabilities by the likelihood '{likelihood}' may be too "
+        f"sure, or not sure enough. Tune with `likelihood` {likelihood}"
     )
 
 
@@ -299,17 +294,17 @@ def _numbers_of(kernel: Mapping[str, Any], path: str = "") -> list[tuple[str, ob
     """The length scales and amplitudes of a kernel's description and its parts', by name."""
     # A kernel object may switch a feature off with a gamma of zero; in a file an infinite length scale is a slip.
     gamma = kernel.get("gamma", [])
-    found: list[tuple[str, object]] = []
+    numbers: list[tuple[str, object]] = []
     if isinstance(gamma, list):
-        found += [(f"{path}gamma[{index}]", value) for index, value in enumerate(gamma)]
+        numbers += [(f"{path}gamma[{index}]", value) for index, value in enumerate(gamma)]
     if "variance" in kernel:
-        found.append((f"{path}variance" if path else "the kernel's variance", kernel["variance"]))
+        numbers.append((f"{path}variance" if path else "the kernel's variance", kernel["variance"]))
     parts = kernel.get("parts")
     inner = [(f"{path}parts[{index}].", part) for index, part in enumerate(parts if isinstance(parts, list) else [])]
     for place, part in [*inner, (f"{path}kernel.", kernel.get("kernel"))]:
         if isinstance(part, Mapping):
-            found += _numbers_of(part, place)
-    return found
+            numbers += _numbers_of(part, place)
+    return numbers
 
 
 def _checked(document: Mapping[str, Any], name: str, fits: Callable[[Any], bool], expected: str) -> Any:
@@ -324,7 +319,7 @@ def _optional(document: Mapping[str, Any], name: str, kind: type) -> Any:
     value = _checked(
         document,
         name,
-        lambda found: isinstance(found, accepted) and (kind is bool or not isinstance(found, bool)),
+        lambda candidate: isinstance(candidate, accepted) and (kind is bool or not isinstance(candidate, bool)),
         f"of type {kind.__name__}",
     )
     return None if value is None else kind(value)
@@ -334,14 +329,14 @@ def _names(document: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
     value = _checked(
         document,
         name,
-        lambda found: isinstance(found, list) and all(isinstance(item, str) for item in found),
+        lambda candidate: isinstance(candidate, list) and all(isinstance(item, str) for item in candidate),
         "a list of strings",
     )
     return None if value is None else tuple(value)
 
 
 def _parameters(document: Mapping[str, Any]) -> tuple[TunedParameter, ...] | None:
-    value = _checked(document, "parameters", lambda found: isinstance(found, list), "a list")
+    value = _checked(document, "parameters", lambda candidate: isinstance(candidate, list), "a list")
     return None if value is None else tuple(TunedParameter.from_json(item) for item in value)
 
 

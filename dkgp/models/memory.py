@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import MemoryBudgetError
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
 from dkgp.operators.keeping import kept_bytes_of, most_bytes
 from dkgp.solvers.registry import SolverMemory
-
-__all__ = ["MemoryPlan", "kept_that_fits", "plan_training", "plan_within", "tiles_that_fit"]
 
 MEBIBYTE = 1024**2
 # What compiled code, thread stacks and the scheduler of an in-process cluster add once a solve runs, measured: 80 to
@@ -19,74 +19,123 @@ RUNTIME_BYTES = 256 * MEBIBYTE
 READ_BUFFER_ROWS = 16_384
 
 
-@dataclass(frozen=True)
-class MemoryPlan:
-    """Projected peak memory of a training run, in bytes.
+def mib(count: int) -> str:
+    """A count of bytes in MiB, as messages show it."""
+    return f"{count / MEBIBYTE:,.0f} MiB"
 
-    Attributes
-    ----------
-    resident_bytes : int
-        What the coordinator's process held when the plan was made, and what compiling will add where there is need.
-    vectors_bytes, inputs_bytes, block_bytes : int
-        n-vectors of the solver; inputs held at the coordinator; the dense subproblem and its candidates.
-    worker_bytes : int
-        Cached features of all blocks, single and double precision; in the coordinator's process where the cluster is.
-    shares_process : bool
-        Whether the workers share the coordinator's process.
-    tiles_bytes : int
-        What each worker's process may keep of the kernel matrix; in the coordinator's where the cluster is.
+
+def remainder(resident_bytes: int) -> str:
+    """Last words of advice: the memory that is no part of a method."""
+    return f"libraries and compiled code {mib(RUNTIME_BYTES)}, {mib(resident_bytes)} held already"
+
+
+class Memory(ABC):
+    """Projected peak memory of a computation, in parts.
+
+    A method derives a frozen dataclass: its fields are the parts, in bytes, and what a message tells of them. They are
+    also the keys of its JSON.
     """
 
-    resident_bytes: int
-    vectors_bytes: int
-    inputs_bytes: int
-    block_bytes: int
-    worker_bytes: int
     shares_process: bool
-    tiles_bytes: int = 0
+    process: ClassVar[str] = "the coordinator's process"
+
+    @property
+    @abstractmethod
+    def computation(self) -> str:
+        """The computation in a few words, as the refusal begins."""
+
+    @property
+    @abstractmethod
+    def coordinator_parts(self) -> int:
+        """Bytes of the coordinator's parts, beside libraries and compiled code."""
+
+    @property
+    @abstractmethod
+    def worker_parts(self) -> int:
+        """Bytes of each worker's parts; in the coordinator's process where workers share it."""
+
+    @abstractmethod
+    def advice(self, resident_bytes: int) -> str:
+        """The parts with their sizes, and what makes each smaller."""
 
     @property
     def coordinator_bytes(self) -> int:
         """Projected peak of the coordinator's process."""
-        own = self.resident_bytes + RUNTIME_BYTES + self.vectors_bytes + self.inputs_bytes + self.block_bytes
-        return own + (self.worker_bytes + self.tiles_bytes if self.shares_process else 0)
+        return RUNTIME_BYTES + self.coordinator_parts + (self.worker_parts if self.shares_process else 0)
 
-    def worker_process_bytes(self, resident_bytes: int) -> int:
-        """Projected peak of a worker that is a process of its own and held so much before any work."""
-        return resident_bytes + RUNTIME_BYTES + self.worker_bytes + self.tiles_bytes
+    def spare_bytes(self, budget_bytes: int, resident_bytes: int = 0) -> int | None:
+        """Bytes of the budget that remain for the workers; None for workers that are processes of their own."""
+        return budget_bytes - resident_bytes - self.coordinator_bytes if self.shares_process else None
 
-    def require(self, budget_bytes: int) -> None:
-        """Refuse the run when the projection exceeds the budget.
+    def require(self, budget_bytes: int, resident_bytes: int = 0) -> None:
+        """Refuse a computation that would take more than the budget, beside what the process holds already.
 
         Raises
         ------
         MemoryBudgetError
-            Names the parts and the knobs.
+            Names the parts and what makes them smaller.
         """
-        if self.coordinator_bytes <= budget_bytes:
-            return
-        raise MemoryBudgetError(
-            f"this run is projected to need {_mib(self.coordinator_bytes)} in the coordinator's process; the budget is "
-            f"{_mib(budget_bytes)}. Solver vectors {_mib(self.vectors_bytes)} (fewer with a smaller `memory`), inputs "
-            f"{_mib(self.inputs_bytes)}, block and candidates {_mib(self.block_bytes)} (less with a smaller "
-            f"`block_size`, `largest_block_size` or `candidates`), workers {_mib(self.worker_bytes)} (elsewhere on a "
+        needed = resident_bytes + self.coordinator_bytes
+        if needed > budget_bytes:
+            raise MemoryBudgetError(
+                f"{self.computation} is projected to need {mib(needed)} in {self.process}; the budget is "
+                f"{mib(budget_bytes)}. {self.advice(resident_bytes)}"
+            )
+
+    def to_json(self) -> dict[str, int | bool]:
+        """Plain JSON types."""
+        return {**vars(self), "coordinator_bytes": self.coordinator_bytes}
+
+
+@dataclass(frozen=True)
+class MemoryPlan(Memory):
+    """Projected peak memory of a training run, in bytes."""
+
+    resident_bytes: int  # what the coordinator held when the plan was made, and what compiling will add
+    vectors_bytes: int  # n-vectors of the solver
+    inputs_bytes: int  # inputs held at the coordinator
+    block_bytes: int  # the dense subproblem and its candidates
+    worker_bytes: int  # cached features of all blocks, single and double precision
+    shares_process: bool  # whether the workers share the coordinator's process
+    tiles_bytes: int = 0  # what each worker's process may keep of the kernel matrix
+
+    @property
+    def computation(self) -> str:
+        """The training run."""
+        return "this run"
+
+    @property
+    def coordinator_parts(self) -> int:
+        """Bytes at the coordinator, with those that it held before."""
+        return self.resident_bytes + self.vectors_bytes + self.inputs_bytes + self.block_bytes
+
+    @property
+    def worker_parts(self) -> int:
+        """Bytes of features and tiles."""
+        return self.worker_bytes + self.tiles_bytes
+
+    def worker_process_bytes(self, resident_bytes: int) -> int:
+        """Projected peak of a worker that is a process of its own and held so much before any work."""
+        return resident_bytes + RUNTIME_BYTES + self.worker_parts
+
+    def advice(self, resident_bytes: int) -> str:
+        """The parts, and the settings of a solver that make them smaller."""
+        return (
+            f"Solver vectors {mib(self.vectors_bytes)} (fewer with a smaller `memory`), inputs "
+            f"{mib(self.inputs_bytes)}, block and candidates {mib(self.block_bytes)} (less with a smaller "
+            f"`block_size`, `largest_block_size` or `candidates`), workers {mib(self.worker_bytes)} (elsewhere on a "
             "cluster of processes or at a scheduler)"
         )
 
     def with_tiles(self, wanted: TileBudget, n: int, budget_bytes: int) -> MemoryPlan:
-        """The same with room for tiles that are kept, as much as is wanted, may come to pay, and fits.
+        """The same with room for tiles that are kept: as much as is wanted, may come to pay, and fits.
 
         Raises
         ------
         MemoryBudgetError
             A user's own figure does not fit.
         """
-        spare_bytes = budget_bytes - self.coordinator_bytes if self.shares_process else None
-        return replace(self, tiles_bytes=tiles_that_fit(wanted, n, spare_bytes))
-
-    def to_json(self) -> dict[str, int | bool]:
-        """Plain JSON types."""
-        return {**self.__dict__, "coordinator_bytes": self.coordinator_bytes}
+        return replace(self, tiles_bytes=tiles_that_fit(wanted, n, self.spare_bytes(budget_bytes)))
 
 
 def tiles_that_fit(wanted: TileBudget, n: int, spare_bytes: int | None) -> int:
@@ -97,19 +146,11 @@ def tiles_that_fit(wanted: TileBudget, n: int, spare_bytes: int | None) -> int:
 
 
 def kept_that_fits(wanted: TileBudget, useful_bytes: int, spare_bytes: int | None, what: str) -> int:
-    """Bytes that each worker's process may spend on entries that it keeps.
+    """Bytes that each worker's process may spend on entries of `what` that it keeps; more than useful is of no use.
 
-    Parameters
-    ----------
-    wanted : TileBudget
-        A figure of dkgp's own (`measured`) is cut down to half of what is to spare, so that the machine stays usable; a
-        user's is refused with `MemoryBudgetError` where it does not fit.
-    useful_bytes : int
-        More is of no use.
-    spare_bytes : int, optional
-        What the plan leaves of the process's memory; None for processes that are not planned here.
-    what : str
-        What the entries are of.
+    A figure of dkgp's own (`measured`) is cut down to half of what the plan spares, so that the machine stays usable; a
+    user's is refused with `MemoryBudgetError` where it does not fit. `spare_bytes` is None for processes that are not
+    planned here.
     """
     of_use = min(wanted.bytes, useful_bytes)
     if spare_bytes is None:
@@ -118,10 +159,20 @@ def kept_that_fits(wanted: TileBudget, useful_bytes: int, spare_bytes: int | Non
         return max(0, min(of_use, spare_bytes // 2))
     if of_use > spare_bytes:
         raise MemoryBudgetError(
-            f"`cache_tiles` asks for {_mib(of_use)} of {what} to be kept; beside all else that this run is projected "
-            f"to need {_mib(max(0, spare_bytes))} are left. Give that much or less, or auto"
+            f"`cache_tiles` asks for {mib(of_use)} of {what} to be kept; beside all else that this run is projected "
+            f"to need {mib(max(0, spare_bytes))} are left. Give that much or less, or auto"
         )
     return of_use
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of a run, as far as its memory depends on them."""
+
+    resident_bytes: int  # what the coordinator holds before
+    shares_process: bool  # whether the workers share its process
+    overlaps: bool  # whether the executor overlaps rounds
+    cache_bytes: int  # budget of a worker's feature cache
 
 
 def plan_training(
@@ -129,30 +180,15 @@ def plan_training(
     d: int,
     p: int,
     solver: SolverMemory,
+    processes: Processes,
     *,
-    resident_bytes: int,
-    shares_process: bool,
-    overlaps: bool,
     holds_inputs: bool,
-    cache_bytes: int,
     width: int | None = None,
 ) -> MemoryPlan:
-    """Project the peak of a training run.
+    """Project the peak of a training run on n samples of d features and p targets.
 
-    Parameters
-    ----------
-    n, d, p : int
-        Samples, features, targets.
-    solver : SolverMemory
-        What the solver holds, as it declares it.
-    resident_bytes : int
-        What this process holds now.
-    shares_process, overlaps, holds_inputs : bool
-        Whether workers share the process, the executor overlaps rounds, the coordinator holds all inputs.
-    cache_bytes : int
-        Budget of a worker's feature cache.
-    width : int, optional
-        The kernel's `feature_width`; d by default.
+    `solver` is what the solver declares that it holds; `holds_inputs` is for a coordinator that holds those of all
+    samples; `width` is the kernel's `feature_width`, d by default.
     """
     width = width or d
     vector = 8 * n * p
@@ -161,13 +197,16 @@ def plan_training(
     memory, block_size = solver.memory, solver.block_size
     vectors = vector * (3 + 2 * (memory + 1) + max(4, 2 * memory + 1))
     inputs = coordinator_input_bytes_needed(n, d, width) if holds_inputs else 0
-    subproblems = (2 if overlaps else 1) * 4 * block_size**2
+    subproblems = (2 if processes.overlaps else 1) * 4 * block_size**2
     drawn = block_size * solver.candidates * (8 + (0 if holds_inputs else 16 * d + 8 * width))
-    cached = (
-        min(cache_bytes, 12 * n * (width + 1) + solver.cached_bytes) + 16 * READ_BUFFER_ROWS * d + solver.factor_bytes
-    )
+    features = min(processes.cache_bytes, 12 * n * (width + 1) + solver.cached_bytes)
     return MemoryPlan(
-        resident_bytes, vectors, inputs, 2 * subproblems + 2 * drawn + solver.own_bytes, cached, shares_process
+        resident_bytes=processes.resident_bytes,
+        vectors_bytes=vectors,
+        inputs_bytes=inputs,
+        block_bytes=2 * subproblems + 2 * drawn + solver.own_bytes,
+        worker_bytes=features + 16 * READ_BUFFER_ROWS * d + solver.factor_bytes,
+        shares_process=processes.shares_process,
     )
 
 
@@ -177,46 +216,18 @@ def plan_within(
     d: int,
     p: int,
     solver: SolverMemory,
+    processes: Processes,
     *,
     needs_inputs: str | None = None,
-    resident_bytes: int,
-    shares_process: bool,
-    overlaps: bool,
-    cache_bytes: int,
     width: int | None = None,
 ) -> MemoryPlan:
-    """Project the peak of a training run whose coordinator holds all inputs where that fits too.
+    """Project the peak of a training run whose coordinator holds all inputs where that fits its budget, too.
 
-    Parameters
-    ----------
-    budget_bytes : int
-        What the coordinator's process may take.
-    needs_inputs : str, optional
-        The name of a solver that cannot do without them.
-
-    Raises
-    ------
-    MemoryBudgetError
-        It fits neither way.
+    `needs_inputs` names a solver that cannot do without them. Raises `MemoryBudgetError` where it fits neither way.
     """
-
-    def plan(holds_inputs: bool) -> MemoryPlan:
-        return plan_training(
-            n,
-            d,
-            p,
-            solver,
-            resident_bytes=resident_bytes,
-            shares_process=shares_process,
-            overlaps=overlaps,
-            holds_inputs=holds_inputs,
-            cache_bytes=cache_bytes,
-            width=width,
-        )
-
     needed = coordinator_input_bytes_needed(n, d, width)
     if needed <= DEFAULT_COORDINATOR_INPUT_BYTES:
-        holding = plan(holds_inputs=True)
+        holding = plan_training(n, d, p, solver, processes, holds_inputs=True, width=width)
         if holding.coordinator_bytes <= budget_bytes or needs_inputs:
             holding.require(budget_bytes)
             return holding
@@ -225,10 +236,6 @@ def plan_within(
             f"the solver {needs_inputs} needs the inputs of all samples in the coordinator's memory: {needed:,} bytes "
             f"for {n:,} samples, and they may take {DEFAULT_COORDINATOR_INPUT_BYTES:,}. Choose another `solver`"
         )
-    lean = plan(holds_inputs=False)
+    lean = plan_training(n, d, p, solver, processes, holds_inputs=False, width=width)
     lean.require(budget_bytes)
     return lean
-
-
-def _mib(count: int) -> str:
-    return f"{count / MEBIBYTE:,.0f} MiB"

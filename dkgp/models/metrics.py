@@ -15,16 +15,6 @@ from dkgp.data import Dataset, Prediction
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray
 
-__all__ = [
-    "CoverageCurve",
-    "GapTally",
-    "check_belonging",
-    "coverage_curve",
-    "evaluate",
-    "gap_figures",
-    "outside_interval",
-]
-
 NORMAL_95 = 1.959963984540054
 CURVE_LEVELS = 101
 # Of float64's powers of two, either way.
@@ -160,7 +150,6 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
 
     Parameters
     ----------
-    prediction : Prediction
     dataset : Dataset
         The test set that was predicted, with targets.
     noise_free : bool

@@ -19,25 +19,6 @@ from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.operators.base import FloatArray
 from dkgp.operators.inputs import InputSource, centre_of
 
-__all__ = [
-    "EPS",
-    "EVALUATION",
-    "LOST",
-    "UNIT",
-    "assumptions",
-    "bounding",
-    "certified_row_errors",
-    "column_lengths",
-    "highest_prior",
-    "known",
-    "mean_in_units",
-    "outward",
-    "product_roundings",
-    "step_roundings",
-    "sum_roundings",
-    "variance_in_units",
-]
-
 P = ParamSpec("P")
 
 EPS = float(np.finfo(np.float64).eps)

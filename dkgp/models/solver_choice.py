@@ -10,11 +10,9 @@ import numpy as np
 from dkgp.data.types import FloatArray
 from dkgp.kernels import Kernel, fold_white
 from dkgp.models.tuning.tune import draw_subset
-from dkgp.solvers.auto import Choice, choose_solver, probed_samples
+from dkgp.solvers.auto import Choice, choose_by, choose_solver, probed_samples
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, factor_bytes_allowed
 from dkgp.solvers.conjugate.probe import Probe
-
-__all__ = ["Probed", "choose_solver_for", "factor_for", "probe_of"]
 
 
 class Probed(Protocol):
@@ -50,7 +48,6 @@ def choose_solver_for(
     ----------
     dataset : Probed
         Of which at most `PROBE_SAMPLES` rows are read.
-    kernel : Kernel
     noise_variance : float
         s2.
     tolerance, double, one_arithmetic, tree_error, seed
@@ -61,20 +58,12 @@ def choose_solver_for(
     share = factor_bytes_allowed(dataset.n_samples)
     if memory_bytes is not None:
         share = min(share, memory_bytes // 3)
-    inputs = _probed(dataset, seed)
-    kernel, noise_variance = fold_white(kernel, noise_variance)
-    return choose_solver(
-        kernel,
-        noise_variance,
-        inputs,
-        dataset.n_samples,
-        dataset.n_targets,
-        tolerance=tolerance,
+    return choose_by(
+        probe_of(dataset, kernel, noise_variance, tolerance=tolerance, seed=seed),
         double=double,
         memory_bytes=max(1, share),
         one_arithmetic=one_arithmetic,
         tree_error=tree_error,
-        seed=seed,
     )
 
 
@@ -102,13 +91,13 @@ def factor_for(
 
     `memory_bytes` is what the factor may take; the others are as for `choose_solver`.
     """
-    own = FactorPreconditioning(memory_bytes=memory_bytes, seed=seed)
+    factor = FactorPreconditioning(memory_bytes=memory_bytes, seed=seed)
     inputs, n = _probed(dataset, seed), dataset.n_samples
     kernel, noise_variance = fold_white(kernel, noise_variance)
     choice = choose_solver(
         kernel, noise_variance, inputs, n, t, tolerance=tolerance, memory_bytes=memory_bytes, seed=seed
     )
-    return replace(own, **choice.options) if choice.solver == "pcg" else own
+    return replace(factor, **choice.options) if choice.solver == "pcg" else factor
 
 
 def _probed(dataset: Probed, seed: int) -> FloatArray:

@@ -16,26 +16,18 @@ from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.tree.cross import cross_sums, near_order
 from dkgp.operators.tree.forest import require_few_features
 
-__all__ = ["EVERY_ENTRY", "PIECE_ROWS", "Piece", "Rows", "Sums", "cross_products", "joined"]
-
 # Rows that a task takes at a time.
 PIECE_ROWS = 512
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of a region that are predicted together: [first, last) of the order in which its rows are taken.
+    """Rows of a region that are predicted together: [first, last) of the order in which its rows are taken."""
 
-    Attributes
-    ----------
-    start, stop : int
-        The region, in rows of the test set.
-    first, last : int
-        Places in the region's order.
-    """
-
+    # The region, in rows of the test set.
     start: int
     stop: int
+    # Places in the region's order.
     first: int
     last: int
 
@@ -49,14 +41,9 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Sums:
-    """A way to take sums over support points.
+    """A way to take sums over support points."""
 
-    Attributes
-    ----------
-    tree_error : float or None
-        Error that pruning by a tree may cause in each sum, in its own units; None for every entry, without a tree.
-    """
-
+    # Error that pruning by a tree may cause in each sum, in its own units; None for every entry, without a tree.
     tree_error: float | None = None
 
     def products(
@@ -105,12 +92,12 @@ EVERY_ENTRY = Sums()
 def joined(results: Sequence[tuple[IndexArray, *tuple[FloatArray, ...]]]) -> list[FloatArray]:
     """Put pieces' values, (k, t) each after the numbers of their rows, in the order of the rows: (r, t) each."""
     order = np.concatenate([rows for rows, *_ in results])
-    found = []
+    values_in_order = []
     for parts in zip(*(values for _, *values in results), strict=True):
         whole = np.concatenate(parts)
-        found.append(np.empty_like(whole))
-        found[-1][order] = whole
-    return found
+        values_in_order.append(np.empty_like(whole))
+        values_in_order[-1][order] = whole
+    return values_in_order
 
 
 def cross_products(context: BlockContext, inputs: FloatArray, weights: FloatArray) -> FloatArray:

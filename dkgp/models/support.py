@@ -14,8 +14,6 @@ from dkgp.models.sums import EVERY_ENTRY, Sums
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 
-__all__ = ["SupportInputs", "certified_means"]
-
 
 @dataclass(frozen=True)
 class _CachedModel:
@@ -28,24 +26,14 @@ class _CachedModel:
 
 @dataclass(frozen=True)
 class SupportInputs:
-    """A stored model's support inputs as an input source; travels as a URL and opens where it is used.
+    """A stored model's support inputs as an input source; travels as a URL and opens where it is used."""
 
-    Attributes
-    ----------
-    url : str
-        Of the model store.
-    version : str
-        Tells one run's use of a URL from the next in a worker's cache.
-    n_samples, n_features : int
-    reference : str
-        Where the training set lies that a model by reference names, "" for one that carries its inputs: whoever made
-        this has found that it may be read, and a worker opens nothing else.
-    """
-
-    url: str
-    version: str
+    url: str  # of the model store
+    version: str  # tells one run's use of a URL from the next in a worker's cache
     n_samples: int
     n_features: int
+    # Where the training set lies that a model by reference names, "" for one that carries its inputs: whoever made
+    # this has found that it may be read, and a worker opens nothing else.
     reference: str
 
     @classmethod
@@ -55,10 +43,10 @@ class SupportInputs:
 
     def record(self) -> ModelRecord:
         """Open the model, or take it from this worker's cache."""
-        found = worker_cache().get(
+        model = worker_cache().get(
             (self.version, "model"), lambda: _CachedModel(find_model(self.url, reference=self.reference))
         )
-        return found.record
+        return model.record
 
     def inputs(self, start: int, stop: int) -> FloatArray:
         """Standardised support inputs start:stop."""

@@ -9,8 +9,6 @@ from typing import Any
 
 from dkgp.errors import InputError
 
-__all__ = ["TunedParameter", "length_scale"]
-
 
 @dataclass(frozen=True)
 class TunedParameter:
@@ -43,8 +41,8 @@ class TunedParameter:
     @property
     def is_gamma(self) -> bool:
         """True if the parameter is an inverse squared length scale."""
-        own = self.name if self.feature is None else self.name.removesuffix(f".{self.feature}")
-        return own.rpartition(".")[2] == "gamma"
+        name = self.name if self.feature is None else self.name.removesuffix(f".{self.feature}")
+        return name.rpartition(".")[2] == "gamma"
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; `from_json` is the inverse."""

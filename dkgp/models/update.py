@@ -8,8 +8,6 @@ brings a solve back to columns that it has had before. So where they fit in memo
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import psutil
 
@@ -17,15 +15,14 @@ from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
+from dkgp.models.context import RunContext
 from dkgp.models.exact import TrainedModel, trained_model
 from dkgp.operators import BlockedKernelOperator, CachedColumnsOperator, KernelOperator
 from dkgp.operators.base import FloatArray
-from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.operators.cached_columns import cached_columns_bytes
-from dkgp.solvers import GreedyBlockCoordinateDescent, GreedySelection, Progress, Solver, StoppingRule, solve
+from dkgp.solvers import GreedyBlockCoordinateDescent, GreedySelection, Solver, StoppingRule, solve
 from dkgp.solvers.block_descent.subproblem import matmat_in_parallel
-
-__all__ = ["update"]
+from dkgp.solvers.watch import Watch
 
 # Of the memory that is free.
 COLUMNS_SHARE = 1 / 3
@@ -39,15 +36,12 @@ def update(
     dataset: Dataset,
     kernel: Kernel,
     noise_variance: float,
-    executor: BlockExecutor,
-    alpha: FloatArray,
-    gradient: FloatArray,
+    context: RunContext | BlockExecutor,
+    initial: tuple[FloatArray, FloatArray],
     *,
     solver: Solver | None = None,
     stopping: StoppingRule | None = None,
-    callback: Callable[[Progress], None] | None = None,
     columns_bytes: int | None = None,
-    coordinator_input_bytes: int = DEFAULT_COORDINATOR_INPUT_BYTES,
 ) -> TrainedModel:
     """Train on from a model of the first samples of a data set.
 
@@ -55,10 +49,10 @@ def update(
     ----------
     dataset : Dataset
         The samples of the model, under its standardisation, and after them the new ones.
-    kernel, noise_variance, executor, solver, stopping, callback, coordinator_input_bytes
-        As for `dkgp.models.exact.train`; kernel and noise are the model's.
-    alpha, gradient : (n_old, p) float64
-        The model's coefficients and Kbar alpha - y, evaluated in float64.
+    kernel, noise_variance, context, solver, stopping
+        As for `dkgp.models.exact.train`; kernel and noise are the model's. Products are those of blocks.
+    initial : tuple of (n_old, p) float64
+        The model's coefficients alpha, and Kbar alpha - y evaluated in float64.
     columns_bytes : int, optional
         What kernel columns may take in this process; a third of the free memory by default. They are kept only where
         all of them fit.
@@ -73,6 +67,7 @@ def update(
     InputError
         As many coefficients as there are samples, or more: nothing is new.
     """
+    context, (alpha, gradient) = RunContext.of(context), initial
     old, n = len(alpha), dataset.n_samples
     if alpha.shape != gradient.shape or not 0 < old < n:
         raise InputError(
@@ -83,7 +78,7 @@ def update(
 
     targets = dataset.all_targets()
     with BlockedKernelOperator(
-        kernel, noise_variance, dataset, executor, coordinator_input_bytes=coordinator_input_bytes
+        kernel, noise_variance, dataset, context.executor, coordinator_input_bytes=context.coordinator_input_bytes
     ) as blocked:
         operator: KernelOperator = blocked
         if cached_columns_bytes(n) <= budget and blocked.holds_inputs:
@@ -97,7 +92,7 @@ def update(
             stopping=stopping,
             initial=np.concatenate([alpha, np.zeros((n - old, alpha.shape[1]))]),
             initial_gradient=_extended(gradient, operator, alpha, targets),
-            callback=callback,
+            watch=Watch(callback=context.callback),
         )
         return trained_model(dataset, operator, solution, targets)
 

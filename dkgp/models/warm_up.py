@@ -36,17 +36,6 @@ from dkgp.operators.vecchia.factor import VecchiaFactor
 from dkgp.solvers import MaxPasses, solve
 from dkgp.solvers.registry import build_solver, declaration_of, solver_names
 
-__all__ = [
-    "all_pieces",
-    "compile_first_run",
-    "compile_piece",
-    "compile_pieces",
-    "compiling_bytes",
-    "helped",
-    "missing",
-    "pieces_of_run",
-]
-
 _MOST_HELPERS = 4
 # What compiling adds to a process's peak beyond what is planned for any run, measured: 70 to 115 MiB.
 _COMPILING_BYTES = 144 * 2**20
@@ -178,12 +167,13 @@ def _fixed_size() -> None:
     from dkgp.data.stores.memory_dataset import memory_dataset
     from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
     from dkgp.models.classification.fixed_size.train import train_fixed_size
+    from dkgp.models.classification.labelled import LabelledData
     from dkgp.models.classification.labels import Labels
 
     points, codes = _points(), np.arange(_ROWS) % 2
     settings = FixedSizeSettings(pool=8, folds=2, search="none", noise_variances=(1.0,), probability=False)
-    dataset, labels = memory_dataset(points, codes), Labels(("0", "1"), codes)
-    train_fixed_size(dataset, labels, settings, LocalExecutor(1), kernel=_KERNEL)
+    data = LabelledData(memory_dataset(points, codes), Labels(("0", "1"), codes))
+    train_fixed_size(data, settings, LocalExecutor(1), kernel=_KERNEL)
 
 
 _LOOPS: dict[str, Callable[[TileEvaluator, Features], object]] = {

@@ -1,5 +1,7 @@
 """The regularised kernel matrix Kbar = K + s2 I as an object that is never materialised."""
 
+# Hangs on dkgp/operators/block_tasks.py.
+
 from __future__ import annotations
 
 from dkgp.operators.base import KernelOperator, PendingColumns

@@ -1,4 +1,4 @@
-"""The operator interface: what a solver may ask of Kbar = K + s2 I without anyone holding it."""
+"""The operator interface: products with Kbar = K + s2 I, and its parts, without Kbar in memory."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from dkgp.data.types import Progress, ProgressCallback
 from dkgp.errors import InputError
 from dkgp.kernels import EntryCount, Features, Kernel, TileEvaluator
 from dkgp.kernels.tiles.evaluator import Precision
-
-__all__ = ["FloatArray", "IndexArray", "KernelOperator", "Noise", "PendingColumns", "ReadyColumns", "noise_at"]
 
 FloatArray = NDArray[np.float64]
 IndexArray = NDArray[np.intp]
@@ -72,7 +70,7 @@ class KernelOperator(ABC):
     single, double : TileEvaluator
         The kernel's tiles in float32 and float64. `features` prepares rows for one of them.
     holds_inputs : bool
-        Whether the coordinator has all inputs at hand; where it has not, `announce` saves round trips.
+        Whether the coordinator holds all inputs; elsewhere `announce` saves round trips.
     entries : EntryCount
         Kernel entries evaluated for this operator so far, here and by the tasks of its rounds.
     approximate : bool
@@ -125,7 +123,7 @@ class KernelOperator(ABC):
         return (self.noise if indices is None else self.noise[indices])[:, None] * vectors
 
     def with_noise(self, noise_variance: float | ArrayLike) -> Self:
-        """Return the same K beside another noise: what is kept of K, counted and watched is shared.
+        """Return the same K beside another noise; tiles, counts and watchers are shared.
 
         It is not closed: its memory goes with this operator's.
         """
@@ -160,8 +158,8 @@ class KernelOperator(ABC):
     def features(self, indices: IndexArray, precision: Precision = "single") -> Features:
         """Prepared features of the samples `indices`, in that order, at the coordinator."""
 
-    def announce(self, indices: IndexArray) -> None:  # noqa: B027  - most operators have them at hand
-        """Say whose features will be asked for next, so that an out-of-core operator can bring them with a round."""
+    def announce(self, indices: IndexArray) -> None:  # noqa: B027  - most operators hold them
+        """Name the samples whose features are needed next, which an out-of-core operator brings with a round."""
 
     @abstractmethod
     def submit_columns(self, indices: IndexArray, delta: FloatArray, precision: Precision = "single") -> PendingColumns:
@@ -188,20 +186,20 @@ class KernelOperator(ABC):
         return block
 
     def typical_entry(self, sample: int = 512) -> float:
-        """Root mean square of K's off-diagonal entries, from a seeded sample of rows and columns; found once."""
+        """Root mean square of K's off-diagonal entries, from a seeded sample of rows and columns, kept."""
         if sample in self._typical_entries:
             return self._typical_entries[sample]
-        chosen = np.random.default_rng(0).choice(self.n, min(2 * sample, self.n), replace=False).astype(np.intp)
-        half = max(1, len(chosen) // 2)
-        entries = self.single.tile(self.features(chosen[:half]), self.features(chosen[-half:]))
+        samples = np.random.default_rng(0).choice(self.n, min(2 * sample, self.n), replace=False).astype(np.intp)
+        half = max(1, len(samples) // 2)
+        entries = self.single.tile(self.features(samples[:half]), self.features(samples[-half:]))
         self._typical_entries[sample] = float(np.sqrt(np.mean(entries.astype(np.float64) ** 2)))
         return self._typical_entries[sample]
 
     @contextmanager
     def watched(self, *watchers: ProgressCallback | None) -> Iterator[None]:
-        """Have work that may take minutes tell these of its progress while the context is open.
+        """Have long work call these watchers with its progress while the context is open.
 
-        Whoever is told may raise, which ends that work at once.
+        A watcher may raise, which ends that work at once.
         """
         before, self._watchers = self._watchers, tuple(watcher for watcher in watchers if watcher is not None)
         try:
@@ -210,7 +208,7 @@ class KernelOperator(ABC):
             self._watchers = before
 
     def tell(self, phase: str, done: int, total: int, unit: str) -> None:
-        """Tell how far a long piece of work has come, as often as it takes a moment: one product, one factor."""
+        """Report the progress of a long piece of work, such as one product or one factor, to the watchers."""
         for watcher in self._watchers:
             watcher(Progress(phase, done, total, unit))
 
@@ -232,19 +230,19 @@ def noise_at(noise: Noise, samples: IndexArray | slice) -> Noise:
 
 
 def _checked_noise(noise: float | ArrayLike, n: int) -> Noise:
-    """One variance, or those of n samples: finite and positive, in an array that nobody else writes to."""
+    """One variance, or those of n samples: finite and positive, in a read-only copy."""
     values = np.array(noise, dtype=np.float64)
     if values.shape not in ((), (n,)):
         raise InputError(
             f"the noise variance must be a number, or one for each of {n:,} samples; got shape {values.shape}"
         )
-    wrong = ~(np.isfinite(values) & (values > 0.0))
+    invalid = ~(np.isfinite(values) & (values > 0.0))
     if not values.ndim:
-        if wrong:
+        if invalid:
             raise InputError(f"the noise variance must be finite and positive; got {noise!r}")
         return float(values)
-    if wrong.any():
-        row = int(np.argmax(wrong))
+    if invalid.any():
+        row = int(np.argmax(invalid))
         raise InputError(f"noise variances must be finite and positive; got {values[row]} for sample {row}")
     values.flags.writeable = False
     return values
@@ -253,8 +251,8 @@ def _checked_noise(noise: float | ArrayLike, n: int) -> Noise:
 def check_indices(n: int, indices: IndexArray) -> None:
     """Refuse samples that are not there: compiled code would read past its arrays."""
     if indices.ndim != 1 or (indices.size and (indices.min() < 0 or indices.max() >= n)):
-        found = f"{indices.min()}..{indices.max()}" if indices.size else f"an array of shape {indices.shape}"
-        raise InputError(f"sample indices must lie in 0..{n - 1}; got {found}")
+        got = f"{indices.min()}..{indices.max()}" if indices.size else f"an array of shape {indices.shape}"
+        raise InputError(f"sample indices must lie in 0..{n - 1}; got {got}")
 
 
 def check_columns(n: int, indices: IndexArray, delta: FloatArray) -> None:
@@ -263,3 +261,9 @@ def check_columns(n: int, indices: IndexArray, delta: FloatArray) -> None:
         raise InputError(f"expected indices (m,) and delta (m, t); got {indices.shape} and {delta.shape}")
     if indices.size and (indices.min() < 0 or indices.max() >= n):
         raise InputError(f"column indices must lie in 0..{n - 1}; got {indices.min()}..{indices.max()}")
+
+
+def check_vectors(n: int, V: FloatArray) -> None:
+    """Refuse vectors of another shape than (n, t)."""
+    if V.ndim != 2 or V.shape[0] != n:
+        raise InputError(f"expected an array of shape ({n}, t); got {V.shape}")

@@ -1,8 +1,8 @@
 """BLAS and LAPACK on arrays' memory, in place, while other threads run.
 
-SciPy's wrappers hold the GIL, and copy what does not lie as they want it. The functions that SciPy exports for compiled
-code are the same library's, so they give the same bits; they take leading dimensions, and called through ctypes they
-let other threads run meanwhile. BLAS reads matrices column by column: a row-major matrix is its transpose.
+SciPy's wrappers hold the GIL, and copy arrays of another layout than they need. The functions that SciPy exports for
+compiled code are the same library's, so they give the same bits; they take leading dimensions, and called through
+ctypes they let other threads run meanwhile. BLAS reads matrices column by column: a row-major matrix is its transpose.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import numpy as np
 from numba.extending import get_cython_function_address
 from numpy.typing import NDArray
 
-__all__ = ["blas", "lapack"]
-
 Argument = bytes | int | np.integer[Any] | float | NDArray[Any]
 _SCALARS: dict[np.dtype[Any], tuple[str, Any]] = {
     np.dtype(np.float32): ("s", ctypes.c_float),
@@ -25,15 +23,10 @@ _SCALARS: dict[np.dtype[Any], tuple[str, Any]] = {
 
 
 def blas(routine: str, *arguments: Argument) -> None:
-    """Call a routine of BLAS, such as "gemm", in the type of the arrays among its arguments.
+    """Call a routine of BLAS, such as "gemm" (without the letter of its type), in the type of its arrays.
 
-    Parameters
-    ----------
-    routine : str
-        Without the letter of its type.
-    *arguments : bytes, int, float or ndarray
-        As its Fortran interface has them: flags, counts, numbers, and arrays, of which only the address is taken. That
-        they are of one type and lie as the counts say is the caller's to see to.
+    Arguments are those of its Fortran interface: flags, counts, numbers, and arrays, of which only the address is
+    taken. The caller sees to it that arrays are of one type and lie as the counts say.
     """
     _call("scipy.linalg.cython_blas", routine, arguments)
 

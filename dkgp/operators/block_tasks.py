@@ -8,19 +8,10 @@ import numpy as np
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.kernels import Features, Kernel, TileEvaluator
+from dkgp.kernels.tiles.blocks import LANES
 from dkgp.kernels.tiles.evaluator import Precision
-from dkgp.kernels.tiles.loops import LANES
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.inputs import InputSource, centre_of
-
-__all__ = [
-    "BlockContext",
-    "apply_columns_task",
-    "diagonal_task",
-    "feature_width",
-    "row_errors_task",
-    "rows_task",
-]
 
 TARGET_BLOCK_ROWS = 8192
 LEAST_BLOCKS = 8
@@ -30,7 +21,7 @@ LEAST_BLOCK_ROWS = 256
 def feature_width(kernel: Kernel) -> int:
     """Numbers that prepared features hold of a sample, a norm apart; d at least.
 
-    More where the parts of a kernel each have their own. What memory is planned by.
+    More where the parts of a kernel each have their own. Memory is planned by it.
     """
     one = TileEvaluator(kernel, "single").prepare(np.zeros((1, kernel.n_features)))
     return max(kernel.n_features, one.nbytes // (LANES * one.values.itemsize) - 1)
@@ -103,20 +94,20 @@ def apply_columns_task(
     columns: Features,
     delta: FloatArray,
     precision: Precision,
-    wanted: IndexArray | None,
+    samples: IndexArray | None,
     blocks: list[int],
 ) -> list[tuple[FloatArray, FloatArray | None]]:
-    """K(X_block, X_B) @ delta for each block, and the inputs of the `wanted` samples (sorted) that lie in it."""
+    """K(X_block, X_B) @ delta for each block, and the inputs of the `samples` (sorted) that lie in it."""
     evaluator = context.evaluator(precision)
     results = []
     for block in blocks:
         product = evaluator.matmat(context.block_features(block, precision), columns, delta)
-        results.append((product, None if wanted is None else _wanted_rows(context, block, wanted)))
+        results.append((product, None if samples is None else _rows_of(context, block, samples)))
     return results
 
 
 def diagonal_task(context: BlockContext, blocks: list[int]) -> list[FloatArray]:
-    """k(x, x) for the samples of each block, in float64; nothing is cached, since nobody asks twice."""
+    """k(x, x) for the samples of each block, in float64; not cached, since it is needed once."""
     return [
         np.asarray(context.kernel.diagonal(context.source.inputs(*context.bounds(block))), dtype=np.float64)
         for block in blocks
@@ -129,12 +120,12 @@ def row_errors_task(context: BlockContext, blocks: list[int]) -> list[FloatArray
     return [evaluator.row_errors(context.source.inputs(*context.bounds(block))) for block in blocks]
 
 
-def rows_task(context: BlockContext, wanted: IndexArray, blocks: list[int]) -> list[FloatArray]:
-    """Standardised inputs of the `wanted` samples (sorted) that lie in each block."""
-    return [_wanted_rows(context, block, wanted) for block in blocks]
+def rows_task(context: BlockContext, samples: IndexArray, blocks: list[int]) -> list[FloatArray]:
+    """Standardised inputs of the `samples` (sorted) that lie in each block."""
+    return [_rows_of(context, block, samples) for block in blocks]
 
 
-def _wanted_rows(context: BlockContext, block: int, wanted: IndexArray) -> FloatArray:
+def _rows_of(context: BlockContext, block: int, samples: IndexArray) -> FloatArray:
     start, stop = context.bounds(block)
-    first, last = np.searchsorted(wanted, (start, stop))
-    return context.block_rows_cached(block).values[wanted[first:last] - start]
+    first, last = np.searchsorted(samples, (start, stop))
+    return context.block_rows_cached(block).values[samples[first:last] - start]

@@ -1,9 +1,14 @@
-"""Kbar by row blocks: the operator that trains, in this process or on a cluster, as its executor will have it."""
+"""Kbar by row blocks: the operator that trains, in this process or on a cluster, by its executor.
+
+Tasks count the kernel entries that they evaluate, wherever they run. The count comes back with a task's results: those
+of a task that was lost with its worker, and run again, count once.
+"""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -11,9 +16,9 @@ from numpy.typing import ArrayLike
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor, BlockTask, PendingRound, split_evenly
-from dkgp.cluster.executors.sums import Combine, PendingSum
+from dkgp.cluster.executors.sums import Combine, PendingSum, Progress
 from dkgp.errors import InputError
-from dkgp.kernels import Features, Kernel
+from dkgp.kernels import EntryCount, Features, Kernel, counting
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import (
     FloatArray,
@@ -23,6 +28,7 @@ from dkgp.operators.base import (
     ReadyColumns,
     check_columns,
     check_indices,
+    check_vectors,
 )
 from dkgp.operators.block_tasks import (
     BlockContext,
@@ -32,11 +38,8 @@ from dkgp.operators.block_tasks import (
     row_errors_task,
     rows_task,
 )
-from dkgp.operators.counted_rounds import CountedRound, CountedSum, counted_task
 from dkgp.operators.full_products import FullProducts
 from dkgp.operators.inputs import InputSource, centre_of
-
-__all__ = ["DEFAULT_COORDINATOR_INPUT_BYTES", "BlockedKernelOperator", "coordinator_input_bytes_needed"]
 
 DEFAULT_COORDINATOR_INPUT_BYTES = 2 * 1024**3
 TASKS_PER_WORKER_THREAD = 1
@@ -60,9 +63,9 @@ class BlockedKernelOperator(KernelOperator):
     source : InputSource
         Standardised inputs, readable by range from wherever the tasks run.
     executor : BlockExecutor
-        Who runs the tasks. Not closed by this operator.
+        Runs the tasks. Not closed by this operator.
     coordinator_input_bytes : int, default 2 GiB
-        What the coordinator may spend on the inputs of all samples. Beyond it, the inputs of the next round's
+        Most that the coordinator may spend on the inputs of all samples. Beyond it, the inputs of the next round's
         candidates come back with each round and the coordinator never holds X.
 
     Attributes
@@ -129,7 +132,10 @@ class BlockedKernelOperator(KernelOperator):
         owners: Sequence[str] | None = None,
     ) -> PendingSum:
         """Start a sum of what tasks return (see `BlockExecutor.submit_sum`), and count the entries they evaluate."""
-        return CountedSum(self.executor, name, task, arguments, groups, combine, self.entries, owners)
+        both, hints = partial(_add_counted, combine), () if owners is None else (owners,)
+        return CountedSum(
+            self.executor.submit_sum(name, counted_task, (task, *arguments), groups, both, *hints), self.entries
+        )
 
     def inputs(self, indices: IndexArray) -> FloatArray:
         """Standardised inputs of the samples `indices`, in that order: (m, d)."""
@@ -181,19 +187,18 @@ class BlockedKernelOperator(KernelOperator):
         check_columns(self.n, indices, delta)
         if not len(indices):
             return ReadyColumns(np.zeros((self.n, delta.shape[1])))
-        wanted, self._announced = self._announced, None
+        announced, self._announced = self._announced, None
         pending = self.submit(
             "kblock",
             apply_columns_task,
-            (self.context, self.features(indices, precision), delta, precision, wanted),
+            (self.context, self.features(indices, precision), delta, precision, announced),
             self._cut(self.context.n_blocks, TASKS_PER_WORKER_THREAD, self.n * len(indices)),
         )
-        return _PendingColumns(self, pending, indices, delta, wanted)
+        return _PendingColumns(self, pending, indices, delta, announced)
 
     def matmat(self, V: FloatArray, precision: Precision = "double") -> FloatArray:
         """Kbar @ V, each pair of samples evaluated once, or read from what workers keep (see `full_products`)."""
-        if V.ndim != 2 or V.shape[0] != self.n:
-            raise InputError(f"expected an array of shape ({self.n}, t); got {V.shape}")
+        check_vectors(self.n, V)
         result = self.noise_times(V)
         kept = f" ({self.kept_share:.0%} of K kept)" if self.kept_share else ""
         phase = f"product{kept}" if precision == "single" else "float64 product"
@@ -247,24 +252,24 @@ class BlockedKernelOperator(KernelOperator):
         missing = np.ones(len(indices), dtype=bool)
         for known, values in self._brought:
             position = np.minimum(np.searchsorted(known, indices), len(known) - 1)
-            found = missing & (known[position] == indices)
-            rows[found] = values[position[found]]
-            missing &= ~found
+            brought = missing & (known[position] == indices)
+            rows[brought] = values[position[brought]]
+            missing &= ~brought
         if missing.any():
             rows[missing] = self._fetch(indices[missing])
         return rows
 
     def _fetch(self, indices: IndexArray) -> FloatArray:
         """Inputs of samples that no round brought, in a round of their own."""
-        wanted, inverse = np.unique(indices, return_inverse=True)
-        blocks = np.unique(wanted // self.context.block_rows).tolist()
+        samples, inverse = np.unique(indices, return_inverse=True)
+        blocks = np.unique(samples // self.context.block_rows).tolist()
         groups = split_evenly(blocks, self.executor.parallelism)
-        found = self.executor.submit("krows", rows_task, (self.context, wanted), groups).result()
-        return np.asarray(np.concatenate(found)[inverse])
+        rows = self.executor.submit("krows", rows_task, (self.context, samples), groups).result()
+        return np.asarray(np.concatenate(rows)[inverse])
 
-    def _receive(self, wanted: IndexArray, parts: list[FloatArray]) -> None:
-        # The last two: a selection may be looking at the one while the other arrives for the next.
-        self._brought = [*self._brought[-1:], (wanted, np.concatenate(parts))]
+    def _receive(self, announced: IndexArray, parts: list[FloatArray]) -> None:
+        # The last two: a selection may be reading the one while the other arrives for the next.
+        self._brought = [*self._brought[-1:], (announced, np.concatenate(parts))]
 
 
 class _PendingColumns:
@@ -274,10 +279,10 @@ class _PendingColumns:
         pending: PendingRound,
         indices: IndexArray,
         delta: FloatArray,
-        wanted: IndexArray | None,
+        announced: IndexArray | None,
     ) -> None:
         self._operator, self._pending = operator, pending
-        self._indices, self._delta, self._wanted = indices, delta, wanted
+        self._indices, self._delta, self._announced = indices, delta, announced
 
     def done(self) -> bool:
         return self._pending.done()
@@ -286,6 +291,51 @@ class _PendingColumns:
         parts = self._pending.result()
         product = np.concatenate([part[0] for part in parts])
         product[self._indices] += self._operator.noise_times(self._delta, self._indices)
-        if self._wanted is not None:
-            self._operator._receive(self._wanted, [part[1] for part in parts])
+        if self._announced is not None:
+            self._operator._receive(self._announced, [part[1] for part in parts])
         return product
+
+
+def counted_task(task: BlockTask, *arguments: Any) -> list[tuple[int, list[Any]]]:
+    """Run a task on its group, the last of `arguments`: one pair of the entries evaluated and the task's results.
+
+    Where sums overflow, results are infinite or NaN, and their user refuses them or proves nothing by them; NumPy's
+    warnings, one a thread and worker, would say no more.
+    """
+    with counting() as count, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        results = task(*arguments)
+    return [(count.value, results)]
+
+
+class CountedRound:
+    """A round of `counted_task`: the tasks' results, and a count that grows when they are taken."""
+
+    def __init__(self, pending: PendingRound, entries: EntryCount) -> None:
+        self._pending, self._entries = pending, entries
+
+    def done(self) -> bool:
+        """True if `result` would return without waiting."""
+        return self._pending.done()
+
+    def result(self) -> list[Any]:
+        """One result for each block, in block order; to be called once."""
+        parts = self._pending.result()
+        self._entries.add(sum(entries for entries, _ in parts))
+        return [value for _, results in parts for value in results]
+
+
+class CountedSum:
+    """A sum of what `counted_task`s return, and a count that grows when it is taken."""
+
+    def __init__(self, pending: PendingSum, entries: EntryCount) -> None:
+        self._pending, self._entries = pending, entries
+
+    def result(self, progress: Progress | None = None) -> Any:
+        """Wait for the sum; to be called once."""
+        entries, (value,) = self._pending.result(progress)
+        self._entries.add(entries)
+        return value
+
+
+def _add_counted(combine: Combine, left: tuple[int, list[Any]], right: tuple[int, list[Any]]) -> tuple[int, list[Any]]:
+    return left[0] + right[0], [combine(left[1][0], right[1][0])]

@@ -21,18 +21,16 @@ from dkgp.kernels.tiles.loops import FLUSH_COLUMNS
 from dkgp.kernels.vector_math import FAST_MATH, fma, prefer_full_vectors
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator, PendingColumns, ReadyColumns, check_columns
 
-__all__ = ["CachedColumnsOperator", "cached_columns_bytes"]
-
 PIECE_ROWS = 2048
 
 
 def cached_columns_bytes(n: int) -> int:
-    """Bytes that the columns of n samples take when all of them have been asked for."""
+    """Bytes of the columns of n samples once all of them have been needed."""
     return 4 * n * n
 
 
 class CachedColumnsOperator(KernelOperator):
-    """Another operator with its float32 columns kept in this process; what is asked in float64 goes to the other one.
+    """Another operator with its float32 columns kept in this process; float64 products are the other operator's.
 
     Parameters
     ----------
@@ -41,7 +39,7 @@ class CachedColumnsOperator(KernelOperator):
 
     Notes
     -----
-    Memory grows by 4 n bytes with each column that is asked for, to `cached_columns_bytes`.
+    Memory grows by 4 n bytes with each new column, to `cached_columns_bytes`.
     """
 
     def __init__(self, operator: KernelOperator) -> None:
@@ -102,14 +100,14 @@ class CachedColumnsOperator(KernelOperator):
     def _evaluate(self, missing: IndexArray) -> None:
         if not len(missing):
             return
-        everyone = self.features(np.arange(self.n, dtype=np.intp))
+        samples = self.features(np.arange(self.n, dtype=np.intp))
         columns = self.features(missing)
         used = int(np.count_nonzero(self._slots >= 0))
         places = slice(used, used + len(missing))
 
         def fill(piece: int) -> None:
             first, last = piece * PIECE_ROWS, min((piece + 1) * PIECE_ROWS, self.n)
-            self._columns[places, first:last] = self.single.tile(everyone.slice(first, last), columns).T
+            self._columns[places, first:last] = self.single.tile(samples.slice(first, last), columns).T
 
         in_parallel(fill, -(-self.n // PIECE_ROWS))
         self._slots[missing] = np.arange(places.start, places.stop)

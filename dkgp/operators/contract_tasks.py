@@ -19,29 +19,19 @@ from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
 
-__all__ = ["Mixing", "contract", "contract_task", "tiles_bytes"]
-
 # Rows and columns of a tile. A kernel's derivatives hold a few arrays of this size, which should fit the caches: a
 # squared exponential of 8 features and nine C took 28 ns an entry with 256, 40 with 512, 61 with 1,024.
 TILE_ROWS = 256
-# Arrays of a tile that are there at once: the weights, and what a sum or product of a few kernels keeps.
+# Arrays of a tile in memory at once: the weights, and those of a sum or product of a few kernels.
 ARRAYS_PER_TILE = 12
 
 
 @dataclass(frozen=True)
 class Mixing:
-    """A symmetric C, (m, m), of W = N C N', with the columns of N that it leaves out not worked on.
+    """A symmetric C, (m, m), of W = N C N', without its zero rows and columns."""
 
-    Attributes
-    ----------
-    columns : (r,) int
-        Rows and columns of C that are not zero.
-    matrix : (r, r) float64
-        C at these.
-    """
-
-    columns: IndexArray
-    matrix: FloatArray
+    columns: IndexArray  # rows and columns of C that are not zero: (r,)
+    matrix: FloatArray  # C at these: (r, r)
 
     @classmethod
     def of(cls, matrix: FloatArray) -> Mixing:
@@ -82,10 +72,10 @@ def _contract_pair(
         # Of a block with itself, the tiles up to the diagonal.
         for b in range(0, len(right) if i != j else a + 1, TILE_ROWS):
             columns = slice(b, b + TILE_ROWS)
-            here = left[rows]
+            A = left[rows]
             on_diagonal = i == j and a == b
-            _, pull = context.kernel.linearise(here, here if on_diagonal else right[columns])
-            count_entries(len(here) * len(right[columns]))
+            _, pull = context.kernel.linearise(A, A if on_diagonal else right[columns])
+            count_entries(len(A) * len(right[columns]))
             times = 1.0 if on_diagonal else 2.0
             for index, mixing in enumerate(mixings):
                 total[index] += times * pull(mixing.weights(vectors[i][rows], vectors[j][columns]))
@@ -93,26 +83,11 @@ def _contract_pair(
 
 
 def contract(operator: BlockedKernelOperator, vectors: FloatArray, matrices: list[FloatArray]) -> FloatArray:
-    """sum_ij W_ij dK_ij / dlog(parameter) for the weights W = N C N' of each C.
+    """sum_ij W_ij dK_ij / dlog(parameter) for the weights W = N C N' of each C: (number of C, q).
 
-    Parameters
-    ----------
-    operator : BlockedKernelOperator
-        Of the kernel and the inputs; its executor does the work.
-    vectors : (n, m) float64
-        N.
-    matrices : list of (m, m) float64
-        The C, symmetric.
-
-    Returns
-    -------
-    (len(matrices), q) float64
-        In the order of the kernel's `parameters`; the same bits for any number of workers.
-
-    Raises
-    ------
-    InputError
-        Shapes that do not fit, or a C that is not symmetric.
+    N is `vectors` (n, m), the C are the symmetric `matrices` (m, m). Columns are in the order of the kernel's
+    `parameters`, with the same bits for any number of workers. `InputError` for shapes that do not fit, or a C that is
+    not symmetric.
     """
     context, executor = operator.context, operator.executor
     if vectors.ndim != 2 or vectors.shape[0] != operator.n:
@@ -129,8 +104,8 @@ def contract(operator: BlockedKernelOperator, vectors: FloatArray, matrices: lis
         groups = split_evenly(pairs[first : first + per_round], 2 * executor.parallelism)
         pending = []
         for group in groups:
-            named = sorted({block for pair in group for block in pair})
-            rows = {block: vectors[slice(*context.bounds(block))] for block in named}
+            blocks_of_group = sorted({block for pair in group for block in pair})
+            rows = {block: vectors[slice(*context.bounds(block))] for block in blocks_of_group}
             pending.append(operator.submit("kcontract", contract_task, (context, rows, mixings), [group]))
         for round_ in pending:
             for part in round_.result():

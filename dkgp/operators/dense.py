@@ -18,9 +18,8 @@ from dkgp.operators.base import (
     ReadyColumns,
     check_columns,
     check_indices,
+    check_vectors,
 )
-
-__all__ = ["DenseKernelOperator"]
 
 DEFAULT_BUDGET_BYTES = 4 * 1024**3
 PIECE_ROWS = 512
@@ -106,6 +105,5 @@ class DenseKernelOperator(KernelOperator):
 
     def matmat(self, V: FloatArray, precision: Precision = "double") -> FloatArray:
         """Kbar @ V."""
-        if V.ndim != 2 or V.shape[0] != self.n:
-            raise InputError(f"expected an array of shape ({self.n}, t); got {V.shape}")
+        check_vectors(self.n, V)
         return np.asarray(self.matrix @ V)

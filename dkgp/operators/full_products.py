@@ -1,11 +1,11 @@
 """Products with the whole of K: its lower half in pieces, each evaluated or read once for both of its products.
 
-A piece is a few blocks by a few blocks, and what it adds to the product is added up where it is computed; pieces are
-added up here, one after the other. How K is cut and in which order sums run depends on n alone, so that bits do not
-depend on who computes what, or keeps what. Which pieces go together into a task, and to whom, depends on the workers:
-a piece goes where its tiles may be kept.
+A piece is a few blocks by a few blocks. A worker adds up a piece's products, and the coordinator adds up the pieces,
+one after the other. How K is cut and in which order sums run depends on n alone, so that bits do not depend on the
+workers, or on the tiles that they keep. How pieces are grouped into tasks, and their workers, depend on the cluster: a
+piece goes where its tiles may be kept.
 
-Pieces go out in rounds of bounded size, the next one before the last is in, so that nobody waits for the adding up.
+Pieces go out in rounds of bounded size, the next one before the last is in, so that workers do not wait for additions.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ from dkgp.kernels.tiles.evaluator import KeptTiles, Precision
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.keeping import Keeping, kept_bytes_of
-from dkgp.operators.kept_tiles import worker_tiles
-
-__all__ = ["FullProducts", "Piece", "forget_everywhere", "forget_task", "matmat_task"]
+from dkgp.operators.kept_tiles import TileRequest, worker_tiles
 
 # From so many blocks on a piece is two by two blocks: half the vectors on the wire for an entry.
 SINGLE_BLOCKS = 16
@@ -141,7 +139,8 @@ def _pair_products(
         read = False
         multiply(None)
     else:
-        read = worker_tiles().use(context.run_id, pair, keeping, lambda: evaluator.room(rows, columns), multiply)
+        request = TileRequest(context.run_id, pair, keeping, lambda: evaluator.room(rows, columns))
+        read = worker_tiles().use(request, multiply)
     return products, read, evaluator.entries_of(rows, columns)
 
 
@@ -152,24 +151,7 @@ def forget_task(run_id: str, workers: list[int]) -> list[None]:
 
 
 class FullProducts:
-    """Products of one operator with its whole matrix.
-
-    Parameters
-    ----------
-    context : BlockContext
-    executor : BlockExecutor
-    submit : callable
-        Starts a round: (name, task, arguments, groups, owners).
-
-    Attributes
-    ----------
-    kept_share : float
-        Share of the last product's entries that were read from kept tiles.
-    kept_bytes : int
-        What it read of them.
-    kept : dict
-        What was kept, in plain JSON types: bytes that a product has read at most, and the last word on why.
-    """
+    """Products of one operator with its whole matrix; `submit` starts a round of its tasks."""
 
     def __init__(self, context: BlockContext, executor: BlockExecutor, submit: Callable[..., PendingRound]) -> None:
         self._context, self._executor, self._submit = context, executor, submit
@@ -177,7 +159,9 @@ class FullProducts:
         self._homes = Homes(len(self._pieces))
         self._turns = 0
         self._kept = False  # whether workers may hold tiles
+        # Share of the last product's entries that were read from kept tiles, and their bytes.
         self.kept_share, self.kept_bytes = 0.0, 0
+        # In plain JSON types: the most bytes that a product has read, and the latest reason.
         self.kept: dict[str, Any] = {"bytes": 0, "reason": ""}
         self._rounds_done, self._rounds_left, self._rounds = 0, 0.0, 0
         self._opened_at = time.perf_counter()
@@ -198,8 +182,8 @@ class FullProducts:
             share = products * seconds / (now - self._opened_at + products * (now - began))
         self._turns += 1
         self._kept = True
-        wanted = kept_bytes_of(self._context.n) // max(1, len(self._executor.workers))
-        return Keeping(budget, self._turns, wanted, products, share)
+        bytes_a_worker = kept_bytes_of(self._context.n) // max(1, len(self._executor.workers))
+        return Keeping(budget, self._turns, bytes_a_worker, products, share)
 
     def _products_left(self, foreseen: float) -> float:
         """Products that are left of those foreseen at the start, or that the rounds left take, whichever is more."""
@@ -222,11 +206,11 @@ class FullProducts:
                 numbers = range(first, min(first + length, len(self._pieces)))
                 waiting.append((numbers, *self._start(numbers, V, precision, keeping, rows * rows * side * side)))
             numbers, groups, pending = waiting.popleft()
-            found: dict[int, PieceProduct] = {}
+            by_number: dict[int, PieceProduct] = {}
             for group, products in zip(groups, pending.result(), strict=True):
-                found.update(zip(group, products, strict=True))
+                by_number.update(zip(group, products, strict=True))
             for number in numbers:
-                piece = found.pop(number)
+                piece = by_number.pop(number)
                 self.kept["reason"] = piece.reason or self.kept["reason"]
                 for block, part in piece.parts.items():
                     result[slice(*self._context.bounds(block))] += part

@@ -10,8 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 from dkgp.data.stores.memory_dataset import MemoryArray
 from dkgp.errors import InputError
 
-__all__ = ["ArrayInputs", "InputSource", "centre_of"]
-
 
 class InputSource(Protocol):
     """Rows of standardised inputs, readable by range. Must pickle to something small: it travels with every task."""
@@ -31,7 +29,7 @@ class InputSource(Protocol):
 def centre_of(source: InputSource) -> NDArray[np.float64] | None:
     """The point taken off a source's rows before distances are; None where their mean is zero, as a data set's.
 
-    It belongs to the source, so that whoever evaluates an entry comes to the same bits.
+    It belongs to the source, so that every process evaluates an entry to the same bits.
     """
     centre: NDArray[np.float64] | None = getattr(source, "centre", None)
     return centre

@@ -1,4 +1,4 @@
-"""Keeping tiles of K: if it pays, and for how many bytes of them; what `--cache-tiles auto` is decided by.
+"""Keeping tiles of K: if it pays, and for how many bytes of them; the rule behind `--cache-tiles auto`.
 
 A tile that is kept is evaluated once more, on pages that are new, and read in every product that follows; one that is
 not is evaluated in every product. For the L products that the solver foresees, the next one included, keeping saves
@@ -12,8 +12,8 @@ those products take. All that fits is kept where the run is to get shorter by `L
 The seconds are each worker's own, measured in the run itself (`Watch`): the first product is evaluated, and the first
 tile that is kept after it tells the rest. New pages are touched a step at a time before a tile goes there, so that dear
 ones are noticed within a step, wherever they begin; then no more is kept. What is kept is freed where reading comes to
-save too little. Until then either loses a hundredth of what the products left would take, at most. Bits do not depend
-on any of this.
+save too little. Until then either loses at most a hundredth of the remaining products' time. Bits do not depend on any
+of this.
 """
 
 from __future__ import annotations
@@ -31,42 +31,32 @@ from numpy.typing import NDArray
 
 from dkgp.cluster.tile_budget import TileBudget
 
-__all__ = ["READ_TOGETHER", "Keeping", "Watch", "bytes_that_pay", "kept_bytes_of", "most_bytes", "saved_share"]
-
 # Shares of the run that must be saved: to keep a modest amount, and to keep all that fits.
 LEAST_GAIN, LARGE_GAIN = 0.05, 0.25
 # Reading counts for so much more than one thread measures that reads alone: memory is shared by all.
 READ_TOGETHER = 1.5
-# Share of what the products left would take, evaluated, that may be lost to dear pages, and to dear reading.
+# Share of the remaining products' time, if evaluated, that dear pages, and dear reading, may cost.
 SLACK = 0.01
 # Pages are touched in steps of so much.
 STEP_BYTES = 4 * 1024**2
 
 
 def kept_bytes_of(n: int) -> int:
-    """Bytes of all float32 tiles of K's lower half, at most: what lies across the diagonal is kept whole."""
+    """Bytes of all float32 tiles of K's lower half, at most: tiles across the diagonal are kept whole."""
     return 2 * n * (n + 2048)
 
 
 def saved_share(products: float, evaluating: float, keeping: float, reading: float) -> float:
-    """Share of the seconds of so many products that is saved of what is kept; negative where it is lost."""
+    """Share of the seconds of so many products that keeping a tile saves; negative where it costs more."""
     if products <= 1.0:
         return 1.0 - keeping / evaluating
     return 1.0 - (keeping + (products - 1.0) * reading) / (products * evaluating)
 
 
 def bytes_that_pay(budget: TileBudget, wanted_bytes: int, saved: float, run_share: float) -> int:
-    """Bytes of tiles that a worker should keep.
+    """Bytes of tiles that a worker should keep of the `wanted_bytes` that its part of K would take.
 
-    Parameters
-    ----------
-    budget : TileBudget
-    wanted_bytes : int
-        What keeping its part of K would take.
-    saved : float
-        See `saved_share`.
-    run_share : float
-        Share of the run that the products left take.
+    `saved` is a `saved_share`, `run_share` the share of the run that the remaining products take.
     """
     for count, least in ((budget.bytes, LARGE_GAIN), (budget.modest_bytes, LEAST_GAIN)):
         if saved * run_share * min(1.0, count / max(1, wanted_bytes)) > least:
@@ -91,32 +81,18 @@ def _saved_at_best(products: float) -> float:
 
 @dataclass(frozen=True)
 class Keeping:
-    """Terms on which workers keep tiles during one product.
+    """Terms on which workers keep tiles during one product."""
 
-    Attributes
-    ----------
-    budget : TileBudget
-        What tiles may take in one worker's process, and whether the worker finds out if they pay.
-    turn : int
-        Number of the product in its run.
-    wanted_bytes : int
-        What keeping a worker's part of K would take.
-    products : float
-        That the solver foresees, this one included.
-    run_share : float
-        Share of the run that they take; zero for the first one, which is evaluated.
-    """
-
-    budget: TileBudget
-    turn: int
-    wanted_bytes: int = 0
-    products: float = 0.0
-    run_share: float = 0.0
+    budget: TileBudget  # of one worker's process; a `measured` one has the worker find out if tiles pay
+    turn: int  # number of the product in its run
+    wanted_bytes: int = 0  # of a worker's part of K
+    products: float = 0.0  # that the solver foresees, this one included
+    run_share: float = 0.0  # share of the run that they take; zero for the first one, which is evaluated
 
 
 @dataclass
 class _Rate:
-    """Seconds of a byte, what was measured last counting most."""
+    """Seconds of a byte, the last measurements counting most."""
 
     seconds: float = 0.0
     bytes: float = 0.0
@@ -141,7 +117,7 @@ class Watch:
         self.pages_are_dear = self.given_up = False
         self._trying = self._doubts = False
         self._overrun = 0.0
-        self._late = _Rate()  # what was read since it began to be late
+        self._late = _Rate()  # of reading, since it began to be late
         self._turn, self._foreseen, self.warm = 0, 0.0, False
         self._look_at = math.inf
         self._lock = threading.Lock()
@@ -240,7 +216,7 @@ class Watch:
         return f"{foreseen}, and reading takes {self.reading.value / self.evaluating.value:.2f} of evaluating"
 
     def _begin(self, keeping: Keeping) -> None:
-        if math.isnan(self.reading.value):  # those that are decided by
+        if math.isnan(self.reading.value):  # the decision is taken by these
             self._foreseen = max(self._foreseen, keeping.products)
         if keeping.turn > self._turn:
             self._turn = keeping.turn

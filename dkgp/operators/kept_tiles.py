@@ -1,11 +1,11 @@
 """Tiles of K that a worker keeps from one product for the next: filled once, within a budget, and read from then on.
 
-A product goes through all of K, so a cache that puts out what was used longest ago would be emptied by every product
-that is larger than it, each tile shortly before its turn. Here what does not fit is evaluated time and again, and tiles
-make room only once a whole product has passed them by, because their blocks have moved to another worker or their run
-is over.
+A product goes through all of K, so a cache that drops the tiles used longest ago would be emptied by every product that
+is larger than it, each tile shortly before its turn. Here tiles that do not fit are evaluated time and again, and
+others make room only once a whole product has passed them by, because their blocks have moved to another worker or
+their run is over.
 
-Where a budget is not a user's but dkgp's own choice, every use is timed, and the run's `Watch` says what may be kept
+Where dkgp itself has chosen the budget, every use is timed, and the run's `Watch` says what may be kept
 (`dkgp.operators.keeping`). Bits do not depend on it.
 """
 
@@ -16,14 +16,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import psutil
 from numpy.typing import NDArray
 
 from dkgp.operators.keeping import Keeping, Watch, timed
-
-__all__ = ["Kept", "TileCache", "worker_tiles"]
 
 
 class Kept(Protocol):
@@ -44,10 +42,25 @@ class Kept(Protocol):
 
 KeptT = TypeVar("KeptT", bound=Kept)
 
-# Tiles of another run are in nobody's use after so many seconds; a coordinator that was killed frees nothing.
+# Tiles of another run count as abandoned after so many seconds; a coordinator that was killed frees nothing.
 FORGOTTEN_SECONDS = 300.0
 # Memory of the machine that stays free whatever the budget says.
 SPARED_SHARE = 0.08
+
+
+@dataclass(frozen=True)
+class TileRequest(Generic[KeptT]):
+    """The tiles of one pair of blocks of a run, on the terms of a product; `room` makes them, not filled yet."""
+
+    run_id: str
+    pair: tuple[int, int]
+    keeping: Keeping
+    room: Callable[[], KeptT]
+
+    @property
+    def key(self) -> tuple[str, tuple[int, int]]:
+        """Their key in the cache."""
+        return self.run_id, self.pair
 
 
 @dataclass
@@ -67,45 +80,28 @@ class TileCache:
         self._lock = threading.Lock()
         self.nbytes = 0
 
-    def use(
-        self,
-        run_id: str,
-        pair: tuple[int, int],
-        keeping: Keeping,
-        room: Callable[[], KeptT],
-        work: Callable[[KeptT | None], None],
-    ) -> bool:
-        """Have `work` done once with the tiles of a pair: filled ones, ones to fill, or none; whether they were filled.
-
-        `room` makes tiles for the pair; `work` with tiles that are not filled fills them.
-        """
-        if keeping.budget.measured:
-            return self._use_watched(run_id, pair, keeping, room, work)
-        with self.lent(run_id, pair, keeping, room) as tiles:
+    def use(self, request: TileRequest[KeptT], work: Callable[[KeptT | None], None]) -> bool:
+        """Do `work` once with the tiles: filled ones, ones that it fills, or none; return True if they were filled."""
+        if request.keeping.budget.measured:
+            return self._use_watched(request, work)
+        with self.lent(request) as tiles:
             read = tiles is not None and tiles.filled
             work(tiles)
         return read
 
     @contextmanager
-    def lent(
-        self,
-        run_id: str,
-        pair: tuple[int, int],
-        keeping: Keeping,
-        room: Callable[[], KeptT],
-        budget_bytes: int | None = None,
-    ) -> Iterator[KeptT | None]:
+    def lent(self, request: TileRequest[KeptT], budget_bytes: int | None = None) -> Iterator[KeptT | None]:
         """Tiles of a pair while the context is open: filled ones, ones to fill, or none; all within the budget."""
-        held = self._take(run_id, pair, keeping, room, keeping.budget.bytes if budget_bytes is None else budget_bytes)
+        held = self._take(request, request.keeping.budget.bytes if budget_bytes is None else budget_bytes)
         if held is None or held.tiles.filled:
             yield None if held is None else held.tiles
             return
-        # Nobody waits for a thread that is at the same pair: what it does for another task is no part of this one.
-        mine = held.filling.acquire(blocking=False)
+        # Nobody waits for a thread that fills the same pair: that belongs to another task.
+        acquired = held.filling.acquire(blocking=False)
         try:
-            yield held.tiles if mine else None
+            yield held.tiles if acquired else None
         finally:
-            if mine:
+            if acquired:
                 held.filling.release()
 
     def reason(self, run_id: str, keeping: Keeping) -> str:
@@ -127,90 +123,77 @@ class TileCache:
         with self._lock:
             return self._watches.setdefault(run_id, Watch())
 
-    def _use_watched(
-        self,
-        run_id: str,
-        pair: tuple[int, int],
-        keeping: Keeping,
-        room: Callable[[], KeptT],
-        work: Callable[[KeptT | None], None],
-    ) -> bool:
-        watch, held = self._watch(run_id), self._held.get((run_id, pair))
+    def _use_watched(self, request: TileRequest[KeptT], work: Callable[[KeptT | None], None]) -> bool:
+        watch, held = self._watch(request.run_id), self._held.get(request.key)
         if held is None or not held.tiles.filled:
-            self._keep_or_evaluate(run_id, pair, watch, keeping, room, work)
+            self._keep_or_evaluate(request, watch, work)
             return False
         tiles = held.tiles
         with self._lock:
-            held.turn, held.used_at = max(held.turn, keeping.turn), time.monotonic()
+            held.turn, held.used_at = max(held.turn, request.keeping.turn), time.monotonic()
         if watch.doubts:
             watch.reconsider(timed(lambda: work(None)), tiles.nbytes)
             if watch.given_up:
-                self._discard_tiles(run_id)
+                self._discard_tiles(request.run_id)
             return False
-        watch.note_read(timed(lambda: work(tiles)), tiles.nbytes, keeping)
+        watch.note_read(timed(lambda: work(tiles)), tiles.nbytes, request.keeping)
         return True
 
     def _keep_or_evaluate(
-        self,
-        run_id: str,
-        pair: tuple[int, int],
-        watch: Watch,
-        keeping: Keeping,
-        room: Callable[[], KeptT],
-        work: Callable[[KeptT | None], None],
+        self, request: TileRequest[KeptT], watch: Watch, work: Callable[[KeptT | None], None]
     ) -> None:
-        """Keep a pair's tiles where that pays; forget them where their pages, or the first reading, tell otherwise."""
+        """Keep a pair's tiles where that pays; forget them where their pages, or the first reading, are too dear."""
+        keeping = request.keeping
         allowed = watch.bytes_to_keep(keeping)
         if allowed:
-            with self.lent(run_id, pair, keeping, room, allowed) as tiles:
+            with self.lent(request, allowed) as tiles:
                 touched = None if tiles is None else watch.touch(tiles.entries, keeping)
                 if tiles is not None and touched is not None:
                     filled = touched + timed(lambda: work(tiles))
                     if watch.note_kept(filled, tiles.nbytes):
                         watch.note_read_alone(timed(lambda: work(tiles)), tiles.nbytes)
                         if not watch.bytes_to_keep(keeping):
-                            self._forget(run_id, pair)
+                            self._forget(request.key)
                     return
                 watch.stop_trying()
             if tiles is not None:
-                self._forget(run_id, pair)
-        warm, count = watch.warm, room().nbytes
+                self._forget(request.key)
+        warm, count = watch.warm, request.room().nbytes
         watch.note_evaluated(timed(lambda: work(None)), count, warm)
 
-    def _forget(self, run_id: str, pair: tuple[int, int]) -> None:
+    def _forget(self, key: tuple[str, tuple[int, int]]) -> None:
         with self._lock:
-            if (run_id, pair) in self._held:
-                self._drop((run_id, pair))
+            if key in self._held:
+                self._drop(key)
 
-    def _take(
-        self, run_id: str, pair: tuple[int, int], keeping: Keeping, room: Callable[[], Kept], budget_bytes: int
-    ) -> _Held | None:
-        key, now = (run_id, pair), time.monotonic()
+    def _take(self, request: TileRequest[Any], budget_bytes: int) -> _Held | None:
+        turn, now = request.keeping.turn, time.monotonic()
         with self._lock:
-            held = self._held.get(key)
+            held = self._held.get(request.key)
             if held is None:
-                tiles = room()  # no more than addresses yet
-                if not self._make_room(run_id, tiles.nbytes, keeping, now, budget_bytes):
+                tiles = request.room()  # no more than addresses yet
+                if not self._make_room(request, tiles.nbytes, now, budget_bytes):
                     return None
-                held = self._held[key] = _Held(tiles, keeping.turn, now)
+                held = self._held[request.key] = _Held(tiles, turn, now)
                 self.nbytes += tiles.nbytes
-            held.turn, held.used_at = max(held.turn, keeping.turn), now
+            held.turn, held.used_at = max(held.turn, turn), now
             return held
 
-    def _make_room(self, run_id: str, wanted: int, keeping: Keeping, now: float, budget_bytes: int) -> bool:
+    def _make_room(self, request: TileRequest[Any], needed: int, now: float, budget_bytes: int) -> bool:
         def fits() -> bool:
-            return self.nbytes + wanted <= budget_bytes
+            return self.nbytes + needed <= budget_bytes
 
         for key, held in list(self._held.items()):
             if fits():
                 break
-            idle = held.turn < keeping.turn - 1 if key[0] == run_id else now - held.used_at > FORGOTTEN_SECONDS
+            same_run = key[0] == request.run_id
+            idle = held.turn < request.keeping.turn - 1 if same_run else now - held.used_at > FORGOTTEN_SECONDS
             if idle:
                 self._drop(key)
         if not fits():
             return False
         memory = psutil.virtual_memory()
-        return bool(memory.available - wanted > SPARED_SHARE * memory.total)
+        return bool(memory.available - needed > SPARED_SHARE * memory.total)
 
     def _drop(self, key: tuple[str, tuple[int, int]]) -> None:
         self.nbytes -= self._held.pop(key).tiles.nbytes

@@ -7,22 +7,19 @@ from typing import Any
 
 from dkgp.data import Dataset
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.fixed_size.memory import FixedSizeMemory
-from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
+from dkgp.models.classification.fixed_size.settings import FixedSizeMemory, FixedSizeSettings
 from dkgp.models.classification.labels import labels_of
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.cross.runs import MOST_RUNS
 from dkgp.plan.variances import PlannedWorkers
 from dkgp.solvers.prices import Phase, Work
 
-__all__ = ["KERNELS", "ForeseenClassifier", "foresee_classifier"]
-
 # Kernels that a search looks at, about, and how many of them share a pass over the data.
 KERNELS = {"profile": 7, "annealing": 110, "none": 1}
 TOGETHER = {"profile": 2, "annealing": 3, "none": 1}
 # Noise variances that each is validated with: decades, and finer about the best.
 NOISES = 11
-# Paths that stop where they gain little go so many roots of the pool far, about: 150 of 2,000 on adult and magic.
+# A path that stops where it gains little takes about this many times the root of the pool: 150 of 2,000 on adult.
 STOPPED = 4.0
 # Of a path, what is taken in the end.
 TAKEN = 0.7
@@ -30,26 +27,15 @@ TAKEN = 0.7
 
 @dataclass(frozen=True)
 class ForeseenClassifier:
-    """A fixed-size classifier before it is trained.
+    """A fixed-size classifier before it is trained."""
 
-    Attributes
-    ----------
-    settings
-        Of the classifier.
-    n, d, t
-        Samples, features, columns of decisions.
-    width
-        The kernel's `feature_width`.
-    cache_bytes
-        Of a worker's feature cache.
-    """
-
-    settings: FixedSizeSettings
+    settings: FixedSizeSettings  # of the classifier
+    # Samples, features, columns of decisions.
     n: int
     d: int
     t: int
-    width: int
-    cache_bytes: int
+    width: int  # the kernel's `feature_width`
+    cache_bytes: int  # of a worker's feature cache
 
     @property
     def pool(self) -> int:
@@ -129,9 +115,9 @@ class ForeseenClassifier:
 
 
 def foresee_classifier(
-    dataset: Dataset, found: Hyperparameters, settings: FixedSizeSettings, cache_bytes: int
+    dataset: Dataset, hyperparameters: Hyperparameters, settings: FixedSizeSettings, cache_bytes: int
 ) -> ForeseenClassifier:
     """Foresee a classifier of a dataset's labels; `InputError` where there are none."""
     outputs = labels_of(dataset).n_outputs
     n, d = dataset.n_samples, dataset.n_features
-    return ForeseenClassifier(settings, n, d, outputs, feature_width(found.kernel), cache_bytes)
+    return ForeseenClassifier(settings, n, d, outputs, feature_width(hyperparameters.kernel), cache_bytes)

@@ -29,9 +29,8 @@ from dkgp.operators.vecchia.products import sweep
 from dkgp.solvers.block_descent.pipeline import SettledGradient
 from dkgp.solvers.block_descent.selection import GreedySelection
 from dkgp.solvers.block_descent.subproblem import Subproblem
-from dkgp.solvers.prices import ONE_SWEEP, Prices
-
-__all__ = ["MachineFigures", "measure_machine", "measure_speedups"]
+from dkgp.solvers.conjugate.phases import ONE_SWEEP
+from dkgp.solvers.prices import Prices
 
 TILE_SHAPE = (8192, 1000)
 PAIR_ROWS = 4096
@@ -50,21 +49,11 @@ MOST_MEASURED_THREADS = 16
 
 @dataclass(frozen=True)
 class MachineFigures:
-    """Costs on one machine, for one number of features.
+    """Costs on one machine, for one number of features."""
 
-    Attributes
-    ----------
-    d
-        What they hold for.
-    prices
-        Seconds of one thread.
-    speedups
-        Speed of 1, 2, ... threads together, in units of one.
-    """
-
-    d: int
-    prices: Prices
-    speedups: tuple[float, ...]
+    d: int  # what they hold for
+    prices: Prices  # seconds of one thread
+    speedups: tuple[float, ...]  # speed of 1, 2, ... threads together, in units of one.
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""

@@ -15,37 +15,24 @@ from dataclasses import dataclass
 from dkgp.plan.network import Network
 from dkgp.solvers.prices import Phase, Prices, Sizes, Work, product_phase
 
-__all__ = ["Fleet", "Projection", "most_useful_workers", "product_seconds", "project"]
-
 # More workers are worth having while they save this share of the time.
 WORTHWHILE_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """The workers and the coordinator of a run.
+    """The workers and the coordinator of a run."""
 
-    Attributes
-    ----------
-    workers, threads_per_worker
-        Worker processes, and tasks that each runs at once.
-    speedups
-        Speed of 1, 2, ... busy threads of a machine together, in units of one thread alone; further threads add
-        nothing.
-    network
-        What messages cost.
-    one_machine
-        Whether the workers share the coordinator's machine. Each has a machine to itself otherwise.
-    least_task_evaluations
-        Kernel entries below which a task is not worth its messages.
-    """
-
+    # Worker processes, and tasks that each runs at once.
     workers: int
     threads_per_worker: int
+    # Speed of 1, 2, ... busy threads of a machine together, in units of one thread alone; further threads add
+    # nothing.
     speedups: tuple[float, ...]
-    network: Network
+    network: Network  # what messages cost
+    # Whether the workers share the coordinator's machine. Each has a machine to itself otherwise.
     one_machine: bool = False
-    least_task_evaluations: int = 0
+    least_task_evaluations: int = 0  # kernel entries below which a task is not worth its messages
 
     @property
     def threads(self) -> int:
@@ -70,17 +57,10 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Projection:
-    """Seconds of a run on a fleet.
+    """Seconds of a run on a fleet."""
 
-    Attributes
-    ----------
-    seconds
-        By phase, in their order; of work that runs beside another phase, what it adds to that.
-    limits
-        The same seconds by what would make them fewer: "workers", "tasks", "messages", or a phase of the coordinator's.
-    """
-
-    seconds: dict[str, float]
+    seconds: dict[str, float]  # by phase, in their order; of work that runs beside another phase, what it adds to that
+    # The same seconds by what would make them fewer: "workers", "tasks", "messages", or a phase of the coordinator's.
     limits: dict[str, float]
 
     @property

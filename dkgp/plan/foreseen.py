@@ -19,7 +19,7 @@ from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import Dataset
 from dkgp.errors import UsageError
 from dkgp.models import Hyperparameters
-from dkgp.models.memory import MemoryPlan, plan_within, tiles_that_fit
+from dkgp.models.memory import MemoryPlan, Processes, plan_within, tiles_that_fit
 from dkgp.models.solver_choice import probe_of
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.keeping import READ_TOGETHER, bytes_that_pay, saved_share
@@ -27,19 +27,8 @@ from dkgp.operators.vecchia.memory import vecchia_bytes
 from dkgp.solvers import Choice, Cholesky, ConjugateGradient, GreedyBlockCoordinateDescent, GreedySelection, Solver
 from dkgp.solvers.auto import expected_count
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
-from dkgp.solvers.prices import (
-    Phase,
-    Prices,
-    Sizes,
-    Work,
-    cholesky_phases,
-    conjugate_phases,
-    core_seconds,
-    descent_phases,
-)
+from dkgp.solvers.prices import Phase, Prices, Sizes, Work, core_seconds
 from dkgp.solvers.registry import Need, SolverMemory, solver_memory
-
-__all__ = ["Counts", "Foreseen", "Tiles", "foresee"]
 
 # Full products in float64 of a run whose tiles are float32: one that verifies, and often one on the way.
 CHECKS, CHECKS_IN_DOUBLE = 2.0, 1.0
@@ -47,97 +36,50 @@ CHECKS, CHECKS_IN_DOUBLE = 2.0, 1.0
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of the things that a solve spends its time on.
+    """Numbers of the things that a solve spends its time on."""
 
-    Attributes
-    ----------
-    unit
-        "products" with the kernel matrix, "column passes", or "factor".
-    expected, low, high
-        Their number, and between which it should lie; equal where it is known.
-    checks
-        Products in float64 besides, which verify the gradient.
-    """
-
-    unit: str
+    unit: str  # "products" with the kernel matrix, "column passes", or "factor"
+    # Their number, and between which it should lie; equal where it is known.
     expected: float
     low: float
     high: float
-    checks: float
+    checks: float  # products in float64 besides, which verify the gradient
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tiles of K that workers keep between products.
+    """Tiles of K that workers keep between products."""
 
-    Attributes
-    ----------
-    bytes
-        In each worker's process.
-    share
-        Of K's entries, by all workers together.
-    most_bytes
-        What they may come to where prices turn out other than foreseen.
-    """
-
-    bytes: int = 0
-    share: float = 0.0
-    most_bytes: int = 0
+    bytes: int = 0  # in each worker's process
+    share: float = 0.0  # of K's entries, by all workers together
+    most_bytes: int = 0  # what they may come to where prices turn out other than foreseen
 
 
 @dataclass(frozen=True)
 class Foreseen:
-    """A run, before it starts.
+    """A run, before it starts."""
 
-    Attributes
-    ----------
-    solver, options
-        With all that it chooses by itself chosen, and the options that make it.
-    choice
-        Why it is that one; None where it was named.
-    sizes, counts
-        What it works on, and how often.
-    memory
-        What it declares that it holds.
-    width
-        The kernel's `feature_width`.
-    tiles_bytes
-        All tiles of K's lower half, as they would be kept.
-    needs_inputs
-        The solver's name, where it needs all inputs at the coordinator.
-    """
-
+    # With all that it chooses by itself chosen, and the options that make it.
     solver: Solver
     options: SolverOptions
-    choice: Choice | None
+    choice: Choice | None  # why it is that one; None where it was named
+    # What it works on, and how often.
     sizes: Sizes
     counts: Counts
-    memory: SolverMemory
-    width: int
-    tiles_bytes: int
-    needs_inputs: str | None
+    memory: SolverMemory  # what it declares that it holds
+    width: int  # the kernel's `feature_width`
+    tiles_bytes: int  # all tiles of K's lower half, as they would be kept
+    needs_inputs: str | None  # the solver's name, where it needs all inputs at the coordinator
 
     def phases(self, count: float, *, spilled: float = 0.0, kept: float = 0.0) -> list[Phase]:
         """Return the work of a run that takes so many products or passes.
 
         Parameters
         ----------
-        count : float
         spilled, kept : float
             Share of its factor's leaves that lies on disk; share of K that workers keep.
         """
-        solver, sizes, checks = self.solver, self.sizes, self.counts.checks
-        if isinstance(solver, GreedyBlockCoordinateDescent):
-            candidates = solver.selection.candidates
-            return descent_phases(sizes, int(solver.block_size), candidates, count, checks=checks)
-        if isinstance(solver, ConjugateGradient):
-            made = solver.preconditioner
-            assert isinstance(made, FactorPreconditioning)
-            halo, leaf = (int(made.halo), int(made.leaf)) if made.halo else (0, 0)
-            return conjugate_phases(
-                sizes, count, halo=halo, leaf=leaf, rank=int(made.rank), checks=checks, spilled=spilled, kept=kept
-            )
-        return cholesky_phases(sizes, checks=checks)
+        return self.solver.phases(self.sizes, count, checks=self.counts.checks, spilled=spilled, kept=kept)
 
     def memory_plan(
         self, cache_bytes: int, budget_bytes: int | None, workers: int = 1, *, resident_bytes: int | None = None
@@ -165,11 +107,8 @@ class Foreseen:
             self.sizes.d,
             self.sizes.p,
             held,
+            Processes(resident, shares_process=False, overlaps=True, cache_bytes=cache_bytes),
             needs_inputs=self.needs_inputs,
-            resident_bytes=resident,
-            shares_process=False,
-            overlaps=True,
-            cache_bytes=cache_bytes,
             width=self.width,
         )
 
@@ -215,7 +154,7 @@ class Foreseen:
 
 def foresee(
     dataset: Dataset,
-    found: Hyperparameters,
+    hyperparameters: Hyperparameters,
     options: SolverOptions,
     reporter: Reporter,
     *,
@@ -238,18 +177,18 @@ def foresee(
     """
     n, d, p = dataset.n_samples, dataset.n_features, dataset.n_targets
     options.stopping()
-    named, choice = options.decided(dataset, found, memory_bytes=memory_bytes)
+    named, choice = options.decided(dataset, hyperparameters, memory_bytes=memory_bytes)
     solver = named.build(n, d, p, reporter)
     double = named.precision == "double"
-    context = BlockContext("plan", dataset, found.kernel, n)
+    context = BlockContext("plan", dataset, hyperparameters.kernel, n)
     sizes = Sizes(n, d, p, double, context.n_blocks)
-    width = feature_width(found.kernel)
+    width = feature_width(hyperparameters.kernel)
     return Foreseen(
         solver,
         named,
         choice,
         sizes,
-        _counts(solver, dataset, found, options, count, CHECKS_IN_DOUBLE if double else CHECKS),
+        _counts(solver, dataset, hyperparameters, options, count, CHECKS_IN_DOUBLE if double else CHECKS),
         solver_memory(solver, n, width),
         width,
         _tiles_bytes(context),
@@ -271,7 +210,7 @@ def _tiles_bytes(context: BlockContext) -> int:
 def _counts(
     solver: Solver,
     dataset: Dataset,
-    found: Hyperparameters,
+    hyperparameters: Hyperparameters,
     options: SolverOptions,
     known: float | None,
     checks: float,
@@ -288,6 +227,8 @@ def _counts(
         raise UsageError(f"a plan knows the solvers gbcd, pcg and cholesky; got `solver` {solver.name}")
     if known is not None:
         return Counts(unit, known, known, known, checks)
-    probe = probe_of(dataset, found.kernel, found.noise_variance, tolerance=options.tolerance, seed=options.seed)
+    probe = probe_of(
+        dataset, hyperparameters.kernel, hyperparameters.noise_variance, tolerance=options.tolerance, seed=options.seed
+    )
     expected = expected_count(solver, probe)
     return Counts(unit, expected.count, expected.low, expected.high, checks)

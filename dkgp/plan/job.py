@@ -11,13 +11,11 @@ from dkgp.commands.solver_options import SolverOptions
 from dkgp.errors import UsageError
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.sparse.methods import METHODS
-from dkgp.models.sparse.train import SparseSettings
+from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.options import Part, check_ranges
 from dkgp.plan.likelihoods import LikelihoodSettings
 from dkgp.registry import Option, byte_count, whole_numbers
-
-__all__ = ["WORKERS", "PlanJob"]
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MOST_THREADS = 65_536

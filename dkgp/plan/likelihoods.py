@@ -8,22 +8,21 @@ from typing import Any, Literal
 from dkgp.data import Dataset
 from dkgp.kernels import fold_white
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.basis.memory import BasisMemory
-from dkgp.models.classification.basis.settings import DEFAULT_BASIS, BasisSettings
+from dkgp.models.classification.basis.settings import DEFAULT_BASIS, BasisMemory, BasisSettings
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels, labels_of
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic.foreseen import foreseen_products
-from dkgp.models.classification.logistic.stopping import RISK_TOLERANCE
-from dkgp.models.memory import MemoryPlan, plan_training
+from dkgp.models.classification.logistic.stopping import RISK_TOLERANCE, RiskSettings
+from dkgp.models.memory import MemoryPlan, Processes, plan_training
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.cross.runs import MOST_RUNS
 from dkgp.plan.foreseen import Counts
 from dkgp.plan.variances import PlannedWorkers
-from dkgp.solvers.prices import Phase, Sizes, Work, conjugate_phases
+from dkgp.solvers.conjugate.phases import conjugate_phases
+from dkgp.solvers.prices import Phase, Sizes, Work
 from dkgp.solvers.registry import AUTO
 from dkgp.solvers.risk import risk_memory
-
-__all__ = ["ForeseenLikelihood", "LikelihoodSettings", "foresee_likelihood"]
 
 # On a basis: steps that take a Hessian, about, and passes besides.
 HESSIANS, PASSES = 8.0, 16.0
@@ -31,22 +30,14 @@ HESSIANS, PASSES = 8.0, 16.0
 
 @dataclass(frozen=True)
 class LikelihoodSettings:
-    """A classifier to foresee.
+    """A classifier to foresee."""
 
-    Attributes
-    ----------
-    method
-        "logistic" or "gp"; several classes are softmax of the first, and each against the rest of the second.
-    basis_size, basis
-        Of one on a basis; None for all samples.
-    seed
-        Of the subsets.
-    """
-
+    # "logistic" or "gp"; several classes are softmax of the first, and each against the rest of the second.
     method: Literal["logistic", "gp"]
+    # Of one on a basis; None for all samples.
     basis_size: int | None = None
     basis: str | None = None
-    seed: int = 0
+    seed: int = 0  # of the subsets
 
     def likelihood(self, labels: Labels) -> Likelihood:
         """Return the likelihood of labels."""
@@ -82,32 +73,18 @@ class Room:
 
 @dataclass(frozen=True)
 class ForeseenLikelihood:
-    """A classifier with a likelihood before it is trained.
+    """A classifier with a likelihood before it is trained."""
 
-    Attributes
-    ----------
-    settings, likelihood
-        Of the classifier.
-    n, d
-        Samples, features.
-    blocks
-        Of samples, for products.
-    width
-        The kernel's `feature_width`.
-    cache_bytes
-        Of a worker's feature cache.
-    products
-        Of one of all samples.
-    """
-
+    # Of the classifier.
     settings: LikelihoodSettings
     likelihood: Likelihood
+    # Samples, features.
     n: int
     d: int
-    blocks: int
-    width: int
-    cache_bytes: int
-    products: Counts | None
+    blocks: int  # of samples, for products
+    width: int  # the kernel's `feature_width`
+    cache_bytes: int  # of a worker's feature cache
+    products: Counts | None  # of one of all samples
 
     def memory(self, workers: int, threads_per_worker: int) -> Room | BasisMemory:
         """Project the peaks of the coordinator and of each worker."""
@@ -122,11 +99,8 @@ class ForeseenLikelihood:
                 self.d,
                 t,
                 risk_memory(AUTO, self.n, t, self.d),
-                resident_bytes=0,
-                shares_process=False,
-                overlaps=True,
+                Processes(0, shares_process=False, overlaps=True, cache_bytes=self.cache_bytes),
                 holds_inputs=False,
-                cache_bytes=self.cache_bytes,
                 width=self.width,
             )
         )
@@ -187,15 +161,17 @@ class ForeseenLikelihood:
 
 
 def foresee_likelihood(
-    dataset: Dataset, found: Hyperparameters, settings: LikelihoodSettings, cache_bytes: int, blocks: int
+    dataset: Dataset, hyperparameters: Hyperparameters, settings: LikelihoodSettings, cache_bytes: int, blocks: int
 ) -> ForeseenLikelihood:
     """Foresee a classifier of a dataset's labels, to decisions within `RISK_TOLERANCE`; `InputError` without labels."""
     labels = labels_of(dataset)
-    kernel, _ = fold_white(found.kernel, found.noise_variance)
+    kernel, _ = fold_white(hyperparameters.kernel, hyperparameters.noise_variance)
     likelihood, n = settings.likelihood(labels), dataset.n_samples
     products = None
     if settings.on_basis() is None:
-        foreseen = foreseen_products(dataset, labels, kernel, likelihood, seed=settings.seed)
+        foreseen = foreseen_products(
+            LabelledData(dataset, labels), kernel, RiskSettings(likelihood, seed=settings.seed)
+        )
         products = Counts("products", foreseen.count, foreseen.low, foreseen.high, 2.0)
     width = feature_width(kernel)
     return ForeseenLikelihood(settings, likelihood, n, dataset.n_features, blocks, width, cache_bytes, products)

@@ -13,8 +13,6 @@ from dkgp.cluster import BlockExecutor
 from dkgp.cluster.tile_budget import TileBudget
 from dkgp.commands.reporting.measurements import median
 
-__all__ = ["ClusterFigures", "Network", "echo_task", "measure_cluster"]
-
 ROUND_TRIPS = 15
 MANY_TASKS = 24
 PAYLOAD_BYTES = 4 * 1024**2
@@ -26,49 +24,24 @@ LEAST_SECONDS = 1e-5
 
 @dataclass(frozen=True)
 class Network:
-    """Costs of messages.
+    """Costs of messages."""
 
-    Attributes
-    ----------
-    round_trip_seconds
-        Of one empty task: from its submission to its result at the coordinator.
-    task_seconds
-        What each further task of the same round adds to that, at the scheduler.
-    submit_seconds
-        What submitting a task costs the coordinator itself.
-    bytes_per_second
-        Of what tasks carry, either way.
-    """
-
-    round_trip_seconds: float
-    task_seconds: float
-    submit_seconds: float
-    bytes_per_second: float
+    round_trip_seconds: float  # of one empty task: from its submission to its result at the coordinator
+    task_seconds: float  # what each further task of the same round adds to that, at the scheduler
+    submit_seconds: float  # what submitting a task costs the coordinator itself
+    bytes_per_second: float  # of what tasks carry, either way
 
 
 @dataclass(frozen=True)
 class ClusterFigures:
-    """Figures of a cluster.
+    """Figures of a cluster."""
 
-    Attributes
-    ----------
-    network
-        What messages cost on it.
-    threads
-        Tasks that it runs at once, now.
-    worker_resident_bytes
-        What a worker process holds before it has any work; the coordinator's where they share a process.
-    least_task_evaluations
-        Kernel entries below which a task is not worth its messages.
-    tiles
-        What each worker may keep of a kernel matrix.
-    """
-
-    network: Network
-    threads: int
+    network: Network  # what messages cost on it
+    threads: int  # tasks that it runs at once, now
+    # What a worker process holds before it has any work; the coordinator's where they share a process.
     worker_resident_bytes: int
-    least_task_evaluations: int
-    tiles: TileBudget = field(default_factory=TileBudget)
+    least_task_evaluations: int  # kernel entries below which a task is not worth its messages
+    tiles: TileBudget = field(default_factory=TileBudget)  # what each worker may keep of a kernel matrix
 
 
 def echo_task(payload: Any, blocks: list[int]) -> list[Any]:

@@ -17,7 +17,8 @@ from dkgp.commands.sparse import SparseJob
 from dkgp.data import Dataset, open_dataset
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.models import Hyperparameters, read_hyperparameters, tune_dataset
-from dkgp.models.classification.hyperparameters import tune_labels
+from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import labels_of
 from dkgp.plan.classify import ForeseenClassifier, foresee_classifier
 from dkgp.plan.figures import MachineFigures, measure_machine
@@ -62,17 +63,17 @@ def run_plan(job: PlanJob, reporter: Reporter) -> Document:
     job.solver.check()
     job.solver.stopping()
     kept = None if job.figures is None else read_figures(job.figures, dataset.n_features, reporter)
-    found = _hyperparameters(job, dataset, reporter)
+    hyperparameters = _hyperparameters(job, dataset, reporter)
     limit = job.memory_limit_bytes
-    foreseen = foresee(dataset, found, job.solver, reporter, count=job.passes, memory_bytes=limit)
+    foreseen = foresee(dataset, hyperparameters, job.solver, reporter, count=job.passes, memory_bytes=limit)
     if foreseen.choice is not None:
         reporter.note(f"the solver is {foreseen.solver.name}: {foreseen.choice.reason}")
     memory = foreseen.memory_plan(job.cluster.cache_bytes, limit)
-    variances = _foresee_variances(job, dataset, found)
-    sparse = _foresee_sparse(job, dataset, found, memory.resident_bytes)
-    classifier = _foresee_classifier(job, dataset, found, memory.resident_bytes, foreseen.sizes)
+    variances = _foresee_variances(job, dataset, hyperparameters)
+    sparse = _foresee_sparse(job, dataset, hyperparameters, memory.resident_bytes)
+    classifier = _foresee_classifier(job, dataset, hyperparameters, memory.resident_bytes, foreseen.sizes)
     cluster = _measure_cluster(job, reporter)
-    machine = kept or _measure_machine(job, dataset, found, reporter)
+    machine = kept or _measure_machine(job, dataset, hyperparameters, reporter)
     machine = machine if bench is None else with_bench(machine, bench)
     rows = [
         _row(job, count, foreseen, variances, (sparse, classifier), machine, cluster, memory.resident_bytes)
@@ -105,7 +106,7 @@ def run_plan(job: PlanJob, reporter: Reporter) -> Document:
     if job.validate:
         from dkgp.plan.validation.validate import validate
 
-        document["validation"] = plain(validate(dataset, found, foreseen, machine, reporter))
+        document["validation"] = plain(validate(dataset, hyperparameters, foreseen, machine, reporter))
     if job.plot is not None:
         counts = foreseen.counts
         title = f"{foreseen.solver.name} on n = {foreseen.sizes.n:,}, d = {foreseen.sizes.d}"
@@ -124,11 +125,11 @@ def _hyperparameters(job: PlanJob, dataset: Dataset, reporter: Reporter) -> Hype
         return tune_dataset(dataset, subset=job.subset, seed=job.solver.seed, progress=progress)
 
 
-def _foresee_variances(job: PlanJob, dataset: Dataset, found: Hyperparameters) -> ForeseenVariances | None:
+def _foresee_variances(job: PlanJob, dataset: Dataset, hyperparameters: Hyperparameters) -> ForeseenVariances | None:
     if job.variance is None:
         return None
     try:
-        return foresee_variances(dataset, found, job.variance, job.test_samples, job.threads_per_worker)
+        return foresee_variances(dataset, hyperparameters, job.variance, job.test_samples, job.threads_per_worker)
     except MemoryBudgetError as error:
         # A solver's options have the same names.
         raise MemoryBudgetError(
@@ -137,7 +138,7 @@ def _foresee_variances(job: PlanJob, dataset: Dataset, found: Hyperparameters) -
 
 
 def _foresee_sparse(
-    job: PlanJob, dataset: Dataset, found: Hyperparameters, resident_bytes: int
+    job: PlanJob, dataset: Dataset, hyperparameters: Hyperparameters, resident_bytes: int
 ) -> ForeseenSparse | None:
     settings = job.sparse_settings()
     if settings is None:
@@ -145,27 +146,27 @@ def _foresee_sparse(
     asked = SparseJob(job.dataset, job.hyper or "", "", settings, job.basis_size)
     asked.check()
     sized = asked.sized(dataset.n_samples)
-    sparse = foresee_sparse(dataset, found, sized.settings, job.cluster.cache_bytes)
+    sparse = foresee_sparse(dataset, hyperparameters, sized.settings, job.cluster.cache_bytes)
     budget = job.memory_limit_bytes or resident_bytes + available_bytes()
     sparse.memory(job.workers[0], job.threads_per_worker).require(budget, resident_bytes)
     return sparse
 
 
 def _foresee_classifier(
-    job: PlanJob, dataset: Dataset, found: Hyperparameters, resident_bytes: int, sizes: Sizes
+    job: PlanJob, dataset: Dataset, hyperparameters: Hyperparameters, resident_bytes: int, sizes: Sizes
 ) -> ForeseenClassifier | ForeseenLikelihood | None:
     settings = job.classifier_settings()
     if settings is None:
         return None
     if isinstance(settings, LikelihoodSettings):
         if job.hyper is None:  # those of a regression have another amplitude
-            labels, subset = labels_of(dataset), min(job.subset, dataset.n_samples)
-            found = tune_labels(dataset, labels, subset=subset, seed=settings.seed, likelihood="logit")
-        likely = foresee_likelihood(dataset, found, settings, job.cluster.cache_bytes, sizes.blocks)
+            search = LabelTuning(min(job.subset, dataset.n_samples), settings.seed, likelihood="logit")
+            hyperparameters = tune_labels(LabelledData(dataset, labels_of(dataset)), search)
+        likely = foresee_likelihood(dataset, hyperparameters, settings, job.cluster.cache_bytes, sizes.blocks)
         budget = job.memory_limit_bytes or resident_bytes + available_bytes()
         likely.memory(job.workers[0], job.threads_per_worker).require(budget, resident_bytes)
         return likely
-    classifier = foresee_classifier(dataset, found, settings, job.cluster.cache_bytes)
+    classifier = foresee_classifier(dataset, hyperparameters, settings, job.cluster.cache_bytes)
     budget = job.memory_limit_bytes or resident_bytes + available_bytes()
     memory = classifier.memory(job.workers[0], job.threads_per_worker, budget - resident_bytes)
     memory.require(budget, resident_bytes)
@@ -191,9 +192,11 @@ def _measure_cluster(job: PlanJob, reporter: Reporter) -> ClusterFigures:
     return replace(cluster, network=network)
 
 
-def _measure_machine(job: PlanJob, dataset: Dataset, found: Hyperparameters, reporter: Reporter) -> MachineFigures:
+def _measure_machine(
+    job: PlanJob, dataset: Dataset, hyperparameters: Hyperparameters, reporter: Reporter
+) -> MachineFigures:
     reporter.note("measuring this machine")
-    machine = measure_machine(dataset, found.kernel, found.noise_variance)
+    machine = measure_machine(dataset, hyperparameters.kernel, hyperparameters.noise_variance)
     if job.figures is not None:
         write_figures(job.figures, machine)
     return machine

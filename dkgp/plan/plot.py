@@ -8,8 +8,6 @@ from typing import Any
 
 from dkgp.commands.reporting.plots import drawn
 
-__all__ = ["plot_plan"]
-
 
 def plot_plan(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]], *, title: str) -> None:
     """Draw seconds, with their interval, and worker-hours against the number of workers.

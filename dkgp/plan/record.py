@@ -17,8 +17,6 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError
 from dkgp.plan.figures import MachineFigures
 
-__all__ = ["read_bench", "read_figures", "with_bench", "write_figures"]
-
 BENCHMARK = "machine"
 COLUMNS = (
     Column("d", "features", "d"),
@@ -48,22 +46,22 @@ def read_figures(path: str, d: int, reporter: Reporter) -> MachineFigures | None
     if document.get("benchmark") != BENCHMARK:
         raise InputError(f"'{path}' (`figures`) holds no figures of a machine; expected a file that `dkgp plan` wrote")
     for row in document["rows"]:
-        found = MachineFigures.from_json(row)
-        if found.d == d:
+        machine = MachineFigures.from_json(row)
+        if machine.d == d:
             taken_on, here = document["machine"]["processor"], _machine()["processor"]
             if taken_on != here:
                 reporter.warn(f"the figures in '{path}' were taken on another processor ({taken_on}; this is {here})")
-            return found
+            return machine
     return None
 
 
-def write_figures(path: str, found: MachineFigures) -> None:
+def write_figures(path: str, machine: MachineFigures) -> None:
     """Add figures to a file, or begin one; those of another machine are dropped."""
     document = _read(path, "figures")
     rows: list[dict[str, Any]] = []
     if document is not None and document["machine"]["processor"] == _machine()["processor"]:
-        rows = [row for row in document["rows"] if row["d"] != found.d]
-    rows = sorted([*rows, found.to_json()], key=lambda row: row["d"])
+        rows = [row for row in document["rows"] if row["d"] != machine.d]
+    rows = sorted([*rows, machine.to_json()], key=lambda row: row["d"])
     figures = {"speedups": rows[-1]["speedups"]}
     write_text(path, dump(report(BENCHMARK, "Figures of this machine", COLUMNS, rows, figures)) + "\n")
 
@@ -95,12 +93,12 @@ def with_bench(figures: MachineFigures, document: Mapping[str, Any]) -> MachineF
     """
     try:
         if document["benchmark"] == "scaling":
-            found = MachineFigures.from_json(document["settings"]["machine_figures"])
-            if found.d != figures.d:
+            machine = MachineFigures.from_json(document["settings"]["machine_figures"])
+            if machine.d != figures.d:
                 raise InputError(
-                    f"the record of `dkgp bench scaling` is for {found.d} features; the data set has {figures.d}"
+                    f"the record of `dkgp bench scaling` is for {machine.d} features; the data set has {figures.d}"
                 )
-            return found
+            return machine
         entries = {}
         for precision in ("single", "double"):
             rows = sorted((row["d"], row["dkgp_ns"]) for row in document["rows"] if row["precision"] == precision)

@@ -8,39 +8,25 @@ from typing import Any
 from dkgp.data import Dataset
 from dkgp.models import Hyperparameters
 from dkgp.models.sparse.ladder.costs import FIT_PASSES, rung_phases
-from dkgp.models.sparse.memory import SparseMemory
-from dkgp.models.sparse.train import SparseSettings
+from dkgp.models.sparse.settings import SparseMemory, SparseSettings
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.cross.runs import MOST_RUNS
 from dkgp.plan.variances import PlannedWorkers
 from dkgp.solvers.greedy_basis.settings import GreedySettings
 from dkgp.solvers.prices import Phase, Work
 
-__all__ = ["ForeseenSparse", "foresee_sparse"]
-
 
 @dataclass(frozen=True)
 class ForeseenSparse:
-    """A sparse model before it is trained.
+    """A sparse model before it is trained."""
 
-    Attributes
-    ----------
-    settings
-        With the basis' size.
-    n, d, p
-        Samples, features, targets.
-    width
-        The kernel's `feature_width`.
-    cache_bytes
-        Of a worker's feature cache.
-    """
-
-    settings: SparseSettings
+    settings: SparseSettings  # with the basis' size
+    # Samples, features, targets.
     n: int
     d: int
     p: int
-    width: int
-    cache_bytes: int
+    width: int  # the kernel's `feature_width`
+    cache_bytes: int  # of a worker's feature cache
 
     @property
     def greedy(self) -> GreedySettings | None:
@@ -56,17 +42,17 @@ class ForeseenSparse:
         """Return the work in its order, with the messages that it takes: a sum's leaves are its tasks."""
         m, greedy = self.settings.basis_size, self.greedy
         basis_bytes = 8.0 * m * (self.d + self.p)
-        found = {phase.name: phase for phase in rung_phases(self.n, m, greedy=greedy)}
+        phases_by_name = {phase.name: phase for phase in rung_phases(self.n, m, greedy=greedy)}
         fit = replace(
-            found["fit"],
+            phases_by_name["fit"],
             rounds=FIT_PASSES,
             pieces=MOST_RUNS,
             sent_to_each=basis_bytes + 8.0 * m * m,
             returned=8.0 * m * m,
         )
-        phases = [fit, found["algebra"]]
+        phases = [fit, phases_by_name["algebra"]]
         if greedy is not None:
-            each, count = found["choice"], greedy.per_round
+            each, count = phases_by_name["choice"], greedy.per_round
             work = Work(**{name: count * value for name, value in asdict(each.shared).items()})
             looked_at = count * greedy.candidates + greedy.kept
             choice = Phase(
@@ -94,8 +80,8 @@ class ForeseenSparse:
 
 
 def foresee_sparse(
-    dataset: Dataset, found: Hyperparameters, settings: SparseSettings, cache_bytes: int
+    dataset: Dataset, hyperparameters: Hyperparameters, settings: SparseSettings, cache_bytes: int
 ) -> ForeseenSparse:
     """Foresee a sparse model of a dataset, its settings with the size that they mean for it."""
     n, d, p = dataset.n_samples, dataset.n_features, dataset.n_targets
-    return ForeseenSparse(settings, n, d, p, feature_width(found.kernel), cache_bytes)
+    return ForeseenSparse(settings, n, d, p, feature_width(hyperparameters.kernel), cache_bytes)

@@ -27,7 +27,7 @@ from dkgp.models import Hyperparameters
 from dkgp.models.certificate import Certificate
 from dkgp.models.memory import RUNTIME_BYTES
 from dkgp.models.tuning.tune import draw_subset
-from dkgp.models.variance.batch import solve_batch
+from dkgp.models.variance.batch import BatchOptions, solve_batch
 from dkgp.models.variance.landmarks import Landmarks, choose_landmarks
 from dkgp.models.variance.nystrom import FactorSource, leaves_of
 from dkgp.models.variance.search import local_samples
@@ -35,9 +35,8 @@ from dkgp.models.variance.sizes import precision_of
 from dkgp.models.variance.variances import VarianceRun, VarianceSettings
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers.auto import PROBE_SAMPLES, Expected
-from dkgp.solvers.prices import Batches, Phase, Sizes, variance_phases
-
-__all__ = ["ForeseenVariances", "PlannedWorkers", "foresee_variances"]
+from dkgp.solvers.conjugate.phases import Batches, variance_phases
+from dkgp.solvers.prices import Phase, Sizes
 
 # Powers of m / n.
 RANK_POWER, NOISE_POWER = 0.5, -0.25
@@ -47,12 +46,7 @@ PROBE_TESTS = 64
 
 
 class PlannedWorkers(LocalExecutor):
-    """Worker processes that are not there: what a run lays its work out by.
-
-    Parameters
-    ----------
-    workers, threads_per_worker : int
-    """
+    """Worker processes that are not there: what a run lays its work out by."""
 
     shares_memory = False
 
@@ -73,24 +67,14 @@ class PlannedWorkers(LocalExecutor):
 
 @dataclass(frozen=True)
 class ForeseenVariances:
-    """Variances of a prediction, before there is a model.
+    """Variances of a prediction, before there is a model."""
 
-    Attributes
-    ----------
-    tests
-        Samples that are predicted.
-    settings
-        As for the prediction.
-    single, double
-        Products with K that a sample is expected to take part in, in float32 and float64.
-    dataset, model, run
-        Training samples; the model that training will make of them, but for its coefficients; the run on one worker.
-    """
-
-    tests: int
-    settings: VarianceSettings
+    tests: int  # samples that are predicted
+    settings: VarianceSettings  # as for the prediction
+    # Products with K that a sample is expected to take part in, in float32 and float64.
     single: Expected
     double: Expected
+    # Training samples; the model that training will make of them, but for its coefficients; the run on one worker.
     dataset: Dataset
     model: ModelRecord
     run: VarianceRun
@@ -137,7 +121,11 @@ class ForeseenVariances:
 
 
 def foresee_variances(
-    dataset: Dataset, found: Hyperparameters, settings: VarianceSettings, tests: int, threads_per_worker: int = 1
+    dataset: Dataset,
+    hyperparameters: Hyperparameters,
+    settings: VarianceSettings,
+    tests: int,
+    threads_per_worker: int = 1,
 ) -> ForeseenVariances:
     """Lay a prediction's variances out, and count the products of one in small.
 
@@ -146,7 +134,7 @@ def foresee_variances(
     MemoryBudgetError
         As `predict` would: a factor or a sample that does not fit.
     """
-    kernel, noise_variance = fold_white(found.kernel, found.noise_variance)
+    kernel, noise_variance = fold_white(hyperparameters.kernel, hyperparameters.noise_variance)
     unknown = np.broadcast_to(0.0, (dataset.n_samples, dataset.n_targets))
     model = memory_model(dataset, kernel=kernel.to_json(), noise_variance=noise_variance, alpha=unknown)
     with single_threaded_blas():
@@ -211,11 +199,8 @@ def _counted(
         tally = solve_batch(
             source.factor(),
             inputs[-tests:],
-            gap=settings.gap,
-            max_passes=settings.max_passes,
-            latent=settings.latent,
-            factor_first=False,
-            preconditioner=source.preconditioner(1),
+            BatchOptions(settings.gap, settings.max_passes, settings.latent, factor_first=False),
+            source.preconditioner(1),
         ).tally
     finally:
         worker_cache().discard_run(context.run_id)

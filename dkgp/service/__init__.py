@@ -2,3 +2,5 @@
 
 Nothing is imported here: a job's process loads only what its command needs.
 """
+
+# Hangs on dkgp/commands/run.py.

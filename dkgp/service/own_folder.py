@@ -11,8 +11,6 @@ from dkgp.data.remote.storage import translate_write_errors
 from dkgp.errors import InputError
 from dkgp.service.settings import check_token
 
-__all__ = ["TOKEN_NAME", "own_token", "read_own_token", "require_private_folder"]
-
 TOKEN_NAME = "token"
 _LARGEST_BYTES = 4096
 
@@ -20,14 +18,7 @@ _LARGEST_BYTES = 4096
 def require_private_folder(folder: Path) -> None:
     """Make the folder for its owner alone, or see that what is there is this user's and closed to others.
 
-    Whoever else could write to it could have the service run jobs of theirs, with this user's rights.
-
-    Raises
-    ------
-    InputError
-        It belongs to somebody else, or others may write to it.
-    StorageError
-        It cannot be made.
+    Whoever else could write to it could have the service run jobs of theirs, with this user's rights: `InputError`.
     """
     with translate_write_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -37,30 +28,25 @@ def require_private_folder(folder: Path) -> None:
         except FileExistsError:
             if not folder.is_dir():
                 raise InputError(f"the queue needs a folder; '{folder}' is a file") from None
-        found = folder.stat()
-    if found.st_uid != os.geteuid():
+        status = folder.stat()
+    if status.st_uid != os.geteuid():
         raise InputError(
-            f"the folder '{folder}' belongs to another user (uid {found.st_uid}; this is uid {os.geteuid()}), who "
+            f"the folder '{folder}' belongs to another user (uid {status.st_uid}; this is uid {os.geteuid()}), who "
             "could have jobs run with your rights. Name a folder of your own with --folder; it is made where it is "
             "missing"
         )
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InputError(
-            f"others may write to the folder '{folder}' (mode {stat.S_IMODE(found.st_mode):04o}), and so have jobs run "
-            f"with your rights. See that it holds nothing of theirs, then close it with: chmod 700 '{folder}'; or name "
-            "a new folder"
+            f"others may write to the folder '{folder}' (mode {stat.S_IMODE(status.st_mode):04o}), and so have jobs "
+            "run with your rights. See that it holds nothing of theirs, then close it with: "
+            f"chmod 700 '{folder}'; or name a new folder"
         )
 
 
 def own_token(folder: Path) -> str:
     """Return the token in the service's folder; the first service makes it, for its owner alone to read.
 
-    Raises
-    ------
-    InputError, UsageError
-        What is there is no token, or others can read it.
-    StorageError
-        It cannot be written.
+    `InputError` or `UsageError` where what is there is no token, or others can read it.
     """
     path = folder / TOKEN_NAME
     with translate_write_errors(path):
@@ -84,23 +70,18 @@ def own_token(folder: Path) -> str:
 def read_own_token(path: Path) -> str:
     """Return the token in a file of this user's that nobody else can read.
 
-    Raises
-    ------
-    InputError
-        It is somebody else's, others can read it, or it is no file or cannot be read.
-    UsageError
-        What it holds is no token.
+    `InputError` where it is somebody else's, open to others or unreadable; `UsageError` where it holds no token.
     """
     advice = "remove it and start `dkgp serve` again, which makes another"
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(handle, "rb") as file:
-            found = os.fstat(handle)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
                 raise InputError(f"the token '{path}' is no file of yours; {advice}")
-            if stat.S_IMODE(found.st_mode) & 0o077:
+            if stat.S_IMODE(status.st_mode) & 0o077:
                 raise InputError(
-                    f"the token '{path}' is open to others (mode {stat.S_IMODE(found.st_mode):04o}); {advice}"
+                    f"the token '{path}' is open to others (mode {stat.S_IMODE(status.st_mode):04o}); {advice}"
                 )
             content = file.read(_LARGEST_BYTES)
     except OSError as error:

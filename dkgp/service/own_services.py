@@ -25,8 +25,6 @@ from urllib.parse import urlsplit
 from dkgp.service.own_folder import read_own_token
 from dkgp.service.queue.locks import FileLock
 
-__all__ = ["Announcement", "OwnService", "announce", "find_own_service"]
-
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -34,11 +32,7 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 class OwnService:
     """A service of this user that listens on this machine.
 
-    Attributes
-    ----------
-    url : str
-        Where; always with a numeric address, so that no name leads elsewhere.
-    token_file, record : Path
+    `url` has a numeric address, so that no name leads elsewhere.
     """
 
     url: str
@@ -71,12 +65,7 @@ class Announcement:
 def announce(listener: socket.socket, token_file: Path) -> Announcement:
     """Let this user's commands find a service.
 
-    Raises
-    ------
-    StorageError
-        The user's state folder cannot be written to.
-    OSError
-        It is not this user's own.
+    `StorageError` or `OSError` where the user's state folder cannot be written to or is not this user's own.
     """
     address, port = listener.getsockname()[:2]
     folder = _state_folder()
@@ -104,10 +93,7 @@ def announce(listener: socket.socket, token_file: Path) -> Announcement:
 def find_own_service(url: str | None) -> OwnService | None:
     """Return this user's service at an address, or the only one that there is where no address is given.
 
-    Parameters
-    ----------
-    url : str, optional
-        `http://host:port`, the host an address of this machine or `localhost`.
+    An address is `http://host:port`, the host an address of this machine or `localhost`.
     """
     services = [service for path in _records() if (service := _service(path, url)) is not None]
     if url is None:
@@ -125,8 +111,8 @@ def _service(path: Path, url: str | None) -> OwnService | None:
         host = _meeting(address, port, url)
         if host is None:
             return None
-        shown = f"[{host}]" if host.version == 6 else str(host)
-        return OwnService(f"http://{shown}:{port}", Path(content["token_file"]), path)
+        name = f"[{host}]" if host.version == 6 else str(host)
+        return OwnService(f"http://{name}:{port}", Path(content["token_file"]), path)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -156,14 +142,14 @@ def _records() -> Iterator[Path]:
 
 
 def _state_folder() -> Path:
-    given = os.environ.get("XDG_STATE_HOME", "")
+    state_home = os.environ.get("XDG_STATE_HOME", "")
     # By the XDG specification a relative path is to be ignored.
-    return (Path(given) if os.path.isabs(given) else Path.home() / ".local" / "state") / "dkgp" / "services"
+    return (Path(state_home) if os.path.isabs(state_home) else Path.home() / ".local" / "state") / "dkgp" / "services"
 
 
 def _is_ours(path: Path) -> bool:
-    found = path.lstat()
-    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    status = path.lstat()
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _is_locked(path: Path) -> bool:

@@ -10,11 +10,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from dkgp.data.stores.references import limited_references, named_training_set, require_reference
+from dkgp.data.stores.models.references import limited_references, named_training_set, require_reference
 from dkgp.service.roots import Roots
 from dkgp.service.specification import job_paths
-
-__all__ = ["check_places", "kept_within"]
 
 # Options that name a model, which may name its training set.
 _MODELS = ("model", "warm_start")
@@ -23,20 +21,14 @@ _MODELS = ("model", "warm_start")
 def check_places(roots: Roots, command: str, options: Mapping[str, Any]) -> None:
     """Refuse a job that would touch what it may not.
 
-    Raises
-    ------
-    OutsideRootsError
-        A place outside the roots, or one whose text can be read in two ways.
-    StoreError
-        A model that names something else than a place as its training set.
-    UsageError, InputError
-        The options do not describe a job.
+    `OutsideRootsError` for a place outside the roots or of ambiguous text, `StoreError` for a model whose training
+    set is no place; errors of `job_from_options` where the options describe no job.
     """
     for path in job_paths(command, options):
         roots.require(path.url, path.field, path.access)
         # The text as it was given too: where it goes through symbolic links and back, programs read it differently.
-        if isinstance(given := options.get(path.field), str):
-            roots.require(given, path.field, path.access)
+        if isinstance(text := options.get(path.field), str):
+            roots.require(text, path.field, path.access)
     for field in _MODELS:
         # A model that is not there yet may be the output of a job that waits.
         if (model := options.get(field)) is not None and (named := named_training_set(model)) is not None:

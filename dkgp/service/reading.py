@@ -18,12 +18,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from dkgp.errors import DkgpError, InputError, MissingExtraError, UsageError
-from dkgp.options import options_of
+from dkgp.options import fields_in_order, options_of
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
-
-__all__ = ["adapter", "fields_of", "naming", "read", "shown"]
 
 T = TypeVar("T")
 
@@ -39,36 +37,23 @@ class _RefusedError(ValueError):
         self.error = error
 
 
-def read(kind: type[T], options: Any, what: str) -> T:
-    """Return the dataclass that a JSON object describes.
+def read(kind: type[T], options: Any, subject: str) -> T:
+    """Return the dataclass that a JSON object describes; `subject`, what it describes ("train"), is for messages.
 
-    Parameters
-    ----------
-    kind : type
-        A dataclass.
-    options : Any
-        A mapping, or what somebody sent instead.
-    what : str
-        What it describes ("train"), for messages.
-
-    Raises
-    ------
-    UsageError
-        An unknown field, a value of another type, options that contradict each other.
-    InputError
-        A value out of range.
+    `UsageError` for an unknown field, a value of another type or options that contradict each other, `InputError` for a
+    value out of range.
     """
     from pydantic import ValidationError
 
     if not isinstance(options, Mapping):
-        raise UsageError(f"{what} is described by a JSON object; got {shown(options)}")
+        raise UsageError(f"{subject} is described by a JSON object; got {shown(options)}")
     _refuse_unusual(options, "")
     try:
         # As JSON: a list may stand for a tuple there, and nothing else for what it is not.
-        found: T = adapter(kind).validate_json(json.dumps(options))
+        instance: T = adapter(kind).validate_json(json.dumps(options))
     except ValidationError as error:
-        raise _in_words(error, kind, what) from None
-    return found
+        raise _in_words(error, kind, subject) from None
+    return instance
 
 
 def adapter(kind: type[T]) -> TypeAdapter[T]:
@@ -95,21 +80,23 @@ def _annotation(kind: type[Any]) -> Any:
     for name, (annotation, default) in fields_of(kind).items():
         inner = _nested(annotation)
         if inner is not None:
-            held = _annotation(inner)
-            annotation = held | None if isinstance(annotation, types.UnionType) else held
+            model_type = _annotation(inner)
+            annotation = model_type | None if isinstance(annotation, types.UnionType) else model_type
             default = None if default is None else Field(default_factory=inner)
         else:
-            told = declared[name].help if name in declared else None
+            description = declared[name].help if name in declared else None
             default = Field(
-                ... if default is dataclasses.MISSING else default, description=told or None, **bounds.get(name, {})
+                ... if default is dataclasses.MISSING else default,
+                description=description or None,
+                **bounds.get(name, {}),
             )
         fields[name] = (annotation, default)
     settings = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, str_max_length=LONGEST_TEXT)
     model = create_model(kind.__name__, __config__=settings, __doc__=(kind.__doc__ or "").split("\n")[0], **fields)
 
-    def made(found: Any) -> Any:
+    def made(values: Any) -> Any:
         try:
-            return kind(**{name: getattr(found, name) for name in found.model_fields_set})
+            return kind(**{name: getattr(values, name) for name in values.model_fields_set})
         except MissingExtraError:
             raise
         except DkgpError as error:
@@ -122,59 +109,59 @@ def fields_of(kind: type[Any]) -> dict[str, tuple[Any, Any]]:
     """Type and default of every field of a dataclass but a cluster; of a solver's options, of all that are declared."""
     declared = getattr(kind, "option_types", None)
     if declared is not None:
-        found: dict[str, tuple[Any, Any]] = declared()
-        return found
+        types_and_defaults: dict[str, tuple[Any, Any]] = declared()
+        return types_and_defaults
     hints = typing.get_type_hints(kind)
-    made = {
+    defaults = {
         field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        for field in dataclasses.fields(kind)
+        for field in fields_in_order(kind)
         if field.name != "cluster"
     }
-    return {name: (hints[name], default) for name, default in made.items()}
+    return {name: (hints[name], default) for name, default in defaults.items()}
 
 
 def _nested(annotation: Any) -> type[Any] | None:
     """The dataclass that a field holds, or may hold."""
-    found = [part for part in (annotation, *typing.get_args(annotation)) if dataclasses.is_dataclass(part)]
-    return typing.cast(type[Any], found[0]) if found else None
+    dataclass_parts = [part for part in (annotation, *typing.get_args(annotation)) if dataclasses.is_dataclass(part)]
+    return typing.cast(type[Any], dataclass_parts[0]) if dataclass_parts else None
 
 
-def _in_words(error: ValidationError, kind: type[Any], what: str) -> DkgpError:
+def _in_words(error: ValidationError, kind: type[Any], subject: str) -> DkgpError:
     """Say what is wrong: unknown fields before wrong types, these before a dataclass's own objections."""
-    found: dict[str, list[str]] = {}
+    complaints: dict[str, list[str]] = {}
     got: dict[str, str] = {}
     refused: DkgpError | None = None
     for problem in error.errors(include_url=False):
-        name, known = _place(problem["loc"], kind)
+        name, siblings = _place(problem["loc"], kind)
         message = problem["msg"].replace("Input should be", "expected")
         match problem["type"]:
             case "extra_forbidden":
-                *parents, own = name.split(".")
-                near = difflib.get_close_matches(own, known, n=1)
+                *parents, field = name.split(".")
+                near = difflib.get_close_matches(field, siblings, n=1)
                 meant = f"did you mean '{'.'.join([*parents, *near])}'?"
-                advice = meant if near else f"expected some of {', '.join(known)}"
-                return UsageError(f"{shown(name)[1:-1]}: {what} has no such option; {advice}")
+                advice = meant if near else f"expected some of {', '.join(siblings)}"
+                return UsageError(f"{shown(name)[1:-1]}: {subject} has no such option; {advice}")
             case "value_error":
                 refused = _named(problem["ctx"]["error"].error, name)
             case "missing":
-                found[name], got[name] = ["needed, and not given"], ""
+                complaints[name], got[name] = ["needed, and not given"], ""
             case _:
-                found.setdefault(name, []).append(message[:1].lower() + message[1:])
+                complaints.setdefault(name, []).append(message[:1].lower() + message[1:])
                 got[name] = f"; got {shown(problem['input'])}"
-    told = [f"{name}: {', or '.join(dict.fromkeys(messages))}{got[name]}" for name, messages in found.items()]
-    return UsageError("; ".join(told)) if told else refused or UsageError(str(error))
+    sentences = [f"{name}: {', or '.join(dict.fromkeys(messages))}{got[name]}" for name, messages in complaints.items()]
+    return UsageError("; ".join(sentences)) if sentences else refused or UsageError(str(error))
 
 
 def _place(location: tuple[int | str, ...], kind: type[Any]) -> tuple[str, Collection[str]]:
     """The field that a problem is with, as the user wrote it, and the fields that there are beside it."""
-    names, known = [], fields_of(kind)
+    names, fields = [], fields_of(kind)
     for part in location:  # pydantic appends the branch of a union that it tried
         names.append(str(part))
-        inner = _nested(known[str(part)][0]) if part in known else None
+        inner = _nested(fields[str(part)][0]) if part in fields else None
         if inner is None:
             break
-        known = fields_of(inner)
-    return ".".join(names), known
+        fields = fields_of(inner)
+    return ".".join(names), fields
 
 
 def shown(value: object) -> str:

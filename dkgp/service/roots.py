@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 from dkgp.errors import InputError, UsageError
 
-__all__ = ["OutsideRootsError", "Roots"]
-
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 # Several names for one kind of storage.
 _ALIASES = {"gcs": "gs", "s3a": "s3", "az": "abfs", "abfss": "abfs", "local": "file"}
@@ -42,27 +40,16 @@ class _Place(NamedTuple):
 
 
 class Roots:
-    """The places that jobs may touch.
+    """The places that jobs may touch: local folders, which must exist, and URLs.
 
-    Parameters
-    ----------
-    roots : sequence of str
-        Local folders, which must exist, and URLs.
-    excluded : sequence of str
-        Local folders inside the roots that jobs may not touch all the same: the service's own.
-
-    Raises
-    ------
-    InputError
-        A folder that does not exist.
-    UsageError
-        A root that can be read in two ways.
+    `excluded` are local folders inside the roots that jobs may not touch all the same: the service's own. `InputError`
+    for a folder that does not exist, `UsageError` for a root that can be read in two ways.
     """
 
     def __init__(self, roots: Sequence[str], excluded: Sequence[str] = ()) -> None:
-        found = [_root(root) for root in roots]
-        self._places = [place for place, _ in found]
-        self.urls: tuple[str, ...] = tuple(dict.fromkeys(url for _, url in found))
+        parsed = [_root(root) for root in roots]
+        self._places = [place for place, _ in parsed]
+        self.urls: tuple[str, ...] = tuple(dict.fromkeys(url for _, url in parsed))
         self._excluded = [_local(os.path.abspath(folder)) for folder in excluded]
 
     def contains(self, url: str) -> bool:
@@ -73,21 +60,9 @@ class Roots:
         return any(place.is_below(root) for root in self._places)
 
     def require(self, url: str, field: str, access: str = "read") -> None:
-        """Refuse a place that a job may not touch.
+        """Refuse (`OutsideRootsError`) a place outside the roots, or one whose text can be read in two ways.
 
-        Parameters
-        ----------
-        url : str
-            An absolute path or a URL.
-        field : str
-            The option that names it, for messages.
-        access : str
-            "read" or "write".
-
-        Raises
-        ------
-        OutsideRootsError
-            The place is outside, or its text can be read in two ways.
+        `field` is the option that names the place, and `access` what the job would do: "read" or "write".
         """
         try:
             inside = self.contains(url)
@@ -120,9 +95,9 @@ def _place(url: str) -> _Place:
     """Take a path or URL apart, in the one way in which it can be read."""
     if not url:
         raise OutsideRootsError("the path is empty; give an absolute path or a URL such as s3://bucket/name.zarr")
-    if found := _AMBIGUOUS.search(url):
-        what = "chains file systems ('::')" if found[0] == "::" else "holds a control character"
-        raise OutsideRootsError(f"'{_shown(url)}' {what}; give one plain path or URL")
+    if ambiguity := _AMBIGUOUS.search(url):
+        reason = "chains file systems ('::')" if ambiguity[0] == "::" else "holds a control character"
+        raise OutsideRootsError(f"'{_shown(url)}' {reason}; give one plain path or URL")
     match = _URL.fullmatch(url)
     if match is None:
         return _local(url)
@@ -132,9 +107,9 @@ def _place(url: str) -> _Place:
     scheme = _ALIASES.get(scheme, scheme)
     if scheme == "file":
         return _local(rest)
-    if found := _AMBIGUOUS_IN_URL.search(rest):
+    if ambiguity := _AMBIGUOUS_IN_URL.search(rest):
         raise OutsideRootsError(
-            f"'{_shown(url)}' holds '{found[0]}', which storages read differently; choose a plain name"
+            f"'{_shown(url)}' holds '{ambiguity[0]}', which storages read differently; choose a plain name"
         )
     pieces = rest.rstrip("/").lstrip("/" if scheme == "memory" else "").split("/")
     if scheme == "memory" and pieces == [""]:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
     from uvicorn import Server
 
-__all__ = ["listen", "run_serve", "url_of"]
-
 BACKLOG = 1024
 # Answers under way when a signal comes; streams end by themselves.
 ANSWER_SECONDS = 5
@@ -50,24 +48,9 @@ def run_serve(
 ) -> Document:
     """Serve until SIGTERM or SIGINT; jobs that run then save their state and go back to the queue.
 
-    Parameters
-    ----------
-    reporter : Reporter
-        Told of the address and of what is risky.
-    on_listening : callable, optional
-        Called with the address, in a document, once connections are taken.
-
-    Returns
-    -------
-    dict
-        The address, how long it was served, and how many jobs are in each state.
-
-    Raises
-    ------
-    MissingExtraError
-        The extra `service` is not installed.
-    InputError
-        The address cannot be listened on; or the folder holds something else, or is not this user's alone.
+    `on_listening` is called with the address, in a document, once connections are taken. Returns the address, how long
+    it was served, and how many jobs are in each state. `InputError` where the address cannot be listened on, or the
+    folder holds something else or is not this user's alone; `MissingExtraError` without the extra `service`.
     """
     for module, package in _PACKAGES.items():
         if find_spec(module) is None:
@@ -80,8 +63,8 @@ def run_serve(
     with listen(settings.host, settings.port) as listener, contextlib.ExitStack() as stack:
         folder = Path(settings.folder)
         require_private_folder(folder)
-        own = settings.token is None and not settings.no_token
-        if own:
+        has_own_token = settings.token is None and not settings.no_token
+        if has_own_token:
             settings = replace(settings, token=own_token(folder))
         queue = JobQueue(Path(settings.folder), max_queued=settings.max_queued)
         stack.callback(queue.close)
@@ -98,15 +81,15 @@ def run_serve(
         began = time.monotonic()
         _warn(settings, reporter)
         started: Document = {"command": "serve", "url": url, "pid": os.getpid(), "folder": settings.folder}
-        announcement = _announced(listener, folder, reporter) if own else None
+        announcement = _announced(listener, folder, reporter) if has_own_token else None
         if announcement is not None:
             stack.callback(announcement.withdraw)
 
         def announced() -> None:
             reporter.note(f"dkgp serve: {url}")
-            if own:
+            if has_own_token:
                 reporter.note(f"your own commands find its token, {folder / TOKEN_NAME}, by themselves")
-            if own and sys.stderr.isatty():
+            if has_own_token and sys.stderr.isatty():
                 # Not into the log of a service manager. A browser sends what follows the # to nobody.
                 reporter.note(f"in a browser: {url}/#token={settings.token}")
             on_listening(started)

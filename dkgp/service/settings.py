@@ -17,18 +17,6 @@ from dkgp.cluster import ClusterOptions
 from dkgp.errors import InputError, UsageError
 from dkgp.service.roots import Roots
 
-__all__ = [
-    "DEFAULT_PORT",
-    "SHORTEST_TOKEN",
-    "TOKEN_VARIABLE",
-    "ServiceSettings",
-    "check_token",
-    "is_loopback",
-    "is_loopback_address",
-    "read_token",
-    "resolve",
-]
-
 DEFAULT_PORT = 8780
 TOKEN_VARIABLE = "DKGP_SERVICE_TOKEN"
 SHORTEST_TOKEN = 16
@@ -39,42 +27,23 @@ _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """Everything that `dkgp serve` is told; checked when made.
+    """Everything that `dkgp serve` is told; checked when made."""
 
-    Attributes
-    ----------
-    folder
-        Where the queue, the jobs' event files and their locks lie; one host's own disk.
-    host, port
-        Where to listen; port 0 takes any that is free.
-    token
-        What a client must show. Without one the service takes its own, which lies in its folder.
-    no_token
-        Let in whoever is on this machine instead; on a loopback address only.
-    roots
-        Local folders and URLs that jobs may read and write; default: the working directory.
-    concurrent_jobs
-        How many jobs run at once.
-    job_deadline_seconds
-        What no job may exceed; a job may ask for less.
-    keep_seconds
-        How long a job that has ended is remembered; None: for ever. What it wrote is never removed.
-    max_queued
-        How many jobs may wait.
-    cluster
-        Where jobs run.
-    max_body_bytes
-        Largest request.
-    """
-
+    # Of the queue, the jobs' event files and their locks; on one host's own disk.
     folder: str
     host: str = "127.0.0.1"
+    # 0 takes any that is free.
     port: int = DEFAULT_PORT
+    # Without one the service takes its own, which lies in its folder.
     token: str | None = field(default=None, repr=False)
+    # Lets in whoever is on this machine instead; on a loopback address only.
     no_token: bool = False
+    # Local folders and URLs that jobs may read and write; by default the working directory.
     roots: tuple[str, ...] = ()
     concurrent_jobs: int = 1
+    # What no job may exceed; a job may ask for less.
     job_deadline_seconds: float | None = None
+    # For ended jobs to be remembered, None: for ever. What they wrote is never removed.
     keep_seconds: float | None = None
     max_queued: int = 10_000
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
@@ -121,16 +90,12 @@ class ServiceSettings:
 def read_token(token_file: str | os.PathLike[str] | None, environment: Mapping[str, str] = os.environ) -> str | None:
     """Return the token: from the file, else from the environment, else None.
 
-    Raises
-    ------
-    InputError
-        The file cannot be read, or others on this machine can read it too.
-    UsageError
-        What was found is no token.
+    `InputError` where the file cannot be read, or others on this machine can read it too; `UsageError` where it holds
+    no token.
     """
     if token_file is None:
-        given = environment.get(TOKEN_VARIABLE, "").strip()
-        return check_token(given, f"the token in {TOKEN_VARIABLE}") if given else None
+        token = environment.get(TOKEN_VARIABLE, "").strip()
+        return check_token(token, f"the token in {TOKEN_VARIABLE}") if token else None
     path = Path(token_file).expanduser()
     try:
         mode = path.stat().st_mode
@@ -150,11 +115,11 @@ def read_token(token_file: str | os.PathLike[str] | None, environment: Mapping[s
     return check_token(content.decode("utf-8", "replace").strip(), f"the token in '{path}'")
 
 
-def check_token(token: str, what: str) -> str:
+def check_token(token: str, source: str) -> str:
     """Return the token, or raise `UsageError`; the message never shows it."""
     if len(token) < SHORTEST_TOKEN or not _TOKEN.fullmatch(token):
         raise UsageError(
-            f"{what} must be at least {SHORTEST_TOKEN} printable ASCII characters without spaces; got {len(token)} "
+            f"{source} must be at least {SHORTEST_TOKEN} printable ASCII characters without spaces; got {len(token)} "
             'characters. Make one with: python -c "import secrets; print(secrets.token_urlsafe(32))"'
         )
     return token
@@ -176,9 +141,9 @@ def is_loopback_address(text: str) -> bool:
 def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
     """Return the addresses that a name stands for, with their families."""
     try:
-        found = socket.getaddrinfo(
+        addresses = socket.getaddrinfo(
             host.strip("[]") or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except (OSError, UnicodeError) as error:
         raise InputError(f"'{host}' is no address to listen on: {error}. Try 127.0.0.1, or 0.0.0.0 for all") from error
-    return [(family, str(address[0])) for family, _, _, _, address in found]
+    return [(family, str(address[0])) for family, _, _, _, address in addresses]

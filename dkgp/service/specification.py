@@ -28,17 +28,6 @@ if TYPE_CHECKING:
 
     Job: TypeAlias = TrainJob | SparseJob | ClassifyJob | TuneJob | PredictJob | EvaluateJob
 
-__all__ = [
-    "COMMANDS",
-    "OUTPUT_FIELDS",
-    "JobPath",
-    "job_from_options",
-    "job_paths",
-    "options_from_job",
-    "options_schema",
-    "run_job",
-]
-
 COMMANDS: tuple[str, ...] = ("train", "sparse", "classify", "tune", "predict", "evaluate")
 # What a job writes by itself; no two jobs under way may share one.
 OUTPUT_FIELDS = ("out", "checkpoint", "plot", "log_json", "tiles")
@@ -49,16 +38,7 @@ MANY_SAMPLES = 2**31
 
 @dataclass(frozen=True)
 class JobPath:
-    """A place that a job touches.
-
-    Attributes
-    ----------
-    field : str
-        The option that names it.
-    url : str
-        An absolute path or an fsspec URL, in the one spelling that dkgp uses.
-    access : {"read", "write"}
-    """
+    """A place that a job touches: the option that names it, and an absolute path or an fsspec URL as dkgp spells it."""
 
     field: str
     url: str
@@ -66,21 +46,11 @@ class JobPath:
 
 
 def job_from_options(command: str, options: Mapping[str, Any]) -> Job:
-    """Return the job that the options describe.
+    """Return the job that the options describe, a JSON object with the fields of the command's dataclass.
 
-    Parameters
-    ----------
-    command : str
-        Of `COMMANDS`.
-    options : mapping
-        JSON with the fields of the command's dataclass; nested ones ("solver", "settings", "variance") are objects.
-
-    Raises
-    ------
-    UsageError
-        An unknown command or field, a value of another type, options that contradict each other.
-    InputError
-        A value out of range, or a path that means nothing to the service.
+    Nested dataclasses ("solver", "settings", "variance") are objects in turn. `UsageError` for an unknown command or
+    field, a value of another type, or options that contradict each other; `InputError` for a value out of range, or a
+    path that means nothing to the service.
     """
     from dkgp.commands.presets import PRESETS, settled
 
@@ -156,14 +126,14 @@ def _places(command: str) -> dict[str, Literal["read", "write"]]:
 
 def _difference(value: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for name, (_, default) in fields_of(type(value)).items():
-        held = getattr(value, name)
-        if default is dataclasses.MISSING or held != default:
-            if dataclasses.is_dataclass(held):
-                held = _difference(held)
-            found[name] = list(held) if isinstance(held, tuple) else held
-    return found
+        field_value = getattr(value, name)
+        if default is dataclasses.MISSING or field_value != default:
+            if dataclasses.is_dataclass(field_value):
+                field_value = _difference(field_value)
+            options[name] = list(field_value) if isinstance(field_value, tuple) else field_value
+    return options
 
 
 def _require_absolute(field: str, location: str | None) -> None:
@@ -225,8 +195,8 @@ def _check_training(job: TrainJob | SparseJob | ClassifyJob) -> None:
 
 
 def _check_tune(job: TuneJob) -> None:
-    from dkgp.commands.refine import check_refinement
     from dkgp.commands.tune.bound import check_bound_options
+    from dkgp.commands.tune.refine import check_refinement
     from dkgp.commands.tune.run import check_label_options
     from dkgp.models.tuning.likelihood_search import SearchSettings
     from dkgp.models.tuning.scores import check_folds

@@ -1,5 +1,7 @@
 """One file per method, settings as frozen dataclasses, one driver that owns the loop."""
 
+# Hangs on dkgp/solvers/driver.py.
+
 from __future__ import annotations
 
 from dkgp.solvers.auto import Choice, choose_solver
@@ -33,6 +35,7 @@ from dkgp.solvers.stopping import (
     StoppingRule,
     StopReason,
 )
+from dkgp.solvers.watch import Watch
 
 __all__ = [
     "Checkpointing",
@@ -67,6 +70,7 @@ __all__ = [
     "StopReason",
     "StoppingRule",
     "TiledCholesky",
+    "Watch",
     "choose_solver",
     "pursue",
     "solve",

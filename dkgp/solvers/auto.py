@@ -34,25 +34,18 @@ from dkgp.kernels import Kernel
 from dkgp.operators.base import FloatArray
 from dkgp.operators.low_rank.factor import HELD_BYTES, low_rank_bytes
 from dkgp.solvers.base import Solver
-from dkgp.solvers.block_descent.block_size import automatic_block_size
+from dkgp.solvers.block_descent.block_size import automatic_block_size, descent_phases, expected_passes
 from dkgp.solvers.block_descent.gbcd import GreedyBlockCoordinateDescent
-from dkgp.solvers.cholesky.in_memory import cholesky_bytes
+from dkgp.solvers.cholesky.in_memory import cholesky_bytes, cholesky_phases
 from dkgp.solvers.conjugate.gradient import ConjugateGradient
+from dkgp.solvers.conjugate.phases import conjugate_phases
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, factor_bytes_allowed
 from dkgp.solvers.conjugate.probe import FITTED_TOLERANCE, Probe
-from dkgp.solvers.prices import Prices, Sizes, cholesky_phases, conjugate_phases, core_seconds, descent_phases
-
-__all__ = [
-    "CHOICES",
-    "PROBE_SAMPLES",
-    "Choice",
-    "Expected",
-    "choose_solver",
-    "expected_count",
-    "probed_samples",
-]
+from dkgp.solvers.prices import Prices, Sizes, core_seconds
 
 CHOICES = ("gbcd", "pcg", "cholesky")
+# kappa of the block descent that is compared.
+CANDIDATES = 60
 
 # Samples that are looked at, of so many times as many.
 PROBE_SAMPLES, LEAST_PROBED, PROBED_SHARE = 2000, 500, 8
@@ -75,9 +68,6 @@ SPREAD = 1.5
 # elevation model, n = 8,000 and 30,000, length scales of a third to three times the tuned ones.
 TREE_LEAST, TREE_PER_SHARE = 0.15, 4.5
 
-PASSES_LEAST, PASSES_PER_CONDITION = 3.0, 0.09
-# The residual curve is not followed further: samples far out keep it from falling on.
-PASSES_RANK_PER_SQRT_N, PASSES_RANKS_TOLD = 10.0, 2.5
 # Of block descent, measured over its work: one core selects while the others wait.
 GREEDY_OVERHEAD = 2.0
 
@@ -125,10 +115,7 @@ class Choice:
 class Expected:
     """A number that is expected, and between which it should lie.
 
-    Attributes
-    ----------
-    count, low, high : float
-        Products of conjugate gradients, column passes of block descent; 1 for a Cholesky factor.
+    - `count`, `low`, `high`: products of conjugate gradients, column passes of block descent; 1 for a Cholesky factor.
     """
 
     count: float
@@ -144,17 +131,14 @@ def probed_samples(n: int) -> int:
 def expected_count(solver: Solver, probe: Probe) -> Expected:
     """Foresee the products or passes of a solver, all automatic choices made.
 
-    Raises
-    ------
-    InputError
-        A solver that nothing is known of.
+    Raises `InputError`: a solver that nothing is known of.
     """
     if isinstance(solver, GreedyBlockCoordinateDescent):
-        count = _passes(probe)
+        count = expected_passes(probe)
     elif isinstance(solver, ConjugateGradient) and isinstance(solver.preconditioner, FactorPreconditioning):
-        made = solver.preconditioner
-        halo, rank = int(made.halo), int(made.rank)
-        count = probe.iterations(halo, int(made.leaf) if halo else 0, rank, MOST_ITERATIONS)
+        factor = solver.preconditioner
+        halo, rank = int(factor.halo), int(factor.rank)
+        count = probe.iterations(halo, int(factor.leaf) if halo else 0, rank, MOST_ITERATIONS)
         if math.isinf(count):
             count = MOST_ITERATIONS * SPREAD
     elif solver.name == "cholesky":
@@ -172,11 +156,7 @@ def choose_solver(
     p: int = 1,
     *,
     tolerance: float = FITTED_TOLERANCE,
-    double: bool = False,
-    candidates: int = 60,
     memory_bytes: int | None = None,
-    one_arithmetic: bool = True,
-    tree_error: float | None = None,
     seed: int = 0,
 ) -> Choice:
     """Choose between Cholesky, conjugate gradients with a factor, and greedy block descent.
@@ -192,17 +172,8 @@ def choose_solver(
         Samples and targets of the problem.
     tolerance : float
         On max |g|.
-    double : bool
-        Whether kernel entries are evaluated in float64 throughout.
-    candidates : int
-        kappa of the greedy selection.
     memory_bytes : int, optional
         What a factor, of the matrix or of the preconditioner, may take; `factor_bytes_allowed` where nothing is said.
-    one_arithmetic : bool
-        Whether all workers compute alike; otherwise only solvers are considered whose bits do not depend on who
-        computes what.
-    tree_error : float, optional
-        Of products by a tree, which alone are then of use: conjugate gradients, with the factor that suits their price.
     seed : int
         Of the probe.
 
@@ -218,41 +189,46 @@ def choose_solver(
     >>> choose_solver(SquaredExponential(gamma=(0.5, 0.5)), 0.1, x, 100_000).solver
     'pcg'
     """
+    return choose_by(
+        Probe(kernel, noise_variance, inputs, n, p, tolerance=tolerance, seed=seed), memory_bytes=memory_bytes
+    )
+
+
+def choose_by(
+    probe: Probe,
+    *,
+    double: bool = False,
+    memory_bytes: int | None = None,
+    one_arithmetic: bool = True,
+    tree_error: float | None = None,
+) -> Choice:
+    """Choose for the problem of a probe, which looks at its samples where sizes alone do not decide.
+
+    With `double` kernel entries are evaluated in float64 throughout. Without `one_arithmetic` workers do not compute
+    alike, and only solvers are considered whose bits do not depend on who computes what. Products by a tree of
+    `tree_error` are of use to conjugate gradients alone, with the factor that suits their price.
+    """
+    n, p, d = probe.n, probe.p, probe.kernel.n_features
     if n < 1 or p < 1:
         raise InputError(f"expected at least one sample and one target; got n = {n} and p = {p}")
-    d = kernel.n_features
     memory_bytes = factor_bytes_allowed(n) if memory_bytes is None else memory_bytes
     fits = cholesky_bytes(n, d, p) <= memory_bytes
     sizes, prices = Sizes(n, d, p, double), Prices.nominal(d)
     factor = core_seconds(cholesky_phases(sizes), prices)
-    pruned = tree_error is not None
-    if pruned and n < LEAST_PROBED:
+    if tree_error is not None and n < LEAST_PROBED:
         return Choice("pcg", f"{n:,} samples are few: its factor is nearly that of the matrix")
-    if fits and not pruned and factor <= (CHOLESKY_WITHOUT_A_LOOK if one_arithmetic else CHOLESKY_UNLESS_EASY):
+    quick = CHOLESKY_WITHOUT_A_LOOK if one_arithmetic else CHOLESKY_UNLESS_EASY
+    if fits and tree_error is None and factor <= quick:
         return Choice("cholesky", f"{n:,} samples are few: their factor takes a moment")
-    if inputs.ndim != 2 or len(inputs) < 2:
-        raise InputError(f"choosing a solver needs samples to probe, (m, d); got an array of shape {inputs.shape}")
-    largest = float(np.max(kernel.diagonal(inputs)))
-    if not (np.isfinite(inputs).all() and math.isfinite(largest) and largest > 0.0):
-        raise InputError(
-            "choosing a solver needs finite samples, and a kernel that is not zero at all of them; got a largest "
-            f"k(x, x) of {largest!r}. Remove or fill NaN and infinity, or name a solver"
-        )
-    probe = Probe(kernel, noise_variance, inputs, n, p, tolerance=tolerance, seed=seed)
+    _require_samples(probe)
     if probe.double and not double:
         sizes = replace(sizes, double=True)
     if tree_error is not None:
-        share = probe.share_above(tree_error)
-        sizes = replace(sizes, evaluated=TREE_LEAST + TREE_PER_SHARE * share)
-        found = _Search(probe, sizes, prices, memory_bytes, math.inf).run()
-        told = f"a tree sums products, of which {share:.2g} counts"
-        if math.isinf(found.seconds):
-            return Choice("pcg", f"{told}, and its own sizes may grow", precision=_precision("pcg", sizes))
-        return found.choice(told, {"pcg": found.seconds}, sizes.double)
+        return _by_tree(probe, sizes, prices, memory_bytes, tree_error)
     if fits and factor <= CHOLESKY_UNLESS_EASY:
         return _easy(_Search(probe, sizes, prices, memory_bytes, EASY * factor).first(), factor, sizes.double)
-    m = automatic_block_size(n, d, candidates)
-    greedy = core_seconds(descent_phases(sizes, m, candidates, _passes(probe)), prices)
+    m = automatic_block_size(n, d, CANDIDATES)
+    greedy = core_seconds(descent_phases(sizes, m, CANDIDATES, expected_passes(probe)), prices)
     projected = {"gbcd": GREEDY_OVERHEAD * greedy}
     if fits:
         projected["cholesky"] = factor
@@ -264,15 +240,37 @@ def choose_solver(
             projected,
             precision=_precision(name, sizes),
         )
-    search = _Search(probe, sizes, prices, memory_bytes, min(projected.values()))
-    found = search.run()
-    if math.isfinite(found.seconds):
-        projected["pcg"] = found.seconds
+    best = _Search(probe, sizes, prices, memory_bytes, min(projected.values())).run()
+    if math.isfinite(best.seconds):
+        projected["pcg"] = best.seconds
     name = min(projected, key=lambda solver: projected[solver])
     others = _others(name, projected)
     if name != "pcg":
         return Choice(name, f"{_how(name, probe)}; {others}", projected, precision=_precision(name, sizes))
-    return found.choice(others, projected, sizes.double)
+    return best.choice(others, projected, sizes.double)
+
+
+def _require_samples(probe: Probe) -> None:
+    inputs = probe.inputs
+    if inputs.ndim != 2 or len(inputs) < 2:
+        raise InputError(f"choosing a solver needs samples to probe, (m, d); got an array of shape {inputs.shape}")
+    largest = float(np.max(probe.kernel.diagonal(inputs)))
+    if not (np.isfinite(inputs).all() and math.isfinite(largest) and largest > 0.0):
+        raise InputError(
+            "choosing a solver needs finite samples, and a kernel that is not zero at all of them; got a largest "
+            f"k(x, x) of {largest!r}. Remove or fill NaN and infinity, or name a solver"
+        )
+
+
+def _by_tree(probe: Probe, sizes: Sizes, prices: Prices, memory_bytes: int, error: float) -> Choice:
+    """Conjugate gradients, with the factor that suits products of a tree."""
+    share = probe.share_above(error)
+    sizes = replace(sizes, evaluated=TREE_LEAST + TREE_PER_SHARE * share)
+    best = _Search(probe, sizes, prices, memory_bytes, math.inf).run()
+    reason = f"a tree sums products, of which {share:.2g} counts"
+    if math.isinf(best.seconds):
+        return Choice("pcg", f"{reason}, and its own sizes may grow", precision=_precision("pcg", sizes))
+    return best.choice(reason, {"pcg": best.seconds}, sizes.double)
 
 
 def _precision(name: str, sizes: Sizes) -> Literal["mixed", "double"]:
@@ -386,11 +384,11 @@ class _Search:
         made, more = (self._seconds(count, halo, leaf, rank) for count in (0.0, 1.0))
         most = min(float(MOST_ITERATIONS), (min(self._limit, self.best.seconds) - made) / (more - made))
         count = self._probe.iterations(halo, leaf, rank, most) if most >= 1.0 else math.inf
-        found = _Factor(self._sizes.n, halo, leaf, rank, count, made + count * (more - made))
-        self._seen[halo, rank] = found
-        if found.seconds < self.best.seconds:
-            self.best = found
-        return found
+        seen = _Factor(self._sizes.n, halo, leaf, rank, count, made + count * (more - made))
+        self._seen[halo, rank] = seen
+        if seen.seconds < self.best.seconds:
+            self.best = seen
+        return seen
 
     def _fits(self, halo: int, leaf: int, rank: int) -> bool:
         """True for a factor within the memory; a low-rank one that is too large to be held is evaluated."""
@@ -406,19 +404,12 @@ class _Search:
         return seconds
 
 
-def _passes(probe: Probe) -> float:
-    """Column passes of greedy block descent."""
-    told = PASSES_RANKS_TOLD * probe.curve.ranks[-1]
-    rank = min(float(probe.n), PASSES_RANK_PER_SQRT_N * math.sqrt(probe.n), told)
-    return (PASSES_LEAST + PASSES_PER_CONDITION * probe.condition(rank)) * probe.digits
-
-
 def _how(name: str, probe: Probe) -> str:
     if name == "cholesky":
         return f"{probe.n:,} samples are few for a problem this rough"
-    return f"about {_passes(probe):.0f} column passes are expected, and no factor is needed"
+    return f"about {expected_passes(probe):.0f} column passes are expected, and no factor is needed"
 
 
 def _others(name: str, projected: dict[str, float]) -> str:
-    told = [f"{other} {seconds / projected[name]:.1f} times" for other, seconds in projected.items() if other != name]
-    return f"projected time of the others: {', '.join(told)}" if told else "a factor would take too many iterations"
+    ratios = [f"{other} {seconds / projected[name]:.1f} times" for other, seconds in projected.items() if other != name]
+    return f"projected time of the others: {', '.join(ratios)}" if ratios else "a factor would take too many iterations"

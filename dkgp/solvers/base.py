@@ -10,12 +10,11 @@ from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dkgp.errors import InputError
+from dkgp.errors import InputError, UsageError
 from dkgp.operators.base import FloatArray, KernelOperator
+from dkgp.solvers.prices import Phase, Sizes
 from dkgp.solvers.state import SolverState
 from dkgp.solvers.stopping import Progress
-
-__all__ = ["Method", "Solver", "as_columns"]
 
 State = TypeVar("State", bound=SolverState)
 
@@ -98,12 +97,36 @@ class Method(ABC, Generic[State]):
         state.renew_gradient(operator)
         return {"check": time.perf_counter() - started}
 
+    def phases(
+        self, sizes: Sizes, count: float, *, checks: float = 1.0, spilled: float = 0.0, kept: float = 0.0
+    ) -> list[Phase]:
+        """Work of a solve, the settings resolved, that takes `count` products or column passes.
+
+        `checks` are products of float64 that verify the gradient; `spilled` is the share of a factor's leaves that lies
+        on disk, `kept` the share of K that workers keep. `UsageError` of a method whose work is not counted.
+        """
+        raise UsageError(f"a plan knows the solvers gbcd, pcg and cholesky; got `solver` {self.name}")
+
     def finish(self, state: State) -> None:
         """Give up what is kept outside the state, of a solve that has converged."""
 
 
 Solver: TypeAlias = Method[Any]
 """A method, whatever its states are."""
+
+
+class PhaseClock:
+    """Seconds of a round by phase: each lap counts towards the phase that it names."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        """Count the time since the last lap."""
+        now = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
+        self._last = now
 
 
 def as_columns(values: ArrayLike, n: int, name: str, p: int | None = None) -> FloatArray:

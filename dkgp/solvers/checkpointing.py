@@ -13,8 +13,7 @@ from dkgp.cluster.arithmetic import own_arithmetic
 from dkgp.data.stores.checkpoint import Checkpoint, CheckpointStore
 from dkgp.data.types import Progress
 from dkgp.errors import CheckpointError, InterruptedRunError
-
-__all__ = ["Checkpointing", "Checkpoints", "Interruption", "Saved"]
+from dkgp.solvers.stopping import StopReason
 
 
 class Saved(Protocol):
@@ -29,6 +28,18 @@ class Saved(Protocol):
 
     def metadata(self) -> dict[str, Any]:
         """The rest, in plain JSON types; `iteration` is part of it."""
+
+
+class Rounds(Saved, Protocol):
+    """A choice under way, round by round."""
+
+    history: list[Any]
+
+    def stops(self) -> StopReason | None:
+        """Return the reason to stop, if there is one."""
+
+    def advance(self) -> int:
+        """One round; return how many joined."""
 
 
 @dataclass
@@ -59,8 +70,8 @@ class Checkpointing:
 
     def take_latest(self) -> Checkpoint | None:
         """Return the checkpoint to resume, and let go of it: its arrays become the state's."""
-        found, self._read = self.latest(), None
-        return found
+        checkpoint, self._read = self.latest(), None
+        return checkpoint
 
     @property
     def held_bytes(self) -> int:
@@ -73,10 +84,7 @@ class Checkpoints:
 
     A resumed solve must share the solver's settings, `solver`; `loop` tells what the driver keeps beside the state.
 
-    Attributes
-    ----------
-    saved_iteration : int or None
-        Rounds that the latest one tells of.
+    - `saved_iteration`: rounds that the latest one tells of.
     """
 
     def __init__(
@@ -94,22 +102,19 @@ class Checkpoints:
     def latest(self) -> Checkpoint | None:
         """Return the checkpoint to go on from, if there is one.
 
-        Raises
-        ------
-        CheckpointError
-            It belongs to another run.
+        Raises `CheckpointError`: it belongs to another run.
         """
-        found = None if self._settings is None else self._settings.take_latest()
-        if self._settings is None or found is None:
+        checkpoint = None if self._settings is None else self._settings.take_latest()
+        if self._settings is None or checkpoint is None:
             return None
         for name, value in {"identity": self._settings.identity, "solver": self._solver}.items():
-            if found.metadata.get(name) != value:
+            if checkpoint.metadata.get(name) != value:
                 raise CheckpointError(
-                    f"the checkpoint belongs to another run: its {name} is {found.metadata.get(name)!r}; this run's is "
-                    f"{value!r}. Resume with the same data and options, or start afresh without `resume`"
+                    f"the checkpoint belongs to another run: its {name} is {checkpoint.metadata.get(name)!r}; this "
+                    f"run's is {value!r}. Resume with the same data and options, or start afresh without `resume`"
                 )
-        self.saved_iteration = int(found.metadata["state"]["iteration"])
-        return found
+        self.saved_iteration = int(checkpoint.metadata["state"]["iteration"])
+        return checkpoint
 
     def save(self, state: Saved) -> None:
         """Save the state."""
@@ -133,7 +138,7 @@ class Checkpoints:
 
 
 class Interruption:
-    """A wish to end the solve, its state saved; `wanted` answers whether there is one.
+    """The end of a solve that `wanted` asks for, its state saved.
 
     It is heeded between two rounds. Rounds of minutes are saved one by one, and those are not waited for: the round
     under way is lost, and no other.
@@ -144,7 +149,7 @@ class Interruption:
         self._state: Saved | None = None
 
     def heed(self, state: Saved) -> None:
-        """Save the state and raise `InterruptedRunError` where the wish was uttered."""
+        """Save the state and raise `InterruptedRunError` if `wanted` answers true."""
         self._state = state
         if self._wanted is not None and self._wanted():
             self._checkpoints.save(state)
@@ -159,6 +164,27 @@ class Interruption:
             self._end(f"in round {done + 1}")
 
     def _end(self, when: str) -> None:
-        where = None if self._checkpoints.saved_iteration is None else self._checkpoints.url
-        kept = "nothing was saved" if where is None else f"state saved in {where}"
-        raise InterruptedRunError(f"interrupted {when}; {kept}", where)
+        url = None if self._checkpoints.saved_iteration is None else self._checkpoints.url
+        saved = "nothing was saved" if url is None else f"state saved in {url}"
+        raise InterruptedRunError(f"interrupted {when}; {saved}", url)
+
+
+def run_rounds(
+    choice: Rounds,
+    checkpoints: Checkpoints,
+    interruption: Interruption,
+    callback: Callable[[Any], None] | None = None,
+    saved: Saved | None = None,
+) -> StopReason:
+    """Advance a choice to its end; checkpoints are of `saved`, a run that it is part of, or of the choice itself."""
+    saved = choice if saved is None else saved
+    while (reason := choice.stops()) is None:
+        interruption.heed(saved)
+        choice.advance()
+        if callback is not None and choice.history:
+            callback(choice.history[-1])
+        checkpoints.save_if_due(saved)
+    # What comes after a choice may take as long as it.
+    if checkpoints.saved_iteration != saved.iteration:
+        checkpoints.save(saved)
+    return reason

@@ -6,7 +6,6 @@ It knows no method and no problem: what is minimised, and how, is said by a `Met
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -14,17 +13,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dkgp.cluster.threads import require_single_threaded_blas, single_threaded_blas
-from dkgp.data.types import ProgressCallback
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.base import Method
-from dkgp.solvers.checkpointing import Checkpointing, Checkpoints, Interruption
+from dkgp.solvers.checkpointing import Checkpoints, Interruption
 from dkgp.solvers.precision import PrecisionPolicy
 from dkgp.solvers.record import Record
 from dkgp.solvers.state import SolverState
 from dkgp.solvers.stopping import Progress, StoppingRule, StopReason
-
-__all__ = ["Solution", "run"]
+from dkgp.solvers.watch import NOBODY, Watch
 
 State = TypeVar("State", bound=SolverState)
 
@@ -88,33 +85,32 @@ def run(
     *,
     initial: FloatArray | None = None,
     initial_gradient: FloatArray | None = None,
-    callback: Callable[[Progress], None] | None = None,
-    within: ProgressCallback | None = None,
-    checkpointing: Checkpointing | None = None,
-    interrupted: Callable[[], bool] | None = None,
+    watch: Watch = NOBODY,
 ) -> tuple[Solution, State]:
     """Run a method, its settings resolved, for a right-hand side or targets (n, p); return what it ends in, and how.
 
     The other arguments are those of `dkgp.solvers.solve`, which says what is raised.
     """
-    record, precision = Record(operator, callback), PrecisionPolicy(operator)
-    checkpoints = Checkpoints(checkpointing, method.settings(), lambda: {**record.to_json(), **precision.to_json()})
-    interruption = Interruption(interrupted, checkpoints)
-    with single_threaded_blas(), operator.watched(interruption.heed_within, within):
+    record, precision = Record(operator, watch.callback), PrecisionPolicy(operator)
+    checkpoints = Checkpoints(
+        watch.checkpointing, method.settings(), lambda: {**record.to_json(), **precision.to_json()}
+    )
+    interruption = Interruption(watch.interrupted, checkpoints)
+    with single_threaded_blas(), operator.watched(interruption.heed_within, watch.within):
         require_single_threaded_blas("the coordinator")
         start = partial(method.start, operator, rhs, initial, initial_gradient)
 
-        found = checkpoints.latest()
-        if found is None:
+        checkpoint = checkpoints.latest()
+        if checkpoint is None:
             state = start()
         else:
-            state = method.restore(operator, rhs, found.arrays, found.metadata["state"])
-            record.resume(found.metadata["loop"])
-            precision.resume(found.metadata["loop"])
+            state = method.restore(operator, rhs, checkpoint.arrays, checkpoint.metadata["state"])
+            record.resume(checkpoint.metadata["loop"])
+            precision.resume(checkpoint.metadata["loop"])
         progress = record.measure(state)
-        if found is None:
+        if checkpoint is None:
             precision.begin(state, progress)
-        del found  # its arrays are the state's, or have served
+        del checkpoint  # its arrays are the state's, or have served
         if not math.isfinite(progress.gradient_inf_norm) or not math.isfinite(progress.relative_residual):
             raise InputError("the right-hand side or warm start is too large to work with; standardise the targets")
 
@@ -133,7 +129,7 @@ def run(
                 record.add(progress)
                 reason, state.left = rule.check(progress), rule.left(progress)
                 checkpoints.save_if_due(state)
-            # Before the gradient is verified: whoever goes on from here ends in the bits of a run that never stopped.
+            # Before the gradient is verified: a run that resumes from here ends in the bits of one that never stopped.
             stopped_short = reason is not None and not reason.converged
             if stopped_short:
                 checkpoints.save(state)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from numpy.typing import ArrayLike
 
-from dkgp.data.types import ProgressCallback
 from dkgp.errors import InputError
 from dkgp.operators.base import KernelOperator
 from dkgp.solvers.base import Solver, as_columns
 from dkgp.solvers.block_descent.gbcd import GreedyBlockCoordinateDescent
-from dkgp.solvers.checkpointing import Checkpointing
 from dkgp.solvers.driver import Solution, run
-from dkgp.solvers.stopping import GradientInfNorm, Progress, StoppingRule
-
-__all__ = ["solve"]
+from dkgp.solvers.stopping import GradientInfNorm, StoppingRule
+from dkgp.solvers.watch import NOBODY, Watch
 
 
 def solve(
@@ -26,10 +21,7 @@ def solve(
     stopping: StoppingRule | None = None,
     initial: ArrayLike | None = None,
     initial_gradient: ArrayLike | None = None,
-    callback: Callable[[Progress], None] | None = None,
-    within: ProgressCallback | None = None,
-    checkpointing: Checkpointing | None = None,
-    interrupted: Callable[[], bool] | None = None,
+    watch: Watch = NOBODY,
 ) -> Solution:
     """Solve Kbar alpha = y.
 
@@ -47,14 +39,8 @@ def solve(
     initial_gradient : (n,) or (n, p) array_like, optional
         Kbar alpha - y of the warm start, every contribution evaluated in float64, where the caller knows it: the solve
         then starts without a pass over the kernel matrix.
-    callback : callable, optional
-        Called with a `Progress` after every round.
-    within : callable, optional
-        Called with a `dkgp.data.Progress` in the course of what takes long within a round, such as a product.
-    checkpointing : Checkpointing, optional
-    interrupted : callable, optional
-        Asked between rounds, and where the last one is saved also within one; when it answers true the state is saved
-        and `InterruptedRunError` raised.
+    watch : Watch
+        Callbacks, checkpoints and interruption; none by default.
 
     Returns
     -------
@@ -67,25 +53,22 @@ def solve(
     CheckpointError
         The checkpoint belongs to another run.
     InterruptedRunError
-        `interrupted` answered true.
+        `watch.interrupted` answered true.
     """
     y = as_columns(rhs, operator.n, "the right-hand side")
     n, p = y.shape
     start = None if initial is None else as_columns(initial, n, "the warm start", p)
     if initial_gradient is not None and start is None:
         raise InputError("the gradient of a warm start was given, and no warm start; give both, or none")
-    known = None if initial_gradient is None else as_columns(initial_gradient, n, "the warm start's gradient", p)
-    chosen = (solver or GreedyBlockCoordinateDescent()).resolved(n, operator.kernel.n_features, p)
+    gradient = None if initial_gradient is None else as_columns(initial_gradient, n, "the warm start's gradient", p)
+    resolved = (solver or GreedyBlockCoordinateDescent()).resolved(n, operator.kernel.n_features, p)
     solution, _ = run(
         operator,
         y,
-        chosen,
+        resolved,
         stopping or GradientInfNorm(),
         initial=start,
-        initial_gradient=known,
-        callback=callback,
-        within=within,
-        checkpointing=checkpointing,
-        interrupted=interrupted,
+        initial_gradient=gradient,
+        watch=watch,
     )
     return solution

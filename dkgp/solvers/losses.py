@@ -17,17 +17,6 @@ import scipy.special
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray
 
-__all__ = [
-    "CurvatureRoot",
-    "HuberLoss",
-    "LogisticLoss",
-    "Loss",
-    "ProbitLoss",
-    "SoftmaxLoss",
-    "SquaredHingeLoss",
-    "SquaredLoss",
-]
-
 
 class CurvatureRoot(Protocol):
     """A root R of the curvature by sample, R R' = W."""
@@ -45,12 +34,8 @@ class CurvatureRoot(Protocol):
 class Loss(Protocol):
     """A loss l(y, z), convex in its second argument, with a slope that is continuous.
 
-    Attributes
-    ----------
-    coupled : bool
-        Whether the columns of targets and values are one problem.
-    curvature_bound : float
-        c: no curvature is above it.
+    - `coupled`: whether the columns of targets and values are one problem.
+    - `curvature_bound`: c: no curvature is above it.
     """
 
     @property
@@ -87,10 +72,7 @@ class Loss(Protocol):
 class DiagonalRoot:
     """Root of a curvature that couples nothing.
 
-    Parameters
-    ----------
-    scale : (n, p) float64
-        sqrt(W).
+    - `scale` (n, p): sqrt(W).
     """
 
     scale: FloatArray
@@ -209,8 +191,8 @@ class ProbitLoss(SeparateLoss):
         pull = -slopes * targets
         inside = np.maximum(pull, 0.0)
         margin = _margin_of_hazard(inside)
-        found = np.where(inside > 0.0, scipy.special.log_ndtr(margin) - inside * margin, 0.0)
-        return np.where(pull >= 0.0, found, np.inf)
+        supremum = np.where(inside > 0.0, scipy.special.log_ndtr(margin) - inside * margin, 0.0)
+        return np.where(pull >= 0.0, supremum, np.inf)
 
     def curvature(self, targets: FloatArray, values: FloatArray) -> FloatArray:
         """H (h + m) with m = y z, between 0 and 1."""
@@ -241,9 +223,9 @@ def _margin_of_hazard(hazard: FloatArray) -> FloatArray:
     right = np.sqrt(np.maximum(-2.0 * log - math.log(2.0 * math.pi), 0.0))
     margin = np.where(pull > math.sqrt(2.0 / math.pi), 1.0 / pull - pull, right)
     for _ in range(60):
-        found = _hazard(margin)
+        reached = _hazard(margin)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            step = (np.log(found) - log) * found / _hazard_slope(margin, found)
+            step = (np.log(reached) - log) * reached / _hazard_slope(margin, reached)
         limit = 1.0 + np.abs(margin)
         step = np.where(np.isfinite(step), np.clip(step, -limit, limit), 0.0)
         margin = margin + step
@@ -256,10 +238,7 @@ def _margin_of_hazard(hazard: FloatArray) -> FloatArray:
 class SoftmaxRoot:
     """Root of diag(pi) - pi pi' by sample: R = diag(sqrt(pi)) - pi sqrt(pi)'.
 
-    Parameters
-    ----------
-    shares : (n, C) float64
-        pi.
+    - `shares` (n, C): pi.
     """
 
     shares: FloatArray
@@ -340,10 +319,10 @@ class SoftmaxLoss:
 
 def _others(shares: FloatArray) -> FloatArray:
     """Sum of the other columns, for each: (n, C), without a difference."""
-    found = np.zeros_like(shares)
-    found[:, 1:] += np.cumsum(shares, axis=1)[:, :-1]
-    found[:, :-1] += np.cumsum(shares[:, ::-1], axis=1)[:, -2::-1]
-    return found
+    sums = np.zeros_like(shares)
+    sums[:, 1:] += np.cumsum(shares, axis=1)[:, :-1]
+    sums[:, :-1] += np.cumsum(shares[:, ::-1], axis=1)[:, -2::-1]
+    return sums
 
 
 @dataclass(frozen=True)
@@ -378,10 +357,7 @@ class SquaredHingeLoss(SeparateLoss):
 class HuberLoss(SeparateLoss):
     """(y - z)^2 / 2 up to |y - z| = width, and from there on a straight line: outliers pull no harder than that.
 
-    Parameters
-    ----------
-    width : float
-        In the units of the standardised targets.
+    - `width`: in the units of the standardised targets.
     """
 
     width: float = 1.0

@@ -6,18 +6,13 @@ import numpy as np
 
 from dkgp.kernels.tiles.code_cache import cached_njit
 
-__all__ = ["measures"]
-
 
 @cached_njit(nogil=True)
 def measures(alpha, gradient, rhs):  # type: ignore[no-untyped-def]
     """Largest gradient, its squared norms and the objective, in one pass.
 
-    Returns
-    -------
-    float, (p,) float64, (p,) float64
-        max |g|, NaN where any g is; squared norms of g by target; alpha' (g - y) / 2 by target, whose sum is the
-        objective (equation 3, since Kbar alpha = g + y).
+    These are max |g|, NaN where any g is; squared norms of g by target (p,); and alpha' (g - y) / 2 by target (p,),
+    whose sum is the objective (equation 3, since Kbar alpha = g + y).
     """
     n, p = gradient.shape
     largest = 0.0

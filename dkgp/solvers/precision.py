@@ -19,8 +19,6 @@ from dkgp.operators.base import KernelOperator
 from dkgp.solvers.state import SolverState
 from dkgp.solvers.stopping import Progress, StopReason
 
-__all__ = ["PrecisionPolicy"]
-
 State = TypeVar("State", bound=SolverState)
 
 # A float32 recursion's gradient drifts from the true one by about 2.3e-7 times the rms kernel entry times the norm of
@@ -71,10 +69,7 @@ class PrecisionPolicy:
     def start_over(self, state: State, progress: Progress, start: Callable[[], State]) -> State:
         """Begin again in float64 after float32 broke down altogether, the rounds so far counted.
 
-        Raises
-        ------
-        NumericalError
-            Since it began, all was float64.
+        Raises `NumericalError`: since it began, all was float64.
         """
         if self._in_double:
             raise NumericalError(
@@ -171,12 +166,12 @@ class PrecisionPolicy:
             "typical_entry": self._typical_entry,
         }
 
-    def resume(self, found: dict[str, Any]) -> None:
+    def resume(self, saved: dict[str, Any]) -> None:
         """Go on from what a checkpoint tells."""
-        self.refreshes = found["refreshes"]
-        self._single_failed = found["single_failed"]
-        self._verified = math.inf if found.get("verified") is None else found["verified"]
-        self._foresight = found.get("foresight", True)
-        self._in_double = found.get("in_double", False)
-        self._start_objective, self._true_objective = found["start_objective"], found["true_objective"]
-        self._typical_entry = found.get("typical_entry")
+        self.refreshes = saved["refreshes"]
+        self._single_failed = saved["single_failed"]
+        self._verified = math.inf if saved.get("verified") is None else saved["verified"]
+        self._foresight = saved.get("foresight", True)
+        self._in_double = saved.get("in_double", False)
+        self._start_objective, self._true_objective = saved["start_objective"], saved["true_objective"]
+        self._typical_entry = saved.get("typical_entry")

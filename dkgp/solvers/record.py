@@ -12,9 +12,6 @@ from dkgp.operators.base import KernelOperator
 from dkgp.solvers.state import SolverState
 from dkgp.solvers.stopping import Progress, StoppingRule
 
-__all__ = ["Record"]
-
-
 # Rounds that it takes to foretell how many are left, and how many more are looked at.
 LEAST_FORETOLD, MOST_FORETOLD_BY = 3, 9
 
@@ -64,14 +61,14 @@ class Record:
             "kernel_evaluations": self._evaluations(),
         }
 
-    def resume(self, found: dict[str, Any]) -> None:
+    def resume(self, saved: dict[str, Any]) -> None:
         """Go on from a checkpoint's record.
 
         What restoring took is not counted: the run that was interrupted has counted it when it started.
         """
-        self.history = [Progress(**record) for record in found["history"]]
-        self._seconds_before = found["seconds"]
-        self._evaluations_before = found["kernel_evaluations"]
+        self.history = [Progress(**record) for record in saved["history"]]
+        self._seconds_before = saved["seconds"]
+        self._evaluations_before = saved["kernel_evaluations"]
         self._evaluations_at_start = self._operator.kernel_evaluations
 
     def _seconds(self) -> float:

@@ -19,25 +19,6 @@ from dkgp.errors import UsageError
 from dkgp.registry import Option, Registry
 from dkgp.solvers.base import Solver
 
-__all__ = [
-    "AUTO",
-    "Need",
-    "SolverDeclaration",
-    "SolverMemory",
-    "annotation",
-    "build_solver",
-    "check_options",
-    "declaration_of",
-    "own_options",
-    "owners",
-    "register_solver",
-    "resuming",
-    "said",
-    "solver_memory",
-    "solver_names",
-    "solvers_that_need",
-]
-
 # The name that stands for whichever solver suits the problem (`dkgp.solvers.auto`).
 AUTO = "auto"
 # Names of settings that all solvers share; no solver's own option may have one.
@@ -60,19 +41,12 @@ class Need(Enum):
 class SolverMemory:
     """Memory that a solver takes besides alpha, g and y, its automatic choices made; `dkgp.models.memory` adds it up.
 
-    Attributes
-    ----------
-    memory : int
-        Directions of n p numbers that it remembers, each with its image.
-    block_size, candidates : int
-        Variables of its dense subproblem, and candidates drawn for each.
-    own_bytes, factor_bytes : int
-        What else it holds at the coordinator, and in the workers.
-    cached_bytes : int
-        What workers keep besides as far as their caches go: on disk, or made again, beyond.
-    repeats_products : bool
-        Whether it takes products with the whole matrix in single precision again and again, so that workers may keep
-        tiles of it.
+    - `memory`: directions of n p numbers that it remembers, each with its image.
+    - `block_size`, `candidates`: variables of its dense subproblem, and candidates drawn for each.
+    - `own_bytes`, `factor_bytes`: what else it holds at the coordinator, and in the workers.
+    - `cached_bytes`: what workers keep besides as far as their caches go: on disk, or made again, beyond.
+    - `repeats_products`: whether it takes products with the whole matrix in single precision again and again, so that
+      workers may keep tiles of it.
     """
 
     memory: int = 1
@@ -88,30 +62,21 @@ class SolverMemory:
 class SolverDeclaration:
     """One solver, as users choose it.
 
-    Attributes
-    ----------
-    name, help
-        What users type, and what it is in a few words.
-    build
-        Returns the solver; takes each of `options` by its name and, where it has parameters of these names,
-        `precision` ("mixed" or "double"), `seed`, and the `folder` of `Need.FOLDER`, which may be None.
-    options
-        Its own. Solvers that share one list the same `Option`; in a help, `name` in backticks is another option.
-    ignores
-        Names of options of other solvers that may be set and mean nothing here.
-    needs
-        What it asks of its surroundings.
-    memory
-        From the solver, resolved, n and the number of features to what it holds.
-    bench_turn
-        Its turn in `dkgp bench solvers`, the quicker the sooner; None for one that runs there only when named.
-    label, paper
-        What it is called in the GBCD paper, and the fields of the solver that differ there from the defaults here; None
-        for one that is not among the paper's.
-    compiles
-        Whether it has compiled code of its own, to be compiled beforehand by `dkgp warm-up`.
-    resuming
-        From settings that a checkpoint holds, of whichever version, to the values of `options` that resume it.
+    - `name`, `help`: what users type, and what it is in a few words.
+    - `build`: returns the solver; takes each of `options` by its name and, where it has parameters of these names,
+      `precision` ("mixed" or "double"), `seed`, and the `folder` of `Need.FOLDER`, which may be None.
+    - `options`: its own. Solvers that share one list the same `Option`; in a help, `name` in backticks is another
+      option.
+    - `ignores`: names of options of other solvers that may be set and mean nothing here.
+    - `needs`: what it asks of its surroundings.
+    - `memory`: from the solver, resolved, n and the number of features to what it holds.
+    - `bench_turn`: its turn in `dkgp bench solvers`, the quicker the sooner; None for one that runs there only when
+      named.
+    - `label`, `paper`: what it is called in the GBCD paper, and the fields of the solver that differ there from the
+      defaults here; None for one that is not among the paper's.
+    - `compiles`: whether it has compiled code of its own, to be compiled beforehand by `dkgp warm-up`.
+    - `resuming`: from settings that a checkpoint holds, of whichever version, to the values of `options` that resume
+      it.
     """
 
     name: str
@@ -203,12 +168,12 @@ def said(names: Sequence[str]) -> str:
 def annotation(option: Option) -> Any:
     """Return the type that an option's values have in Python and JSON."""
     if option.choices:
-        found: Any = Literal[option.choices]
+        kind: Any = Literal[option.choices]
     elif isinstance(option.type, type):
-        found = option.type
+        kind = option.type
     else:
-        found = get_type_hints(option.type)["return"]
-    return found | None if option.default is None else found
+        kind = get_type_hints(option.type)["return"]
+    return kind | None if option.default is None else kind
 
 
 def check_options(name: str, values: Mapping[str, Any]) -> None:
@@ -242,12 +207,12 @@ def build_solver(
     InputError
         A value out of range.
     """
-    declared, given = declaration_of(name), values or {}
-    check_options(name, given)
-    arguments = {option.name: given.get(option.name, option.default) for option in declared.options}
+    declared, options = declaration_of(name), values or {}
+    check_options(name, options)
+    arguments = {option.name: options.get(option.name, option.default) for option in declared.options}
     general = {"precision": precision, "seed": seed, "folder": folder}
-    taken = inspect.signature(declared.build).parameters
-    return declared.build(**arguments, **{each: value for each, value in general.items() if each in taken})
+    parameters = inspect.signature(declared.build).parameters
+    return declared.build(**arguments, **{each: value for each, value in general.items() if each in parameters})
 
 
 def resuming(settings: Mapping[str, Any]) -> str:
@@ -261,5 +226,5 @@ def resuming(settings: Mapping[str, Any]) -> str:
 
 def solver_memory(solver: Solver, n: int, d: int) -> SolverMemory:
     """Return what a solver holds, its automatic choices made; of one that nobody has declared, a direction."""
-    known = _DECLARED.all().get(solver.name)
-    return SolverMemory() if known is None else known.memory(solver, n, d)
+    declared = _DECLARED.all().get(solver.name)
+    return SolverMemory() if declared is None else declared.memory(solver, n, d)

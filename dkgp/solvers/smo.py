@@ -9,41 +9,34 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.errors import InputError, UsageError
 from dkgp.kernels.tiles.code_cache import cached_njit
-from dkgp.kernels.tiles.evaluator import Features, Precision
+from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.kernels.tiles.features import Features
 from dkgp.kernels.tiles.loops import tile_into
 from dkgp.operators.base import KernelOperator
 from dkgp.solvers.base import Method
 from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
 from dkgp.solvers.state import SolverState
 
-__all__ = ["SequentialMinimalOptimization"]
-
 MEBIBYTE = 1024**2
 # A round is this share of n steps: measuring and recording it then costs next to nothing.
 STEPS_PER_SAMPLE = 0.05
 
 
-@dataclass
-class ColumnCache:
+class ColumnCache(NamedTuple):
     """Kernel columns by sample, replaced by the clock algorithm; what is in it has no influence on any result.
 
-    Attributes
-    ----------
-    columns : (slots, padded n)
-    owner : (slots,) intp
-        Sample whose column a slot holds, or -1.
-    slot_of : (n,) intp
-        Slot of a sample's column, or -1.
-    used : (slots,) bool
-        Whether it was wanted since the hand came by.
-    hand : (1,) intp
+    - `columns` (slots, padded n).
+    - `owner` (slots,): sample whose column a slot holds, or -1.
+    - `slot_of` (n,): slot of a sample's column, or -1.
+    - `used` (slots,): true if the column was wanted since the hand came by.
+    - `hand` (1,): the slot that is looked at next.
     """
 
     columns: NDArray[Any]
@@ -66,24 +59,33 @@ class ColumnCache:
         )
 
 
+class Entries(NamedTuple):
+    """The features of all samples, and the kernel's program: what an entry is evaluated from."""
+
+    values: NDArray[Any]
+    norms: NDArray[Any]
+    program: Any
+
+
 @cached_njit(nogil=True)
-def _column(sample, keep, values, norms, program, columns, owner, slot_of, used, hand):  # type: ignore[no-untyped-def]
+def _column(sample, keep, entries, cache):  # type: ignore[no-untyped-def]
     """Slot that holds the column of `sample`, evaluated if need be without evicting slot `keep`; whether it was."""
-    slot = slot_of[sample]
+    slot = cache.slot_of[sample]
     if slot >= 0:
-        used[slot] = True
+        cache.used[slot] = True
         return slot, 0
     while True:
-        slot = hand[0]
-        hand[0] = (slot + 1) % owner.shape[0]
+        slot = cache.hand[0]
+        cache.hand[0] = (slot + 1) % cache.owner.shape[0]
         if slot == keep:
             continue
-        if not used[slot]:
+        if not cache.used[slot]:
             break
-        used[slot] = False
-    if owner[slot] >= 0:
-        slot_of[owner[slot]] = -1
-    table, tile_rows, amplitude = program
+        cache.used[slot] = False
+    if cache.owner[slot] >= 0:
+        cache.slot_of[cache.owner[slot]] = -1
+    values, norms = entries.values, entries.norms
+    table, tile_rows, amplitude = entries.program
     one = np.empty((values.shape[0], 16), values.dtype)
     one_norm = np.empty((norms.shape[0], 16), values.dtype)
     for lane in range(16):
@@ -91,15 +93,13 @@ def _column(sample, keep, values, norms, program, columns, owner, slot_of, used,
             one_norm[group, lane] = norms[group, sample]
         for feature in range(values.shape[0]):
             one[feature, lane] = values[feature, sample]
-    tile_into(values, norms, one, one_norm, 1, columns[slot : slot + 1], table, tile_rows, amplitude)
-    owner[slot], slot_of[sample], used[slot] = sample, slot, True
+    tile_into(values, norms, one, one_norm, 1, cache.columns[slot : slot + 1], table, tile_rows, amplitude)
+    cache.owner[slot], cache.slot_of[sample], cache.used[slot] = sample, slot, True
     return slot, 1
 
 
 @cached_njit(nogil=True)
-def _steps(  # type: ignore[no-untyped-def]
-    count, alpha, gradient, noise, values, norms, program, columns, owner, slot_of, used, hand
-):
+def _steps(count, alpha, gradient, noise, entries, cache):  # type: ignore[no-untyped-def]
     """Take `count` steps for one target; columns evaluated, columns used, and the sum of squared steps."""
     n = alpha.shape[0]
     high, low = 0, 0
@@ -113,18 +113,18 @@ def _steps(  # type: ignore[no-untyped-def]
         if gradient[high] == 0.0 and gradient[low] == 0.0:
             break
         # Of one type in both calls: a constant would be compiled as another function.
-        a, new = _column(np.intp(high), np.intp(-1), values, norms, program, columns, owner, slot_of, used, hand)
+        a, new = _column(np.intp(high), np.intp(-1), entries, cache)
         evaluated += new
         used_columns += 1
-        column_a = columns[a]
+        column_a = cache.columns[a]
         if high == low:  # all gradients are equal, as of a single sample
             step_a, step_b = -gradient[high] / (float(column_a[high]) + noise[high]), 0.0
             column_b = column_a
         else:
-            b, new = _column(np.intp(low), np.intp(a), values, norms, program, columns, owner, slot_of, used, hand)
+            b, new = _column(np.intp(low), np.intp(a), entries, cache)
             evaluated += new
             used_columns += 1
-            column_b = columns[b]
+            column_b = cache.columns[b]
             aa, bb = float(column_a[high]) + noise[high], float(column_b[low]) + noise[low]
             ab = float(column_a[low])
             determinant = aa * bb - ab * ab
@@ -211,19 +211,16 @@ class SequentialMinimalOptimization(Method[PairState]):
             state.features_precision = state.precision
             state.features = operator.features(np.arange(operator.n, dtype=np.intp), state.precision)
             state.cache = ColumnCache.of(state.features, self.cache_bytes)
-        features, cache = state.features, state.cache
         evaluator = operator.evaluator(state.precision)
         program = (evaluator.program, evaluator.tile_rows, evaluator.dtype.type(evaluator.amplitude))
+        entries = Entries(state.features.values, state.features.squared_norms, program)
         steps = 1 if self.steps_per_round == "auto" else self.steps_per_round
         noise = np.full(operator.n, operator.noise)
         moved = np.zeros(state.rhs.shape[1])
         for target in range(state.rhs.shape[1]):
             alpha = np.ascontiguousarray(state.alpha[:, target])
             gradient = np.ascontiguousarray(state.gradient[:, target])
-            evaluated, used, moved[target] = _steps(
-                steps, alpha, gradient, noise, features.values, features.squared_norms, program,
-                cache.columns, cache.owner, cache.slot_of, cache.used, cache.hand,
-            )  # fmt: skip
+            evaluated, used, moved[target] = _steps(steps, alpha, gradient, noise, entries, state.cache)
             state.alpha[:, target], state.gradient[:, target] = alpha, gradient
             # Passes count the columns that steps are made of, cached or not: a limit on them is to bite.
             state.columns += used

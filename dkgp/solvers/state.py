@@ -14,38 +14,25 @@ from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.measures import measures
 from dkgp.solvers.stopping import Progress
 
-__all__ = ["SolverState"]
-
 
 @dataclass
 class SolverState:
     """A solve between two rounds.
 
-    Attributes
-    ----------
-    saved : tuple of str
-        The arrays that a checkpoint holds, by the name of their attribute.
-    alpha, gradient, rhs : (n, p) float64
-        The solution so far, g = Kbar alpha - y by the solver's recursion, and y.
-    iteration, columns : int
-        Rounds done and kernel columns evaluated for them.
-    precision : {"single", "double"}
-        Of the tiles of the coming rounds.
-    exact : bool
-        Whether `gradient` is one float64 product with alpha as it is, or with alpha before a step that a product in the
-        same pass gave the share of, and no other step's share was added to it since.
-    stepped : (n, p) float64
-        |P| |A| of that step P A, for the roundings that it adds; empty where there was none.
-    moved : (p,) float64
-        Sum of squared float32 steps in alpha since the gradient was last computed in float64; what its drift grows
-        with.
-    risk_width : float
-        How far the regularised risk is from its least at most, by a bound that the solver knows of besides ||g||^2 / 2,
-        targets added up; infinite where it knows of none.
-    verified : Progress or None
-        Where the solve stood, before any step that came with it, when a recursion's gradient was last computed anew.
-    left : float
-        By how much the gradient must still fall, as the driver notes before a round; see `StoppingRule.left`.
+    - `saved`: the arrays that a checkpoint holds, by the name of their attribute.
+    - `alpha`, `gradient`, `rhs` (n, p): the solution so far, g = Kbar alpha - y by the solver's recursion, and y.
+    - `iteration`, `columns`: rounds done and kernel columns evaluated for them.
+    - `precision`: of the tiles of the coming rounds.
+    - `exact`: whether `gradient` is one float64 product with alpha as it is, or with alpha before a step that a product
+      in the same pass gave the share of, and no other step's share was added to it since.
+    - `stepped` (n, p): |P| |A| of that step P A, for the roundings that it adds; empty where there was none.
+    - `moved` (p,): sum of squared float32 steps in alpha since the gradient was last computed in float64; what its
+      drift grows with.
+    - `risk_width`: how far the regularised risk is from its least at most, by a bound that the solver knows of besides
+      ||g||^2 / 2, targets added up; infinite where it knows of none.
+    - `verified`: where the solve stood, before any step that came with it, when a recursion's gradient was last
+      computed anew.
+    - `left`: by how much the gradient must still fall, as the driver notes before a round; see `StoppingRule.left`.
     """
 
     saved: ClassVar[tuple[str, ...]] = ("alpha", "gradient", "moved")

@@ -15,19 +15,6 @@ import numpy as np
 
 from dkgp.errors import InputError
 
-__all__ = [
-    "DualityGap",
-    "GradientInfNorm",
-    "MaxIterations",
-    "MaxPasses",
-    "MaxSeconds",
-    "ObjectiveGap",
-    "Progress",
-    "RelativeResidual",
-    "StopReason",
-    "StoppingRule",
-]
-
 
 @dataclass(frozen=True)
 class Progress:

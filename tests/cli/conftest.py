@@ -1,41 +1,16 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from threadpoolctl import threadpool_limits
 
-import dkgp
-from dkgp.cli import main
-
-Command = Callable[..., Result]
-
-
-def dkgp_command(*arguments: object) -> Result:
-    """Run a command in this process."""
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def document_of(result: Result, exit_code: int = 0) -> dict[str, Any]:
-    """The one JSON document on standard output."""
-    assert result.exit_code == exit_code, f"exit code {result.exit_code}\n{result.stdout}\n{result.stderr}"
-    return json.loads(result.stdout)  # type: ignore[no-any-return]
-
-
-def refused(result: Any, *words: str, exit_code: int = 3) -> None:
-    """A command said what is wrong, and no more."""
-    assert result.exit_code == exit_code, f"exit code {result.exit_code}\n{result.stdout}\n{result.stderr}"
-    message = " ".join(result.stderr.split())
-    for word in words:
-        assert word in message, f"{word!r} is not in: {message}"
-    assert "Traceback" not in result.output
+from tests.cli.invoke import run_json
+from tests.cli.runs import RUNS
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -49,24 +24,6 @@ def one_blas_thread() -> Iterator[None]:
 def friedman(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     """A CSV file of so many samples; its target is called price."""
     return lambda n: friedman_csv(tmp_path_factory.mktemp("friedman") / "data.csv", n, seed=0)
-
-
-@pytest.fixture(scope="session")
-def run() -> Command:
-    return dkgp_command
-
-
-@pytest.fixture(scope="session")
-def document() -> Callable[..., dict[str, Any]]:
-    return document_of
-
-
-@pytest.fixture(scope="session")
-def process() -> tuple[list[str], dict[str, str]]:
-    """How to run `dkgp` in a process of its own: command and environment."""
-    package = str(Path(dkgp.__file__).resolve().parents[1])
-    environment = {**os.environ, "PYTHONPATH": package, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    return [sys.executable, "-m", "dkgp.cli"], environment
 
 
 def friedman_csv(path: Path, n: int, seed: int) -> Path:
@@ -94,33 +51,117 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "predict": ("predict", model, test, "--out", prediction),
         "evaluate": ("evaluate", prediction, test, "--plot", folder / "fit.png"),
     }
-    documents = {name: document_of(dkgp_command(*command, "--json")) for name, command in commands.items()}
+    documents = {name: run_json(*command) for name, command in commands.items()}
     return {"folder": folder, **documents}
-
-
-@pytest.fixture
-def snapshot(tmp_path: Path) -> Callable[[], dict[str, int]]:
-    """Every file below the test's folder and its size: what a failed command must leave as it was."""
-
-    def take() -> dict[str, int]:
-        return {str(path): path.stat().st_size for path in sorted(tmp_path.rglob("*")) if path.is_file()}
-
-    return take
-
-
-@pytest.fixture
-def refuses(run: Command, snapshot: Callable[[], dict[str, int]]) -> Callable[..., None]:
-    """Runs a command that must be refused with some words, and leave everything as it was."""
-
-    def check(*arguments: object, words: str, exit_code: int) -> None:
-        before = snapshot()
-        refused(run(*arguments), words, exit_code=exit_code)
-        assert snapshot() == before
-
-    return check
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
     """The records of a command that was given `--log-json tmp_path / "log.jsonl"`."""
     return lambda: [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+
+
+def labelled_csv(path: Path, labels: tuple[str, ...], n: int, seed: int) -> Path:
+    """A file of labels that a curve in the first two of three features tells apart, save for a little noise."""
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, 3))
+    height = X[:, 0] ** 2 + X[:, 1] + 0.15 * rng.standard_normal(n)
+    edges = np.quantile(height, np.arange(1, len(labels)) / len(labels))
+    names = np.array(labels)[np.digitize(height, edges)]
+    lines = [",".join([*(f"{value:.9g}" for value in row), name]) for row, name in zip(X, names, strict=True)]
+    path.write_text("\n".join(["a,b,c,species", *lines]) + "\n")
+    return path
+
+
+@pytest.fixture(scope="session")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, Any]]:
+    """What `dkgp ingest` tells of so many classes' training and test stores, made once."""
+    made: dict[int, dict[str, Any]] = {}
+    names = {2: ("sit", "run"), 3: ("walk", "sit", "run")}
+
+    def ingested(n_classes: int) -> dict[str, Any]:
+        if n_classes not in made:
+            folder = tmp_path_factory.mktemp(f"classes{n_classes}")
+            csv = labelled_csv(folder / "data.csv", names[n_classes], 450, seed=n_classes)
+            command = ("ingest", csv, folder / "train.zarr", "--labels", "species", "--test-fraction", 0.33)
+            made[n_classes] = run_json(*command, "--test-out", folder / "test.zarr")
+        return made[n_classes]
+
+    return ingested
+
+
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Hyperparameters of three features, given by hand, so that nobody warns of what they were found for."""
+    path = tmp_path_factory.mktemp("hyper") / "hyper.json"
+    kernel = {"type": "rbf", "variance": 20.0, "gamma": [0.3, 0.1, 0.01]}
+    path.write_text(json.dumps({"kernel": kernel, "noise_variance": 1.0}))
+    return path
+
+
+@pytest.fixture(scope="session")
+def classifiers(
+    labelled: Callable[[int], dict[str, Any]], wide: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """Models of two classes stopped early, so that their bounds are no rounding."""
+    folder = tmp_path_factory.mktemp("classifiers")
+    methods = {
+        "logistic": ("--method", "logistic", "--tol", 0.05),
+        "gp": ("--method", "gp", "--tol", 0.05),
+        "basis": ("--method", "gp", "--basis-size", 40, "--certify"),
+        "few": ("--pool", 30, "--search", "none"),
+    }
+    for name, options in methods.items():
+        command = ("classify", labelled(2)["train"], "--out", folder / name, "--hyper", wide, "--cluster", "none")
+        run_json(*command, *options)
+    return {name: folder / name for name in methods}
+
+
+@pytest.fixture(scope="session")
+def stores(
+    pipeline: dict[str, Any],
+    labelled: Callable[[int], dict[str, Any]],
+    wide: Path,
+    classifiers: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Any]:
+    """Where data and models of every kind lie, by name."""
+    folder = tmp_path_factory.mktemp("stores")
+    kinds, sparse = folder / "kinds.csv", folder / "sparse.zarr"
+    kinds.write_text("a,b,kind\n" + "".join(f"{i}.5,{i % 3},{'red' if i % 2 else 'blue'}\n" for i in range(20)))
+    train, hyper = pipeline["ingest"]["train"], pipeline["tune"]["out"]
+    run_json("sparse", train, "--hyper", hyper, "--out", sparse, "--basis-size", 40)
+    return {
+        "train": train,
+        "test": pipeline["ingest"]["test"],
+        "hyper": hyper,
+        "model": pipeline["train"]["out"],
+        "prediction": pipeline["predict"]["out"],
+        "two": labelled(2)["train"],
+        "three": labelled(3)["train"],
+        "labels": labelled(2)["test"],
+        "labels of three": labelled(3)["test"],
+        "wide": wide,
+        "kinds": kinds,
+        "sparse": sparse,
+        **classifiers,
+    }
+
+
+@pytest.fixture(scope="session")
+def whole(stores: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """What a run makes that nothing interrupts, made once."""
+    made: dict[str, Path] = {}
+
+    def of(name: str) -> Path:
+        if name not in made:
+            out = tmp_path_factory.mktemp("whole") / "out"
+            plot = ("--plot", f"{out}.png") if RUNS[name].logs else ()
+            run_json(*RUNS[name].typed(stores, out), *plot)
+            # No checkpoint, tile or temporary file is left.
+            assert [path.suffix for path in sorted(out.parent.iterdir())] == (["", ".png"] if plot else [""])
+            assert not plot or Path(plot[1]).read_bytes().startswith(b"\x89PNG")
+            made[name] = out
+        return made[name]
+
+    return of

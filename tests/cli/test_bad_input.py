@@ -7,7 +7,6 @@ import resource
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,8 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import ClusterOptions
-from tests.cli.conftest import refused
-
-Command = Callable[..., Any]
-Snapshot = Callable[[], dict[str, int]]
+from tests.cli.invoke import document_of, files_below, refused, run
+from tests.cli.processes import ENVIRONMENT, PROGRAM
 
 GOOD_ROWS = "1,2,3\n2,3,5\n4,1,9\n3,3,3\n"
 
@@ -39,14 +36,12 @@ GOOD_ROWS = "1,2,3\n2,3,5\n4,1,9\n3,3,3\n"
     ],
     ids=["nan", "infinity", "ragged", "empty", "text", "no target", "no feature", "target as feature", "too few"],
 )
-def test_ingest_refuses(
-    run: Command, tmp_path: Path, snapshot: Snapshot, content: str, arguments: tuple[str, ...], words: tuple[str, ...]
-) -> None:
+def test_ingest_refuses(tmp_path: Path, content: str, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
     source = tmp_path / "data.csv"
     source.write_text(content)
-    before = snapshot()
+    before = files_below(tmp_path)
     refused(run("ingest", source, tmp_path / "train.zarr", *arguments), *words)
-    assert snapshot() == before
+    assert files_below(tmp_path) == before
     assert not (tmp_path / "train.zarr").exists()
 
 
@@ -67,70 +62,24 @@ def train_command(pipeline: dict[str, Any], out: Path, **changed: object) -> lis
     ids=["negative noise", "no noise", "negative length scale", "wrong length", "unknown kernel"],
 )
 def test_train_refuses_hyperparameters(
-    pipeline: dict[str, Any],
-    run: Command,
-    tmp_path: Path,
-    snapshot: Snapshot,
-    change: dict[str, Any],
-    words: tuple[str, ...],
+    pipeline: dict[str, Any], tmp_path: Path, change: dict[str, Any], words: tuple[str, ...]
 ) -> None:
     document = {"kernel": {"type": "rbf", "gamma": [1.0] * 6}, "noise_variance": 0.1, **change}
     (tmp_path / "hyper.json").write_text(json.dumps(document))
-    before = snapshot()
+    before = files_below(tmp_path)
     refused(run(*train_command(pipeline, tmp_path / "model.zarr", **{"--hyper": tmp_path / "hyper.json"})), *words)
-    assert snapshot() == before
+    assert files_below(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"--hyper": "/nowhere/hyper.json"}, ("/nowhere/hyper.json", "dkgp tune")),
-        ({"--tol": -1}, ("tolerance", "-1")),
-        ({"--max-passes": 0}, ("passes",)),
-        ({"--block-size": 0}, ("block size", "positive")),
-        ({"--candidates": 0}, ("candidates",)),
-        ({"--seed": -1}, ("seed",)),
-        ({"--variables-per-step": 0}, ("variables per step", "got 0")),
-        ({"--memory-limit": "1MiB"}, ("projected", "1 MiB", "--block-size")),
-        ({"--plot": "run.txt"}, (".png", "run.txt")),
-        ({"--log-json": "/proc/nowhere/run.jsonl"}, ("/proc/nowhere/run.jsonl",)),
-        ({"--warm-start": "/nowhere/model.zarr"}, ("no model store", "/nowhere/model.zarr")),
-        ({"--scheduler-file": "/nowhere/scheduler.json"}, ("/nowhere/scheduler.json", "dask scheduler")),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_train_refuses_options(
-    pipeline: dict[str, Any],
-    run: Command,
-    tmp_path: Path,
-    snapshot: Snapshot,
-    options: dict[str, object],
-    words: tuple[str, ...],
-) -> None:
-    before = snapshot()
-    refused(run(*train_command(pipeline, tmp_path / "model.zarr", **options)), *words)
-    assert snapshot() == before
-    assert not (tmp_path / "model.zarr").exists()
-
-
-def test_contradicting_options_are_a_usage_error(pipeline: dict[str, Any], run: Command, tmp_path: Path) -> None:
-    refused(run(*train_command(pipeline, tmp_path / "m", **{"--solver": "bcdc"}), "--exhaustive"), "gbcd", exit_code=2)
-    refused(run(*train_command(pipeline, tmp_path / "m", **{"--workers": 0})), "at least 1", exit_code=2)
-    refused(run(*train_command(pipeline, tmp_path / "m", **{"--block-size": "many"})), "'auto'", exit_code=2)
-    refused(run("train", pipeline["ingest"]["train"]), "Missing option '--hyper'", exit_code=2)
-
-
-def test_block_size_above_n_is_reduced_with_a_warning(
-    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path
-) -> None:
+def test_block_size_above_n_is_reduced_with_a_warning(pipeline: dict[str, Any], tmp_path: Path) -> None:
     result = run(*train_command(pipeline, tmp_path / "model.zarr", **{"--block-size": 10_000}), "--json")
-    trained = document(result)
+    trained = document_of(result)
     assert trained["settings"]["block_size"] == 600
     assert any("10,000" in message for message in trained["warnings"])
     assert "10,000" in result.stderr
 
 
-def test_outputs_that_exist_need_overwrite(pipeline: dict[str, Any], run: Command) -> None:
+def test_outputs_that_exist_need_overwrite(pipeline: dict[str, Any]) -> None:
     folder, train = pipeline["folder"], pipeline["ingest"]["train"]
     model, prediction = pipeline["train"]["out"], pipeline["predict"]["out"]
     commands: list[list[object]] = [
@@ -145,27 +94,24 @@ def test_outputs_that_exist_need_overwrite(pipeline: dict[str, Any], run: Comman
     assert run(*commands[3], "--overwrite").exit_code == 0
 
 
-def test_overwrite_does_not_replace_another_kind_of_store(pipeline: dict[str, Any], run: Command) -> None:
+def test_overwrite_does_not_replace_another_kind_of_store(pipeline: dict[str, Any]) -> None:
     train = Path(pipeline["ingest"]["train"])
     refused(run(*train_command(pipeline, train), "--overwrite"), "dataset store", "will not be overwritten")
     assert (train / "X").is_dir()
 
 
 @pytest.mark.parametrize("place", ["{tmp}/file.txt/model.zarr", "/proc/nowhere/model.zarr"])
-def test_places_that_cannot_be_written(pipeline: dict[str, Any], run: Command, tmp_path: Path, place: str) -> None:
+def test_places_that_cannot_be_written(pipeline: dict[str, Any], tmp_path: Path, place: str) -> None:
     (tmp_path / "file.txt").write_text("not a folder")
     refused(run(*train_command(pipeline, Path(place.format(tmp=tmp_path)))), "Cannot write")
 
 
-def test_full_disk_leaves_nothing(
-    process: tuple[list[str], dict[str, str]], tmp_path: Path, snapshot: Snapshot
-) -> None:
+def test_full_disk_leaves_nothing(tmp_path: Path) -> None:
     np.save(tmp_path / "data.npy", np.random.default_rng(0).random((4000, 6)))
-    before = snapshot()
-    command, environment = process
+    before = files_below(tmp_path)
     finished = subprocess.run(
-        [*command, "ingest", str(tmp_path / "data.npy"), str(tmp_path / "train.zarr"), "--target", "0"],
-        env=environment,
+        [*PROGRAM, "ingest", str(tmp_path / "data.npy"), str(tmp_path / "train.zarr"), "--target", "0"],
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         check=False,
@@ -174,19 +120,17 @@ def test_full_disk_leaves_nothing(
     assert finished.returncode == 3, finished.stderr
     assert "Cannot write" in finished.stderr
     assert "Traceback" not in finished.stderr
-    assert snapshot() == before
+    assert files_below(tmp_path) == before
 
 
-def test_stores_that_are_missing_damaged_or_of_another_kind(
-    pipeline: dict[str, Any], run: Command, tmp_path: Path, snapshot: Snapshot
-) -> None:
+def test_stores_that_are_missing_damaged_or_of_another_kind(pipeline: dict[str, Any], tmp_path: Path) -> None:
     train = tmp_path / "train.zarr"
     shutil.copytree(pipeline["ingest"]["train"], train)
     chunk = next(path for path in (train / "X" / "c").rglob("*") if path.is_file())
     content = chunk.read_bytes()
     hyper, out = ("--hyper", pipeline["tune"]["out"]), ("--out", tmp_path / "model.zarr")
     chunk.unlink()
-    before = snapshot()
+    before = files_below(tmp_path)
     refused(run("train", train, *hyper, *out), "X/c/0", "missing")
     chunk.write_bytes(content[: len(content) // 2])
     refused(run("train", train, *hyper, *out), "X/c/0", "damaged")
@@ -195,13 +139,13 @@ def test_stores_that_are_missing_damaged_or_of_another_kind(
     chunk.write_bytes(bytes(flipped))
     refused(run("train", train, *hyper, *out), "X/c/0")
     chunk.unlink()
-    assert snapshot() == before
+    assert files_below(tmp_path) == before
     refused(run("train", tmp_path / "nothing.zarr", *hyper, *out), "no dataset store")
     refused(run("train", pipeline["train"]["out"], *hyper, *out), "model store", "expected a dataset store")
     refused(run("info", tmp_path / "nothing.zarr"), "nothing at")
 
 
-def test_test_store_with_other_features(pipeline: dict[str, Any], run: Command, tmp_path: Path) -> None:
+def test_test_store_with_other_features(pipeline: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "other.csv").write_text("a,b,y\n" + GOOD_ROWS)
     assert run("ingest", tmp_path / "other.csv", tmp_path / "other.zarr", "--target", "y").exit_code == 0
     out = tmp_path / "prediction.zarr"
@@ -212,7 +156,7 @@ def test_test_store_with_other_features(pipeline: dict[str, Any], run: Command, 
     refused(run("evaluate", pipeline["predict"]["out"], tmp_path / "other.zarr"), "200 samples")
 
 
-def test_data_without_targets(pipeline: dict[str, Any], run: Command, tmp_path: Path) -> None:
+def test_data_without_targets(pipeline: dict[str, Any], tmp_path: Path) -> None:
     assert run("ingest", pipeline["folder"] / "data.csv", tmp_path / "inputs.zarr").exit_code == 0
     hyper, out = ("--hyper", pipeline["tune"]["out"]), ("--out", tmp_path / "model.zarr")
     refused(run("train", tmp_path / "inputs.zarr", *hyper, *out), "no targets", "--target")
@@ -221,21 +165,21 @@ def test_data_without_targets(pipeline: dict[str, Any], run: Command, tmp_path: 
 
 
 def test_unreachable_scheduler_gives_up_in_time(
-    pipeline: dict[str, Any], run: Command, tmp_path: Path, snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
+    pipeline: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A few seconds, instead of the twenty that a slow network gets.
+    # A moment, instead of the twenty that a slow network gets.
     monkeypatch.setattr(
-        "dkgp.cluster.configuration.ClusterOptions", partial(ClusterOptions, connect_timeout_seconds=2.0)
+        "dkgp.cluster.configuration.ClusterOptions", partial(ClusterOptions, connect_timeout_seconds=1.0)
     )
     began = time.monotonic()
     result = run(*train_command(pipeline, tmp_path / "model.zarr", **{"--scheduler": "tcp://127.0.0.1:9"}), "--json")
     assert time.monotonic() - began < 20.0
-    refused(result, "within 2 s", "tcp://127.0.0.1:9", "dask scheduler")
+    refused(result, "within 1 s", "tcp://127.0.0.1:9", "dask scheduler")
     assert json.loads(result.stdout)["error"]["exit_code"] == 3
-    assert snapshot() == {}
+    assert files_below(tmp_path) == {}
 
 
-def test_traceback_only_for_debug(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traceback_only_for_debug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dkgp.commands.info.run_info", lambda *arguments: 1 / 0)
     plain = run("info")
     assert plain.exit_code == 1

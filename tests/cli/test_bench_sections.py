@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from dkgp.bench.section import SECTIONS
 from dkgp.cli.bench import ELSEWHERE
+from tests.cli.invoke import refused, run
 
 
 @pytest.fixture
@@ -20,7 +18,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("--report", "folder", "--json")], ids=" ".join)
-def test_a_section_that_is_not_installed_says_what_to_install(run: Callable[..., Any], arguments: tuple[str]) -> None:
+def test_a_section_that_is_not_installed_says_what_to_install(arguments: tuple[str]) -> None:
     result = run("bench", "papers", *arguments)
     assert result.exit_code == 2
     said = " ".join(result.stderr.split())
@@ -29,7 +27,7 @@ def test_a_section_that_is_not_installed_says_what_to_install(run: Callable[...,
 
 
 @pytest.mark.usefixtures("alone")
-def test_help_lists_what_is_there_and_names_the_rest(run: Callable[..., Any]) -> None:
+def test_help_lists_what_is_there_and_names_the_rest() -> None:
     shown, _, missing = run("bench", "--help").stdout.partition("Not installed:")
     for name in ("tiles", "products", "solve", "overhead", "scaling"):
         assert f"  {name} " in shown
@@ -37,10 +35,16 @@ def test_help_lists_what_is_there_and_names_the_rest(run: Callable[..., Any]) ->
         assert name in missing
         assert f"  {name} " not in shown
     assert "pip install ./benchmarks" in " ".join(missing.split())
-    result = run("bench", "nonesuch")
-    assert result.exit_code == 2
-    assert "No such command 'nonesuch'" in result.stderr
+    refused(run("bench", "nonesuch"), "No such command 'nonesuch'", exit_code=2)
 
 
-def test_nothing_is_missing_where_all_is_installed(run: Callable[..., Any]) -> None:
+def test_nothing_is_missing_where_all_is_installed() -> None:
     assert "Not installed" not in run("bench", "--help").stdout
+
+
+def test_sections_without_a_race_refuse_it_in_words() -> None:
+    result = run("bench", "products", "--null")
+    assert result.exit_code == 2
+    said = " ".join(result.stderr.split())
+    assert "--null makes no sense for products: its baselines run twice in every repeat in any case" in said
+    assert "--null" not in run("bench", "products", "--help").stdout

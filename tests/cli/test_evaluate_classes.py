@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from sklearn.metrics import confusion_matrix
 
 from dkgp.data import PredictionWriter, dataset_from_arrays
-from tests.cli.conftest import refused
+from tests.cli.invoke import refused, run, run_json
 
-Command = Callable[..., Any]
 NAMES = ("[no]", "yes")
 
 
@@ -40,11 +37,9 @@ def files(tmp_path: Path, rng: np.random.Generator) -> Files:
     return Files(tmp_path, rng)
 
 
-def test_document_has_every_figure_and_the_plot_is_an_image(
-    files: Files, run: Command, document: Command, tmp_path: Path
-) -> None:
+def test_document_has_every_figure_and_the_plot_is_an_image(files: Files, tmp_path: Path) -> None:
     plot = tmp_path / "classes.png"
-    found = document(run("evaluate", files.prediction, files.test, "--plot", plot, "--json"))
+    found = run_json("evaluate", files.prediction, files.test, "--plot", plot)
     assert plot.read_bytes().startswith(b"\x89PNG")
     wrong = files.codes != files.predicted
     assert found["error_rate"] == pytest.approx(wrong.mean())
@@ -56,15 +51,15 @@ def test_document_has_every_figure_and_the_plot_is_an_image(
     assert {name for name in figures if found[name] is None} == set()
 
 
-def test_abstaining_leaves_out_what_is_not_certified(files: Files, run: Command, document: Command) -> None:
-    found = document(run("evaluate", files.prediction, files.test, "--abstain", "--json"))
+def test_abstaining_leaves_out_what_is_not_certified(files: Files) -> None:
+    found = run_json("evaluate", files.prediction, files.test, "--abstain")
     kept = files.certified
     assert found["n"] == kept.sum()
     assert found["abstained"] == pytest.approx(1.0 - kept.mean())
     assert found["error_rate"] == pytest.approx(np.mean((files.codes != files.predicted)[kept]))
 
 
-def test_table_names_the_figures_and_the_classes_as_they_are(files: Files, run: Command) -> None:
+def test_table_names_the_figures_and_the_classes_as_they_are(files: Files) -> None:
     result = run("evaluate", files.prediction, files.test, "--abstain")
     assert result.exit_code == 0
     words = ("balanced error", "area under the curve", "Brier score", "certified labels", "abstained from", *NAMES)
@@ -72,7 +67,7 @@ def test_table_names_the_figures_and_the_classes_as_they_are(files: Files, run: 
         assert word in result.stdout, word
 
 
-def test_options_of_the_other_kind_are_refused(files: Files, run: Command, tmp_path: Path) -> None:
+def test_options_of_the_other_kind_are_refused(files: Files, tmp_path: Path) -> None:
     refused(run("evaluate", files.prediction, files.test, "--noise-free"), "--noise-free is about targets that are")
     writer = PredictionWriter.create(tmp_path / "numbers.zarr", 80, ["kind"], ("mean",))
     writer.write(0, mean=np.zeros(80))
@@ -80,7 +75,7 @@ def test_options_of_the_other_kind_are_refused(files: Files, run: Command, tmp_p
     refused(run("evaluate", tmp_path / "numbers.zarr", files.test, "--abstain"), "--abstain is about labels")
 
 
-def test_an_unseen_label_is_named_and_no_plot_is_left(files: Files, run: Command, tmp_path: Path) -> None:
+def test_an_unseen_label_is_named_and_no_plot_is_left(files: Files, tmp_path: Path) -> None:
     other = tmp_path / "other.zarr"
     dataset_from_arrays(other, files.X, files.codes, target_names=["kind"], classes=["maybe", "yes"])
     plot = tmp_path / "classes.png"

@@ -5,35 +5,17 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dkgp.data import open_model, open_prediction
-
-Command = Callable[..., Any]
-Process = tuple[list[str], dict[str, str]]
-
-# What a process does in place of a function of dkgp's: it is killed at that very moment.
-DIE = "lambda *given, **named: os.kill(os.getpid(), signal.SIGKILL)"
-
-
-def killed_at(process: Process, place: str, command: list[object]) -> None:
-    """Run a command in a process of its own that is killed (kill -9) when it comes to `place`, MODULE:FUNCTION."""
-    module, function = place.split(":")
-    # By its full name: a package may export a function named like one of its modules.
-    code = f"import os, signal, sys, {module}; sys.modules[{module!r}].{function} = {DIE}\n"
-    code += "from dkgp.cli import main; main(sys.argv[1:])"
-    program, environment = process
-    ended = subprocess.run(
-        [program[0], "-c", code, *map(str, command)], env=environment, capture_output=True, timeout=120, check=False
-    )
-    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+from dkgp.data import open_model
+from tests.cli.invoke import document_of, refused, run, run_json
+from tests.cli.processes import ENVIRONMENT, PROGRAM, killed
 
 
 def train(pipeline: dict[str, Any], out: Path, *more: object) -> list[object]:
@@ -48,18 +30,16 @@ def model(pipeline: dict[str, Any], tmp_path: Path) -> Path:
 
 
 @pytest.mark.faults
-def test_train_killed_after_its_model_was_saved_is_done(
-    pipeline: dict[str, Any], process: Process, run: Command, document: Command, tmp_path: Path
-) -> None:
+def test_train_killed_after_its_model_was_saved_is_done(pipeline: dict[str, Any], tmp_path: Path) -> None:
     out, plot, log = tmp_path / "model.zarr", tmp_path / "run.png", tmp_path / "run.jsonl"
     command = train(pipeline, out, "--plot", plot, "--log-json", log, "--checkpoint-every", 0)
-    killed_at(process, "dkgp.commands.train:_conclude", command)
+    killed("dkgp.commands.run:TrainingRun.report", command)
     assert (tmp_path / "model.zarr.checkpoint").exists()
     assert not plot.exists()
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     for _ in range(2):
         result = run(*command, "--resume")
-        done = document(result)
+        done = document_of(result)
         assert "was complete when an earlier run ended" in result.stderr
         for name in ("converged", "iterations", "column_passes", "objective", "gradient_inf_norm", "certificate"):
             assert done[name] == pipeline["train"][name]
@@ -71,28 +51,10 @@ def test_train_killed_after_its_model_was_saved_is_done(
     assert run(*command).exit_code == 3  # without --resume it is an output that exists
 
 
-@pytest.mark.faults
-@pytest.mark.parametrize("place", ["dkgp.data.stores.model_store:commit", "dkgp.data.stores.model_store:create_array"])
-def test_train_killed_while_it_saves_its_model_resumes(
-    pipeline: dict[str, Any], process: Process, run: Command, document: Command, tmp_path: Path, place: str
-) -> None:
-    out = tmp_path / "model.zarr"
-    command = train(pipeline, out, "--checkpoint-every", 0)
-    killed_at(process, place, command)
-    assert out.exists()
-    refused = run(*command)
-    assert refused.exit_code == 3
-    assert "unfinished" in refused.stderr
-    assert document(run(*command, "--resume"))["converged"]
-    assert open_model(out).alpha.tobytes() == open_model(pipeline["train"]["out"]).alpha.tobytes()
-
-
-def test_train_resumed_when_done_changes_nothing(
-    pipeline: dict[str, Any], run: Command, document: Command, model: Path
-) -> None:
+def test_train_resumed_when_done_changes_nothing(pipeline: dict[str, Any], model: Path) -> None:
     alpha = open_model(model).alpha.tobytes()
     for more in ((), ("--overwrite",), ("--tol", 1e-3), ("--cluster", "local"), ("--max-passes", 0.5)):
-        done = document(run(*train(pipeline, model, "--resume", *more)))
+        done = run_json(*train(pipeline, model, "--resume", *more))
         assert done["converged"]
         assert done["resumed"]
         assert done["kernel_evaluations"] == pipeline["train"]["kernel_evaluations"]
@@ -110,21 +72,18 @@ def test_train_resumed_when_done_changes_nothing(
     ],
 )
 def test_train_leaves_a_model_of_another_run_alone(
-    pipeline: dict[str, Any], run: Command, model: Path, more: tuple[object, ...], said: str
+    pipeline: dict[str, Any], model: Path, more: tuple[object, ...], said: str
 ) -> None:
     alpha = open_model(model).alpha.tobytes()
     command = train(pipeline, model, "--resume", *more)
     if "cg" in more:
         command = [part for part in command if part not in ("--block-size", 50)]
-    refused = run(*command)
-    assert refused.exit_code == 3
-    assert said in refused.stderr
-    assert "exists already" in refused.stderr
+    refused(run(*command), said, "exists already")
     assert open_model(model).alpha.tobytes() == alpha
 
 
 def test_train_leaves_models_of_other_data_and_hyperparameters_alone(
-    pipeline: dict[str, Any], run: Command, model: Path, tmp_path: Path
+    pipeline: dict[str, Any], model: Path, tmp_path: Path
 ) -> None:
     other, hyper = tmp_path / "other.zarr", tmp_path / "hyper.json"
     assert run("ingest", pipeline["folder"] / "data.csv", other, "--target", "price").exit_code == 0
@@ -134,39 +93,18 @@ def test_train_leaves_models_of_other_data_and_hyperparameters_alone(
         (other, pipeline["tune"]["out"], "another data set"),
         (pipeline["ingest"]["train"], hyper, "another noise variance"),
     ):
-        refused = run("train", dataset, "--hyper", chosen, "--out", model, "--block-size", 50, "--resume")
-        assert refused.exit_code == 3
-        assert said in refused.stderr
+        refused(run("train", dataset, "--hyper", chosen, "--out", model, "--block-size", 50, "--resume"), said)
 
 
 @pytest.mark.faults
-def test_predict_killed_after_its_predictions_were_complete_is_done(
-    pipeline: dict[str, Any], process: Process, run: Command, document: Command, tmp_path: Path
-) -> None:
-    out = tmp_path / "prediction.zarr"
-    command = ["predict", pipeline["train"]["out"], pipeline["ingest"]["test"], "--out", out, "--variance", "--json"]
-    killed_at(process, "dkgp.models.prediction.predict:PredictSummary", command)
-    first = open_prediction(out).read("variance").tobytes()
-    done = document(run(*command, "--resume"))
-    assert done["n_samples"] == 200
-    assert done["variance"]["met"] == 200
-    assert open_prediction(out).read("variance").tobytes() == first
-    other = run(*command, "--resume", "--latent")
-    assert other.exit_code == 3
-    assert "was started with" in other.stderr
-
-
-@pytest.mark.faults
-def test_tune_killed_after_its_file_was_written_is_done(
-    pipeline: dict[str, Any], process: Process, run: Command, document: Command, tmp_path: Path
-) -> None:
+def test_tune_killed_after_its_file_was_written_is_done(pipeline: dict[str, Any], tmp_path: Path) -> None:
     out = tmp_path / "hyper.json"
     command = ["tune", pipeline["ingest"]["train"], "--out", out, "--subset", 150, "--json"]
-    killed_at(process, "dkgp.commands.tune.run:_conclude", command)
+    killed("dkgp.commands.tune.run:_conclude", command)
     written = out.read_bytes()
     result = run(*command, "--resume")
     assert "were complete when an earlier run ended" in result.stderr
-    done = document(result)
+    done = document_of(result)
     assert {name: done[name] for name in json.loads(written) if name != "warnings"} == {
         name: value for name, value in json.loads(written).items() if name != "warnings"
     }
@@ -176,22 +114,17 @@ def test_tune_killed_after_its_file_was_written_is_done(
         (("--seed", 1), "another seed (its seed: None; this run's: 1)"),
         (("--start", pipeline["tune"]["out"]), "another start"),
     ):
-        refused = run(*command, "--resume", *more)
-        assert refused.exit_code == 3
-        assert said in refused.stderr
-        assert "exists already" in refused.stderr
+        refused(run(*command, "--resume", *more), said, "exists already")
     assert out.read_bytes() == written
 
 
-def test_tune_resumed_begins_again_where_a_refinement_was_interrupted(
-    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path
-) -> None:
+def test_tune_resumed_begins_again_where_a_refinement_was_interrupted(pipeline: dict[str, Any], tmp_path: Path) -> None:
     out = tmp_path / "hyper.json"
     command = ["tune", pipeline["ingest"]["train"], "--out", out, "--subset", 100, "--json", "--resume"]
-    first = document(run(*command))
+    first = run_json(*command)
     found = json.loads(out.read_text())
     out.write_text(json.dumps(found | {"refinement": {"interrupted": True}, "noise_variance": 0.5}))
-    assert document(run(*command))["noise_variance"] == first["noise_variance"]
+    assert run_json(*command)["noise_variance"] == first["noise_variance"]
     assert json.loads(out.read_text())["noise_variance"] == first["noise_variance"]
 
 
@@ -203,22 +136,19 @@ def moments(count: int, seconds: float) -> Iterator[float]:
 @pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_train_on_worker_processes_killed_at_ten_random_moments(
-    pipeline: dict[str, Any], process: Process, tmp_path: Path
-) -> None:
+def test_train_on_worker_processes_killed_at_ten_random_moments(pipeline: dict[str, Any], tmp_path: Path) -> None:
     """Whenever it dies, `--resume` comes to the same bits with exit code 0, and so it does when there is nothing left.
 
     The moments lie between the start of the process and its end, the cluster's start and the model's writing included.
     """
-    program, environment = process
 
     def command(out: Path) -> list[str]:
         cluster = ("--cluster", "processes", "--workers", 2, "--checkpoint-every", 0.05)
         given = train(pipeline, out, "--log-json", f"{out}.jsonl", *cluster)
-        return [*program, *map(str, given)]
+        return [*PROGRAM, *map(str, given)]
 
     def finished(out: Path, *more: str) -> dict[str, Any]:
-        ended = subprocess.run([*command(out), *more], env=environment, capture_output=True, text=True, timeout=600)
+        ended = subprocess.run([*command(out), *more], env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
         assert ended.returncode == 0, f"{out.name} {more}: exit code {ended.returncode}\n{ended.stderr}"
         return json.loads(ended.stdout)  # type: ignore[no-any-return]
 
@@ -230,7 +160,7 @@ def test_train_on_worker_processes_killed_at_ten_random_moments(
     for number, moment in enumerate(moments(10, took)):
         out = tmp_path / f"{number}.zarr"
         with open(tmp_path / "err", "w") as stderr:
-            running = subprocess.Popen(command(out), env=environment, stdout=subprocess.DEVNULL, stderr=stderr)
+            running = subprocess.Popen(command(out), env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=stderr)
             try:
                 running.wait(moment)
             except subprocess.TimeoutExpired:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -58,29 +57,6 @@ def test_parameters_in_backticks_become_flags() -> None:
     assert (
         in_flags(text, parameters) == "raise --tol or --samples, be --quiet, read `dataset`, see `dkgp tune` and `rank`"
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("train", "--cluster", "slurm"), "give --workers N or --adaptive MIN MAX"),
-        (("train", "--tls-ca", "ca.pem"), "got --tls-ca without --tls-cert"),
-        (("train", "--solver", "cg", "--rank", "3"), "--rank belongs to the solver pcg; got --solver cg"),
-        (("ingest", "--test-fraction", "0.5"), "give --test-out"),
-    ],
-)
-def test_errors_of_lower_layers_reach_the_user_with_flags(
-    pipeline: dict[str, Any], run: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], words: str
-) -> None:
-    command, *options = arguments
-    if command == "train":
-        given = (pipeline["ingest"]["train"], "--hyper", pipeline["tune"]["out"], "--out", tmp_path / "m.zarr")
-    else:
-        (tmp_path / "data.csv").write_text("a,y\n1,2\n3,4\n")
-        given = (tmp_path / "data.csv", tmp_path / "d.zarr", "--target", "y")
-    result = run(command, *given, *options)
-    assert result.exit_code == 2
-    assert words in result.stderr
 
 
 def test_every_flag_named_in_a_help_exists() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import resource
 import subprocess
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import click
 import pytest
@@ -13,6 +12,8 @@ import pytest
 import dkgp
 from dkgp.cli import main
 from dkgp.cli.bench import ELSEWHERE
+from tests.cli.invoke import run
+from tests.cli.processes import ENVIRONMENT, PROGRAM
 
 
 def commands(group: click.Group, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -54,7 +55,7 @@ def test_the_commands_of_this_release() -> None:
 
 
 @pytest.mark.parametrize("names", ALL, ids=" ".join)
-def test_help_shows_an_example_and_every_option_is_explained(names: tuple[str, ...], run: Callable[..., Any]) -> None:
+def test_help_shows_an_example_and_every_option_is_explained(names: tuple[str, ...]) -> None:
     result = run(*names, "--help")
     assert result.exit_code == 0
     assert "Example:" in result.output
@@ -70,27 +71,25 @@ def test_every_command_takes_the_common_options(names: tuple[str, ...]) -> None:
     assert {"--json", "--quiet", "--debug"} <= options
 
 
-def test_help_comes_at_once(process: tuple[list[str], dict[str, str]]) -> None:
-    command, environment = process
+def test_help_comes_at_once() -> None:
 
     def processor_seconds() -> float:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         return used.ru_utime + used.ru_stime
 
     before = processor_seconds()
-    shown = subprocess.run([*command, "--help"], env=environment, capture_output=True, text=True, check=True)
+    shown = subprocess.run([*PROGRAM, "--help"], env=ENVIRONMENT, capture_output=True, text=True, check=True)
     # Not by the clock: other processes may have the cores.
     assert processor_seconds() - before < 1.0
     assert "Exit codes" in shown.stdout
 
 
-def test_nothing_heavy_is_imported_for_help(process: tuple[list[str], dict[str, str]]) -> None:
-    command, environment = process
+def test_nothing_heavy_is_imported_for_help() -> None:
     heavy = "{'numpy', 'numba', 'zarr', 'distributed', 'scipy', 'rich', 'matplotlib', 'httpx', 'fastapi'}"
     code = f"import sys, dkgp.cli; print(sorted({heavy} & set(sys.modules)))"
-    shown = subprocess.run([command[0], "-c", code], env=environment, capture_output=True, text=True, check=True)
+    shown = subprocess.run([PROGRAM[0], "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"
 
 
-def test_version(run: Callable[..., Any]) -> None:
+def test_version() -> None:
     assert dkgp.__version__ in run("--version").output

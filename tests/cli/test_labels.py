@@ -7,18 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import Result
 
 from dkgp.data import PredictionWriter, dataset_from_arrays, open_dataset, open_prediction
-from tests.cli.conftest import document_of, refused
+from tests.cli.invoke import document_of, refused, run, run_json
 
-Command = Callable[..., Result]
 KERNEL = {"type": "rbf", "variance": 1.0, "gamma": [0.5, 0.3]}
 
 
@@ -31,29 +28,29 @@ def table(tmp_path: Path, rng: np.random.Generator) -> Path:
     return tmp_path / "data.csv"
 
 
-def test_ingested_and_described(run: Command, table: Path, tmp_path: Path) -> None:
+def test_ingested_and_described(table: Path, tmp_path: Path) -> None:
     train, test = tmp_path / "train.zarr", tmp_path / "test.zarr"
     command = ("ingest", table, train, "--labels", "kind", "--test-fraction", 0.25, "--test-out", test)
-    ingested = document_of(run(*command, "--json"))
+    ingested = run_json(*command)
     assert ingested["classes"] == ["blau", "grün", "rot, „dunkel“"]
     dataset = open_dataset(train)
     assert ingested["class_counts"] == list(dataset.class_counts or ())
     shown = run(*command, "--overwrite").stdout
     assert f"rot, „dunkel“ ({ingested['class_counts'][2]})" in shown
-    described = document_of(run("info", test, "--json"))
+    described = run_json("info", test)
     assert list(described["classes"]) == ingested["classes"]
     assert sum(described["classes"].values()) == 30
     assert "grün: " in run("info", test).stdout
-    plain = document_of(run("ingest", table, train, "--features", "a,b", "--overwrite", "--json"))
+    plain = run_json("ingest", table, train, "--features", "a,b", "--overwrite")
     assert (plain["classes"], plain["class_counts"]) == (None, None)
-    assert "classes" not in document_of(run("info", train, "--json"))
+    assert "classes" not in run_json("info", train)
 
 
-def test_tuned_by_the_evidence_of_labels(run: Command, table: Path, tmp_path: Path) -> None:
+def test_tuned_by_the_evidence_of_labels(table: Path, tmp_path: Path) -> None:
     train, hyper = tmp_path / "train.zarr", tmp_path / "hyper.json"
     run("ingest", table, train, "--labels", "kind")
     command = ("tune", train, "--out", hyper, "--likelihood", "logit", "--kernel", "rbf(isotropic=True)", "--folds", 3)
-    found = document_of(run(*command, "--plot", tmp_path / "scales.png", "--json"))
+    found = run_json(*command, "--plot", tmp_path / "scales.png")
     assert (found["likelihood"], found["noise_variance"], found["objective"]) == ("logit", 1.0, "likelihood")
     assert found["scores"]["folds"]["error_rate"] < 0.3
     assert json.loads(hyper.read_text())["likelihood"] == "logit"
@@ -75,39 +72,21 @@ def test_tuned_by_the_evidence_of_labels(run: Command, table: Path, tmp_path: Pa
     assert json.loads(hyper.read_text())["likelihood"] == "logit"
 
 
-@pytest.mark.parametrize(
-    ("options", "words", "exit_code"),
-    [
-        (("--labels", "kind", "--target", "a"), ("both a target and labels", "--labels"), 2),
-        (("--target", "a", "--features", "b", "--stratify"), ("--stratify", "--labels"), 2),
-        (("--labels", "kind", "--no-stratify"), ("--test-fraction",), 2),
-        (("--labels", "none"), ("no column of labels 'none'", "'kind'"), 3),
-        (("--labels", "kind", "--features", "a,kind"), ("'kind' is among the features",), 3),
-        (("--target", "kind"), ("holds the text", "line 2", "--labels"), 3),
-    ],
-)
-def test_refusals(
-    run: Command, table: Path, tmp_path: Path, options: tuple[str, ...], words: tuple[str, ...], exit_code: int
-) -> None:
-    refused(run("ingest", table, tmp_path / "train.zarr", *options), *words, exit_code=exit_code)
-    assert not (tmp_path / "train.zarr").exists()
-
-
-def test_regressions_say_that_a_label_is_one(run: Command, table: Path, tmp_path: Path) -> None:
+def test_regressions_say_that_a_label_is_one(table: Path, tmp_path: Path) -> None:
     train, hyper = tmp_path / "train.zarr", tmp_path / "hyper.json"
-    document_of(run("ingest", table, train, "--labels", "kind", "--json"))
+    run_json("ingest", table, train, "--labels", "kind")
     tuned = run("tune", train, "--out", hyper, "--subset", 60, "--json")
     assert document_of(tuned)["warnings"] == []
     assert "signs of its classes" in " ".join(tuned.stderr.split())
-    trained = document_of(run("train", train, "--hyper", hyper, "--out", tmp_path / "model.zarr", "--json"))
+    trained = run_json("train", train, "--hyper", hyper, "--out", tmp_path / "model.zarr")
     (warning,) = [message for message in trained["warnings"] if "label" in message]
     assert "3 classes 'blau', 'grün', 'rot, „dunkel“'" in warning
     assert "dkgp classify" in warning
     sparse = ("sparse", train, "--hyper", hyper, "--out", tmp_path / "sparse.zarr", "--basis-size", 10, "--json")
-    assert any("dkgp classify" in message for message in document_of(run(*sparse))["warnings"])
+    assert any("dkgp classify" in message for message in run_json(*sparse)["warnings"])
 
 
-def test_weights_are_those_of_the_fit(run: Command, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_weights_are_those_of_the_fit(tmp_path: Path, rng: np.random.Generator) -> None:
     """Against a dense solve of the LS-SVM's system with noise s2 / w of each sample, w of mean one."""
     X, w = rng.normal(size=(50, 2)), rng.uniform(0.2, 4.0, 50)
     y = np.where(X[:, 0] + 0.5 * rng.normal(size=50) > 0, 1.0, -1.0)
@@ -115,12 +94,12 @@ def test_weights_are_those_of_the_fit(run: Command, tmp_path: Path, rng: np.rand
     (tmp_path / "d.csv").write_text("\n".join(["a,b,w,y", *(",".join(map(repr, row)) for row in rows)]))
     (tmp_path / "h.json").write_text(json.dumps({"kernel": KERNEL, "noise_variance": 0.3}))
     train, model, out = (tmp_path / name for name in ("train.zarr", "model.zarr", "pred.zarr"))
-    described = document_of(run("ingest", tmp_path / "d.csv", train, "--labels", "y", "--weights", "w", "--json"))
+    described = run_json("ingest", tmp_path / "d.csv", train, "--labels", "y", "--weights", "w")
     assert described["features"] == ["a", "b"]
-    assert document_of(run("info", train, "--json"))["weights"] == "w"
+    assert run_json("info", train)["weights"] == "w"
     command = ("classify", train, "--out", model, "--method", "exact", "--hyper", tmp_path / "h.json", "--json")
-    document_of(run(*command))
-    document_of(run("predict", model, train, "--out", out, "--json"))
+    run_json(*command)
+    run_json("predict", model, train, "--out", out)
 
     Z = (X - X.mean(axis=0)) / X.std(axis=0)
     K = np.exp(-0.5 * (Z[:, :1] - Z[:, 0]) ** 2 - 0.3 * (Z[:, 1:] - Z[:, 1]) ** 2)
@@ -132,7 +111,7 @@ def test_weights_are_those_of_the_fit(run: Command, tmp_path: Path, rng: np.rand
     assert np.abs(K @ plain[:50] + plain[50] - expected).max() > 0.05  # weights make a difference here
 
 
-def test_predicted_classes_are_described(run: Command, tmp_path: Path) -> None:
+def test_predicted_classes_are_described(tmp_path: Path) -> None:
     variables = ("decision", "decision_error_bound", "probability", "class", "certified")
     writer = PredictionWriter.create(tmp_path / "p.zarr", 25, ["y"], variables, 10, classes=["no", "yes"])
     codes = np.arange(25) % 5 == 0
@@ -146,7 +125,7 @@ def test_predicted_classes_are_described(run: Command, tmp_path: Path) -> None:
         **{"class": codes},
     )
     writer.commit()
-    described = document_of(run("info", tmp_path / "p.zarr", "--json"))
+    described = run_json("info", tmp_path / "p.zarr")
     assert described["classes"] == {"no": 20, "yes": 5}
     assert described["certified_share"] == 0.2
     assert described["variables"] == list(variables)
@@ -165,19 +144,19 @@ ingest(sys.argv[1], sys.argv[2], labels="kind", test_fraction=0.2, test_out=sys.
 
 
 @pytest.mark.faults
-def test_killed_while_it_writes(run: Command, table: Path, tmp_path: Path) -> None:
+def test_killed_while_it_writes(table: Path, tmp_path: Path) -> None:
     stores = tmp_path / "train.zarr", tmp_path / "test.zarr"
     done = subprocess.run([sys.executable, "-c", KILLED, table, *stores], env={**os.environ, "DKGP_NO_WARM_UP": "1"})
     assert done.returncode == -signal.SIGKILL
     for store in stores:
         refused(run("info", store), "incomplete", "Write it again")
     command: tuple[Any, ...] = ("ingest", table, stores[0], "--labels", "kind", "--test-fraction", 0.2)
-    again = document_of(run(*command, "--test-out", stores[1], "--overwrite", "--json"))
+    again = run_json(*command, "--test-out", stores[1], "--overwrite")
     assert again["n_train"] + again["n_test"] == 120
     assert open_dataset(stores[1]).classes == open_dataset(stores[0]).classes
 
 
-def test_a_store_that_is_there_survives_bad_labels(run: Command, table: Path, tmp_path: Path) -> None:
+def test_a_store_that_is_there_survives_bad_labels(table: Path, tmp_path: Path) -> None:
     kept = dataset_from_arrays(tmp_path / "train.zarr", np.eye(3), np.arange(3.0))
     table.write_text(table.read_text(encoding="utf-8") + '\n0.5,0.5,""\n', encoding="utf-8")
     refused(

@@ -6,7 +6,6 @@ import json
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ import scipy.linalg
 
 from dkgp.data import open_dataset, open_model, open_prediction
 from dkgp.models import read_hyperparameters
+from tests.cli.invoke import files_below, refused, run, run_json
 
-Command = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
 
 
@@ -95,9 +94,7 @@ def test_evaluate_agrees_with_the_definition(pipeline: dict[str, Any]) -> None:
     assert pipeline["evaluate"]["rmse"] < 0.4
 
 
-def test_tables_go_to_standard_output_and_progress_does_not(
-    pipeline: dict[str, Any], run: Command, tmp_path: Path
-) -> None:
+def test_tables_go_to_standard_output_and_progress_does_not(pipeline: dict[str, Any], tmp_path: Path) -> None:
     result = run(
         *("train", pipeline["ingest"]["train"], "--hyper", pipeline["tune"]["out"]),
         *("--out", tmp_path / "model.zarr", "--block-size", 100),
@@ -110,35 +107,31 @@ def test_tables_go_to_standard_output_and_progress_does_not(
 
 @pytest.mark.parametrize("options", [("--exhaustive",), ("--prefitting", "--memory", 0), ("--precision", "double")])
 def test_other_settings_reach_the_same_solution(
-    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path, options: tuple[object, ...]
+    pipeline: dict[str, Any], tmp_path: Path, options: tuple[object, ...]
 ) -> None:
-    trained = document(
-        run(
-            *("train", pipeline["ingest"]["train"], "--hyper", pipeline["tune"]["out"], "--json"),
-            *("--out", tmp_path / "model.zarr", "--block-size", 60, *options),
-        )
+    trained = run_json(
+        *("train", pipeline["ingest"]["train"], "--hyper", pipeline["tune"]["out"], "--json"),
+        *("--out", tmp_path / "model.zarr", "--block-size", 60, *options),
     )
     assert trained["converged"] is True
     assert trained["objective"] == pytest.approx(pipeline["train"]["objective"], rel=1e-6)
 
 
 @pytest.mark.slow
-def test_several_targets_and_separate_test_data(
-    run: Command, document: Command, tmp_path: Path, rng: np.random.Generator
-) -> None:
+def test_several_targets_and_separate_test_data(tmp_path: Path, rng: np.random.Generator) -> None:
     for name, n in (("train", 300), ("test", 80)):
         X = rng.random((n, 3))
         Y = np.column_stack([np.sin(4 * X[:, 0]), 10 * X[:, 1] * X[:, 2]]) + 0.05 * rng.standard_normal((n, 2))
         table = np.column_stack([X, Y])
         np.savetxt(tmp_path / f"{name}.csv", table, delimiter=",", header="a,b,c,u,v", comments="")
         targets = ("--target", "u", "--target", "v")
-        document(run("ingest", tmp_path / f"{name}.csv", tmp_path / f"{name}.zarr", *targets, "--json"))
+        run_json("ingest", tmp_path / f"{name}.csv", tmp_path / f"{name}.zarr", *targets)
     hyper, model, out = tmp_path / "hyper.json", tmp_path / "model.zarr", tmp_path / "prediction.zarr"
-    document(run("tune", tmp_path / "train.zarr", "--out", hyper, "--json"))
-    trained = document(run("train", tmp_path / "train.zarr", "--out", model, "--hyper", hyper, "--json"))
+    run_json("tune", tmp_path / "train.zarr", "--out", hyper)
+    trained = run_json("train", tmp_path / "train.zarr", "--out", model, "--hyper", hyper)
     assert trained["p"] == 2
-    document(run("predict", model, tmp_path / "test.zarr", "--out", out, "--variance", "--json"))
-    evaluated = document(run("evaluate", out, tmp_path / "test.zarr", "--plot", tmp_path / "fit.png", "--json"))
+    run_json("predict", model, tmp_path / "test.zarr", "--out", out, "--variance")
+    evaluated = run_json("evaluate", out, tmp_path / "test.zarr", "--plot", tmp_path / "fit.png")
     assert set(evaluated["per_target"]) == {"u", "v"}
     assert all(errors["rmse"] < 0.3 for errors in evaluated["per_target"].values())
     assert all(errors["coverage_95"] > 0.8 for errors in evaluated["per_target"].values())
@@ -148,25 +141,19 @@ def test_several_targets_and_separate_test_data(
 
 
 @pytest.mark.parametrize("solver", ["bcdc", "bcdg"])
-def test_other_selections_reach_the_same_solution(
-    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path, solver: str
-) -> None:
-    trained = document(
-        run(
-            *("train", pipeline["ingest"]["train"], "--hyper", pipeline["tune"]["out"], "--json"),
-            *("--out", tmp_path / "model.zarr", "--solver", solver, "--block-size", 300, "--memory", 5),
-        )
+def test_other_selections_reach_the_same_solution(pipeline: dict[str, Any], tmp_path: Path, solver: str) -> None:
+    trained = run_json(
+        *("train", pipeline["ingest"]["train"], "--hyper", pipeline["tune"]["out"], "--json"),
+        *("--out", tmp_path / "model.zarr", "--solver", solver, "--block-size", 300, "--memory", 5),
     )
     assert trained["solver"] == solver
     assert trained["objective"] == pytest.approx(pipeline["train"]["objective"], rel=1e-6)
 
 
-def test_warm_start_from_the_solution_needs_no_round(
-    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path
-) -> None:
+def test_warm_start_from_the_solution_needs_no_round(pipeline: dict[str, Any], tmp_path: Path) -> None:
     arguments = ("train", pipeline["ingest"]["train"], "--warm-start", pipeline["train"]["out"], "--json")
-    trained = document(
-        run(*arguments, "--hyper", pipeline["tune"]["out"], "--out", tmp_path / "model.zarr", "--by-reference")
+    trained = run_json(
+        *arguments, "--hyper", pipeline["tune"]["out"], "--out", tmp_path / "model.zarr", "--by-reference"
     )
     # The gradient that the model knows is taken at its word to go on from, and confirmed where that is the end.
     assert (trained["iterations"], trained["refreshes"]) == (0, 1)
@@ -175,7 +162,7 @@ def test_warm_start_from_the_solution_needs_no_round(
     # That of another kernel it does not know.
     other = json.loads(Path(pipeline["tune"]["out"]).read_text())
     (tmp_path / "hyper.json").write_text(json.dumps({**other, "noise_variance": 1.001 * other["noise_variance"]}))
-    moved = document(run(*arguments, "--hyper", tmp_path / "hyper.json", "--out", tmp_path / "other.zarr"))
+    moved = run_json(*arguments, "--hyper", tmp_path / "hyper.json", "--out", tmp_path / "other.zarr")
     assert moved["iterations"] > 0
     assert moved["kernel_evaluations"] > 600 * 600
     model = open_model(tmp_path / "model.zarr")
@@ -187,28 +174,24 @@ def test_warm_start_from_the_solution_needs_no_round(
     ("step", "field", "kind"),
     [("ingest", "train", "dataset"), ("train", "out", "model"), ("predict", "out", "prediction")],
 )
-def test_info_tells_what_a_store_is(
-    pipeline: dict[str, Any], run: Command, document: Command, step: str, field: str, kind: str
-) -> None:
-    described = document(run("info", pipeline[step][field], "--json"))
+def test_info_tells_what_a_store_is(pipeline: dict[str, Any], step: str, field: str, kind: str) -> None:
+    described = run_json("info", pipeline[step][field])
     assert described["kind"] == kind
     assert described["n"] == {"dataset": 600, "model": 600, "prediction": 200}[kind]
     assert run("info", pipeline[step][field]).exit_code == 0
 
 
-def test_info_of_a_hyperparameter_file_and_of_the_installation(
-    pipeline: dict[str, Any], run: Command, document: Command
-) -> None:
-    assert document(run("info", pipeline["tune"]["out"], "--json"))["kind"] == "hyperparameters"
-    installation = document(run("info", "--json"))
+def test_info_of_a_hyperparameter_file_and_of_the_installation(pipeline: dict[str, Any]) -> None:
+    assert run_json("info", pipeline["tune"]["out"])["kind"] == "hyperparameters"
+    installation = run_json("info")
     assert installation["kind"] == "installation"
     assert installation["packages"]["numpy"] == np.__version__
     assert run("info").exit_code == 0
 
 
-def test_demo_from_nothing_and_again(run: Command, document: Command, tmp_path: Path) -> None:
+def test_demo_from_nothing_and_again(tmp_path: Path) -> None:
     arguments = ("demo", "--out", tmp_path / "demo", "--samples", 400, "--test-samples", 100, "--json")
-    first = document(run(*arguments))
+    first = run_json(*arguments)
     assert first["converged"] is True
     assert first["rmse"] < 0.3
     assert first["kernel_matrix_bytes"] == 8 * 400 * 400
@@ -222,16 +205,14 @@ def test_demo_from_nothing_and_again(run: Command, document: Command, tmp_path: 
     assert json.loads((tmp_path / "demo" / "demo.json").read_text())["nlpd"] == first["nlpd"]
     assert Path(first["plot"]).read_bytes().startswith(b"\x89PNG")
     assert set(first["seconds_by_phase"]) == {"generate", "tune", "train", "predict", "evaluate", "plot"}
-    second = document(run(*arguments))
+    second = run_json(*arguments)
     assert (second["rmse"], second["nlpd"]) == (first["rmse"], first["nlpd"])
 
 
 @pytest.mark.slow
-def test_a_demo_that_was_killed_goes_on(
-    run: Command, document: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_demo_that_was_killed_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     arguments = ("demo", "--samples", 400, "--test-samples", 100, "--solver", "cg", "--json", "--out")
-    whole = document(run(*arguments, tmp_path / "whole"))
+    whole = run_json(*arguments, tmp_path / "whole")
     out = tmp_path / "demo"
     with monkeypatch.context() as patch:
         patch.setattr("dkgp.commands.demo.run_predict", lambda job, reporter: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -243,21 +224,19 @@ def test_a_demo_that_was_killed_goes_on(
     del begun["phases"]["train"]
     (out / "demo.json").write_text(json.dumps(begun))
     written = (out / "train.zarr" / "zarr.json").stat().st_mtime_ns
-    other = run(*arguments, out, "--seed", 1, "--resume")
-    assert other.exit_code == 3
-    assert "has another seed (its seed: 0; this run's: 1)" in other.stderr
-    found = document(run(*arguments, out, "--resume"))
+    refused(run(*arguments, out, "--seed", 1, "--resume"), "has another seed (its seed: 0; this run's: 1)")
+    found = run_json(*arguments, out, "--resume")
     assert (out / "train.zarr" / "zarr.json").stat().st_mtime_ns == written
     assert (found["rmse"], found["nlpd"], found["iterations"]) == (whole["rmse"], whole["nlpd"], whole["iterations"])
     assert found["seconds_by_phase"]["generate"] == begun["seconds_by_phase"]["generate"]
     assert found["seconds_by_phase"]["predict"] > begun["seconds_by_phase"]["predict"] > 0.0
     # Once more, there is nothing left to do; and nothing to go on with elsewhere.
-    assert document(run(*arguments, out, "--resume")) == found
+    assert run_json(*arguments, out, "--resume") == found
     assert "there is no demo in" in run(*arguments, tmp_path / "new", "--resume").stderr
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-def test_make_demo_passes_its_arguments_on(run: Command, document: Command, tmp_path: Path) -> None:
+def test_make_demo_passes_its_arguments_on(tmp_path: Path) -> None:
     wanted = "--solver gbcd --samples 400 --test-samples 50 --json"
     variables = [f"DEMO_OUTPUT={tmp_path / 'made'}", f"DEMO_ARGS={wanted}"]
     printed = subprocess.run(
@@ -269,21 +248,17 @@ def test_make_demo_passes_its_arguments_on(run: Command, document: Command, tmp_
     program, *arguments = shlex.split(printed.strip().splitlines()[-1])
     assert program.endswith("/bin/dkgp")
     assert " ".join(arguments).endswith(wanted)
-    found = document(run(*arguments))
+    found = run_json(*arguments)
     assert found["train"]["solver"] == found["train"]["settings"]["solver"] == "gbcd"
     assert found["converged"] is True
     assert found["out"] == str(tmp_path / "made")
 
 
-def test_demo_leaves_the_stores_of_others_alone(
-    pipeline: dict[str, Any], run: Command, snapshot: Callable[[], dict[str, int]], tmp_path: Path
-) -> None:
+def test_demo_leaves_the_stores_of_others_alone(pipeline: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "train.zarr").mkdir()
     for path in Path(pipeline["ingest"]["train"]).rglob("*"):
         target = tmp_path / "train.zarr" / path.relative_to(pipeline["ingest"]["train"])
         target.mkdir(parents=True) if path.is_dir() else target.write_bytes(path.read_bytes())
-    before = snapshot()
-    result = run("demo", "--out", tmp_path, "--samples", 400)
-    assert result.exit_code == 3
-    assert "exists already" in result.stderr
-    assert snapshot() == before
+    before = files_below(tmp_path)
+    refused(run("demo", "--out", tmp_path, "--samples", 400), "exists already")
+    assert files_below(tmp_path) == before

@@ -14,15 +14,14 @@ from dkgp.data import open_dataset, open_prediction
 from dkgp.kernels import SquaredExponential
 from dkgp.models.sums import Sums
 from dkgp.service.specification import job_from_options, options_from_job
-from tests.cli.conftest import refused
+from tests.cli.invoke import refused, run, run_json
 
-Command = Callable[..., Any]
 KERNEL, NOISE, N, TESTS = SquaredExponential((80.0, 80.0)), 0.05, 700, 300
 ERROR = 1e-4
 
 
 @pytest.fixture(scope="module")
-def terrain(run: Command, document: Command, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def terrain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Models of heights and of kinds of ground over a square, stopped early, and places to predict at."""
     folder, rng = tmp_path_factory.mktemp("terrain"), np.random.default_rng(2)
     X = rng.uniform(size=(N + TESTS, 2))
@@ -30,21 +29,18 @@ def terrain(run: Command, document: Command, tmp_path_factory: pytest.TempPathFa
     hyper = folder / "hyper.json"
     hyper.write_text(json.dumps({"kernel": KERNEL.to_json(), "noise_variance": NOISE}))
     for name, rows in (("train", slice(0, N)), ("test", slice(N, None))):
-        for what, column, targets in (
-            ("height", y, "--target"),
-            ("kind", np.where(y > 0, "rock", "sand"), "--labels"),
-        ):
+        for what, column, targets in (("height", y, "--target"), ("kind", np.where(y > 0, "rock", "sand"), "--labels")):
             lines = [f"{a:.17g},{b:.17g},{value}" for (a, b), value in zip(X[rows], column[rows], strict=True)]
             (folder / "t.csv").write_text("\n".join([f"east,north,{what}", *lines]) + "\n")
-            document(run("ingest", folder / "t.csv", folder / f"{what}.{name}", targets, what, "--json"))
+            run_json("ingest", folder / "t.csv", folder / f"{what}.{name}", targets, what)
     common = ("--hyper", hyper, "--cluster", "none", "--json")
     # The residual is in the bounds too, and not small.
-    document(run("train", folder / "height.train", "--out", folder / "height", "--tol", 1e-2, *common))
+    run_json("train", folder / "height.train", "--out", folder / "height", "--tol", 1e-2, *common)
     classify = ("classify", folder / "kind.train", "--method", "exact", "--tol", 1e-2, "--no-probability")
-    document(run(*classify, "--out", folder / "kind", *common))
+    run_json(*classify, "--out", folder / "kind", *common)
     few = ("classify", folder / "kind.train", "--out", folder / "few", "--pool", 30, "--search", "none", *common)
-    document(run(*few))
-    document(run("sparse", folder / "height.train", "--out", folder / "sparse", "--basis-size", 40, *common))
+    run_json(*few)
+    run_json("sparse", folder / "height.train", "--out", folder / "sparse", "--basis-size", 40, *common)
     return {"folder": folder, "hyper": hyper}
 
 
@@ -76,17 +72,11 @@ def exact_decision(terrain: dict[str, Any]) -> np.ndarray:
     ("what", "variable", "exact"), [("height", "mean", exact_mean), ("kind", "decision", exact_decision)]
 )
 def test_the_exact_value_is_within_the_bounds_and_near_the_full_sum(
-    terrain: dict[str, Any],
-    run: Command,
-    document: Command,
-    tmp_path: Path,
-    what: str,
-    variable: str,
-    exact: Callable[[dict[str, Any]], np.ndarray],
+    terrain: dict[str, Any], tmp_path: Path, what: str, variable: str, exact: Callable[[dict[str, Any]], np.ndarray]
 ) -> None:
     stores = {}
     for name, options in (("tree", ("--tree-error", ERROR, "--cluster", "none")), ("full", ("--cluster", "none"))):
-        document(run(*predict(terrain, what, tmp_path / name, *options)))
+        run_json(*predict(terrain, what, tmp_path / name, *options))
         stores[name] = open_prediction(str(tmp_path / name))
     value, bound = (stores["tree"].read(each) for each in (variable, f"{variable}_error_bound"))
     assert (np.abs(value - exact(terrain)) <= bound).all()
@@ -103,12 +93,12 @@ def test_the_exact_value_is_within_the_bounds_and_near_the_full_sum(
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["height", "kind"])
 def test_any_workers_and_a_run_that_goes_on_come_to_the_same_bits(
-    terrain: dict[str, Any], run: Command, document: Command, tmp_path: Path, what: str
+    terrain: dict[str, Any], tmp_path: Path, what: str
 ) -> None:
     options, found = ("--tree-error", ERROR, "--chunk-rows", 90), []
     for cluster in (("none",), ("local", "--workers", 3)):
         out = tmp_path / cluster[0]
-        document(run(*predict(terrain, what, out, *options, "--cluster", *cluster)))
+        run_json(*predict(terrain, what, out, *options, "--cluster", *cluster))
         found.append(open_prediction(str(out)))
     for name in found[0].variables:
         assert found[0].read(name).tobytes() == found[1].read(name).tobytes(), name
@@ -117,29 +107,8 @@ def test_any_workers_and_a_run_that_goes_on_come_to_the_same_bits(
     refused(run(*other, "--cluster", "none"))
 
 
-@pytest.mark.parametrize(
-    ("what", "options", "words"),
-    [
-        ("height", ("--tree-error", 0), "--tree-error must be positive and finite; got 0.0"),
-        ("height", ("--tree-error", "inf"), "--tree-error must be positive and finite; got inf"),
-        (
-            "height",
-            ("--tree-error", 1e-3, "--variance"),
-            "--tree-error is for sums over all training samples, as means",
-        ),
-        ("sparse", ("--tree-error", 1e-3), "a sum over 40 basis samples, which takes no time"),
-        ("few", ("--tree-error", 1e-3), "prototypes, which takes no time"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(
-    terrain: dict[str, Any], run: Command, tmp_path: Path, what: str, options: tuple[object, ...], words: str
-) -> None:
-    refused(run(*predict(terrain, what, tmp_path / "p", *options, "--cluster", "none")), words)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_tree_that_workers_could_not_keep_is_refused(
-    terrain: dict[str, Any], run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    terrain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dkgp.commands.solving.tree_bytes", lambda n, width: n * 10**12)
     refused(run(*predict(terrain, "height", tmp_path / "p", "--tree-error", 1e-3)), "takes 700,000,000,000,000 bytes")

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dkgp.commands import refine as refine_job
 from dkgp.commands.tune import TuneJob
+from dkgp.commands.tune import refine as refine_job
 from dkgp.commands.tune import run as tune_job
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.models import read_hyperparameters
 from dkgp.models.refinement.record import RefineSettings
 from dkgp.service.specification import job_from_options, options_from_job
-from tests.cli.conftest import dkgp_command, document_of
+from tests.cli.invoke import document_of, refused, run, run_json
 
 QUICK = ("--refine-probes", 4, "--refine-rank", 30, "--refine-steps", 4)
 
@@ -42,7 +43,7 @@ def bad(tmp_path: Path) -> Path:
 
 def test_the_subsets_result_is_refined(store: Path, tmp_path: Path) -> None:
     out = tmp_path / "hyper.json"
-    result = dkgp_command("tune", store, "--out", out, "--subset", 60, "--refine", *QUICK, "--json")
+    result = run("tune", store, "--out", out, "--subset", 60, "--refine", *QUICK, "--json")
     document = document_of(result)
     record = document["refinement"]
     assert record["kept"] in ("refined", "start")
@@ -61,7 +62,7 @@ def test_the_subsets_result_is_refined(store: Path, tmp_path: Path) -> None:
 def test_values_of_a_file_are_refined_without_a_search(store: Path, bad: Path, tmp_path: Path) -> None:
     out = tmp_path / "hyper.json"
     options = ("--start", bad, "--refine-only", *QUICK, "--fix", "gamma.lon=0.5", "--plot", tmp_path / "scales.png")
-    result = dkgp_command("tune", store, "--out", out, *options)
+    result = run("tune", store, "--out", out, *options)
     assert result.exit_code == 0, result.stderr
     assert "Refined on all samples" in result.stdout
     assert "40 held-out samples" in result.stdout
@@ -84,14 +85,15 @@ def test_an_interruption_leaves_the_best_so_far_and_says_how_to_go_on(
     def interrupted_soon(announce: Any) -> Iterator[Any]:
         yield lambda: len(steps) > 2
 
-    def counted(*arguments: Any, progress: Any, **options: Any) -> Any:
-        return refine(*arguments, progress=lambda step: (steps.append(step), progress(step)), **options)
+    def counted(dataset: Any, space: Any, context: Any, *arguments: Any, **options: Any) -> Any:
+        watched = replace(context, callback=lambda step: (steps.append(step), context.callback(step)))
+        return refine(dataset, space, watched, *arguments, **options)
 
     monkeypatch.setattr(refine_job, "interruptible", interrupted_soon)
     monkeypatch.setattr(refine_job, "refine", counted)
     out = tmp_path / "hyper.json"
     command = ("tune", store, "--refine-only", *QUICK, "--json")
-    document = document_of(dkgp_command(*command, "--start", bad, "--out", out), exit_code=130)
+    document = run_json(*command, "--start", bad, "--out", out, exit_code=130)
     message = document["error"]["message"]
     assert "not validated" in message
     assert f"--start '{out}' --refine-only" in message
@@ -100,7 +102,7 @@ def test_an_interruption_leaves_the_best_so_far_and_says_how_to_go_on(
     assert so_far.refinement["interrupted"]
     assert so_far.noise_variance == so_far.refinement["history"][-1]["noise_variance"] < 0.6
     monkeypatch.undo()
-    again = document_of(dkgp_command(*command, "--start", out, "--out", tmp_path / "again.json"))
+    again = run_json(*command, "--start", out, "--out", tmp_path / "again.json")
     assert again["refinement"]["history"][0]["noise_variance"] == so_far.noise_variance
     assert not again["refinement"]["interrupted"]
 
@@ -108,54 +110,17 @@ def test_an_interruption_leaves_the_best_so_far_and_says_how_to_go_on(
 def test_solves_that_end_early_are_told_of(store: Path, bad: Path, tmp_path: Path) -> None:
     options = ("--refine-max-passes", 1, "--refine-tol", 1e-9, "--refine-steps", 1, "--refine-holdout", 0)
     out = tmp_path / "hyper.json"
-    document = document_of(
-        dkgp_command(
-            "tune", store, "--out", out, "--start", bad, "--refine-only", "--refine-rank", 5, *options, "--json"
-        )
-    )
+    document = run_json("tune", store, "--out", out, "--start", bad, "--refine-only", "--refine-rank", 5, *options)
     assert any("1 passes did not solve to a relative residual of 1e-09" in warning for warning in document["warnings"])
     history = document["refinement"]["history"]
     assert all(step["relative_residual"] > 1e-9 and step["solver_share"] > 0.0 for step in history)
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "words"),
-    [
-        (("--refine-probes", 4), 2, "--refine-probes belongs to --refine"),
-        (("--refine-probes", 4, "--refine-rank", 5), 2, "belong to --refine"),
-        (("--refine-only",), 2, "--start FILE"),
-        (("--refine", "--refine-probes", 1), 3, "--refine-probes must be at least 2"),
-        (("--refine", "--refine-tol", 2.0), 3, "relative residual"),
-        (("--refine", "--refine-holdout", -1), 3, "--refine-holdout must not be negative"),
-        (("--refine", "--refine-rank", 300, "--refine-memory", "1KiB"), 3, "the preconditioner may take 1,024"),
-    ],
-)
-def test_what_does_not_go_together_is_refused_before_any_work(
-    options: tuple[Any, ...], code: int, words: str, store: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "hyper.json"
-    result = dkgp_command("tune", store, "--out", out, *options)
-    assert result.exit_code == code, result.stderr
-    assert words in " ".join(result.stderr.split())
-    assert "evaluation" not in result.stderr
-    assert not out.exists()
-
-
-def test_the_kernel_is_the_files(store: Path, bad: Path, tmp_path: Path) -> None:
-    result = dkgp_command(
-        "tune", store, "--out", tmp_path / "h.json", "--start", bad, "--refine-only", "--kernel", "rbf"
-    )
-    assert result.exit_code == 2
-    assert "leave --kernel out" in " ".join(result.stderr.split())
 
 
 def test_memory_that_is_not_there_is_refused_with_numbers(store: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(refine_job, "available_bytes", lambda: 1000)
     monkeypatch.setattr(tune_job, "available_bytes", lambda: 2**40)
     out = tmp_path / "hyper.json"
-    result = dkgp_command("tune", store, "--out", out, "--refine")
-    assert result.exit_code == 3
-    assert "refining is projected to need" in " ".join(result.stderr.split())
+    refused(run("tune", store, "--out", out, "--refine"), "refining is projected to need")
     assert not out.exists()
 
 

@@ -17,9 +17,10 @@ from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.train import TrainJob
 from dkgp.data import open_dataset, open_model, open_prediction
-from dkgp.data.stores.sparse.sparse_store import open_sparse_model
+from dkgp.data.stores.models.sparse import open_sparse_model
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import Solver
+from tests.cli.invoke import run, run_json
 from tests.cli.stored import Stored
 from tests.solvers.rivals import (
     Steps,
@@ -31,7 +32,6 @@ from tests.solvers.rivals import (
     parameter_conjugate_gradients,
 )
 
-Command = Callable[..., Any]
 Log = Callable[[], list[dict[str, Any]]]
 # Samples, gamma, noise variance: with much noise and with little; rough, since CG's rounding grows with the condition.
 PROBLEMS = [(60, 1.2, 0.2), (150, 3.0, 0.1), (240, 2.0, 0.4)]
@@ -92,14 +92,14 @@ def test_every_round_is_the_papers(name: str, n: int, gamma: float, noise: float
 @pytest.mark.parametrize(("n", "gamma", "noise"), PROBLEMS)
 @pytest.mark.parametrize("name", ["bcdc", "bcdg", "smo", "cg"])
 def test_dense_rivals_end_where_the_gbcd_paper_ends_them(
-    name: str, n: int, gamma: float, noise: float, tmp_path: Path, run: Command, document: Command, log: Log
+    name: str, n: int, gamma: float, noise: float, tmp_path: Path, log: Log
 ) -> None:
     """Section 3: "converged when the infinite norm of gradient is within 1e-4", looked at in every round."""
     problem = Stored(tmp_path, n, gamma, noise)
     command = ["train", problem.store, "--out", tmp_path / "m.zarr", "--hyper", problem.hyper, "--as-in-the-paper"]
     command += ["--solver", name, "--log-json", tmp_path / "log.jsonl", "--json"]
     command += ["--block-size", M] if name.startswith("bcd") else []
-    found = document(run(*command))
+    found = run_json(*command)
     # SMO's rounds are n / 20 pairs.
     stride = round(n / 20) if name == "smo" else 1
     rounds, alpha = list[tuple[float, float]](), np.zeros(n)
@@ -124,13 +124,11 @@ def test_dense_rivals_end_where_the_gbcd_paper_ends_them(
 
 
 @pytest.mark.parametrize(("n", "gamma", "noise"), PROBLEMS)
-def test_parameter_cg_ends_by_the_gap(
-    n: int, gamma: float, noise: float, tmp_path: Path, run: Command, document: Command, log: Log
-) -> None:
+def test_parameter_cg_ends_by_the_gap(n: int, gamma: float, noise: float, tmp_path: Path, log: Log) -> None:
     """Theorem 1 with the dual alpha* = (y - K alpha) / s2 of its own function one step before, or alpha, if nearer."""
     problem = Stored(tmp_path, n, gamma, noise)
     command = ("train", problem.store, "--out", tmp_path / "m.zarr", "--hyper", problem.hyper, "--as-in-the-paper")
-    found = document(run(*command, "--solver", "paramcg", "--log-json", tmp_path / "log.jsonl", "--json"))
+    found = run_json(*command, "--solver", "paramcg", "--log-json", tmp_path / "log.jsonl")
     K, y, s2 = problem.K, problem.y[:, 0], problem.noise
     half = 0.5 * float(y @ y)
 
@@ -158,12 +156,12 @@ def test_parameter_cg_ends_by_the_gap(
 @pytest.mark.parametrize(("n", "gamma", "noise"), PROBLEMS)
 @pytest.mark.parametrize("method", ["sr", "sd"])
 def test_subsets_are_random_and_their_models_the_papers(
-    method: str, n: int, gamma: float, noise: float, tmp_path: Path, run: Command, document: Command
+    method: str, n: int, gamma: float, noise: float, tmp_path: Path
 ) -> None:
     """SD "estimates a GPR predictor based on a subset", SR "only uses a random subset of regressors" (section 3.2)."""
     problem, m = Stored(tmp_path, n, gamma, noise), n // 4
     command = ("sparse", problem.store, "--out", tmp_path / "m.zarr", "--hyper", problem.hyper, "--as-in-the-paper")
-    found = document(run(*command, "--method", method, "--basis-size", m, "--json"))
+    found = run_json(*command, "--method", method, "--basis-size", m)
     model = open_sparse_model(str(tmp_path / "m.zarr"))
     # A random order of the samples; its first m.
     S = np.random.default_rng(0).permutation(n)[:m]

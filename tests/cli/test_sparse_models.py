@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +15,10 @@ from dkgp.kernels import Matern32
 from dkgp.models.exact import save, train
 from dkgp.models.sparse.stored import sparse_record
 from dkgp.models.sparse.train import SparseSettings, train_sparse
-from tests.cli.conftest import refused
+from tests.cli.invoke import refused, run, run_json
 
 N, M, TESTS, NOISE = 900, 12, 1500, 0.02
 KERNEL = Matern32(gamma=(3.0, 3.0), variance=1.0)
-
-Command = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -47,19 +43,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def predicted(folder: Path, out: Path, method: str, run: Command, document: Command, *more: object) -> dict[str, Any]:
+def predicted(folder: Path, out: Path, method: str, *more: object) -> dict[str, Any]:
     command = ("predict", folder / f"{method}.zarr", folder / "test.zarr", "--out", out, "--cluster", "none", *more)
-    return document(run(*command, "--json"))  # type: ignore[no-any-return]
+    return run_json(*command)  # type: ignore[no-any-return]
 
 
-def test_subset_of_regressors_is_overconfident_and_said_to_be(
-    folder: Path, run: Command, document: Command, tmp_path: Path
-) -> None:
+def test_subset_of_regressors_is_overconfident_and_said_to_be(folder: Path, tmp_path: Path) -> None:
     told, found = {}, {}
     for method in ("vfe", "sr"):
         out = tmp_path / f"{method}.zarr"
-        told[method] = predicted(folder, out, method, run, document, "--variance")
-        found[method] = document(run("evaluate", out, folder / "test.zarr", "--json"))
+        told[method] = predicted(folder, out, method, "--variance")
+        found[method] = run_json("evaluate", out, folder / "test.zarr")
         assert told[method]["n_support"] == M
         assert found[method]["method"] == method
         # Nobody's variance is wrong by what is proven: the subset of regressors' is the proven lower end itself.
@@ -75,20 +69,18 @@ def test_subset_of_regressors_is_overconfident_and_said_to_be(
     np.testing.assert_allclose(own, lower, rtol=1e-6)
     assert np.mean(upper / own) > 2.0
     # Means alone mislead nobody.
-    assert predicted(folder, tmp_path / "means.zarr", "sr", run, document)["warnings"] == []
+    assert predicted(folder, tmp_path / "means.zarr", "sr")["warnings"] == []
     shown = run("evaluate", tmp_path / "sr.zarr", folder / "test.zarr")
     assert "sr; 0.00% of them proven wrong" in shown.stdout
     assert "variances by sr" in shown.stderr
 
 
-def test_the_distance_that_is_reported_is_no_less_than_that_of_the_exact_model(
-    folder: Path, run: Command, document: Command, tmp_path: Path
-) -> None:
+def test_the_distance_that_is_reported_is_no_less_than_that_of_the_exact_model(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "moved.zarr", folder / "train.zarr", dirs_exist_ok=True)
-    exact = predicted(folder, tmp_path / "exact.zarr", "exact", run, document, "--variance")
-    assert "method" not in document(run("evaluate", tmp_path / "exact.zarr", folder / "test.zarr", "--json"))
-    predicted(folder, tmp_path / "p.zarr", "vfe", run, document, "--variance")
-    found = document(run("evaluate", tmp_path / "p.zarr", folder / "test.zarr", "--json"))
+    exact = predicted(folder, tmp_path / "exact.zarr", "exact", "--variance")
+    assert "method" not in run_json("evaluate", tmp_path / "exact.zarr", folder / "test.zarr")
+    predicted(folder, tmp_path / "p.zarr", "vfe", "--variance")
+    found = run_json("evaluate", tmp_path / "p.zarr", folder / "test.zarr")
     means = [open_prediction(str(tmp_path / f"{name}.zarr")).read("mean") for name in ("p", "exact")]
     std = float(open_dataset(folder / "train.zarr").standardisation.target_std[0])
     off = np.abs(means[0] - means[1]) / std
@@ -96,7 +88,7 @@ def test_the_distance_that_is_reported_is_no_less_than_that_of_the_exact_model(
     assert np.sqrt(np.mean(off**2)) <= found["mean_error_bound_rms"] + slack
     assert off.max() <= found["mean_error_bound"] + slack
     assert found["mean_error_bound_rms"] <= found["mean_error_bound"]
-    proven = document(run("info", folder / "vfe.zarr", "--json"))
+    proven = run_json("info", folder / "vfe.zarr")
     assert found["rms_bound"] == pytest.approx(proven["rms_bound"][0])
     assert open_prediction(str(tmp_path / "p.zarr")).attributes["rms_bound_raw"] == proven["rms_bound_raw"]
     ends = [open_prediction(str(tmp_path / "p.zarr")).read(f"variance_{end}") for end in ("lower", "upper")]
@@ -105,39 +97,13 @@ def test_the_distance_that_is_reported_is_no_less_than_that_of_the_exact_model(
     assert (other[0] <= ends[1]).all()
 
 
-def test_interrupted_and_resumed(
-    folder: Path, run: Command, document: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    more = ("--variance", "--latent", "--chunk-rows", 400)
-    predicted(folder, tmp_path / "whole.zarr", "sggp", run, document, *more)
-    asked = iter([False, False, True])
-    with monkeypatch.context() as patch:
-        patch.setattr("dkgp.commands.predict.interruptible", lambda announce: nullcontext(lambda: next(asked)))
-        out, test = tmp_path / "p.zarr", folder / "test.zarr"
-        stopped = run("predict", folder / "sggp.zarr", test, "--out", out, "--cluster", "none", *more)
-    assert stopped.exit_code == 130
-    assert "--resume" in stopped.stderr
-    told = predicted(folder, tmp_path / "p.zarr", "sggp", run, document, *more, "--resume")
-    assert told["variance"]["computed"] == TESTS - 800
-    for name in ("mean", "mean_error_bound", "variance", "variance_lower", "variance_upper"):
-        expected = open_prediction(str(tmp_path / "whole.zarr")).read(name)
-        np.testing.assert_array_equal(open_prediction(str(tmp_path / "p.zarr")).read(name), expected)
-
-
-def test_options_of_exact_models_are_refused_by_their_flags(folder: Path, run: Command, tmp_path: Path) -> None:
-    command = ("predict", folder / "vfe.zarr", folder / "test.zarr", "--out", tmp_path / "p.zarr", "--variance")
-    for options in (("--variance-rank", 9), ("--max-passes", 0), ("--variance-gap", 0.3), ("--keep-factor",)):
-        refused(run(*command, *options, "--cluster", "none"), options[0], "of use with exact models only")
-    refused(
-        run(*command, "--variance-memory", "10KiB", "--cluster", "none"), "12 basis samples", "--variance-memory", "MB",
-        exit_code=3,
-    )  # fmt: skip
+def test_a_dataset_is_no_model(folder: Path, tmp_path: Path) -> None:
     refused(run("predict", folder / "test.zarr", folder / "test.zarr", "--out", tmp_path / "p.zarr"), "dataset store")
     assert not (tmp_path / "p.zarr").exists()
 
 
-def test_info_tells_what_is_proven(folder: Path, run: Command, document: Command) -> None:
-    found = document(run("info", folder / "sggp.zarr", "--json"))
+def test_info_tells_what_is_proven(folder: Path) -> None:
+    found = run_json("info", folder / "sggp.zarr")
     assert (found["kind"], found["method"], found["basis"], found["basis_size"]) == (
         "sparse model",
         "sggp",

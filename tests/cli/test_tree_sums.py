@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,19 @@ from dkgp.operators.tree.forest import Forest
 from dkgp.operators.tree.memory import tree_bytes
 from dkgp.service.specification import job_from_options, options_from_job
 from dkgp.solvers.registry import SolverMemory
+from tests.cli.invoke import refused, run, run_json
 
-Command = Callable[..., Any]
 NOISE, KERNEL = 0.05, SquaredExponential((80.0, 80.0))
 
 
 @pytest.fixture(scope="module")
-def terrain(run: Command, document: Command, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def terrain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Heights over a square, and hyperparameters with length scales far below its side."""
     folder, rng = tmp_path_factory.mktemp("terrain"), np.random.default_rng(2)
     X = rng.uniform(size=(700, 2))
     table = np.column_stack([X, np.sin(X @ [21.0, -9.0]) + 0.2 * rng.standard_normal(700)])
     np.savetxt(folder / "t.csv", table, delimiter=",", header="east,north,height", comments="")
-    document(run("ingest", folder / "t.csv", folder / "t.zarr", "--target", "height", "--json"))
+    run_json("ingest", folder / "t.csv", folder / "t.zarr", "--target", "height")
     hyper = folder / "hyper.json"
     hyper.write_text(json.dumps({"kernel": KERNEL.to_json(), "noise_variance": NOISE}))
     return {"store": folder / "t.zarr", "hyper": hyper, "folder": folder}
@@ -41,11 +40,9 @@ def train(terrain: dict[str, Any], out: Path, *options: object) -> tuple[object,
 
 
 @pytest.mark.parametrize("solver", ["gbcd", "cg"])
-def test_the_model_and_what_its_certificate_says(
-    terrain: dict[str, Any], run: Command, document: Command, tmp_path: Path, solver: str
-) -> None:
+def test_the_model_and_what_its_certificate_says(terrain: dict[str, Any], tmp_path: Path, solver: str) -> None:
     options = ("--solver", solver, "--tol", 1e-3, "--tree-error", 1e-4)
-    found = document(run(*train(terrain, tmp_path / "m", *options)))
+    found = run_json(*train(terrain, tmp_path / "m", *options))
     assert found["converged"] is True
     assert found["tree_error"] == 1e-4
     certificate = found["certificate"]
@@ -59,61 +56,20 @@ def test_the_model_and_what_its_certificate_says(
     true = Kbar @ alpha - y
     assert np.abs(true).max() <= found["gradient_inf_norm"] + certificate["product_error"]
     # The tree is in the plan.
-    plain = document(run(*train(terrain, tmp_path / "n", *options[:4], "--cluster", "none")))
+    plain = run_json(*train(terrain, tmp_path / "n", *options[:4], "--cluster", "none"))
     assert plain["certificate"]["product_error"] == 0.0
     more = found["memory_plan"]["worker_bytes"] - plain["memory_plan"]["worker_bytes"]
     assert more >= 700 * (8 * 2 + 16)
 
 
-def test_a_run_that_stopped_short_goes_on_to_the_same_bits(
-    terrain: dict[str, Any], run: Command, document: Command, tmp_path: Path
-) -> None:
-    options = ("--block-size", 50, "--tol", 1e-3, "--tree-error", 1e-4)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    document(run(*train(terrain, whole, *options)))
-    document(run(*train(terrain, parts, *options, "--max-passes", 0.4)), 4)
-    # Neither another error nor none is the same run.
-    for other in (("--tree-error", 2e-4), ()):
-        result = run(*train(terrain, parts, *options[:4], *other, "--resume"))
-        assert result.exit_code == 3
-        assert "belongs to another tree error (its tree error: 0.0001; this run's: " in result.stdout
-    document(run(*train(terrain, parts, *options, "--resume")))
-    assert open_model(parts).alpha.tobytes() == open_model(whole).alpha.tobytes()
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "message"),
-    [
-        (("--tree-error", 1e-4), 2, "--tree-error must be below --tol, or its errors decide the gradient; got 0.0001"),
-        (("--tree-error", 1e-2), 2, "got 0.01 with --tol 0.0001. Give 1e-05 or less"),
-        (("--tree-error", 0), 3, "must be positive and finite; got 0.0"),
-        (("--tree-error", "nan"), 3, "must be positive and finite; got nan"),
-        (("--tree-error", 1e-5, "--solver", "smo"), 2, "smo evaluates the entries themselves"),
-        (("--tree-error", 1e-5, "--solver", "cholesky"), 2, "cholesky evaluates the entries themselves"),
-        (("--tree-error", 1e-5, "--solver", "tiled-cholesky"), 2, "tiled-cholesky evaluates the entries themselves"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(
-    terrain: dict[str, Any], run: Command, tmp_path: Path, options: tuple[object, ...], code: int, message: str
-) -> None:
-    result = run(*train(terrain, tmp_path / "m", *options))
-    assert result.exit_code == code, result.stderr
-    assert message in result.stderr
-    assert not list(tmp_path.iterdir())
-
-
-def test_too_many_features_are_refused_before_any_cluster_starts(
-    run: Command, document: Command, tmp_path: Path
-) -> None:
+def test_too_many_features_are_refused_before_any_cluster_starts(tmp_path: Path) -> None:
     table = np.random.default_rng(1).normal(size=(50, 8))
     np.savetxt(tmp_path / "t.csv", table, delimiter=",", header="a,b,c,d,e,f,g,y", comments="")
-    document(run("ingest", tmp_path / "t.csv", tmp_path / "t.zarr", "--target", "y", "--json"))
+    run_json("ingest", tmp_path / "t.csv", tmp_path / "t.zarr", "--target", "y")
     hyper = tmp_path / "hyper.json"
     hyper.write_text(json.dumps({"kernel": SquaredExponential((1.0,) * 7).to_json(), "noise_variance": 0.1}))
     options = ("--hyper", hyper, "--out", tmp_path / "m", "--tree-error", 1e-5, "--scheduler", "tcp://127.0.0.1:1")
-    result = run("train", tmp_path / "t.zarr", *options)
-    assert result.exit_code == 3
-    assert "tree sums are for up to 6 features; got 7" in result.stderr
+    refused(run("train", tmp_path / "t.zarr", *options), "tree sums are for up to 6 features; got 7")
     assert not (tmp_path / "m").exists()
 
 

@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.tune import TuneJob, run_tune
 from dkgp.commands.tune import bound as tune_bound
 from dkgp.models import read_hyperparameters
-from tests.cli.conftest import document_of, refused
-
-Command = Callable[..., Result]
+from tests.cli.invoke import document_of, refused, run, run_json
 
 OPTIONS = ("--objective", "bound", "--basis-size", 12)
 
@@ -28,9 +25,9 @@ def train(pipeline: dict[str, Any]) -> str:
 
 
 @pytest.fixture(scope="module")
-def reference(run: Command, train: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def reference(train: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("reference") / "hyper.json"
-    return document_of(run("tune", train, "--out", out, *OPTIONS, "--json", "--cluster", "none", "--workers", 1))
+    return run_json("tune", train, "--out", out, *OPTIONS, "--cluster", "none", "--workers", 1)
 
 
 def without_time(found: dict[str, Any]) -> dict[str, Any]:
@@ -54,13 +51,12 @@ def test_the_file_says_what_was_found(reference: dict[str, Any]) -> None:
     assert read_hyperparameters(reference["out"], n_features=6).sparse == sparse
 
 
-def test_any_cluster_gives_the_same_file(run: Command, train: str, reference: dict[str, Any], tmp_path: Path) -> None:
-    for name, cluster in (("a", ("--workers", 3)), ("b", ("--cluster", "local", "--workers", 2))):
-        found = document_of(run("tune", train, "--out", tmp_path / f"{name}.json", *OPTIONS, "--json", *cluster))
-        assert without_time(found) == without_time(reference)
+def test_any_cluster_gives_the_same_file(train: str, reference: dict[str, Any], tmp_path: Path) -> None:
+    found = run_json("tune", train, "--out", tmp_path / "a.json", *OPTIONS, "--cluster", "local", "--workers", 3)
+    assert without_time(found) == without_time(reference)
 
 
-def test_the_table_and_the_picture(run: Command, train: str, tmp_path: Path) -> None:
+def test_the_table_and_the_picture(train: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "scales.svg"
     options = ("--objective", "fitc", "--basis-size", 10, "--plot", picture)
@@ -94,7 +90,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 def test_an_interrupted_search_goes_on_from_its_checkpoint(
-    run: Command, train: str, reference: dict[str, Any], tmp_path: Path, interrupting: Callable[[int], None]
+    train: str, reference: dict[str, Any], tmp_path: Path, interrupting: Callable[[int], None]
 ) -> None:
     out = tmp_path / "hyper.json"
     given = ("tune", train, "--out", out, *OPTIONS)
@@ -107,7 +103,7 @@ def test_an_interrupted_search_goes_on_from_its_checkpoint(
     result = run(*given, "--resume")
     refused(result, f"going on from '{out}.checkpoint', {len(held['evaluations'])} evaluations", exit_code=130)
     interrupting(10**9)
-    found = document_of(run(*given, "--resume", "--json"))
+    found = run_json(*given, "--resume")
     assert without_time(found) == without_time(reference)
     assert not (tmp_path / "hyper.json.checkpoint").exists()
     again = run(*given, "--resume", "--json")
@@ -116,7 +112,7 @@ def test_an_interrupted_search_goes_on_from_its_checkpoint(
 
 
 def test_a_checkpoint_of_another_search_is_not_gone_on_from(
-    run: Command, train: str, tmp_path: Path, interrupting: Callable[[int], None]
+    train: str, tmp_path: Path, interrupting: Callable[[int], None]
 ) -> None:
     out = tmp_path / "hyper.json"
     interrupting(40)
@@ -133,38 +129,8 @@ def test_a_checkpoint_of_another_search_is_not_gone_on_from(
     assert not out.exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "exit_code", "words"),
-    [
-        (("--objective", "bound", "--subset", 100), 2, ("--objective bound looks at all samples; leave out --subset",)),
-        (("--objective", "fitc", "--folds", 5), 2, ("leave out --folds",)),
-        (("--basis-size", 5), 2, ("--basis-size is of the objectives bound and fitc", "likelihood, looks at a subset")),
-        (("--objective", "bound", "--basis-size", 601), 3, ("1 to 600 samples", "--basis-size asks for 601")),
-        (("--objective", "bound", "--basis-size", 0), 3, ("1 to 600 samples", "asks for 0")),
-        (("--objective", "bound", "--fix", "gama=1"), 3, ("no hyperparameter is called 'gama'",)),
-        (("--objective", "bound", "--kernel", "rbff"), 3, ("rbff",)),
-        (("--objective", "bound", "--restarts", 0), 3, ("restarts must be at least 1",)),
-    ],
-)
-def test_what_does_not_go_together_or_fit_is_refused_before_a_cluster_is_started(
-    run: Command,
-    train: str,
-    tmp_path: Path,
-    options: tuple[object, ...],
-    exit_code: int,
-    words: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def opened(*arguments: object) -> None:
-        raise AssertionError("a cluster was started")
-
-    monkeypatch.setattr("dkgp.commands.tune.run.open_executor", opened)
-    refused(run("tune", train, "--out", tmp_path / "hyper.json", *options), *words, exit_code=exit_code)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_more_memory_than_there_is_is_refused_with_numbers(
-    run: Command, train: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tune_bound, "available_bytes", lambda: 1_000_000)
     result = run("tune", train, "--out", tmp_path / "hyper.json", *OPTIONS)
@@ -187,8 +153,8 @@ def test_by_default_all_samples_of_a_small_store_are_the_basis(
     assert asked == [600]
 
 
-def test_the_result_is_refined_on_request(run: Command, train: str, tmp_path: Path) -> None:
+def test_the_result_is_refined_on_request(train: str, tmp_path: Path) -> None:
     options = ("--refine", "--refine-steps", 1, "--refine-holdout", 0)
-    found = document_of(run("tune", train, "--out", tmp_path / "hyper.json", *OPTIONS, *options, "--json"))
+    found = run_json("tune", train, "--out", tmp_path / "hyper.json", *OPTIONS, *options)
     assert found["refinement"]["history"]
     assert ("sparse" in found) == (found["refinement"]["kept"] == "start")

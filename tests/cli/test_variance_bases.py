@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +14,8 @@ from dkgp.kernels import Matern32
 from dkgp.models.exact import save, train
 from dkgp.models.sparse.stored import sparse_record
 from dkgp.models.sparse.train import SparseSettings, train_sparse
-from tests.cli.conftest import refused
+from tests.cli.invoke import refused, run, run_json
 
-Command = Callable[..., Any]
 N, TESTS, NOISE = 300, 9, 0.05
 KERNEL = Matern32(gamma=(2.0, 2.0), variance=1.0)
 
@@ -59,11 +56,9 @@ def predicted(folder: Path, model: str, out: Path, *more: object) -> tuple[objec
 
 
 @pytest.mark.parametrize("model", ["exact", "vfe"])
-def test_intervals_hold_the_exact_variance(
-    model: str, folder: Path, dense: np.ndarray, run: Command, document: Command, tmp_path: Path
-) -> None:
+def test_intervals_hold_the_exact_variance(model: str, folder: Path, dense: np.ndarray, tmp_path: Path) -> None:
     out = tmp_path / "p.zarr"
-    told = document(run(*predicted(folder, model, out, "--variance-basis", 200, "--variance-gap", 0.01, "--json")))
+    told = run_json(*predicted(folder, model, out, "--variance-basis", 200, "--variance-gap", 0.01, "--json"))
     figures = told["variance"]
     assert (figures["basis"], figures["basis_gap"], figures["met"], figures["unmet"]) == (200, 0.01, TESTS, 0)
     assert 1.0 < figures["kernels_mean"] <= figures["kernels_max"] < 200
@@ -76,17 +71,17 @@ def test_intervals_hold_the_exact_variance(
         assert told["warnings"] == []
         return
     plain = tmp_path / "plain.zarr"
-    document(run(*predicted(folder, model, plain, "--json")))
+    run_json(*predicted(folder, model, plain, "--json"))
     before = open_prediction(plain)
     was = before.read("variance_upper") - before.read("variance_lower")
     assert (upper - lower <= was[:, 0]).all()
     assert np.sum(upper - lower) < 0.5 * np.sum(was)
     assert np.array_equal(before.read("variance")[:, 0], variance)
-    judged = document(run("evaluate", out, folder / "test.zarr", "--json"))
+    judged = run_json("evaluate", out, folder / "test.zarr")
     assert judged["variance_gap_max"] == pytest.approx(np.max((upper - lower) / upper))
 
 
-def test_tables_and_warnings(folder: Path, run: Command, tmp_path: Path) -> None:
+def test_tables_and_warnings(folder: Path, tmp_path: Path) -> None:
     result = run(*predicted(folder, "exact", tmp_path / "p.zarr", "--variance-basis", 2))
     assert result.exit_code == 0
     assert "by a basis for each" in result.stdout
@@ -98,16 +93,9 @@ def test_tables_and_warnings(folder: Path, run: Command, tmp_path: Path) -> None
     assert "proven to be wrong" in " ".join(sparse.stderr.split())
 
 
-def test_what_does_not_go_with_it_is_refused(folder: Path, run: Command, tmp_path: Path) -> None:
+def test_a_training_set_that_moved_is_named(folder: Path, tmp_path: Path) -> None:
+    """A sparse model does not have its own."""
     out = tmp_path / "p.zarr"
-    refused(run(*predicted(folder, "exact", out, "--variance-basis", 0)), "--variance-basis must be at least 1")
-    refused(
-        run(*predicted(folder, "exact", out, "--variance-basis", 5, "--variance-rank", 9, "--max-passes", 3)),
-        "--max-passes, --variance-rank: of the factor that test samples share",
-    )
-    without = ("predict", folder / "exact.zarr", folder / "test.zarr", "--out", out, "--variance-basis", 5)
-    refused(run(*without), "--variance-basis belongs to --variance", exit_code=2)
-    # A sparse model does not have its training set.
     shutil.move(folder / "train.zarr", folder / "moved.zarr")
     try:
         moved = run(*predicted(folder, "vfe", out, "--variance-basis", 5))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,7 @@ from scipy.stats import norm
 from dkgp.data import open_dataset, open_prediction
 from dkgp.data.stores.manifest import MANIFEST_NAME, checksum
 from dkgp.models import read_hyperparameters
-from tests.cli.conftest import refused
-
-Command = Callable[..., Any]
-Snapshot = Callable[[], dict[str, int]]
+from tests.cli.invoke import document_of, refused, run, run_json
 
 # Too few landmarks and no passes: gaps stay wide.
 WIDE = ("--variance-rank", 40, "--max-passes", 0)
@@ -62,11 +58,11 @@ def command(pipeline: dict[str, Any], out: Path, *options: object, test: object 
 
 @pytest.mark.parametrize("latent", [False, True])
 def test_intervals_hold_the_exact_variances(
-    pipeline: dict[str, Any], dense: Dense, run: Command, document: Command, tmp_path: Path, latent: bool
+    pipeline: dict[str, Any], dense: Dense, tmp_path: Path, latent: bool
 ) -> None:
     out = tmp_path / "p.zarr"
     options = ("--variance", "--variance-gap", 0.01, *(["--latent"] if latent else []), "--json")
-    predicted = document(run(*command(pipeline, out, *options)))
+    predicted = run_json(*command(pipeline, out, *options))
     exact = dense.latent + (0.0 if latent else dense.noise)
     prediction = open_prediction(str(out))
     lower, upper = (prediction.read(f"variance_{end}")[:, 0] for end in ("lower", "upper"))
@@ -83,12 +79,10 @@ def test_intervals_hold_the_exact_variances(
     assert predicted["warnings"] == []
 
 
-def test_evaluate_judges_the_variances(
-    pipeline: dict[str, Any], dense: Dense, run: Command, document: Command, tmp_path: Path
-) -> None:
+def test_evaluate_judges_the_variances(pipeline: dict[str, Any], dense: Dense, tmp_path: Path) -> None:
     out, test = tmp_path / "p.zarr", pipeline["ingest"]["test"]
-    document(run(*command(pipeline, out, "--variance", "--variance-gap", 1e-4, "--json")))
-    evaluated = document(run("evaluate", out, test, "--plot", tmp_path / "fit.png", "--json"))
+    run_json(*command(pipeline, out, "--variance", "--variance-gap", 1e-4, "--json"))
+    evaluated = run_json("evaluate", out, test, "--plot", tmp_path / "fit.png")
     spread = np.sqrt(dense.latent + dense.noise)
     # Compared on the standardised scale, where a change of units makes no difference.
     density = norm.logpdf(dense.truth / dense.std, dense.mean / dense.std, spread / dense.std)
@@ -99,7 +93,7 @@ def test_evaluate_judges_the_variances(
     assert 0.0 < evaluated["variance_gap_mean"] <= evaluated["variance_gap_max"] <= 1e-4
     assert (evaluated["variance_gap_wanted"], evaluated["variance_unmet"]) == (1e-4, 0)
     assert (tmp_path / "fit.png").read_bytes().startswith(b"\x89PNG")
-    without = document(run("evaluate", out, test, "--noise-free", "--json"))
+    without = run_json("evaluate", out, test, "--noise-free")
     assert without["coverage_95"] < evaluated["coverage_95"]
     assert without["rmse"] == evaluated["rmse"]
     table = run("evaluate", out, test, "--noise-free").stdout
@@ -107,12 +101,10 @@ def test_evaluate_judges_the_variances(
     assert "coverage of 95 %" in table
 
 
-def test_what_was_not_reached_is_said_and_not_hidden(
-    pipeline: dict[str, Any], dense: Dense, run: Command, document: Command, tmp_path: Path
-) -> None:
+def test_what_was_not_reached_is_said_and_not_hidden(pipeline: dict[str, Any], dense: Dense, tmp_path: Path) -> None:
     out = tmp_path / "p.zarr"
     result = run(*command(pipeline, out, "--variance", "--variance-gap", 1e-3, *WIDE, "--json"))
-    predicted = document(result)
+    predicted = document_of(result)
     unmet = predicted["variance"]["unmet"]
     assert unmet > 100
     assert predicted["variance"]["met"] + unmet == 200
@@ -130,28 +122,26 @@ def test_what_was_not_reached_is_said_and_not_hidden(
     exact = dense.latent + dense.noise
     assert (prediction.read("variance_lower")[:, 0] <= exact).all()
     assert (exact <= prediction.read("variance")[:, 0]).all()
-    evaluated = document(run("evaluate", out, pipeline["ingest"]["test"], "--json"))
+    evaluated = run_json("evaluate", out, pipeline["ingest"]["test"])
     assert evaluated["variance_unmet"] == unmet
 
 
 def test_resuming_tells_of_the_whole_store(
-    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pipeline: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = ("--variance", "--variance-gap", 1e-3, *WIDE, "--chunk-rows", 50, "--cluster", "none", "--json")
     with monkeypatch.context() as patch:
         # What a run has computed itself it does not read back.
         patch.delattr(sys.modules["dkgp.models.prediction.streaming"], "open_prediction")
-        whole = document(run(*command(pipeline, tmp_path / "whole.zarr", *more)))
+        whole = run_json(*command(pipeline, tmp_path / "whole.zarr", *more))
     assert whole["variance"]["computed"] == 200
     asked = iter([False, False, True])
     with monkeypatch.context() as patch:
         patch.setattr("dkgp.commands.predict.interruptible", lambda announce: nullcontext(lambda: next(asked)))
-        stopped = run(*command(pipeline, tmp_path / "p.zarr", *more))
-    assert stopped.exit_code == 130
-    assert "--resume" in stopped.stderr
-    resumed = document(run(*command(pipeline, tmp_path / "p.zarr", *more, "--resume")))
+        refused(run(*command(pipeline, tmp_path / "p.zarr", *more)), "--resume", exit_code=130)
+    resumed = run_json(*command(pipeline, tmp_path / "p.zarr", *more, "--resume"))
     assert 0 < resumed["variance"]["computed"] < 200
-    again = document(run(*command(pipeline, tmp_path / "p.zarr", *more, "--resume")))
+    again = run_json(*command(pipeline, tmp_path / "p.zarr", *more, "--resume"))
     assert again["variance"]["computed"] == 0
     assert again["variance"]["seconds_per_sample"] is None
     for later in (resumed, again):
@@ -164,53 +154,6 @@ def test_resuming_tells_of_the_whole_store(
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--variance-gap", 0), ("--variance-gap", "positive", "got 0")),
-        (("--variance-gap", -0.1), ("gap", "-0.1")),
-        (("--variance-gap", "nan"), ("gap", "nan")),
-        (("--max-passes", -1), ("passes", "-1")),
-        (("--variance-rank", 0), ("rank", "at least 1")),
-        (("--variance-batch", 0), ("batch", "at least 1")),
-        (("--variance-rank", 500, "--variance-memory", "100KiB"), ("500", "--variance-rank", "--variance-memory")),
-        (("--seed", -1), ("seed", "-1")),
-    ],
-    ids=lambda value: " ".join(str(part) for part in value) if isinstance(value, tuple) else "",
-)
-def test_settings_out_of_range(
-    pipeline: dict[str, Any],
-    run: Command,
-    tmp_path: Path,
-    snapshot: Snapshot,
-    options: tuple[object, ...],
-    words: tuple[str, ...],
-) -> None:
-    refused(run(*command(pipeline, tmp_path / "p.zarr", "--variance", *options)), *words)
-    assert snapshot() == {}
-    assert not (tmp_path / "p.zarr").exists()
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        ("--variance-gap", 0.1),
-        ("--max-passes", 0),
-        ("--latent",),
-        ("--variance-rank", 5),
-        ("--variance-batch", 5),
-        ("--variance-memory", "1GiB"),
-        ("--keep-factor",),
-    ],
-    ids=lambda option: option[0],
-)
-def test_options_of_variances_need_them(
-    pipeline: dict[str, Any], run: Command, tmp_path: Path, option: tuple[object, ...]
-) -> None:
-    refused(run(*command(pipeline, tmp_path / "p.zarr", *option)), str(option[0]), "add --variance", exit_code=2)
-    assert not (tmp_path / "p.zarr").exists()
 
 
 def broken_copy(source: str, target: Path, value: float) -> Path:
@@ -232,7 +175,7 @@ def broken_copy(source: str, target: Path, value: float) -> Path:
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("options", [(), ("--variance",)], ids=["means", "variances"])
 def test_a_test_store_with_what_is_no_number(
-    pipeline: dict[str, Any], run: Command, tmp_path: Path, value: float, options: tuple[str, ...]
+    pipeline: dict[str, Any], tmp_path: Path, value: float, options: tuple[str, ...]
 ) -> None:
     test, out = broken_copy(pipeline["ingest"]["test"], tmp_path / "test.zarr", value), tmp_path / "p.zarr"
     more = (*options, "--chunk-rows", 50)
@@ -240,7 +183,7 @@ def test_a_test_store_with_what_is_no_number(
     assert not out.exists()
 
 
-def test_overwriting_is_not_begun_with_bad_input(pipeline: dict[str, Any], run: Command, tmp_path: Path) -> None:
+def test_overwriting_is_not_begun_with_bad_input(pipeline: dict[str, Any], tmp_path: Path) -> None:
     out = tmp_path / "p.zarr"
     assert run(*command(pipeline, out)).exit_code == 0
     before = open_prediction(str(out)).read("mean")
@@ -250,13 +193,11 @@ def test_overwriting_is_not_begun_with_bad_input(pipeline: dict[str, Any], run: 
     np.testing.assert_array_equal(open_prediction(str(out)).read("mean"), before)
 
 
-def test_a_model_whose_support_inputs_are_gone(
-    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path
-) -> None:
+def test_a_model_whose_support_inputs_are_gone(pipeline: dict[str, Any], tmp_path: Path) -> None:
     train, model, out = tmp_path / "train.zarr", tmp_path / "model.zarr", tmp_path / "p.zarr"
     shutil.copytree(pipeline["ingest"]["train"], train)
     fit = ("train", train, "--hyper", pipeline["tune"]["out"], "--out", model, "--block-size", 300)
-    document(run(*fit, "--by-reference", "--json"))
+    run_json(*fit, "--by-reference")
     predict = ("predict", model, pipeline["ingest"]["test"], "--out", out, "--variance")
     shutil.move(train, tmp_path / "elsewhere.zarr")
     refused(run(*predict), "refers to its training set", "train.zarr")
@@ -265,13 +206,10 @@ def test_a_model_whose_support_inputs_are_gone(
     assert run(*predict).exit_code == 0
 
 
-def test_noise_cannot_be_taken_off_means_alone(
-    pipeline: dict[str, Any], run: Command, document: Command, tmp_path: Path
-) -> None:
+def test_noise_cannot_be_taken_off_means_alone(pipeline: dict[str, Any], tmp_path: Path) -> None:
     store = pipeline["predict"]["out"]
     plain, free = (
-        document(run("evaluate", store, pipeline["ingest"]["test"], *option, "--json"))
-        for option in ((), ("--noise-free",))
+        run_json("evaluate", store, pipeline["ingest"]["test"], *option) for option in ((), ("--noise-free",))
     )
     assert plain == free
     assert plain["nlpd"] is None

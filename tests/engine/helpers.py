@@ -21,6 +21,7 @@ from dkgp.data import Dataset
 from dkgp.kernels import SquaredExponential
 from dkgp.models.exact import TrainedModel, train
 from dkgp.solvers import GradientInfNorm, GreedyBlockCoordinateDescent, MaxIterations
+from tests.watching import in_context
 
 Bits = tuple[bytes, bytes, int]
 
@@ -39,7 +40,7 @@ class Problem:
         options.setdefault("stopping", GradientInfNorm(1e-3) | MaxIterations(100))
         if not resident:
             options["coordinator_input_bytes"] = 0
-        return train(self.dataset, self.kernel, self.noise_variance, executor, **options)
+        return train(self.dataset, self.kernel, self.noise_variance, in_context(executor, options), **options)
 
 
 def bits(trained: TrainedModel) -> Bits:
@@ -96,6 +97,22 @@ class AfterSubmit:
 
 def kill_one(client: Client) -> None:
     os.kill(worker_pids(client)[0], signal.SIGKILL)
+
+
+def with_a_worker_killed(name: str, count: int, work: Callable[[Any], Any]) -> Any:
+    """The result of some work on two processes, of which one is killed just after a certain round has gone out."""
+    # A cluster of its own: a nanny does not replace a worker that dies within moments of its start.
+    with opened("processes", 2) as executor:
+        client = client_of(executor)
+        before = set(worker_pids(client))
+        faulty = AfterSubmit(executor, name, count, lambda: kill_one(client))
+        started = time.monotonic()
+        result = work(faulty)
+        assert faulty.done
+        assert time.monotonic() - started < 90.0
+        client.wait_for_workers(2, timeout=30)
+        assert len(set(worker_pids(client)) & before) == 1  # the nanny has started another
+    return result
 
 
 def hyperparameters(problem: Problem, folder: Path) -> Path:

@@ -18,7 +18,6 @@ from dkgp.data import CheckpointStore, open_model
 from dkgp.errors import ClusterError, ExitCode
 from dkgp.solvers import Checkpointing, Progress
 from tests.engine.helpers import (
-    AfterSubmit,
     Bits,
     ManualCluster,
     Problem,
@@ -28,6 +27,7 @@ from tests.engine.helpers import (
     opened,
     train_command,
     wait_for_rounds,
+    with_a_worker_killed,
     worker_pids,
 )
 
@@ -38,16 +38,8 @@ StartProcess = Callable[..., subprocess.Popen[str]]
 
 @pytest.mark.parametrize(("name", "count"), [("kblock", 8), ("kpass", 1)])
 def test_a_worker_killed_in_mid_round(problem: Problem, reference: Bits, name: str, count: int) -> None:
-    with opened("processes", 2) as executor:
-        client = client_of(executor)
-        before = set(worker_pids(client))
-        faulty = AfterSubmit(executor, name, count, lambda: kill_one(client))
-        started = time.monotonic()
-        assert bits(problem.train(faulty)) == reference
-        assert faulty.done
-        assert time.monotonic() - started < 60.0
-        client.wait_for_workers(2, timeout=30)
-        assert len(set(worker_pids(client)) & before) == 1  # the nanny has started another
+    trained = with_a_worker_killed(name, count, problem.train)
+    assert bits(trained) == reference
 
 
 def test_results_that_went_down_with_their_worker_are_computed_again_soon() -> None:

@@ -27,17 +27,8 @@ def train(start_process: Callable[..., subprocess.Popen[str]], tmp_path: Path) -
         hyper.write_text(
             json.dumps({"kernel": {"type": "rbf", "variance": 1.0, "gamma": [0.3] * d}, "noise_variance": 0.1})
         )
-        given = (
-            "dkgp.cli",
-            "train",
-            tmp_path / "train.zarr",
-            "--hyper",
-            hyper,
-            "--out",
-            tmp_path / "model.zarr",
-            "--json",
-        )
-        process = start_process(*given, *options, stdout=subprocess.PIPE, environment=environment or {})
+        command = ("dkgp.cli", "train", tmp_path / "train.zarr", "--hyper", hyper, "--out", tmp_path / "model.zarr")
+        process = start_process(*command, "--json", *options, stdout=subprocess.PIPE, environment=environment or {})
         document = json.loads(process.communicate(timeout=200)[0])
         assert process.returncode in (0, 4), document
         return document  # type: ignore[no-any-return]

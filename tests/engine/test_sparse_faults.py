@@ -25,10 +25,12 @@ from dkgp.models.sparse.fit import Basis, fit_sparse
 from dkgp.models.sparse.methods import METHODS
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
-from dkgp.solvers.basis_risk.minimise import minimise_on_basis
+from dkgp.solvers.basis_risk.minimise import BasisDescent
+from dkgp.solvers.basis_risk.problem import BasisRisk
 from dkgp.solvers.greedy_basis.engine import choose_greedily
 from dkgp.solvers.greedy_basis.settings import GreedySettings
 from dkgp.solvers.losses import LogisticLoss
+from dkgp.solvers.risk import Risk
 from tests.engine.helpers import Problem, client_of, kill_one, opened
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("quiet_dask")]
@@ -49,7 +51,7 @@ def chosen_greedily(operator: BlockedKernelOperator, y: np.ndarray) -> list[np.n
 def classified(operator: BlockedKernelOperator, y: np.ndarray) -> list[np.ndarray]:
     signs = np.where(y > np.median(y), 1.0, -1.0)
     cross = CrossKernel(operator, some(operator))
-    found = minimise_on_basis(cross, signs, loss=LogisticLoss(), regularisation=0.1, hessian=True)
+    found = BasisDescent(BasisRisk(cross, signs, Risk(LogisticLoss(), 0.1)), hessian=True).run()
     assert found.hessian is not None
     return [found.weights, found.values, found.hessian.lowers[0]]
 
@@ -113,6 +115,7 @@ import numpy as np
 from dkgp.cluster import LocalExecutor
 from dkgp.data import CheckpointStore, open_dataset
 from dkgp.kernels import SquaredExponential
+from dkgp.models import RunContext
 from dkgp.models.sparse.train import SparseSettings, train_sparse
 from dkgp.solvers import Checkpointing
 
@@ -121,10 +124,11 @@ def main(url, folder, log, how):
     def note(progress):
         with open(log, "a") as out:
             print(progress.size, file=out)
+    kept = Checkpointing(CheckpointStore(folder), every_seconds=0.0, identity={"of": url}, resume=True)
+    context = RunContext(LocalExecutor(2), callback=note, checkpointing=kept)
     trained = train_sparse(
-        open_dataset(url), SquaredExponential((0.2, 0.2, 0.15, 0.05, 0.05, 0.01)), 0.05, LocalExecutor(2),
-        SparseSettings("sggp", 40, candidates=20, **more), callback=note,
-        checkpointing=Checkpointing(CheckpointStore(folder), every_seconds=0.0, identity={"of": url}, resume=True),
+        open_dataset(url), SquaredExponential((0.2, 0.2, 0.15, 0.05, 0.05, 0.01)), 0.05, context,
+        SparseSettings("sggp", 40, candidates=20, **more),
     )
     model, said = trained.model, repr(trained.certificate.to_json())
     arrays = [model.weights, model.lower, trained.greedy.indices, trained.greedy.dual]

@@ -19,8 +19,10 @@ from dkgp.cli import main
 from dkgp.data import dataset_from_arrays, memory_dataset, open_classifier
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters, write_hyperparameters
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import labels_of
 from dkgp.models.classification.likelihoods import Likelihood
+from dkgp.models.classification.logistic.stopping import RiskSettings
 from dkgp.operators.full_products import FullProducts
 from dkgp.operators.keeping import Keeping
 from dkgp.solvers import Choice
@@ -121,7 +123,7 @@ def test_likelihoods(
     wanted = dkgp.models.classification.logistic.foreseen.foreseen_products
     dataset = memory_dataset(X, labels.astype(float), classes=("no", "yes"))
     likelihood = Likelihood.of("logit", "softmax", 2)
-    expected = wanted(dataset, labels_of(dataset), kernel, likelihood).count
+    expected = wanted(LabelledData(dataset, labels_of(dataset)), kernel, RiskSettings(likelihood)).count
     told = [products for products in asked if products > 0.0]
     assert told[:3] == pytest.approx([expected, expected - 1.0, expected - 2.0])
     assert model.predict_proba(X).tobytes() == few.tobytes()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, kernel_from_json
 from tests.kernels.table import ALL, CASES, Case, double_loop, features_of
-from tests.kernels.tiles.interpreter import run
+from tests.kernels.tiles.programs import ProgramKernel
 
 every_kernel = pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
 every_kernel_without_white = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -158,7 +158,9 @@ def test_program_is_the_formula(case: Case, rng: np.random.Generator) -> None:
     A, B = inputs(case, rng)
     # The class's own program; a bare squared exponential may have another form of it.
     program = Kernel.tile_program(case.kernel)
-    np.testing.assert_allclose(run(program, A, B), double_loop(case, A, B), rtol=1e-12, atol=1e-14)
+    assert all(min(group.scale, default=1.0) > 0.0 for group in program.groups)
+    found = ProgramKernel(features_of(case), program)(A, B)
+    np.testing.assert_allclose(found, double_loop(case, A, B), rtol=1e-12, atol=1e-14)
     assert hash(program) == hash(Kernel.tile_program(kernel_from_json(case.kernel.to_json())))
 
 

@@ -17,10 +17,12 @@ from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.errors import InputError, InterruptedRunError, NumericalError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.certificate import Certificate
+from dkgp.models.context import RunContext
 from dkgp.models.exact import TrainedModel, run_identity, save, train
 from dkgp.models.metrics import evaluate
 from dkgp.models.prediction.predict import predict
 from dkgp.solvers import GradientInfNorm, GreedyBlockCoordinateDescent, MaxIterations, Progress
+from tests.watching import in_context
 
 pytestmark = pytest.mark.filterwarnings("ignore:The feature:UserWarning")
 
@@ -226,7 +228,7 @@ def test_starting_at_the_answer_takes_no_round(
 def test_stopping_short_is_said(world: World, executor: BlockExecutor, kernel: SquaredExponential) -> None:
     records: list[Progress] = []
     options = {"solver": SOLVER, "stopping": GradientInfNorm(1e-9) | MaxIterations(3), "callback": records.append}
-    trained = train(world.train, kernel, NOISE, executor, **options)
+    trained = train(world.train, kernel, NOISE, in_context(executor, options), **options)
     assert not trained.summary["converged"]
     assert "3 iterations" in trained.summary["reason"]
     assert trained.summary["advice"]
@@ -236,7 +238,7 @@ def test_stopping_short_is_said(world: World, executor: BlockExecutor, kernel: S
 def test_interrupted_training_says_so(world: World, executor: BlockExecutor, kernel: SquaredExponential) -> None:
     asked = iter([False, False, True])
     with pytest.raises(InterruptedRunError, match="after 2 rounds"):
-        train(world.train, kernel, NOISE, executor, solver=SOLVER, interrupted=lambda: next(asked))
+        train(world.train, kernel, NOISE, RunContext(executor, interrupted=lambda: next(asked)), solver=SOLVER)
 
 
 def test_no_targets_is_bad_input(

@@ -14,7 +14,7 @@ from dkgp.cluster import LocalExecutor, worker_cache
 from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import ExitCode, MemoryBudgetError
 from dkgp.kernels import SquaredExponential
-from dkgp.models.memory import RUNTIME_BYTES, MemoryPlan, plan_training
+from dkgp.models.memory import RUNTIME_BYTES, MemoryPlan, Processes, plan_training
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.blocked import coordinator_input_bytes_needed
 from dkgp.operators.keeping import kept_bytes_of
@@ -27,9 +27,9 @@ GIB = 1024**3
 def planned(n: int = 50_000, d: int = 8, p: int = 1, **changed: Any) -> MemoryPlan:
     held = {"block_size": 1000, "candidates": 60, "memory": 5}
     solver = SolverMemory(**{name: changed.pop(name, value) for name, value in held.items()})
-    given = {"resident_bytes": 200_000_000, "cache_bytes": 2 * GIB}
-    given |= {"shares_process": True, "overlaps": False, "holds_inputs": True}
-    return plan_training(n, d, p, solver, **{**given, **changed})
+    holds_inputs = changed.pop("holds_inputs", True)
+    here = Processes(resident_bytes=200_000_000, shares_process=True, overlaps=False, cache_bytes=2 * GIB)
+    return plan_training(n, d, p, solver, replace(here, **changed), holds_inputs=holds_inputs)
 
 
 @pytest.mark.parametrize("p", [1, 3])

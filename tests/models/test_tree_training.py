@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.errors import CheckpointError, InputError, InterruptedRunError, MemoryBudgetError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.certificate import Certificate
+from dkgp.models.context import RunContext
 from dkgp.models.exact import TrainedModel, run_identity, save, train
 from dkgp.models.solver_choice import choose_solver_for
 from dkgp.solvers import (
@@ -28,6 +30,7 @@ from dkgp.solvers import (
 )
 from dkgp.solvers.registry import build_solver
 from tests.engine.helpers import opened
+from tests.watching import in_context
 
 NOISE = 0.05
 # On standardised coordinates, whose extent is about 3.5: most pairs have nothing to do with each other.
@@ -60,7 +63,7 @@ def dense(terrain: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def trained(terrain: Dataset, executor: Any, **options: Any) -> TrainedModel:
     given = {"stopping": GradientInfNorm(TOLERANCE) | MaxIterations(400), "tree_error": ERROR, **options}
-    return train(terrain, KERNEL, NOISE, executor, **given)
+    return train(terrain, KERNEL, NOISE, in_context(executor, given), **given)
 
 
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS.keys())
@@ -93,7 +96,7 @@ def test_auto_takes_a_factor_that_these_products_are_solved_quickly_with(terrain
     with opened("none", 2) as executor:
         for name, options in (("pcg", choice.options), ("cg", {})):
             model = train(
-                terrain, KERNEL, noise, executor, solver=build_solver(name, options), tree_error=error,
+                terrain, KERNEL, noise, RunContext(executor, tree_error=error), solver=build_solver(name, options),
                 stopping=GradientInfNorm(tolerance) | MaxIterations(400),
             )  # fmt: skip
             rounds[name] = model.solution.progress.iteration
@@ -110,7 +113,7 @@ def test_a_certificate_without_the_products_error_would_be_wrong() -> None:
     alpha, seen = np.zeros((4, 1)), np.zeros((4, 1))
     true = np.full((4, 1), 1e-3)
     given = (alpha, seen, seen, NOISE, 1.0, np.ones(4))
-    certificate = Certificate.of(*given, product_error=1e-3)
+    certificate = replace(Certificate.of(*given), product_error=1e-3)
     assert np.linalg.norm(true) <= certificate.proven_residual_norm[0] <= 1.0001 * np.linalg.norm(true)
     # Nothing but what the smallest numbers may lose.
     assert Certificate.of(*given).proven_residual_norm[0] < 1e-300
@@ -190,7 +193,7 @@ def test_what_the_tree_cannot_serve_is_refused(
     )
     with opened("none", 1) as executor:
         with pytest.raises(InputError, match="up to 6 features; got 7"):
-            train(wide, SquaredExponential((1.0,) * 7), NOISE, executor, tree_error=1e-5)
+            train(wide, SquaredExponential((1.0,) * 7), NOISE, RunContext(executor, tree_error=1e-5))
         monkeypatch.setattr(
             "dkgp.operators.tree.memory.worker_cache", lambda: type("Small", (), {"budget_bytes": 20_000})
         )

@@ -43,7 +43,7 @@ def updated(
     dataset, model = trained
     more = append_rows(dataset, X[N:], y[N:])
     solution = model.solution
-    return update(more, KERNEL, NOISE, LocalExecutor(2), solution.alpha, solution.gradient, solver=SOLVER, **options)
+    return update(more, KERNEL, NOISE, LocalExecutor(2), (solution.alpha, solution.gradient), solver=SOLVER, **options)
 
 
 @pytest.mark.parametrize("columns_bytes", [None, 0], ids=["columns kept", "columns not kept"])
@@ -98,4 +98,4 @@ def test_a_known_gradient_saves_the_pass_that_finds_it(samples: tuple[np.ndarray
 def test_nothing_new_is_refused(samples: tuple[np.ndarray, np.ndarray], trained: tuple[Dataset, TrainedModel]) -> None:
     dataset, model = trained
     with pytest.raises(InputError, match="samples after them"):
-        update(dataset, KERNEL, NOISE, LocalExecutor(1), model.solution.alpha, model.solution.gradient)
+        update(dataset, KERNEL, NOISE, LocalExecutor(1), (model.solution.alpha, model.solution.gradient))

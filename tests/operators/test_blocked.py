@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,27 @@ from dkgp.cluster.executors.base import split_evenly
 from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential, parse_kernel
-from dkgp.kernels.tiles.loops import LANES
-from dkgp.operators import ArrayInputs, BlockedKernelOperator
-from dkgp.operators.block_tasks import BlockContext
+from dkgp.kernels.tiles.blocks import LANES
+from dkgp.operators import ArrayInputs, BlockedKernelOperator, DenseKernelOperator
+from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
-from tests.operators.recording import RecordingExecutor
 
 N, D, NOISE_VARIANCE = 1500, 4, 0.05
 KERNEL = SquaredExponential(gamma=(0.3, 0.2, 0.5, 0.1), variance=1.2)
+
+
+class RecordingExecutor(LocalExecutor):
+    """Notes the name and the number of groups of every round."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        self.rounds: list[tuple[str, int]] = []
+
+    def submit(
+        self, name: str, task: Any, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]], *hints: Any
+    ) -> Any:
+        self.rounds.append((name, len(groups)))
+        return super().submit(name, task, arguments, groups, *hints)
 
 
 class RecordingInputs(ArrayInputs):
@@ -80,21 +94,6 @@ def test_groups_are_even_and_in_order(items: int, parts: int) -> None:
     assert len(groups) == min(parts, items)
     sizes = {len(group) for group in groups}
     assert not sizes or max(sizes) - min(sizes) <= 1
-
-
-def test_same_bits_whoever_computes(inputs: np.ndarray, rng: np.random.Generator) -> None:
-    indices, delta = rng.choice(N, 90, replace=False), rng.standard_normal((90, 2))
-    V = rng.standard_normal((N, 2))
-    results = []
-    for threads, options in [(1, {}), (2, {}), (3, {}), (8, {}), (2, {"coordinator_input_bytes": 1})]:
-        executor = LocalExecutor(threads)
-        with blocked(inputs, executor, **options) as operator:
-            columns = [operator.apply_columns(indices, delta, precision) for precision in ("single", "double")]
-            results.append([*columns, operator.matmat(V, "single"), operator.matmat(V, "double")])
-        executor.close()
-    for other in results[1:]:
-        for found, expected in zip(other, results[0], strict=True):
-            np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("precision", ["single", "double"])
@@ -219,6 +218,33 @@ def test_what_k_of_x_with_itself_comes_to_is_asked_once(inputs: np.ndarray, exec
     other = operator.with_noise(0.5)
     np.testing.assert_array_equal(other.diagonal(), kernel.diagonal(inputs) + 0.5)
     np.testing.assert_array_equal(operator.diagonal(), kernel.diagonal(inputs) + NOISE_VARIANCE)
+
+
+@pytest.mark.parametrize("text", ["linear", "polynomial(degree=3)", "rbf + linear"])
+def test_a_diagonal_that_varies_is_the_kernels(text: str, inputs: np.ndarray, executor: LocalExecutor) -> None:
+    kernel = parse_kernel(text, D)
+    found = BlockedKernelOperator(kernel, NOISE_VARIANCE, ArrayInputs(inputs), executor).diagonal()
+    expected = np.array([kernel(row[None], row[None])[0, 0] for row in inputs]) + NOISE_VARIANCE
+    np.testing.assert_allclose(found, expected, rtol=1e-13)
+    dense = DenseKernelOperator(kernel, NOISE_VARIANCE, inputs[:60]).diagonal()
+    np.testing.assert_allclose(dense, found[:60], rtol=1e-13)
+
+
+def test_the_diagonal_of_a_stationary_kernel_needs_no_round(inputs: np.ndarray, executor: RecordingExecutor) -> None:
+    kernel = parse_kernel("matern32 + constant(variance=0.5)", D)
+    operator = BlockedKernelOperator(kernel, NOISE_VARIANCE, ArrayInputs(inputs), executor)
+    np.testing.assert_array_equal(operator.diagonal(), np.full(N, 1.5 + NOISE_VARIANCE))
+    assert not executor.rounds
+    assert operator.kernel_evaluations == 0
+
+
+def test_memory_is_planned_by_what_features_take() -> None:
+    """A sum whose parts scale their inputs apart holds them once for each part; one of few features still all rows."""
+    one = SquaredExponential((0.2, 0.3, 0.4))
+    assert feature_width(one) == 3
+    assert feature_width(SquaredExponential((0.2, 0.0, 0.0))) == 3
+    assert coordinator_input_bytes_needed(100, 3, feature_width(one)) == coordinator_input_bytes_needed(100, 3) == 6400
+    assert feature_width(one + SquaredExponential((0.7, 0.1, 0.9))) >= 6
 
 
 def test_progress_names_the_product_and_what_is_kept(inputs: np.ndarray) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.cluster import ClusterOptions, LocalExecutor, open_executor
+from dkgp.cluster import LocalExecutor
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, SquaredExponential, parse_kernel
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, contract_tasks
@@ -79,18 +79,6 @@ def test_entries_that_are_evaluated_are_counted(
 
 def test_bytes_are_those_of_twelve_tiles_a_thread() -> None:
     assert tiles_bytes(3) == 3 * 12 * 8 * 256 * 256
-
-
-def test_the_bits_do_not_depend_on_the_executor(rng: np.random.Generator) -> None:
-    X, vectors, matrices = problem(rng)
-    results = []
-    for threads in (1, 2, 3):
-        executor = LocalExecutor(threads)
-        results.append(contracted(KERNELS[0], X, executor, vectors, matrices))
-        executor.close()
-    with open_executor(ClusterOptions(kind="local", workers=2), N) as dask:
-        results.append(contracted(KERNELS[0], X, dask, vectors, matrices))
-    assert {result.tobytes() for result in results} == {results[0].tobytes()}
 
 
 def test_a_mixing_skips_what_is_zero() -> None:

@@ -21,7 +21,7 @@ from dkgp.kernels.tiles.evaluator import KeptTiles
 from dkgp.kernels.tiles.pages import fresh_array
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, keeping
 from dkgp.operators.keeping import Keeping, bytes_that_pay, kept_bytes_of, most_bytes, saved_share
-from dkgp.operators.kept_tiles import TileCache, worker_tiles
+from dkgp.operators.kept_tiles import TileCache, TileRequest, worker_tiles
 
 GIB = 2**30
 PAIRS = 40
@@ -122,7 +122,7 @@ class Machine:
         """Pairs that a product reads, and its seconds."""
         began = self.now
         terms = Keeping(TileBudget(budget, measured=True), turn, WANTED, products, run_share if turn > 1 else 0.0)
-        read = sum(self.cache.use("run", (pair, 0), terms, self.room, self.work) for pair in range(PAIRS))
+        read = sum(self.cache.use(TileRequest("run", (pair, 0), terms, self.room), self.work) for pair in range(PAIRS))
         return read, self.now - began
 
     @property
@@ -274,7 +274,7 @@ def test_memory_that_is_freed_goes_back_to_the_system() -> None:
     # Of a size that an allocator would hold back.
     before = resident_bytes()
     for pair in range(64):
-        cache.use("run", (pair, 0), terms, lambda: KeptTiles(fresh_array(2**20, np.uint8)), fill)
+        cache.use(TileRequest("run", (pair, 0), terms, lambda: KeptTiles(fresh_array(2**20, np.uint8))), fill)
     held = resident_bytes()
     cache.discard_run("run")
     assert held - before > 60 * 2**20
@@ -323,11 +323,9 @@ def test_threads_share_what_they_see(machine: Machine) -> None:
     with ThreadPoolExecutor(4) as pool:
         terms = [Keeping(TileBudget(2 * WANTED, measured=True), turn, WANTED, 20.0, 0.9) for turn in (1, 2, 3)]
         first = replace(terms[0], run_share=0.0)
-        for each in (first, terms[1], terms[2]):
-            work = [
-                pool.submit(machine.cache.use, "run", (pair, 0), each, machine.room, machine.work)
-                for pair in range(PAIRS)
-            ]
-            read = [task.result() for task in work]
+        for keeping_terms in (first, terms[1], terms[2]):
+            requests = [TileRequest("run", (pair, 0), keeping_terms, machine.room) for pair in range(PAIRS)]
+            tasks = [pool.submit(machine.cache.use, request, machine.work) for request in requests]
+            read = [task.result() for task in tasks]
     assert machine.cache.nbytes == PAIR_BYTES * len(machine.cache._held)
     assert sum(read) > PAIRS // 2

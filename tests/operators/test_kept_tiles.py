@@ -13,7 +13,7 @@ from dkgp.cluster.tile_budget import TileBudget
 from dkgp.kernels.tiles.evaluator import KeptTiles
 from dkgp.operators import kept_tiles
 from dkgp.operators.keeping import Keeping
-from dkgp.operators.kept_tiles import TileCache
+from dkgp.operators.kept_tiles import TileCache, TileRequest
 
 ROOM = 100  # bytes of a pair
 
@@ -28,7 +28,7 @@ def fill(tiles: KeptTiles | None) -> None:
 
 
 def use(cache: TileCache, pair: tuple[int, int], turn: int, budget: int = 3 * ROOM, run: str = "run") -> bool:
-    return cache.use(run, pair, Keeping(TileBudget(budget), turn), room, fill)
+    return cache.use(TileRequest(run, pair, Keeping(TileBudget(budget), turn), room), fill)
 
 
 def test_what_fits_is_kept_and_stays() -> None:
@@ -104,7 +104,7 @@ def test_work_that_fails_leaves_nothing_that_looks_filled() -> None:
         raise ArithmeticError
 
     with pytest.raises(ArithmeticError):
-        cache.use("run", (0, 0), Keeping(TileBudget(ROOM), 1), room, fail)
+        cache.use(TileRequest("run", (0, 0), Keeping(TileBudget(ROOM), 1), room), fail)
     assert not use(cache, (0, 0), 2)
     assert use(cache, (0, 0), 3)
 
@@ -119,8 +119,8 @@ def test_two_threads_at_one_pair_do_not_wait_for_each_other() -> None:
         fill(tiles)
 
     with ThreadPoolExecutor(2) as pool:
-        keeping = Keeping(TileBudget(ROOM), 1)
-        tasks = [pool.submit(cache.use, "run", (0, 0), keeping, room, work) for _ in range(2)]
+        request = TileRequest("run", (0, 0), Keeping(TileBudget(ROOM), 1), room)
+        tasks = [pool.submit(cache.use, request, work) for _ in range(2)]
         assert [task.result() for task in tasks] == [False, False]
     assert sum(tiles is None for tiles in given) == 1
     assert use(cache, (0, 0), 2, ROOM)

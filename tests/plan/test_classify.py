@@ -14,6 +14,7 @@ from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.fixed_size.train import train_fixed_size
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import labels_of
 from dkgp.plan.classify import foresee_classifier
 
@@ -34,7 +35,8 @@ def test_entries_are_foreseen_as_a_run_takes_them(dataset: Dataset, search: str)
     settings = FixedSizeSettings(pool=100, folds=5, search=search)
     foreseen = foresee_classifier(dataset, FOUND, settings, 2**30).to_json()
     with closing(LocalExecutor(1)) as executor:
-        taken = train_fixed_size(dataset, labels_of(dataset), settings, executor, kernel=FOUND.kernel).summary
+        data = LabelledData(dataset, labels_of(dataset))
+        taken = train_fixed_size(data, settings, executor, kernel=FOUND.kernel).summary
     assert 0.5 * taken["kernel_evaluations"] < foreseen["kernel_evaluations"] < 2.0 * taken["kernel_evaluations"]
     assert 0.4 * taken["passes"] <= foreseen["passes"] <= 2.5 * taken["passes"]
 

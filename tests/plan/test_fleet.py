@@ -10,7 +10,9 @@ import pytest
 
 from dkgp.plan.fleet import Fleet, most_useful_workers, product_seconds, project
 from dkgp.plan.network import Network
-from dkgp.solvers.prices import Phase, Prices, Sizes, Work, conjugate_phases, descent_phases
+from dkgp.solvers.block_descent.block_size import descent_phases
+from dkgp.solvers.conjugate.phases import conjugate_phases
+from dkgp.solvers.prices import Phase, Prices, Sizes, Work
 
 FREE = Network(0.0, 0.0, 0.0, 1e30)
 NETWORK = Network(0.008, 0.001, 0.0002, 1e9)

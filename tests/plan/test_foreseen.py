@@ -17,7 +17,7 @@ from dkgp.data import Dataset, write_friedman1
 from dkgp.errors import MemoryBudgetError, UsageError
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import train
-from dkgp.models.memory import RUNTIME_BYTES, plan_training
+from dkgp.models.memory import RUNTIME_BYTES, Processes, plan_training
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.keeping import LEAST_GAIN, READ_TOGETHER
 from dkgp.operators.kept_tiles import worker_tiles
@@ -84,11 +84,8 @@ def test_memory_is_what_training_plans(dataset: Dataset, hyper: Hyperparameters)
         10,
         1,
         found.memory,
-        resident_bytes=plan.resident_bytes,
-        shares_process=False,
-        overlaps=True,
+        Processes(plan.resident_bytes, shares_process=False, overlaps=True, cache_bytes=2**30),
         holds_inputs=True,
-        cache_bytes=2**30,
         width=found.width,
     )
     assert plan == expected

@@ -14,7 +14,9 @@ from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.basis.settings import BasisSettings
 from dkgp.models.classification.basis.train import train_on_basis
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import labels_of
+from dkgp.models.classification.logistic.stopping import RiskSettings
 from dkgp.models.classification.logistic.train import train_logistic
 from dkgp.plan.likelihoods import LikelihoodSettings, foresee_likelihood
 
@@ -38,9 +40,8 @@ def test_products_are_foreseen_from_subsets(dataset: Dataset, monkeypatch: pytes
     foreseen = foresee_likelihood(dataset, FOUND, settings, 2**30, 1)
     with closing(LocalExecutor(1)) as executor:
         labels = labels_of(dataset)
-        taken = train_logistic(
-            dataset, labels, FOUND, executor, likelihood=settings.likelihood(labels), method="auto"
-        ).summary
+        risk = RiskSettings(settings.likelihood(labels), method="auto")
+        taken = train_logistic(LabelledData(dataset, labels), FOUND, executor, risk).summary
     assert foreseen.products is not None
     assert foreseen.products.low <= taken["column_passes"] <= foreseen.products.high
     assert foreseen.products.low < foreseen.products.expected < foreseen.products.high
@@ -57,7 +58,8 @@ def test_a_basis_is_foreseen_as_a_run_takes_it(dataset: Dataset) -> None:
     with closing(LocalExecutor(1)) as executor:
         labels, basis = labels_of(dataset), BasisSettings(60)
         likelihood = settings.likelihood(labels)
-        taken = train_on_basis(dataset, labels, FOUND, executor, basis, likelihood=likelihood, form="gp").summary
+        data = LabelledData(dataset, labels)
+        taken = train_on_basis(data, FOUND, executor, basis, likelihood=likelihood, form="gp").summary
     entries = foreseen.to_json()["kernel_evaluations"]
     assert taken["kernel_evaluations"] / 3.0 < entries < 3.0 * taken["kernel_evaluations"]
     assert [phase.name for phase in foreseen.phases()] == ["choice", "steps", "Hessians"]

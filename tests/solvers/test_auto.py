@@ -14,7 +14,14 @@ from dkgp.kernels import Kernel, Linear, Matern32, SquaredExponential
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.inputs import ArrayInputs
 from dkgp.solvers import Cholesky, ConjugateGradient, GreedyBlockCoordinateDescent, MaxIterations, choose_solver, solve
-from dkgp.solvers.auto import CHOLESKY_UNLESS_EASY, CHOLESKY_WITHOUT_A_LOOK, Choice, expected_count, probed_samples
+from dkgp.solvers.auto import (
+    CHOLESKY_UNLESS_EASY,
+    CHOLESKY_WITHOUT_A_LOOK,
+    Choice,
+    choose_by,
+    expected_count,
+    probed_samples,
+)
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 from dkgp.solvers.conjugate.probe import Probe
 from dkgp.solvers.registry import build_solver
@@ -26,7 +33,9 @@ def samples(n: int, d: int, seed: int = 0) -> np.ndarray:
 
 
 def choice(kernel: Kernel, n: int, noise: float = 0.05, **options: Any) -> Choice:
-    return choose_solver(kernel, noise, samples(1000, kernel.n_features), n, **options)
+    probed = {name: options.pop(name) for name in ("tolerance", "seed") if name in options}
+    probe = Probe(kernel, noise, samples(1000, kernel.n_features), n, **probed)
+    return choose_by(probe, **options)
 
 
 SMOOTH = SquaredExponential(gamma=(0.05, 0.05))
@@ -82,7 +91,7 @@ def test_unlike_workers_get_a_solver_that_may_mix_them() -> None:
     found = choice(BETWEEN, 30_000, noise=0.005, one_arithmetic=False)
     assert found.solver == "gbcd"
     assert "workers" in found.reason
-    assert choose_solver(SMOOTH, 0.1, np.empty((0, 2)), 100, one_arithmetic=False).solver == "cholesky"
+    assert choose_by(Probe(SMOOTH, 0.1, np.empty((0, 2)), 100), one_arithmetic=False).solver == "cholesky"
 
 
 def test_products_by_a_tree_get_a_factor_that_suits_their_price() -> None:
@@ -91,7 +100,7 @@ def test_products_by_a_tree_get_a_factor_that_suits_their_price() -> None:
     assert (pruned.solver, pruned.projected.keys()) == ("pcg", {"pcg"})
     assert pruned.projected["pcg"] < whole.projected["pcg"]
     assert sum(pruned.options.values()) < sum(whole.options.values())
-    few = choose_solver(short, 0.01, np.empty((0, 2)), 300, tree_error=1e-5)
+    few = choose_by(Probe(short, 0.01, np.empty((0, 2)), 300), tree_error=1e-5)
     assert (few.solver, few.options) == ("pcg", {})
 
 

@@ -13,9 +13,10 @@ from dkgp.cluster import LocalExecutor
 from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.errors import CheckpointError, InputError
 from dkgp.operators.base import KernelOperator
-from dkgp.solvers import Checkpointing, GradientInfNorm, MaxIterations, MaxPasses, Solution, solve
+from dkgp.solvers import Checkpointing, GradientInfNorm, MaxIterations, MaxPasses, Solution, StoppingRule, solve
 from dkgp.solvers.base import Method, as_columns
 from dkgp.solvers.state import SolverState
+from dkgp.solvers.watch import Watch
 from tests.solvers.problems import smooth_problem
 
 PROBLEM = smooth_problem(200, 3, targets=2, noise_variance=0.5, gamma=2.0)
@@ -42,9 +43,12 @@ class SteepestDescent(Method[SolverState]):
         return {}
 
 
-def solved(executor: LocalExecutor, **options: Any) -> Solution:
-    options = {"stopping": GradientInfNorm(1e-4) | MaxPasses(2000.0)} | options
-    return solve(PROBLEM.blocked(executor), PROBLEM.y, solver=SteepestDescent(), **options)
+STOPPING = GradientInfNorm(1e-4) | MaxPasses(2000.0)
+
+
+def solved(executor: LocalExecutor, stopping: StoppingRule = STOPPING, **watch: Any) -> Solution:
+    solver = SteepestDescent()
+    return solve(PROBLEM.blocked(executor), PROBLEM.y, solver=solver, stopping=stopping, watch=Watch(**watch))
 
 
 def test_it_ends_in_a_true_gradient(executor: LocalExecutor) -> None:

@@ -17,7 +17,6 @@ from dkgp.solvers import (
     ConjugateGradient,
     CyclicSelection,
     GradientInfNorm,
-    GradientSelection,
     GreedyBlockCoordinateDescent,
     GreedySelection,
     MaxPasses,
@@ -25,6 +24,7 @@ from dkgp.solvers import (
     solve,
 )
 from dkgp.solvers.block_descent.subproblem import Subproblem
+from dkgp.solvers.watch import Watch
 from tests.solvers.problems import Problem, smooth_problem
 
 # Large targets: float32 drift calls for a float64 refresh on the way, and another before convergence is declared.
@@ -43,11 +43,16 @@ class Run:
         self.store = CheckpointStore(folder / "checkpoints")
         self.executor, self.problem = executor, problem
 
-    def solve(self, *, solver=SOLVER, resume=False, every_seconds=NEVER, identity=IDENTITY, **options) -> Solution:
+    def solve(
+        self, *, solver=SOLVER, stopping=STOPPING, resume=False, every_seconds=NEVER, identity=IDENTITY, **watch
+    ) -> Solution:
         checkpointing = Checkpointing(self.store, every_seconds, identity, resume)
-        options = {"stopping": STOPPING} | options
         return solve(
-            self.problem.blocked(self.executor), self.problem.y, solver=solver, checkpointing=checkpointing, **options
+            self.problem.blocked(self.executor),
+            self.problem.y,
+            solver=solver,
+            stopping=stopping,
+            watch=Watch(checkpointing=checkpointing, **watch),
         )
 
     def interrupt_after(self, rounds: int, **options: Any) -> InterruptedRunError:
@@ -99,7 +104,9 @@ def refresh_rounds(problem: Problem, executor: Any, **options: Any) -> list[int]
 
     operator.matmat = watched  # type: ignore[method-assign]
     options = {"solver": SOLVER, "stopping": STOPPING} | options
-    solve(operator, problem.y, callback=lambda progress: done.__setitem__(0, progress.iteration), **options)
+    solve(
+        operator, problem.y, watch=Watch(callback=lambda progress: done.__setitem__(0, progress.iteration)), **options
+    )
     return found
 
 
@@ -140,26 +147,6 @@ def test_interrupted_again_and_again_it_is_the_same(run: Run, whole: Solution) -
     for rounds in range(3, len(whole.history)):
         run.interrupt_after(rounds, resume=True)
     require_same(run.solve(resume=True), whole)
-
-
-@pytest.mark.parametrize(
-    "solver",
-    [
-        replace(SOLVER, memory=0),
-        replace(SOLVER, precision="double"),
-        replace(SOLVER, selection=GreedySelection(variables_per_step=1, candidates=10)),
-        replace(SOLVER, selection=GreedySelection(prefitting=True, candidates=10)),
-        replace(SOLVER, selection=CyclicSelection()),
-        replace(SOLVER, selection=GradientSelection(), seed=5),
-    ],
-    ids=["no memory", "double", "one variable a step", "prefitting", "cyclic", "gradient"],
-)
-def test_other_settings_resume_the_same(run: Run, solver: GreedyBlockCoordinateDescent) -> None:
-    stopping = STOPPING | MaxPasses(3)
-    expected = run.solve(solver=solver, stopping=stopping)
-    run.store.clear()
-    run.interrupt_after(8, solver=solver, stopping=stopping)
-    require_same(run.solve(solver=solver, stopping=stopping, resume=True), expected)
 
 
 def test_resumed_with_selection_during_the_round_it_is_the_same(run: Run, whole: Solution, overlapping) -> None:
@@ -211,7 +198,9 @@ def test_a_checkpoint_is_read_once_whoever_looks_first(
     assert found is not None
     assert found.sequence_number == 5
     assert checkpointing.held_bytes == sum(array.nbytes for array in found.arrays.values()) > 0
-    resumed = solve(PROBLEM.blocked(executor), PROBLEM.y, solver=SOLVER, stopping=STOPPING, checkpointing=checkpointing)
+    resumed = solve(
+        PROBLEM.blocked(executor), PROBLEM.y, solver=SOLVER, stopping=STOPPING, watch=Watch(checkpointing=checkpointing)
+    )
     assert (len(reads), checkpointing.held_bytes) == (1, 0)
     require_same(resumed, whole)
 
@@ -284,7 +273,7 @@ def test_interrupted_in_a_product_no_finished_round_is_lost(
 
 def test_interrupted_without_checkpoints_it_says_that_nothing_was_saved(executor) -> None:
     with pytest.raises(InterruptedRunError, match="after 0 rounds; nothing was saved") as caught:
-        solve(PROBLEM.blocked(executor), PROBLEM.y, solver=SOLVER, interrupted=lambda: True)
+        solve(PROBLEM.blocked(executor), PROBLEM.y, solver=SOLVER, watch=Watch(interrupted=lambda: True))
     assert caught.value.checkpoint is None
 
 

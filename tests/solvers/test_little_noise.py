@@ -12,9 +12,10 @@ from dkgp.cluster import LocalExecutor
 from dkgp.data import CheckpointStore
 from dkgp.kernels import SquaredExponential
 from dkgp.solvers import ConjugateGradient, FactorPreconditioning, GradientInfNorm, MaxIterations, choose_solver, solve
+from dkgp.solvers.checkpointing import Checkpointing
 from dkgp.solvers.conjugate.probe import Probe
-from dkgp.solvers.driver import Checkpointing
 from dkgp.solvers.registry import build_solver
+from dkgp.solvers.watch import Watch
 from tests.solvers.problems import Problem
 
 TOLERANCE = 1e-4
@@ -51,9 +52,9 @@ def require_solved(found: Problem, executor: LocalExecutor, solver: Any) -> Any:
 
 
 def test_the_factor_as_it_comes_solves_them_all(executor: LocalExecutor) -> None:
-    for found in problems(400):
+    for found in problems(300):
         require_solved(
-            found, executor, ConjugateGradient(FactorPreconditioning()).resolved(400, found.kernel.n_features)
+            found, executor, ConjugateGradient(FactorPreconditioning()).resolved(300, found.kernel.n_features)
         )
 
 
@@ -99,11 +100,15 @@ def test_broken_off_while_it_finds_that_out_it_resumes_to_the_same_bits(
     with found.blocked(executor) as operator:
         solve(
             operator, found.y, solver=solver, stopping=GradientInfNorm(TOLERANCE) | MaxIterations(rounds),
-            checkpointing=Checkpointing(store, 0.0, {}, False),
+            watch=Watch(checkpointing=Checkpointing(store, 0.0, {}, False)),
         )  # fmt: skip
     with found.blocked(executor) as operator:
         resumed = solve(
-            operator, found.y, solver=solver, stopping=STOPPING, checkpointing=Checkpointing(store, 0.0, {}, True)
+            operator,
+            found.y,
+            solver=solver,
+            stopping=STOPPING,
+            watch=Watch(checkpointing=Checkpointing(store, 0.0, {}, True)),
         )
     assert resumed.converged
     np.testing.assert_array_equal(resumed.alpha, whole.alpha)

@@ -29,6 +29,7 @@ from dkgp.solvers.base import Method
 from dkgp.solvers.driver import Solution, run
 from dkgp.solvers.precision import PrecisionPolicy
 from dkgp.solvers.state import SolverState
+from dkgp.solvers.watch import Watch
 from tests.solvers.problems import Problem, smooth_problem
 
 PROBLEM = smooth_problem(60, 2, noise_variance=0.5)
@@ -82,9 +83,13 @@ class Descent(Method[SolverState]):
 
 
 def solved(
-    method: Method[Any], rule: StoppingRule, problem: Problem = PROBLEM, **options: Any
+    method: Method[Any],
+    rule: StoppingRule,
+    problem: Problem = PROBLEM,
+    initial: np.ndarray | None = None,
+    **watch: Any,
 ) -> tuple[Solution, SolverState]:
-    return run(problem.dense(), problem.y, method, rule, **options)
+    return run(problem.dense(), problem.y, method, rule, initial=initial, watch=Watch(**watch))
 
 
 def test_a_round_knows_how_much_is_left() -> None:

@@ -9,31 +9,21 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.errors import CheckpointError, UsageError
+from dkgp.errors import CheckpointError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.certificate import Certificate
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, CachedColumnsOperator, TreeKernelOperator
 from dkgp.operators.low_rank.factor import LowRankFactor, LowRankPreconditioner
 from dkgp.solvers import (
-    Cholesky,
-    ConjugateGradient,
-    CyclicSelection,
-    FactorPreconditioning,
     GradientInfNorm,
-    GradientSelection,
-    GreedyBlockCoordinateDescent,
-    GreedySelection,
-    KernelConjugateGradient,
     MaxIterations,
-    MaxPasses,
-    ParameterConjugateGradient,
-    SequentialMinimalOptimization,
     TiledCholesky,
     solve,
 )
 from dkgp.solvers.losses import SquaredLoss
 from dkgp.solvers.risk import minimise_risk
 from tests.solvers.problems import OverlappingExecutor
+from tests.solvers.test_every_solver import SOLVERS
 
 N = 300
 KERNEL = SquaredExponential((6.0, 5.0, 4.0), 1.5)
@@ -46,22 +36,6 @@ MATRIX = KERNEL(X, X) + np.diag(NOISE)
 ANSWER = np.linalg.solve(MATRIX, Y)
 LEAST = float(NOISE.min())
 
-SOLVERS: dict[str, Any] = {
-    "gbcd": GreedyBlockCoordinateDescent(block_size=40),
-    "gbcd-growing": GreedyBlockCoordinateDescent(block_size=10, largest_block_size=60),
-    "gbcd-prefitting": GreedyBlockCoordinateDescent(block_size=30, selection=GreedySelection(prefitting=True)),
-    "gbcd-exhaustive": GreedyBlockCoordinateDescent(block_size=30, selection=GreedySelection(exhaustive=True)),
-    "bcdc": GreedyBlockCoordinateDescent(block_size=40, selection=CyclicSelection()),
-    "bcdg": GreedyBlockCoordinateDescent(block_size=40, selection=GradientSelection()),
-    "smo": SequentialMinimalOptimization(),
-    "cg": ConjugateGradient(),
-    "pcg, low rank": ConjugateGradient(FactorPreconditioning(halo=0, rank=60)),
-    "pcg": ConjugateGradient(FactorPreconditioning(halo=60, leaf=30, rank=20)),
-    "cholesky": Cholesky(),
-    "tiled-cholesky": TiledCholesky(tile_rows=64),
-}
-every_solver = pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS.keys())
-
 
 def blocked(executor: LocalExecutor, **options: Any) -> BlockedKernelOperator:
     return BlockedKernelOperator(KERNEL, NOISE, ArrayInputs(X), executor, **options)
@@ -69,14 +43,6 @@ def blocked(executor: LocalExecutor, **options: Any) -> BlockedKernelOperator:
 
 def objective(alpha: np.ndarray) -> float:
     return float(np.sum(alpha * (0.5 * MATRIX @ alpha - Y)))
-
-
-@every_solver
-def test_every_solver_has_the_dense_answer(solver: Any, executor: LocalExecutor) -> None:
-    solution = solve(blocked(executor), Y, solver=solver, stopping=GradientInfNorm(1e-5) | MaxPasses(2000.0))
-    assert solution.converged
-    np.testing.assert_allclose(solution.gradient, MATRIX @ solution.alpha - Y, rtol=0, atol=1e-11)
-    assert np.abs(solution.alpha - ANSWER).max() <= 1e-5 * np.sqrt(N) / LEAST
 
 
 def test_a_selection_under_way_sees_the_noise_of_its_candidates(executor: LocalExecutor) -> None:
@@ -141,12 +107,6 @@ def test_certificate_divides_by_the_least_noise_and_rounds_with_the_largest() ->
     tests = RNG.standard_normal((50, 3))
     off = np.abs(KERNEL(tests, X) @ np.full((N, 2), 1e-3))
     assert (off <= found.mean_error_bound(np.full(50, 1.5), np.ones(50))).all()
-
-
-@pytest.mark.parametrize("solver", [KernelConjugateGradient(), ParameterConjugateGradient()], ids=["kcg", "paramcg"])
-def test_equations_of_one_variance_are_refused_for_more(solver: Any, executor: LocalExecutor) -> None:
-    with pytest.raises(UsageError, match=f"equations of {solver.name} are for one noise variance, and the operator"):
-        solve(blocked(executor), Y, solver=solver)
 
 
 def test_noise_plays_no_part_in_a_risk(executor: LocalExecutor) -> None:

@@ -24,6 +24,7 @@ from dkgp.solvers import (
 )
 from dkgp.solvers.conjugate.gradient import ConjugateGradientState
 from dkgp.solvers.precision import PrecisionPolicy
+from dkgp.solvers.watch import Watch
 from tests.solvers.problems import smooth_problem
 
 PROBLEM = smooth_problem(400, 3, targets=2, noise_variance=0.1)
@@ -35,11 +36,11 @@ def watched(executor: LocalExecutor, **options: Any) -> tuple[Solution, list[tup
     operator, products = PROBLEM.blocked(executor), []
     matmat = operator.matmat
 
-    def watching(V: np.ndarray, precision: str = "double") -> np.ndarray:
+    def listening(V: np.ndarray, precision: str = "double") -> np.ndarray:
         products.append((precision, V.shape[1]))
         return matmat(V, precision)
 
-    operator.matmat = watching
+    operator.matmat = listening
     return solve(operator, PROBLEM.y, **options), products
 
 
@@ -148,11 +149,12 @@ def test_begun_again_and_broken_off_it_resumes_to_the_same_bits(
     kernel, done = parse_kernel("rbf", 3), [0]
     store = CheckpointStore(tmp_path / "checkpoints")
 
-    def solved(**options: Any) -> Solution:
+    def solved(**watch: Any) -> Solution:
         operator = Astray(kernel, LITTLE, ArrayInputs(X), executor)
         operator.less = INDEFINITE
         solver = ConjugateGradient(FactorPreconditioning(40, 20, 10))
-        return solve(operator, y, solver=solver, stopping=GradientInfNorm(1e-4) | MaxIterations(200), **options)
+        stopping = GradientInfNorm(1e-4) | MaxIterations(200)
+        return solve(operator, y, solver=solver, stopping=stopping, watch=Watch(**watch))
 
     whole = solved()
     with pytest.raises(InterruptedRunError):

@@ -6,17 +6,12 @@ from dataclasses import fields
 
 import pytest
 
-from dkgp.solvers.block_descent.block_size import projected_round
-from dkgp.solvers.prices import (
-    Prices,
-    Sizes,
-    Work,
-    cholesky_phases,
-    conjugate_phases,
-    core_seconds,
-    descent_phases,
-    leaves_work,
-)
+from dkgp.errors import UsageError
+from dkgp.solvers.block_descent.block_size import descent_phases, projected_round
+from dkgp.solvers.cholesky.in_memory import cholesky_phases
+from dkgp.solvers.conjugate.phases import conjugate_phases, leaves_work
+from dkgp.solvers.prices import Prices, Sizes, Work, core_seconds
+from dkgp.solvers.registry import build_solver
 
 SIZES = Sizes(n=12_000, d=5, p=2, blocks=8)
 
@@ -115,3 +110,18 @@ def test_dearer_work_makes_a_dearer_solve() -> None:
     )
     few, many = (core_seconds(conjugate_phases(SIZES, count, rank=100), prices) for count in (10, 20))
     assert 1.5 * few < many < 2.0 * few
+
+
+def test_a_method_says_what_its_solve_takes() -> None:
+    n, d = SIZES.n, SIZES.d
+    halo = build_solver("pcg", {"halo": 300, "leaf": 100, "rank": 40})
+    for solver, expected in (
+        (build_solver("gbcd", {"block_size": 500}), descent_phases(SIZES, 500, 60, 7.0, checks=2.0)),
+        (build_solver("bcdc", {"block_size": 500}), descent_phases(SIZES, 500, 0, 7.0, checks=2.0)),
+        (halo, conjugate_phases(SIZES, 7.0, halo=300, leaf=100, rank=40, checks=2.0, spilled=0.5, kept=0.3)),
+        (build_solver("cholesky"), cholesky_phases(SIZES, checks=2.0)),
+    ):
+        assert solver.resolved(n, d).phases(SIZES, 7.0, checks=2.0, spilled=0.5, kept=0.3) == expected
+    for name in ("cg", "kcg", "smo"):
+        with pytest.raises(UsageError, match=f"a plan knows the solvers gbcd, pcg and cholesky; got `solver` {name}"):
+            build_solver(name).resolved(n, d).phases(SIZES, 7.0)

@@ -13,6 +13,7 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.dense import DenseKernelOperator
 from dkgp.solvers import ConjugateGradient, GradientInfNorm, Progress, solve
 from dkgp.solvers.record import Record
+from dkgp.solvers.watch import Watch
 from tests.solvers.problems import smooth_problem
 from tests.solvers.test_stopping import PROGRESS
 
@@ -72,7 +73,7 @@ class Told(DenseKernelOperator):
 
 def test_a_solve_tells_before_each_round_what_it_has_done_and_foresees() -> None:
     operator, seen = Told(PROBLEM.kernel, PROBLEM.noise_variance, PROBLEM.X), list[Progress]()
-    solution = solve(operator, PROBLEM.y, solver=ConjugateGradient(), stopping=RULE, callback=seen.append)
+    solution = solve(operator, PROBLEM.y, solver=ConjugateGradient(), stopping=RULE, watch=Watch(callback=seen.append))
     assert solution.converged
     assert len(operator.notes) == operator.products > 6
     assert [left for _, left in operator.notes[:3]] == [0.0, 0.0, 0.0]

@@ -14,8 +14,6 @@ import scipy.linalg
 from numpy.typing import NDArray
 from scipy.special import expit, log_expit, logsumexp, softmax
 
-__all__ = ["Mode", "averaged_logit", "latent_variances", "logit_mode", "softmax_mode"]
-
 FloatArray = NDArray[np.float64]
 
 MOST_STEPS, HALVINGS = 200, 40
@@ -122,12 +120,12 @@ def _descended(
     prior: FloatArray, a: FloatArray, f: FloatArray, target: FloatArray, loss: Callable[[FloatArray], float]
 ) -> tuple[FloatArray, FloatArray]:
     """The step to a target, halved until the risk does not rise by more than rounding."""
-    here = loss(f) + 0.5 * float(np.sum(a * f))
+    value = loss(f) + 0.5 * float(np.sum(a * f))
     share = 1.0
     for _ in range(HALVINGS):
         tried = a + share * (target - a)
         values = prior @ tried
-        if loss(values) + 0.5 * float(np.sum(tried * values)) <= here + 1e-12 * abs(here):
+        if loss(values) + 0.5 * float(np.sum(tried * values)) <= value + 1e-12 * abs(value):
             break
         share *= 0.5
     return tried, values

@@ -20,8 +20,6 @@ from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.laplace.columns import LogitEvidence
 from dkgp_benchmarks.certify.dense import averaged_logit, latent_variances, logit_mode
 
-__all__ = ["equality"]
-
 FloatArray = NDArray[np.float64]
 
 SAMPLES, TESTS, FEATURES = 500, 200, 3
@@ -58,8 +56,8 @@ def equality(seed: int) -> Document:
     ).fit(inputs, codes)
     gamma = tuple(0.5 / scale**2 for scale in SCALES)
     kernel = SquaredExponential(gamma=gamma, variance=AMPLITUDE)
-    found = Hyperparameters(kernel, 1.0)
-    model: Any = dkgp.GPClassifier(kernel=found, tol=TOLERANCE).fit(inputs, codes)
+    hyper = Hyperparameters(kernel, 1.0)
+    model: Any = dkgp.GPClassifier(kernel=hyper, tol=TOLERANCE).fit(inputs, codes)
     names = tuple(f"x{feature}" for feature in range(FEATURES))
     family = family_of(kernel, inputs, True, names)
     value = LogitEvidence(family, signs)(np.append(family.initial(), 0.0))

@@ -23,18 +23,17 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import Dataset, Standardisation
 from dkgp.data.stores.memory_dataset import assembled_dataset, memory_dataset
 from dkgp.kernels import Kernel, TileEvaluator
-from dkgp.models.classification.exact.certificate import certified_labels
+from dkgp.models.classification.bounds import certified_labels
 from dkgp.models.classification.exact.decisions import certified_decisions
-from dkgp.models.classification.exact.train import TrainedExact, train_exact
-from dkgp.models.classification.hyperparameters import tune_labels
+from dkgp.models.classification.exact.train import ExactSettings, TrainedExact, train_exact
+from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels, decided
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers import GreedyBlockCoordinateDescent, MaxPasses
 from dkgp_benchmarks.certify.left_out_search import improved_by_left_out, own_units
 from dkgp_benchmarks.certify.problems import BenchCertifyJob, Judged, Problem
-
-__all__ = ["COLUMNS", "FILES", "judge", "measured"]
 
 FloatArray = NDArray[np.float64]
 
@@ -68,21 +67,22 @@ def measured(
     """Train on a problem as a user would, and judge a part of it; a row, and the counts."""
     labels, began = problem.labels, time.perf_counter()
     dataset = memory_dataset(problem.inputs, labels.codes.astype(np.float64))
+    data = LabelledData(dataset, labels)
     tests = np.asarray(dataset.standardisation.inputs(problem.test_inputs))
     reporter.note(f"{problem.name}: tuning on {min(job.subset, dataset.n_samples):,} samples")
     if job.own_units:
         start = own_units(dataset, job.seed)
-        found = improved_by_left_out(dataset, labels, start, subset=job.subset, seed=job.seed)
+        hyper = improved_by_left_out(dataset, labels, start, subset=job.subset, seed=job.seed)
     else:
-        found = tune_labels(dataset, labels, subset=job.subset, seed=job.seed, isotropic=job.isotropic)
+        hyper = tune_labels(data, LabelTuning(job.subset, job.seed, isotropic=job.isotropic))
     tuned = time.perf_counter()
-    trained = train_exact(dataset, labels, found, executor, tolerance=job.tolerance, seed=job.seed)
+    trained = train_exact(data, hyper, executor, ExactSettings(tolerance=job.tolerance, seed=job.seed))
     done = time.perf_counter()
     reporter.note(f"{problem.name}: {trained.summary['solver']}, {trained.summary['reason']}")
     decisions, bounds = _decided(trained, dataset, tests, executor)
     ended = time.perf_counter()
     right, certified = decided(decisions) == problem.test_codes, certified_labels(decisions, bounds)
-    judged = judge(dataset, labels, found, tests, job, executor)
+    judged = judge(dataset, labels, hyper, tests, job, executor)
     row: dict[str, Any] = {
         "data": problem.name,
         "n": dataset.n_samples,
@@ -134,27 +134,28 @@ def _decided(
 def judge(
     dataset: Dataset,
     labels: Labels,
-    found: Hyperparameters,
+    hyper: Hyperparameters,
     tests: FloatArray,
     job: BenchCertifyJob,
     executor: BlockExecutor,
 ) -> Judged:
     """Hold decisions of a part of the samples, solved to the tolerance and cut short, against dense solutions."""
     rng = np.random.default_rng([job.seed, 15])
-    chosen = np.sort(rng.permutation(dataset.n_samples)[:JUDGED])
-    few = labels.subset(chosen)
+    rows = np.sort(rng.permutation(dataset.n_samples)[:JUDGED])
+    few = labels.subset(rows)
     if not few.counts().all():
         return Judged()
     # As they are standardised already: a feature that does not vary among them stays.
     d, codes = dataset.n_features, few.codes.astype(np.float64)[:, None]
     plain, names = Standardisation.identity(d, 1), tuple(dataset.feature_names)
-    part = assembled_dataset(dataset.input_rows(chosen), codes, plain, names, ("y",), "")
+    part = assembled_dataset(dataset.input_rows(rows), codes, plain, names, ("y",), "")
     points = tests[rng.permutation(len(tests))[:JUDGED_TESTS]]
-    exact, unsure = _dense(part.inputs(0, len(chosen)), few.signs(), points, found.kernel, found.noise_variance)
+    exact, unsure = _dense(part.inputs(0, len(rows)), few.signs(), points, hyper.kernel, hyper.noise_variance)
     total = Judged()
     cut: dict[str, Any] = {"solver": GreedyBlockCoordinateDescent(), "limits": MaxPasses(FEW_PASSES)}
     for settings in ({}, cut):
-        trained = train_exact(part, few, found, executor, tolerance=job.tolerance, calibrate=False, **settings)
+        options = ExactSettings(tolerance=job.tolerance, calibrate=False, **settings)
+        trained = train_exact(LabelledData(part, few), hyper, executor, options)
         decisions, bounds = _decided(trained, part, points, executor)
         certified = certified_labels(decisions, bounds)
         wrong = certified & (decided(decisions) != decided(exact))
@@ -189,9 +190,9 @@ def _svc(X: FloatArray, labels: Labels, tests: FloatArray, codes: NDArray[np.int
     from sklearn.svm import SVC
 
     began = time.perf_counter()
-    chosen = np.random.default_rng([seed, 16]).permutation(len(X))[:SVC_SUBSET]
+    rows = np.random.default_rng([seed, 16]).permutation(len(X))[:SVC_SUBSET]
     grid = {"C": COSTS, "gamma": [step / float(X.var(axis=0).sum()) for step in STEPS]}
-    search = GridSearchCV(SVC(cache_size=500), grid, cv=SVC_FOLDS).fit(X[chosen], labels.codes[chosen])
+    search = GridSearchCV(SVC(cache_size=500), grid, cv=SVC_FOLDS).fit(X[rows], labels.codes[rows])
     tuned = time.perf_counter()
     machine = SVC(cache_size=500, **search.best_params_).fit(X, labels.codes)
     ended = time.perf_counter()

@@ -10,8 +10,6 @@ from dkgp.errors import UsageError
 from dkgp_benchmarks.certify import exact, likelihood
 from dkgp_benchmarks.certify.problems import METHODS, BenchCertifyJob, Judged, problems
 
-__all__ = ["run_bench_certify"]
-
 
 def run_bench_certify(job: BenchCertifyJob, reporter: Reporter) -> Document:
     """Train, predict and judge every problem; return shares, errors and counts.

@@ -26,8 +26,6 @@ from dkgp.models.classification.scaling import scaled
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.tuning.subsets import draw_subset
 
-__all__ = ["LEFT_OUT_SAMPLES", "compass", "improved_by_left_out", "own_units"]
-
 LEFT_OUT_SAMPLES = 1500
 # First steps of the two logarithms, how often they are halved, and evaluations in all.
 STEPS, HALVINGS, MOST = (math.log(2.0), math.log(10.0)), 2, 32
@@ -40,7 +38,7 @@ Point = tuple[float, float]
 def improved_by_left_out(
     dataset: Dataset,
     labels: Labels,
-    found: Hyperparameters,
+    hyper: Hyperparameters,
     *,
     subset: int = LEFT_OUT_SAMPLES,
     seed: int = 0,
@@ -66,10 +64,10 @@ def improved_by_left_out(
     Hyperparameters
         The same where nothing is better; else without what was said of the likelihood's.
     """
-    kernel, noise = fold_white(found.kernel, found.noise_variance)
+    kernel, noise = fold_white(hyper.kernel, hyper.noise_variance)
     move_scale = move_scale and any(part.name.split(".")[-1] == "gamma" for part in kernel.parameters())
-    chosen = drawn_by_class(labels, subset, seed)
-    inputs, signs = dataset.input_rows(chosen), labels.subset(chosen).signs()
+    rows = drawn_by_class(labels, subset, seed)
+    inputs, signs = dataset.input_rows(rows), labels.subset(rows).signs()
 
     def error(point: Point) -> float:
         return _left_out_error(scaled(kernel, math.exp(point[0])), noise * math.exp(point[1]), inputs, signs)
@@ -77,12 +75,12 @@ def improved_by_left_out(
     with single_threaded_blas():
         best, evaluations = compass(error, (move_scale, move_noise))
     if best == (0.0, 0.0):
-        return replace(found, evaluations=(found.evaluations or 0) + evaluations)
+        return replace(hyper, evaluations=(hyper.evaluations or 0) + evaluations)
     return replace(
-        found,
+        hyper,
         kernel=scaled(kernel, math.exp(best[0])),
         noise_variance=noise * math.exp(best[1]),
-        evaluations=(found.evaluations or 0) + evaluations,
+        evaluations=(hyper.evaluations or 0) + evaluations,
         log_marginal_likelihood=None,
         parameters=None,
     )
@@ -115,23 +113,23 @@ def compass(error: Callable[[Point], float], free: tuple[bool, bool] = (True, Tr
 
     It starts at the origin, and an error of infinity is a point that cannot be.
     """
-    known: dict[Point, float] = {}
+    values: dict[Point, float] = {}
 
     def at(point: Point) -> float:
-        if point not in known:
-            known[point] = error(point)
-        return known[point]
+        if point not in values:
+            values[point] = error(point)
+        return values[point]
 
     best, halved = (0.0, 0.0), 0
     at(best)
-    while halved <= HALVINGS and len(known) < MOST:
+    while halved <= HALVINGS and len(values) < MOST:
         before = best
         for axis in (0, 1):
             if not free[axis]:
                 continue
             for sign in (1.0, -1.0):
                 step, moved = sign * STEPS[axis] * 0.5**halved, False
-                while len(known) < MOST:
+                while len(values) < MOST:
                     tried = (best[0] + step, best[1]) if axis == 0 else (best[0], best[1] + step)
                     if not at(tried) < at(best) * (1.0 - LEAST_GAIN):
                         break
@@ -140,7 +138,7 @@ def compass(error: Callable[[Point], float], free: tuple[bool, bool] = (True, Tr
                     break
         if best == before:
             halved += 1
-    return best, len(known)
+    return best, len(values)
 
 
 def _left_out_error(kernel: Kernel, noise: float, inputs: np.ndarray, signs: np.ndarray) -> float:

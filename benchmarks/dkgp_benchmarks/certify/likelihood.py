@@ -26,14 +26,13 @@ from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.estimators.scikit_learn import ConvergenceWarning
 from dkgp.kernels import TileEvaluator
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.hyperparameters import tune_labels
+from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels
 from dkgp.models.classification.metrics import class_metrics
 from dkgp_benchmarks.certify.dense import Mode, averaged_logit, latent_variances, logit_mode, softmax_mode
 from dkgp_benchmarks.certify.equality import equality
 from dkgp_benchmarks.certify.problems import BenchCertifyJob, Judged, Problem, problems
-
-__all__ = ["COLUMNS", "FILES", "Exact", "exact_solution", "held_against", "run"]
 
 FloatArray = NDArray[np.float64]
 
@@ -100,9 +99,9 @@ def run(job: BenchCertifyJob, reporter: Reporter) -> Document:
     return write_record(document, job.out)
 
 
-def exact_solution(method: str, inputs: FloatArray, labels: Labels, tests: FloatArray, found: Hyperparameters) -> Exact:
+def exact_solution(method: str, inputs: FloatArray, labels: Labels, tests: FloatArray, hyper: Hyperparameters) -> Exact:
     """Solve densely, and predict at tests; of several classes softmax for "logistic", one against the rest for "gp"."""
-    evaluator = TileEvaluator(found.kernel, "double")
+    evaluator = TileEvaluator(hyper.kernel, "double")
     rows, points = evaluator.prepare(inputs), evaluator.prepare(tests)
     K, across = np.array(evaluator.tile(rows, rows)), np.array(evaluator.tile(points, rows))
     signs = labels.signs()
@@ -118,7 +117,7 @@ def exact_solution(method: str, inputs: FloatArray, labels: Labels, tests: Float
         positive = expit(decisions)
         shares = softmax(decisions, axis=1) if several else np.hstack([1.0 - positive, positive])
         return Exact(decisions, np.asarray(shares), unsure)
-    prior = np.array([float(np.asarray(found.kernel(each[None], each[None]))[0, 0]) for each in tests])
+    prior = np.array([float(np.asarray(hyper.kernel(each[None], each[None]))[0, 0]) for each in tests])
     averages = []
     for column in range(decisions.shape[1]):
         p = expit(mode.values[:, column])
@@ -150,10 +149,11 @@ def _measured(problem: Problem, job: BenchCertifyJob, reporter: Reporter) -> lis
     labels, began = problem.labels, time.perf_counter()
     dataset = memory_dataset(problem.inputs, labels.codes.astype(np.float64))
     reporter.note(f"{problem.name}: tuning on {min(job.subset, dataset.n_samples):,} samples")
-    found = tune_labels(dataset, labels, subset=job.subset, seed=job.seed, isotropic=job.isotropic, likelihood="logit")
+    search = LabelTuning(job.subset, job.seed, isotropic=job.isotropic, likelihood="logit")
+    hyper = tune_labels(LabelledData(dataset, labels), search)
     tune_seconds = time.perf_counter() - began
     tests = np.asarray(dataset.standardisation.inputs(problem.test_inputs))
-    exact = exact_solution(job.method, dataset.inputs(0, dataset.n_samples), labels, tests, found)
+    exact = exact_solution(job.method, dataset.inputs(0, dataset.n_samples), labels, tests, hyper)
     reporter.note(f"{problem.name}: the dense solution took {time.perf_counter() - began - tune_seconds:.1f} s")
     found_rows = []
     for stopped, given in (
@@ -166,7 +166,7 @@ def _measured(problem: Problem, job: BenchCertifyJob, reporter: Reporter) -> lis
         with warnings.catch_warnings():
             # That a fit is cut short is what is asked for.
             warnings.simplefilter("ignore", ConvergenceWarning)
-            model = estimator(kernel=found, random_state=job.seed, **given).fit(problem.inputs, labels.codes)
+            model = estimator(kernel=hyper, random_state=job.seed, **given).fit(problem.inputs, labels.codes)
         seconds = time.perf_counter() - began
         judged, figures = held_against(model, problem.test_inputs, exact)
         metrics = class_metrics(
@@ -205,5 +205,5 @@ def _small(problem: Problem, seed: int) -> Problem:
 
 
 def _columns(values: Any) -> FloatArray:
-    found = np.asarray(values, dtype=np.float64)
-    return found[:, None] if found.ndim == 1 else found
+    columns = np.asarray(values, dtype=np.float64)
+    return columns[:, None] if columns.ndim == 1 else columns

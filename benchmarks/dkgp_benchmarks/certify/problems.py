@@ -15,8 +15,6 @@ from dkgp.errors import InputError
 from dkgp.models.classification.exact.train import DECISION_TOLERANCE
 from dkgp.models.classification.labels import Labels
 
-__all__ = ["GENERATED", "METHODS", "BenchCertifyJob", "Judged", "Problem", "problems", "spirals"]
-
 FloatArray = NDArray[np.float64]
 
 METHODS = ("ls-svm", "logistic", "gp")

@@ -19,8 +19,6 @@ from dkgp.kernels import SquaredExponential
 from dkgp.models.classification.labels import stratified_folds
 from dkgp_benchmarks.classify.trial import Classifier, Trial, median_gamma, refined
 
-__all__ = ["LeastSquaresSVM", "fold_errors"]
-
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
@@ -63,12 +61,12 @@ class LeastSquaresSVM:
         at = refined(evaluate, float(np.log(median_gamma(trial.inputs, trial.seed))), REACH, STEP, HALVINGS)
         return {"gamma": float(np.exp(at)), "noise_variance": best[at][1], "score": best[at][0]}
 
-    def fit(self, trial: Trial, found: dict[str, Any]) -> Classifier:
+    def fit(self, trial: Trial, tuning: dict[str, Any]) -> Classifier:
         """Solve by Cholesky with two right-hand sides, y and 1."""
         self._check(trial)
-        kernel = _kernel(trial, float(np.log(found["gamma"])))
+        kernel = _kernel(trial, float(np.log(tuning["gamma"])))
         matrix = kernel(trial.inputs, trial.inputs)
-        matrix[np.diag_indices_from(matrix)] += found["noise_variance"]
+        matrix[np.diag_indices_from(matrix)] += tuning["noise_variance"]
         both = cho_solve(cho_factor(matrix, lower=True), np.column_stack([trial.signs, np.ones(trial.n)]))
         intercept = float(both[:, 0].sum() / both[:, 1].sum())
         return _Trained(kernel, trial.inputs, both[:, 0] - intercept * both[:, 1], intercept)

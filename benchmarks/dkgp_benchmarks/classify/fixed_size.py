@@ -21,10 +21,9 @@ from dkgp.kernels import kernel_from_json
 from dkgp.models.classification.fixed_size.fit import FixedSizeModel
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.fixed_size.train import TrainedFixedSize, train_fixed_size
+from dkgp.models.classification.labelled import LabelledData
 from dkgp_benchmarks.classify.redraw import Redrawn, redrawn
 from dkgp_benchmarks.classify.trial import Classifier, Trial
-
-__all__ = ["CANDIDATES", "MOST_POOL", "POOL_SHARE", "SETTINGS", "FixedSize"]
 
 FloatArray = NDArray[np.float64]
 
@@ -107,16 +106,16 @@ class FixedSize:
             "best_cardinality": trained.summary["best_cardinality"],
         }
 
-    def fit(self, trial: Trial, found: dict[str, Any]) -> Classifier:
+    def fit(self, trial: Trial, tuning: dict[str, Any]) -> Classifier:
         """Train with that kernel and noise variance: the pool, one pass, the path of every fold, and the fit."""
         if self.settings.get("redraw"):
-            return self._grown(trial, found, anew=True)
-        trained, standardise = self._train(trial, found)
+            return self._grown(trial, tuning, anew=True)
+        trained, standardise = self._train(trial, tuning)
         return _Trained(trained.model, standardise)
 
-    def grow(self, trial: Trial, found: dict[str, Any]) -> Classifier:
+    def grow(self, trial: Trial, tuning: dict[str, Any]) -> Classifier:
         """Train with kernel, noise variance and cardinality known: one path on all samples, as Table 4 times it."""
-        return self._grown(trial, found, anew=False)
+        return self._grown(trial, tuning, anew=False)
 
     def __post_init__(self) -> None:
         # Settings that a fixed-size LS-SVM does not take are refused before any work.
@@ -124,18 +123,18 @@ class FixedSize:
 
     def settings_of(self, n: int, **changed: Any) -> FixedSizeSettings:
         """The settings for so many samples."""
-        given = {"isotropic": True, "probability": False, **self.settings, **changed}
-        pool, _ = given.pop("pool", None), given.pop("redraw", None)
+        settings = {"isotropic": True, "probability": False, **self.settings, **changed}
+        pool, _ = settings.pop("pool", None), settings.pop("redraw", None)
         if pool is None:
             size = min(MOST_POOL, math.ceil(POOL_SHARE * n))
         else:
             size = math.ceil(pool * n) if pool <= 1.0 else min(n, int(pool))
-        return FixedSizeSettings(pool=size, **given)
+        return FixedSizeSettings(pool=size, **settings)
 
-    def _grown(self, trial: Trial, found: dict[str, Any], *, anew: bool) -> Classifier:
-        dataset, kernel = self._dataset(trial), kernel_from_json(found["kernel"])
-        settings, noise_variance = self.settings_of(trial.n, seed=trial.seed), found["noise_variance"]
-        steps = found["cardinality"] + (settings.intercept == "selected")
+    def _grown(self, trial: Trial, tuning: dict[str, Any], *, anew: bool) -> Classifier:
+        dataset, kernel = self._dataset(trial), kernel_from_json(tuning["kernel"])
+        settings, noise_variance = self.settings_of(trial.n, seed=trial.seed), tuning["noise_variance"]
+        steps = tuning["cardinality"] + (settings.intercept == "selected")
         executor = _executor(trial)
         model = redrawn(dataset, trial.labels, settings, kernel, noise_variance, steps, executor, anew=anew)
         return _Trained(model, dataset.standardisation.inputs)
@@ -144,19 +143,18 @@ class FixedSize:
         return memory_dataset(trial.inputs, trial.codes, classes=trial.labels.classes)
 
     def _train(
-        self, trial: Trial, found: dict[str, Any] | None = None
+        self, trial: Trial, tuning: dict[str, Any] | None = None
     ) -> tuple[TrainedFixedSize, Callable[[FloatArray], FloatArray]]:
         dataset, executor = self._dataset(trial), _executor(trial)
-        if found is None:
-            trained = train_fixed_size(dataset, trial.labels, self.settings_of(trial.n, seed=trial.seed), executor)
+        data = LabelledData(dataset, trial.labels)
+        if tuning is None:
+            trained = train_fixed_size(data, self.settings_of(trial.n, seed=trial.seed), executor)
         else:
             # Paths of one noise variance alone may end before those of the search did, which go as far as its best.
-            longest = max(1, found["best_cardinality"] + (self.settings.get("intercept") == "selected"))
+            longest = max(1, tuning["best_cardinality"] + (self.settings.get("intercept") == "selected"))
             settings = self.settings_of(trial.n, seed=trial.seed, search="none", max_basis=longest, stop=None)
-            kernel = kernel_from_json(found["kernel"])
-            trained = train_fixed_size(
-                dataset, trial.labels, settings, executor, kernel=kernel, noise_variance=found["noise_variance"]
-            )
+            kernel = kernel_from_json(tuning["kernel"])
+            trained = train_fixed_size(data, settings, executor, kernel=kernel, noise_variance=tuning["noise_variance"])
         return trained, dataset.standardisation.inputs
 
 

@@ -37,8 +37,6 @@ from dkgp_benchmarks.classify.tables import (
     time_table,
 )
 
-__all__ = ["CAUTIONS", "BenchClassifyJob", "run_bench_classify"]
-
 SPLITS, FULL_SPLITS, PARTITIONS = 20, 100, 5
 # Of the table of probabilities, where no problem is named: a file with a split of its own, else what is generated.
 PROBABLE, PROBABLE_MADE = "adult-official", "made-ringnorm"
@@ -190,27 +188,27 @@ def _methods(job: BenchClassifyJob, table: str) -> list[str]:
     if table == PROBABILITIES:
         return _probable(job)
     named = job.methods or DEFAULT_METHODS["3" if table == "4" else table]
-    found = [name for name in named if table != "5" or MethodSpec.read(name).takes_table_5]
-    if not found:
+    methods = [name for name in named if table != "5" or MethodSpec.read(name).takes_table_5]
+    if not methods:
         raise UsageError(f"none of {', '.join(job.methods)} takes the problems of table 5")
-    for name in found:
+    for name in methods:
         MethodSpec.read(name).require()
-    return found
+    return methods
 
 
 def _probable(job: BenchClassifyJob) -> list[str]:
     """Methods that have probabilities; of those that nobody named, as far as their packages are here."""
     if job.methods:
-        found = [name for name in job.methods if MethodSpec.read(name).is_probable]
-        if not found:
+        names = [name for name in job.methods if MethodSpec.read(name).is_probable]
+        if not names:
             raise UsageError(f"none of {', '.join(job.methods)} has probabilities")
-        return found
-    found = []
+        return names
+    names = []
     for name in DEFAULT_METHODS[PROBABILITIES]:
         with suppress(MissingExtraError):
             MethodSpec.read(name).require()
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def _count(job: BenchClassifyJob, table: str, problem: str = "") -> int:
@@ -239,11 +237,11 @@ def _measured(
         for method in methods
     ]
     processes = 1 if large else job.processes or available_cores()
-    found = measure_all(units, record, processes, reporter, f"table {table}")
+    figures_by_key = measure_all(units, record, processes, reporter, f"table {table}")
     grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for problem in problems:
         for method in methods:
-            own = [found[unit.key] for unit in units if (unit.problem, unit.method) == (problem, method)]
+            own = [figures_by_key[unit.key] for unit in units if (unit.problem, unit.method) == (problem, method)]
             if own := [figures for figures in own if "failed" not in figures]:
                 grouped[problem, method] = own
     return grouped

@@ -26,8 +26,6 @@ from dkgp_benchmarks.classify.problems import PROBLEMS, ClassProblem, Samples, l
 from dkgp_benchmarks.classify.records import Record
 from dkgp_benchmarks.classify.trial import Classifier, Trial, trial_of
 
-__all__ = ["Unit", "measure", "measure_all", "probability_scores", "scores"]
-
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
@@ -73,11 +71,11 @@ def measure(unit: Unit) -> dict[str, Any]:
     method = MethodSpec.read(unit.method).made()
     with threadpool_limits(unit.threads):
         began = time.perf_counter()
-        found = method.tune(trial)
+        tuning = method.tune(trial)
         tune_seconds = time.perf_counter() - began
-        classifier, fit_seconds = _timed(method.fit, trial, found)
+        classifier, fit_seconds = _timed(method.fit, trial, tuning)
         grow = getattr(method, "grow", None)
-        grow_seconds = fit_seconds if grow is None else _timed(grow, trial, found)[1]
+        grow_seconds = fit_seconds if grow is None else _timed(grow, trial, tuning)[1]
         began = time.perf_counter()
         decisions = classifier.decide(trial.test_inputs)
         predict_seconds = time.perf_counter() - began
@@ -98,18 +96,18 @@ def measure(unit: Unit) -> dict[str, Any]:
         "grow_seconds": grow_seconds,
         "predict_seconds": predict_seconds,
         "probability_seconds": None if probabilities is None else probability_seconds,
-        "found": found,
+        "found": tuning,
     }
 
 
 def _timed(
-    train: Callable[[Trial, dict[str, Any]], Classifier], trial: Trial, found: dict[str, Any]
+    train: Callable[[Trial, dict[str, Any]], Classifier], trial: Trial, tuning: dict[str, Any]
 ) -> tuple[Classifier, float]:
     """The classifier, and the median of the seconds that it took."""
     seconds: list[float] = []
     while len(seconds) < REPEATS and (not seconds or seconds[-1] < QUICK_SECONDS):
         began = time.perf_counter()
-        classifier = train(trial, found)
+        classifier = train(trial, tuning)
         seconds.append(time.perf_counter() - began)
     return classifier, float(np.median(seconds))
 
@@ -124,8 +122,8 @@ def scores(decisions: FloatArray, codes: IntArray) -> dict[str, float]:
 def probability_scores(probabilities: FloatArray, codes: IntArray) -> dict[str, float | None]:
     """Log loss, Brier score and expected calibration error of probabilities of class 1 (t,), the last in 15 bins."""
     both = np.column_stack([1.0 - probabilities, probabilities])
-    found = class_metrics(("-1", "+1"), codes, (probabilities >= 0.5).astype(np.int64), probabilities=both)
-    return {"log_loss": found.log_loss, "brier": found.brier, "calibration_error": found.ece}
+    metrics = class_metrics(("-1", "+1"), codes, (probabilities >= 0.5).astype(np.int64), probabilities=both)
+    return {"log_loss": metrics.log_loss, "brier": metrics.brier, "calibration_error": metrics.ece}
 
 
 def measure_all(
@@ -135,7 +133,7 @@ def measure_all(
 
     A method that fails on a split has "failed" with the reason in place of its figures, and is warned of.
     """
-    found = {unit.key: known for unit in units if (known := record.get(unit.key)) is not None}
+    found = {unit.key: earlier for unit in units if (earlier := record.get(unit.key)) is not None}
     if found:
         reporter.note(f"{label}: {len(found):,} of {len(units):,} on record")
     with reporter.work(label) as show:

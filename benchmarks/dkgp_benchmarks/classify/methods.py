@@ -16,8 +16,6 @@ from dkgp_benchmarks.classify.rivals import Boosting, SupportVectors, boosting_l
 from dkgp_benchmarks.classify.sparse_rival import SparseMachine
 from dkgp_benchmarks.classify.trial import Method
 
-__all__ = ["ABLATION", "ABLATION_DEFAULT", "DEFAULT_METHODS", "METHODS", "PROBABILITIES", "MethodSpec"]
-
 
 @dataclass(frozen=True)
 class _Known:
@@ -139,21 +137,21 @@ class MethodSpec:
     @classmethod
     def read(cls, text: str) -> MethodSpec:
         """Read "METHOD,setting=value,..."; `UsageError` where there is no such method or setting."""
-        name, *given = text.split(",")
+        name, *options = text.split(",")
         if name not in METHODS:
             raise UsageError(f"unknown method '{name}' of `dkgp bench classify`; there are {', '.join(METHODS)}")
-        known, settings = METHODS[name], {}
-        for setting in given:
+        method, settings = METHODS[name], {}
+        for setting in options:
             key, equals, value = setting.partition("=")
-            if not equals or key not in known.settings:
-                takes = ", ".join(known.settings) or "none"
+            if not equals or key not in method.settings:
+                takes = ", ".join(method.settings) or "none"
                 raise UsageError(f"'{text}': {name} takes the settings {takes}; got '{setting}'")
             try:
-                settings[key] = known.settings[key](value)
+                settings[key] = method.settings[key](value)
             except ValueError:
                 raise UsageError(f"'{text}': {key} cannot be {value!r}") from None
         try:
-            known.make(settings)
+            method.make(settings)
         except InputError as error:
             raise UsageError(f"'{text}': {error}") from None
         return cls(text, name, settings)

@@ -13,8 +13,6 @@ from dkgp.commands.reporting.plots import drawn
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["draw_errors", "plot_errors"]
-
 MARKERS = "os^vDP*X"
 COLUMNS = 4
 
@@ -40,15 +38,17 @@ def draw_errors(figure: Figure, rows: Sequence[Mapping[str, Any]]) -> None:
     problems = list(dict.fromkeys(row["problem"] for row in rows))
     panels = figure.subplots(down, across, squeeze=False).reshape(-1)
     for panel, problem in zip(panels, problems, strict=False):
-        own = [row for row in rows if row["problem"] == problem]
-        for number, row in enumerate(own):
+        problem_rows = [row for row in rows if row["problem"] == problem]
+        for number, row in enumerate(problem_rows):
             style = {"color": f"C{number % 10}", "marker": MARKERS[number % len(MARKERS)], "capsize": 3}
             panel.errorbar(number - 0.12, row["error"], yerr=row.get("error_std") or 0.0, **style)
             if row.get("paper_error") is not None:
                 grey = {"color": "grey", "marker": "_", "capsize": 2, "elinewidth": 1}
                 panel.errorbar(number + 0.18, row["paper_error"], yerr=row["paper_error_std"], **grey)
         panel.set(title=problem, ylabel="test error, %")
-        panel.set_xticks(np.arange(len(own)), labels=[row["method"] for row in own], rotation=60, ha="right")
+        panel.set_xticks(
+            np.arange(len(problem_rows)), labels=[row["method"] for row in problem_rows], rotation=60, ha="right"
+        )
         panel.grid(alpha=0.3, axis="y")
     for panel in panels[len(problems) :]:
         panel.set_visible(False)

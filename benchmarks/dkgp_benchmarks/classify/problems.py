@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from dkgp.errors import InputError, UsageError
 
-__all__ = ["PROBLEMS", "ClassProblem", "Samples", "Split", "load", "problem_names", "ringnorm", "splits", "twonorm"]
-
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 
@@ -200,8 +198,8 @@ def load(problem: ClassProblem, folder: Path | None, seed: int) -> Samples:
     codes = (labels == problem.positive).astype(np.int64)
     if not 0 < codes.sum() < len(codes):
         raise InputError(f"'{path}': y has {codes.sum():,} samples of class {problem.positive} of {len(codes):,}")
-    own = mask is not None and mask.shape == (len(inputs),) and int(mask.sum()) == problem.n_test
-    return Samples(inputs, codes, np.asarray(mask, dtype=bool) if own and len(inputs) == needed else None)
+    has_own_split = mask is not None and mask.shape == (len(inputs),) and int(mask.sum()) == problem.n_test
+    return Samples(inputs, codes, np.asarray(mask, dtype=bool) if has_own_split and len(inputs) == needed else None)
 
 
 def splits(problem: ClassProblem, samples: Samples, indices: Sequence[int], seed: int) -> list[Split]:

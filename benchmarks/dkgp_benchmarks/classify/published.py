@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["TABLE_3", "TABLE_4", "TABLE_5", "Published", "judge_error", "judge_size"]
-
 # Of half a standard deviation where the paper's own samples are split anew; of a whole one where they were prepared in
 # another way.
 SLACK, OTHER_SLACK = 0.5, 1.0

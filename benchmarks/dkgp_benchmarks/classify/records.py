@@ -7,12 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dkgp.commands.own_work import difference
 from dkgp.commands.reporting.documents import dump, plain
+from dkgp.commands.resuming import difference
 from dkgp.data.remote.storage import translate_write_errors
 from dkgp.errors import InputError
-
-__all__ = ["Record"]
 
 
 class Record:

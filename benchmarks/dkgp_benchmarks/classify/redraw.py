@@ -22,8 +22,6 @@ from dkgp.models.classification.labels import Labels
 from dkgp.models.classification.prototypes import choose_prototypes
 from dkgp.operators import BlockedKernelOperator
 
-__all__ = ["Redrawn", "redrawn"]
-
 FloatArray = NDArray[np.float64]
 
 # What is added to the seed of the candidates that were judged.

@@ -16,8 +16,6 @@ from dkgp.models.classification.labels import stratified_folds
 from dkgp.registry import Extra
 from dkgp_benchmarks.classify.trial import Classifier, Trial, median_gamma
 
-__all__ = ["LIGHTGBM", "Boosting", "SupportVectors", "boosting_library"]
-
 FloatArray = NDArray[np.float64]
 
 LIGHTGBM = Extra("peers", "lightgbm", "lightgbm", "dkgp-benchmarks")
@@ -60,9 +58,9 @@ class SupportVectors:
             if (cost, log_gamma) not in errors:
                 wrong = 0
                 for part in range(count):
-                    held = parts == part
-                    model = _svc(cost, np.exp(log_gamma)).fit(few.inputs[~held], few.codes[~held])
-                    wrong += int(np.sum(model.predict(few.inputs[held]) != few.codes[held]))
+                    test = parts == part
+                    model = _svc(cost, np.exp(log_gamma)).fit(few.inputs[~test], few.codes[~test])
+                    wrong += int(np.sum(model.predict(few.inputs[test]) != few.codes[test]))
                 errors[cost, log_gamma] = wrong / few.n
 
         for cost in COSTS:
@@ -75,9 +73,9 @@ class SupportVectors:
         cost, log_gamma = _least(errors)
         return {"cost": cost, "gamma": float(np.exp(log_gamma)), "score": errors[cost, log_gamma], "samples": few.n}
 
-    def fit(self, trial: Trial, found: dict[str, Any]) -> Classifier:
+    def fit(self, trial: Trial, tuning: dict[str, Any]) -> Classifier:
         """Train on all samples."""
-        model = _svc(found["cost"], found["gamma"]).fit(trial.inputs, trial.codes)
+        model = _svc(tuning["cost"], tuning["gamma"]).fit(trial.inputs, trial.codes)
         return _Machine(model, int(model.n_support_.sum()))
 
 
@@ -92,19 +90,19 @@ class Boosting:
             for rate in RATES:
                 wrong = np.zeros(len(ROUNDS))
                 for part in range(BOOSTING_FOLDS):
-                    held = parts == part
+                    test = parts == part
                     model = _boosting(leaves, rate, ROUNDS[-1], trial.seed)
-                    model.fit(trial.inputs[~held], trial.codes[~held])
-                    staged = _staged(model, trial.inputs[held])
-                    wrong += [int(np.sum((each >= 0.0) != trial.codes[held])) for each in staged]
+                    model.fit(trial.inputs[~test], trial.codes[~test])
+                    staged = _staged(model, trial.inputs[test])
+                    wrong += [int(np.sum((each >= 0.0) != trial.codes[test])) for each in staged]
                 errors |= {(leaves, rate, rounds): count for rounds, count in zip(ROUNDS, wrong, strict=True)}
         leaves, rate, rounds = _least(errors)
         score = float(errors[leaves, rate, rounds]) / trial.n
         return {"leaves": leaves, "rate": rate, "rounds": rounds, "score": score, "library": boosting_library()}
 
-    def fit(self, trial: Trial, found: dict[str, Any]) -> Classifier:
+    def fit(self, trial: Trial, tuning: dict[str, Any]) -> Classifier:
         """Train on all samples."""
-        model = _boosting(found["leaves"], found["rate"], found["rounds"], trial.seed)
+        model = _boosting(tuning["leaves"], tuning["rate"], tuning["rounds"], trial.seed)
         model.fit(trial.inputs, trial.codes)
         return _Trees(model)
 
@@ -165,8 +163,8 @@ def _staged(model: Any, inputs: FloatArray) -> list[FloatArray]:
     """Decisions after each number of rounds."""
     if boosting_library() == "lightgbm":
         return [model.predict(inputs, raw_score=True, num_iteration=rounds) for rounds in ROUNDS]
-    wanted, found = set(ROUNDS), []
+    counts, stages = set(ROUNDS), []
     for number, decisions in enumerate(model.staged_decision_function(inputs), 1):
-        if number in wanted:
-            found.append(np.asarray(decisions).reshape(-1))
-    return found
+        if number in counts:
+            stages.append(np.asarray(decisions).reshape(-1))
+    return stages

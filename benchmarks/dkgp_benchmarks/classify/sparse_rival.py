@@ -17,8 +17,6 @@ from dkgp.operators.inputs import ArrayInputs
 from dkgp_benchmarks.classify.spsvm import SparseSVM, SparseSVMSettings, train_spsvm, validated_errors
 from dkgp_benchmarks.classify.trial import Classifier, Trial, median_gamma
 
-__all__ = ["SparseMachine", "chosen_size"]
-
 FloatArray = NDArray[np.float64]
 
 # Samples beyond which the kernel is that of a random subset, and there are more basis samples and fewer folds.
@@ -62,11 +60,11 @@ class SparseMachine:
         size = chosen_size(shares)
         return {"gamma": gamma, "s2": s2, "size": size, "score": float(shares[:, size - 1].mean())}
 
-    def fit(self, trial: Trial, found: dict[str, Any]) -> Classifier:
+    def fit(self, trial: Trial, tuning: dict[str, Any]) -> Classifier:
         """Grow a basis of that size on all samples."""
-        kernel, inputs = _kernel(trial, found["gamma"]), ArrayInputs(trial.inputs)
-        with BlockedKernelOperator(kernel, found["s2"], inputs, _executor(trial)) as operator:
-            return _Trained(train_spsvm(operator, trial.signs, SparseSVMSettings(found["size"], seed=trial.seed)))
+        kernel, inputs = _kernel(trial, tuning["gamma"]), ArrayInputs(trial.inputs)
+        with BlockedKernelOperator(kernel, tuning["s2"], inputs, _executor(trial)) as operator:
+            return _Trained(train_spsvm(operator, trial.signs, SparseSVMSettings(tuning["size"], seed=trial.seed)))
 
 
 def chosen_size(shares: FloatArray) -> int:

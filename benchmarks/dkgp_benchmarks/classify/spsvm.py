@@ -32,8 +32,6 @@ from dkgp.operators.inputs import ArrayInputs
 from dkgp.solvers.basis_risk.minimise import minimise_on_basis
 from dkgp.solvers.losses import SquaredHingeLoss
 
-__all__ = ["SparseSVM", "SparseSVMSettings", "train_spsvm", "validated_errors"]
-
 CANDIDATES = 59
 # Of decisions: how near to the best ones all coefficients together are brought.
 TOLERANCE = 1e-7
@@ -191,8 +189,8 @@ class _Growth:
     def _grow(self) -> bool:
         """Add the best of a draw; False where no candidate lowers R."""
         operator = self._operator
-        left = np.setdiff1d(self._pool, self._basis, assume_unique=True)
-        drawn = np.sort(self._rng.choice(left, min(self._settings.candidates, len(left)), replace=False))
+        candidates = np.setdiff1d(self._pool, self._basis, assume_unique=True)
+        drawn = np.sort(self._rng.choice(candidates, min(self._settings.candidates, len(candidates)), replace=False))
         inputs = operator.inputs(drawn)
         misfit, variances = self._misfit()
         sums = GrowingBasis(operator, variances).sums(inputs, misfit[:, None], single=True)
@@ -254,7 +252,7 @@ class _Growth:
         operator = self._operator
         cross = CrossKernel(operator, operator.inputs(np.asarray(self._basis, dtype=np.intp)))
         start = [*(cross.lower.T @ self._weights), *([self._intercept] if self._settings.intercept else [])]
-        found = minimise_on_basis(
+        solution = minimise_on_basis(
             cross,
             self._signs[:, None],
             loss=SquaredHingeLoss(),
@@ -263,9 +261,9 @@ class _Growth:
             initial=np.array(start)[:, None],
             tolerance=TOLERANCE,
         )
-        self._weights, self._intercept = found.weights[:, 0], float(found.intercept[0])
-        self._outputs = found.values[:, 0]
-        self._bent = float(self._weights @ cross.inner(found.weights)[:, 0])
+        self._weights, self._intercept = solution.weights[:, 0], float(solution.intercept[0])
+        self._outputs = solution.values[:, 0]
+        self._bent = float(self._weights @ cross.inner(solution.weights)[:, 0])
 
 
 def validated_errors(
@@ -283,9 +281,9 @@ def validated_errors(
     """
     shares = []
     for fold in range(int(folds.max()) + 1):
-        held = folds == fold
-        operator = BlockedKernelOperator(kernel, s2, ArrayInputs(inputs[~held]), executor)
-        decisions = train_spsvm(operator, signs[~held], settings).path_decisions(inputs[held])
-        shares.append(np.mean(np.where(decisions >= 0.0, 1.0, -1.0) != signs[held], axis=1))
+        test = folds == fold
+        operator = BlockedKernelOperator(kernel, s2, ArrayInputs(inputs[~test]), executor)
+        decisions = train_spsvm(operator, signs[~test], settings).path_decisions(inputs[test])
+        shares.append(np.mean(np.where(decisions >= 0.0, 1.0, -1.0) != signs[test], axis=1))
     shortest = min(len(share) for share in shares)
     return np.asarray([share[:shortest] for share in shares])

@@ -22,16 +22,6 @@ from dkgp_benchmarks.classify.published import (
     judge_size,
 )
 
-__all__ = [
-    "Figures",
-    "ablation_table",
-    "error_table",
-    "mended_table",
-    "partition_table",
-    "probability_table",
-    "time_table",
-]
-
 FloatArray = NDArray[np.float64]
 # Figures of every split that was measured, by problem and method; those that failed are left out.
 Figures = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
@@ -131,11 +121,11 @@ def error_table(figures: Figures, same_data: Mapping[str, bool]) -> Document:
     """Table 3: misclassification and size of every method, held against the paper's by the rule of `published`."""
     rows = []
     for (problem, method), runs in figures.items():
-        known = TABLE_3.get(PROBLEMS[problem].paper_name, {}).get(method)
-        row = _shared(problem, method, runs, known)
-        if known is not None:
-            row["accepted"] = judge_error(row["error"], known, len(runs), same_data=same_data[problem])
-            row["size_accepted"] = judge_size(row["size"], known)
+        published = TABLE_3.get(PROBLEMS[problem].paper_name, {}).get(method)
+        row = _shared(problem, method, runs, published)
+        if published is not None:
+            row["accepted"] = judge_error(row["error"], published, len(runs), same_data=same_data[problem])
+            row["size_accepted"] = judge_size(row["size"], published)
         rows.append(row)
     judged = [row["accepted"] for row in rows if row.get("accepted")]
     missed = [f"{row['problem']} {row['method']}" for row in rows if str(row.get("accepted")).startswith("missed")]
@@ -172,16 +162,16 @@ def partition_table(figures: Figures) -> Document:
     rows = []
     for (problem, method), runs in figures.items():
         paper = TABLE_5.get(PROBLEMS[problem].paper_name, {})
-        known = paper.get(method)
-        row = _shared(problem, method, runs, known)
+        published = paper.get(method)
+        row = _shared(problem, method, runs, published)
         row["fit_seconds"] = _median(runs, "fit_seconds")
         row["predict_seconds"] = _median(runs, "predict_seconds")
         row["fit_to_svm"] = _to_baseline(figures, problem, method, "fit_seconds")
-        if known is not None and known.seconds is not None:
+        if published is not None and published.seconds is not None:
             base = paper[BASELINE].seconds
-            row |= {"paper_seconds": known.seconds, "paper_to_svm": known.seconds / base if base else None}
-            row["accepted"] = judge_partition(row["error"], known)
-            row["size_accepted"] = judge_size(row["size"], known)
+            row |= {"paper_seconds": published.seconds, "paper_to_svm": published.seconds / base if base else None}
+            row["accepted"] = judge_partition(row["error"], published)
+            row["size_accepted"] = judge_size(row["size"], published)
         rows.append(row)
     title = "Table 5: two thirds to train, one third to test; the paper's over 5 partitions"
     return _section("table_5", title, PARTITION_COLUMNS, rows, _best(figures))
@@ -248,13 +238,13 @@ def mended_table(figures: Figures, baseline: str) -> Document:
     """
     rows = []
     for (problem, method), runs in figures.items():
-        known = TABLE_3.get(PROBLEMS[problem].paper_name, {}).get(MethodSpec.read(method).name)
+        published = TABLE_3.get(PROBLEMS[problem].paper_name, {}).get(MethodSpec.read(method).name)
         against = figures.get((problem, baseline), ())
         row = {"problem": problem, "method": _label(method), **_errors(runs), **_difference(runs, against)}
         pairs = _pairs(runs, against)
         row["outliers"] = int(np.sum(pairs[0] - pairs[1] > OUTLIER_POINTS)) if len(pairs[0]) else None
         row |= {"size": _size(runs), "worst": float(_percent(runs).max())}
-        rows.append(row | {"paper_error": None if known is None else known.error})
+        rows.append(row | {"paper_error": None if published is None else published.error})
     title = f"SCDPP's outliers (more than {OUTLIER_POINTS:g} points above {baseline}), and what mends them"
     return _section("scdpp", title, MENDED_COLUMNS, rows, {})
 
@@ -271,13 +261,15 @@ def _section(
     }
 
 
-def _shared(problem: str, method: str, runs: Sequence[Mapping[str, Any]], known: Published | None) -> dict[str, Any]:
+def _shared(
+    problem: str, method: str, runs: Sequence[Mapping[str, Any]], published: Published | None
+) -> dict[str, Any]:
     row: dict[str, Any] = {"problem": problem, "method": _label(method), "key": method, **_errors(runs)}
     row |= {"size": _size(runs), "worst": float(_percent(runs).max())}
     row["balanced_error"] = 100.0 * float(np.mean([run["balanced_error"] for run in runs]))
     row["tune_seconds"] = _median(runs, "tune_seconds")
-    if known is not None:
-        row |= {"paper_error": known.error, "paper_error_std": known.error_std, "paper_size": known.size}
+    if published is not None:
+        row |= {"paper_error": published.error, "paper_error_std": published.error_std, "paper_size": published.size}
     return row
 
 
@@ -289,11 +281,11 @@ def _errors(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _difference(runs: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Mean difference of errors on the same splits, and its standard error."""
-    own, other = _pairs(runs, others)
-    if not len(own):
+    errors, other = _pairs(runs, others)
+    if not len(errors):
         return {}
-    difference = own - other
-    error = float(difference.std(ddof=1) / np.sqrt(len(own))) if len(own) > 1 else None
+    difference = errors - other
+    error = float(difference.std(ddof=1) / np.sqrt(len(errors))) if len(errors) > 1 else None
     return {"difference": float(difference.mean()), "difference_error": error}
 
 
@@ -308,13 +300,13 @@ def _best(figures: Figures) -> dict[str, str]:
     """For each problem the method of the least mean error, and who is within two standard errors of it."""
     said = {}
     for problem in dict.fromkeys(problem for problem, _ in figures):
-        own = {method: runs for (name, method), runs in figures.items() if name == problem}
-        best = min(own, key=lambda method: (_percent(own[method]).mean(), method))
+        by_method = {method: runs for (name, method), runs in figures.items() if name == problem}
+        best = min(by_method, key=lambda method: (_percent(by_method[method]).mean(), method))
         tied = []
-        for method, runs in own.items():
-            found = _difference(runs, own[best])
-            error = found.get("difference_error")
-            if method != best and error is not None and found["difference"] <= STANDARD_ERRORS * error:
+        for method, runs in by_method.items():
+            difference = _difference(runs, by_method[best])
+            error = difference.get("difference_error")
+            if method != best and error is not None and difference["difference"] <= STANDARD_ERRORS * error:
                 tied.append(_label(method))
         said[f"best_on_{problem}"] = _label(best) + (f"; tied with it: {', '.join(tied)}" if tied else "")
     return said
@@ -322,15 +314,15 @@ def _best(figures: Figures) -> dict[str, str]:
 
 def _to_baseline(figures: Figures, problem: str, method: str, name: str) -> float | None:
     """Median ratio of training seconds to the baseline's, on the same splits."""
-    own = {run["split"]: run[name] for run in figures[problem, method]}
+    by_split = {run["split"]: run[name] for run in figures[problem, method]}
     base = {run["split"]: run[name] for run in figures.get((problem, BASELINE), ())}
-    both = [split for split in own if split in base]
-    return median_ratio([own[split] for split in both], [base[split] for split in both]) if both else None
+    both = [split for split in by_split if split in base]
+    return median_ratio([by_split[split] for split in both], [base[split] for split in both]) if both else None
 
 
-def _counted(rows: Sequence[Mapping[str, Any]], name: str, wanted: str) -> str:
+def _counted(rows: Sequence[Mapping[str, Any]], name: str, verdict: str) -> str:
     judged = [row[name] for row in rows if row.get(name)]
-    return f"{judged.count(wanted)} of {len(judged)}"
+    return f"{judged.count(verdict)} of {len(judged)}"
 
 
 def _percent(runs: Sequence[Mapping[str, Any]]) -> FloatArray:

@@ -13,8 +13,6 @@ from scipy.spatial.distance import pdist
 from dkgp.models.classification.labels import Labels
 from dkgp_benchmarks.classify.problems import Samples, Split
 
-__all__ = ["Classifier", "Method", "Trial", "median_gamma", "refined", "trial_of"]
-
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
@@ -86,7 +84,7 @@ class Method(Protocol):
     def tune(self, trial: Trial) -> dict[str, Any]:
         """Find hyperparameters, in plain JSON types."""
 
-    def fit(self, trial: Trial, found: dict[str, Any]) -> Classifier:
+    def fit(self, trial: Trial, tuning: dict[str, Any]) -> Classifier:
         """Train with them."""
 
 
@@ -95,9 +93,9 @@ def trial_of(samples: Samples, split: Split, seed: int) -> Trial:
     train, test = samples.inputs[split.train], samples.inputs[split.test]
     mean, std = train.mean(axis=0), train.std(axis=0)
     std = np.where(std > 0.0, std, 1.0)
-    own = seed + split.index
+    split_seed = seed + split.index
     codes = samples.codes[split.train], samples.codes[split.test]
-    return Trial((train - mean) / std, codes[0], (test - mean) / std, codes[1], own, (train, test))
+    return Trial((train - mean) / std, codes[0], (test - mean) / std, codes[1], split_seed, (train, test))
 
 
 def median_gamma(inputs: FloatArray, seed: int) -> float:

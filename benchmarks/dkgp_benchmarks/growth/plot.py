@@ -10,8 +10,6 @@ import numpy as np
 
 from dkgp.commands.reporting.plots import drawn
 
-__all__ = ["plot_growth"]
-
 PARTS = (
     ("product_seconds", "products"),
     ("check_seconds", "products in float64"),

@@ -27,8 +27,6 @@ from dkgp.models import read_hyperparameters
 from dkgp.models.exact import train
 from dkgp.plan.validation.entries import entry_seconds
 
-__all__ = ["MODULE", "train_size"]
-
 MODULE = "dkgp_benchmarks.growth.run"
 
 
@@ -49,14 +47,14 @@ class _LineReporter(SilentReporter):
         self, label: str, tolerance: float, measure: Measure = "gradient_inf_norm"
     ) -> Iterator[Callable[[SolveProgress | WorkProgress], None]]:
         """Pass on rounds, and work within a round as often as anybody could read it."""
-        said = 0.0
+        reported_at = 0.0
 
         def update(progress: SolveProgress | WorkProgress) -> None:
-            nonlocal said
+            nonlocal reported_at
             if isinstance(progress, SolveProgress):
                 _say(round=progress.to_json())
-            elif time.monotonic() >= said + 1.0 or progress.done == progress.total:
-                said = time.monotonic()
+            elif time.monotonic() >= reported_at + 1.0 or progress.done == progress.total:
+                reported_at = time.monotonic()
                 _say(within=vars(progress))
 
         yield update
@@ -97,12 +95,12 @@ def train_size(description: dict[str, Any]) -> dict[str, Any]:
 def _load_code(job: TrainJob, warm: str) -> None:
     """Have compiled code at hand before the clock starts: of the solver, on a few samples."""
     dataset, few = open_dataset(job.dataset), open_dataset(warm)
-    found = read_hyperparameters(job.hyper, n_features=dataset.n_features)
-    name = job.solver.decided(dataset, found)[0].solver
+    hyper = read_hyperparameters(job.hyper, n_features=dataset.n_features)
+    name = job.solver.decided(dataset, hyper)[0].solver
     options = SolverOptions(name, precision=job.solver.precision)
     with open_executor(job.cluster, few.n_samples) as executor:
         solver = options.build(few.n_samples, few.n_features, few.n_targets, SilentReporter())
-        train(few, found.kernel, found.noise_variance, executor, solver=solver, stopping=options.stopping())
+        train(few, hyper.kernel, hyper.noise_variance, executor, solver=solver, stopping=options.stopping())
 
 
 def main() -> None:

@@ -23,18 +23,16 @@ from typing import Any
 
 from dkgp.bench.problem import PreparedProblem, ProblemJob, prepare_problem
 from dkgp.cluster import ClusterOptions
-from dkgp.commands.own_work import difference
 from dkgp.commands.reporting.documents import Document, dump, plain
 from dkgp.commands.reporting.measurements import ENTRIES, Column, report, write_record
 from dkgp.commands.reporting.outputs import write_text
 from dkgp.commands.reporting.plots import check_plot_file
 from dkgp.commands.reporting.progress import Reporter, SolveProgress, WorkProgress
+from dkgp.commands.resuming import difference
 from dkgp.errors import DkgpError, ExitCode, InputError, InterruptedRunError, NotConvergedError, UsageError
 from dkgp.plan.validation.processes import found_environment
 from dkgp_benchmarks.growth.plot import plot_growth
 from dkgp_benchmarks.growth.run import MODULE
-
-__all__ = ["BenchGrowthJob", "run_bench_growth"]
 
 COLUMNS = (
     Column("n", "n", ",d"),
@@ -151,8 +149,8 @@ def _folder(job: BenchGrowthJob) -> Iterator[Path]:
 
 def _measured(job: BenchGrowthJob, n: int, folder: Path, reporter: Reporter) -> dict[str, Any]:
     """Figures of one size, from its record or by running it."""
-    own = folder / f"n-{n}"
-    record = own / "figures.json"
+    run_folder = folder / f"n-{n}"
+    record = run_folder / "figures.json"
     if record.exists():
         reporter.note(f"n = {n:,}: on record")
         return dict(json.loads(record.read_text(encoding="utf-8")))
@@ -160,7 +158,7 @@ def _measured(job: BenchGrowthJob, n: int, folder: Path, reporter: Reporter) -> 
     figures = _run(
         {
             **prepared.to_json(),
-            "model": str(own / "model.zarr"),
+            "model": str(run_folder / "model.zarr"),
             "solver": job.solver.to_json(),
             "cluster": asdict(job.cluster),
         },
@@ -169,21 +167,21 @@ def _measured(job: BenchGrowthJob, n: int, folder: Path, reporter: Reporter) -> 
         reporter,
     )
     if not figures["converged"]:
-        raise NotConvergedError(f"n = {n:,} did not reach the tolerance; its model is in '{own}'")
+        raise NotConvergedError(f"n = {n:,} did not reach the tolerance; its model is in '{run_folder}'")
     write_text(record, dump(figures) + "\n")
     return figures
 
 
 def _prepared(job: BenchGrowthJob, n: int, folder: Path, reporter: Reporter) -> PreparedProblem:
     """The stores of one size; hyperparameters are those of the first size that a folder saw."""
-    own, hyper = folder / f"n-{n}", folder / "hyper.json"
-    done = own / "problem.json"
+    run_folder, hyper = folder / f"n-{n}", folder / "hyper.json"
+    done = run_folder / "problem.json"
     if done.exists():
         return PreparedProblem(**json.loads(done.read_text(encoding="utf-8")))
-    shutil.rmtree(own, ignore_errors=True)  # what was begun and not finished
-    own.mkdir()
+    shutil.rmtree(run_folder, ignore_errors=True)  # what was begun and not finished
+    run_folder.mkdir()
     problem = replace(job.problem, n=n, hyper=str(hyper) if hyper.exists() else job.problem.hyper)
-    prepared = prepare_problem(problem, own, reporter)
+    prepared = prepare_problem(problem, run_folder, reporter)
     if not hyper.exists():
         write_text(hyper, Path(prepared.hyper).read_text(encoding="utf-8"))
     write_text(done, dump(prepared.to_json()) + "\n")
@@ -209,21 +207,21 @@ def _run(description: dict[str, Any], label: str, tolerance: float, reporter: Re
             child.stdin.close()
             with reporter.solve(label, tolerance) as show:
                 try:
-                    said = _follow(child, label, show, reporter)
+                    figures = _follow(child, label, show, reporter)
                 except KeyboardInterrupt:
                     child.send_signal(signal.SIGINT)
-                    said = _follow(child, label, show, reporter)
+                    figures = _follow(child, label, show, reporter)
         finally:
             if child.poll() is None:
                 child.kill()
             child.wait()
         errors.seek(0)
         last = errors.read().strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
-    if "figures" in said:
-        return dict(said["figures"])
-    message = f"{label}: {said.get('error', last[0])}"
-    if said.get("exit_code") == ExitCode.INTERRUPTED:
-        raise InterruptedRunError(message, said["checkpoint"])
+    if "figures" in figures:
+        return dict(figures["figures"])
+    message = f"{label}: {figures.get('error', last[0])}"
+    if figures.get("exit_code") == ExitCode.INTERRUPTED:
+        raise InterruptedRunError(message, figures["checkpoint"])
     raise DkgpError(message)
 
 
@@ -234,21 +232,21 @@ def _follow(
     reporter: Reporter,
 ) -> dict[str, Any]:
     """Show what a run says of itself until it ends; return the last thing that it said."""
-    said: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     assert child.stdout is not None
     for line in child.stdout:
         with contextlib.suppress(ValueError):  # a line that an interruption has torn
-            said = json.loads(line)
-            if "round" in said:
-                show(SolveProgress(**said["round"]))
-            elif "within" in said:
-                show(WorkProgress(**said["within"]))
-            elif "note" in said:
-                reporter.note(f"{label}: {said['note']}")
-            elif "warning" in said:
-                reporter.warn(f"{label}: {said['warning']}")
+            figures = json.loads(line)
+            if "round" in figures:
+                show(SolveProgress(**figures["round"]))
+            elif "within" in figures:
+                show(WorkProgress(**figures["within"]))
+            elif "note" in figures:
+                reporter.note(f"{label}: {figures['note']}")
+            elif "warning" in figures:
+                reporter.warn(f"{label}: {figures['warning']}")
     child.wait()
-    return said
+    return figures
 
 
 def _row(figures: dict[str, Any]) -> dict[str, Any]:

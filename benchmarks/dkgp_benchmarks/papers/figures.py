@@ -21,8 +21,6 @@ from dkgp_benchmarks.papers.runs import Workbench, paper_contenders
 from dkgp_benchmarks.papers.tables import draws_said, mean_of, said, section, spread_of
 from dkgp_benchmarks.papers.trials import OBJECTIVE_SHARE, RMSE_SHARE, THRESHOLDS, described
 
-__all__ = ["convergence_figure", "correlation_figure", "gradient_correlations", "growth_figure", "growth_rows"]
-
 FloatArray = NDArray[np.float64]
 
 # As in section 2.3 of the paper.
@@ -97,7 +95,7 @@ def gradient_correlations(bench: Workbench, options: SolverOptions, seed: int) -
             {"system": system, "pairs": "any other"} | _summary(_correlations(tracks, samples, strangers), away)
         )
         histograms[system] = np.histogram(near[np.isfinite(near)], edges)[0].tolist()
-    found: Document = plain(
+    document: Document = plain(
         {
             "problem": described(bench),
             "rows": rows,
@@ -108,7 +106,7 @@ def gradient_correlations(bench: Workbench, options: SolverOptions, seed: int) -
             "block_size": contender.options.block_size,
         }
     )
-    return found
+    return document
 
 
 def correlation_figure(trials: Sequence[Document]) -> Document:
@@ -116,12 +114,12 @@ def correlation_figure(trials: Sequence[Document]) -> Document:
     first = trials[0]
     rows = []
     for index, row in enumerate(first["rows"]):
-        own = [trial["rows"][index] for trial in trials]
-        found = {"system": row["system"], "pairs": row["pairs"], "count": sum(each["count"] for each in own)}
+        trial_rows = [trial["rows"][index] for trial in trials]
+        merged = {"system": row["system"], "pairs": row["pairs"], "count": sum(each["count"] for each in trial_rows)}
         for name in ("distance", "mean", "magnitude", "share"):
-            values = [each.get(name) for each in own]
-            found[name], found[f"{name}_spread"] = mean_of(values), spread_of(values)
-        rows.append(found)
+            values = [each.get(name) for each in trial_rows]
+            merged[name], merged[f"{name}_spread"] = mean_of(values), spread_of(values)
+        rows.append(merged)
     histograms: dict[str, list[int]] = {}
     for system in first["histograms"]:
         histograms[system] = np.sum([trial["histograms"][system] for trial in trials], axis=0).tolist()
@@ -185,13 +183,15 @@ def convergence_figure(trials: Sequence[Document], number: int) -> Document:
 
 def growth_rows(bench: Workbench, options: SolverOptions) -> list[dict[str, Any]]:
     """Measure cyclic and greedy at one size of Figure 4, on one draw."""
-    chosen = [each for each in paper_contenders(options, bench.data.n) if each.key in ("gbcd", "gbcd_default", "bcdc")]
-    rows: list[dict[str, Any]] = [{"n": bench.data.n, **bench.run(contender).to_json()} for contender in chosen]
-    found: list[dict[str, Any]] = plain(rows)
-    return found
+    contenders = [
+        each for each in paper_contenders(options, bench.data.n) if each.key in ("gbcd", "gbcd_default", "bcdc")
+    ]
+    rows: list[dict[str, Any]] = [{"n": bench.data.n, **bench.run(contender).to_json()} for contender in contenders]
+    plain_rows: list[dict[str, Any]] = plain(rows)
+    return plain_rows
 
 
-def growth_figure(trials: Sequence[Sequence[Document]], tolerance: float, found: Hyperparameters) -> Document:
+def growth_figure(trials: Sequence[Sequence[Document]], tolerance: float, hyper: Hyperparameters) -> Document:
     """Figure 4 from the rows of its draws: seconds against n, and the exponents of n that fit them best."""
     rows: list[dict[str, Any]] = []
     for index, row in enumerate(trials[0]):
@@ -210,8 +210,8 @@ def growth_figure(trials: Sequence[Sequence[Document]], tolerance: float, found:
             logs = np.log(np.asarray(points))
             exponents[solver] = round(float(np.polyfit(logs[:, 0], logs[:, 1], 1)[0]), 3)
     draws = f", mean of {len(trials)} draws" if len(trials) > 1 else ""
-    title = f"Figure 4: Friedman1, d = {found.n_features}: training time against n, to max |g| <= {tolerance:g}{draws}"
-    figures = {"seconds_grow_as_n_to_the": exponents, "gaussian_process": said(found)}
+    title = f"Figure 4: Friedman1, d = {hyper.n_features}: training time against n, to max |g| <= {tolerance:g}{draws}"
+    figures = {"seconds_grow_as_n_to_the": exponents, "gaussian_process": said(hyper)}
     return section("figure_4", title, GROWTH_COLUMNS, rows, **figures)
 
 
@@ -246,8 +246,8 @@ def _neighbours(inputs: FloatArray, samples: NDArray[np.int64], count: int) -> t
     """Nearest others of each sample, in order, by Euclidean distance of the standardised inputs."""
     away = cdist(inputs[samples], inputs)
     away[np.arange(len(samples)), samples] = np.inf
-    chosen = np.argsort(away, axis=1, kind="stable")[:, :count]
-    return chosen, np.take_along_axis(away, chosen, axis=1)
+    nearest = np.argsort(away, axis=1, kind="stable")[:, :count]
+    return nearest, np.take_along_axis(away, nearest, axis=1)
 
 
 def _correlations(tracks: FloatArray, samples: NDArray[np.int64], others: NDArray[np.int64]) -> FloatArray:
@@ -256,19 +256,19 @@ def _correlations(tracks: FloatArray, samples: NDArray[np.int64], others: NDArra
     norms = np.linalg.norm(centred, axis=0)
     products = np.einsum("ts,tso->so", centred[:, samples], centred[:, others])
     scale = norms[samples][:, None] * norms[others]
-    found = np.divide(products, scale, out=np.full_like(products, np.nan), where=scale > 0.0)
-    found[others == samples[:, None]] = np.nan
-    return np.asarray(np.clip(found, -1.0, 1.0))
+    correlations = np.divide(products, scale, out=np.full_like(products, np.nan), where=scale > 0.0)
+    correlations[others == samples[:, None]] = np.nan
+    return np.asarray(np.clip(correlations, -1.0, 1.0))
 
 
 def _summary(correlations: FloatArray, distances: FloatArray) -> dict[str, Any]:
-    known = np.isfinite(correlations)
-    if not known.any():
+    is_finite = np.isfinite(correlations)
+    if not is_finite.any():
         return {"count": 0}
-    values = correlations[known]
+    values = correlations[is_finite]
     return {
-        "count": int(known.sum()),
-        "distance": float(np.median(distances[known])),
+        "count": int(is_finite.sum()),
+        "distance": float(np.median(distances[is_finite])),
         "mean": float(values.mean()),
         "magnitude": float(np.abs(values).mean()),
         "share": float(np.mean(np.abs(values) > 0.5)),

@@ -23,8 +23,6 @@ from dkgp_benchmarks.papers.plots import check_plot_folder, draw
 from dkgp_benchmarks.papers.published import PAPERS
 from dkgp_benchmarks.sparse.specs import SparseSpec
 
-__all__ = ["BenchPapersJob", "Chosen", "choose", "items_of", "run_bench_papers", "table_1"]
-
 # Options by their names in the parts' settings; the others choose parts or say where things go.
 GIVEN = ("n", "n_test", "subset", "seed", "sizes", "basis_size", "draws", "methods", "block_size", "tolerance")
 LIMITS = ("max_passes", "max_seconds")
@@ -102,8 +100,8 @@ class BenchPapersJob:
     def given(self) -> dict[str, Any]:
         """Settings that stand in place of the parts' own, in JSON types."""
         values = {name: getattr(self, name) for name in (*GIVEN, *LIMITS)}
-        kept = {name: value for name, value in values.items() if value is not None and value != ()}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in kept.items()}
+        options = {name: value for name, value in values.items() if value is not None and value != ()}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
 
 
 @dataclass(frozen=True)
@@ -143,8 +141,8 @@ def choose(job: BenchPapersJob, library: Library) -> Chosen:
     for problem in job.problems:
         _check_problem(problem, library)
     for part in PARTS.all().values():
-        wanted = tuple(item for item in part.items if item in items)
-        if job.named and not wanted and part.name not in named:
+        chosen_items = tuple(item for item in part.items if item in items)
+        if job.named and not chosen_items and part.name not in named:
             continue
         settings = part.settings(full=job.full, given=job.given())
         variants = part.variants(library, job.problems)
@@ -155,20 +153,20 @@ def choose(job: BenchPapersJob, library: Library) -> Chosen:
             if left := [variant for variant in variants if variant not in short]:
                 missing.append((part, f"left out of the short form: {', '.join(left)}; with --full they take part"))
             variants = short
-        found = [Unit(part, variant, settings, wanted) for variant in variants]
+        units_of_part = [Unit(part, variant, settings, chosen_items) for variant in variants]
         asked = [name for name in job.parts if name.partition(":")[0] == part.name]
-        if asked and part.name not in asked and not wanted:
-            names = {unit.name for unit in found}
+        if asked and part.name not in asked and not chosen_items:
+            names = {unit.name for unit in units_of_part}
             if unknown := [name for name in asked if name not in names]:
                 raise UsageError(
                     f"there is no part '{unknown[0]}' here; there are {', '.join(sorted(names)) or 'none'}"
                 )
-            found = [unit for unit in found if unit.name in asked]
-        if not found and job.named:
+            units_of_part = [unit for unit in units_of_part if unit.name in asked]
+        if not units_of_part and job.named:
             raise UsageError(part.missing)
-        if not found and not job.problems:
+        if not units_of_part and not job.problems:
             missing.append((part, part.missing))
-        units += found
+        units += units_of_part
     if job.problems and not units:
         raise UsageError(f"no part takes {', '.join(job.problems)}")
     _check_given(job, units)
@@ -243,9 +241,9 @@ def _check_problem(problem: str, library: Library) -> None:
 
 def _check_given(job: BenchPapersJob, units: list[Unit]) -> None:
     """Raise `UsageError` for an option that none of the parts has."""
-    known: set[str] = {name for unit in units for name in unit.settings}
+    names: set[str] = {name for unit in units for name in unit.settings}
     given: Mapping[str, Any] = job.given()
     for name in given:
-        if name not in known and units:
+        if name not in names and units:
             flag = FLAGS.get(name, f"--{name.replace('_', '-')}")
             raise UsageError(f"{flag} is no setting of {', '.join(dict.fromkeys(unit.part.name for unit in units))}")

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from dkgp.commands.reporting.progress import Reporter
     from dkgp_benchmarks.library import Library
 
-__all__ = ["PARTS", "Drawing", "Part", "Shown", "Unit", "Work"]
-
 Settings = dict[str, Any]
 
 
@@ -156,8 +154,8 @@ class Part:
 
     def settings(self, *, full: bool, given: Mapping[str, Any]) -> Settings:
         """Settings of one size; what is given and the part has, replaces its own."""
-        own = {"seed": 0, **(self.full if full else self.quick)}
-        return {**own, **{name: value for name, value in given.items() if name in own}}
+        settings = {"seed": 0, **(self.full if full else self.quick)}
+        return {**settings, **{name: value for name, value in given.items() if name in settings}}
 
     def verdicts(self, sections: Sequence[Document], variant: str) -> list[Document]:
         """Hold tables of a data set against the paper's."""
@@ -213,8 +211,8 @@ def _digest(library: Library, name: str) -> str | None:
     if library.folder is None or not library.path(name).is_file():
         return None
     path = library.path(name)
-    found = path.stat()
-    return _digest_of(path, found.st_size, found.st_mtime_ns)
+    status = path.stat()
+    return _digest_of(path, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["check_plot_folder", "draw", "file_name", "shown"]
-
 SMALLEST_SHARE = 1e-13
 # Of a title.
 LETTERS_AN_INCH = 10.0

@@ -25,9 +25,8 @@ from dkgp.solvers import MaxIterations, Progress, Solver, StoppingRule, solve
 from dkgp.solvers.base import Method
 from dkgp.solvers.registry import build_solver, declaration_of, owners, solver_names
 from dkgp.solvers.state import SolverState
+from dkgp.solvers.watch import Watch
 from dkgp_benchmarks.library import PreparedData
-
-__all__ = ["Contender", "Exact", "Recorded", "SolverRun", "Workbench", "paper_contenders"]
 
 FloatArray = NDArray[np.float64]
 
@@ -186,19 +185,19 @@ def paper_contenders(options: SolverOptions, n: int) -> list[Contender]:
     """
     size = options.block_size if options.block_size == "auto" else max(1, options.block_size)
     block = size if size == "auto" else min(size, max(1, int(LARGEST_BLOCK_SHARE * n)))
-    found: list[Contender] = []
+    contenders: list[Contender] = []
     for name in solver_names():
         declared = declaration_of(name)
         if declared.paper is None:
             continue
         plain = options.changed(solver=name, block_size="auto", memory=None)
-        asked = plain.changed(block_size=block) if name in owners("block_size") else plain
-        solver: Any = build_solver(name, dict(asked.own), precision=options.precision, seed=options.seed)
-        said = f"{declared.label}, as in the paper" if declared.paper else declared.label
-        found.append(Contender(name, said, asked, replace(solver, **declared.paper)))
+        solver_options = plain.changed(block_size=block) if name in owners("block_size") else plain
+        solver: Any = build_solver(name, dict(solver_options.own), precision=options.precision, seed=options.seed)
+        label = f"{declared.label}, as in the paper" if declared.paper else declared.label
+        contenders.append(Contender(name, label, solver_options, replace(solver, **declared.paper)))
         if declared.paper:
-            found.append(Contender(f"{name}_default", f"{declared.label}, dkgp's default", plain))
-    return found
+            contenders.append(Contender(f"{name}_default", f"{declared.label}, dkgp's default", plain))
+    return contenders
 
 
 class Workbench:
@@ -245,7 +244,11 @@ class Workbench:
 
             def run(on: KernelOperator) -> Any:
                 return solve(
-                    on, right, solver=solver, stopping=stopping or contender.options.stopping(), callback=callback
+                    on,
+                    right,
+                    solver=solver,
+                    stopping=stopping or contender.options.stopping(),
+                    watch=Watch(callback=callback),
                 )
 
             try:
@@ -278,8 +281,8 @@ class Workbench:
         return float(np.sqrt(np.mean((mean - self.data.test_targets) ** 2)))
 
     def _operator(self, inputs: ArrayInputs) -> BlockedKernelOperator:
-        found = self.data.found
-        return BlockedKernelOperator(found.kernel, found.noise_variance, inputs, self.executor)
+        hyper = self.data.found
+        return BlockedKernelOperator(hyper.kernel, hyper.noise_variance, inputs, self.executor)
 
     @cached_property
     def _exact(self) -> Exact | None:

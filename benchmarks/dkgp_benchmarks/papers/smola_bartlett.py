@@ -30,8 +30,6 @@ from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedySettings
 from dkgp_benchmarks.library import Library
 from dkgp_benchmarks.papers.tables import section
 
-__all__ = ["SmolaBartlett", "abalone"]
-
 FloatArray = NDArray[np.float64]
 
 GAP = 0.025
@@ -108,8 +106,8 @@ class SmolaBartlett:
                 for width in widths:
                     show(WorkProgress(label, done, total, "cells"))
                     settings = GreedySettings(min(MOST_KERNELS, n), gap=GAP, seed=self.seed)
-                    found = self._chosen(inputs, y, width, noise, settings)
-                    counts[label].append(len(found.indices) if found.reason.rule == "gap" else np.inf)
+                    basis = self._chosen(inputs, y, width, noise, settings)
+                    counts[label].append(len(basis.indices) if basis.reason.rule == "gap" else np.inf)
                     done += 1
                 rows.append(_row(f"here, {label}", widths, counts[label], posterior))
             closest = min(counts, key=lambda label: _farthest(counts[label], posterior))
@@ -166,8 +164,8 @@ class SmolaBartlett:
                 for draw in range(draws):
                     show(WorkProgress(f"subsets of {candidates}", number * draws + draw, total, "runs"))
                     settings = GreedySettings(size, candidates=candidates, dual=True, seed=self.seed + draw)
-                    found = self._chosen(inputs, self.targets[:n], FIGURE_WIDTH, FIGURE_NOISE, settings)
-                    runs.append(_gaps(found, size))
+                    basis = self._chosen(inputs, self.targets[:n], FIGURE_WIDTH, FIGURE_NOISE, settings)
+                    runs.append(_gaps(basis, size))
                 gaps = np.asarray(runs)
                 mean = gaps.mean(axis=0)
                 curves[str(candidates)] = mean.tolist()
@@ -240,8 +238,8 @@ class SmolaBartlett:
         with self.reporter.work("Smola and Bartlett, mixture") as show:
             show(WorkProgress("kernels", 0, 1, "runs"))
             settings = GreedySettings(kernels, dual=True, seed=self.seed)
-            found = self._chosen(X, y, MIXTURE_WIDTH, MIXTURE_NOISE, settings)
-        gaps = _gaps(found, kernels)
+            basis = self._chosen(X, y, MIXTURE_WIDTH, MIXTURE_NOISE, settings)
+        gaps = _gaps(basis, kernels)
         rows: list[dict[str, Any]] = [
             {"kernels": at, "gap": float(gaps[at - 1])} for at in (100, 200, 300, 400) if at < kernels
         ]
@@ -249,7 +247,7 @@ class SmolaBartlett:
         if (n, kernels) == (PAPER_MIXTURE, MIXTURE_KERNELS):
             rows[-1] |= {"paper": MIXTURE_GAP, "below": _yes(gaps[-1] < MIXTURE_GAP)}
         title = f"Smola and Bartlett, mixture: n = {n:,}, d = 20, s2 = {MIXTURE_NOISE:g}, 2w^2 = {MIXTURE_WIDTH:g}"
-        return section("table_sb-mixture", title, MIXTURE_COLUMNS, rows, reason=found.reason.message)
+        return section("table_sb-mixture", title, MIXTURE_COLUMNS, rows, reason=basis.reason.message)
 
     def _chosen(
         self, inputs: FloatArray, targets: FloatArray, width: float, noise: float, settings: GreedySettings
@@ -278,7 +276,7 @@ class SmolaBartlett:
     ) -> tuple[float, float, int, float, float]:
         """RMSE of both models, kernels, and the log posteriors Q of both."""
         X, y, T, truth = inputs[:n], targets[:n, None], inputs[n:], targets[n:]
-        found = self._chosen(X, y, FIGURE_WIDTH, noise, GreedySettings(min(MOST_KERNELS, n), gap=GAP, seed=seed))
+        basis = self._chosen(X, y, FIGURE_WIDTH, noise, GreedySettings(min(MOST_KERNELS, n), gap=GAP, seed=seed))
         kernel = SquaredExponential(gamma=(1.0 / FIGURE_WIDTH,) * X.shape[1])
         matrix = kernel(X, X) + noise * np.eye(n)
         factor_in_place(matrix)
@@ -288,10 +286,10 @@ class SmolaBartlett:
         def error(mean: FloatArray) -> float:
             return float(np.sqrt(np.mean((mean[:, 0] - truth) ** 2)))
 
-        sparse = kernel(T, X[found.indices]) @ found.weights
+        sparse = kernel(T, X[basis.indices]) @ basis.weights
         # Q = s2 R - |y|^2 / 2, and its least: the risk's is half of y' Kbar^-1 y.
-        risk, least = noise * found.history[-1].risk - half, 0.5 * noise * float(np.sum(y * alpha)) - half
-        return error(sparse), error(kernel(T, X) @ alpha), len(found.indices), risk, least
+        risk, least = noise * basis.history[-1].risk - half, 0.5 * noise * float(np.sum(y * alpha)) - half
+        return error(sparse), error(kernel(T, X) @ alpha), len(basis.indices), risk, least
 
 
 def abalone(library: Library) -> tuple[FloatArray, FloatArray]:
@@ -319,10 +317,10 @@ def _scaled(targets: FloatArray) -> list[tuple[str, FloatArray]]:
     return [("raw targets", targets), ("standardised targets", (targets - targets.mean()) / targets.std())]
 
 
-def _gaps(found: GreedyBasis, size: int) -> FloatArray:
+def _gaps(basis: GreedyBasis, size: int) -> FloatArray:
     """The gap by the number of kernels; where a round added several or none, that of the last round."""
     gaps = np.full(size, np.nan)
-    for record in found.history:
+    for record in basis.history:
         gaps[record.size - 1 :] = record.gap
     return gaps
 

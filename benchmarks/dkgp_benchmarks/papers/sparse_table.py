@@ -35,8 +35,6 @@ from dkgp_benchmarks.library import Library, PreparedData, prepare_data
 from dkgp_benchmarks.papers.tables import STANDS_IN, said, section
 from dkgp_benchmarks.sparse.specs import SparseSpec
 
-__all__ = ["EXACT", "METHODS", "PUBLISHED", "SparseTable", "compared"]
-
 FloatArray = NDArray[np.float64]
 
 EXACT = "gbcd"
@@ -233,13 +231,13 @@ def _sparse(data: PreparedData, settings: SparseSettings, executor: BlockExecuto
 
 def _exact(data: PreparedData, options: SolverOptions, executor: BlockExecutor, folder: Path | None) -> dict[str, Any]:
     """The exact model by greedy block coordinate descent; with a folder, some variances, in proven intervals."""
-    found = data.found
+    hyper = data.found
     solver = options.build(data.n, data.inputs.shape[1], data.n_targets, SilentReporter())
     trained = train(
-        data.train, found.kernel, found.noise_variance, executor, solver=solver, stopping=options.stopping()
+        data.train, hyper.kernel, hyper.noise_variance, executor, solver=solver, stopping=options.stopping()
     )
     alpha = trained.solution.alpha
-    evaluator = TileEvaluator(found.kernel, "double")
+    evaluator = TileEvaluator(hyper.kernel, "double")
     mean = evaluator.matmat(evaluator.prepare(data.test_inputs), evaluator.prepare(data.inputs), alpha)
     run = {
         "seconds": trained.summary["seconds"],
@@ -252,8 +250,8 @@ def _exact(data: PreparedData, options: SolverOptions, executor: BlockExecutor, 
         model, few = str(folder / "model.zarr"), folder / "few.zarr"
         save_model(
             model,
-            kernel=found.kernel.to_json(),
-            noise_variance=found.noise_variance,
+            kernel=hyper.kernel.to_json(),
+            noise_variance=hyper.noise_variance,
             alpha=alpha,
             dataset=data.train,
             certificate=trained.certificate.to_json(),

@@ -13,19 +13,6 @@ from dkgp.commands.reporting.measurements import ENTRIES, Column, median
 from dkgp.kernels import SquaredExponential, kernel_text
 from dkgp.models import Hyperparameters
 
-__all__ = [
-    "PAPER_SECONDS",
-    "STANDS_IN",
-    "TABLE_2_COLUMNS",
-    "draws_said",
-    "mean_of",
-    "said",
-    "section",
-    "spread_of",
-    "table_2",
-    "thinned",
-]
-
 # Table 2: Chol, CG, SMO, BCDC, BCDG, GBCD; none where the paper gave up after ten hours.
 PAPER_SECONDS: dict[str, dict[str, float | None]] = {
     "california": {"cholesky": 128, "cg": 1958, "smo": 231, "bcdc": 331, "bcdg": 25563, "gbcd": 92},
@@ -96,14 +83,14 @@ def table_2(trials: Sequence[Document]) -> Document:
         row |= _ratio(trials, lambda trial: trial["exact"]["seconds"], "seconds", finished=True)
         rows.append(row)
     for index, run in enumerate(first["runs"]):
-        own = [trial["runs"][index] for trial in trials]
+        runs = [trial["runs"][index] for trial in trials]
         row = {name: run[name] for name in ("solver", "key", "settings")}
-        row |= _averaged(own, _MEANS) | {name: _largest(own, name) for name in _WORST}
-        row["converged"] = all(each["converged"] for each in own)
+        row |= _averaged(runs, _MEANS) | {name: _largest(runs, name) for name in _WORST}
+        row["converged"] = all(each["converged"] for each in runs)
         for figure, short in (("column_passes", "passes"), ("seconds", "seconds")):
             row |= _ratio(trials, _figure(index, figure), figure, finished=row["converged"], short=short)
-        arrived = sum(each["converged"] for each in own)
-        row["converged_shown"] = f"{arrived} of {len(own)}" if len(own) > 1 else ("yes" if arrived else "no")
+        arrived = sum(each["converged"] for each in runs)
+        row["converged_shown"] = f"{arrived} of {len(runs)}" if len(runs) > 1 else ("yes" if arrived else "no")
         rows.append(row)
     for row in rows:
         row["paper_seconds"] = _paper_seconds(paper, row["key"])
@@ -177,16 +164,16 @@ def _figures(trials: Sequence[Document], name: str, paper: dict[str, float | Non
     return figures
 
 
-def _averaged(own: Sequence[Document], names: Sequence[str]) -> dict[str, float | None]:
-    found: dict[str, float | None] = {}
+def _averaged(runs: Sequence[Document], names: Sequence[str]) -> dict[str, float | None]:
+    means: dict[str, float | None] = {}
     for name in names:
-        values = [each.get(name) for each in own]
-        found[name], found[f"{name}_spread"] = mean_of(values), spread_of(values)
-    return found
+        values = [each.get(name) for each in runs]
+        means[name], means[f"{name}_spread"] = mean_of(values), spread_of(values)
+    return means
 
 
-def _largest(own: Sequence[Document], name: str) -> float | None:
-    values = [each[name] for each in own]
+def _largest(runs: Sequence[Document], name: str) -> float | None:
+    values = [each[name] for each in runs]
     return None if any(value is None for value in values) else float(max(values))
 
 

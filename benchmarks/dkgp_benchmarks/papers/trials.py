@@ -13,8 +13,6 @@ from dkgp.commands.solver_options import SolverOptions
 from dkgp_benchmarks.papers.runs import SolverRun, Workbench, paper_contenders
 from dkgp_benchmarks.papers.tables import thinned
 
-__all__ = ["OBJECTIVE_SHARE", "RMSE_SHARE", "THRESHOLDS", "Trials", "described", "trial"]
-
 Trials = Sequence[Document]
 
 MOST_POINTS = 150
@@ -48,8 +46,8 @@ def trial(bench: Workbench, options: SolverOptions) -> Document:
             for run in runs
         ],
     }
-    found: Document = plain(document)
-    return found
+    record: Document = plain(document)
+    return record
 
 
 def described(bench: Workbench) -> Document:
@@ -60,15 +58,15 @@ def described(bench: Workbench) -> Document:
 def _reached(run: SolverRun, minimum: float, goal: float | None) -> dict[str, dict[str, float | None]]:
     """The seconds and the iteration at which a run first came to each threshold; None where it never did."""
     objective = minimum + OBJECTIVE_SHARE * abs(minimum)
-    found: dict[str, dict[str, float | None]] = {}
+    reached: dict[str, dict[str, float | None]] = {}
     for against in ("seconds", "iteration"):
-        own = {f"gradient_{value:g}": _when(run, against, "gradient_inf_norm", value) for value in THRESHOLDS}
-        own |= {"objective": _when(run, against, "objective", objective)}
-        own["last"] = None if run.last is None else float(getattr(run.last, against))
-        found[against] = own
+        times = {f"gradient_{value:g}": _when(run, against, "gradient_inf_norm", value) for value in THRESHOLDS}
+        times |= {"objective": _when(run, against, "objective", objective)}
+        times["last"] = None if run.last is None else float(getattr(run.last, against))
+        reached[against] = times
     if goal is not None:
-        found["seconds"]["rmse"] = next((point["seconds"] for point in run.curve if point["rmse"] <= goal), None)
-    return found
+        reached["seconds"]["rmse"] = next((point["seconds"] for point in run.curve if point["rmse"] <= goal), None)
+    return reached
 
 
 def _when(run: SolverRun, against: str, figure: str, goal: float) -> float | None:

@@ -9,8 +9,6 @@ from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column
 from dkgp_benchmarks.papers.tables import draws_said, mean_of, section, spread_of
 
-__all__ = ["table_3"]
-
 COLUMNS = (
     Column("data", "data set", text=True),
     Column("n_paper", "paper's n", ",d"),
@@ -35,15 +33,15 @@ def table_3(draws: Sequence[Document], name: str) -> Document:
     """Make the table of a data set from the documents of `run_bench_paper_table`, one a draw."""
     rows: list[dict[str, Any]] = []
     for index, first in enumerate(draws[0]["rows"]):
-        own = [draw["rows"][index] for draw in draws]
+        draw_rows = [draw["rows"][index] for draw in draws]
         row = dict(first)
         for figure in _MEANS:
-            values = [each.get(figure) for each in own]
+            values = [each.get(figure) for each in draw_rows]
             row[figure], row[f"{figure}_spread"] = mean_of(values), spread_of(values)
         if row.get("relative_rmse") is not None:
             row["rmse_ratio"] = row["relative_rmse"] / row["paper_rmse"]
-            row["gap_max"] = max(each["gap_max"] for each in own)
-            row["samples_outside_interval"] = sum(each["samples_outside_interval"] for each in own)
+            row["gap_max"] = max(each["gap_max"] for each in draw_rows)
+            row["samples_outside_interval"] = sum(each["samples_outside_interval"] for each in draw_rows)
         rows.append(row)
     title = f"Table 3: {name}, variances and their distance from Cholesky's{draws_said(draws)}"
     return section(f"table_3:{name}", title, COLUMNS, rows, **draws[0]["figures"])

@@ -25,13 +25,12 @@ from dkgp.solvers.pursuit.kernel import INTERCEPT_SHARE, KernelSystem
 from dkgp.solvers.pursuit.path import PursuitPath
 from dkgp.solvers.pursuit.settings import CANDIDATES, PursuitSettings
 from dkgp.solvers.pursuit.systems import GramSystem
+from dkgp.solvers.watch import Watch
 from dkgp_benchmarks.pursuit.job import BenchPursuitJob, PaperFigure
 from dkgp_benchmarks.pursuit.tuned import TunedProblem, folder_of, tuned, working
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = ["figure_11"]
 
 FloatArray = NDArray[np.float64]
 
@@ -173,15 +172,15 @@ def _pursued(system: Any, right: FloatArray, settings: PursuitSettings) -> tuple
     def tell(progress: Any) -> None:
         ends[progress.size] = time.perf_counter() - began
 
-    path = pursue(system, right, settings, callback=tell)
+    path = pursue(system, right, settings, watch=Watch(callback=tell))
     return path, np.asarray([ends[size] for size in sorted(ends)])
 
 
 def _curve(problem: TunedProblem, prototypes: FloatArray, path: PursuitPath, seconds: FloatArray) -> dict[str, Any]:
     m = len(prototypes)
     columns = np.ones((len(problem.test_codes), len(path)))
-    chosen = path.order < m
-    columns[:, chosen] = problem.kernel(problem.test_inputs, prototypes[path.order[chosen]])
+    is_early = path.order < m
+    columns[:, is_early] = problem.kernel(problem.test_inputs, prototypes[path.order[is_early]])
     cardinalities, errors, times = [], [], []
     for k in CARDINALITIES:
         if k + 1 > len(path):

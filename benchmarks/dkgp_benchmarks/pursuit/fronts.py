@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["FIGURES", "figure_9", "figure_10", "front_problems"]
-
 # Data sets of each figure, as the paper has them and as far as they are here; those generated stand in for none.
 FIGURES = {
     9: ("banana", "diabetis", "german", "heart"),
@@ -54,8 +52,8 @@ def figure_10(job: BenchPursuitJob, reporter: Reporter) -> PaperFigure:
 
 def front_problems(figure: int, folder: File | None) -> list[str]:
     """Problems of a figure that are here; a generated one where none is."""
-    here = set(problem_names(folder, 3))
-    return [name for name in FIGURES[figure] if name in here] or list(STAND_INS[figure])
+    names = set(problem_names(folder, 3))
+    return [name for name in FIGURES[figure] if name in names] or list(STAND_INS[figure])
 
 
 def _fronts(figure: int, job: BenchPursuitJob) -> PaperFigure:

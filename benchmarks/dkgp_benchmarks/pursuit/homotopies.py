@@ -27,13 +27,12 @@ from dkgp.solvers.pursuit.homotopy import homotopy
 from dkgp.solvers.pursuit.rivals import matching_pursuit
 from dkgp.solvers.pursuit.settings import PursuitProgress, PursuitSettings
 from dkgp.solvers.pursuit.systems import GramSystem
+from dkgp.solvers.watch import Watch
 from dkgp_benchmarks.pursuit.job import BenchPursuitJob, PaperFigure
 from dkgp_benchmarks.pursuit.tuned import TunedProblem, folder_of, tuned, working
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = ["figure_12", "figure_13"]
 
 SAMPLES, POOL, LONGEST = 4000, 500, 150
 PAPER_POOL, PAPER_LONGEST = 2000, 400
@@ -76,8 +75,8 @@ def figure_13(job: BenchPursuitJob, reporter: Reporter) -> PaperFigure | None:
 
 def _figure(job: BenchPursuitJob, reporter: Reporter, name: str, file: str) -> PaperFigure | None:
     folder = folder_of(job)
-    here = folder is not None and (folder / f"{file}.npz").is_file()
-    if not here:
+    is_there = folder is not None and (folder / f"{file}.npz").is_file()
+    if not is_there:
         if folder is not None:
             return None
         name = STAND_IN
@@ -90,7 +89,7 @@ def _figure(job: BenchPursuitJob, reporter: Reporter, name: str, file: str) -> P
         problem = tuned(name, folder, executor, seed=job.seed, most=most, pool=pool)
         system = _centred(problem, pool, executor, job.seed)
         errors, seconds = _measured(problem, system, longest, draws)
-    return _shown(name, problem, errors, seconds, draws, here)
+    return _shown(name, problem, errors, seconds, draws, is_there)
 
 
 def _centred(problem: TunedProblem, pool: int, executor: BlockExecutor, seed: int) -> _Centred:
@@ -111,27 +110,27 @@ def _measured(
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Test errors in percent by cardinality, and seconds to each, the least of the draws, of each method."""
     columns = problem.kernel(problem.test_inputs, system.prototypes)
-    given = GramSystem(system.A)
+    gram = GramSystem(system.A)
     methods: dict[str, Callable[[], Supports]] = {
-        "SCDP": lambda: _scdp(given, system.b, longest),
-        "LARS": lambda: _breaks(given, system.b, longest, drops=False),
-        "LASSO": lambda: _breaks(given, system.b, longest, drops=True),
-        "MP": lambda: _mp(given, system.b, longest),
+        "SCDP": lambda: _scdp(gram, system.b, longest),
+        "LARS": lambda: _breaks(gram, system.b, longest, drops=False),
+        "LASSO": lambda: _breaks(gram, system.b, longest, drops=True),
+        "MP": lambda: _mp(gram, system.b, longest),
     }
     errors: dict[str, list[float]] = {}
     seconds: dict[str, list[list[float]]] = {name: [] for name in methods}
     with single_threaded_blas():
         for draw in range(draws + 1):
             for name, method in methods.items():
-                found = method()
-                times, weights = found.seconds, found.weights
+                supports = method()
+                times, weights = supports.seconds, supports.weights
                 if name != "SCDP":
-                    times, weights = _debiased(system, found)
+                    times, weights = _debiased(system, supports)
                 if draw:  # the first has compiled what there is to compile
                     seconds[name].append(times)
                 if name not in errors:
                     errors[name] = [
-                        _error(problem, columns, system, S, w) for S, w in zip(found.supports, weights, strict=True)
+                        _error(problem, columns, system, S, w) for S, w in zip(supports.supports, weights, strict=True)
                     ]
     # The least: what a busy machine adds is no method's.
     return errors, {name: [min(column) for column in zip(*turns, strict=True)] for name, turns in seconds.items()}
@@ -148,7 +147,7 @@ def _scdp(system: GramSystem, b: FloatArray, longest: int) -> Supports:
     def tell(progress: PursuitProgress) -> None:
         seconds.append(time.perf_counter() - began)
 
-    path = pursue(system, b, PursuitSettings(size=longest), callback=tell)
+    path = pursue(system, b, PursuitSettings(size=longest), watch=Watch(callback=tell))
     k = len(path)
     return Supports(
         [path.order[: j + 1] for j in range(k)], [path.weights_at(j + 1)[:, 0] for j in range(k)], seconds[:k]
@@ -158,13 +157,13 @@ def _scdp(system: GramSystem, b: FloatArray, longest: int) -> Supports:
 def _breaks(system: GramSystem, b: FloatArray, longest: int, *, drops: bool) -> Supports:
     """The last solution of each cardinality before a larger one; those that are leapt over take the one before."""
     path = homotopy(system, b, drops=drops, most=longest, breaks=20 * longest)
-    found: dict[int, Any] = {}
+    breaks: dict[int, Any] = {}
     for at in path:
         inside = at.weights != 0.0
         k = int(inside.sum())
-        if k and k not in found:
-            found[k] = (at.support[inside], at.weights[inside], at.seconds)
-    return Supports(*(list(column) for column in zip(*(found[k] for k in sorted(found)), strict=True)))
+        if k and k not in breaks:
+            breaks[k] = (at.support[inside], at.weights[inside], at.seconds)
+    return Supports(*(list(column) for column in zip(*(breaks[k] for k in sorted(breaks)), strict=True)))
 
 
 def _mp(system: GramSystem, b: FloatArray, longest: int) -> Supports:
@@ -172,10 +171,10 @@ def _mp(system: GramSystem, b: FloatArray, longest: int) -> Supports:
     return Supports([path.order[: j + 1] for j in range(len(path.order))], path.weights, path.seconds)
 
 
-def _debiased(system: _Centred, found: Supports) -> tuple[list[float], list[FloatArray]]:
+def _debiased(system: _Centred, supports: Supports) -> tuple[list[float], list[FloatArray]]:
     """Seconds with those of least squares on each support, one after the other; and its weights."""
     spent, times, weights = 0.0, [], []
-    for S, own in zip(found.supports, found.seconds, strict=True):
+    for S, own in zip(supports.supports, supports.seconds, strict=True):
         began = time.perf_counter()
         factor = scipy.linalg.cho_factor(system.A[np.ix_(S, S)], lower=True, check_finite=False)
         weights.append(scipy.linalg.cho_solve(factor, system.b[S, 0], check_finite=False))

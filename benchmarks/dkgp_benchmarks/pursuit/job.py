@@ -12,8 +12,6 @@ from dkgp.errors import InputError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["BenchPursuitJob", "PaperFigure"]
-
 
 def _anew(name: str, make: Callable[[], Document]) -> Document:
     return make()

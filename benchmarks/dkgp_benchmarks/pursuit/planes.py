@@ -18,8 +18,6 @@ from dkgp_benchmarks.pursuit.job import BenchPursuitJob, PaperFigure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["best_subsets", "figure_3", "figure_4"]
-
 # Figure 3: a system whose ellipses are four times as long as wide, and turned.
 PLANE = np.array([[3.0, 1.5], [1.5, 1.0]])
 PLANE_RIGHT = np.array([2.6, 0.9])
@@ -73,13 +71,13 @@ def figure_3(job: BenchPursuitJob, reporter: Reporter) -> PaperFigure:
 def _descent(A: FloatArray, b: FloatArray, conjugate: bool) -> FloatArray:
     """Points of steepest descent or conjugate gradients, with exact steps, until they are near the solution."""
     solution, points = np.linalg.solve(A, b), [np.zeros(len(b))]
-    direction = left = b - A @ points[0]
+    direction = residual = b - A @ points[0]
     while np.linalg.norm(points[-1] - solution) > STEEPEST_TOLERANCE * np.linalg.norm(solution):
-        eta = (left @ direction) / (direction @ A @ direction)
+        eta = (residual @ direction) / (direction @ A @ direction)
         points.append(points[-1] + eta * direction)
         new = b - A @ points[-1]
-        direction = new + (new @ new) / (left @ left) * direction if conjugate else new
-        left = new
+        direction = new + (new @ new) / (residual @ residual) * direction if conjugate else new
+        residual = new
     return np.asarray(points)
 
 

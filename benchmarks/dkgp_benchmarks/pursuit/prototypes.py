@@ -33,8 +33,6 @@ from dkgp.operators.base import FloatArray
 from dkgp_benchmarks.classify.problems import PROBLEMS, splits
 from dkgp_benchmarks.pursuit.tuned import path_errors, problem_samples, working
 
-__all__ = ["BenchPrototypesJob", "run_bench_prototypes"]
-
 HERE = (("magic", "magic"), ("adult", "adult"))
 STAND_IN = "made-ringnorm"
 # Of the pool: sizes of models of all that were chosen, and cardinalities of the pursuit.
@@ -118,9 +116,9 @@ def run_bench_prototypes(job: BenchPrototypesJob, reporter: Reporter) -> Documen
     with working() as executor:
         for name in job.chosen_problems:
             reporter.note(f"{name}: {job.splits} splits")
-            kernel, noise, found = _problem(job, name, executor, *sizes)
+            kernel, noise, errors = _problem(job, name, executor, *sizes)
             parameters[name] = {"kernel": kernel.to_json(), "noise_variance": noise}
-            for method, runs in found.items():
+            for method, runs in errors.items():
                 means, deviations = np.mean(runs, axis=0), np.std(runs, axis=0)
                 values = dict(zip(_names(*sizes), means.tolist(), strict=True))
                 spreads = {f"{what}_std": value for what, value in zip(values, deviations.tolist(), strict=True)}
@@ -160,7 +158,7 @@ def _problem(
 ) -> tuple[Kernel, float, dict[str, list[list[float]]]]:
     """Figures of each kind, by split, in the order of `_names`."""
     problem, samples = problem_samples(name, job.folder, job.seed, job.n)
-    found: dict[str, list[list[float]]] = {method: [] for method in job.methods or KINDS}
+    errors: dict[str, list[list[float]]] = {method: [] for method in job.methods or KINDS}
     tuned: tuple[Kernel, float] | None = None
     for split in splits(problem, samples, range(job.splits), job.seed):
         train = split.train[: job.n]
@@ -172,11 +170,11 @@ def _problem(
         test = dataset.standardisation.inputs(samples.inputs[split.test])
         with BlockedKernelOperator(tuned[0], tuned[1], dataset, executor) as operator:
             own = _Split(operator, labels.signs(), test, samples.codes[split.test], job.seed + split.index)
-            for method, runs in found.items():
+            for method, runs in errors.items():
                 whole = [own.errors(method, size, [size])[0] for size in all_of]
                 runs.append([*whole, *own.errors(method, job.pool, few_of)])
     assert tuned is not None
-    return *tuned, found
+    return *tuned, errors
 
 
 @dataclass(frozen=True)
@@ -195,13 +193,13 @@ class _Split:
         if method == UNSCALED:
             plain = SquaredExponential(gamma=(1.0,), n_features=operator.kernel.n_features)
             with BlockedKernelOperator(plain, 1.0, operator.context.source, operator.executor) as unscaled:
-                _, chosen = choose_prototypes("k-centre", unscaled, size, self.seed)
+                _, rows = choose_prototypes("k-centre", unscaled, size, self.seed)
         else:
-            _, chosen = choose_prototypes(method, operator, size, self.seed, targets=self.signs)
+            _, rows = choose_prototypes(method, operator, size, self.seed, targets=self.signs)
         seconds = time.perf_counter() - began
         targets = Targets(self.signs, np.zeros(len(self.signs), dtype=np.intp), 1)
-        (system,) = fold_systems(operator, chosen, [operator.kernel], targets, "first")
+        (system,) = fold_systems(operator, rows, [operator.kernel], targets, "first")
         path = Path(system, operator.noise_variance)
         path.advance(max(cardinalities))
-        shares = path_errors(path, operator.kernel(self.test, chosen), self.codes, cardinalities)
+        shares = path_errors(path, operator.kernel(self.test, rows), self.codes, cardinalities)
         return [*(100.0 * share for share in shares), seconds]

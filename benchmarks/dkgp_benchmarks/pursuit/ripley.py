@@ -8,7 +8,8 @@ import numpy as np
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.models.classification.fixed_size.paths import Draws, Path
+from dkgp.models.classification.fixed_size.paths import Path
+from dkgp.models.classification.fixed_size.steps import Draws
 from dkgp.models.classification.labels import stratified_folds
 from dkgp.models.classification.prototypes import choose_prototypes
 from dkgp.operators import BlockedKernelOperator
@@ -17,8 +18,6 @@ from dkgp_benchmarks.pursuit.tuned import TunedProblem, folder_of, path_errors, 
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = ["figure_7", "figure_8"]
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 11, 13, 15, 20, 25, 30, 40, 60)
 PAPER = 11
@@ -51,8 +50,8 @@ def _figure_7(job: BenchPursuitJob, executor: BlockExecutor) -> PaperFigure:
             for fold in range(FOLDS):
                 path = Path(system, problem.noise_variance, fold, draws)
                 path.advance(len(prototypes))
-                held = folds == fold
-                found.append(path_errors(path, columns[held], problem.labels.codes[held], SIZES))
+                test = folds == fold
+                found.append(path_errors(path, columns[test], problem.labels.codes[test], SIZES))
     errors = 100.0 * np.asarray(found)  # (repeats * folds, sizes)
     means, spread = errors.mean(axis=0), errors.std(axis=0, ddof=1)
     best = int(np.argmin(means))
@@ -119,21 +118,21 @@ def figure_8(job: BenchPursuitJob, reporter: Reporter) -> PaperFigure:
         panel.contourf(*axes, values, levels=[-np.inf, 0.0, np.inf], colors=["C0", "C1"], alpha=0.15)
         panel.contour(*axes, values, levels=[0.0], colors="black", linewidths=1.5)
         for code, (colour, marker) in enumerate((("C0", "x"), ("C1", "+"))):
-            own = points[problem.labels.codes == code]
+            class_points = points[problem.labels.codes == code]
             panel.scatter(
-                own[:, 0],
-                own[:, 1],
+                class_points[:, 0],
+                class_points[:, 1],
                 color=colour,
                 marker=marker,
                 s=20,
                 linewidths=1,
                 label=problem.labels.classes[code],
             )
-        chosen = _raw(problem, model.prototypes)
+        prototypes = _raw(problem, model.prototypes)
         circle: dict[str, Any] = {"facecolors": "none", "edgecolors": "black", "linewidths": 1.5}
-        panel.scatter(chosen[:, 0], chosen[:, 1], s=110, label="prototypes", **circle)
+        panel.scatter(prototypes[:, 0], prototypes[:, 1], s=110, label="prototypes", **circle)
         panel.set(
-            xlabel="x1", ylabel="x2", title=f"{len(chosen)} prototypes, test error {100 * problem.test_error:.1f} %"
+            xlabel="x1", ylabel="x2", title=f"{len(prototypes)} prototypes, test error {100 * problem.test_error:.1f} %"
         )
         panel.legend(loc="lower right", fontsize="small")
 

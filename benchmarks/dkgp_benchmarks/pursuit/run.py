@@ -20,8 +20,6 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError
 from dkgp_benchmarks.pursuit.job import BenchPursuitJob, PaperFigure
 
-__all__ = ["CAUTIONS", "COLUMNS", "FIGURES", "make_figure", "run_bench_pursuit"]
-
 # Number -> module of this package, function of (job, reporter); it returns a PaperFigure, or None: data are absent.
 FIGURES: dict[str, tuple[str, str]] = {
     "3": ("planes", "figure_3"),
@@ -64,13 +62,13 @@ def run_bench_pursuit(job: BenchPursuitJob, reporter: Reporter) -> Document:
         A picture that is there already.
     """
     job.check()
-    wanted = [number for number in FIGURES if not job.figures or number in job.figures]
+    numbers = [number for number in FIGURES if not job.figures or number in job.figures]
     check_record_file(job.out)
-    _check_pictures(job, wanted)
+    _check_pictures(job, numbers)
     rows: list[dict[str, Any]] = []
     figures: dict[str, Any] = {}
     curves, absent, pictures, remarks = {}, [], [], {}
-    for number in wanted:
+    for number in numbers:
         found = make_figure(number, job, reporter)
         if found is None:
             reporter.warn(f"figure {number} is left out: its data are not in the folder `data`")
@@ -121,12 +119,12 @@ def picture_of(folder: str, number: str) -> Path:
     return Path(folder).expanduser() / f"figure_{number}.png"
 
 
-def _check_pictures(job: BenchPursuitJob, wanted: list[str]) -> None:
+def _check_pictures(job: BenchPursuitJob, numbers: list[str]) -> None:
     if job.plots is None:
         return
     if Path(job.plots).expanduser().is_file():
         raise InputError(f"`plots` needs a folder; '{job.plots}' is a file")
-    for number in wanted:
+    for number in numbers:
         path = picture_of(job.plots, number)
         check_plot_file(path)
         check_output_file(path, replace=job.overwrite, option="--plots")

@@ -24,8 +24,6 @@ from dkgp_benchmarks.pursuit.job import BenchPursuitJob, PaperFigure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Shape", "figure_5", "figure_6"]
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -98,26 +96,26 @@ def figure_5(job: BenchPursuitJob, reporter: Reporter) -> PaperFigure:
     executor = LocalExecutor()
     with reporter.work("figure 5: one signal"):
         signal = _signal(SHAPE, VARIANCE, [job.seed, 5])
-        w, chosen = _scdp(signal, VARIANCE, SHAPE, executor)
+        w, support = _scdp(signal, VARIANCE, SHAPE, executor)
         lasso = _lasso(signal, executor)
     executor.close()
     shortest = signal.X.T @ signal.y  # the rows are orthonormal
     mended = np.zeros_like(w)
     S = np.flatnonzero(lasso)
     mended[S] = np.linalg.lstsq(signal.X[:, S], signal.y, rcond=None)[0]
-    found = {"SCDP": w, "LASSO": lasso, "LASSO, de-biased": mended, "least squares": shortest}
+    solutions = {"SCDP": w, "LASSO": lasso, "LASSO, de-biased": mended, "least squares": shortest}
     rows: list[dict[str, Any]] = []
-    for name, values in found.items():
+    for name, values in solutions.items():
         error = float(np.mean((values - signal.w) ** 2))
         rows.append({"data": _said(SHAPE), "method": name, "what": "mean squared error of w", "value": error})
     figures = {
         "SCDP finds all spikes": "yes" if _recovered(signal, w, SHAPE.spikes) else "no",
         "LASSO finds all spikes": "yes" if _recovered(signal, lasso, SHAPE.spikes) else "no",
         "least squares finds all spikes": "yes" if _recovered(signal, shortest, SHAPE.spikes) else "no",
-        "nonzero numbers of SCDP": chosen,
+        "nonzero numbers of SCDP": support,
         "nonzero numbers of the LASSO": len(S),
     }
-    curves = {"signal": signal.w.tolist(), **{name: values.tolist() for name, values in found.items()}}
+    curves = {"signal": signal.w.tolist(), **{name: values.tolist() for name, values in solutions.items()}}
 
     def draw(figure: Figure) -> None:
         panels = figure.subplots(3, 1, sharex=True)

@@ -24,12 +24,11 @@ from dkgp.models.classification.fixed_size.paths import Path
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.fixed_size.system import FoldSystem, Targets, fold_systems
 from dkgp.models.classification.fixed_size.train import TrainedFixedSize, train_fixed_size
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels
 from dkgp.operators import BlockedKernelOperator
 from dkgp_benchmarks.classify.problems import PROBLEMS, ClassProblem, Samples, load, splits
 from dkgp_benchmarks.pursuit.job import BenchPursuitJob
-
-__all__ = ["TunedProblem", "folder_of", "path_errors", "problem_samples", "ripley", "system_of", "tuned", "working"]
 
 FloatArray = NDArray[np.float64]
 IndexArray = NDArray[np.intp]
@@ -161,7 +160,7 @@ def tuned(
     X, codes = samples.inputs[train], samples.codes[train]
     labels, dataset = Labels(("-1", "+1"), codes), memory_dataset(X, codes.astype(np.float64))
     settings = FixedSizeSettings(pool=pool or len(X), isotropic=True, probability=False, seed=seed)
-    trained = train_fixed_size(dataset, labels, settings, executor)
+    trained = train_fixed_size(LabelledData(dataset, labels), settings, executor)
     return TunedProblem(
         name,
         dataset,

@@ -28,8 +28,6 @@ from dkgp.data.remote.storage import TEMPORARY_PREFIX, is_local, remove_tree, tr
 from dkgp.errors import InputError
 from dkgp_benchmarks.papers.plots import file_name
 
-__all__ = ["DONE", "FAILED", "MISSING", "ReportFolder", "digest_of"]
-
 DONE, FAILED, MISSING = "done", "failed", "missing"
 FORMAT = 1
 MANIFEST, PAGE, LOCK = "report.json", "index.html", ".lock"
@@ -39,9 +37,9 @@ OWN_FOLDERS = ("records", "pictures", "partial")
 _TEMPORARY = TEMPORARY_PREFIX
 
 
-def digest_of(asked: Mapping[str, Any]) -> str:
+def digest_of(settings: Mapping[str, Any]) -> str:
     """SHA-256 of what was asked for, of this version of dkgp."""
-    text = json.dumps(plain({"asked": asked, "dkgp": __version__, "format": FORMAT}), sort_keys=True)
+    text = json.dumps(plain({"asked": settings, "dkgp": __version__, "format": FORMAT}), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -84,28 +82,28 @@ class ReportFolder:
         """Let others work in it."""
         os.close(self._lock)
 
-    def begin(self, asked: Mapping[str, Any]) -> None:
+    def begin(self, settings: Mapping[str, Any]) -> None:
         """Write that the folder is a report's, before anything else is in it."""
-        manifest = {"command": "bench", "benchmark": "papers", "report": FORMAT, "dkgp": __version__, "asked": asked}
+        manifest = {"command": "bench", "benchmark": "papers", "report": FORMAT, "dkgp": __version__, "asked": settings}
         self._write(MANIFEST, dump(manifest) + "\n")
 
     def record(self, name: str) -> Document | None:
         """Return the record of a part; None where there is nothing that can be read."""
         try:
-            found = json.loads(self._record_path(name).read_text(encoding="utf-8"))
+            record = json.loads(self._record_path(name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        is_record = isinstance(found, dict) and found.get("name") == name and found.get("format") == FORMAT
-        return found if is_record and found.get("status") in (DONE, FAILED, MISSING) else None
+        is_record = isinstance(record, dict) and record.get("name") == name and record.get("format") == FORMAT
+        return record if is_record and record.get("status") in (DONE, FAILED, MISSING) else None
 
     def recorded(self) -> list[Document]:
         """All records that can be read, by name."""
-        found = []
+        records = []
         for path in sorted((self.path / "records").glob("*.json")):
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
                 record = self.record(json.loads(path.read_text(encoding="utf-8"))["name"])
-                found += [] if record is None else [record]
-        return found
+                records += [] if record is None else [record]
+        return records
 
     def whole(self, record: Document) -> bool:
         """True if all pictures of a record are there."""
@@ -173,10 +171,10 @@ class ReportFolder:
 
     def _is_report(self) -> bool:
         try:
-            found = json.loads((self.path / MANIFEST).read_text(encoding="utf-8"))
+            manifest = json.loads((self.path / MANIFEST).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return False
-        return isinstance(found, dict) and found.get("benchmark") == "papers" and "report" in found
+        return isinstance(manifest, dict) and manifest.get("benchmark") == "papers" and "report" in manifest
 
     def _record_path(self, name: str) -> Path:
         return self.path / "records" / f"{file_name(name)}.json"

@@ -25,8 +25,6 @@ from dkgp_benchmarks.papers.published import PAPERS
 from dkgp_benchmarks.report.folder import DONE, FAILED, MISSING
 from dkgp_benchmarks.report.verdicts import WORDS, duration, of_another_size, summary
 
-__all__ = ["TO_COME", "Entry", "page"]
-
 TO_COME, NOT_ASKED = "to come", "not asked for"
 # Columns that stand for a paper's figures begin so.
 PAPER = "paper"
@@ -178,15 +176,15 @@ def _anchor(entry: Entry) -> dict[str, str]:
 
 def _columns(section: Document) -> list[Document]:
     """Columns that are used, each with that of its spread as `spread`, which stands in the same cell."""
-    found: list[Document] = []
+    columns: list[Document] = []
     for column in section["columns"]:
         if not _is_used(column, section["rows"]):
             continue
-        if column["title"] == SPREAD and found and not found[-1].get("text"):
-            found[-1] = {**found[-1], "spread": column}
+        if column["title"] == SPREAD and columns and not columns[-1].get("text"):
+            columns[-1] = {**columns[-1], "spread": column}
         else:
-            found.append(column)
-    return found
+            columns.append(column)
+    return columns
 
 
 def _cell(row: Document, column: Document) -> str:
@@ -194,8 +192,8 @@ def _cell(row: Document, column: Document) -> str:
     spread, value = column.get("spread"), row.get(column["name"])
     if isinstance(value, bool):
         return "yes" if value else "no"
-    shown = cell(row, column)
-    return shown if spread is None or row.get(spread["name"]) is None else f"{shown} ± {cell(row, spread)}"
+    text = cell(row, column)
+    return text if spread is None or row.get(spread["name"]) is None else f"{text} ± {cell(row, spread)}"
 
 
 def _is_used(column: Document, rows: Sequence[Document]) -> bool:
@@ -234,9 +232,9 @@ def _absent(
         for entry in entries
         if entry.status == MISSING and entry.record is not None
     ]
-    known = {paper.name: paper for paper in PAPER_DATA}
+    papers = {paper.name: paper for paper in PAPER_DATA}
     for row in table_1["rows"]:
-        paper = known.get(row["data"])
+        paper = papers.get(row["data"])
         if paper is None or row["status"] == "here":
             continue
         said = (
@@ -250,8 +248,8 @@ def _absent(
 
 
 def _machines(entries: Sequence[Entry]) -> list[str]:
-    found = [_machine(entry.record["machine"]) for entry in entries if entry.record is not None]
-    return list(dict.fromkeys(found))
+    machines = [_machine(entry.record["machine"]) for entry in entries if entry.record is not None]
+    return list(dict.fromkeys(machines))
 
 
 def _machine(machine: Document) -> str:

@@ -26,8 +26,6 @@ from dkgp_benchmarks.report.folder import DONE, FAILED, MISSING, ReportFolder, d
 from dkgp_benchmarks.report.page import Entry, page
 from dkgp_benchmarks.report.verdicts import WORDS, check_verdict_file, take_records, write_verdicts
 
-__all__ = ["command_of", "run_report"]
-
 UNFORESEEN = 1
 COLUMNS = (
     Column("part", "part", text=True),

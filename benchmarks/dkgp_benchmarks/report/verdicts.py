@@ -23,8 +23,6 @@ from dkgp_benchmarks.papers.published import PAPERS
 from dkgp_benchmarks.papers.verdicts.verdict import BEYOND, MET, MISSED, OPEN
 from dkgp_benchmarks.report.folder import DONE, ReportFolder
 
-__all__ = ["WORDS", "check_verdict_file", "duration", "of_another_size", "summary", "take_records", "write_verdicts"]
-
 WORDS = (MET, BEYOND, MISSED, OPEN)
 # Left out of compact records: what draws a curve.
 CURVES = "curves"

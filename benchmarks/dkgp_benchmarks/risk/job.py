@@ -25,8 +25,6 @@ from dkgp_benchmarks.classify.problems import PROBLEMS
 from dkgp_benchmarks.risk.problems import RiskProblem, read_problem, with_tuned_kernel
 from dkgp_benchmarks.risk.runs import LABELS, LOSSES, RiskRun, RiskWithin, iterations_to, minimise
 
-__all__ = ["FILES", "GENERATED", "BenchRiskJob", "race", "roots", "run_bench_risk"]
-
 # Of the files those that are here, and what is generated.
 FILES, GENERATED = ("usps-4", "banana", "adult"), ("made-twonorm", "made-ringnorm")
 SAMPLES, FILE_SAMPLES, ROOT_SAMPLES = 2000, 10_000, 2000

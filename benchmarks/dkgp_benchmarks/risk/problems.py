@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import UsageError
 from dkgp.kernels import Kernel, SquaredExponential, TileEvaluator
-from dkgp.models.classification.hyperparameters import tune_labels
+from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels
 from dkgp_benchmarks.classify.problems import GENERATORS, PROBLEMS, load, splits
-
-__all__ = ["PIXEL_GAMMA", "RiskProblem", "read_problem", "with_tuned_kernel"]
 
 FloatArray = NDArray[np.float64]
 
@@ -125,7 +124,8 @@ def with_tuned_kernel(problem: RiskProblem, subset: int, seed: int) -> RiskProbl
         return problem
     codes = (problem.targets[:, 0] > 0.0).astype(np.int64)
     dataset = memory_dataset(problem.inputs, codes.astype(np.float64))
-    found = tune_labels(dataset, Labels(("-1", "+1"), codes), subset=subset, seed=seed, isotropic=True)
+    data = LabelledData(dataset, Labels(("-1", "+1"), codes))
+    found = tune_labels(data, LabelTuning(subset, seed, isotropic=True))
     kernel = found.kernel
     assert isinstance(kernel, SquaredExponential)
     # Inputs are standardised already, and features that do not vary, which the data set leaves out, add no distance.

@@ -16,10 +16,9 @@ from dkgp.errors import NumericalError
 from dkgp.operators.base import KernelOperator
 from dkgp.solvers import MaxIterations, MaxSeconds, Progress, StoppingRule, StopReason
 from dkgp.solvers.losses import LogisticLoss, Loss, SquaredLoss
-from dkgp.solvers.risk import RiskSolution, minimise_risk
+from dkgp.solvers.risk import Risk, RiskSolution, method_for, minimise_by
 from dkgp.solvers.stopping import DualityGap
-
-__all__ = ["LABELS", "LOSSES", "RiskRun", "RiskWithin", "iterations_to", "minimise"]
+from dkgp.solvers.watch import Watch
 
 FloatArray = NDArray[np.float64]
 
@@ -167,15 +166,12 @@ def minimise(
             show(progress)
 
         try:
-            solution = minimise_risk(
+            solution = minimise_by(
                 operator,
                 targets,
-                loss=loss,
-                regularisation=regularisation,
-                method=method,
+                method_for(Risk(loss, regularisation), method, precision),
                 stopping=rule,
-                precision=precision,
-                callback=callback,
+                watch=Watch(callback=callback),
             )
             reason = solution.solution.reason.message
         except NumericalError as error:

@@ -28,12 +28,10 @@ from dkgp.data import Dataset, open_dataset
 from dkgp.kernels import Kernel, SquaredExponential, TileEvaluator, fold_white
 from dkgp.models import Hyperparameters, read_hyperparameters, write_hyperparameters
 from dkgp.models.sparse.errors import Points
-from dkgp.models.sparse.interval import interval_of
 from dkgp.models.sparse.methods import METHODS
+from dkgp.models.sparse.model import interval_of
 from dkgp.models.sparse.train import SparseSettings, TrainedSparse, train_sparse
 from dkgp_benchmarks.sparse.job import BenchSparseJob
-
-__all__ = ["BOUND_METHODS", "DATA", "Reference", "judge", "run_bench_sparse_bounds"]
 
 FloatArray = NDArray[np.float64]
 

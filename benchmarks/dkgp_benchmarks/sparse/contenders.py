@@ -33,8 +33,6 @@ from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.blas import blas
 from dkgp_benchmarks.sparse.peers import peer_model
 
-__all__ = ["bare_blas", "exact", "peer", "sparse_model"]
-
 FloatArray = NDArray[np.float64]
 
 # Rows of a piece, as sums over samples take them, and the share of all products that is timed and scaled up.

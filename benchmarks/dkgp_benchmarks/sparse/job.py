@@ -10,8 +10,6 @@ from dkgp.cluster import ClusterOptions
 from dkgp.errors import UsageError
 from dkgp_benchmarks.sparse.specs import SparseSpec
 
-__all__ = ["CONTENDERS_MODULE", "BenchSparseJob"]
-
 CONTENDERS_MODULE = "dkgp_benchmarks.sparse.contenders"
 
 

@@ -30,8 +30,6 @@ from dkgp_benchmarks.sparse.peers import PEERS, find_interpreters
 from dkgp_benchmarks.sparse.plot import plot_sparse
 from dkgp_benchmarks.sparse.specs import SparseSpec
 
-__all__ = ["run_bench_sparse", "scores"]
-
 FloatArray = NDArray[np.float64]
 
 EXACT = "exact"

@@ -8,8 +8,6 @@ from typing import Any
 
 from dkgp.commands.reporting.plots import drawn
 
-__all__ = ["plot_sparse"]
-
 MARKERS = "os^"
 PANELS = (("rmse", "RMSE"), ("nlpd", "negative log predictive density"), ("coverage", "covered by 95 % intervals"))
 

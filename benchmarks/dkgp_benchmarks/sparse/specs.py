@@ -9,8 +9,6 @@ from dkgp.errors import InputError, UsageError
 from dkgp.models.sparse.bases import BLIND_BASES
 from dkgp.models.sparse.train import SparseSettings
 
-__all__ = ["SparseSpec"]
-
 _SETTINGS = {
     "basis": str,
     "gap": float,

@@ -21,8 +21,6 @@ from dkgp.models import Hyperparameters
 from dkgp_benchmarks.sparse.job import CONTENDERS_MODULE, BenchSparseJob
 from dkgp_benchmarks.sparse.specs import SparseSpec
 
-__all__ = ["SPEED_METHODS", "SPEED_SIZE", "run_bench_sparse_speed"]
-
 BARE = "bare"
 BASELINE = "sr"
 # Who is raced unless a user says otherwise, and with how many basis samples.

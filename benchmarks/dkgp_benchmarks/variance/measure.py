@@ -36,8 +36,6 @@ from dkgp.models.rounding import certified_row_errors
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.plan.validation.processes import WARM_UP_SAMPLES
 
-__all__ = ["REFERENCES", "Intervals", "MeasuredVariances", "VarianceTrial", "contender_of", "measure_variances"]
-
 FloatArray = NDArray[np.float64]
 Figures = dict[str, Any]
 

@@ -18,8 +18,6 @@ from dkgp.errors import InputError
 from dkgp_benchmarks.library import PAPER_DATA, Library, PaperData
 from dkgp_benchmarks.variance.measure import MeasuredVariances, VarianceTrial, measure_variances
 
-__all__ = ["PUBLISHED", "BenchPaperTableJob", "Published", "run_bench_paper_table"]
-
 TableNumber = Literal[3, 4]
 
 TABLE_3_SAMPLES = 10_000

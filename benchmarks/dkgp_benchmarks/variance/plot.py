@@ -10,8 +10,6 @@ import numpy as np
 from dkgp.commands.reporting.plots import drawn
 from dkgp_benchmarks.variance.measure import Intervals
 
-__all__ = ["plot_intervals"]
-
 
 def plot_intervals(path: str | os.PathLike[str], intervals: Sequence[Intervals], *, title: str) -> None:
     """Draw the sorted relative gaps and, where exact variances are known, the intervals around them.

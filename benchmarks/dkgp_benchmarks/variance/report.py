@@ -15,8 +15,6 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp_benchmarks.variance.measure import REFERENCES, VarianceTrial, contender_of, measure_variances
 from dkgp_benchmarks.variance.plot import plot_intervals
 
-__all__ = ["BenchVarianceJob", "run_bench_variance"]
-
 Figures = dict[str, Any]
 
 COLUMNS = (

@@ -15,6 +15,7 @@ from dkgp.data import memory_dataset
 from dkgp.errors import UsageError
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.fixed_size.train import train_fixed_size
+from dkgp.models.classification.labelled import LabelledData
 from dkgp_benchmarks.classify.fixed_size import FixedSize
 from dkgp_benchmarks.classify.job import BenchClassifyJob, run_bench_classify
 from dkgp_benchmarks.classify.methods import ABLATION, ABLATION_DEFAULT, DEFAULT_METHODS, MethodSpec
@@ -33,7 +34,7 @@ def trial() -> Trial:
 def test_the_method_is_train_fixed_size_with_the_papers_settings(trial: Trial) -> None:
     dataset = memory_dataset(trial.inputs, trial.codes, classes=("-1", "+1"))
     settings = FixedSizeSettings(pool=36, isotropic=True, probability=False, seed=trial.seed)
-    expected = train_fixed_size(dataset, trial.labels, settings, LocalExecutor(1))
+    expected = train_fixed_size(LabelledData(dataset, trial.labels), settings, LocalExecutor(1))
     method = MethodSpec.read("scdp-pool").made()
     found = method.tune(trial)
     assert found["pool"] == 36  # 0.3 of 120

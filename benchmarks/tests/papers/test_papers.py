@@ -180,9 +180,9 @@ def test_smo_is_cut_off_though_its_columns_are_kept(bench: Workbench) -> None:
 
 
 def test_what_breaks_down_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*arguments: Any, callback: Any = None, **options: Any) -> None:
-        if callback is not None:
-            callback(Progress(3, 1.5, 10, 0.1, 2.0, 2.0, 2.0, -1.0, 1.0))
+    def broken(*arguments: Any, watch: Any = None, **options: Any) -> None:
+        if watch is not None:
+            watch.callback(Progress(3, 1.5, 10, 0.1, 2.0, 2.0, 2.0, -1.0, 1.0))
         raise NumericalError("the solve broke down in float64")
 
     monkeypatch.setattr("dkgp_benchmarks.papers.runs.solve", broken)

@@ -107,7 +107,7 @@ def test_what_breaks_down_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise NumericalError("no way down")
 
-    monkeypatch.setattr("dkgp_benchmarks.risk.runs.minimise_risk", broken)
+    monkeypatch.setattr("dkgp_benchmarks.risk.runs.minimise_by", broken)
     operator = DenseKernelOperator(problem.found, 1.0, problem.inputs)
     run = minimise(operator, problem.targets, LogisticLoss(), 1.0, "kcg", SilentReporter(), gap=1e-3)
     assert run.reason == "no way down"

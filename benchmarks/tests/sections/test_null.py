@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
+
+from tests.cli.invoke import run
 
 
 @pytest.mark.parametrize(
@@ -16,7 +15,7 @@ import pytest
         ("growth", "each size runs once"),
     ],
 )
-def test_sections_without_a_race_refuse_it_in_words(run: Callable[..., Any], section: str, reason: str) -> None:
+def test_sections_without_a_race_refuse_it_in_words(section: str, reason: str) -> None:
     result = run("bench", section, "--null")
     assert result.exit_code == 2
     said = " ".join(result.stderr.split())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.cli.invoke import files_below, refused, run, run_json
 
 SIZES = ("--samples", 120, "--test-samples", 30, "--subset", 60)
 SMALL = (*SIZES, "--block-size", 20, "--max-passes", 6, "--draws", 1)
@@ -23,17 +24,15 @@ def data(tmp_path: Path, rng: np.random.Generator) -> Path:
     return folder
 
 
-def test_json_and_record_agree(
-    run: Callable[..., Any], document: Callable[..., dict[str, Any]], data: Path, tmp_path: Path
-) -> None:
+def test_json_and_record_agree(data: Path, tmp_path: Path) -> None:
     parts = ("--table", 2, "--figure", "kcg", "--problem", "abalone")
-    found = document(run("bench", "papers", "--data", data, *parts, *SMALL, "--out", tmp_path / "p.json", "--json"))
+    found = run_json("bench", "papers", "--data", data, *parts, *SMALL, "--out", tmp_path / "p.json")
     assert [section["section"] for section in found["sections"]] == ["table_2:abalone", "figure_kcg:abalone"]
     assert found["benchmark"] == "papers"
     assert json.loads((tmp_path / "p.json").read_text()) == found
 
 
-def test_tables_for_people(run: Callable[..., Any]) -> None:
+def test_tables_for_people() -> None:
     few = ("--test-samples", 30, "--subset", 60, "--block-size", 20, "--max-passes", 6, "--draws", 1)
     result = run("bench", "papers", "--figure", 4, "--sizes", "60,120", *few)
     assert result.exit_code == 0, result.stderr
@@ -41,9 +40,7 @@ def test_tables_for_people(run: Callable[..., Any]) -> None:
         assert words in result.stdout
 
 
-def test_variances_are_those_of_the_other_benchmark(
-    run: Callable[..., Any], document: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variances_are_those_of_the_other_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def pretend(job: Any, reporter: Any) -> dict[str, Any]:
@@ -51,7 +48,7 @@ def test_variances_are_those_of_the_other_benchmark(
         return {"rows": [{"data": "Friedman1", "paper_rmse": 0.001, "note": "pretended"}], "figures": {}}
 
     monkeypatch.setattr("dkgp_benchmarks.variance.paper_tables.run_bench_paper_table", pretend)
-    found = document(run("bench", "papers", "--table", 3, *SIZES, "--draws", 2, "--json"))
+    found = run_json("bench", "papers", "--table", 3, *SIZES, "--draws", 2)
     (section,) = found["sections"]
     assert section["title"].startswith("Table 3: friedman1")
     assert section["rows"][0]["note"] == "pretended"
@@ -89,14 +86,15 @@ def test_variances_are_those_of_the_other_benchmark(
         "block",
     ],
 )
-def test_bad_input(refuses: Callable[..., None], arguments: tuple[object, ...], exit_code: int, words: str) -> None:
-    refuses("bench", "papers", *arguments, words=words, exit_code=exit_code)
+def test_bad_input(tmp_path: Path, arguments: tuple[object, ...], exit_code: int, words: str) -> None:
+    refused(run("bench", "papers", *arguments), words, exit_code=exit_code)
+    assert files_below(tmp_path) == {}
 
 
-def test_a_report_of_one_part(run: Callable[..., Any], document: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+def test_a_report_of_one_part(tmp_path: Path) -> None:
     few = ("--test-samples", 30, "--subset", 60, "--block-size", 20, "--max-passes", 6, "--draws", 1)
     part = ("--part", "gbcd-figure-4", "--sizes", "60,120", *few)
-    found = document(run("bench", "papers", "--report", tmp_path / "report", *part, "--json"))
+    found = run_json("bench", "papers", "--report", tmp_path / "report", *part)
     assert [(row["part"], row["status"], row["pictures"]) for row in found["rows"]] == [("gbcd-figure-4", "done", 1)]
     page = (tmp_path / "report" / "index.html").read_text()
     assert "Figure 4: Friedman1, d = 10" in page

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.cli.invoke import files_below, refused, run, run_json
 
 
 @pytest.fixture
@@ -18,12 +18,10 @@ def hyper(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_json_and_record_agree(
-    run: Callable[..., Any], document: Callable[..., dict[str, Any]], hyper: Path, tmp_path: Path
-) -> None:
+def test_json_and_record_agree(hyper: Path, tmp_path: Path) -> None:
     sizes = ("--samples", 300, "--test-samples", 30, "--hyper", hyper, "--repeats", 1)
     settings = ("--variance-gap", 0.05, "--max-passes", 6, "--variance-rank", 70, "--no-plain-pass")
-    found = document(run("bench", "variance", *sizes, *settings, "--out", tmp_path / "v.json", "--json"))
+    found = run_json("bench", "variance", *sizes, *settings, "--out", tmp_path / "v.json")
     assert [row["contender"] for row in found["rows"]] == ["dkgp, gap 0.05", "Cholesky"]
     assert found["rows"][0]["rank"] == 70
     assert found["rows"][0]["column_passes"] <= 6.0
@@ -45,5 +43,6 @@ def test_json_and_record_agree(
     ],
     ids=["gap", "gaps twice", "table and data", "table 5", "folder alone", "model and samples", "no model", "plot"],
 )
-def test_bad_input(refuses: Callable[..., None], arguments: tuple[object, ...], exit_code: int, words: str) -> None:
-    refuses("bench", "variance", *arguments, words=words, exit_code=exit_code)
+def test_bad_input(tmp_path: Path, arguments: tuple[object, ...], exit_code: int, words: str) -> None:
+    refused(run("bench", "variance", *arguments), words, exit_code=exit_code)
+    assert files_below(tmp_path) == {}

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from dkgp.commands.reporting.progress import Reporter
     from dkgp.service.client.client import ServiceClient
 
-__all__ = ["cancel", "exit_code", "jobs", "logs", "print_events", "resume", "show_job", "status", "wait"]
-
 # As in `dkgp.service.queue.records`, which is not imported before a command runs.
 STATES = ("queued", "running", "done", "not_converged", "failed", "cancelled")
 
@@ -52,8 +50,8 @@ def _show_states(document: Document) -> None:
 
 
 def _show_state(record: Document) -> None:
-    asked = record["cancel_requested"] and record["state"] == "running"
-    click.echo(f"{record['id']} {'being cancelled' if asked else record['state']}")
+    is_ending = record["cancel_requested"] and record["state"] == "running"
+    click.echo(f"{record['id']} {'being cancelled' if is_ending else record['state']}")
 
 
 @click.command(epilog=examples("dkgp jobs", "dkgp jobs --state running --state queued", "dkgp jobs --limit 5 --json"))
@@ -124,7 +122,7 @@ def resume(reporter: Reporter, job_id: str, **options: Any) -> Document:
     help="Give up after so long, with exit code 124; the jobs go on.",
 )
 @service_options
-@runs(show=_show_states, exit_code=lambda found: int(found["exit_code"]))
+@runs(show=_show_states, exit_code=lambda document: int(document["exit_code"]))
 def wait(reporter: Reporter, job_ids: tuple[str, ...], timeout: float | None, **options: Any) -> Document:
     """Wait until the jobs ID... have ended; leave with the job's exit code, of several the first that is not 0.
 
@@ -132,7 +130,7 @@ def wait(reporter: Reporter, job_ids: tuple[str, ...], timeout: float | None, **
     """
     until = None if timeout is None else time.monotonic() + timeout
     with client_from(options, reporter, patient=True) as client:
-        records = [client.wait(found, until=until) for found in [client.find(job_id) for job_id in job_ids]]
+        records = [client.wait(full_id, until=until) for full_id in [client.find(job_id) for job_id in job_ids]]
     codes = [exit_code(record) for record in records]
     return {"command": "wait", "exit_code": next((code for code in codes if code), 0), "jobs": records}
 
@@ -140,25 +138,9 @@ def wait(reporter: Reporter, job_ids: tuple[str, ...], timeout: float | None, **
 def print_events(
     client: ServiceClient, job_id: str, *, follow: bool, as_json: bool, quiet: bool, err: bool = False
 ) -> None:
-    """Print a job's events, so far or until it ends.
+    """Print a job's events, so far or until it ends, each as a line of text or as a JSON document.
 
-    Parameters
-    ----------
-    client : ServiceClient
-    job_id : str
-    follow : bool
-        Until it ends.
-    as_json : bool
-        Each as a JSON document on its line.
-    quiet : bool
-        Without progress.
-    err : bool
-        To standard error.
-
-    Raises
-    ------
-    InterruptedRunError
-        Ctrl-C: the job goes on.
+    Ctrl-C is an `InterruptedRunError`: the job goes on.
     """
     from dkgp.commands.reporting.documents import dump
     from dkgp.commands.reporting.tables.jobs import event_line

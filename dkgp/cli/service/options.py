@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from dkgp.commands.reporting.progress import Reporter
     from dkgp.service.client.client import ServiceClient
 
-__all__ = ["SERVICE_NAMES", "client_from", "service_options"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 SERVICE_NAMES = ("service", "token_file", "retry")
@@ -52,13 +50,7 @@ def service_options(function: F) -> F:
 def client_from(options: dict[str, Any], reporter: Reporter, *, patient: bool = False) -> ServiceClient:
     """Take the service's options out of a command's options; return a client.
 
-    Parameters
-    ----------
-    options : dict
-    reporter : Reporter
-        Told of what the user should know.
-    patient : bool
-        Whether the command waits for a job.
+    One that is `patient`, since its command waits for a job, tries longer while the service does not answer.
     """
     from dkgp.service.client.client import ServiceClient
     from dkgp.service.own_services import find_own_service
@@ -69,13 +61,13 @@ def client_from(options: dict[str, Any], reporter: Reporter, *, patient: bool = 
     if retry is None:
         retry = FOLLOW_RETRY_SECONDS if patient else CALL_RETRY_SECONDS
     url, token = values["service"], read_token(values["token_file"])
-    own = None
+    own_service = None
     if token is None:
-        own = find_own_service(url or DEFAULT_URL) or (find_own_service(None) if url is None else None)
+        own_service = find_own_service(url or DEFAULT_URL) or (find_own_service(None) if url is None else None)
     return ServiceClient(
-        url or DEFAULT_URL if own is None else own.url,
-        token=token if own is None else own.token(),
+        url or DEFAULT_URL if own_service is None else own_service.url,
+        token=token if own_service is None else own_service.token(),
         retry_seconds=retry,
         tell=reporter.warn,
-        is_there=None if own is None else own.is_there,
+        is_there=None if own_service is None else own_service.is_there,
     )

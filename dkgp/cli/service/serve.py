@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
     from dkgp.commands.reporting.progress import Reporter
 
-__all__ = ["serve"]
-
 SECONDS_A_DAY = 86_400.0
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
     from dkgp.commands.reporting.progress import Reporter
 
-__all__ = ["SUBMITTABLE", "submit"]
-
 # Commands that a job can be.
 SUBMITTABLE = (train, sparse, classify, tune, predict, evaluate)
 
@@ -108,7 +106,7 @@ def submit(context: click.Context, /, as_json: bool, quiet: bool, debug: bool, *
 
 def of_cluster(command: JobCommand) -> list[str]:
     """Return the names of a command's options that say where it runs, which the service says itself."""
-    return [name for name, each in command.declared().items() if each.paths and each.paths[0][0] == "cluster"]
+    return [name for name, option in command.declared().items() if option.paths and option.paths[0][0] == "cluster"]
 
 
 def as_job(command: JobCommand) -> click.Command:
@@ -137,10 +135,10 @@ def as_job(command: JobCommand) -> click.Command:
         def job(reporter: Reporter) -> Document:
             submission.check()
             absolute = _absolute(command, options)
-            made = command.job(absolute)
+            job_value = command.job(absolute)
             if submission.slurm:
                 return _to_slurm(submission, command, _arguments(context, absolute), absolute)
-            return _to_service(submission, name, made, reporter, quiet)
+            return _to_service(submission, name, job_value, reporter, quiet)
 
         show, code = (show_job, exit_code) if submission.follow else (_show_id, None)
         execute("submit", job, as_json=as_json, quiet=quiet, debug=debug, show=show, exit_code=code)
@@ -159,7 +157,7 @@ def _absolute(command: JobCommand, options: dict[str, Any]) -> dict[str, Any]:
     """The options with absolute places: the service's working directory is not the user's."""
     from dkgp.data.remote.storage import normalise_url
 
-    places = {name for name, each in command.declared().items() if each.option.place is not None}
+    places = {name for name, declared in command.declared().items() if declared.option.place is not None}
     return {
         name: normalise_url(value) if name in places and value is not None else value for name, value in options.items()
     }

@@ -1,4 +1,4 @@
-"""Running one round of block tasks: the interface, and the one that needs nothing but threads.
+"""Running one round of block tasks: the interface, and those that need nothing but threads.
 
 A round is a list of groups of blocks; each group is one stateless call `task(*arguments, group)` that returns one
 result for each of its blocks. Results come back in block order, whoever computed them and whenever.
@@ -8,15 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from dkgp.cluster.executors.sums import Combine, PendingSum, SumHere
-from dkgp.cluster.threads import available_cores
+from dkgp.cluster.threads import available_cores, in_parallel, process_threads
 from dkgp.cluster.tile_budget import TileBudget
 
-__all__ = ["BlockExecutor", "BlockTask", "LocalExecutor", "LocalRound", "PendingRound", "Rounds", "split_evenly"]
-
 BlockTask: TypeAlias = Callable[..., list[Any]]
+
+
+@dataclass(frozen=True)
+class RoundTasks:
+    """The tasks of a round, `task(*arguments, group)` for each group; see `Rounds.submit`."""
+
+    task: BlockTask
+    arguments: tuple[Any, ...]
+    groups: Sequence[Sequence[Any]]
+    owners: Sequence[str] | None = None
+
+    def run(self, index: int) -> list[Any]:
+        """Run one task here."""
+        return self.task(*self.arguments, list(self.groups[index]))
 
 
 class PendingRound(Protocol):
@@ -142,7 +155,7 @@ class LocalExecutor:
     threads : int, optional
         Defaults to the cores this process may use.
     tiles : TileBudget, optional
-        What may be kept of a kernel matrix; nothing by default.
+        Budget of a kernel matrix's tiles; nothing by default.
     """
 
     overlaps = False
@@ -200,3 +213,41 @@ class LocalExecutor:
     def close(self) -> None:
         """Stop the threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class HereExecutor(LocalExecutor):
+    """Block tasks on the thread that submits them, and its helpers: for work that others have shared out already.
+
+    A round is done before its results are asked for. `threads` include the submitting one.
+    """
+
+    # Other threads of this process may do the like beside this one, and take memory of their own.
+    shares_memory = False
+
+    def __init__(self, threads: int = 1) -> None:
+        self._threads, self.tiles = threads, TileBudget()
+
+    @property
+    def threads_per_process(self) -> int:
+        """All of the process, at work or not."""
+        return process_threads()
+
+    def submit(
+        self,
+        name: str,
+        task: BlockTask,
+        arguments: tuple[Any, ...],
+        groups: Sequence[Sequence[Any]],
+        owners: Sequence[str] | None = None,
+    ) -> PendingRound:
+        """Run one round."""
+        futures: list[Future[list[Any]]] = [Future() for _ in groups]
+
+        def run(index: int) -> None:
+            futures[index].set_result(task(*arguments, list(groups[index])))
+
+        in_parallel(run, len(groups), self._threads)
+        return LocalRound(futures)
+
+    def close(self) -> None:
+        """Nothing was started."""

@@ -15,8 +15,16 @@ from typing import Any
 from distributed import Client
 
 from dkgp.cluster.arithmetic import fetch_arithmetic, is_marked, require_fused_workers, require_one_arithmetic
-from dkgp.cluster.executors.base import BlockTask, PendingRound
-from dkgp.cluster.executors.dask_rounds import RESUMABLE, Calls, DaskRound, DaskSum, InProcessRound, threads_by_worker
+from dkgp.cluster.executors.base import BlockTask, PendingRound, RoundTasks
+from dkgp.cluster.executors.dask_rounds import (
+    RESUMABLE,
+    Calls,
+    DaskRound,
+    DaskSum,
+    InProcessRound,
+    Label,
+    threads_by_worker,
+)
 from dkgp.cluster.executors.mailbox import Mailbox
 from dkgp.cluster.executors.sums import Combine, PendingSum, SumHere
 from dkgp.cluster.executors.worker_setup import WorkerSetup
@@ -37,18 +45,10 @@ CLIENT_BATCH_SECONDS = 0.001
 class DaskExecutor:
     """Runs rounds through a Dask client, which it never closes.
 
-    Parameters
-    ----------
-    round_deadline_seconds : float, default 900
-        A round that takes longer than this, or has had no workers for as long, is an error instead of a hang.
-    cache_bytes : int
-        Budget of each worker process's feature cache.
-    in_process : bool
-        Whether all workers share this process.
-    owns_workers : bool
-        Whether the workers were started by this process and get its terminal's signals.
-    tiles : TileBudget, optional
-        What each worker's process may keep of a kernel matrix; nothing by default.
+    A round that takes longer than its deadline, or has had no workers for as long, is an error instead of a hang.
+    `cache_bytes` is the budget of each worker process's feature cache, `tiles` that of a kernel matrix's tiles.
+    `in_process`: all workers share this process; `owns_workers`: they were started by it and get its terminal's
+    signals.
     """
 
     overlaps = True
@@ -121,12 +121,8 @@ class DaskExecutor:
     def require_one_arithmetic(self) -> None:
         """Refuse workers that compute with different libraries or vector code, now and for as long as this is open.
 
-        Called before work starts; a task that is marked (`needs_one_arithmetic`) sees to it in any case.
-
-        Raises
-        ------
-        ClusterError
-            They differ; says which hosts have what.
+        Called before work starts; a task that is marked (`needs_one_arithmetic`) sees to it in any case. `ClusterError`
+        says which hosts have what.
         """
         if self._one_arithmetic:
             return
@@ -154,11 +150,12 @@ class DaskExecutor:
     ) -> PendingRound:
         """Start one round: one task for each group."""
         label = self._label(name, task, arguments)
+        tasks = RoundTasks(task, arguments, groups, owners)
         if self.shares_memory:
-            mailbox = Mailbox(task, arguments, groups)
+            mailbox = Mailbox(tasks)
             self._calls.post(label, mailbox, min(self.parallelism, len(groups)))
             return InProcessRound(self._calls, mailbox, label[2], self._deadline)
-        return DaskRound(self._client, label, task, arguments, groups, owners, self._deadline)
+        return DaskRound(self._client, label, tasks, self._deadline)
 
     def submit_sum(
         self,
@@ -172,10 +169,10 @@ class DaskExecutor:
         """Start a sum: one task for each group, and one for each addition."""
         if self.shares_memory:
             return SumHere(self.submit, name, task, arguments, groups, combine, InProcessRound.look)
-        label = self._label(name, task, arguments)
-        return DaskSum(self._client, label, task, arguments, groups, owners, self._deadline, combine)
+        label, tasks = self._label(name, task, arguments), RoundTasks(task, arguments, groups, owners)
+        return DaskSum(self._client, label, tasks, self._deadline, combine)
 
-    def _label(self, name: str, task: BlockTask, arguments: tuple[Any, ...]) -> tuple[str, str, int]:
+    def _label(self, name: str, task: BlockTask, arguments: tuple[Any, ...]) -> Label:
         """Number a round, where there is a cluster to run it and, if need be, one arithmetic."""
         with self._lock:
             self._round += 1

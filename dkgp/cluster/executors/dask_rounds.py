@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import dask
 from distributed import Client, Future, KilledWorker, wait
 
-from dkgp.cluster.executors.base import BlockTask
+from dkgp.cluster.executors.base import BlockTask, RoundTasks
 from dkgp.cluster.executors.mailbox import Desk, Mailbox, serve
-from dkgp.cluster.executors.sums import Combine, Told, nodes_of
+from dkgp.cluster.executors.sums import Combine, Progress, nodes_of
 from dkgp.errors import ClusterError
-
-__all__ = ["RESUMABLE", "Calls", "DaskRound", "DaskSum", "InProcessRound", "threads_by_worker"]
 
 ROUND_ATTEMPTS = 4
 # Storage over a network has its hiccups. (How many workers a task may kill is the scheduler's `allowed-failures`.)
@@ -34,6 +33,9 @@ WATCH_SECONDS = 1.0
 # distributed warns of large arguments, as if each task had them.
 MOST_SHARED = "1TB"
 RESUMABLE = "the last checkpoint can be resumed"
+
+# The name of a round's tasks on a dashboard, its executor, and its number.
+Label: TypeAlias = tuple[str, str, int]
 
 
 def threads_by_worker(client: Client) -> dict[str, int]:
@@ -47,28 +49,19 @@ def threads_by_worker(client: Client) -> dict[str, int]:
 class _Round:
     """The tasks of a round on their way, until they are let go."""
 
-    def __init__(
-        self,
-        client: Client,
-        label: tuple[str, str, int],
-        task: BlockTask,
-        arguments: tuple[Any, ...],
-        groups: Sequence[Sequence[Any]],
-        owners: Sequence[str] | None,
-        deadline_seconds: float,
-    ) -> None:
-        self._client, self._label = client, label
-        self._task, self._arguments, self._groups = task, arguments, groups
-        self._owners = None if owners is None else list(owners)
+    def __init__(self, client: Client, label: Label, tasks: RoundTasks, deadline_seconds: float) -> None:
+        self._client, self._label, self._tasks = client, label, tasks
+        self._owners = None if tasks.owners is None else list(tasks.owners)
         self._deadline_seconds = deadline_seconds
         self._attempt = self._moved = 0
         self._futures = self._start()
 
     def _start(self) -> list[Future[Any]]:
-        return [self._begin(index) for index in range(len(self._groups))]
+        return [self._begin(index) for index in range(len(self._tasks.groups))]
 
     def _begin(self, index: int) -> Future[Any]:
-        return self._submit(index, self._task, *self._arguments, list(self._groups[index]), retries=TASK_RETRIES)
+        tasks = self._tasks
+        return self._submit(index, tasks.task, *tasks.arguments, list(tasks.groups[index]), retries=TASK_RETRIES)
 
     def _submit(self, index: int, task: Callable[..., Any], *arguments: Any, retries: int = 0) -> Future[Any]:
         owner = self._owners[index] if self._owners else None
@@ -195,37 +188,29 @@ class DaskSum(DaskRound):
     """
 
     def __init__(
-        self,
-        client: Client,
-        label: tuple[str, str, int],
-        task: BlockTask,
-        arguments: tuple[Any, ...],
-        groups: Sequence[Sequence[Any]],
-        owners: Sequence[str] | None,
-        deadline_seconds: float,
-        combine: Combine,
+        self, client: Client, label: Label, tasks: RoundTasks, deadline_seconds: float, combine: Combine
     ) -> None:
         self._combine = combine
-        self._told: Told | None = None
+        self._progress: Progress | None = None
         self._seen = 0
-        if owners is not None:  # of the leaves alone
-            nodes = nodes_of(len(groups))
-            owners = ["" if level else owners[index] for level, index in nodes]
-        super().__init__(client, label, task, arguments, groups, owners, deadline_seconds)
+        if tasks.owners is not None:  # of the leaves alone
+            nodes = nodes_of(len(tasks.groups))
+            tasks = replace(tasks, owners=["" if level else tasks.owners[index] for level, index in nodes])
+        super().__init__(client, label, tasks, deadline_seconds)
 
     def _start(self) -> list[Future[Any]]:
         # In the order in which values should be there: what was submitted first is run first.
         nodes: dict[tuple[int, int], Future[Any]] = {}
-        leaves, root = len(self._groups), (0, 0)
+        leaves, root = len(self._tasks.groups), (0, 0)
         # What all leaves take, factors of m^2 numbers among it, goes to the scheduler once; workers share it.
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": MOST_SHARED}):
-            shared = self._submit(-1, _shared, *self._arguments, retries=TASK_RETRIES)
+            shared = self._submit(-1, _shared, *self._tasks.arguments, retries=TASK_RETRIES)
         self._parts: list[Future[Any]] = [shared]
         for number, (level, index) in enumerate(nodes_of(leaves)):
             root = level, index
             if level == 0:
-                group = list(self._groups[index])
-                nodes[root] = self._submit(number, _only, self._task, shared, group, retries=TASK_RETRIES)
+                group = list(self._tasks.groups[index])
+                nodes[root] = self._submit(number, _only, self._tasks.task, shared, group, retries=TASK_RETRIES)
                 self._parts.append(nodes[root])
                 continue
             below = [nodes[node] for node in ((level - 1, 2 * index), (level - 1, 2 * index + 1)) if node in nodes]
@@ -239,34 +224,33 @@ class DaskSum(DaskRound):
         self._leaves = [nodes[0, leaf] for leaf in range(leaves) if nodes[0, leaf] is not nodes[root]]
         return [nodes[root]]
 
-    def result(self, told: Told | None = None) -> Any:
+    def result(self, told: Progress | None = None) -> Any:
         """Wait for the root, and fetch it."""
-        self._told = told
-        root = super().result()[0]
-        if told is not None and self._seen < len(self._groups):
-            told(len(self._groups), len(self._groups))
+        self._progress = told
+        root, leaves = super().result()[0], len(self._tasks.groups)
+        if told is not None and self._seen < leaves:
+            told(leaves, leaves)
         return root
 
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while not self._futures[0].done():
-            left = until - time.monotonic()
-            if left <= 0.0:
+            remaining = until - time.monotonic()
+            if remaining <= 0.0:
                 raise TimeoutError
             with suppress(TimeoutError):
-                super()._wait(min(left, WATCH_SECONDS))
+                super()._wait(min(remaining, WATCH_SECONDS))
             self._look()
 
     def _look(self) -> None:
-        """Let go of what is done, and tell."""
+        """Let go of the values that are done, and report progress."""
         for part in [part for part in self._parts if part.status == "finished"]:
             self._parts.remove(part)
             part.release()
-        left = sum(leaf in self._parts for leaf in self._leaves)
-        done = len(self._leaves) - left
-        if self._told is not None and done > self._seen:
+        done = sum(leaf not in self._parts for leaf in self._leaves)
+        if self._progress is not None and done > self._seen:
             self._seen = done
-            self._told(done, len(self._groups))
+            self._progress(done, len(self._tasks.groups))
 
     def _move_on(self) -> None:
         """Begin the sum again, for anybody, where owners of leaves are gone (see `DaskRound`)."""
@@ -342,7 +326,7 @@ class Calls:
         self._futures: list[Future[Any]] = []
         self._lock = threading.Lock()
 
-    def post(self, label: tuple[str, str, int], mailbox: Mailbox, threads: int) -> None:
+    def post(self, label: Label, mailbox: Mailbox, threads: int) -> None:
         """Have so many threads work on a round, those that are there and others that are called."""
         missing = self._desk.post(mailbox, threads)
         called = [

@@ -12,8 +12,6 @@ from itertools import count
 
 from dkgp.cluster.executors.base import split_evenly
 
-__all__ = ["Homes"]
-
 
 class Homes:
     """The worker of each of `pieces` pieces of work, numbered from 0.
@@ -28,22 +26,17 @@ class Homes:
     def groups(
         self, workers: Mapping[str, int], pieces: Sequence[int], parts: int = 1
     ) -> tuple[list[list[int]], list[str]]:
-        """Cut `pieces` into groups of one worker each, and name the worker of each group.
+        """Cut `pieces` into groups of one worker, at most `parts` for each thread, and name the worker of each group.
 
-        Parameters
-        ----------
-        workers : mapping of str to int
-            Threads by worker, as `BlockExecutor.workers` has them.
-        parts : int, default 1
-            Groups for each thread, at most.
+        `workers` are threads by worker, as `BlockExecutor.workers` has them.
         """
         self._settle(workers)
         groups: list[list[int]] = []
         owners: list[str] = []
         for worker, threads in sorted(workers.items()):
-            own = [piece for piece in pieces if self._homes[piece] == worker]
-            if own:
-                cut = split_evenly(own, parts * threads)
+            held = [piece for piece in pieces if self._homes[piece] == worker]
+            if held:
+                cut = split_evenly(held, parts * threads)
                 groups += cut
                 owners += [worker] * len(cut)
         return groups, owners

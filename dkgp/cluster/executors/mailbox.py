@@ -14,12 +14,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
-from dkgp.cluster.executors.base import BlockTask
-
-__all__ = ["Desk", "Mailbox", "serve"]
+from dkgp.cluster.executors.base import RoundTasks
 
 # How long a thread waits for the next round. Others who use the same workers wait that long, too.
 LINGER_SECONDS = 0.05
@@ -32,10 +29,10 @@ _open: weakref.WeakValueDictionary[int, Desk] = weakref.WeakValueDictionary()
 class Mailbox:
     """Hands out the work of one round's tasks and collects their results, in the order of their groups."""
 
-    def __init__(self, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]) -> None:
-        self._task, self._arguments, self._groups = task, arguments, groups
-        count = len(groups)
-        self._left = iter(range(count))  # next() on it is atomic
+    def __init__(self, tasks: RoundTasks) -> None:
+        self._tasks = tasks
+        count = len(tasks.groups)
+        self._indices = iter(range(count))  # next() on it is atomic
         self._results: list[Any] = [None] * count
         self._missing = set(range(count))
         self._error: BaseException | None = None
@@ -45,11 +42,11 @@ class Mailbox:
 
     def work(self) -> None:
         """Run one task after the other that nobody has begun, until none is left."""
-        for index in self._left:
+        for index in self._indices:
             if self._closed:
                 return
             try:
-                result = self._task(*self._arguments, list(self._groups[index]))
+                result = self._tasks.run(index)
             except BaseException as error:
                 self.put(index, None, error)
                 if not isinstance(error, Exception):
@@ -86,13 +83,7 @@ class Mailbox:
 
 
 class Desk:
-    """An executor's rounds, and the cluster's threads that come for them.
-
-    Attributes
-    ----------
-    number : int
-        What a thread finds it by.
-    """
+    """An executor's rounds, and the cluster's threads that come for them, and find it by its `number`."""
 
     def __init__(self) -> None:
         self.number = next(_numbers)
@@ -136,11 +127,11 @@ class Desk:
                     if (mailbox := self._rounds[0]()) is not None:
                         return mailbox
                     self._rounds.popleft()
-                left = until - time.monotonic()
-                if self._closed or left <= 0.0:
+                remaining = until - time.monotonic()
+                if self._closed or remaining <= 0.0:
                     self._called -= 1
                     return None
-                self._changed.wait(left)
+                self._changed.wait(remaining)
 
     def forget(self) -> None:
         """Count on one thread less, since it will not come or has gone."""

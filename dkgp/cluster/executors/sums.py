@@ -14,11 +14,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
-__all__ = ["Combine", "PendingSum", "SumHere", "Told", "nodes_of"]
-
 Combine: TypeAlias = Callable[[Any, Any], Any]
 """The sum of two values, which must leave both as they are: a node that is lost with its worker is added again"""
-Told: TypeAlias = Callable[[int, int], None]
+Progress: TypeAlias = Callable[[int, int], None]
 """Hears how many leaves are done, and of how many"""
 WATCH_SECONDS = 0.2
 
@@ -26,7 +24,7 @@ WATCH_SECONDS = 0.2
 class PendingSum(Protocol):
     """A sum that was started."""
 
-    def result(self, told: Told | None = None) -> Any:
+    def result(self, told: Progress | None = None) -> Any:
         """Wait for the root, and return it; what `told` raises ends the wait, and the sum."""
 
 
@@ -62,12 +60,12 @@ class _Tree:
         while width > 1:
             if not (index % 2 == 0 and index == width - 1):
                 with self._changed:
-                    other = self._waiting.pop((level, index ^ 1), None)
-                    if other is None:
+                    neighbour = self._waiting.pop((level, index ^ 1), None)
+                    if neighbour is None:
                         self._waiting[level, index] = value
                         break
-                value = self._combine(value, other) if index % 2 == 0 else self._combine(other, value)
-                del other
+                value = self._combine(value, neighbour) if index % 2 == 0 else self._combine(neighbour, value)
+                del neighbour
             level, index, width = level + 1, index // 2, -(-width // 2)
         else:
             self.root = value
@@ -94,16 +92,9 @@ def _put_leaf(
 
 
 class SumHere:
-    """A sum whose tasks run in this process.
+    """A sum whose tasks run in this process, as rounds of the executor that `submit` belongs to.
 
-    Parameters
-    ----------
-    submit : callable
-        Of the executor whose rounds run here.
-    name, task, arguments, groups, combine
-        See `BlockExecutor.submit_sum`.
-    look : callable, optional
-        Raises where the round that it is given will not end.
+    `look` raises where the round that it is given will not end. See `BlockExecutor.submit_sum` for the others.
     """
 
     def __init__(
@@ -121,7 +112,7 @@ class SumHere:
         leaves = [[(leaf, group)] for leaf, group in enumerate(groups)]
         self._pending = submit(name, _put_leaf, (self._tree, task, arguments), leaves)
 
-    def result(self, told: Told | None = None) -> Any:
+    def result(self, told: Progress | None = None) -> Any:
         """Wait for the root, and return it."""
         tree, seen = self._tree, 0
         try:

@@ -18,8 +18,6 @@ from dkgp.cluster.arithmetic import Arithmetic
 from dkgp.cluster.cache import set_worker_scratch, worker_cache
 from dkgp.cluster.threads import limit_blas_threads, require_single_threaded_blas, set_process_threads
 
-__all__ = ["WorkerSetup", "forget_orphans"]
-
 _PREFIX = "dkgp-worker-setup-"
 
 
@@ -30,15 +28,9 @@ class WorkerSetup(WorkerPlugin):
     does not do: what unpickling raises ends it before it has taken a task. (What `setup` raises in a worker that joins
     is logged and otherwise ignored.)
 
-    Parameters
-    ----------
-    cache_bytes : int
-        What prepared features may take in the worker's process.
-    ignore_interrupts : bool
-        Leave a terminal's Ctrl-C to the coordinator, which stops in good order; for worker processes that it started
-        itself.
-    client_id, run : str
-        Tell the set-ups of runs that share a cluster apart, and whose coordinator is still there.
+    Prepared features may take `cache_bytes` in the worker's process. With `ignore_interrupts` a terminal's Ctrl-C is
+    left to the coordinator, which stops in good order: for processes that it started itself. `client_id` and `run` tell
+    the set-ups of runs that share a cluster apart, and whose coordinator is still there.
     """
 
     idempotent = False
@@ -63,9 +55,9 @@ class WorkerSetup(WorkerPlugin):
 
     def requiring(self, arithmetic: Arithmetic) -> WorkerSetup:
         """The same, for workers of one arithmetic; registered, it takes this one's place."""
-        other = copy.copy(self)
-        other._arithmetic = arithmetic
-        return other
+        setup = copy.copy(self)
+        setup._arithmetic = arithmetic
+        return setup
 
     def setup(self, worker: Any) -> None:
         """Set this worker's process up; the coordinator's own keeps its BLAS threads, which a solve limits itself."""
@@ -108,10 +100,10 @@ def _admission() -> Callable[[str, dict[str, Any]], Any]:
         try:
             import dkgp
 
-            found = f"dkgp {dkgp.__version__}"
+            installed = f"dkgp {dkgp.__version__}"
         except ImportError:
-            found = "no dkgp"
-        if found == f"dkgp {version}":
+            installed = "no dkgp"
+        if installed == f"dkgp {version}":
             from dkgp.cluster.arithmetic import unfit
             from dkgp.cluster.executors.worker_setup import WorkerSetup
 
@@ -123,8 +115,9 @@ def _admission() -> Callable[[str, dict[str, Any]], Any]:
             message = f"the worker leaves the cluster: {trouble}"
         else:
             message = (
-                f"this worker has {found} and the run's coordinator has dkgp {version}. Results of two versions do not "
-                "mix, so the worker leaves the cluster. Start it from the same image or environment as the coordinator"
+                f"this worker has {installed} and the run's coordinator has dkgp {version}. Results of two versions do "
+                "not mix, so the worker leaves the cluster. Start it from the same image or environment as the "
+                "coordinator"
             )
         logging.getLogger("distributed.worker").error(message)
 

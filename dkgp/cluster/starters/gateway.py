@@ -11,8 +11,6 @@ from dkgp.cluster.starters.settings import check_settings, refuse_both
 from dkgp.errors import UsageError
 from dkgp.registry import Extra
 
-__all__ = ["gateway_arguments"]
-
 _GATEWAY_ADDRESS = ("address", "proxy_address", "public_address", "auth")
 
 
@@ -26,16 +24,16 @@ def gateway_arguments(options: ClusterOptions, available: list[str] | None) -> t
     settings = options.settings
     check_settings("gateway", settings, set(settings) - {"cluster_options", "asynchronous", "loop"})
     address = {name: settings[name] for name in _GATEWAY_ADDRESS if name in settings}
-    wanted = {name: value for name, value in settings.items() if name not in address}
+    cluster_settings = {name: value for name, value in settings.items() if name not in address}
     sizes = {"worker_cores": options.threads_per_worker, "worker_memory": options.worker_memory_bytes}
     for (name, value), option in zip(sizes.items(), ("`threads_per_worker`", "`worker_memory_bytes`"), strict=True):
         if value is not None:
             refuse_both(settings, name, option)
             # The option of that name that gateways offer by custom counts in GiB.
-            wanted[name] = value if name == "worker_cores" else value / 2**30
+            cluster_settings[name] = value if name == "worker_cores" else value / 2**30
     if available is not None:
-        check_settings("gateway", wanted, {*available, "shutdown_on_close"})
-    return address, wanted
+        check_settings("gateway", cluster_settings, {*available, "shutdown_on_close"})
+    return address, cluster_settings
 
 
 def _start_gateway(options: ClusterOptions, security: Any, stack: ExitStack) -> Any:
@@ -43,8 +41,8 @@ def _start_gateway(options: ClusterOptions, security: Any, stack: ExitStack) -> 
 
     address, _ = gateway_arguments(options, None)
     gateway = stack.enter_context(Gateway(**address))
-    _, wanted = gateway_arguments(options, list(gateway.cluster_options()))
-    cluster = stack.enter_context(gateway.new_cluster(**wanted))
+    _, cluster_settings = gateway_arguments(options, list(gateway.cluster_options()))
+    cluster = stack.enter_context(gateway.new_cluster(**cluster_settings))
     if options.adaptive is None:
         cluster.scale(options.workers)
     return cluster

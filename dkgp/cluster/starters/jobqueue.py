@@ -19,8 +19,6 @@ from dkgp.cluster.starters.settings import check_settings, parameters, refuse_bo
 from dkgp.errors import ClusterError, UsageError
 from dkgp.registry import Extra
 
-__all__ = ["job_arguments", "lifetime_arguments", "start_jobqueue", "walltime_seconds"]
-
 # Of the walltime: what a worker needs to start, and to hand its last results over before the queueing system kills it.
 _SLACK_SHARE, _LEAST_SLACK_SECONDS, _MOST_SLACK_SECONDS = 0.1, 60.0, 600.0
 # A job that is over is replaced within this time (plus dask's own patience with a worker that may come back).
@@ -36,18 +34,14 @@ def cluster_class(kind: str) -> Any:
 
 
 def job_arguments(options: ClusterOptions, security: Any = None) -> dict[str, Any]:
-    """Return the arguments for dask-jobqueue's class: what was given, over its own configuration.
+    """Return the arguments for dask-jobqueue's class: those of the options, over its own configuration.
 
-    Raises
-    ------
-    UsageError
-        Unknown settings, something given twice, or a size that neither the options nor the configuration tell.
+    `UsageError` for unknown settings, something given twice, or a size that neither options nor configuration tell.
     """
     from dask_jobqueue import core
 
     kind, settings = options.kind, dict(options.settings)
-    found = cluster_class(kind)
-    known = parameters(core.JobQueueCluster.__init__, core.Job.__init__, found.job_cls.__init__)
+    known = parameters(core.JobQueueCluster.__init__, core.Job.__init__, cluster_class(kind).job_cls.__init__)
     check_settings(kind, settings, known - {"job_cls", "scheduler", "scheduler_cls"})
     section = f"jobqueue.{settings.get('config_name', kind)}"
     configured = dask.config.get(section, None)
@@ -81,25 +75,19 @@ def job_arguments(options: ClusterOptions, security: Any = None) -> dict[str, An
 
 
 def start_jobqueue(options: ClusterOptions, security: Any, stack: ExitStack) -> Any:
-    """Start a scheduler here and submit the workers.
-
-    Raises
-    ------
-    ClusterError
-        The queueing system is not there, or refused the jobs.
-    """
-    kind, found = options.kind, cluster_class(options.kind)
+    """Start a scheduler here and submit the workers; `ClusterError` where no queue takes them."""
+    kind, jobqueue = options.kind, cluster_class(options.kind)
     if security is not None and is_in_memory(security):
         # By itself dask-jobqueue leaves the key behind for as long as its own objects live.
         security = stack.enter_context(in_files(security, _shared_folder(options)))
     arguments = job_arguments(options, security)
-    command = found.job_cls.submit_command
+    command = jobqueue.job_cls.submit_command
     if shutil.which(command.split()[0]) is None:
         raise ClusterError(
             f"`cluster` {kind} submits jobs with `{command}`, which is not on this machine's PATH. Run dkgp on a host "
             "from which jobs can be submitted"
         )
-    cluster = stack.enter_context(found(**arguments))
+    cluster = stack.enter_context(jobqueue(**arguments))
     least = options.adaptive[0] if options.adaptive else options.workers or 1
     jobs = math.ceil(least / arguments["processes"])
     while len(cluster.worker_spec) < jobs:

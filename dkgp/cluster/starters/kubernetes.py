@@ -13,8 +13,6 @@ from dkgp.cluster.starters.settings import check_settings, parameters, refuse_bo
 from dkgp.errors import UsageError
 from dkgp.registry import Extra
 
-__all__ = ["kube_arguments"]
-
 _CLOSE_SECONDS = 120
 
 
@@ -38,8 +36,8 @@ def kube_arguments(options: ClusterOptions) -> dict[str, Any]:
         environment = settings.get("env") or {}
         # As for every process that is started here: see `dkgp.cluster.starters.start`.
         safe = {"PYTHONSAFEPATH": "1"}
-        given = isinstance(environment, dict)
-        arguments["env"] = {**safe, **environment} if given else [*map(_kube_variable, safe.items()), *environment]
+        is_mapping = isinstance(environment, dict)
+        arguments["env"] = {**safe, **environment} if is_mapping else [*map(_kube_variable, safe.items()), *environment]
     mode = str(settings.get("create_mode", CreateMode.CREATE_ONLY.value))
     if mode not in CreateMode.__members__:
         raise UsageError(f"create_mode must be one of {', '.join(CreateMode.__members__)}; got {mode!r}")
@@ -59,11 +57,11 @@ def kube_arguments(options: ClusterOptions) -> dict[str, Any]:
         )
     arguments["n_workers"] = options.adaptive[0] if options.adaptive else options.workers
     sizes = {"cpu": options.threads_per_worker, "memory": options.worker_memory_bytes}
-    asked = {name: str(value) for name, value in sizes.items() if value is not None}
-    if asked:
+    resources = {name: str(value) for name, value in sizes.items() if value is not None}
+    if resources:
         for name in ("resources", "custom_cluster_spec"):
             refuse_both(settings, name, "`threads_per_worker` or `worker_memory_bytes`")
-        arguments["resources"] = {"requests": asked, "limits": dict(asked)}
+        arguments["resources"] = {"requests": resources, "limits": dict(resources)}
     if options.threads_per_worker is not None:
         command = settings.get("worker_command") or dask.config.get("kubernetes.worker-command")
         words = command.split() if isinstance(command, str) else list(command)

@@ -11,8 +11,6 @@ from dkgp.cluster.options import ClusterOptions
 from dkgp.cluster.starters.settings import check_settings, parameters
 from dkgp.cluster.threads import available_cores
 
-__all__ = ["local_arguments"]
-
 
 def local_arguments(options: ClusterOptions, security: Any) -> dict[str, Any]:
     """Return the arguments for dask's LocalCluster."""

@@ -19,17 +19,6 @@ from dkgp.errors import InputError, UsageError
 if TYPE_CHECKING:
     from distributed import Security
 
-__all__ = [
-    "certificates_needed",
-    "in_files",
-    "is_in_memory",
-    "pem_of",
-    "plain_text_warning",
-    "secure_address",
-    "security_for_start",
-    "security_from",
-]
-
 _PARTS = ("cert", "key")
 _HOW = (
     "Give `tls_ca`, `tls_cert` and `tls_key`, or set ca-file, client.cert and client.key under distributed.comm.tls in "
@@ -41,12 +30,7 @@ def security_from(options: ClusterOptions) -> Security | None:
     """Return the certificates given, or those of dask's configuration; None where there are none.
 
     One certificate serves all roles, for a cluster that is started here; given on purpose, it also forbids every
-    connection in plain text.
-
-    Raises
-    ------
-    InputError
-        A file is missing, or is no certificate, or the key belongs to another one.
+    connection in plain text. `InputError` where a file is missing or no certificate, or the key belongs to another one.
     """
     from distributed import Security
 
@@ -100,9 +84,9 @@ def security_for_start(options: ClusterOptions) -> Security | None:
 
     if options.plain_text:
         return None
-    found = security_from(options)
-    if found is not None or KINDS.find(options.kind).certificates != "given":
-        return found
+    security = security_from(options)
+    if security is not None or KINDS.find(options.kind).certificates != "given":
+        return security
     # In memory; without it any user of this machine could run code in the coordinator and the workers.
     made: Security = Security.temporary()
     return made
@@ -120,13 +104,7 @@ def pem_of(security: Any) -> str:
 
 @contextmanager
 def in_files(security: Any, folder: str) -> Iterator[Security]:
-    """Write certificates of a run into a file below a folder, for their owner alone, and remove it at the end.
-
-    Raises
-    ------
-    InputError
-        The folder cannot be written to.
-    """
+    """Write certificates of a run into a file below a folder, for their owner alone, and remove it at the end."""
     from distributed import Security
 
     try:
@@ -136,8 +114,8 @@ def in_files(security: Any, folder: str) -> Iterator[Security]:
             f"the certificates of this run cannot be written below '{folder}' ({error.strerror}), where all workers "
             "should see them; name another folder with `settings` shared_temp_directory=DIR"
         ) from None
-    with private as own:
-        path = Path(own) / "certificate.pem"
+    with private as private_folder:
+        path = Path(private_folder) / "certificate.pem"
         path.touch(mode=0o600)
         path.write_text(pem_of(security), encoding="ascii")
         roles = {f"tls_{role}_{part}": str(path) for role in ("client", "scheduler", "worker") for part in _PARTS}
@@ -147,10 +125,7 @@ def in_files(security: Any, folder: str) -> Iterator[Security]:
 def secure_address(address: str, security: Security | None) -> str:
     """Return the address with its protocol: tls where certificates rule out anything else and none is written.
 
-    Raises
-    ------
-    UsageError
-        The protocol that is written and the certificates do not go together.
+    `UsageError` where the protocol that is written and the certificates do not go together.
     """
     if "://" not in address:
         return f"tls://{address}" if security is not None and security.require_encryption else address
@@ -189,6 +164,6 @@ def _is_loopback(host_and_port: str) -> bool:
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     with suppress(OSError, UnicodeError):
-        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
-        return all(ipaddress.ip_address(address.split("%")[0]).is_loopback for address in found)
+        addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
+        return all(ipaddress.ip_address(address.split("%")[0]).is_loopback for address in addresses)
     return False

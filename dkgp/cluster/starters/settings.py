@@ -9,8 +9,6 @@ from typing import Any
 from dkgp.cluster.options import nearest
 from dkgp.errors import UsageError
 
-__all__ = ["check_settings", "parameters", "refuse_both"]
-
 # What dkgp sets by itself, and the option that says it.
 _OPTIONS = {
     "n_workers": "`workers`",
@@ -36,17 +34,14 @@ def parameters(*functions: Callable[..., Any]) -> set[str]:
 def check_settings(kind: str, settings: Mapping[str, Any], known: set[str]) -> None:
     """Refuse settings that the cluster's class does not have, or that an option of dkgp's own says.
 
-    Raises
-    ------
-    UsageError
-        Names the setting, never its value, which may be a secret.
+    `UsageError` names the setting, never its value, which may be a secret.
     """
     for name in settings:
         if name in _OPTIONS:
             raise UsageError(f"the setting {name!r} is said by {_OPTIONS[name]}; give that instead")
         if name not in known:
-            others = ", ".join(sorted(known - set(_OPTIONS)))
-            raise UsageError(f"`cluster` {kind} has no setting {name!r}{nearest(name, known)}. Known: {others}")
+            available = ", ".join(sorted(known - set(_OPTIONS)))
+            raise UsageError(f"`cluster` {kind} has no setting {name!r}{nearest(name, known)}. Known: {available}")
 
 
 def refuse_both(settings: Mapping[str, Any], name: str, option: str) -> None:

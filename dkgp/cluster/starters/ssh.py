@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import dask.config
 
 from dkgp.cluster.kinds import KINDS, ClusterKind
 from dkgp.cluster.options import ClusterOptions
-from dkgp.cluster.starters.security import is_in_memory
+from dkgp.cluster.starters.security import is_in_memory, pem_of
 from dkgp.cluster.starters.settings import check_settings, parameters, refuse_both
-from dkgp.cluster.starters.ssh_certificates import certificates_on_hosts
-from dkgp.errors import UsageError
+from dkgp.errors import ClusterError, UsageError
 from dkgp.registry import Extra
 
-__all__ = ["ssh_arguments"]
+_CERTIFICATE = "certificate.pem"
+_CONNECT_SECONDS = 60.0
 
 
 def ssh_arguments(options: ClusterOptions, security: Any) -> dict[str, Any]:
@@ -43,13 +47,13 @@ def ssh_arguments(options: ClusterOptions, security: Any) -> dict[str, Any]:
             worker[name] = value
     if options.workers is not None:
         refuse_both(worker, "n_workers", "`workers`")
-        each, left = divmod(options.workers, len(hosts) - 1)
-        if left or not each:
+        workers_per_host, remainder = divmod(options.workers, len(hosts) - 1)
+        if remainder or not workers_per_host:
             raise UsageError(
                 f"{options.workers} workers cannot be shared out evenly over {len(hosts) - 1} hosts; give a multiple "
                 f"of {len(hosts) - 1}, or leave `workers` out for one on each"
             )
-        worker["n_workers"] = each
+        worker["n_workers"] = workers_per_host
     scheduler = {"dashboard_address": "127.0.0.1:0", **(settings.get("scheduler_options") or {})}
     python = settings.get("remote_python") or sys.executable
     arguments = {**settings, "hosts": hosts, "worker_options": worker, "scheduler_options": scheduler}
@@ -71,15 +75,71 @@ def _start_ssh(options: ClusterOptions, security: Any, stack: ExitStack) -> Any:
             # What is in memory would travel in a command line, for all users of these hosts to read.
             place = stack.enter_context(certificates_on_hosts(arguments, security))
             tls = {"cert": place, "key": place}
-            found = {"ca-file": place}
+            files = {"ca-file": place}
         else:
-            tls, found = {}, {"ca-file": security.tls_ca_file}
+            tls, files = {}, {"ca-file": security.tls_ca_file}
         for role in ("client", "scheduler", "worker"):
-            files = tls or security.get_tls_config_for_role(role)
-            found |= {f"{role}.cert": files["cert"], f"{role}.key": files["key"]}
-        keys = {f"distributed.comm.tls.{name}": value for name, value in found.items()}
+            pair = tls or security.get_tls_config_for_role(role)
+            files |= {f"{role}.cert": pair["cert"], f"{role}.key": pair["key"]}
+        keys = {f"distributed.comm.tls.{name}": value for name, value in files.items()}
         stack.enter_context(dask.config.set({**keys, "distributed.comm.require-encryption": True}))
     return stack.enter_context(SSHCluster(**arguments))
+
+
+@contextmanager
+def certificates_on_hosts(arguments: Mapping[str, Any], security: Any) -> Iterator[str]:
+    """Lay the certificate of this run and its key down on all hosts of an SSHCluster; remove them at the end.
+
+    They go through ssh itself, into a file that its owner alone can read, at the same place everywhere: authority,
+    certificate and key in one. By dask's own way certificates in memory would put the key into the command line of each
+    process, where every user of the host sees it. `ClusterError` where a host does not take it.
+    """
+    # Nobody can have guessed the name, so whatever has it is this run's: two of the names may mean one host.
+    folder = f"/tmp/dkgp-{secrets.token_hex(16)}"
+    content = pem_of(security)
+    places = _places(arguments)
+    try:
+        _on_each(places, f"umask 077 && mkdir -p {folder} && cat > {folder}/{_CERTIFICATE}", content)
+        yield f"{folder}/{_CERTIFICATE}"
+    finally:
+        _on_each(places, f"rm -rf {folder}", None)
+
+
+def _places(arguments: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The hosts, each once for each way to connect to it."""
+    hosts, options = arguments["hosts"], arguments.get("connect_options") or {}
+    ways = options if isinstance(options, list) else [options] * len(hosts)
+    places: list[tuple[str, dict[str, Any]]] = []
+    for place in zip(hosts, ways, strict=False):
+        if place not in places:
+            places.append(place)
+    return places
+
+
+def _on_each(places: list[tuple[str, dict[str, Any]]], command: str, content: str | None) -> None:
+    import asyncssh
+
+    async def run(host: str, options: dict[str, Any]) -> None:
+        async with asyncssh.connect(host, **options) as connection:
+            result = await connection.run(command, input=content or "")
+        # Nothing to remove is no failure; nothing to go on with is.
+        if content is not None and result.exit_status != 0:
+            raise ClusterError(
+                f"the host {host} did not take the certificate of this run (exit status {result.exit_status}); see "
+                "whether its /tmp can be written to, or give `tls_ca`, `tls_cert` and `tls_key`"
+            )
+
+    async def run_all() -> list[BaseException | None]:
+        tasks = (asyncio.wait_for(run(host, options), _CONNECT_SECONDS) for host, options in places)
+        return list(await asyncio.gather(*tasks, return_exceptions=True))
+
+    # In a thread of its own: this one may be running an event loop, as a notebook's does.
+    with ThreadPoolExecutor(1) as pool:
+        outcomes = pool.submit(asyncio.run, run_all()).result()
+    if content is not None:
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
 
 
 KINDS.add(

@@ -10,20 +10,11 @@ from dkgp.cluster.kinds import KINDS
 from dkgp.cluster.options import ClusterOptions
 from dkgp.errors import ClusterError, DkgpError, UsageError
 
-__all__ = ["start_cluster"]
-
 
 def start_cluster(options: ClusterOptions, security: Any, stack: ExitStack) -> Any:
-    """Start what the options ask for, to be closed with the stack.
+    """Start the cluster that the options ask for, to be closed with the stack.
 
-    Raises
-    ------
-    UsageError
-        Settings that the cluster's class does not take.
-    MissingExtraError
-        The package that starts such clusters is not installed.
-    ClusterError
-        It could not be started.
+    `UsageError` for settings that the cluster's class does not take; `ClusterError` where it could not be started.
     """
     kind = KINDS.find(options.kind)
     if kind.start is None:
@@ -43,11 +34,11 @@ def start_cluster(options: ClusterOptions, security: Any, stack: ExitStack) -> A
     except DkgpError:
         raise
     except (TypeError, ValueError, AssertionError) as error:
-        given = f" (settings: {', '.join(sorted(options.settings))})" if options.settings else ""
-        raise UsageError(f"`cluster` {kind.name} could not be started as asked for{given}: {error}") from error
+        settings = f" (settings: {', '.join(sorted(options.settings))})" if options.settings else ""
+        raise UsageError(f"`cluster` {kind.name} could not be started as asked for{settings}: {error}") from error
     except Exception as error:  # each of these packages raises what it likes
         raise ClusterError(
-            f"the {kind.name} cluster could not be started: {_said(error)}{kind.failure_hint}"
+            f"the {kind.name} cluster could not be started: {_text(error)}{kind.failure_hint}"
         ) from error
 
 
@@ -68,6 +59,6 @@ def _set_variable(name: str, value: str | None) -> None:
         os.environ[name] = value
 
 
-def _said(error: BaseException) -> str:
+def _text(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return text.rstrip(".") or type(error).__name__

@@ -18,8 +18,6 @@ from pathlib import Path
 from dkgp.commands.batch.shell import ONE_NODE, PREAMBLE, RUN, SEVERAL_NODES
 from dkgp.errors import UsageError
 
-__all__ = ["CLUSTERED", "CLUSTER_OPTIONS", "OWN_SETTINGS", "RESUMABLE", "batch_script", "submit_batch_script"]
-
 # Commands that take --resume, those of them that go on from where they were, and those that take a cluster's options.
 RESUMABLE = ("classify", "predict", "sparse", "train", "tune")
 CHECKPOINTED = ("classify", "predict", "sparse", "train")
@@ -183,8 +181,10 @@ def submit_batch_script(script: str, folder: str | Path) -> str:
     # job id, and the cluster's name where there are several
     identifier = answer.stdout.strip().split(";")[0]
     if answer.returncode != 0 or not identifier.isdigit():
-        said = (answer.stderr.strip() or answer.stdout.strip()) or f"nothing, exit code {answer.returncode}"
-        raise UsageError(f"SLURM did not take the job; sbatch says: {said}. Change the job's settings accordingly")
+        answer_text = (answer.stderr.strip() or answer.stdout.strip()) or f"nothing, exit code {answer.returncode}"
+        raise UsageError(
+            f"SLURM did not take the job; sbatch says: {answer_text}. Change the job's settings accordingly"
+        )
     return identifier
 
 

@@ -6,8 +6,6 @@ They read the variables that `dkgp.commands.batch.script` writes before them: `p
 
 from __future__ import annotations
 
-__all__ = ["ONE_NODE", "PREAMBLE", "RUN", "SEVERAL_NODES"]
-
 PREAMBLE = """
 
 # Written by dkgp. Submit with `sbatch FILE`; the job checkpoints before its time is up, requeues itself and goes on.

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.classify.job import ClassifyJob
-from dkgp.commands.classify.likelihood import cautioned
-from dkgp.commands.classify.method import ClassifyMethod, Opened, Prepared
-from dkgp.commands.classify.tuned import found_or_tuned
-from dkgp.commands.own_work import memory_budget
+from dkgp.commands.classify.run import ClassifyRun
+from dkgp.commands.reporting.memory import memory_budget
 from dkgp.commands.reporting.plots import plot_convergence
-from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solving import (
     check_tree_error,
     check_tree_gradient,
@@ -25,22 +21,23 @@ from dkgp.commands.solving import (
 from dkgp.data import ClassifierRecord, Dataset
 from dkgp.errors import InputError, UsageError
 from dkgp.kernels import Kernel, fold_white
+from dkgp.models import Hyperparameters
 from dkgp.models.classification.exact.stopping import DecisionError
-from dkgp.models.classification.exact.train import solver_for_labels, train_exact
-from dkgp.models.classification.records import exact_record
+from dkgp.models.classification.exact.train import ExactSettings, solver_for_labels, train_exact
+from dkgp.models.classification.labelled import LabelledData
+from dkgp.models.context import RunContext
 from dkgp.operators.block_tasks import feature_width
 from dkgp.solvers import Solver
 from dkgp.solvers.registry import AUTO, build_solver, solver_memory, solver_names
 
-__all__ = ["Exact"]
 
+class ExactRun(ClassifyRun):
+    """A run of the exact LS-SVM; see `dkgp.models.classification.exact`."""
 
-class Exact(ClassifyMethod):
-    """The exact LS-SVM; see `dkgp.models.classification.exact`."""
+    method = "exact"
 
-    name = "exact"
-
-    def check(self, job: ClassifyJob) -> None:
+    @classmethod
+    def check_options(cls, job: ClassifyJob) -> None:
         """Refuse an intercept that is chosen, solvers of other methods, and tree sums where they serve nothing."""
         if job.settings.intercept == "selected":
             raise UsageError("`intercept` selected competes with prototypes; `method` exact has none of them")
@@ -49,103 +46,84 @@ class Exact(ClassifyMethod):
             raise InputError(f"`solver` must be one of {names} for `method` exact; got '{job.solver}'")
         check_tree_error(job.tree_error, job.tolerance, job.solver)
 
-    def check_data(self, job: ClassifyJob, opened: Opened, reporter: Reporter | None) -> None:
-        """Refuse a kernel or features that a tree cannot serve; tell of hyperparameters for something else."""
-        found = opened.hyperparameters
-        if found is None:
-            return
-        if job.tree_error is not None:
-            check_tree_kernel(fold_white(found.kernel, found.noise_variance)[0])
-        cautioned(found, None, reporter)
-
-    def identity(self, job: ClassifyJob, opened: Opened) -> dict[str, Any]:
-        """Return the options of the method; an intercept is there, or it is not."""
-        return {**super().identity(job, opened), "intercept": job.fit_intercept}
-
-    def takes_noise(self, job: ClassifyJob) -> bool:
+    @property
+    def takes_noise(self) -> bool:
         """True: s2 = 1/gamma_K is part of the problem."""
         return True
 
-    def train(
-        self, job: ClassifyJob, prepared: Prepared, executor: BlockExecutor, reporter: Reporter
-    ) -> ClassifierRecord:
+    def check_hyperparameters(self, hyperparameters: Hyperparameters | None) -> None:
+        """Refuse a kernel or features that a tree cannot serve."""
+        if hyperparameters is not None and self.job.tree_error is not None:
+            check_tree_kernel(fold_white(hyperparameters.kernel, hyperparameters.noise_variance)[0])
+
+    def identity(self) -> dict[str, Any]:
+        """Return the options of the method; an intercept is there, or it is not."""
+        return {**super().identity(), "intercept": self.job.fit_intercept}
+
+    def work(self, executor: BlockExecutor) -> ClassifierRecord:
         """Solve for alpha and the intercept until decisions are near enough."""
-        dataset, labels = prepared.dataset, prepared.labels
-        found = found_or_tuned(job, prepared, reporter)
-        self.check_data(job, Opened(dataset, labels, found), None)
-        kernel, noise = fold_white(found.kernel, found.noise_variance)
-        least = noise if prepared.weights is None else noise / float(prepared.weights.max())
-        level = (
-            noise / dataset.n_samples * (1.0 if prepared.weights is None else float((1.0 / prepared.weights).mean()))
-        )
+        job, dataset, labels, weights = self.job, self.dataset, self.labels, self.weights
+        hyperparameters = self.kernel_and_noise()
+        kernel, noise = fold_white(hyperparameters.kernel, hyperparameters.noise_variance)
+        least = noise if weights is None else noise / float(weights.max())
+        level = noise / dataset.n_samples * (1.0 if weights is None else float((1.0 / weights).mean()))
         rule = DecisionError(job.tolerance, least, _largest(dataset, kernel), job.fit_intercept, level)
         tolerance = rule.gradient_tolerance(dataset.n_samples)
-        solver, chosen = _solver(job, prepared, kernel, least, tolerance, executor)
-        if chosen:
-            reporter.note(f"the solver is {solver.name}: {chosen['auto']['reason']}")
+        solver, choice = self._solver(kernel, least, tolerance, executor)
+        if choice:
+            self.reporter.note(f"the solver is {solver.name}: {choice['auto']['reason']}")
         check_tree_gradient(job.tree_error, tolerance, job.tolerance)
-        memory = solver_memory(solver, dataset.n_samples, feature_width(kernel))
-        columns = labels.n_outputs + job.fit_intercept
-        products = chosen["auto"]["products"] if chosen else None
-        plan = planned_solve(job, dataset, kernel, columns, memory, prepared.checkpointing, executor, products=products)
-        prepared.begin(job)
-        with solving(job, "classify", tolerance, reporter) as rounds:
-            trained = train_exact(
-                dataset,
-                labels,
-                found,
-                executor,
+        plan = planned_solve(
+            self,
+            kernel,
+            labels.n_outputs + job.fit_intercept,
+            solver_memory(solver, dataset.n_samples, feature_width(kernel)),
+            executor,
+            products=choice["auto"]["products"] if choice else None,
+        )
+        with solving(self, executor, input_bytes(plan), tolerance) as context:
+            data = LabelledData(dataset, labels, weights)
+            settings = ExactSettings(
                 solver=solver,
                 tolerance=job.tolerance,
                 limits=effort_limits(job.max_passes, job.max_seconds),
-                weights=prepared.weights,
                 fit_intercept=job.fit_intercept,
-                **rounds.arguments(),
-                checkpointing=prepared.checkpointing,
-                coordinator_input_bytes=input_bytes(plan),
                 calibrate=job.settings.probability,
                 seed=job.settings.seed,
-                tree_error=job.tree_error,
             )
+            trained = train_exact(data, hyperparameters, context, settings)
         summary = {
             **trained.summary,
-            **chosen,
-            "solver": chosen["auto"]["solver"] if chosen else job.solver,
+            **choice,
+            "solver": choice["auto"]["solver"] if choice else job.solver,
             "memory_plan": plan.to_json(),
             "gradient_tolerance": tolerance,
         }
-        return exact_record(trained, dataset, labels, prepared.weights, summary)
+        return trained.record(data, summary)
 
-    def draw(
-        self, path: str, record: ClassifierRecord, history: Sequence[Mapping[str, Any]], title: str, job: ClassifyJob
-    ) -> None:
+    def plot(self, path: str, record: ClassifierRecord, title: str) -> None:
         """Draw the convergence, where there were rounds."""
-        if history:
-            plot_convergence(path, history, tolerance=record.summary["gradient_tolerance"], title=title)
+        if record.history:
+            plot_convergence(path, record.history, tolerance=record.summary["gradient_tolerance"], title=title)
 
-
-def _solver(
-    job: ClassifyJob,
-    prepared: Prepared,
-    kernel: Kernel,
-    noise_variance: float,
-    tolerance: float,
-    executor: BlockExecutor,
-) -> tuple[Solver, dict[str, Any]]:
-    if job.solver != AUTO:
-        solver = build_solver(job.solver, {}, seed=job.settings.seed)
-        return solver.resolved(prepared.dataset.n_samples, prepared.dataset.n_features), {}
-    return solver_for_labels(
-        prepared.dataset,
-        kernel,
-        noise_variance,
-        prepared.labels.n_outputs + job.fit_intercept,
-        tolerance,
-        executor,
-        job.settings.seed,
-        memory_budget(job)[1],
-        tree_error=job.tree_error,
-    )
+    def _solver(
+        self, kernel: Kernel, noise_variance: float, tolerance: float, executor: BlockExecutor
+    ) -> tuple[Solver, dict[str, Any]]:
+        """The job's solver, or the one that "auto" stands for, and why."""
+        job, dataset = self.job, self.dataset
+        if job.solver != AUTO:
+            solver = build_solver(job.solver, {}, seed=job.settings.seed)
+            return solver.resolved(dataset.n_samples, dataset.n_features), {}
+        return solver_for_labels(
+            dataset,
+            kernel,
+            noise_variance,
+            self.labels.n_outputs + job.fit_intercept,
+            tolerance,
+            RunContext(executor, tree_error=job.tree_error),
+            job.settings.seed,
+            memory_budget(job.memory_limit_bytes)[1],
+        )
 
 
 def _largest(dataset: Dataset, kernel: Kernel) -> float:

@@ -6,34 +6,26 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from dkgp.cluster import ClusterOptions
 from dkgp.commands.job_options import (
     AS_IN_THE_PAPER,
     BY_REFERENCE,
-    CHECKPOINT,
-    CHECKPOINT_SECONDS,
     DATASET,
-    LOG_JSON,
     MAX_PASSES,
     MAX_SECONDS,
-    MEMORY_LIMIT,
     MODEL_OUT,
-    OVERWRITE,
-    PLOT,
-    RESUME,
+    TrainingJob,
 )
-from dkgp.data.stores.classifier.classifier_store import ClassifierForm
+from dkgp.data.stores.models.classifier import ClassifierForm
 from dkgp.errors import InputError, UsageError
 from dkgp.models.classification.basis.settings import BASES, DEFAULT_BASIS
 from dkgp.models.classification.exact.train import DECISION_TOLERANCE
 from dkgp.models.classification.fixed_size.settings import FIXED_SIZE, FixedSizeSettings
-from dkgp.models.classification.likelihoods import Link, MultiClass
-from dkgp.options import Part, check_ranges
+from dkgp.models.classification.labels import Labels
+from dkgp.models.classification.likelihoods import Likelihood, Link, MultiClass
+from dkgp.options import Part
 from dkgp.registry import Group, Option
 from dkgp.solvers.registry import AUTO, solver_names
 from dkgp.solvers.risk import RISK_HELP, RISK_METHODS
-
-__all__ = ["BALANCED", "ON_BASIS", "ClassifyJob"]
 
 BALANCED = "balanced"
 # Methods, and those of them whose model is of all samples or on a basis.
@@ -47,10 +39,10 @@ BASIS = Group("Options of logistic and gp on a basis (and --tol)", ON_BASIS)
 
 
 def _solvers() -> dict[str, Any]:
-    told = "of logistic and gp one of " + "; ".join(f"{name}: {words}" for name, words in RISK_HELP.items())
+    risks = "of logistic and gp one of " + "; ".join(f"{name}: {words}" for name, words in RISK_HELP.items())
     return {
         "choices": tuple(dict.fromkeys((AUTO, *solver_names(), *RISK_METHODS))),
-        "help": f"Who solves for it. Of exact as for `dkgp train`; {told}. auto: the quickest.",
+        "help": f"Who solves for it. Of exact as for `dkgp train`; {risks}. auto: the quickest.",
     }
 
 
@@ -125,7 +117,7 @@ CERTIFY = Option(
 
 
 @dataclass(frozen=True)
-class ClassifyJob:
+class ClassifyJob(TrainingJob):
     """A classifier to train: labels, method, hyperparameters, and where everything goes.
 
     `settings` are of a fixed-size one; of an exact one `isotropic`, `intercept` (any but "none" is the one that it
@@ -153,22 +145,6 @@ class ClassifyJob:
     basis_size: Annotated[int | None, BASIS_SIZE] = None
     basis: Annotated[str | None, BASIS_CHOICE] = None
     certify: Annotated[bool, CERTIFY] = False
-    memory_limit_bytes: Annotated[int | None, MEMORY_LIMIT] = None
-    checkpoint: Annotated[str | None, CHECKPOINT] = None
-    checkpoint_seconds: Annotated[float, CHECKPOINT_SECONDS] = 30.0
-    resume: Annotated[bool, RESUME] = False
-    plot: Annotated[str | None, PLOT] = None
-    log_json: Annotated[str | None, LOG_JSON] = None
-    overwrite: Annotated[bool, OVERWRITE] = False
-    cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-
-    @property
-    def checkpoint_url(self) -> str:
-        """The place of checkpoints."""
-        return self.checkpoint or f"{self.out.rstrip('/')}.checkpoint"
 
     @property
     def fit_intercept(self) -> bool:
@@ -187,7 +163,7 @@ class ClassifyJob:
             if len(self.class_weight) > 1:
                 raise UsageError("`class_weight` balanced weighs all classes; leave out the others, or balanced")
             return "balanced"
-        found: dict[str, float] = {}
+        weights: dict[str, float] = {}
         for text in self.class_weight:
             # A class may have a "=" in its name; a weight has none.
             name, separator, value = text.rpartition("=")
@@ -197,9 +173,25 @@ class ClassifyJob:
                 separator, weight = "", math.nan
             if not separator:
                 raise UsageError(f"`class_weight` is balanced, or NAME=WEIGHT such as yes=2.5; got '{text}'")
-            if name in found:
+            if name in weights:
                 raise UsageError(f"`class_weight` has the class '{name}' twice; give it once")
             if not (math.isfinite(weight) and weight > 0.0):
                 raise InputError(f"`class_weight` must be positive and finite; got {value} for the class '{name}'")
-            found[name] = weight
-        return found
+            weights[name] = weight
+        return weights
+
+    def likelihood(self, labels: Labels) -> Likelihood:
+        """The likelihood of the labels; several classes of a logistic one are softmax unless the job says otherwise.
+
+        Of a Gaussian process each is against the rest, so that its processes are t problems and not one t times the
+        size.
+        """
+        usual: MultiClass = "softmax" if self.method == "logistic" and self.link == "logit" else "ovr"
+        return Likelihood.of(self.link, self.multi_class or usual, labels.n_classes)
+
+    def check_likelihood(self) -> None:
+        """Refuse softmax of probits; `UsageError`."""
+        if self.link == "probit" and self.multi_class == "softmax":
+            raise UsageError(
+                "`multi_class` softmax goes with `link` logit; take ovr with probit, one class against the rest"
+            )

@@ -1,37 +1,38 @@
-"""The methods of `dkgp classify`: one line each, and a job checked by its own."""
+"""The methods of `dkgp classify`: one line each, and a job checked and run by its own."""
 
 from __future__ import annotations
 
-from dkgp.commands.classify.exact import Exact
-from dkgp.commands.classify.fixed_size import FixedSize
+from dkgp.commands.classify.exact import ExactRun
+from dkgp.commands.classify.fixed_size import FixedSizeRun
 from dkgp.commands.classify.job import ON_BASIS, ClassifyJob
-from dkgp.commands.classify.method import ClassifyMethod
-from dkgp.commands.classify.of_samples import OfSamples
-from dkgp.commands.classify.on_basis import OnBasis
-from dkgp.errors import UsageError
+from dkgp.commands.classify.of_samples import GPRun, LogisticRun
+from dkgp.commands.classify.on_basis import GPOnBasisRun, LogisticOnBasisRun
+from dkgp.commands.classify.run import ClassifyRun
+from dkgp.commands.presets import settled
+from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.run import finished_run
+from dkgp.errors import InputError, UsageError
 from dkgp.options import Declared, foreign_options
 
-__all__ = ["METHODS", "check_job", "method_of"]
-
-METHODS: dict[str, ClassifyMethod] = {
-    "fixed-size": FixedSize(),
-    "exact": Exact(),
-    "logistic": OfSamples("logistic"),
-    "logistic on a basis": OnBasis("logistic"),
-    "gp": OfSamples("gp"),
-    "gp on a basis": OnBasis("gp"),
+METHODS: dict[str, type[ClassifyRun]] = {
+    each.method: each for each in (FixedSizeRun, ExactRun, LogisticRun, LogisticOnBasisRun, GPRun, GPOnBasisRun)
 }
 
 
-def _name_of(job: ClassifyJob) -> str:
-    """The job's line of the table; without a basis where there is no such method on one, whose options are refused."""
-    on_basis = f"{job.method} on a basis"
-    return on_basis if job.basis_size is not None and on_basis in METHODS else job.method
+def run_classify(job: ClassifyJob, reporter: Reporter) -> Document:
+    """Train and save; see `TrainingRun.run`."""
+    job = settled("classify", job)
+    check_job(job)
+    return METHODS[_method(job)](job, reporter).run()
 
 
-def method_of(job: ClassifyJob) -> ClassifyMethod:
-    """Return what trains a job's model."""
-    return METHODS[_name_of(job)]
+def finished_classify(job: ClassifyJob, reporter: Reporter) -> Document | None:
+    """Return the record of the model at `job.out` where it is what the job would make; see `TrainingRun.finished`."""
+    try:
+        return finished_run(METHODS[_method(settled("classify", job))], job, reporter)
+    except InputError:
+        return None
 
 
 def check_job(job: ClassifyJob) -> None:
@@ -44,10 +45,16 @@ def check_job(job: ClassifyJob) -> None:
     InputError
         A value that makes no sense with others.
     """
-    for each in foreign_options(job, _name_of(job)):
-        raise UsageError(_refusal(job, each))
-    method_of(job).check(job)
+    for option in foreign_options(job, _method(job)):
+        raise UsageError(_refusal(job, option))
+    METHODS[_method(job)].check_options(job)
     _ = job.weights_by_class
+
+
+def _method(job: ClassifyJob) -> str:
+    """The job's line of the table; without a basis where there is no such method on one, whose options are refused."""
+    on_basis = f"{job.method} on a basis"
+    return on_basis if job.basis_size is not None and on_basis in METHODS else job.method
 
 
 def _refusal(job: ClassifyJob, declared: Declared) -> str:

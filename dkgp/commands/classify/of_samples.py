@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.classify.job import ClassifyJob
-from dkgp.commands.classify.likelihood import cautioned, check_likelihood, evidence_of, likelihood_of
-from dkgp.commands.classify.method import ClassifyMethod, Opened, Prepared
-from dkgp.commands.classify.tuned import found_or_tuned
-from dkgp.commands.reporting.progress import Measure, Reporter
+from dkgp.commands.classify.run import ClassifyRun
+from dkgp.commands.reporting.progress import Measure
 from dkgp.commands.reporting.risk_plot import plot_risk
 from dkgp.commands.solving import (
     check_tree_error,
@@ -24,93 +21,83 @@ from dkgp.commands.solving import (
 from dkgp.data import ClassifierRecord
 from dkgp.errors import InputError, UsageError
 from dkgp.kernels import fold_white
+from dkgp.models import Hyperparameters
 from dkgp.models.classification.exact.train import DECISION_TOLERANCE
-from dkgp.models.classification.laplace.train import TrainedGP, require_separate, train_gp
+from dkgp.models.classification.labelled import LabelledData
+from dkgp.models.classification.laplace.train import require_separate, train_gp
+from dkgp.models.classification.likelihoods import Likelihood
+from dkgp.models.classification.logistic.stopping import RiskSettings
 from dkgp.models.classification.logistic.train import train_logistic
-from dkgp.models.classification.records import gp_record, logistic_record
 from dkgp.solvers.registry import AUTO
 from dkgp.solvers.risk import RISK_METHODS, risk_memory
 
-__all__ = ["OfSamples"]
 
+class LogisticRun(ClassifyRun):
+    """A run of kernel logistic regression of all samples."""
 
-class OfSamples(ClassifyMethod):
-    """Kernel logistic regression, or a Gaussian process classifier, of all samples.
+    method = "logistic"
 
-    Parameters
-    ----------
-    said : {"logistic", "gp"}
-    """
-
-    def __init__(self, said: Literal["logistic", "gp"]) -> None:
-        self.name = self.said = said
-
-    def check(self, job: ClassifyJob) -> None:
+    @classmethod
+    def check_options(cls, job: ClassifyJob) -> None:
         """Refuse solvers of other methods, a tree that makes no sense, and softmax of probits."""
-        check_likelihood(job)
+        job.check_likelihood()
         if job.solver not in (AUTO, *RISK_METHODS):
             names = ", ".join((AUTO, *RISK_METHODS))
-            raise InputError(f"`solver` must be one of {names} for `method` {self.said}; got '{job.solver}'")
+            raise InputError(f"`solver` must be one of {names} for `method` {cls.method}; got '{job.solver}'")
         if job.gap is not None and job.tolerance != DECISION_TOLERANCE:
             raise UsageError("`gap` and `tolerance` both say when to stop; leave one of them out")
         check_tree_error(job.tree_error, job.tolerance if job.gap is None else math.inf, job.solver)
 
-    def check_data(self, job: ClassifyJob, opened: Opened, reporter: Reporter | None) -> None:
-        """Refuse a kernel or features that a tree cannot serve; tell of hyperparameters for something else."""
-        found = opened.hyperparameters
-        if self.said == "gp":
-            require_separate(likelihood_of(job, opened.labels), opened.labels.n_samples)
-        if found is None:
-            return
-        if job.tree_error is not None:
-            check_tree_kernel(fold_white(found.kernel, found.noise_variance)[0])
-        cautioned(found, evidence_of(likelihood_of(job, opened.labels)), reporter)
+    @property
+    def likelihood(self) -> Likelihood:
+        """The likelihood of the labels."""
+        return self.job.likelihood(self.labels)
 
-    def identity(self, job: ClassifyJob, opened: Opened) -> dict[str, Any]:
+    def check_hyperparameters(self, hyperparameters: Hyperparameters | None) -> None:
+        """Refuse a kernel or features that a tree cannot serve."""
+        if hyperparameters is not None and self.job.tree_error is not None:
+            check_tree_kernel(fold_white(hyperparameters.kernel, hyperparameters.noise_variance)[0])
+
+    def identity(self) -> dict[str, Any]:
         """Return the options of the method, and the likelihood."""
-        likelihood = likelihood_of(job, opened.labels).to_json()
-        return {**super().identity(job, opened), "likelihood": likelihood, "regularisation": job.regularisation}
+        likelihood, regularisation = self.likelihood.to_json(), self.job.regularisation
+        return {**super().identity(), "likelihood": likelihood, "regularisation": regularisation}
 
-    def train(
-        self, job: ClassifyJob, prepared: Prepared, executor: BlockExecutor, reporter: Reporter
-    ) -> ClassifierRecord:
+    def work(self, executor: BlockExecutor) -> ClassifierRecord:
         """Minimise the risk until decisions, or the risk itself, are near enough."""
-        dataset, labels = prepared.dataset, prepared.labels
-        likelihood = likelihood_of(job, labels)
-        found = found_or_tuned(job, prepared, reporter, likelihood)
-        self.check_data(job, Opened(dataset, labels, found), None)
-        kernel, _ = fold_white(found.kernel, found.noise_variance)
-        columns = likelihood.n_outputs
-        memory = risk_memory(job.solver, dataset.n_samples, columns, dataset.n_features)
-        plan = planned_solve(job, dataset, kernel, columns, memory, prepared.checkpointing, executor)
-        prepared.begin(job)
+        job, dataset, labels, likelihood = self.job, self.dataset, self.labels, self.likelihood
+        hyperparameters = self.kernel_and_noise()
+        kernel, _ = fold_white(hyperparameters.kernel, hyperparameters.noise_variance)
+        memory = risk_memory(job.solver, dataset.n_samples, likelihood.n_outputs, dataset.n_features)
+        plan = planned_solve(self, kernel, likelihood.n_outputs, memory, executor)
         goal: tuple[float, Measure] = (job.tolerance, "distance") if job.gap is None else (job.gap, "duality_gap")
-        with solving(job, "classify", goal[0], reporter, measure=goal[1]) as rounds:
-            trained = (train_gp if self.said == "gp" else train_logistic)(
-                dataset,
-                labels,
-                found,
-                executor,
-                likelihood=likelihood,
+        with solving(self, executor, input_bytes(plan), goal[0], measure=goal[1]) as context:
+            data = LabelledData(dataset, labels, self.weights)
+            settings = RiskSettings(
+                likelihood,
                 regularisation=job.regularisation,
                 method=job.solver,
                 tolerance=job.tolerance,
                 gap=job.gap,
                 limits=effort_limits(job.max_passes, job.max_seconds),
-                weights=prepared.weights,
-                tree_error=job.tree_error,
-                **rounds.arguments(),
-                checkpointing=prepared.checkpointing,
-                coordinator_input_bytes=input_bytes(plan),
                 seed=job.settings.seed,
             )
-        summary = {**trained.summary, "method": self.said, "memory_plan": plan.to_json()}
-        if isinstance(trained, TrainedGP):
-            return gp_record(trained, dataset, labels, prepared.weights, summary)
-        return logistic_record(trained, dataset, labels, prepared.weights, summary)
+            train = train_gp if self.method == "gp" else train_logistic
+            trained = train(data, hyperparameters, context, settings)
+        summary = {**trained.summary, "method": self.method, "memory_plan": plan.to_json()}
+        return trained.record(data, summary)
 
-    def draw(
-        self, path: str, record: ClassifierRecord, history: Sequence[Mapping[str, Any]], title: str, job: ClassifyJob
-    ) -> None:
+    def plot(self, path: str, record: ClassifierRecord, title: str) -> None:
         """Draw the gap of the risk by products."""
-        plot_risk(path, history, title=title, goal=job.gap)
+        plot_risk(path, record.history, title=title, goal=self.job.gap)
+
+
+class GPRun(LogisticRun):
+    """A run of a Gaussian process classifier of all samples."""
+
+    method = "gp"
+
+    def check_hyperparameters(self, hyperparameters: Hyperparameters | None) -> None:
+        """Refuse softmax, whose approximation couples the classes, and what a tree cannot serve."""
+        require_separate(self.likelihood, self.labels.n_samples)
+        super().check_hyperparameters(hyperparameters)

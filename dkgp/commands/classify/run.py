@@ -1,200 +1,199 @@
-"""Training of a classifier as a command: checked and planned beforehand, resumed, saved, and told in words."""
+"""A run of `dkgp classify`, and the hooks in which its methods differ."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from dkgp.cluster import open_executor
+from dkgp.cluster import BlockExecutor
 from dkgp.commands.classify.job import ClassifyJob
-from dkgp.commands.classify.method import Opened, Prepared
-from dkgp.commands.classify.methods import check_job, method_of
-from dkgp.commands.own_work import (
-    checkpointing_of,
-    difference,
-    has_checkpoint,
-    is_unfinished_model,
-    remove_checkpoint,
-)
-from dkgp.commands.presets import announce_preset, preset_record, settled
 from dkgp.commands.reporting.documents import Document, plain
-from dkgp.commands.reporting.memory import PeakMemory
-from dkgp.commands.reporting.outputs import check_side_files
-from dkgp.commands.reporting.progress import Reporter, announce
-from dkgp.commands.solving import going_on
-from dkgp.data import CheckpointStore, ClassifierRecord, ensure_writable, open_classifier, open_dataset
-from dkgp.data import save_classifier as save
-from dkgp.data.stores.classifier.classifier_store import CLASSIFIER_KIND
-from dkgp.data.stores.references import check_reference
-from dkgp.errors import InputError
+from dkgp.commands.resuming import checkpointing_of, difference
+from dkgp.commands.run import Outcome, TrainingRun
+from dkgp.data import ClassifierRecord, open_classifier, open_dataset, save_classifier
+from dkgp.data.stores.models.classifier import CLASSIFIER_KIND
 from dkgp.kernels import fold_white
-from dkgp.models import read_hyperparameters
-from dkgp.models.classification.labels import label_weights, labels_of
-from dkgp.models.warm_up import helped
+from dkgp.models import Hyperparameters, read_hyperparameters
+from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
+from dkgp.models.classification.labelled import LabelledData
+from dkgp.models.classification.labels import Labels, label_weights, labels_of
+from dkgp.models.classification.likelihoods import Likelihood
+from dkgp.models.hyperparameters import likelihood_caution
+from dkgp.models.tuning.tasks import LabelLikelihood
+from dkgp.operators.base import FloatArray
+from dkgp.options import deciding_values
 from dkgp.solvers import Checkpointing
-
-__all__ = ["finished_classify", "run_classify"]
 
 # Of the samples of all classes together: where the rarest has less, an error rate alone says little.
 RARE = 0.2
 
 
-def run_classify(job: ClassifyJob, reporter: Reporter) -> Document:
-    """Train and save; return the record, with `converged` false where an exact one's solve stopped short.
+class ClassifyRun(TrainingRun):
+    """A run of `dkgp classify` by one method.
 
-    Where a run that is resumed had saved its model before it was killed, there is nothing left to do: its record is
-    returned.
-
-    Raises
-    ------
-    InputError
-        Anything that can be found wrong beforehand; nothing has been written.
-    NumericalError
-        Prototypes that rounding cannot tell apart.
-    InterruptedRunError
-        A signal asked for the end; what is done is in the checkpoint.
-    ClusterError
-        No cluster, or one that was lost.
+    Attributes
+    ----------
+    method
+        Its name, by which options say that they belong to it.
+    takes_noise
+        True if the noise variance of the hyperparameters determines the model too.
+    labels
+        From `open` on.
+    weights : (n,) float64 or None
+        Of the samples, None where all count the same; from `prepare` on.
     """
-    with PeakMemory() as memory:
-        job = settled("classify", job)
-        check_job(job)
-        announce_preset("classify", job, reporter)
-        opened = _opened(job)
-        if job.resume:
-            finished = _finished(job, reporter, opened, converged=True)
-            if finished is not None:
-                return finished
-        prepared, overwrite = _prepare(job, opened, reporter)
-        found = opened.hyperparameters
-        with (
-            helped(None if found is None else found.kernel, method_of(job).compiles),
-            open_executor(job.cluster, opened.dataset.n_samples, reporter) as executor,
-        ):
-            announce(executor, reporter)
-            with going_on(prepared.checkpointing.store):
-                record = method_of(job).train(job, prepared, executor, reporter)
-        # Worker processes are gone by now; the summary in the store tells of them too.
-        record.summary.update({"peak_memory_bytes": memory.bytes, "asked": _asked(job, opened)})
-        record.summary.update(preset_record("classify", job))
-    dataset = opened.dataset
-    save(job.out, record, dataset=dataset, by_reference=job.by_reference, overwrite=overwrite)
-    return _conclude(job, dataset.url, record, reporter)
 
+    command, kind = "classify", CLASSIFIER_KIND
+    method: ClassVar[str]
+    job: ClassifyJob
+    labels: Labels
+    weights: FloatArray | None = None
+    checkpointing: Checkpointing
 
-def finished_classify(job: ClassifyJob, reporter: Reporter, *, converged: bool = False) -> Document | None:
-    """Return the record of the model at `job.out` where it is what the job would make; do what is left to do.
+    @classmethod
+    @abstractmethod
+    def check_options(cls, job: ClassifyJob) -> None:
+        """Refuse what can be seen to be wrong without the data, of the method's options; `InputError`."""
 
-    For a run that ended between saving its model and saying so. None where the model is incomplete, or of other data,
-    hyperparameters or settings; with `converged`, also where its solve stopped short.
-    """
-    try:
-        job = settled("classify", job)
-        opened = _opened(job)
-    except InputError:
+    @property
+    def likelihood(self) -> Likelihood | None:
+        """The likelihood of the labels; None of a least-squares machine."""
         return None
-    return _finished(job, reporter, opened, converged=converged)
 
+    @property
+    def takes_noise(self) -> bool:
+        """True if the noise variance of the hyperparameters determines the model too."""
+        return False
 
-def _opened(job: ClassifyJob) -> Opened:
-    """Open a job's data and hyperparameters; `InputError` where there is nothing to tell apart."""
-    dataset = open_dataset(job.dataset)
-    labels = labels_of(dataset)
-    if job.hyper is None:
-        return Opened(dataset, labels, None)
-    found = read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
-    return Opened(dataset, labels, found)
+    def open(self) -> None:
+        """Open data and hyperparameters; `InputError` where there is nothing to tell apart."""
+        self.dataset = open_dataset(self.job.dataset)
+        self.labels = labels_of(self.dataset)
+        self.hyperparameters = None
+        if self.job.hyper is not None:
+            self.hyperparameters = read_hyperparameters(
+                self.job.hyper, n_features=self.dataset.n_features, feature_names=self.dataset.feature_names
+            )
 
+    def prepare(self) -> None:
+        """Weigh the samples, refuse what does not go with the data, and tell what is odd."""
+        self.weights = label_weights(self.labels, self.job.weights_by_class, self.dataset.all_weights())
+        self.check_hyperparameters(self.hyperparameters)
+        if self.hyperparameters is not None:
+            self.caution(self.hyperparameters)
 
-def _asked(job: ClassifyJob, opened: Opened) -> dict[str, Any]:
-    """Everything that determines the model."""
-    found = opened.hyperparameters
-    given: dict[str, Any] = {"kernel": None, "noise_variance": None}
-    if found is not None:
-        kernel, noise = fold_white(found.kernel, found.noise_variance)
-        given = {"kernel": kernel.to_json()}
-        given["noise_variance"] = noise if method_of(job).takes_noise(job) else None
-    given |= {"method": job.method, "class_weight": sorted(job.class_weight), **method_of(job).identity(job, opened)}
-    whole: dict[str, Any] = plain({"fingerprint": opened.dataset.fingerprint, **given})
-    return whole
+    def check_hyperparameters(self, hyperparameters: Hyperparameters | None) -> None:
+        """Refuse hyperparameters, or data, that the method cannot serve; `InputError`."""
 
+    def caution(self, hyperparameters: Hyperparameters) -> None:
+        """Tell of hyperparameters that were found for another likelihood than the method's."""
+        caution = likelihood_caution(hyperparameters, self.evidence)
+        if caution is not None:
+            self.reporter.warn(caution)
 
-def _finished(job: ClassifyJob, reporter: Reporter, opened: Opened, *, converged: bool) -> Document | None:
-    try:
-        model = open_classifier(job.out)
-    except InputError:
-        return None
-    if converged and not model.summary["converged"]:
-        return None
-    asked = model.summary.get("asked", {})  # an estimator's has none
-    held = {"fingerprint": model.fingerprint, **asked, "by_reference": model.by_reference}
-    other = difference(held, {**_asked(job, opened), "by_reference": job.by_reference})
-    if other is not None:
-        reporter.note(f"the model '{job.out}' is of a run with another {other}")
-        return None
-    reporter.note(f"the model '{job.out}' is done: it was complete when an earlier run ended")
-    check_side_files(job.plot, None, replace=True)
-    return _conclude(job, opened.dataset.url, model, reporter)
+    @property
+    def evidence(self) -> LabelLikelihood | None:
+        """The likelihood whose evidence hyperparameters are found by: of softmax that of each class's logit."""
+        if self.likelihood is None:
+            return None
+        return "probit" if self.likelihood.name == "probit" else "logit"
 
+    def kernel_and_noise(self) -> Hyperparameters:
+        """Return the job's hyperparameters; where it has none, find them on a subset, and say so."""
+        if self.hyperparameters is not None:
+            return self.hyperparameters
+        by = "marginal likelihood of a subset's labels"
+        if self.evidence is not None:
+            by = f"evidence of a subset's labels ({self.evidence})"
+        self.reporter.note(f"finding hyperparameters by the {by}")
+        with self.reporter.search("tune") as progress:
+            search = LabelTuning(
+                seed=self.job.settings.seed,
+                isotropic=self.job.settings.isotropic,
+                progress=progress,
+                likelihood=self.evidence,
+            )
+            hyperparameters = tune_labels(LabelledData(self.dataset, self.labels, self.weights), search)
+        self.check_hyperparameters(hyperparameters)
+        return hyperparameters
 
-def _prepare(job: ClassifyJob, opened: Opened, reporter: Reporter) -> tuple[Prepared, bool]:
-    """Check everything that can be checked without computing; say if what is at the output may be replaced."""
-    dataset, labels = opened.dataset, opened.labels
-    weights = label_weights(labels, job.weights_by_class, dataset.all_weights())
-    method_of(job).check_data(job, opened, reporter)
-    if job.by_reference:
-        check_reference(dataset.url)
-    overwrite = job.overwrite or (job.resume and is_unfinished_model(job.out, dataset, CLASSIFIER_KIND))
-    ensure_writable(job.out, overwrite, CLASSIFIER_KIND)
-    check_side_files(job.plot, job.log_json, replace=job.overwrite or job.resume)
-    checkpointing: Checkpointing = checkpointing_of(job, _asked(job, opened), None, reporter)
-    return Prepared(dataset, labels, opened.hyperparameters, weights, checkpointing), overwrite
+    def identity(self) -> dict[str, Any]:
+        """Return what determines the model beside data, hyperparameters and weights: options of the method."""
+        return deciding_values(self.job, self.method, "settings")
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Everything that determines the model."""
+        origin: dict[str, Any] = {"kernel": None, "noise_variance": None}
+        if self.hyperparameters is not None:
+            kernel, noise = fold_white(self.hyperparameters.kernel, self.hyperparameters.noise_variance)
+            origin = {"kernel": kernel.to_json(), "noise_variance": noise if self.takes_noise else None}
+        origin |= {"method": self.job.method, "class_weight": sorted(self.job.class_weight), **self.identity()}
+        everything: dict[str, Any] = plain({"fingerprint": self.dataset.fingerprint, **origin})
+        return everything
 
-def _conclude(job: ClassifyJob, dataset_url: str, model: ClassifierRecord, reporter: Reporter) -> Document:
-    """End a run whose model is saved: draw the plot, describe it, warn, remove checkpoints that served their turn."""
-    summary = model.summary
-    if job.plot is not None:
-        title = f"{model.form}: n = {summary['n']:,}, d = {summary['d']}, {len(model.classes)} classes"
-        method_of(job).draw(job.plot, model, model.history, title, job)
-    checkpoints = CheckpointStore(job.checkpoint_url)
-    kept = not summary["converged"] and has_checkpoint(checkpoints)
-    if summary["converged"]:
-        remove_checkpoint(checkpoints)
-    for warning in [*_warnings(summary, weighted=bool(job.class_weight)), *method_of(job).warnings(summary, job)]:
-        reporter.warn(warning)
-    told = {name: value for name, value in summary.items() if name != "asked"}
-    return {
-        "command": "classify",
-        "out": job.out,
-        "dataset": dataset_url,
-        **plain(told),
-        "kernel": plain(model.kernel),
-        "noise_variance": model.noise_variance,
-        "intercept": plain(model.intercept),
-        "class_weights": model.class_weights,
-        "probabilities": model.calibration is not None or model.likelihood is not None,
-        "likelihood": model.likelihood,
-        "path": plain(model.path),
-        "certificate": plain(model.certificate),
-        "resumed": job.resume,
-        "checkpoint": job.checkpoint_url if kept else None,
-        "plot": job.plot,
-        "log_json": job.log_json,
-        "warnings": list(reporter.warnings),
-    }
+    def checkpoints(self) -> Checkpointing:
+        """Return where the state is saved."""
+        return checkpointing_of(self.job, self.asked, None, self.reporter)
 
+    @abstractmethod
+    def work(self, executor: BlockExecutor) -> ClassifierRecord:
+        """Plan the memory, train, and return the model as it is to be stored."""
 
-def _warnings(summary: Mapping[str, Any], *, weighted: bool) -> list[str]:
-    """Everything that a user must know of a model by any method, in words."""
-    found = []
-    if not summary["converged"]:
-        found.append(f"not converged: {summary['reason']}; {summary['advice']}")
-    counts, names = summary["counts"], summary["classes"]
-    rarest = min(range(len(counts)), key=counts.__getitem__)
-    if not weighted and counts[rarest] < RARE * sum(counts) / (len(counts) / 2):
-        found.append(
-            f"the class '{names[rarest]}' has {counts[rarest]:,} of {sum(counts):,} samples: a low error rate may hide "
-            "that it is never found. Look at the balanced error, or give `class_weight` balanced"
-        )
-    return found
+    def save(self, trained: ClassifierRecord, measured: Mapping[str, Any], *, overwrite: bool) -> Outcome:
+        """Write the model."""
+        trained.summary.update({**measured, "asked": self.asked})
+        job = self.job
+        save_classifier(job.out, trained, dataset=self.dataset, by_reference=job.by_reference, overwrite=overwrite)
+        return Outcome(trained, trained.summary, trained.certificate, trained.history)
+
+    def stored(self) -> ClassifierRecord:
+        """Open the model at `job.out`."""
+        return open_classifier(self.job.out)
+
+    def difference(self, model: ClassifierRecord, converged: bool) -> str | None:
+        """Say in which name the stored model's run differs."""
+        asked = model.summary.get("asked", {})  # an estimator's has none
+        made = {"fingerprint": model.fingerprint, **asked, "by_reference": model.by_reference}
+        return difference(made, {**self.asked, "by_reference": self.job.by_reference})
+
+    def draw(self, outcome: Outcome) -> None:
+        """Draw the course of the run."""
+        summary, record = outcome.summary, outcome.model
+        title = f"{record.form}: n = {summary['n']:,}, d = {summary['d']}, {len(record.classes)} classes"
+        assert self.job.plot is not None
+        self.plot(self.job.plot, record, title)
+
+    @abstractmethod
+    def plot(self, path: str, record: ClassifierRecord, title: str) -> None:
+        """Draw the course of a model's training into a file."""
+
+    def described(self, outcome: Outcome) -> Document:
+        """Return the model's part of the record."""
+        model = outcome.model
+        return {
+            **plain({name: value for name, value in outcome.summary.items() if name != "asked"}),
+            "kernel": plain(model.kernel),
+            "noise_variance": model.noise_variance,
+            "intercept": plain(model.intercept),
+            "class_weights": model.class_weights,
+            "probabilities": model.calibration is not None or model.likelihood is not None,
+            "likelihood": model.likelihood,
+            "path": plain(model.path),
+            "certificate": plain(model.certificate),
+        }
+
+    def warnings(self, outcome: Outcome) -> list[str]:
+        """Return what a user must know of a model by any method, in words."""
+        summary, messages = outcome.summary, []
+        if not summary["converged"]:
+            messages.append(f"not converged: {summary['reason']}; {summary['advice']}")
+        counts, names = summary["counts"], summary["classes"]
+        rarest = min(range(len(counts)), key=counts.__getitem__)
+        if not self.job.class_weight and counts[rarest] < RARE * sum(counts) / (len(counts) / 2):
+            messages.append(
+                f"the class '{names[rarest]}' has {counts[rarest]:,} of {sum(counts):,} samples: a low error rate may "
+                "hide that it is never found. Look at the balanced error, or give `class_weight` balanced"
+            )
+        return messages

@@ -15,8 +15,6 @@ from dkgp.commands.reporting.plots import drawn
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_basis"]
-
 Figures = NDArray[np.float64]
 
 
@@ -43,17 +41,17 @@ def plot_basis(
     known = [record for record in history if record["least"] is not None]
     excess = np.maximum(_column(known, "risk") - _column(known, "least"), 0.0)
     distance = np.sqrt(2.0 * excess * certificate["largest_noise"] / certificate["n"])
-    gap, asked, sizes = _column(known, "gap"), summary["settings"], _column(known, "size")
+    gap, goal, sizes = _column(known, "gap"), summary["settings"], _column(known, "size")
     proven = _proven(summary, certificate)
     with drawn(path, 13.0, 4.2, title) as figure:
         gaps, risks, distances = figure.subplots(1, 3)
-        _draw(gaps, sizes, gap, proven, "gap", asked["gap"])
+        _draw(gaps, sizes, gap, proven, "gap", goal["gap"])
         _draw(risks, _column(history, "size"), _column(history, "risk"), proven, "risk", None)
         if known:
             risks.plot(sizes, _column(known, "least"), color="C0", linestyle=":", label="least, in the choice")
         at, least = _column(proven, "size"), _column(proven, "least")
         risks.plot(at, least, ":s", markersize=3, color="C1", label="least, proven")
-        _draw(distances, sizes, distance, proven, "distance", asked["target_distance"])
+        _draw(distances, sizes, distance, proven, "distance", goal["target_distance"])
         labels = {gaps: "duality gap", risks: "regularised risk", distances: "RMS distance to the exact mean, at most"}
         for axis, label in labels.items():
             axis.set(xlabel="basis samples m", ylabel=label)
@@ -73,14 +71,14 @@ def _proven(summary: Mapping[str, Any], certificate: Mapping[str, Any]) -> list[
 
 
 def _draw(
-    axis: Axes, sizes: Figures, values: Figures, proven: Sequence[Mapping[str, Any]], name: str, asked: float | None
+    axis: Axes, sizes: Figures, values: Figures, proven: Sequence[Mapping[str, Any]], name: str, goal: float | None
 ) -> None:
     """One figure: as the choice goes, as it is proven, and what was asked for."""
     if len(sizes):
         axis.semilogy(sizes, values, marker=".", markersize=3, label="in the choice")
     axis.semilogy(_column(proven, "size"), _column(proven, name), "-s", markersize=5, color="C1", label="proven")
-    if asked is not None:
-        axis.axhline(asked, color="grey", linestyle="--", linewidth=1, label=f"asked for: {asked:g}")
+    if goal is not None:
+        axis.axhline(goal, color="grey", linestyle="--", linewidth=1, label=f"asked for: {goal:g}")
 
 
 def _column(history: Sequence[Mapping[str, Any]], name: str) -> Figures:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from dkgp.models.classification.evaluation import OperatingCurve
     from dkgp.models.classification.metrics import ClassMetrics, Reliability
 
-__all__ = ["plot_classes"]
-
 # Numbers are written into the cells of a confusion matrix of so many classes at most.
 MOST_WRITTEN = 12
 

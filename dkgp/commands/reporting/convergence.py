@@ -8,8 +8,6 @@ import numpy as np
 
 from dkgp.solvers import Progress
 
-__all__ = ["ConvergenceEstimate"]
-
 # Gradient norms of a greedy method fall on a line in log space, with jumps: a shorter window would chase the jumps.
 _LEAST_WINDOW = 8
 

@@ -11,8 +11,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-__all__ = ["Document", "dump", "is_document", "plain"]
-
 Document: TypeAlias = dict[str, Any]
 
 

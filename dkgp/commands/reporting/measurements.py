@@ -22,18 +22,6 @@ from dkgp.commands.reporting.documents import Document, dump, is_document, plain
 from dkgp.commands.reporting.outputs import check_output_file, write_text
 from dkgp.kernels.tiles.processor import compilation_target
 
-__all__ = [
-    "ENTRIES",
-    "Column",
-    "Ratio",
-    "check_record_file",
-    "median",
-    "median_ratio",
-    "report",
-    "with_null",
-    "write_record",
-]
-
 
 @dataclass(frozen=True)
 class Column:

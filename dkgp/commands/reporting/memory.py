@@ -12,8 +12,6 @@ from typing import Self
 
 import psutil
 
-__all__ = ["PeakMemory", "available_bytes", "own_peak_bytes"]
-
 SAMPLING_SECONDS = 0.1
 
 
@@ -33,6 +31,12 @@ def own_peak_bytes() -> int:
 def available_bytes() -> int:
     """Memory that can still be had on this machine without swapping."""
     return int(psutil.virtual_memory().available)
+
+
+def memory_budget(limit_bytes: int | None = None) -> tuple[int, int]:
+    """Bytes that this process holds, and what the processes on this machine may take: the limit, or what is free."""
+    resident_bytes = int(psutil.Process().memory_info().rss)
+    return resident_bytes, limit_bytes or resident_bytes + available_bytes()
 
 
 class PeakMemory:
@@ -73,7 +77,7 @@ class PeakMemory:
 
 
 def _resident_bytes() -> Iterator[int]:
-    own = psutil.Process()
-    for process in (own, *own.children(recursive=True)):
+    parent = psutil.Process()
+    for process in (parent, *parent.children(recursive=True)):
         with contextlib.suppress(psutil.Error):
             yield int(process.memory_info().rss)

@@ -10,8 +10,6 @@ from dkgp.commands.reporting.plots import check_plot_file
 from dkgp.data.remote.storage import exists, is_local, translate_write_errors
 from dkgp.errors import InputError, OutputExistsError, UsageError
 
-__all__ = ["check_output_file", "check_side_files", "write_text"]
-
 
 def check_output_file(path: str | os.PathLike[str], *, replace: bool, option: str, local: bool = True) -> None:
     """Make sure that a file can be written, before any work is done.

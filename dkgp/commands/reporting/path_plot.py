@@ -10,8 +10,6 @@ import numpy as np
 
 from dkgp.commands.reporting.plots import drawn
 
-__all__ = ["plot_path"]
-
 
 def plot_path(
     path: str | os.PathLike[str],

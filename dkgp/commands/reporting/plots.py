@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from dkgp.models.metrics import CoverageCurve
 
-__all__ = ["check_plot_file", "drawn", "plot_convergence", "plot_predictions", "plot_run"]
-
 FloatArray = NDArray[np.float64]
 History = Sequence[Mapping[str, Any]]
 

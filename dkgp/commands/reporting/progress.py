@@ -56,8 +56,8 @@ def measured(event: Mapping[str, Any]) -> tuple[str, float] | None:
     """
     measure = event.get("measure", "gradient_inf_norm")
     value = event.get(measure) if isinstance(measure, str) else None
-    said = MEASURES.get(measure) if isinstance(measure, str) else None
-    return (said, float(value)) if said is not None and isinstance(value, int | float) else None
+    words = MEASURES.get(measure) if isinstance(measure, str) else None
+    return (words, float(value)) if words is not None and isinstance(value, int | float) else None
 
 
 class Reporter(Protocol):

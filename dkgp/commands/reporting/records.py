@@ -10,8 +10,6 @@ from typing import IO, Any, Self
 from dkgp.commands.reporting.documents import dump
 from dkgp.data.remote.storage import translate_write_errors
 
-__all__ = ["RecordLog"]
-
 
 class RecordLog:
     """Appends records to a file, each one flushed; opened by the first record.

@@ -14,8 +14,6 @@ from dkgp.commands.reporting.plots import drawn
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_newton", "plot_risk"]
-
 History = Sequence[Mapping[str, Any]]
 FloatArray = NDArray[np.float64]
 

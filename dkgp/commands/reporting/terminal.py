@@ -19,8 +19,6 @@ from dkgp.commands.reporting.progress import (
     WorkProgress,
 )
 
-__all__ = ["TerminalReporter", "duration"]
-
 PLAIN_LINE_SECONDS = 10.0
 # A rate measured over less than this says little.
 LEAST_RATE_SECONDS = 1.0
@@ -247,12 +245,12 @@ class _Pace:
 
 def duration(seconds: float) -> str:
     """Seconds as people say them: 12 s, 3 min 20 s, 2 h 05 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60:02d} s"
+    return f"{total // 3600} h {total % 3600 // 60:02d} min"
 
 
 def _amount(progress: WorkProgress) -> str:

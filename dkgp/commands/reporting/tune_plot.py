@@ -13,15 +13,13 @@ from dkgp.models.tuned_parameter import length_scale
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_tuning"]
-
 MOST_BARS = 60
 MOST_OTHERS = 40
 INCHES_A_BAR = 0.28
 INCHES_A_LINE = 0.19
 
 
-def plot_tuning(path: str | os.PathLike[str], found: Hyperparameters) -> None:
+def plot_tuning(path: str | os.PathLike[str], tuned: Hyperparameters) -> None:
     """Draw the length scales as bars on a logarithmic axis, and list the other hyperparameters beside them.
 
     A short length scale is a feature on which the targets depend strongly. A kernel without length scales is drawn by
@@ -31,17 +29,17 @@ def plot_tuning(path: str | os.PathLike[str], found: Hyperparameters) -> None:
     ----------
     path : path
         .png, .pdf or .svg; matplotlib is installed, which `check_side_files` sees to.
-    found : Hyperparameters
+    tuned : Hyperparameters
         With `parameters`, as `tune` returns them.
     """
-    parameters = found.parameters or ()
+    parameters = tuned.parameters or ()
     scales = [parameter for parameter in parameters if parameter.is_gamma]
     others = [parameter for parameter in parameters if not parameter.is_gamma]
     chosen = scales or others
     bars = sorted((_Bar(parameter) for parameter in chosen), key=lambda bar: bar.value)
-    lines = _lines(others if scales else [], found)
+    lines = _lines(others if scales else [], tuned)
     height = max(3.0, 1.6 + INCHES_A_BAR * min(len(bars), MOST_BARS), 1.0 + INCHES_A_LINE * len(lines))
-    with drawn(path, 9.0, height, _title(found)) as figure:
+    with drawn(path, 9.0, height, _title(tuned)) as figure:
         axis, table = figure.subplots(1, 2, width_ratios=(3.0, 1.2))
         _draw(axis, bars[:MOST_BARS])
         axis.set_xlabel("length scale, in standard deviations of the feature" if scales else "value")
@@ -90,11 +88,11 @@ def _draw(axis: Axes, bars: Sequence[_Bar]) -> None:
     axis.grid(axis="x", alpha=0.3)
 
 
-def _lines(others: Sequence[TunedParameter], found: Hyperparameters) -> list[str]:
+def _lines(others: Sequence[TunedParameter], tuned: Hyperparameters) -> list[str]:
     """The parameters that are no bars, and the scores, one a line."""
     rows = [(parameter.name + (" (fixed)" if parameter.fixed else ""), parameter.value) for parameter in others]
-    for group, scores in (found.scores or {}).items():
-        names = ("rmse", "nlpd", "coverage_95") if found.likelihood is None else ("error_rate", "log_loss")
+    for group, scores in (tuned.scores or {}).items():
+        names = ("rmse", "nlpd", "coverage_95") if tuned.likelihood is None else ("error_rate", "log_loss")
         rows += [(f"{group}, {name.replace('_', ' ')}", scores[name]) for name in names]
     lines = [f"{_escaped(name)}: {value:.4g}" for name, value in rows[:MOST_OTHERS]]
     if len(rows) > MOST_OTHERS:
@@ -107,17 +105,17 @@ def _escaped(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _title(found: Hyperparameters) -> str:
-    if found.sparse is not None:
-        what = f"{found.sparse['basis_size']:,} basis samples of {found.n_samples:,}"
-        return f"{found.kernel.type_name} with {what}, {found.objective} {found.sparse['value']:.1f}"
-    if found.subset_size is None:  # values given by hand, refined
-        return f"{found.kernel.type_name} on {found.n_samples:,} samples"
-    subsets = f"{found.subsets} x {found.subset_size:,}" if (found.subsets or 1) > 1 else f"{found.subset_size:,}"
-    which = "log marginal likelihood" if found.log_marginal_likelihood is not None else "leave-one-out log likelihood"
-    if found.likelihood is not None:
-        which = f"log evidence of {found.likelihood} labels"
-    value = found.log_marginal_likelihood
-    value = found.leave_one_out_log_likelihood if value is None else value
+def _title(tuned: Hyperparameters) -> str:
+    if tuned.sparse is not None:
+        what = f"{tuned.sparse['basis_size']:,} basis samples of {tuned.n_samples:,}"
+        return f"{tuned.kernel.type_name} with {what}, {tuned.objective} {tuned.sparse['value']:.1f}"
+    if tuned.subset_size is None:  # values given by hand, refined
+        return f"{tuned.kernel.type_name} on {tuned.n_samples:,} samples"
+    subsets = f"{tuned.subsets} x {tuned.subset_size:,}" if (tuned.subsets or 1) > 1 else f"{tuned.subset_size:,}"
+    which = "log marginal likelihood" if tuned.log_marginal_likelihood is not None else "leave-one-out log likelihood"
+    if tuned.likelihood is not None:
+        which = f"log evidence of {tuned.likelihood} labels"
+    value = tuned.log_marginal_likelihood
+    value = tuned.leave_one_out_log_likelihood if value is None else value
     reached = "" if value is None else f", {which} {value:.1f}"
-    return f"{found.kernel.type_name} on {subsets} of {found.n_samples:,} samples{reached}"
+    return f"{tuned.kernel.type_name} on {subsets} of {tuned.n_samples:,} samples{reached}"

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from dkgp.models.linear.train import PathOfTarget
 
-__all__ = ["plot_weights"]
-
 # Features with a name in the legend, and targets with a row of their own.
 MOST_NAMES, MOST_TARGETS = 10, 6
 

@@ -20,14 +20,12 @@ import numpy as np
 from dkgp.data import Dataset, open_dataset, recognise
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.sources.base import Column, Source
-from dkgp.data.sources.open_source import expand_locations, open_source
+from dkgp.data.sources.formats import expand_locations, open_source
 from dkgp.data.stores.dataset import DATASET_KIND
-from dkgp.data.stores.sparse.sparse_store import SPARSE_MODEL_KIND, open_sparse_model
+from dkgp.data.stores.models.sparse import SPARSE_MODEL_KIND, open_sparse_model
 from dkgp.errors import InputError
 from dkgp.models import read_hyperparameters
 from dkgp.operators.base import FloatArray, IndexArray
-
-__all__ = ["digest", "read_given_basis"]
 
 INDEX = "index"
 
@@ -74,8 +72,8 @@ def digest(basis: IndexArray | FloatArray | None) -> str | None:
 
 
 def _tuned(location: str, dataset: Dataset) -> IndexArray:
-    found = read_hyperparameters(location, n_features=dataset.n_features, feature_names=dataset.feature_names)
-    samples = (found.sparse or {}).get("samples")
+    hyperparameters = read_hyperparameters(location, n_features=dataset.n_features, feature_names=dataset.feature_names)
+    samples = (hyperparameters.sparse or {}).get("samples")
     if not samples:
         raise InputError(
             f"the hyperparameters in '{location}' name no basis: `dkgp tune --objective bound` writes one with them"
@@ -92,9 +90,9 @@ def _of_model(location: str, dataset: Dataset) -> IndexArray | FloatArray:
             f"the sparse model '{location}' has the features {', '.join(record.feature_names)}; "
             f"'{dataset.url}' has {', '.join(dataset.feature_names)}"
         )
-    own, here = record.standardisation, dataset.standardisation
-    raw = record.prototypes * own.input_std + own.input_mean
-    return np.asarray((raw - here.input_mean) / here.input_std)
+    source, target = record.standardisation, dataset.standardisation
+    raw = record.prototypes * source.input_std + source.input_mean
+    return np.asarray((raw - target.input_mean) / target.input_std)
 
 
 def _values(source: Source, columns: Sequence[Column]) -> FloatArray:
@@ -109,10 +107,10 @@ def _values(source: Source, columns: Sequence[Column]) -> FloatArray:
                 f"{block.place(int(row))}"
             )
         parts.append(block.values)
-    found = np.concatenate(parts) if parts else np.empty((0, len(columns)))
-    if not len(found):
+    values = np.concatenate(parts) if parts else np.empty((0, len(columns)))
+    if not len(values):
         raise InputError(f"the basis in '{source.url}' has no rows; expected at least one")
-    return found
+    return values
 
 
 def _indices(values: FloatArray, location: str, dataset: Dataset) -> IndexArray:

@@ -5,28 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
-from dkgp.cluster import ClusterOptions
-from dkgp.commands.job_options import (
-    AS_IN_THE_PAPER,
-    CHECKPOINT,
-    CHECKPOINT_SECONDS,
-    DATASET,
-    HYPER,
-    LOG_JSON,
-    MEMORY_LIMIT,
-    MODEL_OUT,
-    OVERWRITE,
-    PLOT,
-    RESUME,
-)
+from dkgp.commands.job_options import AS_IN_THE_PAPER, DATASET, HYPER, MODEL_OUT, TrainingJob
 from dkgp.errors import InputError, UsageError
 from dkgp.models.sparse.ladder import LadderTarget
 from dkgp.models.sparse.ladder.plan import LadderPlan
-from dkgp.models.sparse.train import GREEDY, SparseSettings
-from dkgp.options import Part, check_ranges, options_of
+from dkgp.models.sparse.settings import GREEDY, SparseSettings
+from dkgp.options import Part, options_of
 from dkgp.registry import Option
-
-__all__ = ["SparseJob"]
 
 DEFAULTS = {each.name: each.default for each in fields(SparseSettings)}
 
@@ -73,7 +58,7 @@ TARGET_DISTANCE = Option(
 
 
 @dataclass(frozen=True)
-class SparseJob:
+class SparseJob(TrainingJob):
     """A sparse model to train: data, hyperparameters, method and basis, and where everything goes.
 
     `basis_size` and `gap` are those of the settings where they are None; the settings' default size stands for all
@@ -90,22 +75,6 @@ class SparseJob:
     gap: Annotated[float | None, GAP] = None
     target_distance: Annotated[float | None, TARGET_DISTANCE] = None
     as_in_the_paper: Annotated[bool | tuple[str, ...], AS_IN_THE_PAPER] = False
-    memory_limit_bytes: Annotated[int | None, MEMORY_LIMIT] = None
-    checkpoint: Annotated[str | None, CHECKPOINT] = None
-    checkpoint_seconds: Annotated[float, CHECKPOINT_SECONDS] = 30.0
-    resume: Annotated[bool, RESUME] = False
-    plot: Annotated[str | None, PLOT] = None
-    log_json: Annotated[str | None, LOG_JSON] = None
-    overwrite: Annotated[bool, OVERWRITE] = False
-    cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-
-    @property
-    def checkpoint_url(self) -> str:
-        """The place of checkpoints."""
-        return self.checkpoint or f"{self.out.rstrip('/')}.checkpoint"
 
     @property
     def is_greedy(self) -> bool:

@@ -16,13 +16,11 @@ from dkgp.commands.tune.job import TuneJob
 from dkgp.data import Dataset
 from dkgp.data.remote.storage import exists
 from dkgp.errors import InterruptedRunError, UsageError
-from dkgp.models import Hyperparameters
+from dkgp.models import Hyperparameters, RunContext
 from dkgp.models.sparse.bound.search import BASIS_SIZE, EVIDENCES, check_bound, plan_bound, tune_by_bound
 from dkgp.models.sparse.bound.trail import Trail
 from dkgp.models.tuning.likelihood_search import SearchSettings
-from dkgp.models.tuning.run import Choices
-
-__all__ = ["check_bound_job", "check_bound_options", "found_by_bound"]
+from dkgp.models.tuning.problem import Choices
 
 # Of subsets, which there are none of here; with their defaults.
 _OF_SUBSETS = {"subset": 2000, "subsets": 1, "folds": None, "holdout": None}
@@ -83,8 +81,7 @@ def found_by_bound(
     size = _basis_size(job, dataset)
     n, d, p = dataset.n_samples, dataset.n_features, dataset.n_targets
     resident = int(psutil.Process().memory_info().rss)
-    threads, shares = executor.threads_per_process, executor.shares_memory
-    plan = plan_bound(n, d, size, p, threads=threads, shares_process=shares, cache_bytes=job.cluster.cache_bytes)
+    plan = plan_bound(n, d, size, p, executor, job.cluster.cache_bytes)
     plan.require(resident + available_bytes(), resident)
     trail = Trail(job.checkpoint_url, signature)
     if job.resume and trail.load():
@@ -94,26 +91,19 @@ def found_by_bound(
     )
     with interruptible(reporter.warn) as interruption, reporter.search("tune") as progress:
         try:
-            found = tune_by_bound(
+            hyperparameters = tune_by_bound(
                 dataset,
-                executor,
-                kernel=job.kernel,
+                RunContext(executor, interrupted=interruption),
+                Choices(job.kernel, start=start, **named),
+                SearchSettings(job.seed, job.learn_variance, job.tolerance, job.restarts, progress=progress),
                 objective=job.evidence,
                 basis_size=size,
-                seed=job.seed,
-                learn_variance=job.learn_variance,
-                **named,
-                start=start,
-                tolerance=job.tolerance,
-                restarts=job.restarts,
-                progress=progress,
                 note=reporter.note,
-                interrupted=interruption,
                 trail=trail,
             )
         except InterruptedRunError as error:
             raise InterruptedRunError(f"{error}. Go on with the same command and --resume", error.checkpoint) from None
-    return found, trail
+    return hyperparameters, trail
 
 
 def _basis_size(job: TuneJob, dataset: Dataset) -> int:

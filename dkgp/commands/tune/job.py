@@ -17,9 +17,6 @@ from dkgp.models.tuning.tasks import LabelLikelihood, Objective
 from dkgp.options import SEED, Part
 from dkgp.registry import Option
 
-__all__ = ["TuneJob", "parse_bounds", "parse_fixed", "parse_priors"]
-
-
 OUT = Option(help="Where the hyperparameters go, as JSON.", metavar="FILE", place="write")
 KERNEL = Option(
     help="Kernel, such as rbf, \"matern32 + linear\" or \"rbf['lat', 'lon'] * periodic['day'] + 0.5 * constant\".  "
@@ -139,7 +136,7 @@ class TuneJob:
 
 def parse_bounds(texts: Iterable[str]) -> dict[str, tuple[float, float]]:
     """Read `NAME=LOW:HIGH`; `UsageError` for another form or values that are no bounds."""
-    found = {}
+    parsed = {}
     for name, value in _pairs("--bounds", texts, "NAME=LOW:HIGH, such as 'gamma*=0.01:10'"):
         low, separator, high = value.partition(":")
         if not separator:
@@ -147,8 +144,8 @@ def parse_bounds(texts: Iterable[str]) -> dict[str, tuple[float, float]]:
         bounds = _number("--bounds", name, low), _number("--bounds", name, high)
         if not bounds[0] < bounds[1]:
             raise UsageError(f"--bounds {name}: LOW must be below HIGH; got {value}")
-        found[name] = bounds
-    return found
+        parsed[name] = bounds
+    return parsed
 
 
 def parse_fixed(texts: Iterable[str]) -> dict[str, float]:
@@ -159,13 +156,13 @@ def parse_fixed(texts: Iterable[str]) -> dict[str, float]:
 
 def parse_priors(texts: Iterable[str]) -> dict[str, LogNormal]:
     """Read `NAME=lognormal(MEDIAN, SIGMA)`; `UsageError` for another form or values that are not positive."""
-    found = {}
+    parsed = {}
     for name, value in _pairs("--prior", texts, "NAME=lognormal(MEDIAN, SIGMA), such as 'gamma*=lognormal(0.1, 1)'"):
         try:
-            found[name] = as_prior(value)
+            parsed[name] = as_prior(value)
         except InputError as error:
             raise UsageError(f"--prior {name}: {error}") from None
-    return found
+    return parsed
 
 
 def _pairs(option: str, texts: Iterable[str], form: str) -> list[tuple[str, str]]:

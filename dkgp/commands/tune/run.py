@@ -9,15 +9,15 @@ from typing import Any
 
 from dkgp.cluster import BlockExecutor, open_executor
 from dkgp.cluster.kinds import KINDS
-from dkgp.commands.own_work import difference
-from dkgp.commands.refine import check_refinement, check_refinement_memory, raise_if_interrupted, refine_found
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import available_bytes, own_peak_bytes
 from dkgp.commands.reporting.outputs import check_output_file, check_side_files
 from dkgp.commands.reporting.progress import Reporter, announce
 from dkgp.commands.reporting.tune_plot import plot_tuning
+from dkgp.commands.resuming import difference
 from dkgp.commands.tune.bound import check_bound_job, check_bound_options, found_by_bound
 from dkgp.commands.tune.job import TuneJob
+from dkgp.commands.tune.refine import check_refinement, check_refinement_memory, raise_if_interrupted, refine_found
 from dkgp.data import Dataset, open_dataset
 from dkgp.errors import InputError, MemoryBudgetError, UsageError
 from dkgp.models import (
@@ -27,15 +27,15 @@ from dkgp.models import (
     tune_dataset,
     write_hyperparameters,
 )
-from dkgp.models.classification.hyperparameters import tune_labels
+from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels, label_weights, labels_of
 from dkgp.models.sparse.bound.trail import Trail
 from dkgp.models.tuning.likelihood_search import SearchSettings
-from dkgp.models.tuning.run import Choices, check_tuning
+from dkgp.models.tuning.problem import Choices
+from dkgp.models.tuning.run import check_tuning
 from dkgp.models.tuning.subsets import plan_subsets
 from dkgp.models.warm_up import helped
-
-__all__ = ["check_label_options", "run_tune"]
 
 # Of a starting point, as of a regression's.
 MOST_EVALUATIONS = 300
@@ -93,25 +93,25 @@ def run_tune(job: TuneJob, reporter: Reporter) -> Document:
             check_refinement_memory(dataset, job.refine, executor, job.cluster.cache_bytes)
         if start is not None and job.refine_only:
             announce(executor, reporter)
-            found = start
+            tuned = start
         elif job.evidence is not None:
             announce(executor, reporter)
-            found, trail = found_by_bound(job, dataset, start, executor, named, signature, reporter)
+            tuned, trail = found_by_bound(job, dataset, start, executor, named, signature, reporter)
         else:
             _check_memory(job, dataset, labels, start, executor)
             announce(executor, reporter)
-            found = _search(job, dataset, labels, start, executor, named, reporter)
-        for message in found.warnings:
+            tuned = _search(job, dataset, labels, start, executor, named, reporter)
+        for message in tuned.warnings:
             reporter.warn(message)
         if job.refine is not None:
             options: dict[str, Any] = {"learn_variance": job.learn_variance, "named": named}
-            found, refinement = refine_found(
-                dataset, found, job.refine, executor, reporter, cache_bytes=job.cluster.cache_bytes, **options
+            tuned, refinement = refine_found(
+                dataset, tuned, job.refine, executor, reporter, cache_bytes=job.cluster.cache_bytes, **options
             )
-    found = replace(found, run=signature)
-    write_hyperparameters(job.out, found, overwrite=overwrite)
+    tuned = replace(tuned, run=signature)
+    write_hyperparameters(job.out, tuned, overwrite=overwrite)
     trail.remove()
-    document = _conclude(job, found, reporter)
+    document = _conclude(job, tuned, reporter)
     raise_if_interrupted(refinement, job.out)
     return document
 
@@ -129,14 +129,14 @@ def check_label_options(job: TuneJob) -> None:
         raise UsageError("`refine` is of regressions; leave it out with the `likelihood` of labels")
 
 
-def _conclude(job: TuneJob, found: Hyperparameters, reporter: Reporter) -> Document:
+def _conclude(job: TuneJob, tuned: Hyperparameters, reporter: Reporter) -> Document:
     """End a run whose file is written: draw the plot, and describe it."""
     if job.plot is not None:
-        plot_tuning(job.plot, found)
+        plot_tuning(job.plot, tuned)
     return {
         "command": "tune",
         "out": job.out,
-        **found.to_json(),
+        **tuned.to_json(),
         "plot": job.plot,
         "warnings": list(reporter.warnings),
         "peak_memory_bytes": own_peak_bytes(),
@@ -151,25 +151,25 @@ def _signature(job: TuneJob, dataset: Dataset, start: Hyperparameters | None) ->
     signature = {name: value for name, value in chosen.items() if name not in aside}
     if start is not None:
         signature["start"] = hashlib.sha256(json.dumps(start.to_json(), sort_keys=True).encode()).hexdigest()[:16]
-    found: dict[str, Any] = plain({"fingerprint": dataset.fingerprint, **signature})
-    return found
+    document: dict[str, Any] = plain({"fingerprint": dataset.fingerprint, **signature})
+    return document
 
 
 def _earlier(job: TuneJob, signature: dict[str, Any], reporter: Reporter) -> Hyperparameters | None:
     """Read what an earlier run of this job wrote, finished or interrupted; None where there is nothing of the kind."""
     try:
-        found = read_hyperparameters(job.out)
+        earlier = read_hyperparameters(job.out)
     except InputError:
         return None
-    other = "run, which is not on record" if found.run is None else difference(found.run, signature)
+    other = "run, which is not on record" if earlier.run is None else difference(earlier.run, signature)
     if other is not None:
         reporter.note(f"the hyperparameters in '{job.out}' are of another {other}")
         return None
-    return found
+    return earlier
 
 
-def _was_interrupted(found: Hyperparameters) -> bool:
-    return bool(found.refinement is not None and found.refinement.get("interrupted"))
+def _was_interrupted(earlier: Hyperparameters) -> bool:
+    return bool(earlier.refinement is not None and earlier.refinement.get("interrupted"))
 
 
 def _check_choices(
@@ -218,15 +218,13 @@ def _search(
             "restarts": job.restarts,
             "folds": job.folds,
             "holdout": job.holdout,
-            "executor": executor,
             "progress": progress,
         }
         if labels is None:
-            return tune_dataset(dataset, objective=job.of_subsets, **settings)
-        weights = label_weights(labels, None, dataset.all_weights())
-        return tune_labels(
-            dataset, labels, likelihood=job.likelihood, weights=weights, max_evaluations=MOST_EVALUATIONS, **settings
-        )
+            return tune_dataset(dataset, objective=job.of_subsets, executor=executor, **settings)
+        data = LabelledData(dataset, labels, label_weights(labels, None, dataset.all_weights()))
+        search = LabelTuning(likelihood=job.likelihood, max_evaluations=MOST_EVALUATIONS, **settings)
+        return tune_labels(data, search, executor)
 
 
 def _check_memory(

@@ -13,8 +13,6 @@ from urllib.parse import parse_qsl, urlsplit
 from dkgp.data.types import Location
 from dkgp.errors import InputError
 
-__all__ = ["is_local", "join", "normalise_url", "protocol_of", "scrubbed", "shown"]
-
 _WEB = ("http", "https")
 _BUCKETS = ("s3", "s3a", "gs", "gcs")
 _SECRET_NAME = re.compile(r"key|secret|token|sig|credential|passw|auth", re.IGNORECASE)

@@ -32,8 +32,6 @@ from dkgp.data.remote.object_store import call, put, tag_of
 from dkgp.data.remote.retries import Attempts, ConflictError, retried
 from dkgp.errors import OutputExistsError, StorageError
 
-__all__ = ["CLAIM_NAME", "Claim", "TakenOverError"]
-
 CLAIM_NAME = "dkgp-claim.json"
 
 

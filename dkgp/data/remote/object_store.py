@@ -26,8 +26,6 @@ from dkgp.data.remote.addresses import protocol_of, scrubbed, shown
 from dkgp.data.remote.retries import Attempts, ConflictError, RetryPolicy, retried
 from dkgp.errors import InputError, MissingExtraError, OutputExistsError, StorageError
 
-__all__ = ["Guard", "backend", "call", "open_remote", "put", "put_async", "remove_many", "replace_exactly", "tag_of"]
-
 Guard = Callable[[], Awaitable[None]]
 
 _EXTRAS = {
@@ -158,40 +156,25 @@ async def put_async(
 ) -> None:
     """Write one object: where nothing is, or in the place of exactly what was looked at.
 
-    Parameters
-    ----------
-    file_system, path, url, data
-        As from `backend`, the address for messages, and the content.
-    guard
-        Awaited before something else than `data` is replaced, after that was looked at; raises where the caller
-        has lost the right to.
-    replace
-        Whether something else may be replaced at all.
-    verify
-        Look whether the object is there afterwards, and send it again where the store has lost it.
-
-    Raises
-    ------
-    OutputExistsError
-        Something else is there, and is not to be replaced.
-    StorageError
-        The store refuses, or another process keeps changing the object.
+    `guard` is awaited between that look and the replacement, and raises where the caller has lost the right to it.
+    With `verify` an object that the store has lost is sent again. `OutputExistsError`: something else is there, and not
+    to be replaced; `StorageError`: the store refuses, or another process keeps changing the object.
     """
     for _ in range(_ROUNDS):
         try:
             await _pipe(file_system, path, url, data, mode="create")
         except (FileExistsError, ConflictError):
-            found = await _info(file_system, path, url)
-            if found is None:
+            info = await _info(file_system, path, url)
+            if info is None:
                 continue
             # An attempt whose answer was lost has written already; so has whoever resumes with the same result.
-            if not await _holds(file_system, path, url, found, data):
+            if not await _holds(file_system, path, url, info, data):
                 if not replace:
                     raise OutputExistsError(f"'{shown(url)}' exists already.") from None
                 if guard is not None:
                     await guard()
                 try:
-                    await _replace(file_system, path, url, data, found)
+                    await _replace(file_system, path, url, data, info)
                 except ConflictError:
                     continue
         if not verify or await _is_there(file_system, path, url, len(data)):
@@ -204,15 +187,15 @@ async def put_async(
 
 async def replace_exactly(file_system: Any, path: str, url: str, data: bytes, tag: str) -> None:
     """Replace an object that still has the tag that was read; `ConflictError` where it has not."""
-    found = await _info(file_system, path, url)
-    if found is not None and _tag(found) == tag:
+    info = await _info(file_system, path, url)
+    if info is not None and _tag(info) == tag:
         try:
-            await _replace(file_system, path, url, data, found)
+            await _replace(file_system, path, url, data, info)
             return
         except ConflictError:
-            found = await _info(file_system, path, url)
+            info = await _info(file_system, path, url)
     # Only an attempt of this call can have written the same.
-    if found is None or not await _holds(file_system, path, url, found, data):
+    if info is None or not await _holds(file_system, path, url, info, data):
         raise ConflictError(f"'{shown(url)}' was changed by another process meanwhile.")
 
 
@@ -220,8 +203,8 @@ def tag_of(url: str) -> str | None:
     """The tag that tells one state of an object from the next; None where there is no object."""
     file_system, path = backend(url)
     file_system.invalidate_cache()
-    found = _run(file_system, lambda: _info(file_system, path, url))
-    return None if found is None else _tag(found)
+    info = _run(file_system, lambda: _info(file_system, path, url))
+    return None if info is None else _tag(info)
 
 
 async def _pipe(file_system: Any, path: str, url: str, data: bytes, **keywords: Any) -> None:
@@ -237,8 +220,8 @@ async def _pipe(file_system: Any, path: str, url: str, data: bytes, **keywords: 
         ) from error
 
 
-async def _replace(file_system: Any, path: str, url: str, data: bytes, found: dict[str, Any]) -> None:
-    tag = str(found.get("ETag") or found.get("etag") or "")
+async def _replace(file_system: Any, path: str, url: str, data: bytes, info: dict[str, Any]) -> None:
+    tag = str(info.get("ETag") or info.get("etag") or "")
     conditions: dict[str, Any] = {"mode": "overwrite"}
     if tag and protocol_of(url) in _S3:
         conditions = {"IfMatch": tag}
@@ -263,8 +246,8 @@ async def _info(file_system: Any, path: str, url: str) -> dict[str, Any] | None:
         return None
 
 
-async def _holds(file_system: Any, path: str, url: str, found: dict[str, Any], data: bytes) -> bool:
-    if int(found.get("size") or 0) != len(data):
+async def _holds(file_system: Any, path: str, url: str, info: dict[str, Any], data: bytes) -> bool:
+    if int(info.get("size") or 0) != len(data):
         return False
     try:
         return bool(await retried(lambda: file_system._cat_file(path), Attempts("read", url)) == data)
@@ -273,13 +256,13 @@ async def _holds(file_system: Any, path: str, url: str, found: dict[str, Any], d
 
 
 async def _is_there(file_system: Any, path: str, url: str, n_bytes: int) -> bool:
-    found = await _info(file_system, path, url)
-    return found is not None and int(found.get("size") or 0) == n_bytes
+    info = await _info(file_system, path, url)
+    return info is not None and int(info.get("size") or 0) == n_bytes
 
 
-def _tag(found: dict[str, Any]) -> str:
+def _tag(info: dict[str, Any]) -> str:
     names = ("ETag", "etag", "generation", "created", "last_modified", "mtime", "size")
-    return "|".join(str(found[name]) for name in names if found.get(name) is not None)
+    return "|".join(str(info[name]) for name in names if info.get(name) is not None)
 
 
 def _run(file_system: Any, coroutine: Callable[[], Awaitable[Any]]) -> Any:
@@ -290,10 +273,10 @@ def _run(file_system: Any, coroutine: Callable[[], Awaitable[Any]]) -> Any:
 def open_remote(url: str) -> io.IOBase:
     """A remote object as a binary file to read and seek in. Errors as of `Attempts.delay_after`."""
     if protocol_of(url) in _EXTRAS:
-        found = cast(dict[str, Any], call(url, "info", "read"))
-        if found.get("type") != "file":
+        info = cast(dict[str, Any], call(url, "info", "read"))
+        if info.get("type") != "file":
             raise IsADirectoryError(url)
-        return cast(io.IOBase, _RemoteFile(url, int(found["size"])))
+        return cast(io.IOBase, _RemoteFile(url, int(info["size"])))
     file_system, path = _made(url, {})
     return io.BufferedReader(_ScrubbedFile(lambda: file_system.open(path, "rb"), url), buffer_size=2**20)
 

@@ -21,8 +21,6 @@ from typing import TypeVar
 from dkgp.data.remote.addresses import scrubbed, shown
 from dkgp.errors import DkgpError, InputError, StorageError
 
-__all__ = ["Attempts", "ConflictError", "RetryPolicy", "retried"]
-
 T = TypeVar("T")
 
 _BYTES_PER_SECOND = 2**20
@@ -70,24 +68,15 @@ class ConflictError(StorageError):
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Limits to going on: attempts, pauses and seconds.
-
-    Attributes
-    ----------
-    attempts
-        At most.
-    first_delay_seconds, longest_delay_seconds
-        The wait after the first attempt, doubled after each further one up to the longest, less a random half.
-    answer_seconds
-        What one attempt may take, besides a second for each MiB it sends.
-    deadline_seconds
-        After this much time no further attempt is made.
-    """
+    """Limits to going on: attempts, pauses and seconds."""
 
     attempts: int = 8
+    # After the first attempt; doubled after each further one up to the longest, less a random half.
     first_delay_seconds: float = 0.25
     longest_delay_seconds: float = 10.0
+    # What one attempt may take, besides a second for each MiB it sends.
     answer_seconds: float = 30.0
+    # After this much time no further attempt is made.
     deadline_seconds: float = 120.0
 
     @classmethod
@@ -112,17 +101,7 @@ def _seconds(variable: str, default: float) -> float:
 
 @dataclass
 class Attempts:
-    """The attempts of one operation.
-
-    Parameters
-    ----------
-    action
-        A verb, for the message: "read", "write", "list", "remove".
-    address
-        What it is done to.
-    n_bytes
-        How much one attempt sends.
-    """
+    """The attempts of one operation, a verb for messages ("read", "write", ...), each of which sends `n_bytes`."""
 
     action: str
     address: str
@@ -142,12 +121,8 @@ class Attempts:
     def delay_after(self, error: Exception) -> float:
         """Seconds to wait before the next attempt.
 
-        Raises
-        ------
-        FileNotFoundError, FileExistsError
-            The error itself, where it says no more than that.
-        ConflictError, StorageError
-            Another attempt would be of no use, or there were enough.
+        Raises the error itself where it says that an object is or is not there; `ConflictError` or `StorageError`
+        where another attempt would be of no use, or there were enough.
         """
         self.made += 1
         if isinstance(error, DkgpError):

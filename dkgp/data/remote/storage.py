@@ -174,15 +174,9 @@ def write_object(
     """Write one object so that a crash leaves it whole or as it was before.
 
     The `pieces` are the content, in order; remote stores get it as a single put, so there it is held in memory once
-    more. Without `replace` it is a remote storage that refuses, so that of two writers at the same time one learns of
-    the other. Without `synced` it may not be on the disk when this returns: a crash of the machine may garble it.
-
-    Raises
-    ------
-    OutputExistsError
-        There is one, it holds something else, and it is not to be replaced.
-    StorageError
-        The storage refused: full, read-only, no permission.
+    more. Without `replace` an object that holds something else stays (`OutputExistsError`); it is a remote storage that
+    refuses, so that of two writers at the same time one learns of the other. Without `synced` it may not be on the disk
+    when this returns: a crash of the machine may garble it. `StorageError` where the storage refuses.
     """
     parts: Iterable[bytes | memoryview] = [pieces] if isinstance(pieces, bytes) else pieces
     with translate_write_errors(location):
@@ -270,17 +264,19 @@ def remove_store(claim: Claim, *, keep_claim: bool = False) -> None:
 
 
 def _remove_objects(url: str, names: Iterable[str]) -> None:
-    left = list(names)
+    remaining = list(names)
     for _ in range(_REMOVAL_ROUNDS):
-        for start in range(0, len(left), _REMOVED_AT_ONCE):
-            addresses = [join(url, name) for name in left[start : start + _REMOVED_AT_ONCE]]
+        for start in range(0, len(remaining), _REMOVED_AT_ONCE):
+            addresses = [join(url, name) for name in remaining[start : start + _REMOVED_AT_ONCE]]
             remove_many(addresses)
         # A store may leave out what it answered for: only a listing tells.
-        there = list_object_bytes(url) if left else {}
-        left = [name for name in left if name in there]
-        if not left:
+        there = list_object_bytes(url) if remaining else {}
+        remaining = [name for name in remaining if name in there]
+        if not remaining:
             return
-    raise StorageError(f"Cannot remove '{join(url, left[0])}': the store keeps it. Check what the credentials allow.")
+    raise StorageError(
+        f"Cannot remove '{join(url, remaining[0])}': the store keeps it. Check what the credentials allow."
+    )
 
 
 def list_object_bytes(location: Location) -> dict[str, int]:
@@ -290,11 +286,13 @@ def list_object_bytes(location: Location) -> dict[str, int]:
         files = (path for path in Path(url).rglob("*") if path.is_file())
         return {path.relative_to(url).as_posix(): path.stat().st_size for path in files}
     try:
-        found = cast(dict[str, dict[str, Any]], call(url, "find", "list", detail=True))
+        entries = cast(dict[str, dict[str, Any]], call(url, "find", "list", detail=True))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     root = backend(url)[1].rstrip("/") + "/"
-    return {name.removeprefix(root): int(entry["size"] or 0) for name, entry in found.items() if name.startswith(root)}
+    return {
+        name.removeprefix(root): int(entry["size"] or 0) for name, entry in entries.items() if name.startswith(root)
+    }
 
 
 def sync_tree(location: Location, names: Iterable[str]) -> None:

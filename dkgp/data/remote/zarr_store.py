@@ -16,8 +16,6 @@ from dkgp.data.remote.claims import Claim
 from dkgp.data.remote.object_store import backend, put_async
 from dkgp.data.remote.retries import Attempts, retried
 
-__all__ = ["zarr_place"]
-
 T = TypeVar("T")
 
 # Requests at a time are Dask's threads times this; Zarr's own default of 10 floods a store. A user's setting wins.
@@ -111,11 +109,11 @@ class RemoteStore(WrapperStore[FsspecStore]):
         return self._listed(prefix, lambda: self._store.list_dir(prefix))
 
     async def _listed(self, prefix: str, listing: Callable[[], AsyncIterator[str]]) -> AsyncIterator[str]:
-        async def whole() -> tuple[str, ...]:
+        async def list_all() -> tuple[str, ...]:
             self._store.fs.invalidate_cache()
             return tuple([key async for key in listing()])
 
-        for key in await self._retried("list", prefix, whole):
+        for key in await self._retried("list", prefix, list_all):
             yield key
 
     async def _retried(self, action: str, key: str, operation: Callable[[], Awaitable[T]]) -> T:

@@ -9,28 +9,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.data.remote.storage import shown
 from dkgp.data.types import FloatArray, quoted
-from dkgp.errors import InputError
-
-__all__ = [
-    "BLOCK_BYTES",
-    "Block",
-    "Column",
-    "ConcatenatedSource",
-    "Source",
-    "block_rows",
-    "column_values",
-    "find_columns",
-    "numbers",
-    "row_places",
-    "text_error",
-]
+from dkgp.errors import DkgpError, InputError
 
 BLOCK_BYTES = 8 * 2**20
 
@@ -52,52 +40,36 @@ class Column:
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive samples.
+    """Consecutive samples of the columns asked for."""
 
-    Attributes
-    ----------
-    values
-        Shape (rows, number of columns asked for), float64; missing values are NaN.
-    place
-        Where a row of the block (counted from 0) stands in its file, in words.
-    position
-        How far the source is read, in its unit of progress.
-    """
-
+    # Shape (rows, columns), float64; missing values are NaN.
     values: FloatArray
+    # Where a row of the block (counted from 0) stands in its file, in words.
     place: Callable[[int], str]
+    # How far the source is read, in its unit of progress.
     position: int
 
 
 class Source(ABC):
-    """Something samples are read from.
+    """Something samples are read from; its `url` is shown in messages without secrets, `_address` is where it lies."""
 
-    Attributes
-    ----------
-    url
-        Where it is.
-    columns
-        All that can be chosen, in the source's order.
-    positional
-        Those that an index counts, and that are features unless others are chosen.
-    groups
-        Array name -> its columns, for sources of named arrays.
-    total, unit
-        Progress when all is read, and what it counts.
-    warnings
-        What the user should hear of.
-    left_out
-        Names that are there but cannot be chosen, and why.
-    """
-
-    left_out: Mapping[str, str] = MappingProxyType({})
     url: str
+    # All that can be chosen, in the source's order.
     columns: tuple[Column, ...]
+    # Those that an index counts, and that are features unless others are chosen.
     positional: tuple[Column, ...]
+    # Of sources of named arrays: an array's columns.
     groups: dict[str, tuple[Column, ...]]
+    # Progress when all is read, and what it counts.
     total: int
     unit: str
     warnings: list[str]
+    # Names that are there but cannot be chosen, and why.
+    left_out: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self, url: str, unit: str = "rows") -> None:
+        self.url, self._address = shown(url), url
+        self.unit, self.groups, self.warnings = unit, {}, []
 
     @abstractmethod
     def blocks(self, columns: Sequence[Column]) -> Iterator[Block]:
@@ -120,12 +92,12 @@ class ConcatenatedSource(Source):
         self.warnings = list(dict.fromkeys(message for part in parts for message in part.warnings))
         names = {column.name for column in first.positional}
         for part in parts[1:]:
-            others = {column.name for column in part.positional}
+            part_names = {column.name for column in part.positional}
             if part.unit != first.unit:
                 raise InputError(f"'{first.url}' and '{part.url}' differ in format; ingest one format at a time.")
-            if others != names or len(part.positional) != len(first.positional):
+            if part_names != names or len(part.positional) != len(first.positional):
                 raise InputError(
-                    f"'{part.url}' has {len(part.positional)} columns, {quoted(sorted(others))}; the first source, "
+                    f"'{part.url}' has {len(part.positional)} columns, {quoted(sorted(part_names))}; the first source, "
                     f"'{first.url}', has {len(first.positional)}, {quoted(sorted(names))}. All need the same columns."
                 )
 
@@ -133,65 +105,53 @@ class ConcatenatedSource(Source):
         """All the samples of all the parts, in order."""
         before = 0
         for part in self.parts:
-            own = [_counterpart(part, column) for column in columns]
-            for block in part.blocks(own):
+            for block in part.blocks([_counterpart(part, column) for column in columns]):
                 yield Block(block.values, block.place, before + block.position)
             before += part.total
 
 
 def _counterpart(part: Source, column: Column) -> Column:
-    for other in part.columns:
-        if other.name == column.name and other.array == column.array:
-            return replace(other, encode=column.encode)
+    for candidate in part.columns:
+        if candidate.name == column.name and candidate.array == column.array:
+            return replace(candidate, encode=column.encode)
     raise InputError(f"'{part.url}' has no column '{column.name}'; all sources need the same columns.")
 
 
-def find_columns(source: Source, selector: str | int, what: str) -> tuple[Column, ...]:
+def find_columns(source: Source, selector: str | int, role: str) -> tuple[Column, ...]:
     """The columns that a name or an index stands for.
 
-    Parameters
-    ----------
-    source
-        Where to look.
-    selector
-        The name of an array (all its columns), of a column, NAME:COLUMN for one column of an array, or an index into
-        the positional columns; a negative one counts from the end.
-    what
-        What is looked for ("target"), for the message.
-
-    Raises
-    ------
-    InputError
-        There is none, or more than one of that name; the message lists what there is.
+    `selector` is the name of an array (all its columns) or of a column, NAME:COLUMN for one column of an array, or an
+    index into the positional columns; a negative one counts from the end. `role` says what they are for ("target").
+    `InputError`, which lists what there is, where there is none, or more than one of that name.
     """
     if isinstance(selector, int | np.integer):
-        return (_at(source.positional, int(selector), what, f"'{source.url}'"),)
+        return (_at(source.positional, int(selector), role, f"'{source.url}'"),)
     if selector in source.groups:
         return source.groups[selector]
-    found = [column for column in source.columns if column.name == selector]
-    if len(found) > 1:
+    columns = [column for column in source.columns if column.name == selector]
+    if len(columns) > 1:
         raise InputError(
-            f"The column name '{selector}' occurs {len(found)} times in '{source.url}'; names must differ."
+            f"The column name '{selector}' occurs {len(columns)} times in '{source.url}'; names must differ."
         )
-    if found:
-        return tuple(found)
+    if columns:
+        return tuple(columns)
     array, colon, index = selector.rpartition(":")
     if colon and array in source.groups and _is_integer(index):
-        return (_at(source.groups[array], int(index), what, f"'{array}' of '{source.url}'"),)
+        return (_at(source.groups[array], int(index), role, f"'{array}' of '{source.url}'"),)
     if _is_integer(selector):
-        return (_at(source.positional, int(selector), what, f"'{source.url}'"),)
+        return (_at(source.positional, int(selector), role, f"'{source.url}'"),)
     if selector in source.left_out:
-        raise InputError(f"The {what} '{selector}' of '{source.url}' {source.left_out[selector]}.")
+        raise InputError(f"The {role} '{selector}' of '{source.url}' {source.left_out[selector]}.")
     names = list(source.groups) or [column.name for column in source.columns]
     extra = [column.name for column in source.positional] if source.groups else []
     listed = quoted(names) + (f"; the columns are {quoted(extra)}" if extra and extra != names else "")
-    raise InputError(f"There is no {what} '{selector}' in '{source.url}'; available: {listed}.")
+    raise InputError(f"There is no {role} '{selector}' in '{source.url}'; available: {listed}.")
 
 
-def _at(columns: Sequence[Column], index: int, what: str, where: str) -> Column:
+def _at(columns: Sequence[Column], index: int, role: str, where: str) -> Column:
     if not -len(columns) <= index < len(columns):
         raise InputError(
-            f"The {what} index {index} is out of range: {where} has {len(columns)} columns "
+            f"The {role} index {index} is out of range: {where} has {len(columns)} columns "
             f"(0 to {len(columns) - 1}, or -{len(columns)} to -1 from the end)."
         )
     return columns[index]
@@ -201,10 +161,34 @@ def _is_integer(text: str) -> bool:
     return text.removeprefix("-").isdecimal()
 
 
+@contextmanager
+def refused_as(message: str, *errors: type[Exception]) -> Iterator[None]:
+    """Turn the errors that a library raises about a file into an `InputError`; dkgp's own stay as they are."""
+    try:
+        yield
+    except DkgpError:
+        raise
+    except errors as error:
+        raise InputError(f"{message}: {error}") from error
+
+
 def block_rows(n_columns: int, multiple_of: int = 1) -> int:
     """Rows of a block of about `BLOCK_BYTES`, a multiple of the chunk length where the source has chunks."""
     rows = max(BLOCK_BYTES // (8 * max(n_columns, 1)), 1)
     return max(rows // multiple_of, 1) * multiple_of
+
+
+def matrix_of(
+    columns: Sequence[Column], arrays: Mapping[str, NDArray[np.generic]], place: Callable[[int], str]
+) -> FloatArray:
+    """A block's values (rows, columns), from a block (rows, ...) of each array that has some of the columns.
+
+    They are taken column by column, so that a message names the right one.
+    """
+    values = np.empty((len(next(iter(arrays.values()))), len(columns)))
+    for position, column in enumerate(columns):
+        values[:, position] = column_values(arrays[column.array][:, column.index], column, place)
+    return values
 
 
 def column_values(values: NDArray[np.generic], column: Column, place: Callable[[int], str]) -> FloatArray:
@@ -213,21 +197,9 @@ def column_values(values: NDArray[np.generic], column: Column, place: Callable[[
 
 
 def numbers(values: NDArray[np.generic], name: str, place: Callable[[int], str]) -> FloatArray:
-    """A column's values as float64.
+    """A column's values, (rows,) or (rows, columns), as float64.
 
-    Parameters
-    ----------
-    values
-        Shape (rows,) or (rows, columns).
-    name
-        Of the column or array, for the message.
-    place
-        As in `Block`.
-
-    Raises
-    ------
-    InputError
-        Text, dates, complex numbers or objects; names column, row and the text.
+    `InputError` for text, dates, complex numbers or objects; it names column, row (see `Block.place`) and the text.
     """
     if values.dtype.kind in "biuf":
         return values.astype(np.float64, copy=False)

@@ -17,14 +17,12 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import pandas as pd
 
-from dkgp.data.remote.storage import object_bytes, open_object, shown
-from dkgp.data.sources.base import Block, Column, Source, text_error
+from dkgp.data.remote.storage import object_bytes, open_object
+from dkgp.data.sources.base import Block, Column, Source, refused_as, text_error
 from dkgp.data.sources.formats import FORMATS, Format
 from dkgp.data.types import FloatArray, IntArray
-from dkgp.errors import InputError, StorageError
+from dkgp.errors import InputError
 from dkgp.registry import Option
-
-__all__ = ["CsvSource"]
 
 _READ_BYTES = 4 * 2**20
 _LONGEST_LINE_BYTES = 64 * 2**20
@@ -34,6 +32,7 @@ _SPACES = r"\s+"
 _EXACT: dict[str, Any] = (
     {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 )
+_DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError)
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _COMPRESSION: tuple[tuple[bytes, Callable[..., Any]], ...] = (
     (b"\x1f\x8b", lambda raw: gzip.GzipFile(fileobj=raw)),
@@ -45,30 +44,14 @@ _COMPRESSION: tuple[tuple[bytes, Callable[..., Any]], ...] = (
 class CsvSource(Source):
     """A text file of delimited numbers.
 
-    The delimiter (comma, semicolon, tab, bar or blanks) is found from the first line. Compression (gzip, bzip2, xz)
-    is recognised by content.
-
-    Parameters
-    ----------
-    url
-        Local path or fsspec URL.
-    header
-        Whether the first line holds names; None to find out: it does, if some column is text there and a number in
-        the second line, or if all of it is text, or if it counts 0, 1, 2, ... Without a header the columns are x0,
-        x1, ...
-
-    Raises
-    ------
-    InputError
-        The file is empty, not text, or damaged.
+    The delimiter (comma, semicolon, tab, bar or blanks) is found from the first line; compression (gzip, bzip2, xz) is
+    recognised by content. The first line is a header of names, where `header` does not say it, if some column is text
+    there and a number in the second line, or if all of it is text, or if it counts 0, 1, 2, ...; without a header the
+    columns are x0, x1, ... `InputError` where the file is empty, not text, or damaged.
     """
 
     def __init__(self, url: str, header: bool | None = None) -> None:
-        self.url = shown(url)
-        self._address = url
-        self.groups = {}
-        self.warnings = []
-        self.unit = "bytes"
+        super().__init__(url, "bytes")
         self.total = object_bytes(url)
         first_lines = self._first_lines(2)
         if not first_lines:
@@ -95,13 +78,13 @@ class CsvSource(Source):
     def _parsed(
         self, content: bytes, lines: IntArray, columns: Sequence[Column], place: Callable[[int], str]
     ) -> FloatArray:
-        wanted = sorted({column.index for column in columns})
+        indices = sorted({column.index for column in columns})
         try:
             frame = pd.read_csv(
                 io.BytesIO(content),
                 header=None,
                 names=range(self._n_fields),
-                usecols=wanted,
+                usecols=indices,
                 index_col=False,
                 sep=self._delimiter,
                 skipinitialspace=True,
@@ -119,11 +102,11 @@ class CsvSource(Source):
             )
         values = np.empty((len(frame), len(columns)))
         for position, column in enumerate(columns):
-            found = frame[column.index]
+            cells = frame[column.index]
             if column.encode is not None:
-                values[:, position] = column.encode(found.to_numpy(dtype=object), place, untyped=True)
+                values[:, position] = column.encode(cells.to_numpy(dtype=object), place, untyped=True)
             else:
-                values[:, position] = _numeric(found, column.name, place)
+                values[:, position] = _numeric(cells, column.name, place)
         return values
 
     def _audited(self, text: bytes, first_line: int) -> tuple[bytes, IntArray]:
@@ -202,14 +185,14 @@ class CsvSource(Source):
         return {"\t": "tab", _SPACES: "blanks"}.get(self._delimiter, f"'{self._delimiter}'")
 
     def _first_lines(self, count: int) -> list[str]:
-        found: list[str] = []
+        lines: list[str] = []
         for text, _, _ in self._line_blocks(64 * 1024):
             for piece in text.decode(errors="replace").split("\n"):
                 if piece.strip():
-                    found.append(piece.rstrip("\r"))
-                if len(found) == count:
-                    return found
-        return found
+                    lines.append(piece.rstrip("\r"))
+                if len(lines) == count:
+                    return lines
+        return lines
 
     def _line_blocks(self, read_bytes: int | None = None) -> Iterator[tuple[bytes, int, int]]:
         """Whole lines, each ended by a newline; the number of the first of them; the position in the file."""
@@ -220,12 +203,8 @@ class CsvSource(Source):
             stream = _decompressed(raw, magic)
             rest, line = b"", 1
             while True:
-                try:
+                with refused_as(f"'{self.url}' is truncated or damaged", *_DAMAGE):
                     piece = stream.read(read_bytes or _READ_BYTES)
-                except StorageError:
-                    raise
-                except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
-                    raise InputError(f"'{self.url}' is truncated or damaged: {error}") from error
                 if line == 1 and not rest:
                     piece = self._without_byte_order_mark(piece)
                 text = rest + piece

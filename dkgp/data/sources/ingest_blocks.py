@@ -12,8 +12,6 @@ from dkgp.data.stores.dataset_writer import DatasetWriter
 from dkgp.data.types import FloatArray, Location
 from dkgp.errors import InputError
 
-__all__ = ["ingest_blocks", "stored_inputs"]
-
 # Chunks that are computed together, so that those who compute them have something to do side by side.
 MOST_BYTES_TOGETHER = 128 * 2**20
 MOST_CHUNKS_TOGETHER = 16
@@ -31,28 +29,8 @@ def ingest_blocks(
 ) -> Dataset:
     """Write arrays that need not fit in memory to a dataset store.
 
-    Parameters
-    ----------
-    url
-        Where to write.
-    X : (n, d) dask array
-    y : (n,) or (n, p) dask or numpy array
-    feature_names, target_names
-        Distinct names.
-    classes
-        As for `DatasetWriter.create`: y are then codes into these names.
-    scheduler : optional
-        As for `dask.compute`, such as a `distributed.Client`.
-
-    Returns
-    -------
-    Dataset
-        Opened.
-
-    Raises
-    ------
-    InputError
-        As `DatasetWriter`: shapes, names, NaN or infinity, a constant target; nothing is left behind.
+    X is a dask array (n, d), y a dask or numpy array, (n,) or (n, p), of codes into `classes` where these are given;
+    `scheduler` is as for `dask.compute`. Errors as of `DatasetWriter`.
     """
     with DatasetWriter.create(url, feature_names, target_names, classes=classes) as writer:
         for inputs, targets in _blocks(X, y, scheduler):
@@ -78,14 +56,14 @@ def _blocks(X: Any, y: Any, scheduler: Any) -> Iterator[tuple[FloatArray, FloatA
     together = _together(X)
     for first in range(0, count, together):
         numbers = range(first, min(first + together, count))
-        wanted = [X.blocks[number] for number in numbers]
+        chunks = [X.blocks[number] for number in numbers]
         if hasattr(y, "dask"):
-            wanted += [y.blocks[number] for number in numbers]
-        found = compute(*wanted, scheduler=scheduler)
+            chunks += [y.blocks[number] for number in numbers]
+        values = compute(*chunks, scheduler=scheduler)
         for position in range(len(numbers)):
-            inputs = np.asarray(found[position], dtype=np.float64)
+            inputs = np.asarray(values[position], dtype=np.float64)
             if hasattr(y, "dask"):
-                targets = np.asarray(found[len(numbers) + position])
+                targets = np.asarray(values[len(numbers) + position])
             else:
                 targets = np.asarray(y[row : row + len(inputs)])
             row += len(inputs)
@@ -116,12 +94,9 @@ class _RawRows:
 
 
 def stored_inputs(dataset: Dataset, names: Sequence[str]) -> Any:
-    """Raw inputs of a dataset store as a dask array (n, d) in its own row chunks, columns chosen by name.
+    """Raw inputs of a dataset store as a dask array (n, d) in the store's row chunks.
 
-    Raises
-    ------
-    InputError
-        A name that is not there.
+    The columns are those named; `InputError` for a name that is not there.
     """
     import dask.array
     from dask.base import tokenize

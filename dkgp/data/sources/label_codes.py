@@ -19,8 +19,6 @@ from dkgp.data.sources.split import check_classes_split, stratified_mask
 from dkgp.data.types import BoolArray, FloatArray, IntArray, quoted
 from dkgp.errors import InputError
 
-__all__ = ["LabelEncoder", "SettledLabels", "settled_labels"]
-
 # Of more labels than may be, those that are shown.
 _SHOWN = 3
 # The folds of a cross-validation where nothing else is said.
@@ -29,7 +27,7 @@ _FOLDS = 10
 
 @dataclass(frozen=True)
 class _Label:
-    """A label as it was found: its class's name, its number if it is one, and whether text may be a number."""
+    """A label of a source: its class's name, its number if it is one, and `untyped` where text may be a number."""
 
     name: str
     number: float | int | None
@@ -42,19 +40,8 @@ class LabelEncoder:
     Text from a file that tells no types (CSV) stands for numbers if all of the labels do; text from others is text.
     Missing values (NaN, empty text) come back as NaN, infinities as themselves, for the caller to refuse.
 
-    Parameters
-    ----------
-    name
-        Of the column, for messages.
-
-    Attributes
-    ----------
-    rows_seen
-        Rows encoded so far.
-    classes
-        Names of the classes in order, from `settle` on: numbers as numbers, all else as text.
-    warnings
-        What the user should hear of; complete after `settle`.
+    From `settle` on it has the names of the `classes` in order, numbers as numbers, all else as text, and all the
+    `warnings` that the user should see.
     """
 
     def __init__(self, name: str) -> None:
@@ -69,48 +56,42 @@ class LabelEncoder:
     def __call__(self, values: NDArray[Any], place: Callable[[int], str], untyped: bool = False) -> FloatArray:
         """Codes of the next rows, (rows,): as they come before `settle`, those of `classes` after it.
 
-        Raises
-        ------
-        InputError
-            A label that can be none, or more different ones than `MOST_CLASSES`; names the place.
+        `InputError`, which names the place, for what can be no label, or more different ones than `MOST_CLASSES`.
         """
         values = np.asarray(values)
         if values.dtype.kind in "biuf":
             distinct, inverse = np.unique(values, return_inverse=True)
             firsts = np.unique(inverse, return_index=True)[1]
             numbered = [self._code(value, place, int(row)) for value, row in zip(distinct, firsts, strict=True)]
-            found = np.array(numbered, dtype=np.float64)[inverse.reshape(-1)] if len(values) else np.empty(0)
+            codes = np.array(numbered, dtype=np.float64)[inverse.reshape(-1)] if len(values) else np.empty(0)
         elif values.dtype.kind in "USOT":
             kind = "text" if untyped else "typed"
             entries = values.astype(object).tolist()
             try:
-                codes: list[float] = [self._known.get((kind, entry.__class__, entry), -1) for entry in entries]
+                numbered = [self._known.get((kind, entry.__class__, entry), -1) for entry in entries]
             except TypeError as error:  # lists and the like
                 raise InputError(
                     f"The labels '{self.name}' are neither text nor numbers ({error}; from {place(0)} on)."
                 ) from error
-            for row, code in enumerate(codes):
-                if code < 0:
-                    codes[row] = self._code(entries[row], place, row, untyped)
-            found = np.array(codes, dtype=np.float64)
+            for row, number in enumerate(numbered):
+                if number < 0:
+                    numbered[row] = self._code(entries[row], place, row, untyped)
+            codes = np.array(numbered, dtype=np.float64)
         else:
             raise InputError(
                 f"The labels '{self.name}' are of type {values.dtype} ({place(0)}); expected text or numbers."
             )
         self.rows_seen += len(values)
         if self._final is not None:
-            if not np.isfinite(found).all():
+            if not np.isfinite(codes).all():
                 raise InputError(f"The labels '{self.name}' changed while they were read; ingest them again.")
-            found = self._final[found.astype(np.int64)].astype(np.float64)
-        return found
+            codes = self._final[codes.astype(np.int64)].astype(np.float64)
+        return codes
 
     def settle(self) -> IntArray:
-        """Name and order the classes; return for each number given so far the code of its class.
+        """Name and order the classes; return the code of its class for each number given so far.
 
-        Raises
-        ------
-        InputError
-            One class only, or an infinite label.
+        `InputError` where there is one class only, or an infinite label.
         """
         labels = self._resolved()
         names = dict.fromkeys(label.name for label in labels)
@@ -187,12 +168,12 @@ class LabelEncoder:
 class SettledLabels:
     """The labels of all samples of a source, after the first pass.
 
-    `codes` (n,) are those of `classes`; `told` is what the user should hear of already.
+    `codes` (n,) are those of `classes`; `warnings` are what the user should see already.
     """
 
     codes: NDArray[np.integer[Any]]
     classes: tuple[str, ...]
-    told: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def stratified(self, n_samples: int, test_fraction: float, seed: int) -> BoolArray:
         """A random test mask, (n,), that takes the same share of every class; as `stratified_mask`."""
@@ -210,10 +191,10 @@ class SettledLabels:
         counts = np.bincount(codes, minlength=len(self.classes)).tolist()
         rare = [f"'{name}' ({count})" for name, count in zip(self.classes, counts, strict=True) if count < _FOLDS]
         if not rare:
-            return [*self.told]
+            return [*self.warnings]
         more = f" and {len(rare) - 10} more" if len(rare) > 10 else ""
         return [
-            *self.told,
+            *self.warnings,
             f"Classes of fewer than {_FOLDS} training samples: {', '.join(rare[:10])}{more}. Cross-validation takes no "
             "more folds than the rarest class has samples.",
         ]

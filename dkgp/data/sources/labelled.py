@@ -14,22 +14,12 @@ import numpy as np
 
 from dkgp.errors import InputError
 
-__all__ = ["LabelledTable", "is_labelled", "label", "labelled_inputs", "labelled_targets"]
-
 
 @dataclass(frozen=True)
 class LabelledTable:
-    """Columns of samples.
+    """Named columns of samples, a numpy or dask array (n, columns).
 
-    Attributes
-    ----------
-    values : (n, columns) numpy or dask array
-    names : tuple of str
-        Of the columns.
-    dimension : str
-        The samples' own.
-    coordinates : dict
-        Those along it, to be put on what is computed of the samples.
+    `coordinates` are those along the samples' dimension, to be put on what is computed of the samples.
     """
 
     values: Any
@@ -47,68 +37,49 @@ def is_labelled(table: object) -> bool:
 def labelled_inputs(table: Any, names: Sequence[str] | None = None, *, without: Sequence[str] = ()) -> LabelledTable:
     """Features of a Dataset of one-dimensional variables, or of a two-dimensional DataArray (sample, feature).
 
-    Parameters
-    ----------
-    table : xarray.Dataset or xarray.DataArray
-    names : sequence of str, optional
-        The features wanted, in order; all by default. A DataArray without names of its own is taken as it is.
-    without : sequence of str
-        Variables that are no features.
-
-    Raises
-    ------
-    InputError
-        Variables of other shapes, or a feature that is not there; lists what there is.
+    They are the `names`, in that order, by default all but `without`; a DataArray that names no features is taken as it
+    is. `InputError`, which lists what there is, for variables of other shapes, or a feature that is not there.
     """
     if hasattr(table, "data_vars"):
         present = [str(name) for name in table.data_vars if str(name) not in without]
-        chosen = list(names) if names is not None else present
-        _require(chosen, present)
-        dimensions = {table[name].dims for name in chosen}
+        features = list(names) if names is not None else present
+        _require(features, present)
+        dimensions = {table[name].dims for name in features}
         if len(dimensions) != 1 or len(next(iter(dimensions))) != 1:
-            shown = "; ".join(f"'{name}' {table[name].dims}" for name in chosen[:8])
+            shown = "; ".join(f"'{name}' {table[name].dims}" for name in features[:8])
             raise InputError(
                 f"the features have the dimensions {shown}; expected one and the same for all, the samples'. Stack a "
                 "grid first, as in table.stack(sample=('lat', 'lon')), or leave out what is no feature"
             )
         (dimension,) = next(iter(dimensions))
-        columns = [table[name].data for name in chosen]
-        return LabelledTable(_side_by_side(columns), tuple(chosen), str(dimension), _coordinates(table, dimension))
+        columns = [table[name].data for name in features]
+        return LabelledTable(_side_by_side(columns), tuple(features), str(dimension), _coordinates(table, dimension))
     if table.ndim != 2:
         raise InputError(
             f"got a DataArray with the dimensions {table.dims}; expected two, samples and features, or a Dataset "
             "with a variable for each feature"
         )
     dimension, across = table.dims
-    own = [str(name) for name in table[across].values] if across in table.coords else None
-    if own is not None and names is not None and not set(names) & set(own) and all(name.isdigit() for name in own):
-        own = None  # numbers of columns, which say nothing
-    if own is not None and names is not None:
-        _require(list(names), own)
-        table = table.isel({across: [own.index(name) for name in names]})
-        own = list(names)
-    if own is None:
-        own = list(names) if names is not None else [f"x{column}" for column in range(table.shape[1])]
-    if table.shape[1] != len(own):
-        raise InputError(f"got {table.shape[1]} features along '{across}'; expected {len(own)}")
-    return LabelledTable(table.data, tuple(own), str(dimension), _coordinates(table, dimension))
+    labels = [str(name) for name in table[across].values] if across in table.coords else None
+    if labels is not None and names is not None:
+        if not set(names) & set(labels) and all(name.isdigit() for name in labels):
+            labels = None  # numbers of columns, which say nothing
+        else:
+            _require(list(names), labels)
+            table = table.isel({across: [labels.index(name) for name in names]})
+            labels = list(names)
+    if labels is None:
+        labels = list(names) if names is not None else [f"x{column}" for column in range(table.shape[1])]
+    if table.shape[1] != len(labels):
+        raise InputError(f"got {table.shape[1]} features along '{across}'; expected {len(labels)}")
+    return LabelledTable(table.data, tuple(labels), str(dimension), _coordinates(table, dimension))
 
 
 def labelled_targets(targets: Any, table: Any) -> tuple[Any, tuple[str, ...] | None, bool]:
     """Targets given as names of variables of the inputs' Dataset, as a DataArray or Dataset, or as plain values.
 
-    Returns
-    -------
-    values : (n,) or (n, p) numpy or dask array
-    names : tuple of p str, or None
-        None where the values bring none.
-    several : bool
-        Whether predictions have a dimension for targets.
-
-    Raises
-    ------
-    InputError
-        A name that is not there.
+    Returns the values, a numpy or dask array (n,) or (n, p); their p names, None where they bring none; and True where
+    predictions have a dimension for targets. `InputError` for a name that is not there.
     """
     if isinstance(targets, str):
         targets = table[_require([targets], _variables(table))[0]]
@@ -117,12 +88,12 @@ def labelled_targets(targets: Any, table: Any) -> tuple[Any, tuple[str, ...] | N
     if not is_labelled(targets):
         return targets, None, np.ndim(targets) > 1
     if hasattr(targets, "data_vars"):
-        found = labelled_inputs(targets)
-        return found.values, found.names, True
+        table = labelled_inputs(targets)
+        return table.values, table.names, True
     if targets.ndim == 1:
         return targets.data, (str(targets.name),) if targets.name is not None else None, False
-    found = labelled_inputs(targets)
-    return found.values, found.names, True
+    table = labelled_inputs(targets)
+    return table.values, table.names, True
 
 
 def label(

@@ -16,13 +16,10 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from dkgp.data.remote.storage import is_local, open_object, shown
-from dkgp.data.sources.base import Block, Column, Source, block_rows, column_values, row_places
+from dkgp.data.remote.storage import is_local, open_object
+from dkgp.data.sources.base import Block, Column, Source, block_rows, matrix_of, refused_as, row_places
 from dkgp.data.sources.formats import FORMATS, Format
-from dkgp.data.types import FloatArray
-from dkgp.errors import InputError, StorageError
-
-__all__ = ["NpySource", "NpzSource"]
+from dkgp.errors import InputError
 
 _INPUTS = "X"
 _NAMES = "feature_names"
@@ -30,31 +27,17 @@ _DAMAGE = (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error)
 
 
 class _RowStream:
-    """An array in NPY format, read from its first row on.
-
-    Parameters
-    ----------
-    file
-        At the start of the NPY content.
-    where
-        For messages.
-    """
+    """An array in NPY format, read from its first row on; `file` is at the start of it, `where` is for messages."""
 
     def __init__(self, file: BinaryIO, where: str) -> None:
         self._file = file
         self._where = where
-        try:
+        with refused_as(f"{where} is not a whole NPY array", *_DAMAGE):
             version = npy_format.read_magic(file)
             readers = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
             if version not in readers:
                 raise InputError(f"{where} has NPY format {version}; expected an array of plain numbers.")
             self.shape, self._fortran, self.dtype = readers[version](file)
-        except StorageError:
-            raise
-        except _DAMAGE as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"{where} is not a whole NPY array: {error}") from error
         self._loaded: NDArray[Any] | None = None
         self._row = 0
 
@@ -85,18 +68,14 @@ class _RowStream:
         return rows
 
     def _numbers(self, count: int) -> NDArray[Any]:
-        wanted = count * self.dtype.itemsize
+        missing_bytes = count * self.dtype.itemsize
         pieces: list[bytes] = []
-        try:
-            while wanted and (piece := self._file.read(wanted)):
+        with refused_as(f"{self._where} is damaged", *_DAMAGE):
+            while missing_bytes and (piece := self._file.read(missing_bytes)):
                 pieces.append(piece)
-                wanted -= len(piece)
-        except StorageError:
-            raise
-        except _DAMAGE as error:
-            raise InputError(f"{self._where} is damaged: {error}") from error
-        if wanted:
-            raise InputError(f"{self._where} is truncated: {wanted} bytes of the array are missing.")
+                missing_bytes -= len(piece)
+        if missing_bytes:
+            raise InputError(f"{self._where} is truncated: {missing_bytes} bytes of the array are missing.")
         return np.frombuffer(b"".join(pieces), dtype=self.dtype)
 
 
@@ -107,11 +86,7 @@ class NpySource(Source):
     """
 
     def __init__(self, url: str) -> None:
-        self.url = shown(url)
-        self._address = url
-        self.groups = {}
-        self.warnings = []
-        self.unit = "rows"
+        super().__init__(url)
         with open_object(url) as file:
             stream = _RowStream(file, f"'{self.url}'")
             stream.check()
@@ -123,19 +98,17 @@ class NpySource(Source):
 
     def blocks(self, columns: Sequence[Column]) -> Iterator[Block]:
         """All the samples, of the chosen columns."""
-        chosen = [column.index for column in columns]
         rows = block_rows(len(self.columns))
         with open_object(self._address) as file:
             stream = _RowStream(file, f"'{self.url}'")
-            mapped = np.load(self._address, mmap_mode="r") if self._mapped else None
+            mapped = None
+            if self._mapped:
+                with refused_as(f"'{self.url}' is damaged", *_DAMAGE):
+                    mapped = np.load(self._address, mmap_mode="r")
             for start in range(0, self.total, rows):
                 block = stream.read(rows) if mapped is None else mapped[start : start + rows]
                 place = row_places(self.url, start)
-                # One column at a time, so that a message names the right one.
-                values = np.empty((len(block), len(chosen)))
-                for position, column in enumerate(columns):
-                    values[:, position] = column_values(block[:, column.index], column, place)
-                yield Block(values, place, start + len(block))
+                yield Block(matrix_of(columns, {"": block}, place), place, start + len(block))
 
 
 class NpzSource(Source):
@@ -149,21 +122,15 @@ class NpzSource(Source):
     """
 
     def __init__(self, url: str) -> None:
-        self.url = shown(url)
-        self._address = url
-        self.warnings = []
-        self.unit = "rows"
-        try:
-            with open_object(url) as file, zipfile.ZipFile(file) as archive:
-                members = [name for name in archive.namelist() if name.endswith(".npy")]
-                headers = {name.removesuffix(".npy"): self._header(archive, name) for name in members}
-                names = self._feature_names(archive) if f"{_NAMES}.npy" in members else None
-        except StorageError:
-            raise
-        except _DAMAGE as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"'{self.url}' is not a whole NPZ file: {error}") from error
+        super().__init__(url)
+        with (
+            refused_as(f"'{self.url}' is not a whole NPZ file", *_DAMAGE),
+            open_object(url) as file,
+            zipfile.ZipFile(file) as archive,
+        ):
+            members = [name for name in archive.namelist() if name.endswith(".npy")]
+            headers = {name.removesuffix(".npy"): self._header(archive, name) for name in members}
+            names = self._feature_names(archive) if f"{_NAMES}.npy" in members else None
         self._build(headers, names)
 
     def blocks(self, columns: Sequence[Column]) -> Iterator[Block]:
@@ -180,10 +147,7 @@ class NpzSource(Source):
             for start in range(0, self.total, rows):
                 place = row_places(self.url, start)
                 parts = {name: stream.read(rows) for name, stream in streams.items()}
-                values: FloatArray = np.empty((min(rows, self.total - start), len(columns)))
-                for position, column in enumerate(columns):
-                    values[:, position] = column_values(parts[column.array][:, column.index], column, place)
-                yield Block(values, place, start + len(values))
+                yield Block(matrix_of(columns, parts, place), place, min(start + rows, self.total))
 
     def _header(self, archive: zipfile.ZipFile, member: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
         with archive.open(member) as file:
@@ -216,7 +180,6 @@ class NpzSource(Source):
             for name, (shape, dtype) in headers.items()
             if (reason := _why_left_out(shape, dtype, self.total)) is not None
         }
-        self.groups = {}
         for name, shape in usable.items():
             if shape[0] != self.total:
                 continue

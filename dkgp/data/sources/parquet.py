@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.data.remote.storage import open_object, shown
-from dkgp.data.sources.base import Block, Column, Source, block_rows, row_places, text_error
+from dkgp.data.remote.storage import open_object
+from dkgp.data.sources.base import Block, Column, Source, block_rows, refused_as, row_places, text_error
 from dkgp.data.sources.formats import FORMATS, Format
 from dkgp.data.types import FloatArray
-from dkgp.errors import InputError, StorageError
 from dkgp.registry import Extra
-
-__all__ = ["ParquetSource"]
 
 # pandas stores an index without a name as a column of its own; it counts rows and is no feature.
 _PANDAS_INDEX = "__index_level_"
@@ -28,23 +25,15 @@ class ParquetSource(Source):
     """
 
     def __init__(self, url: str) -> None:
-        self.url = shown(url)
-        self._address = url
-        self.groups = {}
-        self.warnings = []
-        self.unit = "rows"
+        super().__init__(url)
         import pyarrow
         from pyarrow import parquet
 
-        try:
-            with open_object(url) as file:
-                opened = parquet.ParquetFile(file)
-                names = [str(name) for name in opened.schema_arrow.names]
-                self.total = int(opened.metadata.num_rows)
-        except StorageError:
-            raise
-        except (pyarrow.ArrowException, OSError) as error:
-            raise InputError(f"'{self.url}' is not a whole Parquet file: {error}") from error
+        whole = f"'{self.url}' is not a whole Parquet file"
+        with refused_as(whole, pyarrow.ArrowException, OSError), open_object(url) as file:
+            opened = parquet.ParquetFile(file)
+            names = [str(name) for name in opened.schema_arrow.names]
+            self.total = int(opened.metadata.num_rows)
         self.columns = tuple(
             Column(name, "", index) for index, name in enumerate(names) if not name.startswith(_PANDAS_INDEX)
         )
@@ -57,25 +46,21 @@ class ParquetSource(Source):
 
         names = list(dict.fromkeys(column.name for column in columns))
         start = 0
-        try:
-            with open_object(self._address) as file:
-                # Without this it reads ahead through the whole file.
-                opened = parquet.ParquetFile(file, pre_buffer=False)
-                for batch in opened.iter_batches(batch_size=block_rows(len(names)), columns=names):
-                    place = row_places(self.url, start)
-                    values: FloatArray = np.empty((batch.num_rows, len(columns)))
-                    for position, column in enumerate(columns):
-                        found = batch.column(batch.schema.get_field_index(column.name))
-                        if column.encode is not None:
-                            values[:, position] = column.encode(_objects(found), place)
-                        else:
-                            values[:, position] = _numeric(pyarrow, found, column.name, place)
-                    start += batch.num_rows
-                    yield Block(values, place, start)
-        except StorageError:
-            raise
-        except (pyarrow.ArrowException, OSError) as error:
-            raise InputError(f"'{self.url}' is damaged: {error}") from error
+        damaged = f"'{self.url}' is damaged"
+        with refused_as(damaged, pyarrow.ArrowException, OSError), open_object(self._address) as file:
+            # Without this it reads ahead through the whole file.
+            opened = parquet.ParquetFile(file, pre_buffer=False)
+            for batch in opened.iter_batches(batch_size=block_rows(len(names)), columns=names):
+                place = row_places(self.url, start)
+                values: FloatArray = np.empty((batch.num_rows, len(columns)))
+                for position, column in enumerate(columns):
+                    cells = batch.column(batch.schema.get_field_index(column.name))
+                    if column.encode is not None:
+                        values[:, position] = column.encode(_objects(cells), place)
+                    else:
+                        values[:, position] = _numeric(pyarrow, cells, column.name, place)
+                start += batch.num_rows
+                yield Block(values, place, start)
 
 
 def _numeric(pyarrow: Any, values: Any, name: str, place: Callable[[int], str]) -> FloatArray:
@@ -99,9 +84,9 @@ def _numeric(pyarrow: Any, values: Any, name: str, place: Callable[[int], str]) 
 def _objects(values: Any) -> NDArray[Any]:
     # Filled one by one: NumPy would make a matrix of rows that are lists.
     entries = values.to_pylist()
-    found = np.empty(len(entries), dtype=object)
-    found[:] = entries
-    return found
+    objects = np.empty(len(entries), dtype=object)
+    objects[:] = entries
+    return objects
 
 
 FORMATS.add(

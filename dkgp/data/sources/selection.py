@@ -8,13 +8,27 @@ from typing import TypeAlias
 
 from dkgp.data.sources.base import Column, Source, find_columns
 from dkgp.data.sources.label_codes import LabelEncoder
-from dkgp.data.stores.dataset_writer import check_names
+from dkgp.data.stores.columns import ColumnNames
 from dkgp.data.types import quoted
-from dkgp.errors import InputError
-
-__all__ = ["Selection", "Selector", "select_columns"]
+from dkgp.errors import InputError, UsageError
 
 Selector: TypeAlias = str | int
+
+
+@dataclass(frozen=True)
+class ColumnChoice:
+    """The columns that a user chose, by name or index (see `ingest`); by default all are features."""
+
+    target: Selector | Sequence[Selector] | None = None
+    labels: Selector | None = None
+    weights: Selector | None = None
+    features: Sequence[Selector] | None = None
+
+    def __post_init__(self) -> None:
+        if self.labels is not None and self.target is not None and self.target != []:
+            raise UsageError("Got both a target and labels; a column of labels is given as `labels` alone.")
+        if self.weights is not None and self.labels is None:
+            raise UsageError("Got `weights` without `labels`; a regression takes all samples alike. Leave them out.")
 
 
 @dataclass(frozen=True)
@@ -33,25 +47,20 @@ class Selection:
         return (*self.features, *self.targets, *self.weights, *([self.mask] if self.mask else []))
 
 
-def select_columns(
-    source: Source,
-    target: Selector | Sequence[Selector] | None,
-    features: Sequence[Selector] | None,
-    aside: tuple[Selector | None, str | None],
-    labelled: bool = False,
-) -> Selection:
-    """Find the columns that a user chose, as `dkgp.data.sources.ingest.ingest` takes them.
-
-    `aside` are the weights and the test mask, which are no features; `labelled` says that the target is a label.
+def select_columns(source: Source, choice: ColumnChoice, mask: str | None) -> Selection:
+    """Find the chosen columns and that of the test mask, which is no feature.
 
     Raises `InputError` where a column is not there, is chosen twice, or none is left for the features.
     """
-    weights, mask = aside
-    wanted = [] if target is None else [target] if isinstance(target, str | int) else list(target)
-    what = "column of labels" if labelled else "target"
-    targets = tuple(column for selector in wanted for column in find_columns(source, selector, what))
+    features, weights, labelled = choice.features, choice.weights, choice.labels is not None
+    target = choice.labels if labelled else choice.target
+    selectors = [] if target is None else [target] if isinstance(target, str | int) else list(target)
+    role = "column of labels" if labelled else "target"
+    targets = tuple(column for selector in selectors for column in find_columns(source, selector, role))
     if labelled and len(targets) != 1:
-        raise InputError(f"The labels '{wanted[0]}' have {len(targets)} columns; choose one, as in '{wanted[0]}:0'.")
+        raise InputError(
+            f"The labels '{selectors[0]}' have {len(targets)} columns; choose one, as in '{selectors[0]}:0'."
+        )
     mask_columns = find_columns(source, mask, "test mask") if mask is not None else ()
     weighing = find_columns(source, weights, "column of weights") if weights is not None else ()
     if len(weighing) > 1 or set(weighing) & {*targets, *mask_columns}:
@@ -61,26 +70,28 @@ def select_columns(
     if len(mask_columns) > 1:
         raise InputError(f"The test mask '{mask}' has {len(mask_columns)} columns; choose one, as in '{mask}:0'.")
     if features is not None:
-        chosen = [features] if isinstance(features, str | int) else list(features)
-        found = tuple(column for selector in chosen for column in find_columns(source, selector, "feature"))
-        both = [column.name for column in found if column in targets or column in weighing]
+        feature_selectors = [features] if isinstance(features, str | int) else list(features)
+        feature_columns = tuple(
+            column for selector in feature_selectors for column in find_columns(source, selector, "feature")
+        )
+        both = [column.name for column in feature_columns if column in targets or column in weighing]
         if both:
-            what = "target" if both[0] in [column.name for column in targets] else "column of weights"
-            raise InputError(f"The {what} '{both[0]}' is among the features; leave it out of them.")
+            role = "target" if both[0] in [column.name for column in targets] else "column of weights"
+            raise InputError(f"The {role} '{both[0]}' is among the features; leave it out of them.")
     else:
         # A mask that is one column of several takes the whole array with it: the other splits are no features either.
         masked = {column.array for column in mask_columns if column.array} if source.groups else set()
-        found = tuple(
+        feature_columns = tuple(
             column
             for column in source.positional
             if column not in (*targets, *weighing, *mask_columns) and column.array not in masked
         )
-    if not found:
+    if not feature_columns:
         raise InputError(
             f"'{source.url}' has no column left for the features; it has "
             f"{quoted([column.name for column in source.columns])}."
         )
-    check_names([column.name for column in found], [column.name for column in targets])
+    ColumnNames.checked([column.name for column in feature_columns], [column.name for column in targets])
     encoder = LabelEncoder(targets[0].name) if labelled else None
     encoded = tuple(replace(column, encode=encoder) for column in targets) if labelled else targets
-    return Selection(found, encoded, weighing, mask_columns[0] if mask_columns else None, encoder)
+    return Selection(feature_columns, encoded, weighing, mask_columns[0] if mask_columns else None, encoder)

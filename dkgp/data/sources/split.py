@@ -2,17 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.stores.dataset_writer import MINIMUM_TRAINING_SAMPLES
 from dkgp.data.types import BoolArray, FloatArray, quoted
-from dkgp.errors import InputError
+from dkgp.errors import InputError, UsageError
 
-__all__ = ["check_classes_split", "check_split", "mask_from_column", "random_mask", "stratified_mask"]
+# Of n samples, a fraction and a seed.
+Draw: TypeAlias = Callable[[int, float, int], BoolArray]
+
+
+@dataclass(frozen=True)
+class Split:
+    """The test samples to split off: a share drawn at random, or those of a mask, a column's name or an array.
+
+    `stratify` says that the draw takes the same share of every class; by default it does where there are labels.
+    """
+
+    fraction: float | None = None
+    marked: str | NDArray[np.bool_] | None = None
+    stratify: bool | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.fraction is not None and self.marked is not None:
+            raise UsageError("Got both a test fraction and a test mask; give one of them.")
+
+    def __bool__(self) -> bool:
+        return self.fraction is not None or self.marked is not None
+
+    @property
+    def column(self) -> str | None:
+        """The column that holds the mask, if one does."""
+        return self.marked if isinstance(self.marked, str) else None
+
+    def mask(self, n_samples: int, column: BoolArray | None, stratified: Draw | None) -> BoolArray | None:
+        """The mask of the test samples, (n,); None where there is no split.
+
+        `column` is the mask that the source holds; `stratified` draws by classes, where there are labels. `InputError`
+        where there are too few samples for the split, or a mask does not fit them.
+        """
+        if self.fraction is not None:
+            draw = random_mask if stratified is None or self.stratify is False else stratified
+            mask = draw(n_samples, self.fraction, self.seed)
+        elif self.column is not None:
+            assert column is not None
+            mask = column
+        elif self.marked is not None:
+            values = np.asarray(self.marked)
+            if values.shape != (n_samples,):
+                raise InputError(f"The test mask has shape {values.shape}; expected ({n_samples},).")
+            mask = mask_from_column(values.astype(np.float64), "test_mask")
+        else:
+            return None
+        check_split(mask)
+        return mask
 
 
 def random_mask(n_samples: int, test_fraction: float, seed: int) -> BoolArray:
@@ -45,8 +94,8 @@ def stratified_mask(
     _check_draw(test_fraction, seed)
     counts = np.bincount(codes, minlength=len(classes))
     most = np.maximum(counts - 1, 0)
-    wanted = min(max(1, round(len(codes) * test_fraction)), int(most.sum()))
-    if wanted < 1:
+    total_test = min(max(1, round(len(codes) * test_fraction)), int(most.sum()))
+    if total_test < 1:
         raise InputError(
             f"Each of the {int((counts > 0).sum())} classes has one sample only; none can be split off for testing."
         )
@@ -54,7 +103,7 @@ def stratified_mask(
     n_test = np.minimum(np.floor(exact).astype(np.int64), most)
     by_remainder = np.argsort(-(exact - np.floor(exact)), kind="stable")
     # Rounds, as after the first some classes may have no more to give.
-    while (missing := wanted - int(n_test.sum())) > 0:
+    while (missing := total_test - int(n_test.sum())) > 0:
         n_test[by_remainder[n_test[by_remainder] < most[by_remainder]][:missing]] += 1
     mask = np.zeros(len(codes), dtype=bool)
     generator = np.random.default_rng(np.random.SeedSequence(entropy=seed, spawn_key=(3, 1)))

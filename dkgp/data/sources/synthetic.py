@@ -19,8 +19,6 @@ from dkgp.data.stores.writable import ensure_writable
 from dkgp.data.types import FloatArray, Location, Progress, ProgressCallback
 from dkgp.errors import InputError
 
-__all__ = ["RBFMixture", "friedman1", "friedman1_function", "rbf_mixture", "write_friedman1", "write_rbf_mixture"]
-
 GENERATION_ROWS = 8192
 # Samples for training, for testing, and what defines the function itself, come from streams that never meet.
 _TRAIN_STREAM, _TEST_STREAM, _FUNCTION_STREAM = 0, 1, 2
@@ -34,14 +32,7 @@ def friedman1_function(X: FloatArray) -> FloatArray:
 
         y = 10 sin(pi x1 x2) + 20 (x3 - 1/2)^2 + 10 x4 + 5 x5
 
-    Parameters
-    ----------
-    X
-        Shape (n, d), d >= 5, in [0, 1]; the features from the sixth on play no part.
-
-    Returns
-    -------
-    (n,) float64
+    X is (n, d), d >= 5, in [0, 1]; the features from the sixth on play no part.
     """
     x1, x2, x3, x4, x5 = X[:, :5].T
     return np.asarray(10 * np.sin(np.pi * x1 * x2) + 20 * (x3 - 0.5) ** 2 + 10 * x4 + 5 * x5)
@@ -69,8 +60,7 @@ def friedman1(
     -------
     X (n, d), y (n,)
     """
-    problem = _friedman1_problem(n_features, noise_std, seed)
-    return problem.in_memory(n_samples, _TEST_STREAM if test else _TRAIN_STREAM, noise_std)
+    return _friedman1_problem(n_features, noise_std, seed).in_memory(n_samples, test)
 
 
 def write_friedman1(
@@ -109,7 +99,7 @@ def write_friedman1(
     The training data and the test data, or None.
     """
     problem = _friedman1_problem(n_features, noise_std, seed)
-    return _write(problem, train_url, test_url, n_train, n_test, noise_std, chunk_rows, progress, overwrite)
+    return problem.write((train_url, test_url), (n_train, n_test), chunk_rows, progress, overwrite)
 
 
 class RBFMixture:
@@ -117,16 +107,8 @@ class RBFMixture:
 
         f(x) = sum_j c_j exp(-||x - z_j||^2 / width),    c_j ~ N(0, 1), z_j ~ N(0, I_d), x ~ N(0, I_d)
 
-    with 200 centres, d = 20, width = 2 omega^2 = 40 and noise of variance 0.1 in the paper.
-
-    Parameters
-    ----------
-    n_features, n_centres
-        d and the number of Gaussians.
-    width
-        2 omega^2.
-    seed
-        Determines coefficients and centres.
+    with 200 centres, d = 20, width = 2 omega^2 = 40 and noise of variance 0.1 in the paper. The seed determines
+    coefficients and centres.
     """
 
     def __init__(self, n_features: int = 20, n_centres: int = 200, width: float = 40.0, seed: int = 0) -> None:
@@ -158,9 +140,7 @@ def rbf_mixture(
     test: bool = False,
 ) -> tuple[FloatArray, FloatArray]:
     """Samples of Smola & Bartlett's RBF mixture, in memory: X (n, d), y (n,). See `RBFMixture`."""
-    problem = _rbf_mixture_problem(n_features, n_centres, width, noise_variance, seed)
-    stream = _TEST_STREAM if test else _TRAIN_STREAM
-    return problem.in_memory(n_samples, stream, float(np.sqrt(noise_variance)))
+    return _rbf_mixture_problem(n_features, n_centres, width, noise_variance, seed).in_memory(n_samples, test)
 
 
 def write_rbf_mixture(
@@ -183,15 +163,15 @@ def write_rbf_mixture(
     The test targets are free of noise.
     """
     problem = _rbf_mixture_problem(n_features, n_centres, width, noise_variance, seed)
-    noise_std = float(np.sqrt(noise_variance))
-    return _write(problem, train_url, test_url, n_train, n_test, noise_std, chunk_rows, progress, overwrite)
+    return problem.write((train_url, test_url), (n_train, n_test), chunk_rows, progress, overwrite)
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """A problem: how inputs are drawn, and the truth."""
+    """A problem: how inputs are drawn, the truth, and the noise on the training targets."""
 
     n_features: int
+    noise_std: float
     seed: int
     draw: BlockSampler
     truth: Truth
@@ -209,11 +189,45 @@ class _Problem:
             for index, start in enumerate(range(0, n_samples, GENERATION_ROWS))
         ]
 
-    def in_memory(self, n_samples: int, stream: int, noise_std: float) -> tuple[FloatArray, FloatArray]:
+    def in_memory(self, n_samples: int, test: bool) -> tuple[FloatArray, FloatArray]:
         if n_samples < 1:
             raise InputError(f"The number of samples must be at least 1; got {n_samples}.")
-        parts = [self.block(index, rows, stream, noise_std) for index, rows in self.blocks(n_samples)]
+        stream = _TEST_STREAM if test else _TRAIN_STREAM
+        parts = [self.block(index, rows, stream, self.noise_std) for index, rows in self.blocks(n_samples)]
         return np.concatenate([X for X, _ in parts]), np.concatenate([y for _, y in parts])
+
+    def write(
+        self,
+        urls: tuple[Location, Location | None],
+        sizes: tuple[int, int],
+        chunk_rows: int | None,
+        progress: ProgressCallback | None,
+        overwrite: bool,
+    ) -> tuple[Dataset, Dataset | None]:
+        """Write the training store, and a test store without noise where it has a place."""
+        (train_url, test_url), (n_train, n_test) = urls, sizes
+        if n_train < 2 or (test_url is not None and n_test < 1):
+            raise InputError(f"Expected at least 2 training samples and 1 test sample; got {n_train} and {n_test}.")
+        if test_url is not None and normalise_url(test_url) == normalise_url(train_url):
+            raise InputError(f"The training and the test store are the same place, '{train_url}'; choose two.")
+        # Both outputs are looked at before the first is written.
+        for url in urls:
+            if url is not None:
+                ensure_writable(url, overwrite, DATASET_KIND)
+
+        def write_store(url: Location, n_samples: int, training: Standardisation | None) -> Dataset:
+            stream, noise = (_TRAIN_STREAM, self.noise_std) if training is None else (_TEST_STREAM, 0.0)
+            phase = f"{'training' if training is None else 'test'} samples"
+            features = [f"x{index}" for index in range(1, self.n_features + 1)]
+            with DatasetWriter.create(url, features, ["y"], chunk_rows, overwrite, n_samples) as writer:
+                for index, rows in self.blocks(n_samples):
+                    writer.append(*self.block(index, rows, stream, noise))
+                    if progress is not None:
+                        progress(Progress(phase, writer.n_samples, n_samples, "rows"))
+                return writer.finish(training)
+
+        train = write_store(train_url, n_train, None)
+        return train, None if test_url is None else write_store(test_url, n_test, train.standardisation)
 
 
 def _friedman1_problem(n_features: int, noise_std: float, seed: int) -> _Problem:
@@ -221,54 +235,17 @@ def _friedman1_problem(n_features: int, noise_std: float, seed: int) -> _Problem
         raise InputError(f"Friedman's first problem needs at least 5 features; got {n_features}.")
     if not noise_std >= 0:
         raise InputError(f"The noise's standard deviation must not be negative; got {noise_std}.")
-    return _Problem(n_features, seed, lambda g, rows: g.random((rows, n_features)), friedman1_function)
+    return _Problem(n_features, noise_std, seed, lambda g, rows: g.random((rows, n_features)), friedman1_function)
 
 
 def _rbf_mixture_problem(n_features: int, n_centres: int, width: float, noise_variance: float, seed: int) -> _Problem:
     if not noise_variance >= 0:
         raise InputError(f"The noise's variance must not be negative; got {noise_variance}.")
-    function = RBFMixture(n_features, n_centres, width, seed)
-    return _Problem(n_features, seed, lambda g, rows: g.standard_normal((rows, n_features)), function)
+    function, noise_std = RBFMixture(n_features, n_centres, width, seed), float(np.sqrt(noise_variance))
+    return _Problem(n_features, noise_std, seed, lambda g, rows: g.standard_normal((rows, n_features)), function)
 
 
 def _generator(seed: int, stream: int, index: int) -> np.random.Generator:
     if seed < 0:
         raise InputError(f"The seed must not be negative; got {seed}.")
     return np.random.default_rng(np.random.SeedSequence(entropy=seed, spawn_key=(stream, index)))
-
-
-def _write(
-    problem: _Problem,
-    train_url: Location,
-    test_url: Location | None,
-    n_train: int,
-    n_test: int,
-    noise_std: float,
-    chunk_rows: int | None,
-    progress: ProgressCallback | None,
-    overwrite: bool,
-) -> tuple[Dataset, Dataset | None]:
-    if n_train < 2 or (test_url is not None and n_test < 1):
-        raise InputError(f"Expected at least 2 training samples and 1 test sample; got {n_train} and {n_test}.")
-    if test_url is not None and normalise_url(test_url) == normalise_url(train_url):
-        raise InputError(f"The training and the test store are the same place, '{train_url}'; choose two.")
-    # Both outputs are looked at before the first is written.
-    for url in (train_url, test_url):
-        if url is not None:
-            ensure_writable(url, overwrite, DATASET_KIND)
-
-    def write(
-        url: Location, n_samples: int, stream: int, noise: float, phase: str, standardisation: Standardisation | None
-    ) -> Dataset:
-        features = [f"x{index}" for index in range(1, problem.n_features + 1)]
-        with DatasetWriter.create(url, features, ["y"], chunk_rows, overwrite, n_samples) as writer:
-            for index, rows in problem.blocks(n_samples):
-                writer.append(*problem.block(index, rows, stream, noise))
-                if progress is not None:
-                    progress(Progress(phase, writer.n_samples, n_samples, "rows"))
-            return writer.finish(standardisation)
-
-    train = write(train_url, n_train, _TRAIN_STREAM, noise_std, "training samples", None)
-    if test_url is None:
-        return train, None
-    return train, write(test_url, n_test, _TEST_STREAM, 0.0, "test samples", train.standardisation)

@@ -13,15 +13,13 @@ import zarr
 
 from dkgp.data.remote.storage import is_local, open_object, shown
 from dkgp.data.remote.zarr_store import zarr_place
-from dkgp.data.sources.base import Block, Column, Source, block_rows, column_values, row_places
+from dkgp.data.sources.base import Block, Column, Source, block_rows, matrix_of, refused_as, row_places
 from dkgp.data.sources.formats import FORMATS, Format
 from dkgp.data.stores.dataset import DATASET_KIND, open_dataset
 from dkgp.data.stores.manifest import recognise
 from dkgp.data.types import FloatArray
-from dkgp.errors import InputError, StorageError, StoreError
+from dkgp.errors import InputError, StoreError
 from dkgp.registry import Extra
-
-__all__ = ["DatasetSource", "XarraySource", "ZarrSource", "open_zarr_source"]
 
 _INPUTS = "X"
 
@@ -30,11 +28,7 @@ class _VariablesSource(Source):
     """Named variables that are sliced by rows; what NetCDF and Zarr share."""
 
     def __init__(self, url: str) -> None:
-        self.url = shown(url)
-        self._address = url
-        self.warnings = []
-        self.unit = "rows"
-        self.groups = {}
+        super().__init__(url)
         self._chunk_rows = 1
         self._widths: dict[str, int] = {}
 
@@ -70,17 +64,11 @@ class _VariablesSource(Source):
         for start in range(0, self.total, rows):
             stop = min(start + rows, self.total)
             place = row_places(self.url, start)
-            try:
-                parts = {name: np.asarray(variables[name][start:stop]) for name in needed}
-            except StorageError:
-                raise
-            except (ValueError, RuntimeError, OSError) as error:
-                raise InputError(f"Rows {start} to {stop - 1} of '{self.url}' cannot be read: {error}") from error
-            values: FloatArray = np.empty((stop - start, len(columns)))
-            for position, column in enumerate(columns):
-                part = parts[column.array]
-                values[:, position] = column_values(part if part.ndim == 1 else part[:, column.index], column, place)
-            yield Block(values, place, stop)
+            unreadable = f"Rows {start} to {stop - 1} of '{self.url}' cannot be read"
+            with refused_as(unreadable, ValueError, RuntimeError, OSError):
+                # A vector has one column.
+                parts = {name: np.asarray(variables[name][start:stop]).reshape(stop - start, -1) for name in needed}
+            yield Block(matrix_of(columns, parts, place), place, stop)
 
 
 class XarraySource(_VariablesSource):
@@ -97,20 +85,20 @@ class XarraySource(_VariablesSource):
         self._engine = engine
         with self._opened() as (dataset, _):
             dimension = _sample_dimension(dataset, url)
-            chosen = {
+            variables = {
                 str(name): variable
                 for name, variable in dataset.variables.items()
                 if variable.dims[:1] == (dimension,) and variable.ndim in (1, 2)
             }
             if engine == "zarr":
                 self._chunk_rows = max(
-                    (int(v.encoding.get("chunks", (1,))[0]) for v in chosen.values() if v.encoding.get("chunks")),
+                    (int(v.encoding.get("chunks", (1,))[0]) for v in variables.values() if v.encoding.get("chunks")),
                     default=1,
                 )
             self._describe(
-                {name: tuple(variable.shape) for name, variable in chosen.items()},
+                {name: tuple(variable.shape) for name, variable in variables.items()},
                 int(dataset.sizes[dimension]),
-                _feature_labels(dataset, chosen),
+                _feature_labels(dataset, variables),
                 frozenset([str(dimension)]),
             )
 
@@ -128,20 +116,16 @@ class _OpenedDataset:
 
     def __init__(self, url: str, engine: str) -> None:
         self._file: Any = None
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                if engine == "zarr":
-                    self._dataset = xr.open_zarr(zarr_place(url), chunks=None)
-                else:
-                    target: Any = url
-                    if not is_local(url):
-                        self._file = target = open_object(url)
-                    self._dataset = xr.open_dataset(target, engine=engine, decode_timedelta=False)
-        except StorageError:
-            raise
-        except (ValueError, OSError, KeyError) as error:
-            raise InputError(f"'{shown(url)}' cannot be opened: {error}") from error
+        unreadable = f"'{shown(url)}' cannot be opened"
+        with refused_as(unreadable, ValueError, OSError, KeyError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if engine == "zarr":
+                self._dataset = xr.open_zarr(zarr_place(url), chunks=None)
+            else:
+                target: Any = url
+                if not is_local(url):
+                    self._file = target = open_object(url)
+                self._dataset = xr.open_dataset(target, engine=engine, decode_timedelta=False)
 
     def __enter__(self) -> tuple[xr.Dataset, Any]:
         return self._dataset, self._file
@@ -223,11 +207,11 @@ class DatasetSource(_VariablesSource):
 
     def _values(self, part: FloatArray, column: Column, place: Callable[[int], str]) -> FloatArray:
         """Numbers as they are stored, also of labels, unless the column is asked for as labels: then by their names."""
-        found = part[:, column.index]
+        values = part[:, column.index]
         if column.encode is None:
-            return found
+            return values
         names = self._dataset.classes if column.array == "y" else None
-        return column.encode(found if names is None else np.array(names, dtype=object)[found.astype(np.int64)], place)
+        return column.encode(values if names is None else np.array(names, dtype=object)[values.astype(np.int64)], place)
 
 
 def open_zarr_source(url: str) -> Source:
@@ -248,14 +232,9 @@ def open_zarr_source(url: str) -> Source:
 
 
 def _open_zarr(url: str) -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return zarr.open(zarr_place(url), mode="r")
-    except StorageError:
-        raise
-    except (ValueError, OSError, KeyError) as error:
-        raise InputError(f"'{url}' is not a Zarr group or array: {error}") from error
+    with refused_as(f"'{url}' is not a Zarr group or array", ValueError, OSError, KeyError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return zarr.open(zarr_place(url), mode="r")
 
 
 def _dimension_names(array: Any) -> bool:
@@ -282,12 +261,12 @@ def _sample_dimension(dataset: xr.Dataset, url: str) -> Hashable:
     return max(dict.fromkeys(counted), key=lambda dimension: (counted.count(dimension), dataset.sizes[dimension]))
 
 
-def _feature_labels(dataset: xr.Dataset, chosen: dict[str, Any]) -> list[str] | None:
-    matrices = [name for name, variable in chosen.items() if variable.ndim == 2]
+def _feature_labels(dataset: xr.Dataset, variables: dict[str, Any]) -> list[str] | None:
+    matrices = [name for name, variable in variables.items() if variable.ndim == 2]
     inputs = _INPUTS if _INPUTS in matrices else matrices[0] if len(matrices) == 1 else None
     if inputs is None:
         return None
-    dimension = chosen[inputs].dims[1]
+    dimension = variables[inputs].dims[1]
     if dimension in dataset.coords and dataset[dimension].dtype.kind in "USOT":
         return [str(name) for name in dataset[dimension].values.tolist()]
     return None

@@ -30,19 +30,6 @@ from dkgp.data.stores.manifest import (
 from dkgp.data.types import FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, StorageError, StoreError
 
-__all__ = [
-    "StoredArray",
-    "create_array",
-    "create_group",
-    "create_name_array",
-    "default_chunk_rows",
-    "even_chunk_rows",
-    "open_arrays",
-    "row_ranges",
-    "set_attributes",
-    "target_layout",
-]
-
 _MIB = 2**20
 
 StoredType: TypeAlias = Literal["float64", "float32", "int64", "int8"]

@@ -33,8 +33,6 @@ from dkgp.data.stores.manifest import json_bytes
 from dkgp.data.types import Json, Location
 from dkgp.errors import CheckpointError, InputError, StorageError
 
-__all__ = ["Checkpoint", "CheckpointStore"]
-
 _MAGIC = b"DKGPCKP1"
 _DIGEST_BYTES = 32
 _NAME = re.compile(r"checkpoint-(\d{10,})\.dkgp")
@@ -118,16 +116,16 @@ class CheckpointStore:
         reasons: dict[str, str] = {}
         for sequence_number, name in sorted(self._names(), reverse=True):
             try:
-                found = _decoded(read_object(join(self.url, name)))
-                if found.sequence_number != sequence_number:
-                    raise CheckpointError(f"it holds the checkpoint {found.sequence_number}")
+                checkpoint = _decoded(read_object(join(self.url, name)))
+                if checkpoint.sequence_number != sequence_number:
+                    raise CheckpointError(f"it holds the checkpoint {checkpoint.sequence_number}")
             except StorageError:
                 # A store that does not answer says nothing about its checkpoints.
                 raise
             except (CheckpointError, OSError) as error:
                 reasons[name] = str(error)
                 continue
-            return Checkpoint(found.sequence_number, found.arrays, found.metadata, tuple(reasons))
+            return Checkpoint(checkpoint.sequence_number, checkpoint.arrays, checkpoint.metadata, tuple(reasons))
         if reasons:
             details = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
             raise CheckpointError(

@@ -20,8 +20,6 @@ from dkgp.data.stores.standardisation import Standardisation
 from dkgp.data.types import FloatArray, IntArray, Json, Location, quoted
 from dkgp.errors import InputError, StoreError
 
-__all__ = ["DATASET_KIND", "Dataset", "open_dataset"]
-
 DATASET_KIND = "dataset"
 
 
@@ -211,9 +209,9 @@ class Dataset:
                 f"'{self.url}' has {self.n_targets} targets; the standardisation is for "
                 f"{standardisation.target_mean.size}."
             )
-        other = copy.copy(self)
-        other.standardisation = standardisation
-        return other
+        mapped = copy.copy(self)
+        mapped.standardisation = standardisation
+        return mapped
 
     def as_seen_by(
         self,
@@ -253,17 +251,17 @@ class Dataset:
             raise InputError(
                 f"'{self.url}' has the targets {quoted(stored_targets)}; expected all of {quoted(target_names)}."
             )
-        other = copy.copy(self)
-        other._input_columns = np.array([self.raw_feature_names.index(name) for name in feature_names], dtype=np.int64)
-        other.standardisation = dataclasses.replace(standardisation, kept=(True,) * len(feature_names))
+        seen = copy.copy(self)
+        seen._input_columns = np.array([self.raw_feature_names.index(name) for name in feature_names], dtype=np.int64)
+        seen.standardisation = dataclasses.replace(standardisation, kept=(True,) * len(feature_names))
         if shared:
-            other.target_names = tuple(target_names)
-            other._target_columns = np.array([stored_targets.index(name) for name in target_names], dtype=np.int64)
+            seen.target_names = tuple(target_names)
+            seen._target_columns = np.array([stored_targets.index(name) for name in target_names], dtype=np.int64)
         else:
-            other.target_names, other._target_array = (), None
+            seen.target_names, seen._target_array = (), None
         if classes is not None:
-            other._recode(tuple(classes))
-        return other
+            seen._recode(tuple(classes))
+        return seen
 
     def _recode(self, classes: tuple[str, ...]) -> None:
         """Have labels read as codes among another training set's classes."""
@@ -292,15 +290,15 @@ class Dataset:
         shares = np.array(counts, dtype=np.float64) / self.n_samples
         if (shares == 1.0).any():
             raise InputError(f"'{self.url}' has samples of one class only, '{classes[int(np.argmax(shares))]}'.")
-        other = copy.copy(self)
+        signs = copy.copy(self)
         if len(classes) > 2:
-            other.target_names = classes
-        other.classes, other.class_counts, other._signs = None, None, len(classes)
+            signs.target_names = classes
+        signs.classes, signs.class_counts, signs._signs = None, None, len(classes)
         mean = 2.0 * (shares[1:] if len(classes) == 2 else shares) - 1.0
-        other.standardisation = dataclasses.replace(
+        signs.standardisation = dataclasses.replace(
             self.standardisation, target_mean=mean, target_std=np.ones(len(mean))
         )
-        return other
+        return signs
 
     def _recoded(self, raw: FloatArray) -> FloatArray:
         """Codes as they are stored in the form that reads give: among other classes, or as signs."""
@@ -314,8 +312,8 @@ class Dataset:
             return raw
         if isinstance(self._recoding, str):
             return codes_of_numbers(raw[:, 0], self.classes, f"'{self.url}'")[:, None].astype(np.float64)
-        own = codes_of_targets(raw[:, 0], len(self._recoding), f"'{self.url}'")
-        return self._recoding[own][:, None].astype(np.float64)
+        codes = codes_of_targets(raw[:, 0], len(self._recoding), f"'{self.url}'")
+        return self._recoding[codes][:, None].astype(np.float64)
 
     @property
     def _stored_target_names(self) -> tuple[str, ...]:

@@ -13,26 +13,15 @@ from contextlib import AbstractContextManager
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dkgp.data.classes import check_classes, codes_of_targets
-from dkgp.data.remote.claims import Claim
-from dkgp.data.remote.storage import normalise_url, remove_store
-from dkgp.data.stores.arrays import StoredArray, create_array, default_chunk_rows, set_attributes, target_layout
+from dkgp.data.classes import codes_of_targets
+from dkgp.data.remote.storage import normalise_url
+from dkgp.data.stores.arrays import default_chunk_rows, set_attributes, target_layout
+from dkgp.data.stores.columns import ColumnNames
 from dkgp.data.stores.dataset import DATASET_KIND, Dataset, open_dataset
-from dkgp.data.stores.manifest import commit, json_bytes
 from dkgp.data.stores.standardisation import RunningMoments, Standardisation
-from dkgp.data.stores.writable import new_store
+from dkgp.data.stores.writable import NewStore, new_store
 from dkgp.data.types import FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError
-
-__all__ = [
-    "MINIMUM_TRAINING_SAMPLES",
-    "DatasetWriter",
-    "check_names",
-    "dataset_from_arrays",
-    "fingerprint_header",
-    "labels_named",
-    "names_or_default",
-]
 
 MINIMUM_TRAINING_SAMPLES = 2
 
@@ -48,35 +37,23 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         What the user should hear of, such as the constant features that were dropped. Complete after `finish`.
     """
 
-    def __init__(
-        self,
-        url: str,
-        feature_names: tuple[str, ...],
-        target_names: tuple[str, ...],
-        chunk_rows: int,
-        expected_samples: int | None,
-        claim: Claim,
-        classes: tuple[str, ...] | None = None,
-        weight_name: str | None = None,
-    ) -> None:
-        self.url = url
-        self._claim = claim
-        self.feature_names = feature_names
-        self.target_names = target_names
-        self.classes = classes
-        self.weight_names = () if weight_name is None else (weight_name,)
+    def __init__(self, store: NewStore, names: ColumnNames, chunk_rows: int, expected_samples: int | None) -> None:
+        self.url = store.url
+        self.feature_names, self.target_names = names.features, names.targets
+        self.classes, self.weight_names = names.classes, names.weights
         self.chunk_rows = chunk_rows
         self.n_samples = 0
         self.warnings: list[str] = []
+        self._store, self._names = store, names
         self._expected_samples = expected_samples
         self._finished = False
         self._n_written = 0
         # Inputs, targets and weights; no column where there are none.
         self._pending: list[tuple[FloatArray, ...]] = []
         self._hashes = (hashlib.sha256(), hashlib.sha256(), hashlib.sha256())
-        self._class_counts: IntArray = np.zeros(len(classes or ()), dtype=np.int64)
-        self._moments = (RunningMoments(len(feature_names)), RunningMoments(len(target_names)))
-        self._arrays = self._create_arrays(expected_samples or 0)
+        self._class_counts: IntArray = np.zeros(len(names.classes or ()), dtype=np.int64)
+        self._moments = (RunningMoments(len(names.features)), RunningMoments(len(names.targets)))
+        self._create_arrays(expected_samples or 0)
 
     @classmethod
     def create(
@@ -116,19 +93,12 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         OutputExistsError, StorageError
             The place is taken, or cannot be written to.
         """
-        names = check_names(feature_names, target_names)
         if chunk_rows is not None and chunk_rows < 1:
             raise InputError(f"chunk_rows must be at least 1; got {chunk_rows}.")
-        known = labels_named(classes, names[1])
-        address = normalise_url(url)
-        rows = chunk_rows or default_chunk_rows(n_samples, len(names[0]) + len(names[1]))
-        attributes: Json = {"feature_names": list(names[0]), "target_names": list(names[1])}
-        if known is not None:
-            attributes["classes"] = list(known)
-        if weight_name is not None:
-            check_names([*names[0], weight_name], names[1])
-        with new_store(address, DATASET_KIND, attributes, overwrite) as claim:
-            return cls(address, names[0], names[1], rows, n_samples, claim, known, weight_name)
+        names = ColumnNames.checked(feature_names, target_names, classes, weight_name)
+        rows = chunk_rows or default_chunk_rows(n_samples, len(names.features) + len(names.targets))
+        with new_store(normalise_url(url), DATASET_KIND, names.to_json(), overwrite) as store:
+            return cls(store, names, rows, n_samples)
 
     def __exit__(self, *error: object) -> None:
         self.abort()
@@ -203,7 +173,7 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
             if self._expected_samples is not None and self.n_samples != self._expected_samples:
                 raise InputError(f"Got {self.n_samples} samples; {self._expected_samples} were announced.")
             if standardisation is None:
-                standardisation = self._own_standardisation()
+                standardisation = self._computed_standardisation()
             elif standardisation.n_raw_features != len(self.feature_names):
                 raise InputError(
                     f"The standardisation is for {standardisation.n_raw_features} features; "
@@ -211,19 +181,19 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
                 )
             self._write_pending(whole_chunks_only=False)
             metadata: Json = {
-                "feature_names": list(self.feature_names),
-                "target_names": list(self.target_names),
+                **self._names.to_json(),
                 "n_samples": self.n_samples,
                 "chunk_rows": self.chunk_rows,
                 "standardisation": standardisation.to_json(),
                 "fingerprint": self._fingerprint(),
             }
             if self.classes is not None:
-                metadata |= {"classes": list(self.classes), "class_counts": self._class_counts.tolist()}
+                metadata["class_counts"] = self._class_counts.tolist()
             if self.weight_names:
                 metadata["weight_name"] = self.weight_names[0]
-            set_attributes(self.url, {key: metadata[key] for key in ("standardisation", "fingerprint")}, self._claim)
-            commit(self.url, DATASET_KIND, metadata, self._arrays, self._claim)
+            shown = {key: metadata[key] for key in ("standardisation", "fingerprint")}
+            set_attributes(self.url, shown, self._store.claim)
+            self._store.commit(metadata)
             self._finished = True
         except BaseException:
             self.abort()
@@ -234,22 +204,16 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         """Remove what was written. Nothing happens after `finish`."""
         if not self._finished:
             self._pending = []
-            remove_store(self._claim)
+            self._store.remove()
 
-    def _create_arrays(self, n_samples: int) -> list[StoredArray]:
-        d, p = len(self.feature_names), len(self.target_names)
-        about = [{"names": list(names)} for names in (self.feature_names, self.target_names)]
-        dimensions: tuple[str, ...] = ("sample", "feature")
-        arrays = [create_array(self.url, "X", (n_samples, d), self.chunk_rows, dimensions, about[0], claim=self._claim)]
+    def _create_arrays(self, n_samples: int) -> None:
+        d, p, rows = len(self.feature_names), len(self.target_names), self.chunk_rows
+        names = {"names": list(self.feature_names)}
+        self._store.create_array("X", (n_samples, d), ("sample", "feature"), rows, names)
         if p:
-            shape, dimensions = target_layout(n_samples, p)
-            arrays += [create_array(self.url, "y", shape, self.chunk_rows, dimensions, about[1], claim=self._claim)]
-        if self.weight_names:
-            named = {"name": self.weight_names[0]}
-            arrays += [
-                create_array(self.url, "w", (n_samples,), self.chunk_rows, ("sample",), named, claim=self._claim)
-            ]
-        return arrays
+            self._store.create_array("y", *target_layout(n_samples, p), rows, {"names": list(self.target_names)})
+        for name in self.weight_names:
+            self._store.create_array("w", (n_samples,), ("sample",), rows, {"name": name})
 
     def _write_pending(self, whole_chunks_only: bool) -> None:
         if not self._pending:
@@ -258,8 +222,8 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         n_rows = len(parts[0]) // self.chunk_rows * self.chunk_rows if whole_chunks_only else len(parts[0])
         self._pending = [tuple(part[n_rows:].copy() for part in parts)] if n_rows < len(parts[0]) else []
         end = self._n_written + n_rows
-        if end > self._arrays[0].shape[0]:
-            for array in self._arrays:
+        if end > self._store.arrays[0].shape[0]:
+            for array in self._store.arrays:
                 array.resize(end)
         for start in range(0, n_rows, self.chunk_rows):
             rows = slice(start, min(start + self.chunk_rows, n_rows))
@@ -271,12 +235,12 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
             digest.update(np.ascontiguousarray(values, dtype="<f8").tobytes())
         for moments, values in zip(self._moments, parts[:2], strict=True):
             moments.update(values)
-        for array, values in zip(self._arrays, [part for part in parts if part.shape[1]], strict=True):
+        for array, values in zip(self._store.arrays, [part for part in parts if part.shape[1]], strict=True):
             array.write(self._n_written, values.reshape(len(values), *array.shape[1:]))
         self._n_written += len(parts[0])
 
     def _fingerprint(self) -> str:
-        digest = hashlib.sha256(fingerprint_header(self.feature_names, self.target_names, self.n_samples, self.classes))
+        digest = hashlib.sha256(self._names.fingerprint_header(self.n_samples))
         # Without weights it is what it was before there were any.
         for part in self._hashes if self.weight_names else self._hashes[:2]:
             digest.update(part.digest())
@@ -284,7 +248,7 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
             digest.update(name.encode())
         return digest.hexdigest()
 
-    def _own_standardisation(self) -> Standardisation:
+    def _computed_standardisation(self) -> Standardisation:
         if not self.target_names:
             # Nothing is trained on inputs without targets; they get the map of the model that predicts at them.
             return Standardisation.identity(len(self.feature_names), 0)
@@ -359,8 +323,10 @@ def dataset_from_arrays(
         targets = targets[:, None]
     if targets.ndim != 2 or len(targets) != len(inputs):
         raise InputError(f"y has shape {np.shape(targets)}; expected ({len(inputs)},) or ({len(inputs)}, p).")
-    names = names_or_default(inputs.shape[1], targets.shape[1], feature_names, target_names)
-    with DatasetWriter.create(url, *names, chunk_rows, overwrite, len(inputs), classes) as writer:
+    names = ColumnNames.of_shape(inputs.shape[1], targets.shape[1], feature_names, target_names, classes)
+    with DatasetWriter.create(
+        url, names.features, names.targets, chunk_rows, overwrite, len(inputs), names.classes
+    ) as writer:
         for start in range(0, len(inputs), writer.chunk_rows):
             rows = slice(start, start + writer.chunk_rows)
             writer.append(inputs[rows], targets[rows])
@@ -370,59 +336,15 @@ def dataset_from_arrays(
     return dataset
 
 
-def names_or_default(
-    d: int, p: int, feature_names: Sequence[str] | None, target_names: Sequence[str] | None
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names as `check_names` gives them; by default x0, x1, ... and y, or y0, y1, ... for several targets."""
-    numbered = ["y"] if p == 1 else [f"y{column}" for column in range(p)]
-    features = [f"x{column}" for column in range(d)] if feature_names is None else feature_names
-    return check_names(features, numbered if target_names is None else target_names)
-
-
-def check_names(feature_names: Sequence[str], target_names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names as tuples; `InputError` where they are not distinct, or a target is among the features."""
-    features, targets = tuple(map(str, feature_names)), tuple(map(str, target_names))
-    if not features:
-        raise InputError("There is no feature; expected at least one column besides the target.")
-    for what, names in (("feature", features), ("target", targets)):
-        repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-        if repeated:
-            raise InputError(
-                f"The {what} name '{repeated[0]}' occurs {names.count(repeated[0])} times; names must differ."
-            )
-    both = [name for name in targets if name in set(features)]
-    if both:
-        raise InputError(f"The target '{both[0]}' is among the features; leave it out of them.")
-    return features, targets
-
-
-def labels_named(classes: Sequence[str] | None, target_names: Sequence[str]) -> tuple[str, ...] | None:
-    """Class names as a tuple, None for none; `InputError` where they are no classes, or there is not one target."""
-    if classes is None:
-        return None
-    if len(target_names) != 1:
-        raise InputError(f"Labels are one column; got {len(target_names)} targets and the classes of a label.")
-    return check_classes(classes)
-
-
-def fingerprint_header(
-    feature_names: Sequence[str], target_names: Sequence[str], n_samples: int, classes: Sequence[str] | None
-) -> bytes:
-    """The part of a fingerprint beside the values: the names of columns and classes, and how many samples."""
-    header: Json = {"feature_names": feature_names, "target_names": target_names, "n_samples": n_samples}
-    # Without classes it is what it was before there were any.
-    return json_bytes(header if classes is None else {**header, "classes": classes})
-
-
-def _matrix(values: ArrayLike, n_columns: int, what: str) -> FloatArray:
+def _matrix(values: ArrayLike, n_columns: int, kind: str) -> FloatArray:
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise InputError(f"The {what} are not numbers: {error}") from error
+        raise InputError(f"The {kind} are not numbers: {error}") from error
     if array.ndim == 1 and n_columns == 1:
         array = array[:, None]
     if array.ndim != 2 or array.shape[1] != n_columns:
-        raise InputError(f"The {what} have shape {array.shape}; expected (rows, {n_columns}).")
+        raise InputError(f"The {kind} have shape {array.shape}; expected (rows, {n_columns}).")
     return array
 
 

@@ -38,11 +38,9 @@ from dkgp.data.stores.manifest import (
     json_bytes,
     read_manifest,
 )
-from dkgp.data.stores.model_store import MODEL_KIND
+from dkgp.data.stores.models.exact import MODEL_KIND
 from dkgp.data.types import FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, NumericalError, StorageError, StoreError
-
-__all__ = ["FACTOR_KIND", "FactorRecord", "FactorWriter", "discard_factor", "open_factor"]
 
 FACTOR_KIND = "variance factor"
 
@@ -262,10 +260,10 @@ class FactorRecord:
 
     url: str
     metadata: Json
-    n: int  # the model's samples
-    rank: int  # landmarks
-    chunk_rows: int  # of the columns: reads aligned to it touch the fewest chunks
-    indices: IntArray  # the landmarks' rows among the model's support inputs, (R,)
+    n: int
+    rank: int
+    chunk_rows: int
+    indices: IntArray
     _arrays: dict[str, StoredArray] = field(repr=False)
 
     @property
@@ -381,12 +379,12 @@ def _advice(url: str) -> Iterator[None]:
 
 
 def _landmarks(indices: IntArray, rank: int, n: int) -> IntArray:
-    found = np.asarray(indices)
-    if found.dtype.kind not in "iu" or found.shape != (rank,) or np.unique(found).size != rank:
-        raise InputError(f"The landmarks must be {rank} distinct integers; got {found.dtype}, shape {found.shape}.")
-    if found.min() < 0 or found.max() >= n:
-        raise InputError(f"The landmarks are rows {found.min()} to {found.max()}; the model has rows 0 to {n - 1}.")
-    return found.astype(np.int64)
+    rows = np.asarray(indices)
+    if rows.dtype.kind not in "iu" or rows.shape != (rank,) or np.unique(rows).size != rank:
+        raise InputError(f"The landmarks must be {rank} distinct integers; got {rows.dtype}, shape {rows.shape}.")
+    if rows.min() < 0 or rows.max() >= n:
+        raise InputError(f"The landmarks are rows {rows.min()} to {rows.max()}; the model has rows 0 to {n - 1}.")
+    return rows.astype(np.int64)
 
 
 def _require_finite(name: str, values: NDArray[Any], first_row: int) -> None:

@@ -31,22 +31,6 @@ from dkgp.data.remote.zarr_store import zarr_place
 from dkgp.data.types import Json
 from dkgp.errors import OutputExistsError, StorageError, StoreError
 
-__all__ = [
-    "FORMAT_VERSIONS",
-    "MANIFEST_NAME",
-    "check_complete",
-    "checksum",
-    "chunk_keys",
-    "chunk_place",
-    "chunk_rows_of_key",
-    "commit",
-    "is_committed",
-    "json_bytes",
-    "read_manifest",
-    "recognise",
-    "store_attributes",
-]
-
 MANIFEST_NAME = "dkgp-manifest.json"
 # Of each kind of store, that which is written; older ones are read. Datasets: 2 may name classes and weigh
 # samples. Predictions: 2 may hold decisions, classes and probabilities.
@@ -71,16 +55,16 @@ def recognise(url: str) -> str | None:
         (CLAIM_NAME, ("kind",)),
     ):
         try:
-            found: Any = json.loads(read_object(join(url, name)))
+            content: Any = json.loads(read_object(join(url, name)))
             for key in path:
-                found = found[key]
+                content = content[key]
         except StorageError:
             # A store that does not answer is no reason to call what lies there nobody's.
             raise
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        if isinstance(found, str):
-            return found
+        if isinstance(content, str):
+            return content
     return None
 
 
@@ -169,14 +153,14 @@ def read_manifest(url: str, kind: str) -> Json:
     try:
         manifest = cast(Json, json.loads(content))
         written = manifest.pop("checksum")
-        found, version = str(manifest["kind"]), int(manifest["version"])
-        whole = written == checksum(manifest)
+        stored_kind, version = str(manifest["kind"]), int(manifest["version"])
+        undamaged = written == checksum(manifest)
     except (ValueError, KeyError, TypeError, AttributeError):
-        whole, found, version = False, kind, 1
-    if not whole:
+        undamaged, stored_kind, version = False, kind, 1
+    if not undamaged:
         raise StoreError(f"The manifest '{join(url, MANIFEST_NAME)}' is damaged; write the store again.")
-    if found != kind:
-        raise StoreError(f"'{url}' holds a dkgp {found} store; expected a {kind} store.")
+    if stored_kind != kind:
+        raise StoreError(f"'{url}' holds a dkgp {stored_kind} store; expected a {kind} store.")
     if version > _version(kind):
         raise StoreError(
             f"'{url}' has store format {version}; this dkgp reads up to {_version(kind)}. Install a newer dkgp."
@@ -230,20 +214,20 @@ def chunk_place(url: str, chunk: str, n_rows: int, chunk_rows: int) -> str:
     return f"Chunk {chunk} (rows {start} to {stop - 1}) of '{url}'"
 
 
-def _missing_chunk(url: str, missing: list[str], n_rows: int, chunk_rows: int, what: str) -> StoreError:
-    others = f" ({len(missing) - 1} more chunks of this array too)" if len(missing) > 1 else ""
-    return StoreError(f"{chunk_place(url, missing[0], n_rows, chunk_rows)} {what}{others}. Write the store again.")
+def _missing_chunk(url: str, missing: list[str], n_rows: int, chunk_rows: int, fault: str) -> StoreError:
+    more = f" ({len(missing) - 1} more chunks of this array too)" if len(missing) > 1 else ""
+    return StoreError(f"{chunk_place(url, missing[0], n_rows, chunk_rows)} {fault}{more}. Write the store again.")
 
 
 def _no_manifest(url: str, kind: str) -> StoreError:
     url = normalise_url(url)
     if not exists(url):
         return StoreError(f"There is no {kind} store at '{url}'. Check the path.")
-    found = recognise(url)
-    if found is None:
+    stored_kind = recognise(url)
+    if stored_kind is None:
         return StoreError(f"'{url}' is not a dkgp {kind} store: it has no {MANIFEST_NAME}.")
-    if found != kind:
-        return StoreError(f"'{url}' holds an unfinished dkgp {found} store; expected a {kind} store.")
+    if stored_kind != kind:
+        return StoreError(f"'{url}' holds an unfinished dkgp {stored_kind} store; expected a {kind} store.")
     return StoreError(
         f"The {kind} store '{url}' is incomplete: its writing was interrupted before the manifest was written. "
         "Write it again, or resume the command that was writing it."

@@ -15,14 +15,12 @@ from numpy.typing import ArrayLike
 
 from dkgp.data.classes import codes_of_targets
 from dkgp.data.stores.arrays import default_chunk_rows
+from dkgp.data.stores.columns import ColumnNames
 from dkgp.data.stores.dataset import Dataset
-from dkgp.data.stores.dataset_writer import fingerprint_header, labels_named, names_or_default
 from dkgp.data.stores.resident import Resident
 from dkgp.data.stores.standardisation import RunningMoments, Standardisation
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
-
-__all__ = ["append_rows", "assembled_dataset", "memory_dataset", "standardisation_of", "standardised_inputs"]
 
 
 class RowArray(Protocol):
@@ -96,11 +94,11 @@ class _Appended:
         return np.concatenate([self.first.read(start, self._cut), self.second.read(0, stop - self._cut)])
 
     def rows(self, indices: IntArray) -> FloatArray:
-        wanted = np.asarray(indices)
-        result = np.empty((len(wanted), *self.shape[1:]))
-        early = wanted < self._cut
-        result[early] = self.first.rows(wanted[early])
-        result[~early] = self.second.rows(wanted[~early] - self._cut)
+        ordered = np.asarray(indices)
+        result = np.empty((len(ordered), *self.shape[1:]))
+        early = ordered < self._cut
+        result[early] = self.first.rows(ordered[early])
+        result[~early] = self.second.rows(ordered[~early] - self._cut)
         return result
 
 
@@ -194,16 +192,22 @@ class AssembledDataset(Dataset):
 
     def _as_read(self) -> Dataset:
         """The same data in the units of their source, to be mapped as those of a store are, when they are read."""
-        other, by = object.__new__(Dataset), self.standardisation
-        vars(other).update(vars(self))
-        inputs = _InSourceUnits(self.standard_inputs, by.input_mean, by.input_std, by.kept, self._constants)
+        raw, standardisation = object.__new__(Dataset), self.standardisation
+        vars(raw).update(vars(self))
+        inputs = _InSourceUnits(
+            self.standard_inputs,
+            standardisation.input_mean,
+            standardisation.input_std,
+            standardisation.kept,
+            self._constants,
+        )
         p = self.standard_targets.shape[1] if len(self.standard_targets.shape) > 1 else 1
         # Codes are their own standardised form.
         codes = self.classes is not None or self._signs is not None
-        mean, std = (np.zeros(p), np.ones(p)) if codes else (by.target_mean, by.target_std)
+        mean, std = (np.zeros(p), np.ones(p)) if codes else (standardisation.target_mean, standardisation.target_std)
         targets = _InSourceUnits(self.standard_targets, mean, std, (True,) * p, np.zeros(p))
-        vars(other).update(_input_array=inputs, _target_array=targets if self.target_names else None)
-        return other
+        vars(raw).update(_input_array=inputs, _target_array=targets if self.target_names else None)
+        return raw
 
     def _input_units(self, rows: FloatArray, standardised: bool) -> FloatArray:
         return rows if standardised else rows * self.standardisation.input_std + self.standardisation.input_mean
@@ -238,25 +242,25 @@ def memory_dataset(
     """
     inputs, targets = _finite_pair(X, y)
     d, p = inputs.shape[1], targets.shape[1]
-    names = names_or_default(d, p, feature_names, target_names)
-    if (len(names[0]), len(names[1])) != (d, p):
-        raise InputError(f"Got {len(names[0])} and {len(names[1])} names for {d} features and {p} targets.")
-    known = labels_named(classes, names[1])
-    standardisation = standardisation_of(inputs, targets, *names)
-    if known is not None:
-        codes_of_targets(targets[:, 0], len(known), "y")
+    names = ColumnNames.of_shape(d, p, feature_names, target_names, classes)
+    if (len(names.features), len(names.targets)) != (d, p):
+        raise InputError(f"Got {len(names.features)} and {len(names.targets)} names for {d} features and {p} targets.")
+    standardisation = standardisation_of(inputs, targets, names.features, names.targets)
+    if names.classes is not None:
+        codes_of_targets(targets[:, 0], len(names.classes), "y")
         standardisation = replace(standardisation, target_mean=np.zeros(1), target_std=np.ones(1))
-    digest = hashlib.sha256(fingerprint_header(*names, len(inputs), known))
+    digest = hashlib.sha256(names.fingerprint_header(len(inputs)))
     for values in (inputs, targets):
         digest.update(hashlib.sha256(np.ascontiguousarray(values, dtype="<f8").tobytes()).digest())
     return AssembledDataset(
         standardisation.inputs(inputs),
         standardisation.targets(targets),
         standardisation,
-        *names,
+        names.features,
+        names.targets,
         fingerprint=digest.hexdigest(),
         chunk_rows=default_chunk_rows(len(inputs), d + p),
-        classes=known,
+        classes=names.classes,
         constants=inputs[0].copy(),
     )
 
@@ -314,10 +318,12 @@ def standardisation_of(
     for start in range(0, len(inputs), rows):
         moments[0].update(inputs[start : start + rows])
         moments[1].update(targets[start : start + rows])
-    for own, names in zip(moments, (feature_names, target_names), strict=True):
-        own.require_range(names)
+    for column_moments, names in zip(moments, (feature_names, target_names), strict=True):
+        column_moments.require_range(names)
     # The mean of equal numbers is that number, unrounded, and does not overflow.
-    input_mean, target_mean = (np.where(own.constant, own.minimum, own.mean) for own in moments)
+    input_mean, target_mean = (
+        np.where(column_moments.constant, column_moments.minimum, column_moments.mean) for column_moments in moments
+    )
     input_std, target_std = moments[0].std, moments[1].std
     kept = input_std > 0.0
     if not kept.any():
@@ -354,11 +360,11 @@ def append_rows(dataset: Dataset, X: ArrayLike, y: ArrayLike) -> Dataset:
     if dataset.classes is not None:
         codes_of_targets(targets[:, 0], len(dataset.classes), "the rows added")
     added = standardisation.inputs(inputs), standardisation.targets(targets)
-    for what, raw, values in zip(("input", "target"), (standardisation.keep(inputs), targets), added, strict=True):
+    for role, raw, values in zip(("input", "target"), (standardisation.keep(inputs), targets), added, strict=True):
         if not np.isfinite(values).all():
             row, column = np.argwhere(~np.isfinite(values))[0]
             raise InputError(
-                f"The {what}s hold {raw[row, column]} in row {row}, column {column}, which overflows under the "
+                f"The {role}s hold {raw[row, column]} in row {row}, column {column}, which overflows under the "
                 "training set's standardisation. Leave such rows out, or train anew with them."
             )
     if isinstance(dataset, AssembledDataset):
@@ -397,11 +403,11 @@ def _finite_pair(X: ArrayLike, y: ArrayLike) -> tuple[FloatArray, FloatArray]:
         raise InputError(
             f"X and y have shapes {np.shape(X)} and {np.shape(y)}; expected (n, d) and (n,) or (n, p), n at least 1."
         )
-    for what, values in (("input", inputs), ("target", targets)):
+    for role, values in (("input", inputs), ("target", targets)):
         if not np.isfinite(values).all():
             row, column = np.argwhere(~np.isfinite(values))[0]
             raise InputError(
-                f"The {what}s hold {values[row, column]} in row {row}, column {column}; expected finite numbers. "
+                f"The {role}s hold {values[row, column]} in row {row}, column {column}; expected finite numbers. "
                 "Remove or fill in such rows."
             )
     return inputs, targets

@@ -28,7 +28,6 @@ from dkgp.data.remote.storage import (
 from dkgp.data.stores.arrays import (
     StoredArray,
     StoredType,
-    create_array,
     create_name_array,
     default_chunk_rows,
     row_ranges,
@@ -46,16 +45,6 @@ from dkgp.data.stores.manifest import (
 from dkgp.data.stores.writable import new_store
 from dkgp.data.types import BoolArray, FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, NumericalError, StorageError, StoreError
-
-__all__ = [
-    "CLASS_VARIABLES",
-    "PREDICTION_KIND",
-    "VALUE_VARIABLES",
-    "VARIABLES",
-    "Prediction",
-    "PredictionWriter",
-    "open_prediction",
-]
 
 PREDICTION_KIND = "prediction"
 VALUE_VARIABLES = ("mean", "mean_error_bound", "variance", "variance_lower", "variance_upper")
@@ -191,16 +180,16 @@ class PredictionWriter(_Planned):
         shown: Json = {"target_names": plan["target_names"]}
         if known is not None:
             plan["classes"] = shown["classes"] = list(known)
-        with new_store(address, PREDICTION_KIND, {_PLAN: plan, **shown}, overwrite) as claim:
+        with new_store(address, PREDICTION_KIND, {_PLAN: plan, **shown}, overwrite) as store:
             if known is not None:
-                create_name_array(address, _CLASS_DIMENSION, known, claim)
+                create_name_array(address, _CLASS_DIMENSION, known, store.claim)
             for name in variables:
-                shape, dimensions = _layout(name, plan)
                 # What CF calls a flag variable: what a code stands for is said beside it.
-                about = {"classes": list(known or ())} if name == "class" else None
-                dtype = _INTEGERS.get(name, "float64")
-                create_array(address, name, shape, plan["chunk_rows"], dimensions, about, dtype, claim)
-        return cls(address, plan, claim)
+                flags = {"classes": list(known or ())} if name == "class" else None
+                store.create_array(
+                    name, *_layout(name, plan), plan["chunk_rows"], flags, _INTEGERS.get(name, "float64")
+                )
+        return cls(address, plan, store.claim)
 
     @classmethod
     def open_to_resume(cls, url: Location) -> PredictionWriter:
@@ -213,8 +202,8 @@ class PredictionWriter(_Planned):
             raise StoreError(f"There is no prediction store at '{address}' to resume. Check the path.")
         kind = recognise(address)
         if kind != PREDICTION_KIND:
-            what = f"a dkgp {kind} store" if kind else "not a dkgp store"
-            raise StoreError(f"'{address}' is {what}; expected a prediction store to resume.")
+            description = f"a dkgp {kind} store" if kind else "not a dkgp store"
+            raise StoreError(f"'{address}' is {description}; expected a prediction store to resume.")
         try:
             plan = json.loads(read_object(join(address, "zarr.json")))["attributes"][_PLAN]
             finished = is_committed(address)
@@ -339,14 +328,14 @@ class PredictionWriter(_Planned):
                     for index in chunks:
                         # A marker whose chunk is gone counts for nothing.
                         done[name][index] = bool(sizes.get(f"{name}/{keys[name][index]}"))
-        wanted = self.variables if variables is None else tuple(variables)
-        unknown = [name for name in wanted if name not in done]
+        names = self.variables if variables is None else tuple(variables)
+        unknown = [name for name in names if name not in done]
         if unknown:
             raise InputError(f"The store has no variable '{unknown[0]}'; it has {', '.join(self.variables)}.")
-        return np.asarray(np.logical_and.reduce([done[name] for name in wanted]))
+        return np.asarray(np.logical_and.reduce([done[name] for name in names]))
 
-    def _joined(self, chosen: BoolArray) -> list[Region]:
-        edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]]).astype(np.int8)))
+    def _joined(self, chunks: BoolArray) -> list[Region]:
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], chunks, [False]]).astype(np.int8)))
         rows = np.minimum(edges * self.chunk_rows, self.n_samples)
         return [(int(start), int(stop)) for start, stop in zip(rows[::2], rows[1::2], strict=True)]
 

@@ -11,8 +11,6 @@ from typing import Any, ClassVar, NoReturn
 
 from dkgp.errors import ClusterError
 
-__all__ = ["Resident"]
-
 _RESIDENT: weakref.WeakValueDictionary[str, Resident] = weakref.WeakValueDictionary()
 
 

@@ -14,9 +14,6 @@ import numpy as np
 from dkgp.data.types import FloatArray, Json
 from dkgp.errors import InputError
 
-__all__ = ["RunningMoments", "Standardisation"]
-
-
 # Below it squared deviations have lost digits, or are 0 altogether.
 LEAST_VARIANCE = 1e-280
 
@@ -50,13 +47,13 @@ class RunningMoments:
         if len(block) == 0:
             return
         values = np.asarray(block, dtype=np.float64)
-        other = RunningMoments(values.shape[1])
+        block_moments = RunningMoments(values.shape[1])
         with np.errstate(all="ignore"):  # what overflows or underflows is reported once, by `require_range`
-            other.count = len(values)
-            other.mean = values.mean(axis=0)
-            other.squared_deviations = ((values - other.mean) ** 2).sum(axis=0)
-        other.minimum, other.maximum = values.min(axis=0), values.max(axis=0)
-        self.merge(other)
+            block_moments.count = len(values)
+            block_moments.mean = values.mean(axis=0)
+            block_moments.squared_deviations = ((values - block_moments.mean) ** 2).sum(axis=0)
+        block_moments.minimum, block_moments.maximum = values.min(axis=0), values.max(axis=0)
+        self.merge(block_moments)
 
     def merge(self, other: RunningMoments) -> None:
         """Take in what another one has seen."""
@@ -203,6 +200,6 @@ class Standardisation:
         return hash((self.kept, self.input_mean.tobytes(), self.input_std.tobytes(), self.target_mean.tobytes()))
 
 
-def _require_columns(what: str, rows: FloatArray, count: int) -> None:
+def _require_columns(role: str, rows: FloatArray, count: int) -> None:
     if rows.ndim != 2 or rows.shape[1] != count:
-        raise InputError(f"{what} have shape {rows.shape}; expected (rows, {count}).")
+        raise InputError(f"{role} have shape {rows.shape}; expected (rows, {count}).")

@@ -35,8 +35,6 @@ from dkgp.data.stores.manifest import json_bytes
 from dkgp.data.types import Json, Location
 from dkgp.errors import OutputExistsError, StorageError, StoreError
 
-__all__ = ["TILE_HEADER_BYTES", "TileStore"]
-
 _MAGIC = b"DKGPTIL1"
 TILE_HEADER_BYTES = len(_MAGIC) + 4
 _DESCRIPTION = "tiles.json"
@@ -70,12 +68,12 @@ class TileStore:
     def description(self) -> Json | None:
         """Return what `create` was told, None where there are no tiles; `StoreError` where it is damaged."""
         try:
-            found: Json = json.loads(read_object(join(self.url, _DESCRIPTION)))
+            description: Json = json.loads(read_object(join(self.url, _DESCRIPTION)))
         except FileNotFoundError:
             return None
         except ValueError as error:
             raise StoreError(f"the description of the tiles in '{self.url}' is damaged; remove that folder") from error
-        return found
+        return description
 
     def names(self) -> set[str]:
         """Return the names of the tiles that are there, whole or damaged."""

@@ -9,6 +9,9 @@ import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from dkgp.data.remote.addresses import is_local, normalise_url, protocol_of
 from dkgp.data.remote.claims import Claim
@@ -22,12 +25,10 @@ from dkgp.data.remote.storage import (
     translate_write_errors,
     write_object,
 )
-from dkgp.data.stores.arrays import create_group
-from dkgp.data.stores.manifest import is_committed, recognise
+from dkgp.data.stores.arrays import StoredArray, StoredType, create_array, create_group, default_chunk_rows
+from dkgp.data.stores.manifest import commit, is_committed, recognise
 from dkgp.data.types import Json, Location
 from dkgp.errors import OutputExistsError, StorageError
-
-__all__ = ["ensure_writable", "new_store"]
 
 
 def ensure_writable(location: Location, overwrite: bool, kind: str | None = None) -> None:
@@ -36,7 +37,7 @@ def ensure_writable(location: Location, overwrite: bool, kind: str | None = None
     Parameters
     ----------
     location
-        Where the store is to be.
+        Local path or fsspec URL.
     overwrite
         Whether a dkgp store that is already there may be replaced.
     kind
@@ -52,16 +53,16 @@ def ensure_writable(location: Location, overwrite: bool, kind: str | None = None
     """
     url = normalise_url(location)
     if exists(url) and not (is_folder(url) and not list_folder(url)):
-        found = recognise(url)
-        if found is None:
+        present = recognise(url)
+        if present is None:
             raise OutputExistsError(
                 f"'{url}' exists and is not a dkgp store; it will not be overwritten. "
                 "Choose another path, or remove it yourself."
             )
-        if kind is not None and found != kind:
+        if kind is not None and present != kind:
             raise OutputExistsError(
-                f"'{url}' holds a dkgp {found} store, but a {kind} store is to be written; it will not be overwritten. "
-                "Choose another path, or remove it yourself."
+                f"'{url}' holds a dkgp {present} store, but a {kind} store is to be written; it will not be "
+                "overwritten. Choose another path, or remove it yourself."
             )
         if not overwrite:
             state = "" if is_committed(url) else ", unfinished (its writing was interrupted, or goes on)"
@@ -74,21 +75,60 @@ def ensure_writable(location: Location, overwrite: bool, kind: str | None = None
         _check_remote_place(url)
 
 
+class NewStore:
+    """A store that is being written: its arrays, under the writer's claim; it can be opened once it is committed."""
+
+    def __init__(self, url: str, kind: str, claim: Claim) -> None:
+        self.url = url
+        self.claim = claim
+        self.arrays: list[StoredArray] = []
+        self._kind = kind
+
+    def create_array(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dimensions: tuple[str, ...],
+        chunk_rows: int,
+        attributes: Json | None = None,
+        dtype: StoredType = "float64",
+    ) -> StoredArray:
+        """An array of the store, all its chunks still to be written (see `arrays.create_array`)."""
+        array = create_array(self.url, name, shape, chunk_rows, dimensions, attributes, dtype, self.claim)
+        self.arrays.append(array)
+        return array
+
+    def write_array(self, name: str, values: NDArray[Any], dimensions: tuple[str, ...]) -> None:
+        """Write a whole array, in chunks of the default length; integers stay integers."""
+        rows = default_chunk_rows(len(values), values.size // max(1, len(values)))
+        dtype: StoredType = "int64" if values.dtype.kind == "i" else "float64"
+        self.create_array(name, values.shape, dimensions, rows, dtype=dtype).write(0, values)
+
+    def commit(self, metadata: Json) -> None:
+        """Write the manifest; errors as of `manifest.commit`."""
+        commit(self.url, self._kind, metadata, self.arrays, self.claim)
+
+    def remove(self) -> None:
+        """Remove what was written, unless another writer has taken the place over."""
+        remove_store(self.claim)
+
+
 @contextlib.contextmanager
-def new_store(url: str, kind: str, attributes: Json, overwrite: bool) -> Iterator[Claim]:
-    """Begin a store at a place that may be written to: a group without arrays, under a claim that the block writes by.
+def new_store(url: str, kind: str, attributes: Json, overwrite: bool) -> Iterator[NewStore]:
+    """Begin a store at a place that may be written to: a group without arrays.
 
     Another of its kind that is there is removed first, and whatever was written if the block fails. Parameters and
     errors as of `ensure_writable` and `create_group`.
     """
     ensure_writable(url, overwrite, kind)
     claim = Claim.take(url, kind, over=overwrite)
+    store = NewStore(url, kind, claim)
     try:
         remove_store(claim, keep_claim=True)
         create_group(url, kind, attributes, claim)
-        yield claim
+        yield store
     except BaseException:
-        remove_store(claim)
+        store.remove()
         raise
 
 

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import warnings
+from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from dkgp.cluster import BlockExecutor
 from dkgp.cluster.given_client import is_in_process
 from dkgp.data.classes import class_name
 from dkgp.errors import InputError
 from dkgp.estimators.base import KernelEstimator
 from dkgp.estimators.classification.fitted import FittedClassifier
-from dkgp.estimators.classification.labels import LabelledSet, classes_from_json, classes_to_json, true_labels
+from dkgp.estimators.classification.labels import (
+    LabelledSet,
+    classes_from_json,
+    classes_to_json,
+    labelled_set,
+    true_labels,
+)
 from dkgp.estimators.classification.outputs import class_predictions
-from dkgp.estimators.fitted import Fitted
-from dkgp.estimators.scikit_learn import ClassifierMixin, available_if, check_is_fitted
-from dkgp.estimators.settings import about_fit, chosen_hyperparameters
+from dkgp.estimators.fitted import Fitted, Workspace
+from dkgp.estimators.scikit_learn import ClassifierMixin, ConvergenceWarning, available_if, check_is_fitted, seed_of
+from dkgp.estimators.settings import about_fit, chosen_hyperparameters, executor_for
 from dkgp.kernels import Kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.calibration import Calibration
-from dkgp.models.classification.hyperparameters import tune_labels
+from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import label_weights
+from dkgp.models.classification.trained import TrainedClassifier
+from dkgp.models.tuning.tasks import LabelLikelihood
 from dkgp.operators.base import FloatArray
-
-__all__ = ["KernelClassifier"]
 
 
 def _has_probabilities(estimator: Any) -> bool:
@@ -41,39 +51,82 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
     probability: bool
 
     _optimizers: ClassVar[tuple[str, ...]] = ("marginal_likelihood",)
+    # What can be relied on where training stopped short.
+    _holds: ClassVar[str] = "What is proven of it holds"
+    _state: ClassVar[type[FittedClassifier]]
     _fitted: FittedClassifier
 
     # ------------------------------------------------------------------------------------------------------- training
 
-    def _weights(self, given: LabelledSet) -> FloatArray | None:
+    def _fit(self, X: Any, y: Any, sample_weight: Any) -> Self:
+        """Read the training set, tune, train, keep: `fit` of every classifier."""
+        seed = seed_of(self.random_state)
+        self._check_settings(seed)
+        workspace = Workspace(self.store)
+        training_set = labelled_set(self, X, y, sample_weight, workspace)
+        data = LabelledData(training_set.dataset, training_set.labels, self._weights(training_set))
+        hyperparameters = self._kernel_and_noise(training_set, seed)
+        with executor_for(self.client, data.n) as executor:
+            trained = self._trained(data, hyperparameters, executor, seed)
+        if hyperparameters is None:
+            hyperparameters = Hyperparameters(trained.kernel, trained.noise_variance)
+        record = trained.record(data)
+        if record.is_sparse:  # It needs no training set: a temporary folder can go, now that all is read.
+            workspace = Workspace(self.store)
+        self._take(self._state.of(record, training_set.dataset, workspace, self._about(training_set, hyperparameters)))
+        if hyperparameters.converged is False:
+            warnings.warn("; ".join(hyperparameters.warnings), ConvergenceWarning, stacklevel=3)
+        if not record.summary["converged"]:
+            message = f"not converged: {record.summary['reason']}; {record.summary['advice']}. {self._holds}"
+            warnings.warn(message, ConvergenceWarning, stacklevel=3)
+        return self
+
+    @abstractmethod
+    def _check_settings(self, seed: int) -> None:
+        """Refuse settings that make no sense, before anything is stored."""
+
+    @abstractmethod
+    def _trained(
+        self, data: LabelledData, hyperparameters: Hyperparameters | None, executor: BlockExecutor, seed: int
+    ) -> TrainedClassifier:
+        """Train on a checked training set."""
+
+    def _weights(self, training_set: LabelledSet) -> FloatArray | None:
         """Weights of the samples, of mean one, by class and by sample; None where all count the same."""
         by_class = self.class_weight
         if isinstance(by_class, Mapping):
             by_class = {class_name(label): weight for label, weight in by_class.items()}
         elif by_class is not None and by_class != "balanced":
             raise InputError(f'class_weight= takes "balanced" or weights by class; got {by_class!r}')
-        return label_weights(given.labels, by_class, given.sample_weight)
+        return label_weights(training_set.labels, by_class, training_set.sample_weight)
 
-    def _found(self, given: LabelledSet, seed: int) -> Hyperparameters:
-        """Hyperparameters that are given, or tuned on a subset of the labels."""
+    def _evidence(self) -> LabelLikelihood | None:
+        """The likelihood by whose evidence kernels are tuned; None for least squares, which have noise instead."""
+        return None
+
+    def _kernel_and_noise(self, training_set: LabelledSet, seed: int) -> Hyperparameters | None:
+        """Hyperparameters of the settings, or tuned on a subset of the labels."""
+        evidence = self._evidence()
 
         def tuned(kernel: Kernel | None, fixed: dict[str, float] | None) -> Hyperparameters:
-            about: dict[str, Any] = {"subset": self.subset_size, "seed": seed, "fixed": fixed}
-            return tune_labels(given.dataset, given.labels, kernel=kernel, **about)
+            noise = fixed if evidence is None else None
+            settings = LabelTuning(self.subset_size, seed, kernel, fixed=noise, likelihood=evidence)
+            return tune_labels(LabelledData(training_set.dataset, training_set.labels), settings)
 
         return chosen_hyperparameters(
             self.kernel,
-            given.dataset,
-            noise_variance=self.noise_variance,
+            training_set.dataset,
+            # A likelihood has none: the kernel's amplitude says it all.
+            noise_variance=self.noise_variance if evidence is None else 1.0,
             optimizer=self.optimizer,
             optimizers=self._optimizers,
             tune=tuned,
         )
 
-    def _about(self, given: LabelledSet, found: Hyperparameters) -> dict[str, Any]:
+    def _about(self, training_set: LabelledSet, hyperparameters: Hyperparameters) -> dict[str, Any]:
         """Return what a stored model says of its estimator."""
-        about = about_fit(self, given.dataset, found, several=False)
-        return {**about, "classes": classes_to_json(given.classes)}
+        about = about_fit(self, training_set.dataset, hyperparameters, several=False)
+        return {**about, "classes": classes_to_json(training_set.classes)}
 
     def _take(self, fitted: Fitted) -> None:
         super()._take(fitted)
@@ -86,11 +139,11 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
     # ----------------------------------------------------------------------------------------------------- predictions
 
     def _predicted(self, X: Any, *names: str) -> tuple[Any, ...]:
-        """Return what is asked for, by the names of `class_predictions`."""
+        """Predictions by the names of `class_predictions`."""
         check_is_fitted(self)
         client = None if self.client is None or is_in_process(self.client) else self.client
-        found = class_predictions(self._fitted, self._inputs(X), names, self.classes_, client)
-        return tuple(found[name] for name in names)
+        predictions = class_predictions(self._fitted, self._inputs(X), names, self.classes_, client)
+        return tuple(predictions[name] for name in names)
 
     def decision_function(self, X: Any) -> Any:
         """Decisions of the machines: of two classes positive for the second, otherwise one for each class.

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, ClassVar, Literal, Self
 
+from dkgp.cluster import BlockExecutor
 from dkgp.estimators.classification.base import KernelClassifier
-from dkgp.estimators.classification.fitted import FittedExact
-from dkgp.estimators.classification.labels import labelled_set
-from dkgp.estimators.fitted import Fitted, Workspace
-from dkgp.estimators.scikit_learn import ConvergenceWarning, seed_of
-from dkgp.estimators.settings import checked_solver, executor_for
+from dkgp.estimators.classification.fitted import FittedClassifier, FittedExact
+from dkgp.estimators.fitted import Fitted
+from dkgp.estimators.settings import checked_solver
 from dkgp.kernels import Kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.exact.certificate import DecisionCertificate
-from dkgp.models.classification.exact.train import DECISION_TOLERANCE, train_exact
-from dkgp.models.classification.records import exact_record
+from dkgp.models.classification.exact.train import DECISION_TOLERANCE, ExactSettings, train_exact
+from dkgp.models.classification.labelled import LabelledData
+from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.solvers import MaxPasses, Solver
 from dkgp.solvers.registry import AUTO, build_solver
-
-__all__ = ["LSSVC"]
 
 
 class LSSVC(KernelClassifier):
@@ -81,7 +78,8 @@ class LSSVC(KernelClassifier):
     (['same', 'other'], [True, True])
     """
 
-    _state: ClassVar[type[Fitted]] = FittedExact
+    _state: ClassVar[type[FittedClassifier]] = FittedExact
+    _holds = "The error bounds of decisions are those of the solution as it stands, wider than asked for, and hold"
     _fitted: FittedExact
 
     def __init__(
@@ -143,38 +141,27 @@ class LSSVC(KernelClassifier):
         ConvergenceWarning
             The solver stopped before `tol` was reached; what is certified holds.
         """
-        seed, solver = seed_of(self.random_state), checked_solver(self.solver)
-        workspace = Workspace(self.store)
-        given = labelled_set(self, X, y, sample_weight, workspace)
-        weights, found = self._weights(given), self._found(given, seed)
+        return self._fit(X, y, sample_weight)
+
+    def _check_settings(self, seed: int) -> None:
+        checked_solver(self.solver)
+
+    def _trained(
+        self, data: LabelledData, hyperparameters: Hyperparameters | None, executor: BlockExecutor, seed: int
+    ) -> TrainedClassifier:
+        assert hyperparameters is not None
+        solver = checked_solver(self.solver)
         chosen = None if solver == AUTO else build_solver(solver, seed=seed) if isinstance(solver, str) else solver
-        with executor_for(self.client, given.dataset.n_samples) as executor:
-            trained = train_exact(
-                given.dataset,
-                given.labels,
-                found,
-                executor,
-                solver=chosen,
-                tolerance=self.tol,
-                limits=None if self.max_passes is None else MaxPasses(self.max_passes),
-                weights=weights,
-                fit_intercept=self.fit_intercept,
-                calibrate=self.probability,
-                calibration_subset=self.subset_size,
-                seed=seed,
-            )
-        record = exact_record(trained, given.dataset, given.labels, weights)
-        self._take(FittedExact.of(record, given.dataset, workspace, self._about(given, found)))
-        if found.converged is False:
-            warnings.warn("; ".join(found.warnings), ConvergenceWarning, stacklevel=2)
-        if not trained.summary["converged"]:
-            warnings.warn(
-                f"not converged: {trained.summary['reason']}; {trained.summary['advice']}. The error bounds of "
-                "decisions are those of the solution as it stands, wider than asked for, and hold",
-                ConvergenceWarning,
-                stacklevel=2,
-            )
-        return self
+        settings = ExactSettings(
+            solver=chosen,
+            tolerance=self.tol,
+            limits=None if self.max_passes is None else MaxPasses(self.max_passes),
+            fit_intercept=self.fit_intercept,
+            calibrate=self.probability,
+            calibration_subset=self.subset_size,
+            seed=seed,
+        )
+        return train_exact(data, hyperparameters, executor, settings)
 
     def _take(self, fitted: Fitted) -> None:
         super()._take(fitted)
@@ -195,8 +182,8 @@ class LSSVC(KernelClassifier):
         decisions, or (decisions, bounds)
             (r,) or (r, C) each.
         """
-        found = self._predicted(X, "decision", *(("bounds",) if return_bounds else ()))
-        return found if return_bounds else found[0]
+        predictions = self._predicted(X, "decision", *(("bounds",) if return_bounds else ()))
+        return predictions if return_bounds else predictions[0]
 
     def predict(self, X: Any, return_certified: bool = False) -> Any:
         """Labels, (r,), in the form in which they were given: the class of the largest decision.
@@ -213,8 +200,8 @@ class LSSVC(KernelClassifier):
         labels, or (labels, certified)
             (r,) each.
         """
-        found = self._predicted(X, "label", *(("certified",) if return_certified else ()))
-        return found if return_certified else found[0]
+        predictions = self._predicted(X, "label", *(("certified",) if return_certified else ()))
+        return predictions if return_certified else predictions[0]
 
     @classmethod
     def _settings_from(cls, fitted: Fitted) -> dict[str, Any]:

@@ -14,8 +14,6 @@ from dkgp.estimators.fitted import Fitted, Workspace
 from dkgp.models.prediction.class_predictor import ClassPredictor, ClassPredictorSource
 from dkgp.models.variance.variances import VarianceSettings
 
-__all__ = ["FittedClassifier", "FittedExact", "FittedFixedSize", "FittedGP", "FittedLogistic"]
-
 _ESTIMATORS = {
     "exact": "LSSVC",
     "fixed-size": "FixedSizeLSSVC",
@@ -46,8 +44,8 @@ class FittedClassifier(Fitted):
     def of(cls, record: ClassifierRecord, dataset: Dataset, workspace: Workspace, about: dict[str, Any]) -> Self:
         """Keep what was trained; `about` joins its summary."""
         support = None if record.is_sparse else dataset
-        said = replace(record, summary={**record.summary, "estimator": about})
-        return cls(memory_classifier(said, support), support, workspace)
+        stored = replace(record, summary={**record.summary, "estimator": about})
+        return cls(memory_classifier(stored, support), support, workspace)
 
     @classmethod
     def load(cls, url: str, workspace: Workspace) -> Self:

@@ -7,21 +7,19 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
+from dkgp.cluster import BlockExecutor
 from dkgp.errors import InputError
 from dkgp.estimators.classification.base import KernelClassifier
-from dkgp.estimators.classification.fitted import FittedFixedSize
-from dkgp.estimators.classification.labels import labelled_set
-from dkgp.estimators.fitted import Fitted, Workspace
-from dkgp.estimators.scikit_learn import seed_of
-from dkgp.estimators.settings import executor_for
+from dkgp.estimators.classification.fitted import FittedClassifier, FittedFixedSize
+from dkgp.estimators.classification.labels import LabelledSet
+from dkgp.estimators.fitted import Fitted
 from dkgp.kernels import Kernel, fold_white, parse_kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.fixed_size.train import train_fixed_size
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels
-from dkgp.models.classification.records import fixed_size_record
-
-__all__ = ["FixedSizeLSSVC"]
+from dkgp.models.classification.trained import TrainedClassifier
 
 # Parameters that `FixedSizeSettings` has under the same names.
 _SETTINGS = (
@@ -103,7 +101,7 @@ class FixedSizeLSSVC(KernelClassifier):
     True
     """
 
-    _state: ClassVar[type[Fitted]] = FittedFixedSize
+    _state: ClassVar[type[FittedClassifier]] = FittedFixedSize
     _fitted: FittedFixedSize
 
     def __init__(
@@ -164,27 +162,20 @@ class FixedSizeLSSVC(KernelClassifier):
             A `ValueError`: data or settings that cannot be worked with, one class only, a missing label, a class of one
             sample, which cannot be left out.
         """
-        seed = seed_of(self.random_state)
-        self._settings(None, seed)  # What makes no sense is refused before anything is stored.
-        workspace = Workspace(self.store)  # A temporary folder goes with this, when all is read.
-        given = labelled_set(self, X, y, sample_weight, workspace)
-        dataset, labels = given.dataset, given.labels
-        weights = self._weights(given)
-        kernel, noise = self._start(dataset)
-        with executor_for(self.client, dataset.n_samples) as executor:
-            trained = train_fixed_size(
-                dataset,
-                labels,
-                self._settings(labels, seed),
-                executor,
-                kernel=kernel,
-                noise_variance=noise,
-                weights=weights,
-            )
-        found = Hyperparameters(trained.model.kernel, trained.model.noise_variance)
-        record = fixed_size_record(trained, dataset, labels, weights)
-        self._take(FittedFixedSize.of(record, dataset, Workspace(self.store), self._about(given, found)))
-        return self
+        return self._fit(X, y, sample_weight)
+
+    def _check_settings(self, seed: int) -> None:
+        self._settings(None, seed)
+
+    def _kernel_and_noise(self, training_set: LabelledSet, seed: int) -> None:
+        """None: cross-validation finds them on the way."""
+
+    def _trained(
+        self, data: LabelledData, hyperparameters: Hyperparameters | None, executor: BlockExecutor, seed: int
+    ) -> TrainedClassifier:
+        kernel, noise = self._start(data.dataset)
+        settings = self._settings(data.labels, seed)
+        return train_fixed_size(data, settings, executor, kernel=kernel, noise_variance=noise)
 
     def _settings(self, labels: Labels | None, seed: int) -> FixedSizeSettings:
         """Settings, with as many folds as the rarest class allows."""
@@ -197,8 +188,8 @@ class FixedSizeLSSVC(KernelClassifier):
         values = None
         if self.noise_variance is not None and np.ndim(self.noise_variance) > 0:
             values = tuple(np.asarray(self.noise_variance, dtype=np.float64).tolist())
-        own: dict[str, Any] = {name: getattr(self, name) for name in _SETTINGS}
-        return FixedSizeSettings(folds=folds, noise_variances=values, seed=seed, **own)
+        same: dict[str, Any] = {name: getattr(self, name) for name in _SETTINGS}
+        return FixedSizeSettings(folds=folds, noise_variances=values, seed=seed, **same)
 
     def _start(self, dataset: Any) -> tuple[Kernel | None, float | None]:
         """The kernel to begin with, None for the one that is found, and a noise variance that is given."""

@@ -5,23 +5,19 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from dkgp.cluster import BlockExecutor
-from dkgp.data import ClassifierRecord
 from dkgp.errors import InputError
 from dkgp.estimators.classification.fitted import FittedClassifier, FittedGP
-from dkgp.estimators.classification.labels import LabelledSet
 from dkgp.estimators.classification.probabilistic import LikelihoodClassifier
 from dkgp.estimators.fitted import Fitted
 from dkgp.kernels import Kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.basis.settings import DEFAULT_BASIS
-from dkgp.models.classification.basis.train import train_on_basis
 from dkgp.models.classification.exact.train import DECISION_TOLERANCE
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.laplace.train import train_gp
 from dkgp.models.classification.likelihoods import Likelihood, Link, MultiClass
-from dkgp.models.classification.records import basis_record, gp_record
-from dkgp.operators.base import FloatArray
-
-__all__ = ["GPClassifier"]
+from dkgp.models.classification.logistic.stopping import RiskSettings
+from dkgp.models.classification.trained import TrainedClassifier
 
 
 class GPClassifier(LikelihoodClassifier):
@@ -59,8 +55,8 @@ class GPClassifier(LikelihoodClassifier):
     (True, True)
     """
 
-    _state: ClassVar[type[Fitted]] = FittedGP
-    _form: ClassVar[type[FittedClassifier]] = FittedGP
+    _state: ClassVar[type[FittedClassifier]] = FittedGP
+    _form = "gp"
     _fitted: FittedGP
 
     def __init__(
@@ -98,52 +94,30 @@ class GPClassifier(LikelihoodClassifier):
         self.store = store
         self.random_state = random_state
 
-    def _link(self) -> Link:
+    def _evidence(self) -> Link:
         return self.link
 
     def _likelihood(self, n_classes: int) -> Likelihood:
         return Likelihood.of(self.link, self.multi_class, n_classes)
 
-    def _trained(
-        self,
-        given: LabelledSet,
-        found: Hyperparameters,
-        likelihood: Likelihood,
-        weights: FloatArray | None,
-        executor: BlockExecutor,
-        seed: int,
-    ) -> ClassifierRecord:
-        about: dict[str, Any] = {"likelihood": likelihood, "weights": weights}
-        if self.n_basis is not None:
-            settings = self._basis_settings(seed)
-            few = train_on_basis(given.dataset, given.labels, found, executor, settings, form="gp", **about)
-            return basis_record(few, given.dataset, given.labels, weights)
-        if likelihood.name == "softmax":
+    def _trained_on_all(
+        self, data: LabelledData, hyperparameters: Hyperparameters, executor: BlockExecutor, settings: RiskSettings
+    ) -> TrainedClassifier:
+        if settings.likelihood.coupled:
             raise InputError(
                 'multi_class="softmax" averages over the covariance of all classes, too large for all samples; '
                 'give n_basis=, such as 500, or multi_class="ovr"'
             )
-        trained = train_gp(
-            given.dataset,
-            given.labels,
-            found,
-            executor,
-            method=self.solver,
-            tolerance=self.tol,
-            limits=self._limits,
-            seed=seed,
-            **about,
-        )
-        return gp_record(trained, given.dataset, given.labels, weights)
+        return train_gp(data, hyperparameters, executor, settings)
 
     @classmethod
     def _settings_from(cls, fitted: Fitted) -> dict[str, Any]:
         assert isinstance(fitted, FittedGP)
-        said, about = super()._settings_from(fitted), fitted.record.likelihood
-        assert about is not None
-        softmax = about["name"] == "softmax"
+        settings, likelihood = super()._settings_from(fitted), fitted.record.likelihood
+        assert likelihood is not None
+        softmax = likelihood["name"] == "softmax"
         return {
-            **said,
-            "link": "logit" if softmax else about["name"],
+            **settings,
+            "link": "logit" if softmax else likelihood["name"],
             "multi_class": "softmax" if softmax else "ovr",
         }

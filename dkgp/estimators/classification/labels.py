@@ -20,8 +20,6 @@ from dkgp.estimators.tables import is_dask, is_plain, read_samples
 from dkgp.estimators.training_set import computed, given_names, given_target_names, note_features, reads_memory
 from dkgp.models.classification.labels import Labels, labels_of
 
-__all__ = ["LabelledSet", "classes_from_json", "classes_to_json", "labelled_set", "true_labels"]
-
 # Kinds of NumPy arrays whose values JSON has words for.
 _JSON_KINDS = "biufU"
 
@@ -67,8 +65,8 @@ def labelled_set(estimator: Any, X: Any, y: Any, sample_weight: Any, workspace: 
         if table.dataset is not None:
             labels = labels_of(table.dataset)
             # A store may bring weights of its own; those that are given take their place.
-            given = table.dataset.all_weights() if sample_weight is None else sample_weight
-            weight = _weights(given, labels.n_samples)
+            weights = table.dataset.all_weights() if sample_weight is None else sample_weight
+            weight = _weights(weights, labels.n_samples)
             return LabelledSet(table.dataset, labels, np.asarray(labels.classes), weight)
         inputs, names, label_name = table.inputs, table.names, table.target_names
         targets = _column(computed(table.targets))
@@ -103,7 +101,7 @@ def true_labels(X: Any, y: Any, classes: NDArray[Any], names: tuple[str, ...]) -
     Raises
     ------
     InputError
-        No labels, or of a store one that is none of the classes `names`.
+        There are no labels, or a label of the store is not among `names`.
     """
     if y is None or not is_plain(X):
         table = read_samples(X, y)
@@ -163,9 +161,9 @@ def classes_to_json(classes: NDArray[Any]) -> dict[str, Any] | None:
     return {"dtype": classes.dtype.str, "values": classes.tolist()} if classes.dtype.kind in _JSON_KINDS else None
 
 
-def classes_from_json(said: dict[str, Any] | None, names: tuple[str, ...]) -> NDArray[Any]:
+def classes_from_json(document: dict[str, Any] | None, names: tuple[str, ...]) -> NDArray[Any]:
     """Return what `classes_to_json` was made of, or the classes' names."""
-    return np.asarray(names) if said is None else np.array(said["values"], dtype=said["dtype"])
+    return np.asarray(names) if document is None else np.array(document["values"], dtype=document["dtype"])
 
 
 def _validated(estimator: Any, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:

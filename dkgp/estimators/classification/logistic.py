@@ -5,22 +5,18 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from dkgp.cluster import BlockExecutor
-from dkgp.data import ClassifierRecord
 from dkgp.estimators.classification.fitted import FittedClassifier, FittedLogistic
-from dkgp.estimators.classification.labels import LabelledSet
 from dkgp.estimators.classification.probabilistic import LikelihoodClassifier
 from dkgp.estimators.fitted import Fitted
 from dkgp.kernels import Kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.basis.settings import DEFAULT_BASIS
-from dkgp.models.classification.basis.train import train_on_basis
 from dkgp.models.classification.exact.train import DECISION_TOLERANCE
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood, MultiClass
+from dkgp.models.classification.logistic.stopping import RiskSettings
 from dkgp.models.classification.logistic.train import train_logistic
-from dkgp.models.classification.records import basis_record, logistic_record
-from dkgp.operators.base import FloatArray
-
-__all__ = ["KernelLogisticClassifier"]
+from dkgp.models.classification.trained import TrainedClassifier
 
 
 class KernelLogisticClassifier(LikelihoodClassifier):
@@ -90,8 +86,8 @@ class KernelLogisticClassifier(LikelihoodClassifier):
     True
     """
 
-    _state: ClassVar[type[Fitted]] = FittedLogistic
-    _form: ClassVar[type[FittedClassifier]] = FittedLogistic
+    _state: ClassVar[type[FittedClassifier]] = FittedLogistic
+    _form = "logistic"
     _fitted: FittedLogistic
 
     def __init__(
@@ -132,37 +128,18 @@ class KernelLogisticClassifier(LikelihoodClassifier):
     def _likelihood(self, n_classes: int) -> Likelihood:
         return Likelihood.of("logit", self.multi_class, n_classes)
 
-    def _trained(
-        self,
-        given: LabelledSet,
-        found: Hyperparameters,
-        likelihood: Likelihood,
-        weights: FloatArray | None,
-        executor: BlockExecutor,
-        seed: int,
-    ) -> ClassifierRecord:
-        about: dict[str, Any] = {"likelihood": likelihood, "regularisation": self.regularisation, "weights": weights}
-        if self.n_basis is not None:
-            settings = self._basis_settings(seed)
-            few = train_on_basis(given.dataset, given.labels, found, executor, settings, form="logistic", **about)
-            return basis_record(few, given.dataset, given.labels, weights)
-        trained = train_logistic(
-            given.dataset,
-            given.labels,
-            found,
-            executor,
-            method=self.solver,
-            tolerance=self.tol,
-            limits=self._limits,
-            seed=seed,
-            **about,
-        )
-        return logistic_record(trained, given.dataset, given.labels, weights)
+    def _lambda(self) -> float:
+        return self.regularisation
+
+    def _trained_on_all(
+        self, data: LabelledData, hyperparameters: Hyperparameters, executor: BlockExecutor, settings: RiskSettings
+    ) -> TrainedClassifier:
+        return train_logistic(data, hyperparameters, executor, settings)
 
     @classmethod
     def _settings_from(cls, fitted: Fitted) -> dict[str, Any]:
         assert isinstance(fitted, FittedLogistic)
-        record, said = fitted.record, super()._settings_from(fitted)
+        record, settings = fitted.record, super()._settings_from(fitted)
         assert record.likelihood is not None
         several: MultiClass = "ovr" if len(record.classes) > 2 and record.likelihood["name"] == "logit" else "softmax"
-        return {**said, "regularisation": record.regularisation, "multi_class": several}
+        return {**settings, "regularisation": record.regularisation, "multi_class": several}

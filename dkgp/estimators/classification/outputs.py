@@ -13,8 +13,6 @@ from dkgp.estimators.lazy import QUANTITIES, lazy_predictions
 from dkgp.estimators.outputs import UNKNOWN_SIZE_SAMPLES, require_features, rows_for_client
 from dkgp.estimators.tables import Table, is_dask
 
-__all__ = ["class_predictions"]
-
 PROBABILITIES = ("probability", "probability_lower", "probability_upper")
 
 
@@ -45,7 +43,7 @@ def class_predictions(
     t = record.n_outputs
     width = {"label": 1, "decision": t, "bounds": t, "certified": 1, **dict.fromkeys(PROBABILITIES, len(classes))}
     lazily = is_dask(table.inputs)
-    found: dict[str, Any]
+    predictions: dict[str, Any]
     if lazily or client is not None:
         from dask.base import compute
 
@@ -53,15 +51,15 @@ def class_predictions(
         require_features(fitted, rows)
         n = UNKNOWN_SIZE_SAMPLES if np.isnan(rows.shape[0]) else int(rows.shape[0])
         columns = {name: width[name] for name in names}
-        found = lazy_predictions(fitted, fitted.source(None, n), rows, names, columns)
+        predictions = lazy_predictions(fitted, fitted.source(None, n), rows, names, columns)
         if not lazily:
-            found = dict(zip(found, compute(*found.values(), scheduler=client), strict=True))
+            predictions = dict(zip(predictions, compute(*predictions.values(), scheduler=client), strict=True))
     else:
         inputs = np.asarray(table.inputs, dtype=np.float64)
         require_features(fitted, inputs)
         predicted = fitted.predictor(None, len(inputs))(inputs)
-        found = {name: QUANTITIES[name](predicted) for name in names}
-    shaped = {name: _shaped(name, values, classes) for name, values in found.items()}
+        predictions = {name: QUANTITIES[name](predicted) for name in names}
+    shaped = {name: _shaped(name, values, classes) for name, values in predictions.items()}
     if table.labels is None:
         return shaped
     return {
@@ -89,7 +87,7 @@ def _taken(codes: NDArray[np.float64], classes: NDArray[Any]) -> NDArray[Any]:
 
 def _labelled(name: str, values: Any, like: LabelledTable, target: str, classes: NDArray[Any]) -> Any:
     """Values as a DataArray, with the samples' coordinates and, across, the classes."""
-    what = "" if name == "label" else {"bounds": "decision_error_bound"}.get(name, name)
+    variable = "" if name == "label" else {"bounds": "decision_error_bound"}.get(name, name)
     across = "class_name" if values.ndim > 1 else None
-    array = label(values, like, (target,), what, several=False, last_dimension=across)
+    array = label(values, like, (target,), variable, several=False, last_dimension=across)
     return array if across is None else array.assign_coords({across: classes})

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from dkgp.cluster import BlockExecutor
-from dkgp.data import ClassifierRecord
 from dkgp.errors import InputError
 from dkgp.estimators.classification.base import KernelClassifier
 from dkgp.estimators.classification.fitted import FittedClassifier
-from dkgp.estimators.classification.labels import LabelledSet, labelled_set
-from dkgp.estimators.fitted import Fitted, Workspace
-from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of
-from dkgp.estimators.settings import chosen_hyperparameters, executor_for
-from dkgp.kernels import Kernel
+from dkgp.estimators.classification.labels import LabelledSet
+from dkgp.estimators.fitted import Fitted
+from dkgp.estimators.scikit_learn import check_is_fitted
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.basis.settings import BasisSettings
-from dkgp.models.classification.hyperparameters import tune_labels
+from dkgp.models.classification.basis.train import BasisForm, train_on_basis
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood, Link
-from dkgp.operators.base import FloatArray
-from dkgp.solvers import MaxPasses, StoppingRule
+from dkgp.models.classification.logistic.stopping import RiskSettings
+from dkgp.models.classification.trained import TrainedClassifier
+from dkgp.solvers import MaxPasses
+from dkgp.solvers.registry import AUTO
 from dkgp.solvers.risk import RISK_METHODS
-
-__all__ = ["LikelihoodClassifier"]
 
 
 class LikelihoodClassifier(KernelClassifier):
@@ -40,7 +37,7 @@ class LikelihoodClassifier(KernelClassifier):
     max_passes: float | None
 
     _optimizers: ClassVar[tuple[str, ...]] = ("laplace",)
-    _form: ClassVar[type[FittedClassifier]]
+    _form: ClassVar[BasisForm]
 
     # ------------------------------------------------------------------------------------------------------- training
 
@@ -72,72 +69,60 @@ class LikelihoodClassifier(KernelClassifier):
         ConvergenceWarning
             The minimisation stopped before `tol` was reached; what is certified holds.
         """
-        seed = seed_of(self.random_state)
-        if self.solver not in ("auto", *RISK_METHODS):
-            names = ", ".join(f'"{name}"' for name in ("auto", *RISK_METHODS))
+        return self._fit(X, y, sample_weight)
+
+    def _check_settings(self, seed: int) -> None:
+        if self.solver not in (AUTO, *RISK_METHODS):
+            names = ", ".join(f'"{name}"' for name in (AUTO, *RISK_METHODS))
             raise InputError(f"solver= takes one of {names}; got {self.solver!r}")
-        workspace = Workspace(self.store)
-        given = labelled_set(self, X, y, sample_weight, workspace)
-        likelihood = self._likelihood(given.labels.n_classes)
-        weights, found = self._weights(given), self._found(given, seed)
-        with executor_for(self.client, given.dataset.n_samples) as executor:
-            record = self._trained(given, found, likelihood, weights, executor, seed)
-        about = self._about(given, found)
-        self._take(self._form.of(record, given.dataset, workspace, about))
-        if found.converged is False:
-            warnings.warn("; ".join(found.warnings), ConvergenceWarning, stacklevel=2)
-        if not record.summary["converged"]:
-            warnings.warn(
-                f"not converged: {record.summary['reason']}; {record.summary['advice']}. What is proven of it holds",
-                ConvergenceWarning,
-                stacklevel=2,
-            )
-        return self
 
     @abstractmethod
     def _likelihood(self, n_classes: int) -> Likelihood:
         """The likelihood of so many classes."""
 
     @abstractmethod
+    def _trained_on_all(
+        self, data: LabelledData, hyperparameters: Hyperparameters, executor: BlockExecutor, settings: RiskSettings
+    ) -> TrainedClassifier:
+        """Train a model of all samples."""
+
     def _trained(
-        self,
-        given: LabelledSet,
-        found: Hyperparameters,
-        likelihood: Likelihood,
-        weights: FloatArray | None,
-        executor: BlockExecutor,
-        seed: int,
-    ) -> ClassifierRecord:
-        """Train; return the model as it is stored."""
-
-    @property
-    def _limits(self) -> StoppingRule | None:
-        return None if self.max_passes is None else MaxPasses(self.max_passes)
-
-    def _basis_settings(self, seed: int) -> BasisSettings:
-        assert self.n_basis is not None
+        self, data: LabelledData, hyperparameters: Hyperparameters | None, executor: BlockExecutor, seed: int
+    ) -> TrainedClassifier:
+        assert hyperparameters is not None
+        likelihood = self._likelihood(data.labels.n_classes)
+        if self.n_basis is None:
+            settings = RiskSettings(
+                likelihood,
+                self._lambda(),
+                self.solver,
+                self.tol,
+                limits=None if self.max_passes is None else MaxPasses(self.max_passes),
+                seed=seed,
+            )
+            return self._trained_on_all(data, hyperparameters, executor, settings)
         if self.n_basis < 1:
             raise InputError(f"`n_basis` must be at least 1; got {self.n_basis}")
-        return BasisSettings(size=self.n_basis, basis=self.basis, certify=self.certify, seed=seed)
+        return train_on_basis(
+            data,
+            hyperparameters,
+            executor,
+            BasisSettings(size=self.n_basis, basis=self.basis, certify=self.certify, seed=seed),
+            likelihood=likelihood,
+            form=self._form,
+            regularisation=self._lambda(),
+        )
 
-    def _link(self) -> Link:
+    def _lambda(self) -> float:
+        """The regularisation."""
+        return 1.0
+
+    def _evidence(self) -> Link:
         return "logit"
 
-    def _found(self, given: LabelledSet, seed: int) -> Hyperparameters:
-        """Hyperparameters that are given, or found by Laplace's evidence of a subset's labels."""
-
-        def tuned(kernel: Kernel | None, fixed: dict[str, float] | None) -> Hyperparameters:
-            about: dict[str, Any] = {"subset": self.subset_size, "seed": seed, "likelihood": self._link()}
-            return tune_labels(given.dataset, given.labels, kernel=kernel, **about)
-
-        return chosen_hyperparameters(
-            self.kernel,
-            given.dataset,
-            noise_variance=1.0,  # there is none: the amplitude says it all
-            optimizer=self.optimizer,
-            optimizers=self._optimizers,
-            tune=tuned,
-        )
+    def _kernel_and_noise(self, training_set: LabelledSet, seed: int) -> Hyperparameters | None:
+        self._likelihood(training_set.labels.n_classes)  # One that is none is refused before anything is tuned.
+        return super()._kernel_and_noise(training_set, seed)
 
     def _take(self, fitted: Fitted) -> None:
         super()._take(fitted)
@@ -153,9 +138,9 @@ class LikelihoodClassifier(KernelClassifier):
     @classmethod
     def _settings_from(cls, fitted: Fitted) -> dict[str, Any]:
         assert isinstance(fitted, FittedClassifier)
-        said = super()._settings_from(fitted)
-        del said["noise_variance"]
-        return {**said, "n_basis": fitted.record.n_support if fitted.record.is_sparse else None}
+        settings = super()._settings_from(fitted)
+        del settings["noise_variance"]
+        return {**settings, "n_basis": fitted.record.n_support if fitted.record.is_sparse else None}
 
     # ----------------------------------------------------------------------------------------------------- predictions
 
@@ -174,8 +159,8 @@ class LikelihoodClassifier(KernelClassifier):
         decisions, or (decisions, bounds)
             (r,) or (r, C) each.
         """
-        found = self._predicted(X, "decision", *(("bounds",) if return_bounds else ()))
-        return found if return_bounds else found[0]
+        predictions = self._predicted(X, "decision", *(("bounds",) if return_bounds else ()))
+        return predictions if return_bounds else predictions[0]
 
     def predict(self, X: Any, return_certified: bool = False) -> Any:
         """Labels, (r,), in the form in which they were given: the likeliest class.
@@ -192,8 +177,8 @@ class LikelihoodClassifier(KernelClassifier):
         labels, or (labels, certified)
             (r,) each.
         """
-        found = self._predicted(X, "label", *(("certified",) if return_certified else ()))
-        return found if return_certified else found[0]
+        predictions = self._predicted(X, "label", *(("certified",) if return_certified else ()))
+        return predictions if return_certified else predictions[0]
 
     def predict_proba(self, X: Any, return_intervals: bool = False) -> Any:
         """Probabilities of the classes, (r, C), in the order of `classes_`; rows sum to one.
@@ -213,8 +198,8 @@ class LikelihoodClassifier(KernelClassifier):
         """
         check_is_fitted(self)
         ends = ("probability_lower", "probability_upper") if return_intervals else ()
-        found = self._predicted(X, "probability", *ends)
-        return found if return_intervals else found[0]
+        predictions = self._predicted(X, "probability", *ends)
+        return predictions if return_intervals else predictions[0]
 
     def predict_log_proba(self, X: Any) -> Any:
         """Logarithms of `predict_proba`."""

@@ -13,6 +13,7 @@ memory, which no two of a power of two apart can do without evicting each other 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -22,18 +23,6 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from dkgp.kernels.vector_math import fma_of
-
-__all__ = [
-    "LANES",
-    "TILE_COLUMNS",
-    "fill_differences",
-    "fill_expanded",
-    "fill_products",
-    "multiply_one",
-    "multiply_two",
-    "stream_one",
-    "stream_two",
-]
 
 # Rows of a panel, and lanes of the sums along a tile: of every processor's vectors a whole number.
 LANES = 16
@@ -184,12 +173,12 @@ def _in_blocks(
         after = builder.append_basic_block("after")
         builder.branch(test)
         builder.position_at_end(test)
-        here = builder.load(place)
-        end = here if last and ceiling else builder.add(here, _index(size - 1))
+        start = builder.load(place)
+        end = start if last and ceiling else builder.add(start, _index(size - 1))
         builder.cbranch(builder.icmp_signed("<", end, count), inside, after)
         builder.position_at_end(inside)
-        body(here, size)
-        builder.store(builder.add(here, _index(size)), place)
+        body(start, size)
+        builder.store(builder.add(start, _index(size)), place)
         builder.branch(test)
         builder.position_at_end(after)
 
@@ -235,10 +224,10 @@ def _both_products(vectors: int, *, ahead: bool) -> Any:
 
             of_totals, of_out, of_tile, of_across, of_along = arrays
             at_tile = builder.gep(of_tile.data, [at])
-            each = range(vectors)
-            at_totals, at_along = ([row(array, k, _index(0)) for k in each] for array in (of_totals, of_along))
+            numbers = range(vectors)
+            at_totals, at_along = ([row(array, k, _index(0)) for k in numbers] for array in (of_totals, of_along))
             at_across, at_out = (
-                [row(array, k, first) for k in each] for array, first in ((of_across, column), (of_out, place))
+                [row(array, k, first) for k in numbers] for array, first in ((of_across, column), (of_out, place))
             )
             block = _Block(context, builder, number, LANES)
             # As many chains along the columns as registers hold beside the rest.
@@ -247,12 +236,13 @@ def _both_products(vectors: int, *, ahead: bool) -> Any:
             fetch = builder.mul(stride, _index(TILE_COLUMNS)) if ahead else None
 
             def some(first: Any, columns: int) -> None:
-                chains = [[cgutils.alloca_once(builder, block.vector) for _ in range(columns)] for _ in each]
+                chains = [[cgutils.alloca_once(builder, block.vector) for _ in range(columns)] for _ in numbers]
                 starts = [builder.mul(builder.add(first, _index(c)), stride) for c in range(columns)]
                 weights = [
-                    [block.broadcast(at_across[k], builder.add(first, _index(c))) for c in range(columns)] for k in each
+                    [block.broadcast(at_across[k], builder.add(first, _index(c))) for c in range(columns)]
+                    for k in numbers
                 ]
-                for chain in [chain for own in chains for chain in own]:
+                for chain in itertools.chain(*chains):
                     builder.store(block.zero, chain)
                 with cgutils.for_range_slice(builder, _index(0), count, _index(LANES)) as (panel, _):
                     of_rows = [block.load(pointer, panel) for pointer in at_along]
@@ -262,15 +252,15 @@ def _both_products(vectors: int, *, ahead: bool) -> Any:
                         entries = block.load(at_tile, where)
                         if fetch is not None:
                             _prefetch(builder, builder.gep(at_tile, [builder.add(where, fetch)]))
-                        for k in each:
+                        for k in numbers:
                             sums[k] = block.fma(entries, weights[k][c], sums[k])
                             builder.store(block.fma(entries, of_rows[k], builder.load(chains[k][c])), chains[k][c])
                     for pointer, total in zip(at_totals, sums, strict=True):
                         block.store(total, pointer, panel)
-                for k in each:
+                for k in numbers:
                     for c, chain in enumerate(chains[k]):
                         pointer = builder.gep(at_out[k], [builder.add(first, _index(c))])
-                        total = _sum_of_lanes(builder, builder.load(chain))
+                        total = sum_of_lanes(builder, builder.load(chain))
                         if number == types.float32:
                             total = builder.fpext(total, ir.DoubleType())
                         builder.store(builder.fadd(builder.load(pointer), total), pointer)
@@ -297,7 +287,7 @@ multiply_one, multiply_two = (_both_products(vectors, ahead=False) for vectors i
 stream_one, stream_two = (_both_products(vectors, ahead=True) for vectors in (1, 2))
 
 
-def _sum_of_lanes(builder: Any, vector: Any) -> Any:
+def sum_of_lanes(builder: Any, vector: Any) -> Any:
     """Add the upper half of a vector to the lower one until a single number is left."""
     lanes = vector.type.count
     while lanes > 1:

@@ -5,8 +5,8 @@ was called and inlined from others. Here the stamp on kept code covers all files
 so that an upgrade never runs loops with the arithmetic of the version before. Those are the files of `dkgp.kernels` and
 the function's own; a compiled function of dkgp is decorated with `cached_njit`, wherever it is.
 
-Any number of processes may fill one cache. What one of them compiles the others wait for, and read: so helpers can
-compile in the background what a run is about to need. A folder that was filled beforehand
+Any number of processes may fill one cache. While one of them compiles a function the others wait, and read it: so
+helpers can compile ahead of a run in the background. A folder that was filled beforehand
 (`dkgp.kernels.tiles.kept_code`) is looked at first and never written.
 """
 
@@ -51,7 +51,7 @@ _LOCK_FILE = "dkgp.lock"
 
 def _stamp_of_sources() -> str:
     digest = hashlib.sha256()
-    # The whole layer: what is inlined from one file into another is known to no one else.
+    # The whole layer: nothing else records the code that is inlined from one file into another.
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
@@ -90,7 +90,7 @@ class _Places:
             return places
 
     def take(self, name: str) -> bool:
-        """Wait for a place; whether anybody else had it meanwhile."""
+        """Wait for a place; return True if another process had it meanwhile."""
         place, deadline, waited = self._number(name), time.monotonic() + _WAIT_SECONDS, False
         while time.monotonic() < deadline:
             try:
@@ -139,13 +139,13 @@ class _KeptCode(FunctionCache):  # type: ignore[misc]
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        base, own = self._impl.filename_base, Path(inspect.getfile(function))
+        base, source = self._impl.filename_base, Path(inspect.getfile(function))
         # Content alone: the time of a file is another one in every layer of an image.
-        stamp = (hashlib.sha256(own.read_bytes()).hexdigest(), SOURCES_STAMP)
+        stamp = (hashlib.sha256(source.read_bytes()).hexdigest(), SOURCES_STAMP)
         self._cache_file = _SharedFiles(self._cache_path, base, stamp)
         self._filled: IndexDataCacheFile | None = None
         if FILLED_FOLDER is not None:
-            path = FILLED_FOLDER / self._impl.locator.get_suitable_cache_subpath(str(own))
+            path = FILLED_FOLDER / self._impl.locator.get_suitable_cache_subpath(str(source))
             self._filled = IndexDataCacheFile(str(path), base, stamp)
 
     def _load_overload(self, sig: Any, target_context: Any) -> Any:
@@ -157,7 +157,7 @@ class _KeptCode(FunctionCache):  # type: ignore[misc]
         data = self._cache_file.load(key)
         if data is None:
             places = _Places.of(self._cache_path)
-            # Held until it is saved; left at once where whoever had it has saved it.
+            # Held until it is saved; released at once where another process has saved it.
             if places is not None and places.take(self._place(sig)):
                 data = self._cache_file.load(key)
                 if data is not None:
@@ -197,7 +197,7 @@ def c_function(
 ) -> Any:
     """Compile `function` to what C can call; `.address` is valid as long as the result lives.
 
-    Where it is a closure around `inner` it is kept on disk as that function's, of whose file and name nobody else is.
+    A closure around `inner` is kept on disk under the file and name of `inner`.
     """
     if not cache:
         return cfunc(signature, **options)(function)

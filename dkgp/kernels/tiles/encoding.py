@@ -4,12 +4,14 @@ The steps become an expression first. Constants are folded into the terms that t
 kernels costs one pass over the tile beside its two profiles, and factors of the whole kernel cost nothing. A product of
 squared exponentials, periodic ones among them, is one squared exponential of all their inputs. The larger operand of a
 sum or product comes first, which keeps the stack of tiles short.
+
+Kernels whose products float64 loses on the way are refused by name, since no bound knows of underflow.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal
@@ -19,13 +21,13 @@ from numpy.typing import NDArray
 
 from dkgp.errors import InputError
 from dkgp.kernels.base import Kernel
+from dkgp.kernels.composite import Product
 from dkgp.kernels.program import Add, Constant, InputGroup, Leaf, Multiply, Profile, Scale, TileProgram
 from dkgp.kernels.tiles.loops import PROGRAM_WIDTH
-from dkgp.kernels.tiles.magnitudes import require_digits
 from dkgp.kernels.tiles.stages import PARAMETERS, stage_address
 from dkgp.kernels.tiles.user_functions import user_stage
-
-__all__ = ["EncodedProgram", "Group", "Sensitivity", "encode", "encoded"]
+from dkgp.kernels.user import UserKernel
+from dkgp.kernels.wrapped import Scaled
 
 # From this many inputs on single precision takes 2ab - (|a|^2 + |b|^2), half the arithmetic of differences: it shows
 # where a processor adds with its multipliers, and costs nothing where it does not. The form loses |x|^2 times the
@@ -37,28 +39,20 @@ EXPANDED_UP_TO_SQUARED_NORM = 64.0
 # that one of them may get: beside values of one, 2**-24 is a rounding of float32.
 LOWEST_EXPONENT = {4: -96.0, 8: -960.0}
 HIGHEST_FLOOR = -24.0
-# Roundings that are the same share of every squared distance, or dot product: of a scale, counted on both sides, and of
-# what is not counted input by input.
+# Roundings that are the same share of every squared distance, or dot product: of a scale, counted on both sides, and
+# others that are not counted input by input.
 SCALE_ROUNDINGS = 12
+# Entries of a smaller kernel may be no numbers of sixteen digits any more.
+LEAST_PRODUCT = 1e-280
 
 
 @dataclass(frozen=True)
 class Group:
-    """Inputs of one leaf, as the loops lay them out.
+    """Inputs of one leaf, as the loops lay them out: those of its parts one below the other."""
 
-    Attributes
-    ----------
-    parts : tuple of InputGroup
-        Whose inputs stand one below the other; several where squared exponentials were multiplied.
-    expanded : bool
-        Whether squared distances are taken by |a|^2 + |b|^2 - 2ab.
-    centred : bool
-        Whether differences of inputs are all that matters, so that a common centre may be taken off first.
-    """
-
-    parts: tuple[InputGroup, ...]
-    expanded: bool = False
-    centred: bool = False
+    parts: tuple[InputGroup, ...]  # several where squared exponentials were multiplied
+    expanded: bool = False  # squared distances are |a|^2 + |b|^2 - 2ab
+    centred: bool = False  # only differences of inputs matter, so that a common centre may be taken off first
 
     @property
     def product(self) -> bool:
@@ -79,53 +73,24 @@ class Group:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """The effect that errors of a leaf's inputs have on its values.
-
-    Attributes
-    ----------
-    group : Group
-    slope : float
-        The greatest |dk/dr|, r the scaled distance.
-    bend : float
-        The greatest |dk/d r^2| where r^2 is had from the expanded form; zero elsewhere.
-    """
+    """The effect that errors of a leaf's inputs have on its values."""
 
     group: Group
-    slope: float
-    bend: float
+    slope: float  # the greatest |dk/dr|, r the scaled distance
+    bend: float  # the greatest |dk/d r^2| where r^2 comes from the expanded form; zero elsewhere
 
 
 @dataclass(frozen=True)
 class EncodedProgram:
-    """A kernel's program as a `TileEvaluator` runs it.
+    """A kernel's program as a `TileEvaluator` runs it."""
 
-    Attributes
-    ----------
-    dtype : numpy.dtype
-        Of the tiles.
-    groups : tuple of Group
-        Their rows of features follow each other in this order.
-    amplitude : float
-        Factor on the tiles that the loops leave.
-    depth : int
-        Tiles on the stack.
-    radial : tuple of (Profile, float) or None
-        Falling profile and parameter of a kernel that is one decreasing function of one distance.
-    entry_error : float
-        See `TileEvaluator.entry_error`.
-    sensitivities : tuple of Sensitivity
-        Of the leaves; see `TileEvaluator.row_errors`.
-    stages : tuple
-        (stage, tile, group or -1, parameters) of each step; a stage is a name, or a user's function.
-    """
-
-    dtype: np.dtype[Any]
-    groups: tuple[Group, ...]
-    amplitude: float
-    depth: int
-    radial: tuple[Profile, float] | None
-    entry_error: float
-    sensitivities: tuple[Sensitivity, ...]
+    dtype: np.dtype[Any]  # of the tiles
+    groups: tuple[Group, ...]  # their rows of features follow each other in this order
+    amplitude: float  # factor on the tiles that the loops leave
+    depth: int  # tiles on the stack
+    radial: tuple[Profile, float] | None  # profile and parameter of a kernel that falls with one distance
+    entry_error: float  # see `TileEvaluator.entry_error`
+    sensitivities: tuple[Sensitivity, ...]  # of the leaves; see `TileEvaluator.row_errors`
     stages: tuple[_Stage, ...]
 
     @property
@@ -135,7 +100,7 @@ class EncodedProgram:
 
     @cached_property
     def table(self) -> NDArray[np.int64]:
-        """Program for the compiled loops, as `dkgp.kernels.tiles.loops` says; compiles what no kernel needed before."""
+        """Program for the compiled loops (see `dkgp.kernels.tiles.loops`); compiles the stages that are new."""
         table = np.zeros((1 + len(self.groups) + len(self.stages), PROGRAM_WIDTH), np.int64)
         table[0, :2] = len(self.groups), self.depth
         feature = norm = packed = 0
@@ -196,10 +161,10 @@ class _Term:
 
 
 def encoded(kernel: Kernel, dtype: np.dtype[Any], expanded: bool | None) -> EncodedProgram:
-    """Encode a kernel, once in a process as a rule: every task of a solve asks for the same few."""
-    found = _encoded(kernel, dtype, expanded)
-    # A table of its own where a user's function is in it: what that reads may have changed, and its stage with it.
-    return found if all(isinstance(stage.name, str) for stage in found.stages) else replace(found)
+    """Encode a kernel, once in a process as a rule: all tasks of a solve need the same few."""
+    program = _encoded(kernel, dtype, expanded)
+    # A new table where a user's function is in it: the globals that it reads, and so its stage, may have changed.
+    return program if all(isinstance(stage.name, str) for stage in program.stages) else replace(program)
 
 
 @lru_cache(maxsize=512)
@@ -209,13 +174,7 @@ def _encoded(kernel: Kernel, dtype: np.dtype[Any], expanded: bool | None) -> Enc
 
 
 def encode(program: TileProgram, dtype: np.dtype[Any], expanded: bool | None, n_features: int) -> EncodedProgram:
-    """Check a program and arrange its stages for tiles of float32 or float64.
-
-    Raises
-    ------
-    InputError
-        The program is malformed.
-    """
+    """Check a program, `InputError` where it is malformed, and arrange its stages for tiles of float32 or float64."""
     term = _expression(program, n_features)
     amplitude = float(program.amplitude) * term.factor
     if term.tree is None:
@@ -376,3 +335,41 @@ def _check_group(number: int, group: InputGroup, n_features: int) -> None:
         raise InputError(f"group {number} of a tile program reads features {group.features} of {n_features}")
     if not all(math.isfinite(value) and value > 0.0 for value in (*group.scale, *(group.periods or ()))):
         raise InputError(f"scales and periods must be finite and positive; got {group.scale} and {group.periods}")
+
+
+def require_digits(kernel: Kernel) -> None:
+    """Refuse products and multiples, anywhere in a kernel, that may come so near to zero on their way that digits go.
+
+    Magnitudes are k(x, x) at inputs of one standard deviation each; the error names them. Profiles, weights and
+    amplitudes may be multiplied in any order: the least product of any order is that of the magnitudes below one.
+    """
+    for part in kernel.walk():
+        if isinstance(part, Product):
+            _require_product("the parts of a product", [_magnitude(factor) for factor in part.parts])
+        elif isinstance(part, Scaled):
+            _require_product("a kernel and its scale", [_magnitude(part.kernel), part.scale])
+
+
+def _magnitude(kernel: Kernel) -> float:
+    """k(x, x) at a row of ones; of a user's function of two rows, of unknown size there, its factor."""
+    children = [_magnitude(child) for child in kernel.children]
+    if isinstance(kernel, Product):
+        return math.prod(children)
+    if isinstance(kernel, Scaled):
+        return kernel.scale * children[0]
+    if children:
+        return math.fsum(children)
+    if isinstance(kernel, UserKernel) and not kernel.stationary:
+        return kernel.variance
+    return float(kernel.diagonal(np.ones((1, kernel.n_features)))[0])
+
+
+def _require_product(factors: str, magnitudes: Sequence[float]) -> None:
+    small = [magnitude for magnitude in magnitudes if magnitude < 1.0]
+    if len(small) > 1 and math.prod(small) < LEAST_PRODUCT:
+        listed = ", ".join(f"{magnitude:.3g}" for magnitude in magnitudes)
+        raise InputError(
+            f"{factors} have the magnitudes {listed} at inputs of one standard deviation; those below one come to "
+            f"{math.prod(small):.3g}, and float64 keeps the digits of what is above {LEAST_PRODUCT:g}. Choose other "
+            "variances, scales or weights"
+        )

@@ -1,4 +1,4 @@
-"""Counts of kernel entries evaluated: taken where tiles are, for whoever asks, on any number of threads."""
+"""Counts of evaluated kernel entries, taken where tiles are evaluated, on any number of threads."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-
-__all__ = ["EntryCount", "count_entries", "counting"]
 
 
 class EntryCount:
@@ -33,7 +31,7 @@ _current: ContextVar[EntryCount | None] = ContextVar("dkgp_entry_count", default
 
 @contextmanager
 def counting() -> Iterator[EntryCount]:
-    """Count what is evaluated while the context is open: how a task tells what it has evaluated.
+    """Count what is evaluated while the context is open, as tasks do.
 
     By this thread, and by threads that run in a copy of its context; not by evaluators with a count of their own.
     """
@@ -45,8 +43,8 @@ def counting() -> Iterator[EntryCount]:
         _current.reset(token)
 
 
-def count_entries(entries: int, own: EntryCount | None = None) -> None:
-    """Count entries in `own`, else in the innermost open `counting`; without either nobody wants to know."""
-    count = own or _current.get()
+def count_entries(entries: int, count: EntryCount | None = None) -> None:
+    """Count entries in `count`, else in the innermost open `counting`, if any."""
+    count = count or _current.get()
     if count is not None:
         count.add(entries)

@@ -16,16 +16,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from dkgp.errors import InputError
 from dkgp.kernels.base import Kernel
-from dkgp.kernels.program import InputGroup, Profile
+from dkgp.kernels.program import Profile
 from dkgp.kernels.tiles import loops
-from dkgp.kernels.tiles.circle import cosine_and_sine
+from dkgp.kernels.tiles.blocks import TILE_COLUMNS
 from dkgp.kernels.tiles.encoding import EncodedProgram, encoded
 from dkgp.kernels.tiles.entry_count import EntryCount, count_entries
+from dkgp.kernels.tiles.features import Features, padded_count, write_scaled
 from dkgp.kernels.tiles.pages import fresh_array
 from dkgp.kernels.tiles.processor import require_fused_multiply_add
 from dkgp.kernels.tiles.stages import stage_names
-
-__all__ = ["Features", "KeptTiles", "Precision", "TileEvaluator"]
 
 Precision = Literal["single", "double"]
 
@@ -35,68 +34,9 @@ _TILE_BYTES = 48 * 1024
 ROUNDED_TWICE = 1.01
 
 
-@dataclass(frozen=True)
-class Features:
-    """Rows of a data set as the tile loops want them: scaled, feature-major, padded to whole vectors.
-
-    Attributes
-    ----------
-    values : (inputs, n_padded) float32 or float64
-        Scaled features, those of all the kernel's groups one below the other, two rows for a periodic one; the padding
-        repeats the last sample.
-    squared_norms : (groups, n_padded) same type
-        Of each group whose kernel is a function of the distance.
-    n : int
-        Number of real rows.
-    """
-
-    values: NDArray[Any]
-    squared_norms: NDArray[Any]
-    n: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return self.values.nbytes + self.squared_norms.nbytes
-
-    def take(self, indices: NDArray[np.intp]) -> Features:
-        """Return the chosen rows, in the order given."""
-        padded = _padded(len(indices))
-        values = np.empty((self.values.shape[0], padded), self.values.dtype)
-        norms = np.empty((self.squared_norms.shape[0], padded), self.values.dtype)
-        if len(indices):
-            loops.gather_columns(self.values, indices, values)
-            loops.gather_columns(self.squared_norms, indices, norms)
-        return Features(values, norms, len(indices))
-
-    def slice(self, start: int, stop: int) -> Features:
-        """Return rows start:stop; a view where `start` and `stop` fall on whole vectors, a copy elsewhere."""
-        if start % loops.LANES == 0 and (stop % loops.LANES == 0 or stop == self.n):
-            end = start + _padded(stop - start)
-            return Features(self.values[:, start:end], self.squared_norms[:, start:end], stop - start)
-        return self.take(np.arange(start, stop, dtype=np.intp))
-
-    def first(self, n: int) -> Features:
-        """Return the first n rows; the arrays stay as they are, and the rows after them are padding."""
-        return Features(self.values, self.squared_norms, n)
-
-    def put(self, start: int, rows: Features) -> None:
-        """Write rows over those from `start` on."""
-        stop = start + rows.n
-        self.values[:, start:stop] = rows.values[:, : rows.n]
-        self.squared_norms[:, start:stop] = rows.squared_norms[:, : rows.n]
-
-
 @dataclass
 class KeptTiles:
-    """Entries of K between one block of rows and another, in the order in which `tile_pair` walks them.
-
-    Attributes
-    ----------
-    entries : float32 or float64
-    filled : bool
-        Whether they have been left there.
-    """
+    """Entries of K between one block of rows and another, in the order in which `tile_pair` walks them."""
 
     entries: NDArray[Any]
     filled: bool = False
@@ -118,7 +58,7 @@ class TileEvaluator:
     expanded : bool, optional
         Force (or forbid) the expanded form of the squared distances; chosen for each group of inputs by their number
         and the profile by default. A profile that is steep at zero (Matern 1/2, a user's function) keeps to
-        differences whatever is asked for: the expanded form would cost it half of all digits.
+        differences in any case: the expanded form would cost it half of all digits.
     entries : EntryCount, optional
         Where evaluated entries are counted; by default in the `counting` that is open, if any.
     centre : (d,) array_like, optional
@@ -157,7 +97,7 @@ class TileEvaluator:
             raise InputError(f"expected a centre of {kernel.n_features} features; got shape {self._centre.shape}")
         self._encoded: EncodedProgram = encoded(kernel, self.dtype, expanded)
         self._inputs = self._encoded.inputs
-        entry_bytes = self.dtype.itemsize * (loops.TILE_COLUMNS * self._encoded.depth + min(max(self._inputs, 1), 24))
+        entry_bytes = self.dtype.itemsize * (TILE_COLUMNS * self._encoded.depth + min(max(self._inputs, 1), 24))
         self.tile_rows = min(max(_TILE_BYTES // entry_bytes // 64 * 64, 64), 512)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -171,12 +111,12 @@ class TileEvaluator:
 
     @property
     def stage_names(self) -> tuple[str, ...]:
-        """The stages that the kernel takes of those that dkgp has; users' functions are none of them."""
+        """The stages of dkgp that the kernel takes, users' functions apart."""
         return tuple(sorted({stage.name for stage in self._encoded.stages if stage.name in stage_names()}))
 
     @property
     def amplitude(self) -> float:
-        """Factor on what the loops leave in a tile."""
+        """Factor on the loops' tiles."""
         return self._encoded.amplitude
 
     @property
@@ -205,14 +145,14 @@ class TileEvaluator:
         """Errors that rows add to those of their entries: (n,), in units of epsilon.
 
         With e of rows x and x', the computed k(x, x') is within epsilon times the scale times (e + e') of the exact one
-        at the rows as they are given; `entry_error` is part of it, half on either side. The rest is what the rounding
-        of scaled inputs, 2u a coordinate, does by way of the kernel's slope in the distance, and what the expanded form
-        does by way of its slope in the squared distance: (3 d + 10) u (|a|^2 + |b|^2). Errors of factors multiply;
+        at the rows as they are; `entry_error` is part of it, half on either side. The rest is the rounding of scaled
+        inputs, 2u a coordinate, times the kernel's slope in the distance, and the error of the expanded form,
+        (3 d + 10) u (|a|^2 + |b|^2), times its slope in the squared distance. Errors of factors multiply;
         since exp(a + b) - 1 <= (exp(2a) - 1) / 2 + (exp(2b) - 1) / 2, they are apart all the same.
         """
         rows, centred = self._checked(X)
         eps = float(np.finfo(self.dtype).eps)
-        own = np.full(len(rows), 0.5 * self.entry_error)
+        errors = np.full(len(rows), 0.5 * self.entry_error)
         # Of rows so far out that squares overflow nothing is known.
         with np.errstate(over="ignore", invalid="ignore"):
             for sensitivity in self._encoded.sensitivities:
@@ -230,27 +170,27 @@ class TileEvaluator:
                             turns = np.abs(column / part.periods[number])
                             displaced += (scale * (2.0 * math.pi * turns + 10.0)) ** 2
                             squared_norm += scale * scale
-                own += ROUNDED_TWICE * sensitivity.slope * np.sqrt(displaced)
-                own += 0.5 * (3 * group.inputs + 10) * sensitivity.bend * squared_norm
-        own[np.isnan(own)] = np.inf
+                errors += ROUNDED_TWICE * sensitivity.slope * np.sqrt(displaced)
+                errors += 0.5 * (3 * group.inputs + 10) * sensitivity.bend * squared_norm
+        errors[np.isnan(errors)] = np.inf
         # exp(t) - 1 <= t / (1 - t / 2) below t = 2: a quotient has the same bits everywhere, NumPy's exponential not.
-        share = np.minimum(eps * own, 1.0)
+        share = np.minimum(eps * errors, 1.0)
         with np.errstate(divide="ignore"):
-            errors: NDArray[np.float64] = own / (1.0 - share)
-        return errors
+            bounds: NDArray[np.float64] = errors / (1.0 - share)
+        return bounds
 
     def prepare(self, X: ArrayLike) -> Features:
         """Centre and scale `X` (n, d) in float64, round to the evaluator's precision, lay out for the loops."""
         rows, centred = self._checked(X)
         n, groups = rows.shape[0], self._encoded.groups
-        values = np.empty((self._inputs, _padded(n)), self.dtype)
+        values = np.empty((self._inputs, padded_count(n)), self.dtype)
         norms = np.zeros((sum(not group.product for group in groups), values.shape[1]), self.dtype)
         if n:
             place = norm = 0
             for group in groups:
                 first = place
                 for part in group.parts:
-                    place = _write(part, centred if group.centred else rows, values, place)
+                    place = write_scaled(part, centred if group.centred else rows, values, place)
                 values[first:place, n:] = values[first:place, n - 1 : n]
                 if not group.product:
                     loops.squared_norms(values[first:place], norms[norm])
@@ -278,13 +218,13 @@ class TileEvaluator:
         (a, t) float64
             Tile sums run in the evaluator's precision, their total in float64.
         """
-        self._require_own(A, B)
+        self._require_prepared(A, B)
         if W.ndim != 2 or W.shape[0] != B.n:
             raise InputError(f"expected weights of shape ({B.n}, t) for {B.n} kernel columns; got {W.shape}")
         weights = np.ascontiguousarray(W * self.amplitude, dtype=self.dtype)
         self.count(A.n * B.n)
         out = np.empty((W.shape[1], A.values.shape[1]))
-        loops.tile_matmat(*_plain(A), *_plain(B), B.n, weights, out, self.program, self.tile_rows)
+        loops.tile_matmat(*A.arrays, *B.arrays, B.n, weights, out, self.program, self.tile_rows)
         return out[:, : A.n].T
 
     def pair(
@@ -310,14 +250,14 @@ class TileEvaluator:
         -------
         (a, t) and (b, t) float64
         """
-        self._require_own(A, B)
+        self._require_prepared(A, B)
         if W_B.ndim != 2 or W_A.ndim != 2 or W_B.shape[0] != B.n or W_A.shape != (A.n, W_B.shape[1]):
             raise InputError(f"expected weights ({B.n}, t) and ({A.n}, t); got {W_B.shape} and {W_A.shape}")
         return self._both(A, B, W_B, W_A, False, tiles)
 
     def symmetric(self, A: Features, W: NDArray[np.float64], tiles: KeptTiles | None = None) -> NDArray[np.float64]:
         """K(A, A) @ W, (a, t) float64, from little more than half of the entries; `tiles` as for `pair`."""
-        self._require_own(A)
+        self._require_prepared(A)
         if W.ndim != 2 or W.shape[0] != A.n:
             raise InputError(f"expected weights of shape ({A.n}, t) for {A.n} kernel columns; got {W.shape}")
         left, right = self._both(A, A, W, W, True, tiles)
@@ -342,22 +282,24 @@ class TileEvaluator:
         diagonal: bool,
         tiles: KeptTiles | None,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        targets, padded = W_B.shape[1], A.values.shape[1]
-        form, held = loops.EVALUATED, np.empty(0, self.dtype)
+        targets, rows = W_B.shape[1], A.values.shape[1]
+        form, entries = loops.EVALUATED, np.empty(0, self.dtype)
         if tiles is not None:
-            form, held = loops.READ if tiles.filled else loops.KEPT, tiles.entries
-            expected = loops.pair_entries(padded, B.n, self.tile_rows, diagonal)
-            if held.dtype != self.dtype or held.shape != (expected,):
-                raise InputError(f"expected {expected} kept entries in {self.dtype}; got {held.shape} in {held.dtype}")
+            form, entries = loops.READ if tiles.filled else loops.KEPT, tiles.entries
+            expected = loops.pair_entries(rows, B.n, self.tile_rows, diagonal)
+            if entries.dtype != self.dtype or entries.shape != (expected,):
+                raise InputError(
+                    f"expected {expected} kept entries in {self.dtype}; got {entries.shape} in {entries.dtype}"
+                )
         if form != loops.READ:
             self.count(self.entries_of(A, None if diagonal else B))
-        along = np.zeros((targets, padded), self.dtype)
+        along = np.zeros((targets, rows), self.dtype)
         with np.errstate(over="ignore"):  # infinite, and so is the sum, in float32 perhaps alone
             across = np.ascontiguousarray((W_B * self.amplitude).T, dtype=self.dtype)
             along[:, : A.n] = W_A.T * self.amplitude
-        out_a, out_b = np.empty((targets, padded)), np.empty((targets, B.n))
+        out_a, out_b = np.empty((targets, rows)), np.empty((targets, B.n))
         loops.tile_pair(
-            *_plain(A), *_plain(B), B.n, across, along, out_a, out_b, self.program, self.tile_rows, diagonal, held,
+            *A.arrays, *B.arrays, B.n, across, along, out_a, out_b, self.program, self.tile_rows, diagonal, entries,
             form,
         )  # fmt: skip
         if tiles is not None:
@@ -366,58 +308,26 @@ class TileEvaluator:
 
     def tile(self, A: Features, B: Features) -> NDArray[Any]:
         """K(A, B): (a, b) in the evaluator's precision (a transposed view of column-major storage)."""
-        self._require_own(A, B)
-        self.count(A.n * B.n)
         out = np.empty((B.n, A.values.shape[1]), self.dtype)
-        loops.tile_into(
-            *_plain(A), *_plain(B), B.n, out, self.program, self.tile_rows, self.dtype.type(self.amplitude),
-        )  # fmt: skip
+        self.fill(A, B, out)
         return out[:, : A.n].T
 
+    def fill(self, A: Features, B: Features, out: NDArray[Any]) -> None:
+        """Write K(B, A) to `out` (b, padded a), contiguous, in the evaluator's precision."""
+        self._require_prepared(A, B)
+        self.count(A.n * B.n)
+        amplitude = self.dtype.type(self.amplitude)
+        loops.tile_into(*A.arrays, *B.arrays, B.n, out, self.program, self.tile_rows, amplitude)
+
     def count(self, entries: int) -> None:
-        """Count evaluated entries; compiled code that takes the `program` for loops of its own says so by this."""
+        """Count evaluated entries; for compiled code that runs the `program` in loops of its own."""
         count_entries(entries, self._entries)
 
-    def _require_own(self, *features: Features) -> None:
-        """Refuse what another kernel's evaluator prepared: compiled code would read past its arrays."""
+    def _require_prepared(self, *features: Features) -> None:
+        """Refuse features of another kernel's evaluator: compiled code would read past their arrays."""
         for rows in features:
             if rows.values.dtype != self.dtype or rows.values.shape[0] != self._inputs:
                 raise InputError(
                     f"expected features of {self._inputs} inputs in {self.dtype}, from `prepare` of this kernel's "
                     f"evaluator; got {rows.values.shape[0]} in {rows.values.dtype}"
                 )
-
-
-def _plain(rows: Features) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Values and norms in the one layout that the loops are compiled for; a copy of a slice, or of what is read-only.
-
-    The loops pack every row anyway, so that a copy costs little beside the entries, and another layout seconds.
-    """
-    return np.require(rows.values, None, ["C", "W"]), np.require(rows.squared_norms, None, ["C", "W"])
-
-
-def _write(part: InputGroup, rows: NDArray[np.float64], values: NDArray[Any], place: int) -> int:
-    """Write a group's scaled inputs from row `place` on; return the row after them.
-
-    What overflows is infinitely far from all else, or no number; its `row_errors` are infinite then, and sums refused.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        return _write_scaled(part, rows, values, place)
-
-
-def _write_scaled(part: InputGroup, rows: NDArray[np.float64], values: NDArray[Any], place: int) -> int:
-    n = len(rows)
-    for number, (feature, scale) in enumerate(zip(part.features, part.scale, strict=True)):
-        if part.periods is None:
-            np.multiply(rows[:, feature], scale, out=values[place, :n], casting="same_kind")
-            place += 1
-        else:
-            cosine, sine = cosine_and_sine(rows[:, feature] / part.periods[number])
-            np.multiply(cosine, scale, out=values[place, :n], casting="same_kind")
-            np.multiply(sine, scale, out=values[place + 1, :n], casting="same_kind")
-            place += 2
-    return place
-
-
-def _padded(n: int) -> int:
-    return -(-n // loops.LANES) * loops.LANES

@@ -29,18 +29,6 @@ from numba.core.registry import cpu_target
 
 from dkgp.errors import InputError
 
-__all__ = [
-    "DESCRIPTION",
-    "TARGETS",
-    "VARIABLE",
-    "compile_target",
-    "describe",
-    "kept_folder",
-    "require_target",
-    "target_environment",
-    "why_unusable",
-]
-
 logger = logging.getLogger("dkgp.kernels")
 
 VARIABLE = "DKGP_COMPILED"
@@ -94,8 +82,8 @@ def describe(target: str, sources: str) -> dict[str, Any]:
 
 def why_unusable(description: dict[str, Any], sources: str) -> str | None:
     """Say why this process, whose loops have the stamp `sources`, cannot run code described so; None where it can."""
-    given = [feature[1:] for feature in description["cpu_features"].split(",") if feature.startswith("+")]
-    if reason := _unsuited(description["target"], description["machine"], given):
+    features = [feature[1:] for feature in description["cpu_features"].split(",") if feature.startswith("+")]
+    if reason := _unsuited(description["target"], description["machine"], features):
         return reason
     for package, version in (
         ("python", f"{sys.version_info[0]}.{sys.version_info[1]}"),
@@ -106,8 +94,8 @@ def why_unusable(description: dict[str, Any], sources: str) -> str | None:
             return f"it was made by {package} {description[package]} and this is {version}"
     if description["sources"] != sources:
         return "it was made from other loops than this dkgp's"
-    wanted = description["cpu_name"], description["cpu_features"]
-    if compile_target() != wanted and _is_settled():
+    target = description["cpu_name"], description["cpu_features"]
+    if compile_target() != target and _is_settled():
         return (
             f"it is for {description['target']} and Numba compiles for {compile_target()[0]} in this process already, "
             "by NUMBA_CPU_NAME or because it has compiled something"

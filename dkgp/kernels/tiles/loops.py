@@ -1,8 +1,10 @@
 """The compiled loops over one cache-sized tile: pack its inputs, call a kernel's stages, multiply with the weights.
 
+They take plain arrays and numbers, many at a time: what Numba compiles best.
+
 A tile holds `TILE_COLUMNS` kernel columns by up to `tile_rows` rows and never leaves the core's cache. A kernel comes
 as a table of stages (`dkgp.kernels.tiles.encoding`), functions that are called by their address one after the other on
-a small stack of tiles; what is left at its bottom is the kernel. Measured against a single fused loop this costs a few
+a small stack of tiles; its last tile is the kernel. Measured against a single fused loop this costs a few
 percent and buys that kernels add and multiply freely, and that users' functions need no loops of their own.
 
 Rows are the vector dimension and each row's value is a chain of fused multiply-adds over the columns in the order
@@ -20,32 +22,16 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from dkgp.kernels.tiles.blocks import LANES, multiply_one, multiply_two, stream_one, stream_two
+from dkgp.kernels.tiles.blocks import LANES, TILE_COLUMNS, multiply_one, multiply_two, stream_one, stream_two
 from dkgp.kernels.tiles.code_cache import cached_njit
-from dkgp.kernels.tiles.stages import PARAMETERS, TILE_COLUMNS
+from dkgp.kernels.tiles.stages import PARAMETERS
 from dkgp.kernels.vector_math import FAST_MATH, fma, prefer_full_vectors
 
-__all__ = [
-    "EVALUATED",
-    "FLUSH_COLUMNS",
-    "KEPT",
-    "LANES",
-    "PROGRAM_WIDTH",
-    "READ",
-    "TILE_COLUMNS",
-    "gather_columns",
-    "pair_entries",
-    "squared_norms",
-    "tile_into",
-    "tile_matmat",
-    "tile_pair",
-]
-
 FLUSH_COLUMNS = 128
-# Where `tile_pair` has its entries from.
+# Where the entries of `tile_pair` come from.
 EVALUATED, KEPT, READ = range(3)
 
-# A kernel's program, as the loops are given it: one table of int64, since every array that a call takes costs its share
+# A kernel's program as the loops read it: one table of int64, since every array that a call takes costs its share
 # of a small one. Row 0: number of groups, tiles on the stack. A row for each group: first row of features, inputs, row
 # of norms or -1, first packed row, packed rows. A row for each step: address of its stage, tile on the stack, group or
 # -1, and its parameters, the bits of float64.

@@ -7,14 +7,12 @@ import mmap
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["fresh_array"]
-
 
 def fresh_array(entries: int, dtype: DTypeLike) -> NDArray:  # type: ignore[type-arg]
-    """Return an array of so many numbers on pages that nobody has touched yet.
+    """An array of so many numbers on untouched pages.
 
-    What an allocator hands out may have been used before, and what it gets back it may keep: neither tells what memory
-    costs, nor frees it.
+    An allocator's memory may have been used before, and may stay with it after use: its price could not be measured,
+    and it might not be freed.
     """
     # Shared ones, the default, are a file's in memory: dearer, never huge.
     pages = mmap.mmap(-1, max(1, entries * np.dtype(dtype).itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

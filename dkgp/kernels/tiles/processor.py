@@ -1,4 +1,4 @@
-"""The processor that the tile loops are compiled for, and what it must have: fused multiply-adds.
+"""The processor that the tile loops are compiled for, which must have fused multiply-adds.
 
 The loops' bits are defined by them. Without the instruction each would be a call into the C library: the same bits, at
 a tenth of the speed or less.
@@ -13,8 +13,6 @@ from llvmlite import binding
 from numba.core.registry import cpu_target
 
 from dkgp.errors import InputError
-
-__all__ = ["compilation_target", "fuses_multiply_add", "no_fused_multiply_add", "require_fused_multiply_add"]
 
 _PROBE = """
 target triple = "{triple}"
@@ -35,7 +33,7 @@ def compilation_target() -> tuple[str, str, str]:
 
 @cache
 def fuses_multiply_add() -> bool:
-    """True if a fused multiply-add compiles to an instruction, asked of the compiler itself."""
+    """True if the compiler turns a fused multiply-add into an instruction."""
     triple, name, features = compilation_target()
     machine = binding.Target.from_triple(triple).create_target_machine(cpu=name, features=features, opt=3)
     code = machine.emit_assembly(binding.parse_assembly(_PROBE.format(triple=triple)))
@@ -53,12 +51,6 @@ def no_fused_multiply_add(processor: str) -> str:
 
 
 def require_fused_multiply_add() -> None:
-    """Refuse a processor without fused multiply-adds.
-
-    Raises
-    ------
-    InputError
-        Says which processor, and what to do.
-    """
+    """Refuse a processor without fused multiply-adds, by an `InputError` that names it and says what to do."""
     if not fuses_multiply_add():
         raise InputError(f"dkgp cannot run here: {no_fused_multiply_add(compilation_target()[1])}")

@@ -3,10 +3,12 @@
 A distance stage turns the rows and columns of one group of inputs into a tile of negative squared distances, or of dot
 products; an entry stage changes the entries of a tile in place: a profile, which a kernel's own file declares
 (`dkgp.kernels.program.Profile`), or the arithmetic between two tiles. A stage is compiled, or fetched from the cache on
-disk, when a kernel first needs it; the loops know none of them, so that they are compiled once.
+disk, when a kernel first needs it; the loops do not depend on it, so that they are compiled once.
 
 Every entry stage is a plain loop over contiguous rows that the compiler turns into full-width vector code. A call is
 made for thousands of entries, so it costs nothing.
+
+Tree sums and their bounds call a falling profile by address too, one value at a time.
 """
 
 from __future__ import annotations
@@ -15,18 +17,20 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import carray, njit, types
-from numpy.typing import DTypeLike
+from numba.extending import intrinsic
+from numpy.typing import DTypeLike, NDArray
 
-from dkgp.kernels.program import PROFILES
+from dkgp.kernels.program import PROFILES, Profile
 from dkgp.kernels.tiles.blocks import TILE_COLUMNS, fill_differences, fill_expanded, fill_products
 from dkgp.kernels.tiles.code_cache import c_function
 from dkgp.kernels.vector_math import FAST_MATH, fma, prefer_full_vectors, stay_apart
 
-__all__ = ["PARAMETERS", "TILE_COLUMNS", "distance_signature", "entry_signature", "stage_address", "stage_names"]
-
 # Parameters of an entry stage; the last is the floor of the exponent.
 PARAMETERS = 3
+# Where `falling_functions` holds the address of which of a `Profile`'s functions.
+VALUE, STEEPEST, BULGE = range(3)
 
 
 def distance_signature(dtype: DTypeLike) -> Any:
@@ -110,28 +114,29 @@ def multiply(tile_at, stride, width, count, parameters):  # type: ignore[no-unty
             tile[j, i] = tile[j, i] * tile[TILE_COLUMNS + j, i]
 
 
-_OWN: dict[str, tuple[Callable[..., None], Callable[[DTypeLike], Any]]] = {
+_STAGES: dict[str, tuple[Callable[..., None], Callable[[DTypeLike], Any]]] = {
     **{function.__name__: (function, distance_signature) for function in (differences, expanded, products)},
     **{function.__name__: (function, entry_signature) for function in (constant, shift, add, multiply)},
 }
 _COMPILED: dict[tuple[Callable[..., None], np.dtype[Any]], Any] = {}
+_FALLING: dict[Any, Any] = {}
 
 
 def stage_names() -> tuple[str, ...]:
     """All stages that can be compiled by name in any process: those of this module, and dkgp's own profiles."""
     entries = {name: profile.entries for name, profile in PROFILES.items() if profile.entries is not None}
-    return (*_OWN, *(name for name, function in entries.items() if function.__module__.startswith("dkgp.")))
+    return (*_STAGES, *(name for name, function in entries.items() if function.__module__.startswith("dkgp.")))
 
 
 def stage_address(name: str, dtype: DTypeLike) -> int:
     """Address of a stage for tiles of a type; compiled, or read from the cache, once in a process."""
-    own = _OWN.get(name)
-    function = own[0] if own else PROFILES[name].entries
+    of_dkgp = _STAGES.get(name)
+    function = of_dkgp[0] if of_dkgp else PROFILES[name].entries
     assert function is not None
     key = (function, np.dtype(dtype))
     if key not in _COMPILED:
-        if own:
-            stage = c_function(function, own[1](dtype), fastmath=FAST_MATH)
+        if of_dkgp:
+            stage = c_function(function, of_dkgp[1](dtype), fastmath=FAST_MATH)
         else:
             # Division by zero as in NumPy: what looks out for an exception is no vector code.
             stage = c_function(
@@ -141,7 +146,7 @@ def stage_address(name: str, dtype: DTypeLike) -> int:
                 fastmath=FAST_MATH,
                 error_model="numpy",
             )
-        # Where two threads were at it, the first one's stays: an address lives as long as what it belongs to.
+        # Of two threads that compile at once, the first one's stays: an address lives as long as its code.
         _COMPILED.setdefault(key, stage)
     return int(_COMPILED[key].address)
 
@@ -158,3 +163,25 @@ def _profile_stage(entries: Callable[..., None]) -> Callable[..., None]:
             inlined(tile[j, :count], parameters, floor)
 
     return stage
+
+
+def falling_functions(profile: Profile) -> NDArray[np.int64]:
+    """Addresses of a profile's value and slopes in this process, for `profile_at`: (3,)."""
+    functions = profile.value, profile.steepest, profile.bulge
+    for function in functions:
+        assert function is not None
+        if function not in _FALLING:
+            # As in `stage_address`.
+            _FALLING.setdefault(function, c_function(function, types.float64(types.float64, types.float64)))
+    return np.array([_FALLING[function].address for function in functions], np.int64)
+
+
+@intrinsic
+def profile_at(typing_context: Any, address: Any, where: Any, parameter: Any) -> Any:
+    """Call one of the `falling_functions` of a profile with this parameter, from compiled code."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        function = ir.FunctionType(ir.DoubleType(), [ir.DoubleType()] * 2)
+        return builder.call(builder.inttoptr(arguments[0], function.as_pointer()), arguments[1:])
+
+    return types.float64(types.int64, types.float64, types.float64), generate

@@ -1,8 +1,8 @@
 """Users' own kernel functions, compiled into stages that the tile loops call like any other.
 
 A function of the scaled squared distance, or of two rows of inputs, is compiled once in a process for each precision,
-wherever a kernel that holds it turns up: another process that was sent the kernel compiles it there. What was compiled
-is found again by the function's content, since every message brings a new copy of it.
+by each process that evaluates the kernel. Compiled code is looked up by the function's content, since every message
+brings a new copy of it.
 """
 
 from __future__ import annotations
@@ -18,37 +18,25 @@ import numpy as np
 from numba import carray, njit, types
 from numpy.typing import DTypeLike
 
-from dkgp.kernels.tiles.blocks import LANES
+from dkgp.kernels.functions import compile_function
+from dkgp.kernels.tiles.blocks import LANES, TILE_COLUMNS
 from dkgp.kernels.tiles.code_cache import c_function
-from dkgp.kernels.tiles.stages import TILE_COLUMNS, distance_signature, entry_signature
-from dkgp.kernels.user import compile_function
+from dkgp.kernels.tiles.stages import distance_signature, entry_signature
 from dkgp.kernels.vector_math import prefer_full_vectors, stay_apart
-
-__all__ = ["user_stage"]
 
 _COMPILED: dict[tuple[str, np.dtype[Any], bool], tuple[Any, Callable[..., Any]]] = {}
 _LOCK = threading.Lock()
 
 
 def user_stage(function: Callable[..., Any], dtype: DTypeLike, *, pair: bool) -> int:
-    """Address of the stage that applies `function`, compiled on first use.
+    """Address of the stage that applies `function`, compiled on first use; `InputError` where Numba cannot.
 
-    Parameters
-    ----------
-    function : callable
-        Of a float, the scaled squared distance; or, as a `pair`, of two 1-D arrays, the scaled inputs of two samples.
-    dtype : float32 or float64
-    pair : bool
-
-    Raises
-    ------
-    InputError
-        Numba cannot compile it.
+    The function is one of the scaled squared distance or, as a `pair`, of two 1-D arrays, two samples' scaled inputs.
     """
     key = (_content(function), np.dtype(dtype), pair)
     with _LOCK:
         if key not in _COMPILED:
-            # With the function: what is told apart by its identity must not make room for another.
+            # With the function, whose identity may be part of the key: no other may take its address.
             _COMPILED[key] = _compile(function, np.dtype(dtype), pair), function
         return int(_COMPILED[key][0].address)
 
@@ -63,7 +51,7 @@ def _compile(function: Callable[..., Any], dtype: np.dtype[Any], pair: bool) -> 
 
 
 def _guarded(function: Any, pair: bool) -> Any:
-    """Return `function` with NaN in place of what it raises: there is nobody to catch an exception inside a tile.
+    """Return `function` with NaN in place of exceptions, which nothing can catch inside a tile.
 
     A function of its own, inlined once the compiler has seen that nothing is ever raised: as a part of the loop it
     would keep that from becoming vector code.
@@ -152,7 +140,7 @@ def _parts(value: Any, seen: set[int]) -> Iterator[bytes]:
     else:
         try:
             yield pickle.dumps(value)
-        except Exception:  # whatever cannot be pickled, for whatever reason, is told apart by what it is
+        except Exception:  # objects that cannot be pickled differ by their identity
             yield f"{type(value).__name__} {id(value)}".encode()
 
 

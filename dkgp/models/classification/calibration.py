@@ -30,8 +30,6 @@ from scipy.special import expit
 
 from dkgp.errors import InputError, NumericalError
 
-__all__ = ["Calibration", "fit_calibration"]
-
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
@@ -57,7 +55,7 @@ class Calibration:
     offset: FloatArray
 
     def __post_init__(self) -> None:
-        slope, offset = (np.atleast_1d(np.asarray(each, dtype=np.float64)) for each in (self.slope, self.offset))
+        slope, offset = (np.atleast_1d(np.asarray(values, dtype=np.float64)) for values in (self.slope, self.offset))
         if slope.ndim != 1 or slope.shape != offset.shape or len(slope) == 0:
             raise InputError(f"slope and offset have one value for each column; got {slope.shape} and {offset.shape}")
         object.__setattr__(self, "slope", slope)
@@ -69,13 +67,7 @@ class Calibration:
         return len(self.slope)
 
     def probabilities(self, decisions: FloatArray) -> FloatArray:
-        """Probabilities of the classes at decisions (r, t): (r, C), whose rows sum to one.
-
-        Raises
-        ------
-        InputError
-            Another number of columns than was calibrated.
-        """
+        """Probabilities of the classes at decisions (r, t): (r, C), whose rows sum to one."""
         values = _columns(decisions)
         if values.shape[1] != self.n_outputs:
             raise InputError(f"decisions have shape {values.shape}; expected (r, {self.n_outputs})")
@@ -93,34 +85,18 @@ class Calibration:
         return {"slope": self.slope.tolist(), "offset": self.offset.tolist()}
 
     @classmethod
-    def from_json(cls, said: dict[str, Any]) -> Self:
+    def from_json(cls, document: dict[str, Any]) -> Self:
         """Return what `to_json` was made of."""
-        return cls(np.asarray(said["slope"], dtype=np.float64), np.asarray(said["offset"], dtype=np.float64))
+        return cls(np.asarray(document["slope"], dtype=np.float64), np.asarray(document["offset"], dtype=np.float64))
 
 
 def fit_calibration(decisions: FloatArray, codes: IntArray, weights: FloatArray | None = None) -> Calibration:
-    """Fit the sigmoids to cross-validated decisions.
+    """Fit the sigmoids to decisions (n, t) at samples that the machine of each was not trained on.
 
-    Parameters
-    ----------
-    decisions : (n, t) float64
-        At samples that the machine of each decision was not trained on: one column for two classes, positive for the
-        second, otherwise one column for each class against the rest.
-    codes : (n,) int
-        The samples' classes, from 0.
-    weights : (n,) float64, optional
-        How much each sample counts.
-
-    Returns
-    -------
-    Calibration
-
-    Raises
-    ------
-    InputError
-        Shapes that do not fit, a decision that is not finite, or labels that are all on one side of a machine.
-    NumericalError
-        No maximum was found.
+    There is one column for two classes, positive for the second, otherwise one for each class against the rest; `codes`
+    (n,) are the samples' classes, from 0, and `weights` (n,) say how much each sample counts. `InputError`: shapes that
+    do not fit, a decision that is not finite, or labels that are all on one side of a machine. `NumericalError`: no
+    maximum was found.
     """
     values, labels = _columns(decisions), np.asarray(codes)
     n, t = values.shape
@@ -134,8 +110,8 @@ def fit_calibration(decisions: FloatArray, codes: IntArray, weights: FloatArray 
     classes = 2 if t == 1 else t
     if n and not 0 <= labels.min() <= labels.max() < classes:
         raise InputError(f"codes go from {labels.min()} to {labels.max()}; {t} columns of decisions have {classes}")
-    found = [_rising(values[:, column], labels == (1 if t == 1 else column), counts, column) for column in range(t)]
-    return Calibration(np.array([slope for slope, _ in found]), np.array([offset for _, offset in found]))
+    fits = [_rising(values[:, column], labels == (1 if t == 1 else column), counts, column) for column in range(t)]
+    return Calibration(np.array([slope for slope, _ in fits]), np.array([offset for _, offset in fits]))
 
 
 def _columns(decisions: FloatArray) -> FloatArray:

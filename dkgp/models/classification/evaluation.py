@@ -13,8 +13,6 @@ from dkgp.errors import InputError
 from dkgp.models.classification.metrics import ClassMetrics, ClassTally, mean_area, operating_curve
 from dkgp.models.metrics import check_belonging
 
-__all__ = ["ClassEvaluation", "OperatingCurve", "evaluate_classes", "holds_classes"]
-
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
@@ -92,19 +90,19 @@ def evaluate_classes(
         codes[start:stop] = truth.labels(start, stop)
         certified = prediction.certified(start, stop) if "certified" in prediction.variables else None
         probabilities = prediction.read("probability", start, stop) if "probability" in prediction.variables else None
-        given, intervals = prediction.labels(start, stop), None
+        predicted, intervals = prediction.labels(start, stop), None
         if "probability_lower" in prediction.variables:
             lower, upper = (prediction.read(f"probability_{end}", start, stop) for end in ("lower", "upper"))
             intervals = lower, upper
-        tally.add(codes[start:stop], given, probabilities=probabilities, certified=certified, intervals=intervals)
+        tally.add(codes[start:stop], predicted, probabilities=probabilities, certified=certified, intervals=intervals)
         if abstain and certified is not None:
             kept[start:stop] = certified
     if "decision" not in prediction.variables or not kept.any():
         return ClassEvaluation(tally.metrics(), ())
     column = _decision_columns(prediction, kept)
-    chosen, t = codes[kept], prediction.read("decision", 0, 1).shape[1]
-    metrics = tally.metrics(mean_area(chosen, column, t))
-    return ClassEvaluation(metrics, _curves(chosen, column, t, prediction.classes) if curves else ())
+    kept_codes, t = codes[kept], prediction.read("decision", 0, 1).shape[1]
+    metrics = tally.metrics(mean_area(kept_codes, column, t))
+    return ClassEvaluation(metrics, _curves(kept_codes, column, t, prediction.classes) if curves else ())
 
 
 def _decision_columns(prediction: Prediction, kept: NDArray[np.bool_]) -> Callable[[int], FloatArray]:
@@ -112,16 +110,16 @@ def _decision_columns(prediction: Prediction, kept: NDArray[np.bool_]) -> Callab
     group = max(1, MOST_DECISIONS // prediction.n_samples)
     # Of softmax the decision for a class says nothing without the others': its probability ranks.
     name = "probability" if prediction.attributes.get("likelihood") == "softmax" else "decision"
-    held: dict[int, FloatArray] = {}
+    cached: dict[int, FloatArray] = {}
 
     def column(number: int) -> FloatArray:
         first = number - number % group
-        if first not in held:
-            held.clear()
+        if first not in cached:
+            cached.clear()
             chunks = prediction.row_chunks()
             read = [prediction.read(name, *chunk)[kept[slice(*chunk)], first : first + group] for chunk in chunks]
-            held[first] = np.concatenate(read)
-        return held[first][:, number - first]
+            cached[first] = np.concatenate(read)
+        return cached[first][:, number - first]
 
     return column
 
@@ -129,13 +127,13 @@ def _decision_columns(prediction: Prediction, kept: NDArray[np.bool_]) -> Callab
 def _curves(
     codes: IntArray, column: Callable[[int], FloatArray], t: int, classes: tuple[str, ...]
 ) -> tuple[OperatingCurve, ...]:
-    found = []
+    curves = []
     for number in range(t):
-        own = 1 if t == 1 else number
-        positive = codes == own
+        code = 1 if t == 1 else number
+        positive = codes == code
         if not 0 < np.count_nonzero(positive) < len(codes):
             continue
         false, true = operating_curve(column(number), positive)
         shown = np.unique(np.linspace(0, len(false) - 1, min(len(false), MOST_POINTS)).round().astype(np.int64))
-        found.append(OperatingCurve(classes[own], false[shown], true[shown]))
-    return tuple(found)
+        curves.append(OperatingCurve(classes[code], false[shown], true[shown]))
+    return tuple(curves)

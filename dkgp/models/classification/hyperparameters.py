@@ -13,17 +13,17 @@ the kernel's amplitude, which is always free, says how sure the model may be, an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from dkgp.cluster.executors.base import BlockExecutor
-from dkgp.data import Dataset
-from dkgp.data.types import FloatArray, IntArray
+from dkgp.data.types import IntArray
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.models.classification.exact.calibrate import LEAST_OF_A_CLASS, drawn_by_class
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.tuning.likelihood_search import ProgressCallback, SearchSettings
@@ -33,41 +33,13 @@ from dkgp.models.tuning.subsets import LabelledSubsets, plan_subsets, require_fi
 from dkgp.models.tuning.tasks import LabelLikelihood
 from dkgp.models.tuning.tune import draw_subset, tune
 
-__all__ = ["labelled_subsets", "tune_labels"]
 
-
-def tune_labels(
-    dataset: Dataset,
-    labels: Labels,
-    *,
-    subset: int = 2000,
-    seed: int = 0,
-    kernel: Kernel | str | None = None,
-    isotropic: bool = False,
-    learn_variance: bool = False,
-    bounds: Mapping[str, tuple[float, float]] | None = None,
-    fixed: Mapping[str, float] | None = None,
-    priors: Mapping[str, LogNormal | str] | None = None,
-    tolerance: float = 1e-3,
-    max_evaluations: int = 200,
-    progress: ProgressCallback | None = None,
-    likelihood: LabelLikelihood | None = None,
-    subsets: int = 1,
-    start: Hyperparameters | None = None,
-    restarts: int = 1,
-    folds: int | None = None,
-    holdout: float | None = None,
-    weights: FloatArray | None = None,
-    executor: BlockExecutor | None = None,
-) -> Hyperparameters:
-    """Find kernel and s2 = 1/gamma_K by the marginal likelihood of the signs, or a kernel by the labels' evidence.
+@dataclass(frozen=True)
+class LabelTuning:
+    """Settings of a search for the hyperparameters of labels.
 
     Parameters
     ----------
-    dataset : Dataset
-        Of which the subset's standardised inputs are read.
-    labels : Labels
-        Several classes have a column of signs each, which share the hyperparameters.
     subset, seed, kernel, bounds, fixed, priors, progress
         As for `dkgp.models.tuning.tune.tune_dataset`; the subset is drawn as there, unless that leaves a class with
         fewer than `LEAST_OF_A_CLASS` of its samples: then by class (`drawn_by_class`), with so many of each.
@@ -81,10 +53,42 @@ def tune_labels(
         Maximise the evidence of the labels instead, in Laplace's approximation; of several classes, of each against the
         rest, added up, unless softmax couples them (of two classes that is logit). `learn_variance` is of no account
         then.
-    subsets, start, restarts, folds, holdout, executor
+    subsets, start, restarts, folds, holdout
         As there; with a likelihood only. Scores are error rates and log losses of averaged probabilities.
-    weights : (n,) float64, optional
-        Of the samples; with a likelihood only.
+    """
+
+    subset: int = 2000
+    seed: int = 0
+    kernel: Kernel | str | None = None
+    isotropic: bool = False
+    learn_variance: bool = False
+    bounds: Mapping[str, tuple[float, float]] | None = None
+    fixed: Mapping[str, float] | None = None
+    priors: Mapping[str, LogNormal | str] | None = None
+    tolerance: float = 1e-3
+    max_evaluations: int = 200
+    progress: ProgressCallback | None = None
+    likelihood: LabelLikelihood | None = None
+    subsets: int = 1
+    start: Hyperparameters | None = None
+    restarts: int = 1
+    folds: int | None = None
+    holdout: float | None = None
+
+
+def tune_labels(
+    data: LabelledData, settings: LabelTuning = LabelTuning(), executor: BlockExecutor | None = None
+) -> Hyperparameters:
+    """Find kernel and s2 = 1/gamma_K by the marginal likelihood of the signs, or a kernel by the labels' evidence.
+
+    Parameters
+    ----------
+    data : LabelledData
+        Of which the subset's standardised inputs are read. Several classes have a column of signs each, which share
+        the hyperparameters; weights count with a likelihood only.
+    settings : LabelTuning
+    executor : BlockExecutor, optional
+        As for `dkgp.models.tuning.tune.tune_dataset`; with a likelihood only.
 
     Returns
     -------
@@ -94,96 +98,97 @@ def tune_labels(
     Raises
     ------
     InputError
-        Labels of another number of samples or of one class only, inputs with NaN or infinity; settings out of
-        range.
+        Labels of one class only, inputs with NaN or infinity; settings out of range.
     NumericalError
         The kernel matrix was not positive definite at any starting point.
     """
-    n = dataset.n_samples
-    if labels.n_samples != n:
-        raise InputError(f"there are labels of {labels.n_samples:,} samples; '{dataset.url}' has {n:,}")
-    if isotropic and kernel is None:
+    dataset, labels, likelihood = data.dataset, data.labels, settings.likelihood
+    kernel = settings.kernel
+    if settings.isotropic and kernel is None:
         kernel = "rbf(isotropic=True)"
     if likelihood is not None:
         if likelihood == "softmax" and labels.n_classes == 2:
             likelihood = "logit"
         choices = Choices(
-            kernel, bounds=bounds, fixed=fixed, priors=priors, start=start, folds=folds, likelihood=likelihood
+            kernel,
+            bounds=settings.bounds,
+            fixed=settings.fixed,
+            priors=settings.priors,
+            start=settings.start,
+            folds=settings.folds,
+            likelihood=likelihood,
         )
-        settings = SearchSettings(seed, True, tolerance, restarts, max_evaluations, progress)
-        drawn = labelled_subsets(dataset, labels, subset, subsets=subsets, seed=seed, holdout=holdout, weights=weights)
-        return run_tuning(drawn, tuple(dataset.feature_names), choices, settings, executor)
-    chosen = _drawn(labels, subset, seed)
-    signs = labels.subset(chosen).signs()
+        search = SearchSettings(
+            settings.seed, True, settings.tolerance, settings.restarts, settings.max_evaluations, settings.progress
+        )
+        return run_tuning(labelled_subsets(data, settings), tuple(dataset.feature_names), choices, search, executor)
+    subset = _drawn(labels, settings.subset, settings.seed)
+    signs = labels.subset(subset).signs()
     if not np.ptp(signs, axis=0).any():
-        raise InputError(
-            f"the {len(chosen):,} samples to tune on are of one class only; expected at least two classes to tell apart"
-        )
-    inputs = dataset.input_rows(chosen)
+        raise _one_class_only(subset)
+    inputs = dataset.input_rows(subset)
     require_finite("inputs", inputs, "the subset's row")
-    found: Hyperparameters = tune(
+    optional: dict[str, Any] = {
+        "kernel": kernel,
+        "bounds": settings.bounds,
+        "fixed": settings.fixed,
+        "priors": settings.priors,
+    }
+    tuned: Hyperparameters = tune(
         inputs,
         signs - signs.mean(axis=0),
         feature_names=dataset.feature_names,
-        **_given(kernel=kernel, bounds=bounds, fixed=fixed, priors=priors, progress=progress),
-        subset=len(chosen),
-        seed=seed,
-        learn_variance=learn_variance,
-        tolerance=tolerance,
-        max_evaluations=max_evaluations,
+        **{name: value for name, value in optional.items() if value is not None},
+        progress=settings.progress,
+        subset=len(subset),
+        seed=settings.seed,
+        learn_variance=settings.learn_variance,
+        tolerance=settings.tolerance,
+        max_evaluations=settings.max_evaluations,
     )
-    return replace(found, n_samples=n)
+    return replace(tuned, n_samples=data.n)
 
 
-def labelled_subsets(
-    dataset: Dataset,
-    labels: Labels,
-    subset: int,
-    *,
-    subsets: int = 1,
-    seed: int = 0,
-    holdout: float | None = None,
-    weights: FloatArray | None = None,
-) -> LabelledSubsets:
-    """Draw the subsets of which the evidence is added up; parameters and errors as of `tune_labels`.
+def labelled_subsets(data: LabelledData, settings: LabelTuning) -> LabelledSubsets:
+    """Draw the subsets of which the evidence is added up; errors as of `tune_labels`.
 
     As any regression's, but for one that would miss a class: it is drawn by class (`drawn_by_class`).
     """
-    plan = plan_subsets(dataset.n_samples, subset, subsets=subsets, seed=seed, holdout=holdout)
-    held = plan.held_out()
-    rest = np.setdiff1d(np.arange(dataset.n_samples), held)
+    labels, weights = data.labels, data.weights
+    plan = plan_subsets(data.n, settings.subset, subsets=settings.subsets, seed=settings.seed, holdout=settings.holdout)
+    held_out = plan.held_out()
+    rest = np.setdiff1d(np.arange(data.n), held_out)
     indices = []
     for number in range(plan.count):
-        chosen = plan.subset(number)
-        if not _has_all_classes(labels, chosen):
-            chosen = rest[drawn_by_class(labels.subset(rest), plan.size, seed + number)]
-        if len(np.unique(labels.codes[chosen])) < 2:
-            raise InputError(
-                f"the {len(chosen):,} samples to tune on are of one class only; expected at least two classes to tell "
-                "apart"
-            )
-        indices.append(chosen)
+        subset = plan.subset(number)
+        if not _has_all_classes(labels, subset):
+            subset = rest[drawn_by_class(labels.subset(rest), plan.size, settings.seed + number)]
+        if len(np.unique(labels.codes[subset])) < 2:
+            raise _one_class_only(subset)
+        indices.append(subset)
     return LabelledSubsets(
-        dataset,
+        data.dataset,
         plan,
         tuple(indices),
-        tuple(labels.subset(chosen).signs() for chosen in indices),
-        None if weights is None else tuple(np.asarray(weights[chosen], dtype=np.float64) for chosen in indices),
-        labels.subset(held).signs() if len(held) else np.zeros((0, labels.n_outputs)),
+        tuple(labels.subset(subset).signs() for subset in indices),
+        None if weights is None else tuple(np.asarray(weights[subset], dtype=np.float64) for subset in indices),
+        labels.subset(held_out).signs() if len(held_out) else np.zeros((0, labels.n_outputs)),
     )
 
 
-def _has_all_classes(labels: Labels, chosen: IntArray) -> bool:
+def _one_class_only(subset: IntArray) -> InputError:
+    return InputError(
+        f"the {len(subset):,} samples to tune on are of one class only; expected at least two classes to tell apart"
+    )
+
+
+def _has_all_classes(labels: Labels, subset: IntArray) -> bool:
     """True if no class is missed by a subset, or nearly so."""
-    found = np.bincount(labels.codes[chosen], minlength=labels.n_classes)
-    return bool((found >= np.minimum(labels.counts(), LEAST_OF_A_CLASS)).all())
+    counts = np.bincount(labels.codes[subset], minlength=labels.n_classes)
+    return bool((counts >= np.minimum(labels.counts(), LEAST_OF_A_CLASS)).all())
 
 
-def _drawn(labels: Labels, subset: int, seed: int) -> IntArray:
+def _drawn(labels: Labels, size: int, seed: int) -> IntArray:
     """A random subset; by class where one is so rare that it would be missed, or nearly so."""
-    chosen = draw_subset(labels.n_samples, subset, seed)
-    return chosen if _has_all_classes(labels, chosen) else drawn_by_class(labels, subset, seed)
-
-
-def _given(**settings: Any) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if value is not None}
+    subset = draw_subset(labels.n_samples, size, seed)
+    return subset if _has_all_classes(labels, subset) else drawn_by_class(labels, size, seed)

@@ -19,23 +19,13 @@ from dkgp.data.classes import check_classes, class_name, signs_of
 from dkgp.data.types import FloatArray, IntArray, quoted
 from dkgp.errors import InputError
 
-__all__ = ["MOST_NUMERIC_CLASSES", "Labels", "decided", "label_weights", "labels_of", "stratified_folds"]
-
 # Distinct whole values up to which a target of numbers is taken as labels.
 MOST_NUMERIC_CLASSES = 100
 
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """The label of every sample.
-
-    Attributes
-    ----------
-    classes
-        The C names, in the order that codes count.
-    codes
-        (n,) int64, 0 to C - 1.
-    """
+    """The label of every sample: names of the C classes in the order of their codes, and the codes (n,), 0 to C - 1."""
 
     classes: tuple[str, ...]
     codes: IntArray
@@ -95,16 +85,8 @@ def decided(decisions: FloatArray) -> IntArray:
 def labels_of(dataset: Dataset) -> Labels:
     """The labels of a training set: its own, or its one target where that is a few whole numbers.
 
-    Parameters
-    ----------
-    dataset
-        Ingested with labels, or with one target of at most `MOST_NUMERIC_CLASSES` distinct whole values, whose classes
-        are then these numbers, in order.
-
-    Raises
-    ------
-    InputError
-        No target or several, numbers that are no labels, one class only, or a class without a sample.
+    A target of at most `MOST_NUMERIC_CLASSES` distinct whole values is taken, whose classes are then these numbers, in
+    order. `InputError`: no target or several, numbers that are no labels, one class only, or a class without a sample.
     """
     if dataset.classes is not None:
         labels = Labels(dataset.classes, dataset.all_labels())
@@ -164,19 +146,9 @@ def label_weights(
 ) -> FloatArray | None:
     """Weights of the samples in the fit, (n,), of mean one; None where all are alike.
 
-    Parameters
-    ----------
-    labels
-        Of the samples.
-    class_weight
-        "balanced" gives each class the same total, n / C; a mapping gives weights by class name, 1 for those not in it.
-    sample_weight
-        (n,), multiplied by those of the classes; 0 leaves a sample out.
-
-    Raises
-    ------
-    InputError
-        A weight that is negative or not finite, a class that is not there, another shape, or a class of weight zero.
+    Of a class, "balanced" gives each the same total, n / C; a mapping gives weights by class name, 1 for those not in
+    it. They are multiplied by `sample_weight` (n,), of which 0 leaves a sample out. `InputError`: a weight that is
+    negative or not finite, a class that is not there, another shape, or a class of weight zero.
     """
     if class_weight is None and sample_weight is None:
         return None
@@ -202,40 +174,36 @@ def _by_class(labels: Labels, class_weight: Literal["balanced"] | Mapping[str, f
         if class_weight != "balanced":
             raise InputError(f"Got the class weight '{class_weight}'; expected 'balanced' or a weight for each class.")
         return np.asarray(labels.n_samples / (labels.n_classes * np.maximum(labels.counts(), 1)), dtype=np.float64)
-    given = {str(name): float(weight) for name, weight in class_weight.items()}
-    unknown = [name for name in given if name not in labels.classes]
+    by_name = {str(name): float(weight) for name, weight in class_weight.items()}
+    unknown = [name for name in by_name if name not in labels.classes]
     if unknown:
         raise InputError(
             f"There is a weight for the class{'es' if len(unknown) > 1 else ''} {quoted(unknown)}; the classes are "
             f"{quoted(labels.classes)}."
         )
-    for name, weight in given.items():
+    for name, weight in by_name.items():
         if not (np.isfinite(weight) and weight > 0.0):
             raise InputError(f"The weight of the class '{name}' is {weight:g}; expected a positive, finite number.")
-    return np.array([given.get(name, 1.0) for name in labels.classes])
+    return np.array([by_name.get(name, 1.0) for name in labels.classes])
 
 
 def _given(sample_weight: ArrayLike, n_samples: int) -> FloatArray:
-    given = np.asarray(sample_weight, dtype=np.float64)
-    if given.shape != (n_samples,):
-        raise InputError(f"The sample weights have shape {given.shape}; expected ({n_samples},).")
-    odd = ~np.isfinite(given) | (given < 0.0)
+    weights = np.asarray(sample_weight, dtype=np.float64)
+    if weights.shape != (n_samples,):
+        raise InputError(f"The sample weights have shape {weights.shape}; expected ({n_samples},).")
+    odd = ~np.isfinite(weights) | (weights < 0.0)
     if odd.any():
         row = int(np.argmax(odd))
-        raise InputError(f"The weight of sample {row} is {given[row]:g}; expected a finite number, not negative.")
-    return given
+        raise InputError(f"The weight of sample {row} is {weights[row]:g}; expected a finite number, not negative.")
+    return weights
 
 
 def stratified_folds(labels: Labels, folds: int, seed: int) -> IntArray:
     """The fold of each sample, (n,) from 0 to folds - 1, drawn at random within the classes.
 
     Each class is spread over the folds evenly, to within one sample, and so are all samples together. The draw depends
-    on the labels, the number of folds and the seed alone.
-
-    Raises
-    ------
-    InputError
-        Fewer than two folds, a negative seed, or a class of fewer samples than folds.
+    on the labels, the number of folds and the seed alone. `InputError`: fewer than two folds, a negative seed, or a
+    class of fewer samples than folds.
     """
     if folds < 2:
         raise InputError(f"Got {folds} folds; expected at least 2.")

@@ -16,6 +16,7 @@ the library's functions counted outward (theorem 13 of `docs/proofs.md`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
@@ -27,8 +28,7 @@ from dkgp.models.classification.labels import Labels
 from dkgp.models.rounding import EPS
 from dkgp.operators.base import FloatArray
 from dkgp.solvers import losses
-
-__all__ = ["Likelihood", "LikelihoodName", "Link", "MultiClass"]
+from dkgp.solvers.losses import Loss
 
 LikelihoodName = Literal["logit", "probit", "softmax"]
 Link = Literal["logit", "probit"]
@@ -42,6 +42,33 @@ LIBRARY = 16.0 * EPS
 TAIL = 38.6
 TINY = 2.0**-1021
 LARGEST = float(np.finfo(np.float64).max)
+
+
+@dataclass(frozen=True)
+class _Functions:
+    """A likelihood by its own function f: all that one of another loss has to say.
+
+    Attributes
+    ----------
+    loss
+        -log p(y | f), as a risk's loss.
+    rising, logarithm
+        A class's likelihood by f, and its logarithm, but for what all classes have in common.
+    tail
+        Whether the library's functions lose digits in proportion to 1 + f^2, far out.
+    """
+
+    loss: Callable[[], Loss]
+    rising: Callable[[FloatArray], FloatArray]
+    logarithm: Callable[[FloatArray], FloatArray]
+    tail: bool = False
+
+
+_FUNCTIONS: dict[str, _Functions] = {
+    "logit": _Functions(losses.LogisticLoss, scipy.special.expit, scipy.special.log_expit),
+    "probit": _Functions(losses.ProbitLoss, scipy.special.ndtr, scipy.special.log_ndtr, tail=True),
+    "softmax": _Functions(losses.SoftmaxLoss, np.exp, np.asarray),
+}
 
 
 @dataclass(frozen=True)
@@ -67,19 +94,9 @@ class Likelihood:
 
     @classmethod
     def of(cls, link: Link, multi_class: MultiClass, n_classes: int) -> Self:
-        """The likelihood of a link and of a way with several classes.
+        """The likelihood of a link, and of a way with several classes, which is of no account for two.
 
-        Parameters
-        ----------
-        link : {"logit", "probit"}
-        multi_class : {"softmax", "ovr"}
-            Of no account for two classes.
-        n_classes : int
-
-        Raises
-        ------
-        InputError
-            Softmax of probits, a name that is none, fewer than two classes.
+        `InputError`: softmax of probits, a name that is none, fewer than two classes.
         """
         if link not in get_args(Link):
             raise InputError(f"the link is '{link}'; expected one of {', '.join(get_args(Link))}")
@@ -102,9 +119,9 @@ class Likelihood:
         return self.name == "softmax"
 
     @property
-    def loss(self) -> Any:
+    def loss(self) -> Loss:
         """-log p(y | f), as a risk's loss."""
-        return getattr(losses, {"logit": "LogisticLoss", "probit": "ProbitLoss", "softmax": "SoftmaxLoss"}[self.name])()
+        return _FUNCTIONS[self.name].loss()
 
     def targets(self, labels: Labels) -> FloatArray:
         """Targets that the loss takes, (n, t): signs, +1 for the class; of softmax, one for the class and zeros."""
@@ -132,12 +149,8 @@ class Likelihood:
     def intervals(self, decisions: FloatArray, bounds: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Ends between which the probabilities lie for all functions within `bounds` of `decisions`: (r, C) both.
 
-        Proven, roundings included. They hold `probabilities(decisions)` too.
-
-        Parameters
-        ----------
-        decisions, bounds : (r, t) float64
-            A bound may be infinite, and then tells nothing.
+        Proven, roundings included; they hold `probabilities(decisions)` too. A bound may be infinite, and then tells
+        nothing.
         """
         values, away = self._columns(decisions), self._columns(bounds)
         # fl(f - b) is off by half a unit in its last place: the next number is on the safe side.
@@ -174,22 +187,22 @@ class Likelihood:
         return {"name": self.name, "n_classes": self.n_classes}
 
     @classmethod
-    def from_json(cls, said: dict[str, Any]) -> Self:
+    def from_json(cls, document: dict[str, Any]) -> Self:
         """Rebuild from `to_json`."""
-        return cls(said["name"], int(said["n_classes"]))
+        return cls(document["name"], int(document["n_classes"]))
 
     def _columns(self, values: FloatArray) -> FloatArray:
-        found = np.asarray(values, dtype=np.float64)
-        if found.ndim != 2 or found.shape[1] != self.n_outputs:
-            raise InputError(f"decisions or bounds have shape {found.shape}; expected (r, {self.n_outputs})")
-        return found
+        columns = np.asarray(values, dtype=np.float64)
+        if columns.ndim != 2 or columns.shape[1] != self.n_outputs:
+            raise InputError(f"decisions or bounds have shape {columns.shape}; expected (r, {self.n_outputs})")
+        return columns
 
     def _rising(self, values: FloatArray) -> FloatArray:
-        return np.asarray(scipy.special.ndtr(values) if self.name == "probit" else scipy.special.expit(values))
+        return np.asarray(_FUNCTIONS[self.name].rising(values))
 
     def _off(self, values: FloatArray) -> FloatArray:
         """Share of a likelihood at these values, or of its logarithm, that the library may be off by."""
-        if self.name != "probit":
+        if not _FUNCTIONS[self.name].tail:
             return np.full(values.shape, LIBRARY)
         return LIBRARY * (1.0 + np.minimum(np.abs(values), TAIL) ** 2)
 
@@ -206,11 +219,7 @@ class Likelihood:
 
     def _logarithm(self, values: FloatArray) -> FloatArray:
         """Logarithm of a class's likelihood by its own function, but for what all classes have in common."""
-        if self.name == "softmax":
-            return values
-        if self.name == "probit":
-            return np.asarray(scipy.special.log_ndtr(values))
-        return np.asarray(scipy.special.log_expit(values))
+        return np.asarray(_FUNCTIONS[self.name].logarithm(values))
 
 
 def _share(own: FloatArray, others: FloatArray) -> FloatArray:

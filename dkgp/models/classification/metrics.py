@@ -15,17 +15,6 @@ from numpy.typing import NDArray
 
 from dkgp.errors import InputError
 
-__all__ = [
-    "ClassMetrics",
-    "ClassTally",
-    "Reliability",
-    "area_under_curve",
-    "class_metrics",
-    "given_widths",
-    "mean_area",
-    "operating_curve",
-]
-
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
@@ -205,11 +194,13 @@ class ClassTally:
         InputError
             Shapes or codes that do not fit, or no certificates where only certified labels count.
         """
-        truth, given = self._codes("true", codes), self._codes("predicted", predicted)
-        if len(truth) != len(given):
-            raise InputError(f"there are {len(truth)} true labels and {len(given)} predicted ones; expected as many")
+        truth, predicted_codes = self._codes("true", codes), self._codes("predicted", predicted)
+        if len(truth) != len(predicted_codes):
+            raise InputError(
+                f"there are {len(truth)} true labels and {len(predicted_codes)} predicted ones; expected as many"
+            )
         self._n += len(truth)
-        wrong = truth != given
+        wrong = truth != predicted_codes
         if certified is not None:
             known = np.asarray(certified, dtype=bool)
             if known.shape != truth.shape:
@@ -221,7 +212,7 @@ class ClassTally:
                 "there are no certificates to abstain by; predict again with a model that certifies labels"
             )
         kept = known if self.abstain else slice(None)
-        np.add.at(self._confusion, (truth[kept], given[kept]), 1)
+        np.add.at(self._confusion, (truth[kept], predicted_codes[kept]), 1)
         if probabilities is not None:
             values = np.asarray(probabilities, dtype=np.float64)
             if values.shape != (len(truth), len(self.classes)):
@@ -229,10 +220,10 @@ class ClassTally:
                     f"probabilities have shape {values.shape}; expected ({len(truth)}, {len(self.classes)})"
                 )
             self._has.add("probabilities")
-            self._add_probabilities(truth[kept], given[kept], values[kept])
-        if intervals is not None and len(given[kept]):
+            self._add_probabilities(truth[kept], predicted_codes[kept], values[kept])
+        if intervals is not None and len(predicted_codes[kept]):
             self._has.add("intervals")
-            widths = given_widths(given[kept], *(end[kept] for end in intervals))
+            widths = given_widths(predicted_codes[kept], *(end[kept] for end in intervals))
             self._widths += float(widths.sum())
             self._widest = max(self._widest, float(widths.max()))
 
@@ -253,8 +244,8 @@ class ClassTally:
                 "`tolerance`, or evaluate all labels"
             )
         by_class = self._confusion.sum(axis=1)
-        there = by_class > 0
-        recall = np.diag(self._confusion)[there] / by_class[there]
+        occurs = by_class > 0
+        recall = np.diag(self._confusion)[occurs] / by_class[occurs]
         known = self._certified.sum(axis=1)
         has_certified = "certified" in self._has
         return ClassMetrics(
@@ -287,19 +278,19 @@ class ClassTally:
             )
         return values
 
-    def _add_probabilities(self, truth: IntArray, given: IntArray, values: FloatArray) -> None:
-        own = np.take_along_axis(values, truth[:, None], axis=1)[:, 0]
-        self._loss -= float(np.sum(np.log(np.clip(own, LEAST_PROBABILITY, 1.0))))
+    def _add_probabilities(self, truth: IntArray, predicted: IntArray, values: FloatArray) -> None:
+        true = np.take_along_axis(values, truth[:, None], axis=1)[:, 0]
+        self._loss -= float(np.sum(np.log(np.clip(true, LEAST_PROBABILITY, 1.0))))
         if len(self.classes) == 2:
             claimed, event = values[:, 1], truth == 1
             self._brier += float(np.sum((claimed - event) ** 2))
         else:
-            claimed, event = np.take_along_axis(values, given[:, None], axis=1)[:, 0], truth == given
+            claimed, event = np.take_along_axis(values, predicted[:, None], axis=1)[:, 0], truth == predicted
             # sum_c (p_c - [c is true])^2, without an array of zeros and ones.
-            self._brier += float(np.sum(values**2) - 2.0 * np.sum(own) + len(own))
+            self._brier += float(np.sum(values**2) - 2.0 * np.sum(true) + len(true))
         bins = np.clip((claimed * BINS).astype(np.int64), 0, BINS - 1)
-        for row, each in enumerate((np.ones(len(bins)), claimed, event.astype(np.float64))):
-            self._bins[row] += np.bincount(bins, weights=each, minlength=BINS)
+        for row, values_of in enumerate((np.ones(len(bins)), claimed, event.astype(np.float64))):
+            self._bins[row] += np.bincount(bins, weights=values_of, minlength=BINS)
 
     def _reliability(self) -> Reliability:
         counts, claimed, events = self._bins
@@ -366,9 +357,9 @@ def mean_area(codes: IntArray, column: Callable[[int], FloatArray], n_outputs: i
     `column(c)` are the decisions (n,) of a machine; None where every sample is of one class.
     """
     areas = [
-        area_under_curve(column(each), codes == (1 if n_outputs == 1 else each))
-        for each in range(n_outputs)
-        if 0 < np.count_nonzero(codes == (1 if n_outputs == 1 else each)) < len(codes)
+        area_under_curve(column(number), codes == (1 if n_outputs == 1 else number))
+        for number in range(n_outputs)
+        if 0 < np.count_nonzero(codes == (1 if n_outputs == 1 else number)) < len(codes)
     ]
     return float(np.mean(areas)) if areas else None
 

@@ -25,8 +25,6 @@ from dkgp.operators.cross.centres import farthest_first
 from dkgp.solvers.greedy_basis.engine import choose_greedily
 from dkgp.solvers.greedy_basis.settings import GreedySettings
 
-__all__ = ["DEFAULT_PROTOTYPES", "PROTOTYPES", "check_prototypes", "choose_prototypes"]
-
 DEFAULT_PROTOTYPES = "k-centre"
 PROTOTYPES = (DEFAULT_PROTOTYPES, *(name for name in BLIND_BASES if name != DEFAULT_PROTOTYPES), "greedy")
 # Rounds of a greedy choice, whatever the number of prototypes, and how many of each draw are scored after refitting.
@@ -34,13 +32,7 @@ ROUNDS, SCREEN = 50, 2
 
 
 def check_prototypes(name: str) -> None:
-    """Refuse a name that is none of `PROTOTYPES`.
-
-    Raises
-    ------
-    InputError
-        With those that there are.
-    """
+    """Refuse a name that is none of `PROTOTYPES`; `InputError` with those that there are."""
     if name not in PROTOTYPES:
         raise InputError(f"unknown prototypes {name!r}; there are {', '.join(PROTOTYPES)}")
 
@@ -53,31 +45,12 @@ def choose_prototypes(
     *,
     targets: FloatArray | None = None,
 ) -> tuple[IndexArray | None, FloatArray]:
-    """Choose prototypes among the samples, or centres of them.
+    """Choose M = `size` prototypes among the samples, or centres of them: all distinct samples where there are no more.
 
-    Parameters
-    ----------
-    name : str
-        One of `PROTOTYPES`.
-    operator : BlockedKernelOperator
-        Its kernel gives distances, and its noise variance is that which greedy choices are judged with.
-    size : int
-        M; all distinct samples where there are no more than this.
-    seed : int
-    targets : (n, t) float64, optional
-        Signs of the classes, -1 and +1; greedy prototypes alone look at them, less their means.
-
-    Returns
-    -------
-    indices : (M,) int or None
-        Samples that they are; None where they are none.
-    inputs : (M, d) float64
-        Standardised.
-
-    Raises
-    ------
-    InputError
-        An unknown name, no prototype asked for, or greedy ones without targets.
+    Their indices (M,), None where they are no samples, and their standardised inputs (M, d). The operator's kernel
+    gives distances, and its noise variance is that which greedy choices are judged with; greedy prototypes alone look
+    at `targets` (n, t), the signs of the classes, less their means. `InputError` for an unknown name, no prototype
+    asked for, or greedy ones without targets.
     """
     check_prototypes(name)
     if size < 1:

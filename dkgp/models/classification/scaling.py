@@ -5,17 +5,9 @@ from __future__ import annotations
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 
-__all__ = ["scaled"]
-
 
 def scaled(kernel: Kernel, factor: float) -> Kernel:
-    """The kernel with all inverse squared length scales multiplied by one factor.
-
-    Raises
-    ------
-    InputError
-        It has none.
-    """
+    """The kernel with all inverse squared length scales multiplied by one factor; `InputError` where it has none."""
     if factor == 1.0:
         return kernel
     parameters = kernel.parameters()
@@ -25,5 +17,5 @@ def scaled(kernel: Kernel, factor: float) -> Kernel:
             f"the kernel {kernel.type_name} has no length scale to search for; choose `search` none, or another kernel"
         )
     return kernel.with_parameters(
-        [item.value * factor if own else item.value for item, own in zip(parameters, scales, strict=True)]
+        [item.value * factor if is_scale else item.value for item, is_scale in zip(parameters, scales, strict=True)]
     )

@@ -13,8 +13,6 @@ from dkgp.solvers.pursuit.rivals import matching_pursuit
 from dkgp.solvers.pursuit.settings import PursuitSettings
 from dkgp.solvers.pursuit.systems import PursuitSystem
 
-__all__ = ["METHODS", "LinearPath", "follow"]
-
 METHODS = {
     "scdp": "sparse conjugate directions pursuit: the feature of the largest gradient joins, all that joined are "
     "refitted",
@@ -29,20 +27,12 @@ MOST_STEPS, SETTLED = 20_000, 1e-6
 
 @dataclass(frozen=True)
 class LinearPath:
-    """Weights by cardinality.
+    """Weights by cardinality."""
 
-    Attributes
-    ----------
-    supports : list of (j,) int
-        Features with a weight, by cardinality 0, 1, ...; fewer than that many where two joined, or one left, at once.
-    weights : list of (j,) float64
-    reason : str
-        Why it ends, in words.
-    """
-
+    # Features with a weight, by cardinality 0, 1, ...; fewer than that many where two joined, or one left, at once
     supports: list[IndexArray]
     weights: list[FloatArray]
-    reason: str
+    reason: str  # why it ends, in words
 
     @property
     def longest(self) -> int:
@@ -78,22 +68,12 @@ class LinearPath:
 def follow(
     method: str, system: PursuitSystem, rhs: FloatArray, most: int, *, candidates: int | None = None, seed: int = 0
 ) -> LinearPath:
-    """Follow a path up to so many nonzero weights.
+    """Follow a path up to a number of nonzero weights.
 
-    Parameters
-    ----------
-    method : str
-        Of `METHODS`.
-    system, rhs
-        As of `dkgp.solvers.pursue`, with one right-hand side.
-    most : int
-    candidates, seed
-        Of `scdp`: as of `PursuitSettings`.
+    `method`: of `METHODS`. `system`, `rhs`: as of `dkgp.solvers.pursue`, with one right-hand side. `candidates`,
+    `seed`: of `scdp`: as of `PursuitSettings`.
 
-    Raises
-    ------
-    InputError, MemoryBudgetError
-        As of `dkgp.solvers.pursue`.
+    Raises `InputError`, `MemoryBudgetError`: as of `dkgp.solvers.pursue`.
     """
     if method in ("scdp", "omp"):
         path = pursue(system, rhs, PursuitSettings(most, candidates=candidates, seed=seed))
@@ -111,7 +91,7 @@ def follow(
 
 
 def _by_cardinality(path: HomotopyPath) -> LinearPath:
-    """The last break before there are more weights than so many, by cardinality."""
+    """A homotopy by cardinality: of each, the last break before one more feature joins."""
     supports: list[IndexArray] = []
     weights: list[FloatArray] = []
     for at in path:

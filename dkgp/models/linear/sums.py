@@ -9,8 +9,6 @@ import numpy as np
 from dkgp.models.linear.paths import LinearPath
 from dkgp.operators.base import FloatArray, IndexArray
 
-__all__ = ["RowSums", "reading_bytes", "sums_bytes"]
-
 # Of a feature's square over all samples: less, in a part of them, is the rounding of a difference of sums.
 CONSTANT = 1e-12
 # Matrices of the sums' size that the coordinator works with, beside those of the folds.
@@ -23,20 +21,11 @@ LEVELS = 7
 
 @dataclass(frozen=True)
 class RowSums:
-    """Z'Z of rows Z = [1, X, y].
+    """Z'Z of rows Z = [1, X, y]."""
 
-    Attributes
-    ----------
-    values : (1 + d + p, 1 + d + p) float64
-    size : int
-        Features, d.
-    scale : (d,) float64
-        Diagonal of X'X over all samples, of whichever part these sums are.
-    """
-
-    values: FloatArray
-    size: int
-    scale: FloatArray
+    values: FloatArray  # (1 + d + p, 1 + d + p)
+    size: int  # features, d
+    scale: FloatArray  # (d,): diagonal of X'X over all samples, of whichever part these sums are
 
     @classmethod
     def of(cls, values: FloatArray, size: int) -> RowSums:
@@ -75,21 +64,21 @@ class RowSums:
 
     def squared_errors(self, part: FloatArray, path: LinearPath, target: int) -> FloatArray:
         """Sums of squared errors in another part, by cardinality, of a path that was found on these samples."""
-        found = np.empty(path.longest + 1)
+        errors = np.empty(path.longest + 1)
         for k, (support, weights) in enumerate(zip(path.supports, path.weights, strict=True)):
             # y - w'x - c is a sum of columns of Z, and its square a quadratic form of their sums.
             columns = np.concatenate([[0], 1 + support, [1 + self.size + target]])
             factors = np.concatenate([[-self.intercept(support, weights, target)], -weights, [1.0]])
-            found[k] = factors @ part[np.ix_(columns, columns)] @ factors
-        return np.maximum(found, 0.0)
+            errors[k] = factors @ part[np.ix_(columns, columns)] @ factors
+        return np.maximum(errors, 0.0)
 
 
 def sums_bytes(d: int, p: int, groups: int, threads: int) -> int:
-    """Bytes at the coordinator's process of sums by group that are added up by so many threads, and worked with."""
+    """Bytes in the coordinator's process of sums by group, while `threads` threads add them up and work with them."""
     one = 8 * (1 + d + p) ** 2
     return one * (groups * (threads + LEVELS) + WORKING)
 
 
 def reading_bytes(chunk_bytes: int, block_bytes: int, threads: int) -> int:
-    """Bytes that so many threads take to read rows and multiply them."""
+    """Bytes that `threads` threads take to read rows and multiply them."""
     return threads * (2 * chunk_bytes + BLOCKS * block_bytes)

@@ -25,9 +25,7 @@ from dkgp.registry import Option
 from dkgp.solvers.pursuit.rows import RowSystem
 from dkgp.solvers.pursuit.systems import GramSystem
 
-__all__ = ["LinearSettings", "PathOfTarget", "TrainedLinear", "train_linear"]
-
-# Features of a path that nobody set an end to.
+# Features of a path whose end no user has set.
 LONGEST = 100
 
 Told = Callable[[str, int, int], None]
@@ -122,72 +120,52 @@ class LinearSettings:
         if not self.validates:
             return np.zeros(n, dtype=np.intp)
         order = np.random.default_rng(self.seed).permutation(n)
-        found = np.empty(n, dtype=np.intp)
+        groups = np.empty(n, dtype=np.intp)
         if self.held_out is None:
             if n < self.folds:
                 raise InputError(f"{self.folds} folds of {n} samples were asked for; give fewer `folds`")
-            found[order] = np.arange(n) % self.folds
-            return found
+            groups[order] = np.arange(n) % self.folds
+            return groups
         count = round(self.held_out * n)
         if not 1 <= count < n:
             raise InputError(f"`held_out` {self.held_out:g} leaves out {count} of {n} samples; expected some, not all")
-        found[order] = np.arange(n) >= count
-        return found
+        groups[order] = np.arange(n) >= count
+        return groups
 
     def most(self, features: int) -> int:
         """Features of a path at most; `InputError` where more were asked for than there are."""
         name = "longest" if self.validates else "cardinality"
-        asked = self.longest if self.validates else self.cardinality
-        if asked is None:
+        limit = self.longest if self.validates else self.cardinality
+        if limit is None:
             return min(features, LONGEST)
-        if int(asked) > features:
-            raise InputError(f"`{name}` {asked} was asked for; there are {features:,} features that vary")
-        return int(asked)
+        if int(limit) > features:
+            raise InputError(f"`{name}` {limit} was asked for; there are {features:,} features that vary")
+        return int(limit)
 
 
 @dataclass(frozen=True)
 class PathOfTarget:
-    """A target's path, and what was chosen of it.
+    """A target's path, and what was chosen of it."""
 
-    Attributes
-    ----------
-    path : LinearPath
-        On all samples, standardised.
-    cardinality : int
-    errors : (k + 1,) float64
-        Mean squared error on the training samples by cardinality.
-    scores, spread : (k + 1,) float64 or None
-        Mean squared error on samples that were left out, and its standard deviation over folds; None where the
-        cardinality was given.
-    reason : str
-        Why the path ends where it does.
-    """
-
-    path: LinearPath
+    path: LinearPath  # on all samples, standardised
     cardinality: int
-    errors: FloatArray
+    errors: FloatArray  # (k + 1,): mean squared error on the training samples by cardinality
+    # (k + 1,): mean squared error on samples that were left out, and its standard deviation over folds; None where the
+    # cardinality was given
     scores: FloatArray | None
     spread: FloatArray | None
-    reason: str
+    reason: str  # why the path ends where it does
 
 
 @dataclass(frozen=True)
 class TrainedLinear:
-    """A linear regression with few weights, on the standardised scale.
+    """A linear regression with few weights, on the standardised scale."""
 
-    Attributes
-    ----------
-    coefficients, intercept : (d, p), (p,) float64
-    targets : list of PathOfTarget
-    passes : int
-        Times that all samples were gone through.
-    seconds : float
-    """
-
+    # (d, p), (p,)
     coefficients: FloatArray
     intercept: FloatArray
     targets: list[PathOfTarget]
-    passes: int
+    passes: int  # times that all samples were gone through
     seconds: float
 
 
@@ -248,13 +226,13 @@ def train_linear(
     sums = RowSums.of(by_group.sum(axis=0) if len(by_group) > 1 else by_group[0], d)
     scored = _validated(sums, by_group, settings, most, _part(told, "paths of folds"))
     A, b, squares = sums.centred()
-    found = []
+    paths = []
     for target in range(p):
         path = _follow(settings, GramSystem(A), b[:, target], most)
         used = path.used()
         errors = path.errors(A[np.ix_(used, used)], b[used, target], float(squares[target]), used) / n
-        found.append(_chosen(path, errors, None if scored is None else scored[target], settings))
-    return _trained(found, d, sums.intercept, system.passes, began)
+        paths.append(_chosen(path, errors, None if scored is None else scored[target], settings))
+    return _trained(paths, d, sums.intercept, system.passes, began)
 
 
 def _by_passes(
@@ -263,13 +241,13 @@ def _by_passes(
     settings: LinearSettings,
     most: int,
     executor: BlockExecutor,
-    told: Callable[[int, int], None] | None,
+    progress: Callable[[int, int], None] | None,
     began: float,
 ) -> TrainedLinear:
     """A path of a given cardinality whose columns come one by one."""
-    means, offset = RowSystem(dataset, executor, told=told).means(), y.mean(axis=0)
-    system = RowSystem(dataset, executor, shift=means, told=told)
-    found = []
+    means, offset = RowSystem(dataset, executor, told=progress).means(), y.mean(axis=0)
+    system = RowSystem(dataset, executor, shift=means, told=progress)
+    paths = []
     try:
         for target in range(y.shape[1]):
             rhs = y[:, [target]] - offset[target]
@@ -277,14 +255,14 @@ def _by_passes(
             used = path.used()
             A, b = system.columns(used)[used], system.project(rhs)[used, 0]
             errors = path.errors(A, b, float(np.sum(rhs**2)), used) / dataset.n_samples
-            found.append(_chosen(path, errors, None, settings))
+            paths.append(_chosen(path, errors, None, settings))
     finally:
         system.close()
 
     def intercept(support: IndexArray, weights: FloatArray, target: int) -> float:
         return float(offset[target] - weights @ means[support])
 
-    return _trained(found, dataset.n_features, intercept, 1 + system.passes, began)
+    return _trained(paths, dataset.n_features, intercept, 1 + system.passes, began)
 
 
 def _follow(settings: LinearSettings, system: Any, rhs: FloatArray, most: int) -> LinearPath:
@@ -296,7 +274,7 @@ def _validated(
     by_group: FloatArray,
     settings: LinearSettings,
     most: int,
-    told: Callable[[int, int], None] | None,
+    progress: Callable[[int, int], None] | None,
 ) -> list[tuple[FloatArray, FloatArray]] | None:
     """Mean squared errors of samples left out by cardinality, and their deviation over folds, for each target."""
     if not settings.validates:
@@ -312,8 +290,8 @@ def _validated(
             errors = rest.squared_errors(part, path, target)
             # A path that ended before stays what it is.
             squared[target, number] = errors[np.minimum(np.arange(most + 1), path.longest)]
-        if told is not None:
-            told(number + 1, len(parts))
+        if progress is not None:
+            progress(number + 1, len(parts))
     counts = parts[:, 0, 0]
     spread = (squared / counts[:, None]).std(axis=1, ddof=min(1, len(parts) - 1))
     scores = squared.sum(axis=1) / counts.sum()
@@ -341,20 +319,20 @@ def _chosen(
 
 
 def _trained(
-    found: list[PathOfTarget],
+    paths: list[PathOfTarget],
     d: int,
     intercept_of: Callable[[IndexArray, FloatArray, int], float],
     passes: int,
     began: float,
 ) -> TrainedLinear:
-    coefficients = np.column_stack([some.path.solution(some.cardinality, d) for some in found])
-    intercept = [intercept_of(*some.path.at(some.cardinality), target) for target, some in enumerate(found)]
-    return TrainedLinear(coefficients, np.asarray(intercept), found, passes, time.perf_counter() - began)
+    coefficients = np.column_stack([chosen.path.solution(chosen.cardinality, d) for chosen in paths])
+    intercept = [intercept_of(*chosen.path.at(chosen.cardinality), target) for target, chosen in enumerate(paths)]
+    return TrainedLinear(coefficients, np.asarray(intercept), paths, passes, time.perf_counter() - began)
 
 
 def _megabytes(needed: int, budget: int) -> str:
     return f"{needed / 2**20:,.0f} MiB, more than the {budget / 2**20:,.0f} MiB that there may be, are needed"
 
 
-def _part(told: Told | None, what: str) -> Callable[[int, int], None] | None:
-    return None if told is None else lambda done, of: told(what, done, of)
+def _part(told: Told | None, phase: str) -> Callable[[int, int], None] | None:
+    return None if told is None else lambda done, of: told(phase, done, of)

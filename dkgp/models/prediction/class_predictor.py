@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.cluster.cache import worker_cache
-from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
-from dkgp.cluster.executors.here import HereExecutor
+from dkgp.cluster.executors.base import BlockExecutor, HereExecutor, LocalExecutor
 from dkgp.cluster.threads import in_parallel, single_threaded_blas
 from dkgp.data import ClassifierRecord, standardised_inputs
 from dkgp.data.types import IntArray
@@ -26,8 +25,6 @@ from dkgp.models.sums import PIECE_ROWS
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
-
-__all__ = ["ClassPredicted", "ClassPredictor", "ClassPredictorSource"]
 
 ROWS_PLANNED_FOR = 1024
 
@@ -166,13 +163,13 @@ class ClassPredictor:
 
         def work(piece: int) -> None:
             where = slice(piece * PIECE_ROWS, (piece + 1) * PIECE_ROWS)
-            found[piece] = self._decider.at(self._context, rows[where])
+            found[piece] = self._decider.decide(self._context, rows[where])
 
         with single_threaded_blas():
             in_parallel(work, pieces, self._threads)
             joined = {name: np.concatenate([piece[name] for piece in found]) for name in found[0]}
             joined |= self._latent(rows)
-        return ClassPredicted(self._decider.told(joined))
+        return ClassPredicted(self._decider.conclude(joined))
 
     def _latent(self, rows: FloatArray) -> dict[str, FloatArray]:
         """The ends of latent variances, where the model has some."""

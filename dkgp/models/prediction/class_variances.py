@@ -25,8 +25,6 @@ from dkgp.models.variance.variances import TestRows, VarianceRun, VarianceSettin
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 
-__all__ = ["ClassVariances", "latent_settings"]
-
 
 def latent_settings(settings: VarianceSettings | None) -> VarianceSettings:
     """The settings of latent variances: those given, or the defaults; a function of labels has no noise to include."""
@@ -34,17 +32,14 @@ def latent_settings(settings: VarianceSettings | None) -> VarianceSettings:
 
 
 class ClassVariances:
-    """The variances of one prediction; see `VarianceRun`, of which there is one for each column.
+    """The variances of one prediction by a Gaussian process of all samples; one `VarianceRun` for each column.
 
     Parameters
     ----------
-    model : ClassifierRecord
-        A Gaussian process of all samples.
     context : BlockContext
-        Of its points.
+        Of the model's points.
     test : TestRows
         As the model sees them.
-    executor : BlockExecutor
     settings : VarianceSettings
         Of all columns together.
     stored : list of dict, optional
@@ -78,11 +73,11 @@ class ClassVariances:
         for column in range(t):
             source = ScaledInputs(context.source, column)
             support = ScaledSupport(source)
-            own = BlockContext(f"{context.run_id}/column-{column}", source, kernel, n)
+            column_context = BlockContext(f"{context.run_id}/column-{column}", source, kernel, n)
             run = VarianceRun(
                 support,
                 kernel,
-                own,
+                column_context,
                 None,
                 ScaledTest(test),
                 executor,
@@ -104,18 +99,18 @@ class ClassVariances:
 
     def at(self, test: TestRows) -> ClassVariances:
         """The same runs at another part of the test samples, with figures of their own."""
-        other = object.__new__(ClassVariances)
-        other.__dict__ |= self.__dict__
-        other._test = test
-        other._runs = [run.at(ScaledTest(test)) for run in self._runs]
-        return other
+        copy = object.__new__(ClassVariances)
+        copy.__dict__ |= self.__dict__
+        copy._test = test
+        copy._runs = [run.at(ScaledTest(test)) for run in self._runs]
+        return copy
 
     def prepare(self) -> str:
         """Have the factors built on the workers; say what was done."""
-        said = [run.prepare(support) for run, support in zip(self._runs, self._supports, strict=True)]
-        if len(said) == 1:
-            return f"latent variances: {said[0]}"
-        return "; ".join(f"latent variances of column {column}: {words}" for column, words in enumerate(said))
+        notes = [run.prepare(support) for run, support in zip(self._runs, self._supports, strict=True)]
+        if len(notes) == 1:
+            return f"latent variances: {notes[0]}"
+        return "; ".join(f"latent variances of column {column}: {words}" for column, words in enumerate(notes))
 
     def submit(self, start: int, stop: int) -> PendingRound:
         """Start a region: the rounds of all columns."""
@@ -123,7 +118,7 @@ class ClassVariances:
 
     def collect(self, results: list[list[Any]], start: int, stop: int) -> dict[str, FloatArray]:
         """Join a region's results: the ends of intervals of the exact approximation's variances, (r, t) both."""
-        columns = [run.collect(found)[2:] for run, found in zip(self._runs, results, strict=True)]
+        columns = [run.collect(result)[2:] for run, result in zip(self._runs, results, strict=True)]
         lower, upper = (np.column_stack(ends) for ends in zip(*columns, strict=True))
         prior = np.asarray(self._kernel.diagonal(self._test.inputs(start, stop)), dtype=np.float64)[:, None]
         slack = prior * self._left_out
@@ -142,13 +137,13 @@ class ClassVariances:
         figures = [run.summary(seconds) for run in self._runs]
         return {
             "gap": figures[0]["gap"],
-            "gap_mean": float(np.mean([each["gap_mean"] for each in figures])),
-            "gap_max": max(each["gap_max"] for each in figures),
-            "unmet": sum(each["unmet"] for each in figures),
-            "column_passes": sum(each["column_passes"] for each in figures),
-            "rank": [each["rank"] for each in figures],
-            "halo": [each["halo"] for each in figures],
-            "factor_seconds": sum(each["factor_seconds"] for each in figures),
+            "gap_mean": float(np.mean([run["gap_mean"] for run in figures])),
+            "gap_max": max(run["gap_max"] for run in figures),
+            "unmet": sum(run["unmet"] for run in figures),
+            "column_passes": sum(run["column_passes"] for run in figures),
+            "rank": [run["rank"] for run in figures],
+            "halo": [run["halo"] for run in figures],
+            "factor_seconds": sum(run["factor_seconds"] for run in figures),
             "curvature_factor": [factor if math.isfinite(factor) else None for factor in self._factors.tolist()],
         }
 
@@ -161,11 +156,11 @@ class Together:
 
     def done(self) -> bool:
         """True if `result` would return without waiting."""
-        return all(each.done() for each in self.rounds)
+        return all(pending.done() for pending in self.rounds)
 
     def result(self) -> list[Any]:
         """Wait for all."""
-        return [each.result() for each in self.rounds]
+        return [pending.result() for pending in self.rounds]
 
 
 def _largest(model: ClassifierRecord, context: BlockContext) -> float:

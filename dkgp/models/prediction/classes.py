@@ -5,7 +5,7 @@ Pieces of a region are the same whoever computes them, and so are the bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +18,11 @@ from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.prediction.class_variances import ClassVariances, latent_settings
 from dkgp.models.prediction.deciders import ClassifierSupport, Decider, decider_of
-from dkgp.models.prediction.streaming import Streamed
+from dkgp.models.prediction.streaming import Rounds, Streamed
 from dkgp.models.sums import EVERY_ENTRY, Piece, Sums
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
-
-__all__ = ["ClassRounds", "class_rounds", "decision_task", "library_decision_task"]
-
 
 Decided = tuple[IndexArray, dict[str, FloatArray]]
 
@@ -34,11 +31,11 @@ def decision_task(
     context: BlockContext, decider: Decider, sums: Sums, test: Dataset, pieces: list[Piece]
 ) -> list[Decided]:
     """Rows of each piece, their decisions, and what goes with them."""
-    found = []
+    decisions = []
     for piece in pieces:
         rows, inputs = sums.read(context, test, piece)
-        found.append((rows, decider.at(context, inputs, sums)))
-    return found
+        decisions.append((rows, decider.decide(context, inputs, sums)))
+    return decisions
 
 
 @needs_one_arithmetic
@@ -54,7 +51,6 @@ def class_rounds(
     test: Dataset,
     executor: BlockExecutor,
     version: str,
-    note: Callable[[str], None] | None = None,
     sums: Sums = EVERY_ENTRY,
     *,
     plug_in: bool = False,
@@ -64,17 +60,10 @@ def class_rounds(
     """Return the rounds of a prediction; parameters as of `exact_rounds`, `plug_in` as of `predict`.
 
     `variance` are settings of latent variances, which a Gaussian process of all samples has in any case; `stored` their
-    plans, of a prediction that is resumed.
-
-    Raises
-    ------
-    InputError
-        Tree sums over a few prototypes, or of a kernel that a tree cannot serve; other settings of variances than those
-        of the prediction to resume, or any where there are none.
-    MemoryBudgetError
-        Latent variances do not fit in their working memory.
-    StoreError
-        The model's support inputs cannot be read.
+    plans, of a prediction that is resumed. `InputError`: tree sums over a few prototypes, or of a kernel that a tree
+    cannot serve; other settings of variances than those of the prediction to resume, or any where there are none.
+    `MemoryBudgetError`: latent variances do not fit in their working memory. `StoreError`: the model's support inputs
+    cannot be read.
     """
     kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
     context = BlockContext(version, ClassifierSupport.of(model, version), kernel, model.n_support)
@@ -86,8 +75,6 @@ def class_rounds(
     sums.require(context, executor)
     model.inputs(0, min(1, model.n_support))  # points that are gone are found out before anything is written
     decider = decider_of(model, plug_in=plug_in)
-    if note is not None and decider.lacks is not None:
-        note(decider.lacks)
     variances = None
     if model.form == "gp" and not model.is_sparse and not plug_in:
         variances = ClassVariances(model, context, test, executor, latent_settings(variance), stored)
@@ -117,25 +104,11 @@ class Region:
         return [self.decisions.result(), self.variances.result(), self.start, self.stop]
 
 
-class ClassRounds:
+class ClassRounds(Rounds):
     """The rounds of a classifier's prediction; see `Rounds`.
 
-    Parameters
-    ----------
-    model : ClassifierRecord
-    context : BlockContext
-        Of its points.
-    decider : Decider
-        Of its form.
-    test : Dataset
-        As the model sees it.
-    executor : BlockExecutor
-    sums : Sums
-        How decisions take theirs.
-    plug_in : bool
-        Whether the store is to say that probabilities are not averaged.
-    variances : ClassVariances, optional
-        Of the latent functions.
+    `context` is of the model's points, `test` as the model sees it; `sums` says how decisions take theirs; `plug_in`
+    whether the store is to say that probabilities are not averaged; `variances` are of the latent functions.
     """
 
     def __init__(
@@ -153,10 +126,11 @@ class ClassRounds:
         self._context, self._decider, self._test, self._executor = context, decider, test, executor
         self._sums, self._variances = sums, variances
         self.depth = 2 if variances is None else variances.depth
-        self.region_rows: int | None = None if variances is None else variances.region_rows
-        self.classes: tuple[str, ...] | None = model.classes
+        self.region_rows = None if variances is None else variances.region_rows
+        self.classes = model.classes
         self.n_support, self.assumes, self.variables = model.n_support, decider.assumes, decider.variables
-        self.attributes: dict[str, Any] = {} if decider.assumes is None else {"assumes": decider.assumes}
+        self.lacks = decider.lacks
+        self.attributes = {} if decider.assumes is None else {"assumes": decider.assumes}
         self.attributes |= {"classes": list(model.classes), "method": model.form, "basis_size": model.n_support}
         if model.likelihood is not None:
             self.attributes["likelihood"] = model.likelihood["name"]
@@ -183,17 +157,17 @@ class ClassRounds:
 
     def values(self, results: list[Any]) -> dict[str, FloatArray]:
         """Join a region's pieces, and tell class and probability of its decisions."""
-        found: dict[str, FloatArray] = {}
+        joined: dict[str, FloatArray] = {}
         if self._variances is not None:
             results, of_variances, start, stop = results
-            found = self._variances.collect(of_variances, start, stop)
+            joined = self._variances.collect(of_variances, start, stop)
         order = np.concatenate([rows for rows, _ in results])
         for name in results[0][1]:
-            whole = np.concatenate([values[name] for _, values in results])
-            found[name] = np.empty_like(whole)
-            found[name][order] = whole
-        told = self._decider.told(found)
-        return {name: told[name] for name in self.variables}
+            by_piece = np.concatenate([values[name] for _, values in results])
+            joined[name] = np.empty_like(by_piece)
+            joined[name][order] = by_piece
+        values = self._decider.conclude(joined)
+        return {name: values[name] for name in self.variables}
 
     def summary(self, seconds: float, streamed: Streamed) -> dict[str, Any]:
         """Figures of the classes: method, counts by name, certified (a count, None where nothing is), computed."""

@@ -23,8 +23,6 @@ from dkgp.models.variance.variances import VarianceRun, VarianceSettings
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 
-__all__ = ["exact_rounds", "mean_task"]
-
 Means = tuple[IndexArray, FloatArray, FloatArray]
 
 
@@ -32,11 +30,11 @@ def mean_task(
     context: BlockContext, certificate: Certificate, sums: Sums, test: Rows, pieces: list[Piece]
 ) -> list[Means]:
     """Rows of each piece, their predicted means, and bounds on their errors: (rows, p), standardised, float64."""
-    found = []
+    means = []
     for piece in pieces:
         rows, inputs = sums.read(context, test, piece)
-        found.append((rows, *certified_means(context, certificate, inputs, sums)))
-    return found
+        means.append((rows, *certified_means(context, certificate, inputs, sums)))
+    return means
 
 
 @needs_one_arithmetic
@@ -57,29 +55,13 @@ def exact_rounds(
     note: Callable[[str], None] | None,
     sums: Sums = EVERY_ENTRY,
 ) -> Rounds:
-    """Return the rounds of a prediction.
+    """Rounds that predict `test`, as the model sees it; workers' caches keep what they need under `version`.
 
-    Parameters
-    ----------
-    model, executor, variance, note
-        As for `predict`.
-    test : Dataset
-        As the model sees it.
-    version : str
-        Under which workers' caches keep what belongs to the run.
-    stored : dict, optional
-        The plan of variances of a prediction that is resumed.
-    sums : Sums
-        How means take theirs; not of variances.
+    `stored` is the plan of the variances of a prediction that is resumed.
 
-    Raises
-    ------
-    InputError
-        Other settings than those of the prediction to resume, a kernel that a tree cannot serve.
-    StoreError
-        The model's support inputs cannot be read.
-    MemoryBudgetError
-        Variances do not fit in their working memory.
+    Raises `InputError` for other settings than those of the prediction to resume and for a kernel that a tree cannot
+    serve, `StoreError` where the model's support inputs cannot be read, `MemoryBudgetError` where variances do not fit
+    in their working memory.
     """
     kernel, noise_variance = fold_white(kernel_from_json(model.kernel), model.noise_variance)
     if noise_variance != model.noise_variance:
@@ -108,11 +90,9 @@ def exact_rounds(
     return _MeansAndVariances(means, run, model)
 
 
-class _Means:
-    classes: tuple[str, ...] | None = None
-    variables: tuple[str, ...] = MEANS
+class _Means(Rounds):
+    variables = MEANS
     depth = 1
-    region_rows: int | None = None
 
     def __init__(
         self,
@@ -126,11 +106,8 @@ class _Means:
         self._context, self._test, self._executor, self._sums = context, test, executor, sums
         self._standardisation, self._certificate = model.standardisation, certificate
         self.n_support, self.assumes = model.n_samples, certificate.assumes
-        self.attributes: dict[str, Any] = {} if certificate.assumes is None else {"assumes": certificate.assumes}
+        self.attributes = {} if certificate.assumes is None else {"assumes": certificate.assumes}
         self.attributes |= sums.attributes
-
-    def prepare(self) -> None:
-        """Nothing is."""
 
     def submit(self, start: int, stop: int) -> PendingRound:
         groups = split_evenly(self._sums.pieces(start, stop), self._executor.parallelism)
@@ -145,25 +122,21 @@ class _Means:
         raw, raw_bound = mean_in_units(mean, bound, to.target_std, to.target_mean)
         return {"mean": raw, "mean_error_bound": raw_bound}
 
-    def summary(self, seconds: float, streamed: Streamed) -> None:
-        """Return nothing: there are no variances."""
 
-
-class _MeansAndVariances:
-    classes: tuple[str, ...] | None = None
-    variables: tuple[str, ...] = VARIANCES
+class _MeansAndVariances(Rounds):
+    variables = VARIANCES
 
     def __init__(self, means: _Means, run: VarianceRun | BasisRun, model: ModelRecord) -> None:
         self._means, self._run, self._model = means, run, model
         self._scale = np.asarray(model.standardisation.target_std)
         self.n_support, self.assumes = means.n_support, means.assumes
-        self.attributes: dict[str, Any] = {
+        self.attributes = {
             **means.attributes,
             "variance": run.plan,
             "noise_variance": (model.noise_variance * self._scale**2).tolist(),
         }
         self.depth = run.depth
-        self.region_rows: int | None = run.region_rows
+        self.region_rows = run.region_rows
 
     def prepare(self) -> str:
         return self._run.prepare(self._model)

@@ -9,10 +9,8 @@ import numpy as np
 from dkgp.cluster.executors.base import BlockExecutor, PendingRound, split_evenly
 from dkgp.data import Dataset, LinearRecord
 from dkgp.errors import InputError
-from dkgp.models.prediction.streaming import Streamed
+from dkgp.models.prediction.streaming import Rounds
 from dkgp.operators.base import FloatArray
-
-__all__ = ["LinearRounds"]
 
 PIECE_ROWS = 4096
 
@@ -21,39 +19,21 @@ def linear_task(
     coefficients: FloatArray, intercept: FloatArray, test: Dataset, pieces: list[tuple[int, int]]
 ) -> list[FloatArray]:
     """Standardised predictions of the rows of each piece: (rows, p)."""
-    found = []
+    predictions = []
     for start, stop in pieces:
         inputs = test.inputs(start, stop)
         values = np.tile(intercept, (len(inputs), 1))
         # Sums and products by themselves: their bits are the same on every processor, a BLAS's are not.
         for feature in np.flatnonzero(coefficients.any(axis=1)):
             values += inputs[:, [feature]] * coefficients[feature]
-        found.append(values)
-    return found
+        predictions.append(values)
+    return predictions
 
 
-class LinearRounds:
-    """The rounds of a prediction; see `Rounds`.
+class LinearRounds(Rounds):
+    """Rounds of means; `InputError` for variances, which a linear regression does not have."""
 
-    Parameters
-    ----------
-    model, executor
-        As for `predict`.
-    test : Dataset
-        As the model sees it.
-    wants_variances : bool
-
-    Raises
-    ------
-    InputError
-        Variances, which such a model does not have.
-    """
-
-    variables: tuple[str, ...] = ("mean",)
-    classes: tuple[str, ...] | None = None
-    assumes: str | None = None
-    depth = 2
-    region_rows: int | None = None
+    variables = ("mean",)
 
     def __init__(self, model: LinearRecord, test: Dataset, executor: BlockExecutor, wants_variances: bool) -> None:
         if wants_variances:
@@ -64,9 +44,6 @@ class LinearRounds:
         self._model, self._test, self._executor = model, test, executor
         self.n_support = int(np.count_nonzero(model.coefficients.any(axis=1)))
         self.attributes: dict[str, Any] = {"linear": str(model.summary["method"])}
-
-    def prepare(self) -> None:
-        """Nothing is."""
 
     def submit(self, start: int, stop: int) -> PendingRound:
         """Start a region."""
@@ -79,6 +56,3 @@ class LinearRounds:
         """Join a region's pieces, in the targets' own units."""
         to = self._model.standardisation
         return {"mean": np.concatenate(results) * to.target_std + to.target_mean}
-
-    def summary(self, seconds: float, streamed: Streamed) -> None:
-        """Return nothing: there are no variances."""

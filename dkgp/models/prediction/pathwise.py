@@ -31,8 +31,6 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers import ConjugateGradient, GradientInfNorm, Solver, solve
 
-__all__ = ["PosteriorFunctions"]
-
 # Training samples and points at which values are drawn jointly: a dense factor of as many rows.
 MOST_JOINT_SAMPLES = 4000
 PIECE_ROWS = 512
@@ -45,7 +43,6 @@ class PosteriorFunctions:
 
     Parameters
     ----------
-    model : ModelRecord
     version : str
         Under which this process's cache keeps what belongs to the model.
     count : int

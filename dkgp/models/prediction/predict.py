@@ -24,8 +24,6 @@ from dkgp.models.prediction.streaming import Rounds, stream
 from dkgp.models.sums import EVERY_ENTRY, Sums
 from dkgp.models.variance.variances import VarianceSettings
 
-__all__ = ["PredictSummary", "predict"]
-
 
 @dataclass(frozen=True)
 class PredictSummary:
@@ -148,11 +146,14 @@ def predict(
     try:
         with single_threaded_blas():
             rounds: Rounds
+            stored = {} if writer is None else writer.attributes
             if isinstance(model, ClassifierRecord):
-                stored = None if writer is None else writer.attributes.get("latent_variance")
-                rounds = class_rounds(
-                    model, test, executor, version, note, sums, plug_in=plug_in, variance=variance, stored=stored
+                plans = stored.get("latent_variance")
+                rounds = of_labels = class_rounds(
+                    model, test, executor, version, sums, plug_in=plug_in, variance=variance, stored=plans
                 )
+                if note is not None and of_labels.lacks is not None:
+                    note(of_labels.lacks)
             elif isinstance(model, LinearRecord):
                 rounds = LinearRounds(model, test, executor, variance is not None)
             elif isinstance(model, SparseRecord) and variance is not None and variance.basis is not None:
@@ -160,8 +161,7 @@ def predict(
             elif isinstance(model, SparseRecord):
                 rounds = SparseRounds(model, test, executor, version, variance)
             else:
-                stored = None if writer is None else writer.attributes.get("variance")
-                rounds = exact_rounds(model, test, executor, version, variance, stored, note, sums)
+                rounds = exact_rounds(model, test, executor, version, variance, stored.get("variance"), note, sums)
             attributes = {
                 "model": model.url,
                 "model_fingerprint": model.fingerprint,

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from dkgp.cluster.cache import worker_cache
-from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor, split_evenly
-from dkgp.cluster.executors.here import HereExecutor
+from dkgp.cluster.executors.base import BlockExecutor, HereExecutor, LocalExecutor, split_evenly
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import ModelRecord, standardised_inputs
-from dkgp.data.stores.model_store import ModelDescription
+from dkgp.data.stores.models.description import ModelDescription
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
@@ -27,23 +26,15 @@ from dkgp.models.variance.variances import VarianceRun, VarianceSettings
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 
-__all__ = ["Predicted", "Predictor", "PredictorSource", "standardised"]
-
 
 @dataclass(frozen=True)
 class Predicted:
-    """Predictions in the targets' own units, float64.
+    """Predictions in the targets' own units, float64."""
 
-    Attributes
-    ----------
-    mean, mean_error : (r, p)
-        And by how much the mean can miss that of the exact solution.
-    variance_lower, variance_upper : (r, p) or None
-        The proven interval of the variance; None where variances were not asked for.
-    """
-
+    # (r, p): and by how much the mean can miss that of the exact solution.
     mean: FloatArray
     mean_error: FloatArray
+    # (r, p): the proven interval of the variance; None where variances were not asked for.
     variance_lower: FloatArray | None = None
     variance_upper: FloatArray | None = None
 
@@ -136,23 +127,14 @@ class Predictor:
 
 @dataclass(frozen=True)
 class PredictorSource:
-    """Source of a process's predictor; travels with tasks.
+    """Source of a process's predictor; travels with tasks."""
 
-    Attributes
-    ----------
-    url : str
-        Of the model: a store that the process can read, or a model in its own memory.
-    version, variance, n_test
-        As for `Predictor`.
-    reference : str
-        As of `SupportInputs`.
-    """
-
-    url: str
+    url: str  # of the model: a store that the process can read, or a model in its own memory
+    # As for `Predictor`.
     version: str
     variance: VarianceSettings | None
     n_test: int
-    reference: str
+    reference: str  # as of `SupportInputs`
 
     def predictor(self) -> Predictor:
         """Return this process's predictor for calls by single threads; the first call makes it, others wait."""

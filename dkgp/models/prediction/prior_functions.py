@@ -22,8 +22,6 @@ from dkgp.kernels import Kernel
 from dkgp.kernels.spectrum import RandomFeatures
 from dkgp.operators.base import FloatArray
 
-__all__ = ["PriorFunctions", "draw_prior_functions"]
-
 FREQUENCIES = 4096
 PIECE_ROWS = 512
 
@@ -52,12 +50,10 @@ def draw_prior_functions(
 
     Parameters
     ----------
-    kernel : Kernel
     n_features : int
         d.
     count : int
         How many functions.
-    rng : numpy.random.Generator
     frequencies : int
         M, for each stationary part.
 

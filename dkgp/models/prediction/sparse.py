@@ -12,7 +12,7 @@ import numpy as np
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import in_parallel, single_threaded_blas
-from dkgp.data.stores.memory_model import find_sparse_model
+from dkgp.data.stores.models.memory import find_sparse_model
 from dkgp.models.metrics import outside_interval
 from dkgp.models.prediction.predictor import standardised
 from dkgp.models.rounding import mean_in_units, outward, variance_in_units
@@ -20,28 +20,18 @@ from dkgp.models.sparse.errors import Points
 from dkgp.models.sparse.stored import OpenedSparse, opened_sparse
 from dkgp.operators.base import FloatArray
 
-__all__ = ["SparsePredicted", "SparsePredictor", "SparsePredictorSource"]
-
 PIECE_ROWS = 1024
 
 
 @dataclass(frozen=True)
 class SparsePredicted:
-    """Predictions in the targets' own units, float64.
+    """Predictions in the targets' own units, float64."""
 
-    Attributes
-    ----------
-    mean, mean_error : (r, p)
-        And by how much the mean can miss that of the exact model.
-    variance : (r, p) or None
-        The method's own; None where variances were not asked for.
-    variance_lower, variance_upper : (r, p) or None
-        The proven interval of the exact model's.
-    """
-
+    # (r, p): and by how much the mean can miss that of the exact model.
     mean: FloatArray
     mean_error: FloatArray
-    variance: FloatArray | None = None
+    variance: FloatArray | None = None  # (r, p): the method's own; None where variances were not asked for
+    # (r, p): the proven interval of the exact model's.
     variance_lower: FloatArray | None = None
     variance_upper: FloatArray | None = None
 
@@ -59,7 +49,6 @@ class SparsePredictor:
 
     Parameters
     ----------
-    opened : OpenedSparse
     variance : bool
         Predict variances too. Bounds on means are narrower then: by the exact variance's upper end instead of k(x, x).
     latent : bool
@@ -79,8 +68,8 @@ class SparsePredictor:
     def nbytes(self) -> int:
         """Bytes of the model's arrays and the interval's triangle; never more than a cache would keep."""
         m = self._opened.model.m
-        own = self._opened.model.nbytes + (0 if self._interval is None else 8 * m**2)
-        return min(own, worker_cache().budget_bytes)
+        nbytes = self._opened.model.nbytes + (0 if self._interval is None else 8 * m**2)
+        return min(nbytes, worker_cache().budget_bytes)
 
     def __call__(self, inputs: FloatArray) -> SparsePredicted:
         """Predict at raw inputs of the model's features: (r, d), or (r, d_raw) with those that were constant.
@@ -96,11 +85,11 @@ class SparsePredictor:
         """The same at standardised inputs (r, d)."""
         r, p = len(rows), self._opened.record.n_targets
         mean, bound = np.empty((r, p)), np.empty((r, p))
-        own, lower, upper = np.empty(r), np.empty(r), np.empty(r)
+        variance_of_method, lower, upper = np.empty(r), np.empty(r), np.empty(r)
 
         def work(piece: int) -> None:
             where = slice(piece * PIECE_ROWS, (piece + 1) * PIECE_ROWS)
-            self._predict(rows[where], mean[where], bound[where], own[where], lower[where], upper[where])
+            self._predict(rows[where], mean[where], bound[where], variance_of_method[where], lower[where], upper[where])
 
         with single_threaded_blas():
             in_parallel(work, -(-r // PIECE_ROWS), self._threads)
@@ -110,7 +99,7 @@ class SparsePredictor:
             return SparsePredicted(*means)
         low, high = outward(lower + self._noise, upper + self._noise)
         with np.errstate(over="ignore"):  # as the interval's ends: infinite beyond the largest number
-            variance = (own + self._noise)[:, None] * np.asarray(to.target_std) ** 2
+            variance = (variance_of_method + self._noise)[:, None] * np.asarray(to.target_std) ** 2
         return SparsePredicted(*means, variance, *variance_in_units(np.maximum(low, 0.0), high, to.target_std))
 
     def _predict(
@@ -135,20 +124,11 @@ class SparsePredictor:
 
 @dataclass(frozen=True)
 class SparsePredictorSource:
-    """Source of a process's predictor; travels with tasks.
+    """Source of a process's predictor; travels with tasks."""
 
-    Attributes
-    ----------
-    url : str
-        Of the model: a store that the process can read, or a model in its own memory.
-    version : str
-        Under which the process's cache keeps what belongs to the model.
-    variance, latent
-        As for `SparsePredictor`.
-    """
-
-    url: str
-    version: str
+    url: str  # of the model: a store that the process can read, or a model in its own memory
+    version: str  # under which the process's cache keeps what belongs to the model
+    # As for `SparsePredictor`.
     variance: bool
     latent: bool
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from dkgp.cluster.executors.base import BlockExecutor, PendingRound
 from dkgp.data import Dataset, SparseRecord
-from dkgp.data.stores.model_store import referenced_training_set
+from dkgp.data.stores.models.references import referenced_training_set
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.prediction.sparse_rounds import SparseRounds
@@ -19,8 +19,6 @@ from dkgp.models.variance.greedy import BasisRun
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
-
-__all__ = ["SparseRoundsWithBases"]
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,8 @@ class SparseRoundsWithBases(SparseRounds):
                 f"`basis`: '{model.url}' was fitted with a noise of its own for each sample, which it does not have of "
                 "all; leave it out"
             )
-        own = VarianceSettings(latent=variance.latent, memory_bytes=variance.memory_bytes)
-        super().__init__(model, test, executor, version, own)
+        settings = VarianceSettings(latent=variance.latent, memory_bytes=variance.memory_bytes)
+        super().__init__(model, test, executor, version, settings)
         training = referenced_training_set(model.url, model.described(), None)
         kernel, noise_variance = fold_white(kernel_from_json(model.kernel), model.noise_variance)
         context = BlockContext(version, training, kernel, training.n_samples)
@@ -77,14 +75,14 @@ class SparseRoundsWithBases(SparseRounds):
 
     def values(self, results: list[Any]) -> dict[str, FloatArray]:
         """Join a region's pieces and bases."""
-        own, bases = results
-        found = super().values(own)
+        sparse, bases = results
+        values = super().values(sparse)
         *_, lower, upper = self._bases.collect(bases)
         low, high = variance_in_units(lower, upper, self._model.standardisation.target_std)
-        low, high = np.maximum(found["variance_lower"], low), np.minimum(found["variance_upper"], high)
+        low, high = np.maximum(values["variance_lower"], low), np.minimum(values["variance_upper"], high)
         if (low > high).any():
             raise NumericalError("bounds on a variance contradict each other: the kernel is not positive definite")
-        return {**found, "variance_lower": low, "variance_upper": high}
+        return {**values, "variance_lower": low, "variance_upper": high}
 
     def summary(self, seconds: float, streamed: Streamed) -> dict[str, Any] | None:
         """Figures of the variances, and of the bases."""

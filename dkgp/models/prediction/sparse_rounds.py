@@ -17,13 +17,11 @@ from dkgp.data import Dataset, SparseRecord
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.kernels import kernel_from_json
 from dkgp.models.prediction.sparse import PIECE_ROWS, SparsePredicted, SparsePredictorSource
-from dkgp.models.prediction.streaming import MEANS, VARIANCES, Streamed
+from dkgp.models.prediction.streaming import MEANS, VARIANCES, Rounds, Streamed
 from dkgp.models.rounding import assumptions
 from dkgp.models.sparse.methods import method_named
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.base import FloatArray
-
-__all__ = ["PredictionMemory", "SparseRounds"]
 
 # Settings of variances that a sparse model's have no use for.
 _EXACT_ONLY = ("gap", "max_passes", "rank", "halo", "batch_size", "keep_factor")
@@ -47,21 +45,13 @@ def sparse_variance_task(
 
 @dataclass(frozen=True)
 class PredictionMemory:
-    """Projected bytes of a worker's process that predicts with a sparse model.
+    """Projected bytes of a worker's process that predicts with a sparse model."""
 
-    Attributes
-    ----------
-    m, d, p : int
-        Basis samples, features, targets.
-    threads : int
-        Tasks at once.
-    variance : bool
-    """
-
+    # Basis samples, features, targets.
     m: int
     d: int
     p: int
-    threads: int
+    threads: int  # tasks at once
     variance: bool
 
     @property
@@ -105,29 +95,12 @@ class PredictionMemory:
             )
 
 
-class SparseRounds:
-    """The rounds of a prediction; see `Rounds`.
+class SparseRounds(Rounds):
+    """Rounds of a sparse model, which workers' caches keep under `version`; the first task of a worker opens it.
 
-    Parameters
-    ----------
-    model, executor, variance
-        As for `predict`.
-    test : Dataset
-        As the model sees it.
-    version : str
-        Under which workers' caches keep the model.
-
-    Raises
-    ------
-    InputError
-        A method that this dkgp does not know; settings of variances that an exact model's alone take.
-    MemoryBudgetError
-        The model does not fit in a worker's memory.
+    Raises `InputError` for a method that this dkgp does not know and for settings of variances that only an exact model
+    takes, `MemoryBudgetError` where the model does not fit in a worker's memory.
     """
-
-    classes: tuple[str, ...] | None = None
-    depth = 2
-    region_rows: int | None = None
 
     def __init__(
         self,
@@ -149,8 +122,8 @@ class SparseRounds:
         memory.require(None if variance is None else variance.memory_bytes)
         self._source = SparsePredictorSource(model.url, version, self._variance, latent)
         self.n_support, self.assumes = model.basis_size, assumptions(kernel_from_json(model.kernel))
-        self.variables: tuple[str, ...] = VARIANCES if self._variance else MEANS
-        self.attributes: dict[str, Any] = {} if self.assumes is None else {"assumes": self.assumes}
+        self.variables = VARIANCES if self._variance else MEANS
+        self.attributes = {} if self.assumes is None else {"assumes": self.assumes}
         distance = np.asarray(model.certificate["rms_bound"]) * model.standardisation.target_std
         self.attributes |= {
             "method": method.name,
@@ -165,10 +138,6 @@ class SparseRounds:
                 "noise_variance": (model.noise_variance * scale**2).tolist(),
             }
 
-    def prepare(self) -> str | None:
-        """Nothing: the first task that a worker gets opens the model."""
-        return None
-
     def submit(self, start: int, stop: int) -> PendingRound:
         """Start a region."""
         pieces = [(first, min(first + PIECE_ROWS, stop)) for first in range(start, stop, PIECE_ROWS)]
@@ -179,7 +148,7 @@ class SparseRounds:
     def values(self, results: list[Any]) -> dict[str, FloatArray]:
         """Join a region's pieces."""
         names = {name: "mean_error" if name == "mean_error_bound" else name for name in self.variables}
-        return {name: np.concatenate([getattr(piece, own) for piece in results]) for name, own in names.items()}
+        return {name: np.concatenate([getattr(piece, field) for piece in results]) for name, field in names.items()}
 
     def summary(self, seconds: float, streamed: Streamed) -> dict[str, Any] | None:
         """Figures of the variances: method, latent, outside (a share), gap_mean, gap_max, computed."""
@@ -196,9 +165,9 @@ class SparseRounds:
 
 def _require_own_settings(settings: VarianceSettings) -> None:
     default = {each.name: each.default for each in fields(VarianceSettings)}
-    given = [name for name in _EXACT_ONLY if getattr(settings, name) != default[name]]
-    if given:
-        named = ", ".join(f"`{name}`" for name in given)
+    unused = [name for name in _EXACT_ONLY if getattr(settings, name) != default[name]]
+    if unused:
+        named = ", ".join(f"`{name}`" for name in unused)
         raise InputError(
             f"{named}: of use with exact models only. Variances of a sparse model are its method's own, and their "
             "proven intervals as wide as its basis leaves them; leave this out, or train an exact model"

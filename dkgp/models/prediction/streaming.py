@@ -6,10 +6,11 @@ samples and an interrupted prediction goes on where it was.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,52 +21,36 @@ from dkgp.models.classification.metrics import given_widths
 from dkgp.models.metrics import GapTally, gap_figures, outside_interval
 from dkgp.operators.base import FloatArray
 
-__all__ = ["MEANS", "VARIANCES", "Region", "Rounds", "Streamed", "stream"]
-
 MEANS = ("mean", "mean_error_bound")
 VARIANCES = (*MEANS, "variance", "variance_lower", "variance_upper")
 
 
-class Rounds(Protocol):
-    """The rounds that compute a region's values.
+class Rounds(ABC):
+    """The rounds of a prediction, one for each region of the store: what a kind of model adds to `stream`."""
 
-    Attributes
-    ----------
-    variables : tuple of str
-        What the store has of each sample.
-    attributes : dict
-        What the store says besides of how they came about; compared before a prediction is resumed.
-    depth : int
-        Regions under way at once.
-    region_rows : int or None
-        Rows of a region, where it matters.
-    n_support : int
-        Training samples that a mean is a sum over.
-    assumes : str or None
-        What bounds take on trust.
-    classes : tuple of str or None
-        Names of the classes, of a classifier.
-    """
-
-    variables: tuple[str, ...]
-    attributes: dict[str, Any]
-    depth: int
-    region_rows: int | None
-    n_support: int
-    assumes: str | None
-    classes: tuple[str, ...] | None
+    variables: tuple[str, ...]  # of each sample in the store
+    attributes: dict[str, Any]  # of the store: how values came about; compared before a prediction is resumed
+    n_support: int  # training samples that a mean is a sum over
+    depth = 2  # regions under way at once
+    region_rows: int | None = None  # rows of a region, where it matters
+    assumes: str | None = None  # what bounds take on trust
+    classes: tuple[str, ...] | None = None  # names of the classes, of a classifier
 
     def prepare(self) -> str | None:
-        """Make what all regions take; say what was done."""
+        """Make what all regions take; a line on what was made."""
+        return None
 
+    @abstractmethod
     def submit(self, start: int, stop: int) -> PendingRound:
         """Start a region."""
 
+    @abstractmethod
     def values(self, results: list[Any]) -> dict[str, FloatArray]:
-        """Join its results: each variable (rows, p), in the targets' own units."""
+        """A region's results joined: each variable (rows, p), in the targets' own units."""
 
     def summary(self, seconds: float, streamed: Streamed) -> dict[str, Any] | None:
         """Figures of the variances, or the classes, of all that is stored; None without either."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -98,12 +83,12 @@ class Region:
 
     @classmethod
     def _of_classes(cls, values: Mapping[str, FloatArray], n_classes: int) -> Region:
-        given = np.asarray(values["class"]).reshape(-1).astype(np.intp)
-        counts = np.bincount(given, minlength=n_classes)
+        labels = np.asarray(values["class"]).reshape(-1).astype(np.intp)
+        counts = np.bincount(labels, minlength=n_classes)
         widths = None
-        if "probability_lower" in values and len(given):
-            each = given_widths(given, values["probability_lower"], values["probability_upper"])
-            widths = float(each.sum()), float(each.max())
+        if "probability_lower" in values and len(labels):
+            of_samples = given_widths(labels, values["probability_lower"], values["probability_upper"])
+            widths = float(of_samples.sum()), float(of_samples.max())
         bound = float(np.max(values["decision_error_bound"])) if "decision_error_bound" in values else None
         certified = int(np.sum(values["certified"])) if "certified" in values else None
         return cls(bound, None, counts=tuple(counts.tolist()), certified=certified, widths=widths)
@@ -148,9 +133,9 @@ class Streamed:
     def gaps(self, wanted: float | None) -> dict[str, Any]:
         """The relative widths of variances' intervals: gap_mean, gap_max, and met and unmet where one was wanted."""
         tallies = [region.gaps for region in self.regions if region.gaps is not None]
-        found = gap_figures(tallies, wanted)
-        figures = {"gap_mean": found["variance_gap_mean"], "gap_max": found["variance_gap_max"]}
-        unmet = found["variance_unmet"]
+        relative = gap_figures(tallies, wanted)
+        figures = {"gap_mean": relative["variance_gap_mean"], "gap_max": relative["variance_gap_max"]}
+        unmet = relative["variance_unmet"]
         if unmet is not None:
             figures |= {"met": sum(tally.n for tally in tallies) - unmet, "unmet": unmet}
         return {**figures, "computed": self.computed}
@@ -168,13 +153,13 @@ def stream(
     Raises
     ------
     InterruptedRunError
-        As was wished; regions that are done stay. A store without any is removed, whatever the error.
+        An end was asked for; regions that are done stay. A store without any is removed, whatever the error.
     """
     try:
         if writer.pending_regions():
-            said = rounds.prepare()
-            if note is not None and said is not None:
-                note(said)
+            preparation = rounds.prepare()
+            if note is not None and preparation is not None:
+                note(preparation)
         regions = _write(writer, rounds, progress, interrupted)
         writer.commit()
     except BaseException:

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,20 +35,19 @@ import numpy as np
 from dkgp.cluster.executors.base import BlockExecutor, split_evenly
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
-from dkgp.models.refinement.solve import Remembered
+from dkgp.models.context import RunContext
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray
-from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.operators.contract_tasks import contract
 from dkgp.operators.inputs import InputSource
 from dkgp.solvers import ConjugateGradient, MaxIterations, MaxPasses, RelativeResidual, solve
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
-
-__all__ = ["GradientEstimate", "GradientEstimator", "draw_probes"]
+from dkgp.solvers.state import SolverState
+from dkgp.solvers.watch import Watch
 
 # More probes than this are taken together in as many groups: each group costs a contraction of its own.
 MOST_GROUPS = 8
-# From which multiple of the tolerance on the change of the solutions is taken as a measure of what is left.
+# The multiple of the tolerance from which on the change of the solutions measures their error.
 REMEMBERED_AT = 4.0
 
 
@@ -99,57 +97,40 @@ class GradientEstimator:
         source: InputSource,
         targets: FloatArray,
         probes: FloatArray,
-        executor: BlockExecutor,
+        context: RunContext | BlockExecutor,
         *,
         preconditioner: FactorPreconditioning,
         tolerance: float = 0.01,
         max_passes: float = 100.0,
-        coordinator_input_bytes: int = DEFAULT_COORDINATOR_INPUT_BYTES,
     ) -> None:
         if probes.ndim != 2 or probes.shape[0] != targets.shape[0] or probes.shape[1] < 2:
             raise InputError(f"expected at least 2 probes of {targets.shape[0]} samples; got shape {probes.shape}")
-        self._source, self._targets, self._probes, self._executor = source, targets, probes, executor
+        self._source, self._targets, self._probes, self._context = source, targets, probes, RunContext.of(context)
         self.preconditioner = preconditioner
         self._tolerance, self._max_passes = tolerance, max_passes
-        self._coordinator_input_bytes = coordinator_input_bytes
         self._rhs = np.hstack([targets, probes])
         self._groups = split_evenly(range(probes.shape[1]), MOST_GROUPS)
 
     def operator(self, kernel: Kernel, noise_variance: float) -> BlockedKernelOperator:
         """Kbar of the samples; to be closed."""
-        budget = self._coordinator_input_bytes
-        return BlockedKernelOperator(
-            kernel, noise_variance, self._source, self._executor, coordinator_input_bytes=budget
-        )
+        return self._context.operator(kernel, noise_variance, self._source)
 
-    def __call__(
-        self,
-        kernel: Kernel,
-        noise_variance: float,
-        initial: FloatArray | None = None,
-        interrupted: Callable[[], bool] | None = None,
-    ) -> GradientEstimate:
-        """Estimate the gradient at one point.
+    def __call__(self, kernel: Kernel, noise_variance: float, initial: FloatArray | None = None) -> GradientEstimate:
+        """Estimate the gradient at one point; `initial` (n, p + S) are solutions at a point nearby.
 
-        `initial` (n, p + S) are solutions at a point nearby; for `interrupted` see `dkgp.solvers.solve`.
-
-        Raises
-        ------
-        NumericalError
-            Kbar is not numerically positive definite.
-        InterruptedRunError
+        Raises `NumericalError`, where Kbar is not numerically positive definite, and `InterruptedRunError`.
         """
         started = time.perf_counter()
         with self.operator(kernel, noise_variance) as operator:
             remembered = Remembered(REMEMBERED_AT * self._tolerance)
-            # At least one iteration: from no change at all nothing could be told of the error.
+            # At least one iteration: no change at all says nothing of the error.
             solution = solve(
                 operator,
                 self._rhs,
                 solver=ConjugateGradient(self.preconditioner, observe=remembered),
                 stopping=(RelativeResidual(self._tolerance) & MaxIterations(1)) | MaxPasses(self._max_passes),
                 initial=initial,
-                interrupted=interrupted,
+                watch=Watch(interrupted=self._context.interrupted),
             )
             residual = solution.progress.relative_residual
             assert remembered.solution is not None
@@ -196,12 +177,35 @@ class GradientEstimator:
             _pair(change, p + s, 2 * t + s, -p / count)
             _pair(change, t + p + s, 2 * t + s, p / count)
         matrices.append(change)
-        found = contract(operator, vectors, matrices)
+        contracted = contract(operator, vectors, matrices)
         # dKbar / d log s2 = s2 I: the same contraction with the unit matrix.
         inner = vectors.T @ vectors
         noise = [operator.noise_variance * float(np.sum(matrix * inner)) for matrix in matrices]
-        all_of_them = 0.5 * np.column_stack([found, noise])
+        all_of_them = 0.5 * np.column_stack([contracted, noise])
         return all_of_them[:-1], all_of_them[-1]
+
+
+class Remembered:
+    """A solution on the way: what it changes by from there on tells how far it may still be from the exact one.
+
+    `at`: it is the first whose relative residuals have all come down to this, or the first of all.
+
+    `solution` (n, t). `residual`: its largest relative residual.
+    """
+
+    def __init__(self, at: float) -> None:
+        self._at = at
+        self.solution: FloatArray | None = None
+        self.residual = np.inf
+
+    def __call__(self, state: SolverState) -> None:
+        """Look at a solve between two iterations."""
+        if self.solution is not None and self.residual <= self._at:
+            return
+        norms, scale = (np.linalg.norm(values, axis=0) for values in (state.gradient, state.rhs))
+        residual = float(np.max(norms / np.maximum(scale, np.finfo(np.float64).tiny)))
+        if self.solution is None or residual <= self._at:
+            self.solution, self.residual = state.alpha.copy(), residual
 
 
 def _pair(matrix: FloatArray, i: int, j: int, value: float) -> None:

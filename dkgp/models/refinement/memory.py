@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from dkgp.errors import MemoryBudgetError
-from dkgp.models.memory import MEBIBYTE, RUNTIME_BYTES
+from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.models.memory import Memory, mib
 from dkgp.models.refinement.record import RefineSettings
 from dkgp.models.refinement.validation import held_out_samples, variance_batch_bytes
 from dkgp.models.variance.nystrom import factor_bytes
@@ -13,15 +14,13 @@ from dkgp.operators.blocked import coordinator_input_bytes_needed
 from dkgp.operators.contract_tasks import tiles_bytes
 from dkgp.operators.low_rank.pivots import samples_drawn_from
 
-__all__ = ["RefineMemory", "plan_refinement"]
-
 # (n, t) arrays of a solve: right-hand sides, start, solutions of the step before, alpha, g, P, Q, M^-1 r, what is
 # remembered, a product on its way in two halves, and one in passing.
 ARRAYS_OF_A_SOLVE = 12
 
 
 @dataclass(frozen=True)
-class RefineMemory:
+class RefineMemory(Memory):
     """Projected peak of a refinement, in bytes.
 
     The first four are the coordinator's, the next three the workers'.
@@ -37,33 +36,33 @@ class RefineMemory:
     shares_process: bool  # whether the workers share the coordinator's process
     tiles_bytes: int = 0  # tiles of the kernel matrix that each worker's process may keep
 
+    process: ClassVar[str] = "this process"
+
     @property
-    def coordinator_bytes(self) -> int:
-        """Projected peak of the coordinator's process."""
-        own = self.resident_bytes + RUNTIME_BYTES + self.vectors_bytes + self.inputs_bytes + self.landmarks_bytes
-        workers = self.factor_bytes + self.batch_bytes + self.cache_bytes + self.tiles_bytes
-        return own + (workers if self.shares_process else 0)
+    def computation(self) -> str:
+        """The refinement."""
+        return "refining"
 
-    def require(self, budget_bytes: int) -> None:
-        """Refuse where the projection exceeds the budget.
+    @property
+    def coordinator_parts(self) -> int:
+        """Bytes at the coordinator, with those that it held before."""
+        return self.resident_bytes + self.vectors_bytes + self.inputs_bytes + self.landmarks_bytes
 
-        `MemoryBudgetError` names the parts and the knobs.
-        """
-        if self.coordinator_bytes <= budget_bytes:
-            return
-        raise MemoryBudgetError(
-            f"refining is projected to need {_mib(self.coordinator_bytes)} in this process; the budget is "
-            f"{_mib(budget_bytes)}. Vectors {_mib(self.vectors_bytes)} (fewer with a smaller `refine_probes`), inputs "
-            f"{_mib(self.inputs_bytes)}, landmarks {_mib(self.landmarks_bytes)} and factors {_mib(self.factor_bytes)} "
+    @property
+    def worker_parts(self) -> int:
+        """Bytes of factors, batches, features, and tiles that are kept."""
+        return self.factor_bytes + self.batch_bytes + self.cache_bytes + self.tiles_bytes
+
+    def advice(self, resident_bytes: int) -> str:
+        """The parts, and the settings of a refinement that make them smaller."""
+        return (
+            f"Vectors {mib(self.vectors_bytes)} (fewer with a smaller `refine_probes`), inputs "
+            f"{mib(self.inputs_bytes)}, landmarks {mib(self.landmarks_bytes)} and factors {mib(self.factor_bytes)} "
             "(smaller with `refine_halo`, `refine_rank` and `refine_memory`), batches "
-            f"{_mib(self.batch_bytes)} (none with `refine_holdout` 0), workers' inputs {_mib(self.cache_bytes)}; "
+            f"{mib(self.batch_bytes)} (none with `refine_holdout` 0), workers' inputs {mib(self.cache_bytes)}; "
             "factors, batches and workers' inputs lie elsewhere on a cluster "
             "of processes or at a scheduler"
         )
-
-    def to_json(self) -> dict[str, int | bool]:
-        """Plain JSON types."""
-        return {**self.__dict__, "coordinator_bytes": self.coordinator_bytes}
 
 
 def plan_refinement(
@@ -71,37 +70,31 @@ def plan_refinement(
     d: int,
     p: int,
     settings: RefineSettings,
+    executor: BlockExecutor,
     *,
     resident_bytes: int,
-    shares_process: bool,
-    threads: int,
     holds_inputs: bool,
     cache_bytes: int,
 ) -> RefineMemory:
     """Project the peak of a refinement.
 
-    `resident_bytes` is what this process holds now, `shares_process` whether the workers share it; `threads` tasks run
-    at once in one process; `holds_inputs` is whether the coordinator holds all inputs, `cache_bytes` the budget of a
-    worker's cache.
+    `resident_bytes` is what this process holds now, `holds_inputs` whether the coordinator holds all inputs,
+    `cache_bytes` the budget of a worker's cache.
 
     Raises `InputError` for a factor that does not fit the memory that the settings give the preconditioner.
     """
-    held = settings.preconditioner().resolved(n, d).memory(n, d)
+    factor = settings.preconditioner().resolved(n, d).memory(n, d)
     rank = int(settings.landmarks().resolved(n, d).rank)
-    t = p + settings.probes
+    t, threads = p + settings.probes, executor.threads_per_process
     held_out = held_out_samples(n, settings.held_out)
     contraction = 2 * t + settings.probes
     return RefineMemory(
         resident_bytes=resident_bytes,
         vectors_bytes=8 * n * (ARRAYS_OF_A_SOLVE * t + contraction + p),
         inputs_bytes=coordinator_input_bytes_needed(n, d) if holds_inputs else 0,
-        landmarks_bytes=max(held.own_bytes, 8 * rank * (4 * rank + samples_drawn_from(rank)) if held_out else 0),
-        factor_bytes=held.factor_bytes + held.cached_bytes + (factor_bytes(n, rank, "double") if held_out else 0),
+        landmarks_bytes=max(factor.own_bytes, 8 * rank * (4 * rank + samples_drawn_from(rank)) if held_out else 0),
+        factor_bytes=factor.factor_bytes + factor.cached_bytes + (factor_bytes(n, rank, "double") if held_out else 0),
         batch_bytes=max(tiles_bytes(threads), variance_batch_bytes(n, held_out, threads) if held_out else 0),
         cache_bytes=min(cache_bytes, 12 * n * (d + 1) + 8 * n * d),
-        shares_process=shares_process,
+        shares_process=executor.shares_memory,
     )
-
-
-def _mib(count: int) -> str:
-    return f"{count / MEBIBYTE:,.0f} MiB"

@@ -13,8 +13,6 @@ import numpy as np
 
 from dkgp.data.types import BoolArray, FloatArray
 
-__all__ = ["Point", "QuasiNewton", "estimated_gain", "gain_error"]
-
 # In logarithms: no hyperparameter changes by more than a factor of 1.65 in a step.
 RADIUS = 0.5
 LEAST_RADIUS = 1e-3
@@ -84,13 +82,13 @@ class QuasiNewton:
         step, fall = new.parameters - old.parameters, old.gradient - new.gradient
         step, fall = np.where(self._movable, step, 0.0), np.where(self._movable, fall, 0.0)
         curved = self._hessian @ step
-        thought, found = float(step @ curved), float(step @ fall)
-        if thought > 0.0:
-            if found < LEAST_CURVATURE_SHARE * thought:
-                share = (1.0 - LEAST_CURVATURE_SHARE) * thought / (thought - found)
+        expected, observed = float(step @ curved), float(step @ fall)
+        if expected > 0.0:
+            if observed < LEAST_CURVATURE_SHARE * expected:
+                share = (1.0 - LEAST_CURVATURE_SHARE) * expected / (expected - observed)
                 fall = share * fall + (1.0 - share) * curved
-                found = float(step @ fall)
-            self._hessian += np.outer(fall, fall) / found - np.outer(curved, curved) / thought
+                observed = float(step @ fall)
+            self._hessian += np.outer(fall, fall) / observed - np.outer(curved, curved) / expected
         before, after = float(step @ old.gradient), float(step @ new.gradient)
         if after < -LARGEST_REVERSAL * abs(before):
             self.retreat()

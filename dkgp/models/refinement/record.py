@@ -16,9 +16,6 @@ from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import Option, byte_count
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 
-__all__ = ["RefineSettings", "RefineStep", "Refinement", "StepCallback"]
-
-
 STEPS = Option(help="Steps at most, each a solve with all right-hand sides.", metavar="N", least=1)
 PROBES = Option(help="Random vectors behind each gradient: more, smaller errors.", metavar="S", least=2)
 TOLERANCE = Option(
@@ -83,7 +80,7 @@ class RefineSettings:
         if self.halo is not None or self.rank is not None:
             return self
         t = dataset.n_targets + self.probes
-        found = factor_for(
+        preconditioner = factor_for(
             dataset,
             start.kernel,
             start.noise_variance,
@@ -92,8 +89,8 @@ class RefineSettings:
             memory_bytes=self.memory_bytes,
             seed=self.seed,
         )
-        made = found.resolved(dataset.n_samples, dataset.n_features, t)
-        return replace(self, halo=int(made.halo), rank=int(made.rank))
+        resolved = preconditioner.resolved(dataset.n_samples, dataset.n_features, t)
+        return replace(self, halo=int(resolved.halo), rank=int(resolved.rank))
 
     def preconditioner(self) -> FactorPreconditioning:
         """Settings of the solves' preconditioner."""

@@ -19,15 +19,13 @@ from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import Dataset
 from dkgp.errors import InputError, InterruptedRunError, NumericalError
+from dkgp.models.context import RunContext
 from dkgp.models.refinement.gradient import GradientEstimate, GradientEstimator, draw_probes
 from dkgp.models.refinement.optimiser import Point, QuasiNewton, estimated_gain, gain_error
-from dkgp.models.refinement.record import Refinement, RefineSettings, RefineStep, StepCallback
+from dkgp.models.refinement.record import Refinement, RefineSettings, RefineStep
 from dkgp.models.refinement.space import RefineSpace
 from dkgp.models.refinement.validation import ExceptRows, HeldOut, HeldOutScore, held_out_rows, score_held_out
 from dkgp.operators.base import FloatArray
-from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
-
-__all__ = ["refine"]
 
 INTERRUPTED = "interrupted"
 
@@ -35,28 +33,15 @@ INTERRUPTED = "interrupted"
 def refine(
     dataset: Dataset,
     space: RefineSpace,
-    executor: BlockExecutor,
+    context: RunContext | BlockExecutor,
     settings: RefineSettings | None = None,
     *,
-    progress: StepCallback | None = None,
     note: Callable[[str], None] | None = None,
-    interrupted: Callable[[], bool] | None = None,
-    coordinator_input_bytes: int = DEFAULT_COORDINATOR_INPUT_BYTES,
 ) -> Refinement:
-    """Refine hyperparameters on all samples of a dataset.
+    """Refine hyperparameters on all samples of a dataset, from where the space starts.
 
-    Parameters
-    ----------
-    dataset : Dataset
-        The training set; read by range, under its own standardisation.
-    space : RefineSpace
-        Where to start, and what may move.
-    progress, note : callable, optional
-        Called with a `RefineStep` after each evaluation, and with a line on what is being done.
-    interrupted : callable, optional
-        Asked between passes; when it answers true the best so far is returned, not validated.
-    coordinator_input_bytes : int
-        See `BlockedKernelOperator`.
+    The context's `callback` is called with a `RefineStep` after each evaluation, `note` with a line on what is being
+    done; when `interrupted` answers true between passes the best so far is returned, not validated.
 
     Raises
     ------
@@ -67,24 +52,16 @@ def refine(
     """
     # Pieces of derivatives are worked on side by side, one thread each.
     with single_threaded_blas():
-        chosen = (settings or RefineSettings()).decided(dataset, space.start)
-        run = _Run(dataset, space, executor, chosen, coordinator_input_bytes)
-        run.progress, run.note, run.interrupted = progress, note, interrupted
+        decided = (settings or RefineSettings()).decided(dataset, space.start)
+        run = _Run(dataset, space, RunContext.of(context), decided)
+        run.note = note
         return run.run()
 
 
 class _Run:
-    def __init__(
-        self,
-        dataset: Dataset,
-        space: RefineSpace,
-        executor: BlockExecutor,
-        settings: RefineSettings,
-        coordinator_input_bytes: int,
-    ) -> None:
-        self.progress: StepCallback | None = None
+    def __init__(self, dataset: Dataset, space: RefineSpace, context: RunContext, settings: RefineSettings) -> None:
         self.note: Callable[[str], None] | None = None
-        self.interrupted: Callable[[], bool] | None = None
+        self._context = context
         self._started = time.perf_counter()
         self._space, self._settings = space, settings
         n = dataset.n_samples
@@ -99,11 +76,10 @@ class _Run:
             ExceptRows(dataset, rows) if len(rows) else dataset,
             self._targets,
             draw_probes(n - len(rows), settings.probes, settings.seed),
-            executor,
+            context,
             preconditioner=settings.preconditioner(),
             tolerance=settings.tolerance,
             max_passes=settings.max_passes,
-            coordinator_input_bytes=coordinator_input_bytes,
         )
         self._history: list[RefineStep] = []
         self._passes, self._contractions = 0.0, 0
@@ -131,7 +107,8 @@ class _Run:
 
     def _climb(self, first: FloatArray, estimate: GradientEstimate) -> tuple[GradientEstimate, str]:
         """Go uphill from the start; the gradient where that ended, and why it did."""
-        search = QuasiNewton(self._space.space.bounds, self._space.select(estimate.curvature), self._space.space.free)
+        space = self._space.space
+        search = QuasiNewton(space.bounds, space.select(estimate.curvature), space.free)
         start = point = self._point(first, estimate)
         self._record(point, estimate, search, accepted=True)
         while point.significance(search.free(point)) > 1.0:
@@ -141,36 +118,36 @@ class _Run:
                 return estimate, "steps became too short to matter"
             proposed = search.propose(point)
             try:
-                there = self._estimate(proposed, estimate.solutions)
+                proposal = self._estimate(proposed, estimate.solutions)
             except NumericalError:
                 search.retreat()
                 continue
-            new = self._point(proposed, there)
+            new = self._point(proposed, proposal)
             accepted = search.learn(point, new)
             if accepted:
                 self._gain, self._gain_error = self._gain + estimated_gain(point, new), gain_error(start, new)
-                point, estimate, self._best = new, there, new.parameters
-            self._record(new, there, search, accepted=accepted)
+                point, estimate, self._best = new, proposal, new.parameters
+            self._record(new, proposal, search, accepted=accepted)
         return estimate, "the gradient is within its standard error"
 
     def _estimate(self, parameters: FloatArray, initial: FloatArray | None) -> GradientEstimate:
-        if self.interrupted is not None and self.interrupted():
+        if self._context.interrupted is not None and self._context.interrupted():
             raise InterruptedRunError("interrupted between two steps")
         kernel, noise_variance = self._space.kernel(parameters), self._space.noise_variance(parameters)
-        estimate = self._estimator(kernel, noise_variance, initial, self.interrupted)
+        estimate = self._estimator(kernel, noise_variance, initial)
         self._passes += estimate.column_passes
         self._contractions += estimate.contractions
         return estimate
 
     def _point(self, parameters: FloatArray, estimate: GradientEstimate) -> Point:
         _, slope = self._space.space.log_prior(parameters)
-        gradient = self._space.select(estimate.gradient) + slope
-        return Point(parameters, gradient, self._space.select(estimate.error))
+        gradient = self._space.space.select(estimate.gradient) + slope
+        return Point(parameters, gradient, self._space.space.select(estimate.error))
 
     def _record(self, point: Point, estimate: GradientEstimate, search: QuasiNewton, *, accepted: bool) -> None:
         free = search.free(point)
         names = self._space.space.names
-        solver = self._space.select(estimate.solver_error)
+        solver = self._space.space.select(estimate.solver_error)
         step = RefineStep(
             step=len(self._history),
             steps=self._settings.steps,
@@ -182,7 +159,7 @@ class _Run:
             gain=self._gain,
             gain_error=self._gain_error,
             noise_variance=self._space.noise_variance(point.parameters),
-            values=self._space.named(point.parameters),
+            values=self._space.space.named(point.parameters),
             gradient=dict(zip(names, point.gradient.tolist(), strict=True)),
             error=dict(zip(names, point.error.tolist(), strict=True)),
             column_passes=estimate.column_passes,
@@ -191,8 +168,8 @@ class _Run:
             seconds=estimate.seconds,
         )
         self._history.append(step)
-        if self.progress is not None:
-            self.progress(step)
+        if self._context.callback is not None:
+            self._context.callback(step)
 
     def _judge(self, reason: str, before: HeldOutScore, after: HeldOutScore) -> Refinement:
         """Keep the values that predicted the held-out samples better."""
@@ -220,7 +197,7 @@ class _Run:
                 self._estimator.preconditioner,
                 self._settings.landmarks(),
                 initial=initial,
-                interrupted=self.interrupted,
+                interrupted=self._context.interrupted,
             )
         self._passes += score.column_passes
         return score
@@ -243,9 +220,9 @@ class _Run:
         before: HeldOutScore | None = None,
         after: HeldOutScore | None = None,
     ) -> Refinement:
-        found = self._space.unmoved() if parameters is None else self._space.hyperparameters(parameters)
+        kept = self._space.unmoved() if parameters is None else self._space.hyperparameters(parameters)
         return Refinement(
-            hyperparameters=replace(found, n_samples=self._n),
+            hyperparameters=replace(kept, n_samples=self._n),
             kept="start" if parameters is None else "refined",
             reason=reason,
             verdict=verdict,

@@ -14,9 +14,7 @@ from dkgp.models.tuned_parameter import TunedParameter
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.priors import LogNormal
 from dkgp.models.tuning.search_space import SearchSpace, search_space
-from dkgp.operators.base import FloatArray, IndexArray
-
-__all__ = ["RefineSpace"]
+from dkgp.operators.base import FloatArray
 
 
 @dataclass(frozen=True)
@@ -28,8 +26,6 @@ class RefineSpace:
 
     start: Hyperparameters
     space: SearchSpace
-    # Where the kernel's are among all its `parameters`, (q - 1,): an amplitude that is not learnt is not there.
-    positions: IndexArray
     feature_names: tuple[str, ...]
 
     @classmethod
@@ -49,43 +45,30 @@ class RefineSpace:
         """
         family = family_of(start.kernel, np.zeros((2, len(feature_names))), learn_variance, feature_names)
         space = search_space(family, feature_names, bounds=bounds, fixed=fixed, priors=priors)
-        count = len(start.kernel.parameters())
-        positions = np.arange(count)
-        if len(space.names) == count and start.kernel.amplitude_index is not None:
-            positions = np.delete(positions, start.kernel.amplitude_index)
-        assert len(positions) == len(space.names) - 1
-        return cls(start, space, positions, feature_names)
+        return cls(start, space, feature_names)
 
     @property
     def first(self) -> FloatArray:
         """Log parameters of `start`: (q,), within the bounds; fixed ones at their values."""
-        return np.asarray(self.space.within(self._given()))
+        return np.asarray(self.space.within(self._logs()))
 
-    def _given(self) -> FloatArray:
+    def _logs(self) -> FloatArray:
         values = np.array([parameter.value for parameter in self.start.kernel.parameters()])
-        return np.asarray(np.log(np.append(values[self.positions], self.start.noise_variance)))
+        return np.asarray(np.log(np.append(values[self.space.positions], self.start.noise_variance)))
 
     def kernel(self, parameters: FloatArray) -> Kernel:
         """The kernel that the log parameters stand for."""
         values = np.array([parameter.value for parameter in self.start.kernel.parameters()])
-        values[self.positions] = np.exp(parameters[:-1])
+        values[self.space.positions] = np.exp(parameters[:-1])
         return self.start.kernel.with_parameters(values)
 
     def noise_variance(self, parameters: FloatArray) -> float:
         """s2."""
         return math.exp(parameters[-1])
 
-    def select(self, values: FloatArray) -> FloatArray:
-        """Of something that is given for all of the kernel's parameters and the noise: what belongs to these, (q,)."""
-        return np.asarray(np.append(values[:-1][self.positions], values[-1]))
-
-    def named(self, parameters: FloatArray) -> dict[str, float]:
-        """Values by name."""
-        return dict(zip(self.space.names, np.exp(parameters).tolist(), strict=True))
-
     def unmoved(self) -> Hyperparameters:
         """`start` itself, or the nearest to it that respects bounds and fixed values; with its parameters by name."""
-        if not np.allclose(self.first, self._given(), rtol=0.0, atol=1e-9):
+        if not np.allclose(self.first, self._logs(), rtol=0.0, atol=1e-9):
             return self.hyperparameters(self.first)
         return replace(self.start, parameters=self.start.parameters or self._tuned(self.first))
 
@@ -106,5 +89,5 @@ class RefineSpace:
     def _tuned(self, parameters: FloatArray) -> tuple[TunedParameter, ...]:
         """Each by name, with where it started, in a search before this one if there was one."""
         before = {parameter.name: parameter.start for parameter in self.start.parameters or ()}
-        found = self.space.tuned(parameters, self.first, self.feature_names)
-        return tuple(replace(parameter, start=before.get(parameter.name, parameter.start)) for parameter in found)
+        tuned = self.space.tuned(parameters, self.first, self.feature_names)
+        return tuple(replace(parameter, start=before.get(parameter.name, parameter.start)) for parameter in tuned)

@@ -18,7 +18,7 @@ from dkgp.cluster.executors.base import BlockExecutor, split_evenly
 from dkgp.errors import InputError
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.models.metrics import NORMAL_95
-from dkgp.models.variance.batch import batch_bytes, relative_gap, solve_batch
+from dkgp.models.variance.batch import BatchOptions, batch_bytes, relative_gap, solve_batch
 from dkgp.models.variance.nystrom import FactorSource
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
@@ -26,8 +26,7 @@ from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.inputs import InputSource
 from dkgp.solvers import ConjugateGradient, FactorPreconditioning, GradientInfNorm, MaxPasses, solve
 from dkgp.solvers.conjugate.preconditioner import Preconditioning
-
-__all__ = ["ExceptRows", "HeldOut", "HeldOutScore", "held_out_rows", "held_out_samples", "score_held_out"]
+from dkgp.solvers.watch import Watch
 
 LARGEST_SHARE = 0.1
 LEAST_TRAINING_SAMPLES = 2
@@ -41,11 +40,7 @@ BATCH_BYTES = 512 * 1024**2
 class ExceptRows:
     """All rows of a source but some: an input source itself.
 
-    Parameters
-    ----------
-    source : InputSource
-    excluded : (h,) int
-        Sorted and distinct.
+    `excluded` (h,): sorted and distinct.
     """
 
     def __init__(self, source: InputSource, excluded: IndexArray) -> None:
@@ -79,17 +74,10 @@ class ExceptRows:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The samples held out.
+    """The samples held out."""
 
-    Attributes
-    ----------
-    inputs : (h, d) float64
-    targets : (h, p) float64
-        Standardised, both.
-    """
-
-    inputs: FloatArray
-    targets: FloatArray
+    inputs: FloatArray  # (h, d), standardised
+    targets: FloatArray  # (h, p), standardised
 
 
 def held_out_samples(n: int, most: int) -> int:
@@ -105,27 +93,14 @@ def held_out_rows(n: int, most: int, seed: int) -> IndexArray:
 
 @dataclass(frozen=True)
 class HeldOutScore:
-    """Score of predictions of the held-out samples, on the standardised scale.
+    """Score of predictions of the held-out samples, on the standardised scale."""
 
-    Attributes
-    ----------
-    nlpd : float
-        Mean negative log predictive density, in nats.
-    rmse, coverage_95 : float
-    gap_max : float
-        Largest relative gap of the variances' proven intervals.
-    column_passes : float
-        Of the solve, and of the variances (passes of a batch, added up).
-    losses : (h,) float64
-        Of each sample, averaged over its targets.
-    """
-
-    nlpd: float
+    nlpd: float  # mean negative log predictive density, in nats
     rmse: float
     coverage_95: float
-    gap_max: float
-    column_passes: float
-    losses: FloatArray = field(repr=False)
+    gap_max: float  # largest relative gap of the variances' proven intervals
+    column_passes: float  # of the solve, and of the variances (passes of a batch, added up)
+    losses: FloatArray = field(repr=False)  # (h,): of each sample, averaged over its targets
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types, without the single losses."""
@@ -148,9 +123,8 @@ def variances_task(
     """Bounds of the variances of each batch of the rows of `inputs`, and the passes they took."""
     results = []
     for start, stop in batches:
-        bounds = solve_batch(
-            source.factor(), inputs[start:stop], gap=GAP, max_passes=MOST_VARIANCE_PASSES, together=together
-        )
+        options = BatchOptions(GAP, MOST_VARIANCE_PASSES, together=together)
+        bounds = solve_batch(source.factor(), inputs[start:stop], options)
         results.append((bounds.lower, bounds.upper, float(bounds.passes.max(initial=0.0))))
     return results
 
@@ -172,28 +146,10 @@ def score_held_out(
 ) -> HeldOutScore:
     """Predict the held-out samples from all others with the operator's hyperparameters.
 
-    Parameters
-    ----------
-    operator : BlockedKernelOperator
-        Of the samples that are left.
-    targets : (n, p) float64
-        Of these.
-    held_out : HeldOut
-    preconditioner : Preconditioning
-    landmarks : FactorPreconditioning
-        Say which landmarks the variances' factor has.
-    initial : (n, p) float64, optional
-        Coefficients to start from.
-    interrupted : callable, optional
-        See `dkgp.solvers.solve`.
+    `operator`: of the samples that are left. `targets` (n, p): of these. `landmarks`: say which landmarks the
+    variances' factor has. `initial` (n, p): coefficients to start from. `interrupted`: see `dkgp.solvers.solve`.
 
-    Returns
-    -------
-    HeldOutScore
-
-    Raises
-    ------
-    NumericalError, InterruptedRunError
+    Raises `NumericalError`, `InterruptedRunError`.
     """
     solution = solve(
         operator,
@@ -201,15 +157,15 @@ def score_held_out(
         solver=ConjugateGradient(preconditioner),
         stopping=GradientInfNorm(TOLERANCE) | MaxPasses(MOST_PASSES),
         initial=initial,
-        interrupted=interrupted,
+        watch=Watch(interrupted=interrupted),
     )
     context, executor, alpha = operator.context, operator.executor, solution.alpha
     mean = _means(context, executor, held_out.inputs, alpha)
     largest = float(operator.diagonal().max())
     hopeless = operator.n * float(np.finfo(np.float32).eps) * largest > operator.noise_variance
     precision: Precision = "double" if hopeless else "single"
-    chosen = landmarks.resolved(operator.n, operator.kernel.n_features).choose(operator)
-    source = FactorSource(context, operator.noise_variance, operator.inputs(chosen), precision)
+    landmark_rows = landmarks.resolved(operator.n, operator.kernel.n_features).choose(operator)
+    source = FactorSource(context, operator.noise_variance, operator.inputs(landmark_rows), precision)
     rows = [(start, min(start + BATCH, len(mean))) for start in range(0, len(mean), BATCH)]
     pending = executor.submit(
         "kvariance", variances_task, (source, held_out.inputs, _together(operator.n)), [[batch] for batch in rows]

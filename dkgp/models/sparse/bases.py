@@ -30,8 +30,6 @@ from dkgp.operators.cross.centres import farthest_first, moved_centres
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.low_rank.pivots import LEAST_PIVOT, PIVOTS_A_STEP, RandomlyPivotedCholesky, stand_in
 
-__all__ = ["BLIND_BASES", "blind_basis", "check_basis_name", "given_basis"]
-
 LLOYD_ITERATIONS = 10
 # Swaps that are tried for each sample of an entropy basis, and candidates that are looked at together.
 SWAPS_PER_SAMPLE, CANDIDATES_AT_ONCE = 20, 256
@@ -40,19 +38,10 @@ SWAPS_PER_SAMPLE, CANDIDATES_AT_ONCE = 20, 256
 def blind_basis(operator: BlockedKernelOperator, name: str, size: int, seed: int = 0) -> Basis:
     """Choose a basis without the targets.
 
-    Parameters
-    ----------
-    operator : BlockedKernelOperator
-    name : str
-        One of `BLIND_BASES`.
-    size : int
-        m; fewer samples are returned where others would be duplicates, or of the others' span as far as float64 tells.
-    seed : int
+    `name`: one of `BLIND_BASES`. `size`: m; fewer samples are returned where others would be duplicates, or of the
+    others' span as far as float64 tells.
 
-    Raises
-    ------
-    InputError
-        An unknown name, or a size that is not in 1..n.
+    Raises `InputError`: an unknown name, or a size that is not in 1..n.
     """
     check_basis_name(name)
     if not 1 <= size <= operator.n:
@@ -62,7 +51,7 @@ def blind_basis(operator: BlockedKernelOperator, name: str, size: int, seed: int
 
 
 def check_basis_name(name: str) -> None:
-    """Refuse a name that is none of `BLIND_BASES`, nor greedy; `InputError` has those that there are."""
+    """Refuse a name that is neither in `BLIND_BASES` nor greedy; `InputError` lists the names."""
     if name not in (*BLIND_BASES, "greedy"):
         raise InputError(f"unknown basis {name!r}; there are {', '.join((*BLIND_BASES, 'greedy'))}, or given samples")
 
@@ -70,10 +59,7 @@ def check_basis_name(name: str) -> None:
 def given_basis(operator: BlockedKernelOperator, basis: IndexArray | FloatArray) -> Basis:
     """A user's own basis: sample numbers (m,), or standardised inputs (m, d).
 
-    Raises
-    ------
-    InputError
-        Samples that are not there, numbers that are not finite, or a point that is there twice.
+    Raises `InputError`: samples that are not there, numbers that are not finite, or a point that is there twice.
     """
     if np.issubdtype(basis.dtype, np.integer):
         indices = np.asarray(basis, dtype=np.intp)
@@ -133,21 +119,21 @@ def _pivoted(operator: BlockedKernelOperator, size: int, rng: np.random.Generato
 def _variance(operator: BlockedKernelOperator, size: int, rng: np.random.Generator) -> Basis:
     subset, inputs = _part(operator, size, rng)
     evaluator, features = operator.double, operator.double.prepare(inputs)
-    left = np.array(operator.kernel.diagonal(inputs), dtype=np.float64)
+    residual = np.array(operator.kernel.diagonal(inputs), dtype=np.float64)
     # A sample without a variance of its own leaves nothing.
-    prior, rows = np.where(left > 0.0, left, np.inf), np.zeros((min(size, len(subset)), len(subset)))
-    chosen: list[int] = []
-    while len(chosen) < len(rows):
-        place = int(np.argmax(left / prior))
-        if not left[place] > LEAST_PIVOT * prior[place]:
+    prior, rows = np.where(residual > 0.0, residual, np.inf), np.zeros((min(size, len(subset)), len(subset)))
+    pivots: list[int] = []
+    while len(pivots) < len(rows):
+        place = int(np.argmax(residual / prior))
+        if not residual[place] > LEAST_PIVOT * prior[place]:
             break
-        k = len(chosen)
+        k = len(pivots)
         column = np.asarray(evaluator.tile(features, features.take(np.asarray([place]))))[:, 0]
-        rows[k] = (column - rows[:k, place] @ rows[:k]) / np.sqrt(left[place])
-        left = np.maximum(left - rows[k] ** 2, 0.0)
-        left[place] = 0.0
-        chosen.append(place)
-    return _samples(operator, subset[chosen])
+        rows[k] = (column - rows[:k, place] @ rows[:k]) / np.sqrt(residual[place])
+        residual = np.maximum(residual - rows[k] ** 2, 0.0)
+        residual[place] = 0.0
+        pivots.append(place)
+    return _samples(operator, subset[pivots])
 
 
 def _k_centre(operator: BlockedKernelOperator, size: int, rng: np.random.Generator) -> Basis:
@@ -159,17 +145,17 @@ def _k_means(operator: BlockedKernelOperator, size: int, rng: np.random.Generato
     evaluator, features = operator.double, operator.double.prepare(inputs)
     prior = np.asarray(operator.kernel.diagonal(inputs), dtype=np.float64)
     # Seeds in proportion to the squared distance from those before.
-    nearest, chosen = np.full(len(subset), np.inf), [int(rng.integers(len(subset)))]
-    while len(chosen) < min(size, len(subset)):
-        place = chosen[-1]
+    nearest, seeds = np.full(len(subset), np.inf), [int(rng.integers(len(subset)))]
+    while len(seeds) < min(size, len(subset)):
+        place = seeds[-1]
         column = np.asarray(evaluator.tile(features, features.take(np.asarray([place]))))[:, 0]
         nearest = np.maximum(np.minimum(nearest, prior + prior[place] - 2.0 * column), 0.0)
         nearest[place] = 0.0
         total = np.cumsum(nearest)
         if not total[-1] > 0.0:
             break
-        chosen.append(int(np.searchsorted(total, rng.uniform(0.0, total[-1]), side="right").clip(max=len(subset) - 1)))
-    centres = np.unique(inputs[chosen], axis=0)
+        seeds.append(int(np.searchsorted(total, rng.uniform(0.0, total[-1]), side="right").clip(max=len(subset) - 1)))
+    centres = np.unique(inputs[seeds], axis=0)
     for _ in range(LLOYD_ITERATIONS):
         moved = moved_centres(CrossKernel(operator, centres))
         if np.array_equal(moved, centres):
@@ -190,10 +176,10 @@ def _entropy(operator: BlockedKernelOperator, size: int, rng: np.random.Generato
     chosen, basis = indices.copy(), evaluator.prepare(operator.inputs(indices))
     sums = np.asarray(evaluator.tile(basis, basis)).sum(axis=1)  # sum_j k(z_i, z_j), itself among them
     for start in range(0, len(drawn), CANDIDATES_AT_ONCE):
-        some = drawn[start : start + CANDIDATES_AT_ONCE]
-        features = evaluator.prepare(operator.inputs(some))
+        candidates = drawn[start : start + CANDIDATES_AT_ONCE]
+        features = evaluator.prepare(operator.inputs(candidates))
         tile = np.array(evaluator.tile(features, basis))
-        for row, sample in enumerate(some):
+        for row, sample in enumerate(candidates):
             out = int(rng.integers(len(chosen)))
             # k(z, z) = 1, so only what is between points changes.
             gain = (sums[out] - 1.0) - (tile[row].sum() - tile[row, out])

@@ -43,8 +43,6 @@ from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.low_rank.landmark_rows import whiten
 
-__all__ = ["SparseCertificate", "certify"]
-
 
 @dataclass(frozen=True)
 class SparseCertificate:
@@ -151,9 +149,9 @@ class SparseCertificate:
         """
         scale = np.sqrt(prior * (1.0 + EVALUATION * 2.0 * EPS * row_errors)) * (1.0 + EPS)
         magnitude, spread = np.asarray(self.magnitude), np.asarray(self.spread)
-        own = scale[:, None] * (((self.m + 4) * UNIT + EPS * row_errors[:, None]) * magnitude + EPS * spread)
+        roundings = scale[:, None] * (((self.m + 4) * UNIT + EPS * row_errors[:, None]) * magnitude + EPS * spread)
         distance = np.sqrt(2.0 * self.excess * highest_variance[:, None])
-        return np.asarray((distance + EVALUATION * own) * (1.0 + 8.0 * EPS))
+        return np.asarray((distance + EVALUATION * roundings) * (1.0 + 8.0 * EPS))
 
     def with_bound(self, name: str, least_quadratic: FloatArray) -> SparseCertificate:
         """The same with one more lower bound, on y' Kbar^-1 y: (p,)."""
@@ -161,11 +159,25 @@ class SparseCertificate:
         known = {**self.least_risk, name: tuple(np.maximum(before, 0.5 * least_quadratic).tolist())}
         return replace(self, least_risk=known)
 
+    def summary(self) -> dict[str, Any]:
+        """The proofs as a model's summary tells them, in plain JSON types."""
+        return {
+            "excess": self.excess.tolist(),
+            "rms_bound": self.rms_bound.tolist(),
+            "best": list(self.best),
+            "gap": [value if math.isfinite(value) else None for value in self.gap.tolist()],
+            "elbo": None if self.evidence is None else self.evidence.lower,
+            "evidence_upper": self.evidence_upper,
+            "divergence": self.divergence,
+            **({} if self.assumes is None else {"assumes": self.assumes}),
+        }
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types, with the derived bounds for readers."""
         evidence = None
         if self.evidence is not None:
             evidence = {**asdict(self.evidence), "upper": self.evidence_upper, "divergence": self.divergence}
+        derived = self.summary()
         return {
             **self.__dict__,
             "target_square": list(self.target_square),
@@ -175,10 +187,7 @@ class SparseCertificate:
             "spread": list(self.spread),
             "evidence": evidence,
             "normal_share": self.normal_share if math.isfinite(self.normal_share) else None,
-            "best": list(self.best),
-            "excess": self.excess.tolist(),
-            "rms_bound": self.rms_bound.tolist(),
-            "gap": [value if math.isfinite(value) else None for value in self.gap.tolist()],
+            **{name: derived[name] for name in ("best", "excess", "rms_bound", "gap")},
         }
 
     @classmethod
@@ -212,14 +221,8 @@ def certify(
     One pass over the entries of K_nm; nothing quadratic in n. Of the subset of data, bounds from below are the
     `subset`'s alone.
 
-    Parameters
-    ----------
-    operator : BlockedKernelOperator
-    fit : SparseFit
-    targets : (n, p) float64
-    subset : (s,) int, optional
-        Samples whose own exact model bounds the least risk from below, the basis samples for instance; takes s^2
-        entries and s^3 / 3 multiply-adds here.
+    `targets` (n, p). `subset` (s,): samples whose own exact model bounds the least risk from below, the basis samples
+    for instance; takes s^2 entries and s^3 / 3 multiply-adds here.
     """
     with single_threaded_blas():
         return _certify(operator, fit, targets, subset)
@@ -235,8 +238,8 @@ def _certify(
     weights = [model.weights] if proof is None else [model.weights, *proof.with_more_noise()]
     variances = None if isinstance(noise, float) else noise
     tiled = np.tile(targets, (1, len(weights)))
-    left = cross.residual(np.concatenate(weights, axis=1), tiled, variances, returned=proof is not None)
-    squares = left.squares[:p] / noise if isinstance(noise, float) else left.squares[:p]
+    residual = cross.residual(np.concatenate(weights, axis=1), tiled, variances, returned=proof is not None)
+    squares = residual.squares[:p] / noise if isinstance(noise, float) else residual.squares[:p]
     misfit = highest_misfit(errors, model.weights, squares, targets, noise)
     risk = 0.5 * (misfit + highest_penalty(errors, model.weights, cross.inner(model.weights))) * (1.0 + 8.0 * EPS)
     if not np.isfinite(risk).all():
@@ -246,14 +249,14 @@ def _certify(
         least["subset"] = subset_bound(operator, subset, targets)
     evidence = None
     if proof is not None:
-        assert left.values is not None
+        assert residual.values is not None
         # A direction's length is of no consequence: with one noise for all, the residual itself.
-        vectors = left.values if variances is None else left.values / variances[:, None]
+        vectors = residual.values if variances is None else residual.values / variances[:, None]
         for number in range(len(weights)):
             name = "trace" if number else "residual"
             where = slice(number * p, (number + 1) * p)
-            found = proof.bound(Directions(vectors[:, where], left.projected[:, where]), targets)
-            least[name] = np.maximum(least.get(name, found), found)
+            bound = proof.bound(Directions(vectors[:, where], residual.projected[:, where]), targets)
+            least[name] = np.maximum(least.get(name, bound), bound)
         if model.method.is_bound:
             evidence = proof.evidence(misfit + highest_whitened_penalty(cross.lower, model.weights))
     weighted = targets**2 / (noise if isinstance(noise, float) else noise[:, None])
@@ -298,7 +301,7 @@ class _Whitened:
         fit, noise = self.fit, float(np.mean(self.operator.noise))
         trace = float(np.sum(np.maximum(self.errors.samples.prior - fit.squares, 0.0)))
         gram = fit.normal @ fit.normal.T
-        right, found = gram @ fit.whitened, []
+        right, weights = gram @ fit.whitened, []
         for more in (np.sqrt(noise * trace), trace):
             matrix = np.array(gram, order="F")
             matrix[np.diag_indices(len(matrix))] += more / noise - 1.0
@@ -307,8 +310,8 @@ class _Whitened:
             except NumericalError:  # so ill-conditioned that C C' as rounded has no factor: one direction less
                 continue
             z = whiten(lower, whiten(lower, right, transposed=False), transposed=True)
-            found.append(whiten(fit.cross.lower, z, transposed=True))
-        return found
+            weights.append(whiten(fit.cross.lower, z, transposed=True))
+        return weights
 
     def bound(self, directions: Directions, targets: FloatArray) -> FloatArray:
         lower, noise = self.fit.cross.lower, self.operator.noise
@@ -324,13 +327,13 @@ class _Whitened:
     def normal_share(self) -> float:
         """Bound on the distance of C C' from I + F'DF: as summed and factored, and by what the rows of F are off."""
         off = self.row_error
-        own = normal_error(self.fit.normal, self.operator.n) + self.fit.off
-        length = float(np.linalg.norm(self.fit.normal)) * (1.0 + own)
-        return float(EVALUATION * (own + 2.0 * length * off + off**2))
+        normal_off = normal_error(self.fit.normal, self.operator.n) + self.fit.off
+        length = float(np.linalg.norm(self.fit.normal)) * (1.0 + normal_off)
+        return float(EVALUATION * (normal_off + 2.0 * length * off + off**2))
 
     def evidence(self, highest_quadratic: FloatArray) -> Evidence | None:
         n, noise = self.operator.n, self.operator.noise
-        each = np.broadcast_to(np.asarray(noise, dtype=np.float64), (n,))
-        trace = float(np.sum(self.residual_diagonal / each) * (1.0 + (n + 8) * UNIT))
+        variances = np.broadcast_to(np.asarray(noise, dtype=np.float64), (n,))
+        trace = float(np.sum(self.residual_diagonal / variances) * (1.0 + (n + 8) * UNIT))
         determinant = log_determinant(self.fit.normal, noise, n, self.row_error, self.fit.off)
         return None if determinant is None else Evidence.of(n, determinant, highest_quadratic, trace)

@@ -18,26 +18,14 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.runs import LARGEST_PIECE
 
-__all__ = ["Points", "SampleErrors", "largest_residual_diagonal", "sample_sum_roundings"]
-
 
 @dataclass(frozen=True)
 class Points:
-    """Points as they enter roundings.
+    """Points as they enter roundings."""
 
-    Attributes
-    ----------
-    prior : (r,) float64
-        k(x, x), as computed.
-    errors : (r,) float64
-        See `TileEvaluator.row_errors`.
-    highest : (r,) float64
-        Upper bounds on k(x, x).
-    """
-
-    prior: FloatArray
-    errors: FloatArray
-    highest: FloatArray
+    prior: FloatArray  # (r,): k(x, x), as computed
+    errors: FloatArray  # (r,): see `TileEvaluator.row_errors`
+    highest: FloatArray  # (r,): upper bounds on k(x, x)
 
     @classmethod
     def of(cls, kernel: Kernel, evaluator: TileEvaluator, inputs: FloatArray) -> Points:
@@ -61,12 +49,7 @@ class Points:
 
 @dataclass(frozen=True)
 class SampleErrors:
-    """All samples and the prototypes of one model.
-
-    Attributes
-    ----------
-    samples, prototypes : Points
-    """
+    """All samples and the prototypes of one model."""
 
     samples: Points
     prototypes: Points
@@ -108,12 +91,7 @@ def largest_residual_diagonal(
 ) -> tuple[FloatArray, FloatArray]:
     """Upper bounds on e = k(x, x) - |f|^2 of all samples, and on how far each row f of F is off: (n,) and (n,).
 
-    Parameters
-    ----------
-    whitening : Whitening
-        Of L, with the prototypes' s.
-    squares : (n,) float64
-        |f|^2, as computed.
+    `whitening`: of L, with the prototypes' s. `squares` (n,): |f|^2, as computed.
     """
     samples = errors.samples
     length = np.sqrt(squares)

@@ -6,7 +6,7 @@ With Q = F F' <= K and E = K - Q,
 
 S the noise and q_low <= y' Kbar^-1 y. Their difference bounds the divergence of the sparse posterior from the exact
 one. y' (Q + S)^-1 y is twice the least risk on the columns' span, with L L' for K_mm, so it is bounded by the risk of
-the weights at hand; log|Q + S| = log|S| + log|I + F'DF| by the factor that is there, and how far that may be off:
+the fitted weights; log|Q + S| = log|S| + log|I + F'DF| by the factor as computed, and how far that may be off:
 
 - a symmetric error of norm at most h < 1 moves log|I + F'DF| by at most -m log(1 - h), since no eigenvalue is below 1;
 - rows of F that are off by g_i in length move it by at most sqrt(m) (sum D_i g_i^2)^(1/2): the derivative along the way
@@ -23,8 +23,6 @@ from dkgp.models.rounding import EVALUATION, UNIT
 from dkgp.models.sparse.errors import sample_sum_roundings
 from dkgp.operators.base import FloatArray, Noise
 
-__all__ = ["Evidence", "LogDeterminant", "log_determinant", "normal_error"]
-
 
 @dataclass(frozen=True)
 class LogDeterminant:
@@ -36,21 +34,11 @@ class LogDeterminant:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Bounds on log p(y), summed over targets, in nats of the standardised targets.
+    """Bounds on log p(y), summed over targets, in nats of the standardised targets."""
 
-    Attributes
-    ----------
-    lower : float
-        The ELBO, at most.
-    ceiling : float
-        What log p(y) would be at most if y' Kbar^-1 y were nothing.
-    trace : float
-        tr(S^-1 E), at most: what the basis leaves of the samples' variances, in units of their noise.
-    """
-
-    lower: float
-    ceiling: float
-    trace: float
+    lower: float  # the ELBO, at most
+    ceiling: float  # what log p(y) would be at most if y' Kbar^-1 y were nothing
+    trace: float  # tr(S^-1 E), at most: what the basis leaves of the samples' variances, in units of their noise
 
     @classmethod
     def of(cls, n: int, determinant: LogDeterminant, highest_quadratic: FloatArray, trace: float) -> Evidence:
@@ -83,21 +71,15 @@ def log_determinant(
 ) -> LogDeterminant | None:
     """Bounds on log|Q + S| by C C' = I + F'DF as computed; None where it may be singular for all that is known.
 
-    Parameters
-    ----------
-    normal : (m, m) float64
-        C.
-    row_error : float
-        (sum D_i g_i^2)^(1/2), g_i bounds on how far the computed rows of F are off.
-    further : float
-        What F'DF is off by, in norm, beside its sums' roundings; see `RegressorFit.off`.
+    `normal` (m, m): C. `row_error`: (sum D_i g_i^2)^(1/2), g_i bounds on how far the computed rows of F are off.
+    `further`: what F'DF is off by, in norm, beside its sums' roundings; see `RegressorFit.off`.
     """
     m = len(normal)
     logs = np.log(normal.diagonal())
-    own = np.log(np.broadcast_to(np.asarray(noise, dtype=np.float64), (n,)))
+    noise_logs = np.log(np.broadcast_to(np.asarray(noise, dtype=np.float64), (n,)))
     # A logarithm as computed is taken to be within four units in the last place; sums are in any order.
-    least = float(own.sum()) - EVALUATION * (n + 10) * UNIT * float(np.abs(own).sum())
-    most = float(own.sum()) + EVALUATION * (n + 10) * UNIT * float(np.abs(own).sum())
+    least = float(noise_logs.sum()) - EVALUATION * (n + 10) * UNIT * float(np.abs(noise_logs).sum())
+    most = float(noise_logs.sum()) + EVALUATION * (n + 10) * UNIT * float(np.abs(noise_logs).sum())
     share = normal_error(normal, n) + further
     if share >= 1.0:
         return None

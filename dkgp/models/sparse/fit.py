@@ -18,26 +18,16 @@ from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.inputs import centre_of
 from dkgp.operators.low_rank.landmark_rows import whiten
 
-__all__ = ["Basis", "SparseFit", "fit_sparse", "require_range"]
-
 # Sums of squares and of products of what lies within it are numbers of float64, and so are their quotients.
 LARGEST, SMALLEST = 1e100, 1e-100
 
 
 @dataclass(frozen=True)
 class Basis:
-    """Basis samples.
+    """Basis samples."""
 
-    Attributes
-    ----------
-    inputs : (m, d) float64
-        Standardised.
-    indices : (m,) int or None
-        Which samples they are; None where they are none, as centres of k-means.
-    """
-
-    inputs: FloatArray
-    indices: IndexArray | None = None
+    inputs: FloatArray  # (m, d): standardised
+    indices: IndexArray | None = None  # (m,): which samples they are; None where they are none, as centres of k-means
 
     def noise_of(self, noise: Noise) -> FloatArray | None:
         """Their own noise (m,), where it is by sample, and they are samples."""
@@ -55,10 +45,8 @@ class SparseFit:
 def require_range(operator: BlockedKernelOperator, targets: FloatArray) -> None:
     """Refuse what a sparse model's sums would overflow with, or lose; one round, no kernel entries.
 
-    Raises
-    ------
-    NumericalError
-        k(x, x), the noise, the targets, or the first and the last of these over the noise are out of range.
+    Raises `NumericalError`: k(x, x), the noise, the targets, or the first and the last of these over the noise are out
+    of range.
     """
     noise, largest = float(np.min(operator.noise)), float(np.max(operator.prior()))
     tops = np.max(np.abs(targets), axis=0, initial=0.0)
@@ -91,12 +79,8 @@ def fit_sparse(
 
     `system` is K_mn D K_nm + K_mm, as a choice by the same noise has summed it: see `fit_regressors`.
 
-    Raises
-    ------
-    InputError
-        The subset of data of a basis that is no samples.
-    NumericalError
-        See `fit_regressors`; the subset's matrix is not positive definite in float64.
+    Raises `InputError`: the subset of data of a basis that is no samples; `NumericalError`: see `fit_regressors`; the
+    subset's matrix is not positive definite in float64.
     """
     centre = centre_of(operator.context.source)
     if method.variance == "subset":
@@ -114,18 +98,18 @@ def _subset(
     method: SparseMethod,
     centre: FloatArray | None,
 ) -> SparseModel:
-    chosen = basis.indices
-    if chosen is None:
+    indices = basis.indices
+    if indices is None:
         raise InputError("the subset of data needs a basis of training samples; this one's are none of them")
-    matrix = operator.submatrix(chosen, chosen)
+    matrix = operator.submatrix(indices, indices)
     with single_threaded_blas():
         try:
             lower = np.asfortranarray(scipy.linalg.cholesky(matrix, lower=True, check_finite=False))
         except np.linalg.LinAlgError as error:
-            least = float(np.min(noise_at(operator.noise, chosen)))
+            least = float(np.min(noise_at(operator.noise, indices)))
             raise NumericalError(
-                f"the matrix of the subset's {len(chosen):,} samples is not positive definite in float64 ({error}): "
+                f"the matrix of the subset's {len(indices):,} samples is not positive definite in float64 ({error}): "
                 f"rounding exceeds the noise variance {least:.3g}. Raise it, or take fewer samples"
             ) from error
-        weights = whiten(lower, whiten(lower, targets[chosen], transposed=False), transposed=True)
-    return SparseModel(method, operator.kernel, operator.inputs(chosen), np.asarray(weights), lower, None, centre)
+        weights = whiten(lower, whiten(lower, targets[indices], transposed=False), transposed=True)
+    return SparseModel(method, operator.kernel, operator.inputs(indices), np.asarray(weights), lower, None, centre)

@@ -7,32 +7,20 @@ from typing import Literal
 
 from dkgp.errors import InputError
 
-__all__ = ["METHODS", "SparseMethod", "Variance", "method_named"]
-
 Variance = Literal["subset", "regressors", "deterministic"]
 
 
 @dataclass(frozen=True)
 class SparseMethod:
-    """A method.
-
-    Attributes
-    ----------
-    name, help : str
-    variance : {"subset", "regressors", "deterministic"}
-        Of the function at x, with phi = L^-1 k_m(x): the exact one of the basis samples alone; |C^-1 phi|^2, which goes
-        to nothing far from the basis; that and what the basis leaves of k(x, x).
-    fitc : bool
-        Whether what the basis leaves of each sample's k(x, x) counts as noise of its own.
-    basis : str
-        How the basis is chosen unless a user says otherwise.
-    """
+    """A sparse method: how its basis is chosen, what noise it fits with, and what its own variance is."""
 
     name: str
     help: str
+    # Of the function at x, with phi = L^-1 k_m(x): the exact one of the basis samples alone; |C^-1 phi|^2, which goes
+    # to nothing far from the basis; that and what the basis leaves of k(x, x).
     variance: Variance
-    fitc: bool = False
-    basis: str = "pivoted"
+    fitc: bool = False  # whether what the basis leaves of each sample's k(x, x) counts as noise of its own
+    basis: str = "pivoted"  # how the basis is chosen unless a user says otherwise
 
     @property
     def is_bound(self) -> bool:

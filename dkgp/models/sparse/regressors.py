@@ -32,8 +32,6 @@ from dkgp.operators.base import FloatArray, Noise
 from dkgp.operators.cross.kernel import CrossKernel, CrossResidual
 from dkgp.operators.low_rank.landmark_rows import whiten
 
-__all__ = ["RegressorFit", "fit_regressors", "normal_factor", "whitened_system"]
-
 # Refined until the decrement is this share of the risk; accepted, where rounding ends it, up to the second.
 REFINED, ACCEPTED = 1e-12, 1e-7
 MOST_REFINEMENTS = 6
@@ -45,40 +43,20 @@ MOST_OFF, MOST_OF_TRACE = 5e-3, 1e-4
 
 @dataclass(frozen=True)
 class RegressorFit:
-    """Weights of m kernel columns, and what they were found with.
+    """Weights of m kernel columns, and what they were found with."""
 
-    Attributes
-    ----------
-    cross : CrossKernel
-        K_nm.
-    variances : float or (n,) float64
-        D's inverse: the noise, FITC's terms included.
-    weights, whitened : (m, p) float64
-        beta, and z = L' beta.
-    normal : (m, m) float64, Fortran order
-        C C' = I + F'DF.
-    squares : (n,) float64
-        Squared length of each row of F: what of k(x, x) the basis explains.
-    risk : (p,) float64
-        R(beta), by residuals.
-    decrement : (p,) float64
-        By how much the least R on the span is estimated to be below.
-    passes : int
-        Times that all entries of K_nm were evaluated.
-    off : float
-        Bound on the distance, in norm, of the F'DF that C was made of from that of F as computed, beyond what summing
-        F'DF itself would be off by.
-    """
-
-    cross: CrossKernel
-    variances: Noise
+    cross: CrossKernel  # K_nm
+    variances: Noise  # D's inverse: the noise, FITC's terms included
+    # (m, p): beta, and z = L' beta
     weights: FloatArray
     whitened: FloatArray
-    normal: FloatArray
-    squares: FloatArray
-    risk: FloatArray
-    decrement: FloatArray
-    passes: int
+    normal: FloatArray  # (m, m), Fortran order: C C' = I + F'DF
+    squares: FloatArray  # (n,): squared length of each row of F: what of k(x, x) the basis explains
+    risk: FloatArray  # (p,): R(beta), by residuals
+    decrement: FloatArray  # (p,): by how much the least R on the span is estimated to be below
+    passes: int  # times that all entries of K_nm were evaluated
+    # Bound on the distance, in norm, of the F'DF that C was made of from that of F as computed, beyond what summing
+    # F'DF itself would be off by
     off: float = 0.0
 
 
@@ -87,19 +65,10 @@ def fit_regressors(
 ) -> RegressorFit:
     """Fit kernel columns to standardised targets (n, p).
 
-    Parameters
-    ----------
-    cross : CrossKernel
-    targets : (n, p) float64
-    fitc : bool
-        By FITC's variances.
-    system : (m, m) float64, optional
-        K_mn D K_nm + K_mm, summed over the samples in float64 by the operator's noise; without `fitc`.
+    `targets` (n, p). `fitc`: by FITC's variances. `system` (m, m): K_mn D K_nm + K_mm, summed over the samples in
+    float64 by the operator's noise; without `fitc`.
 
-    Raises
-    ------
-    NumericalError
-        I + F'DF is not positive definite in float64, or its factor not good enough to refine with.
+    Raises `NumericalError`: I + F'DF is not positive definite in float64, or its factor not good enough to refine with.
     """
     noise = cross.operator.noise
     each = None if isinstance(noise, float) and not fitc else np.broadcast_to(noise, (cross.n,)).copy()
@@ -194,10 +163,7 @@ def _good_enough(cross: CrossKernel, matrix: FloatArray, off: float) -> bool:
 def normal_factor(matrix: FloatArray, noise_variance: float) -> FloatArray:
     """C C' = I + F'DF, C in Fortran order with zeros above its diagonal; the matrix (m, m) is overwritten.
 
-    Raises
-    ------
-    NumericalError
-        It is not positive definite in float64: nothing is added to its diagonal to make it so.
+    Raises `NumericalError`: it is not positive definite in float64: nothing is added to its diagonal to make it so.
     """
     largest = float(matrix.diagonal().max())
     matrix[np.diag_indices(len(matrix))] += 1.0

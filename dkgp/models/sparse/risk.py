@@ -27,32 +27,14 @@ from dkgp.operators.base import FloatArray, IndexArray, Noise, noise_at
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.solvers import Solution
 
-__all__ = [
-    "Directions",
-    "descent_bound",
-    "direction_bound",
-    "highest_misfit",
-    "highest_penalty",
-    "highest_whitened_penalty",
-    "subset_bound",
-]
-
 
 def highest_misfit(
     errors: SampleErrors, weights: FloatArray, squares: FloatArray, targets: FloatArray, noise: Noise
 ) -> FloatArray:
     """Upper bound on r' D r for r = y - K_nm beta: (p,).
 
-    Parameters
-    ----------
-    weights : (m, p) float64
-        beta.
-    squares : (p,) float64
-        r' D r as computed.
-    targets : (n, p) float64
-        y, two roundings off what the stored standardisation makes of the raw ones.
-    noise : float or (n,) float64
-        D's inverse.
+    `weights` (m, p): beta. `squares` (p,): r' D r as computed. `targets` (n, p): y, two roundings off what the stored
+    standardisation makes of the raw ones. `noise`: D's inverse.
     """
     n, samples = len(targets), errors.samples
     root = np.sqrt(1.0 / np.broadcast_to(np.asarray(noise, dtype=np.float64), (n,)))
@@ -81,18 +63,10 @@ def highest_whitened_penalty(lower: FloatArray, weights: FloatArray) -> FloatArr
 
 @dataclass(frozen=True)
 class Directions:
-    """Directions v and what is known of them.
+    """Directions v and what is known of them."""
 
-    Attributes
-    ----------
-    vectors : (n, t) float64
-        v.
-    projected : (m, t) float64
-        K_mn v, as computed.
-    """
-
-    vectors: FloatArray
-    projected: FloatArray
+    vectors: FloatArray  # (n, t): v
+    projected: FloatArray  # (m, t): K_mn v, as computed
 
 
 def direction_bound(
@@ -106,12 +80,7 @@ def direction_bound(
 ) -> FloatArray:
     """Lower bound on q from directions v, t = p of them, without a product with K: (p,).
 
-    Parameters
-    ----------
-    lower : (m, m) float64
-        L, and its `whitening` with the prototypes' s.
-    residual_diagonal : (n,) float64
-        Upper bounds on e.
+    `lower` (m, m): L, and its `whitening` with the prototypes' s. `residual_diagonal` (n,): upper bounds on e.
     """
     v = directions.vectors
     absolute = np.abs(v)
@@ -122,21 +91,21 @@ def direction_bound(
     return _quotient(v, targets, highest)
 
 
-def subset_bound(operator: BlockedKernelOperator, chosen: IndexArray, targets: FloatArray) -> FloatArray:
+def subset_bound(operator: BlockedKernelOperator, samples: IndexArray, targets: FloatArray) -> FloatArray:
     """Lower bound on q from the exact model of a subset of samples (m,): (p,)."""
-    matrix = operator.submatrix(chosen, chosen)
-    own = targets[chosen]
+    matrix = operator.submatrix(samples, samples)
+    own_targets = targets[samples]
     with single_threaded_blas():
         factor = scipy.linalg.lu_factor(matrix, check_finite=False)
-        solved = np.asarray(scipy.linalg.lu_solve(factor, own, check_finite=False))
+        solved = np.asarray(scipy.linalg.lu_solve(factor, own_targets, check_finite=False))
         images = matrix @ solved
-    inputs = operator.inputs(chosen)
+    inputs = operator.inputs(samples)
     points = Points.of(operator.kernel, operator.double, inputs)
-    size, spread, m = points.size(solved), points.spread(solved), len(chosen)
-    noise = np.sum(np.asarray(noise_at(operator.noise, chosen)) * (solved**2).T, axis=-1)
+    size, spread, m = points.size(solved), points.spread(solved), len(samples)
+    noise = np.sum(np.asarray(noise_at(operator.noise, samples)) * (solved**2).T, axis=-1)
     off = (2 * m + 10) * UNIT * (size**2 + noise) + 2.0 * EPS * size * spread
     highest = np.einsum("mp,mp->p", solved, images) + EVALUATION * off
-    return _quotient(solved, own, highest)
+    return _quotient(solved, own_targets, highest)
 
 
 def descent_bound(
@@ -152,7 +121,6 @@ def descent_bound(
         errors.samples.prior,
         errors.samples.errors,
         stepped=solution.stepped,
-        product_error=solution.product_error,
     )
     off = np.asarray(certificate.residual_rounding) + np.sqrt(len(alpha)) * solution.product_error
     images = gradient + targets

@@ -24,8 +24,6 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 
-__all__ = ["SparseStart", "residual_start", "start_from_sparse"]
-
 # Rows of the product that the objective is estimated by: of residuals with far outliers, to a fifth or so.
 ROWS = 2048
 FEW_ROWS = 512
@@ -33,22 +31,13 @@ FEW_ROWS = 512
 
 @dataclass(frozen=True)
 class SparseStart:
-    """A start of the exact solve.
+    """A start of the exact solve."""
 
-    Attributes
-    ----------
-    alpha : (n, p) float64 or None
-        Zero for targets whose residual does not pay; None where that is all of them.
-    share : (p,) float64
-        What the start leaves of the way from zero to the least objective, at most so much but for sampling: 0 is
-        solved, 1 as far as zero, more is farther.
-    rows : int
-        Of the product that this was estimated by.
-    """
-
-    alpha: FloatArray | None
+    alpha: FloatArray | None  # (n, p): zero for targets whose residual does not pay; None where that is all of them
+    # (p,): what the start leaves of the way from zero to the least objective, at most so much but for sampling: 0 is
+    # solved, 1 as far as zero, more is farther
     share: FloatArray
-    rows: int
+    rows: int  # of the product that this was estimated by
 
     @property
     def pays(self) -> FloatArray:
@@ -63,9 +52,9 @@ def residual_start(
     noise, n = operator.noise, operator.n
     residual = targets - CrossKernel(operator, model.prototypes).columns(model.weights)
     alpha = residual / (noise if isinstance(noise, float) else noise[:, None])
-    chosen = np.sort(np.random.default_rng(seed).choice(n, min(n, FEW_ROWS), replace=False)).astype(np.intp)
-    images = CrossKernel(operator, operator.inputs(chosen)).project(alpha) + residual[chosen]
-    quadratic = n / len(chosen) * np.einsum("rp,rp->p", alpha[chosen], images)
+    rows = np.sort(np.random.default_rng(seed).choice(n, min(n, FEW_ROWS), replace=False)).astype(np.intp)
+    images = CrossKernel(operator, operator.inputs(rows)).project(alpha) + residual[rows]
+    quadratic = n / len(rows) * np.einsum("rp,rp->p", alpha[rows], images)
     product = np.einsum("np,np->p", alpha, targets)
     # At the best multiple, as it would be proven.
     return alpha, np.asarray(0.5 * product**2 / np.maximum(quadratic, np.finfo(float).tiny))
@@ -76,30 +65,22 @@ def start_from_sparse(
 ) -> SparseStart:
     """Make a start of a sparse model of the same data, kernel and noise; a few thousand times n kernel entries.
 
-    Parameters
-    ----------
-    dataset : Dataset
-        Standardised targets and inputs are read, a part at a time.
-    opened : OpenedSparse
-    kernel : Kernel
-    noise_variance : float
-    seed : int
-        Of the rows that are looked at.
+    `dataset`: standardised targets and inputs are read, a part at a time. `seed`: of the rows that are looked at.
     """
     kernel, noise_variance = fold_white(kernel, noise_variance)
     model, targets, n = opened.model, dataset.all_targets(), dataset.n_samples
     chunks = list(dataset.row_chunks())
     residual = np.concatenate([targets[slice(*rows)] - model.mean(dataset.inputs(*rows)) for rows in chunks])
     alpha = residual / noise_variance
-    chosen = np.sort(np.random.default_rng(seed).choice(n, min(n, ROWS), replace=False))
+    samples = np.sort(np.random.default_rng(seed).choice(n, min(n, ROWS), replace=False))
     evaluator = model.evaluator()
-    looked_at = evaluator.prepare(dataset.input_rows(chosen))
-    images = noise_variance * alpha[chosen]
+    looked_at = evaluator.prepare(dataset.input_rows(samples))
+    images = noise_variance * alpha[samples]
     for rows in chunks:
         images += evaluator.matmat(looked_at, evaluator.prepare(dataset.inputs(*rows)), alpha[slice(*rows)])
-    quadratic = n / len(chosen) * np.einsum("rp,rp->p", alpha[chosen], images)
+    quadratic = n / len(samples) * np.einsum("rp,rp->p", alpha[samples], images)
     gained = 2.0 * np.einsum("np,np->p", alpha, targets) - quadratic
     # No more can be gained than 2 min R, and that is at most what the sparse mean's own risk comes to.
     most = 2.0 * np.asarray(opened.certificate.risk)
-    start = SparseStart(None, np.asarray(1.0 - gained / most), len(chosen))
+    start = SparseStart(None, np.asarray(1.0 - gained / most), len(samples))
     return SparseStart(alpha * start.pays, start.share, start.rows) if start.pays.any() else start

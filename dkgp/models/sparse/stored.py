@@ -7,28 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from dkgp.data import Dataset, SparseRecord, open_sparse_model, save_sparse_model
-from dkgp.data.stores.model_store import about_model
+from dkgp.data.stores.models.description import about_model
 from dkgp.data.types import Location
 from dkgp.kernels import kernel_from_json
 from dkgp.models.sparse.certificate import SparseCertificate
-from dkgp.models.sparse.interval import VarianceInterval, interval_of
 from dkgp.models.sparse.methods import method_named
-from dkgp.models.sparse.model import SparseModel
-from dkgp.models.sparse.train import TrainedSparse
-
-__all__ = ["OpenedSparse", "open_sparse", "opened_sparse", "save_sparse", "sparse_record"]
+from dkgp.models.sparse.model import SparseModel, VarianceInterval, interval_of
+from dkgp.models.sparse.problem import TrainedSparse
 
 
 @dataclass(frozen=True)
 class OpenedSparse:
-    """A stored sparse model, ready to predict on the standardised scale.
-
-    Attributes
-    ----------
-    record : SparseRecord
-    model : SparseModel
-    certificate : SparseCertificate
-    """
+    """A stored sparse model, ready to predict on the standardised scale."""
 
     record: SparseRecord
     model: SparseModel
@@ -37,8 +27,8 @@ class OpenedSparse:
     def interval(self) -> VarianceInterval:
         """The proven interval of the exact variance; a few m^3 multiply-adds."""
         record = self.record
-        own = record.noise_variance if record.basis_noise is None else record.basis_noise
-        return interval_of(self.model, None if record.indices is None else own, self.certificate.normal_share)
+        noise = record.noise_variance if record.basis_noise is None else record.basis_noise
+        return interval_of(self.model, None if record.indices is None else noise, self.certificate.normal_share)
 
 
 def sparse_record(trained: TrainedSparse, dataset: Dataset) -> SparseRecord:
@@ -72,10 +62,7 @@ def save_sparse(trained: TrainedSparse, url: Location, dataset: Dataset, *, over
 def opened_sparse(record: SparseRecord) -> OpenedSparse:
     """Make a model of its record.
 
-    Raises
-    ------
-    InputError
-        A method that this dkgp does not know.
+    Raises `InputError`: a method that this dkgp does not know.
     """
     model = SparseModel(
         method_named(record.method),

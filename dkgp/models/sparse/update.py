@@ -37,8 +37,6 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.cross.runs import piece_rows
 from dkgp.operators.low_rank.landmark_rows import whiten
 
-__all__ = ["update_sparse"]
-
 
 def update_sparse(opened: OpenedSparse, dataset: Dataset, relative_noise: FloatArray | None = None) -> SparseRecord:
     """Update a model with new samples; 2 n m^2 multiply-adds for n of them, in this process.
@@ -172,8 +170,8 @@ def _normal_share(old: SparseModel, new: SparseModel, share: float, row_error: f
     """
     assert new.normal is not None
     length = float(np.linalg.norm(new.normal)) * (1.0 + 4.0 * EPS)
-    own = (4 * new.m + n + 40) * UNIT * length**2
-    return share * (1.0 + 4.0 * EPS) + float(EVALUATION * (own + 2.0 * length * row_error + row_error**2))
+    roundings = (4 * new.m + n + 40) * UNIT * length**2
+    return share * (1.0 + 4.0 * EPS) + float(EVALUATION * (roundings + 2.0 * length * row_error + row_error**2))
 
 
 def _risk(
@@ -188,8 +186,8 @@ def _risk(
     """Upper bound on the risk of the new mean over all samples: (p,)."""
     assert old.normal is not None
     step = new.weights - old.weights
-    left = targets - new.mean(inputs)
-    squares = np.array([math.fsum(column) for column in (left**2 / noise[:, None]).T])
+    residual = targets - new.mean(inputs)
+    squares = np.array([math.fsum(column) for column in (residual**2 / noise[:, None]).T])
     misfit = highest_misfit(errors, new.weights, squares, targets, noise)
     # A difference of weights is a rounding off, too, which the bound's own (m + 2) stand for twice over.
     whitened = np.sqrt(highest_whitened_penalty(old.lower, step) * (1.0 + 8.0 * EPS))
@@ -205,11 +203,10 @@ def _risk(
 
 def _summary(record: SparseRecord, certificate: SparseCertificate, n: int) -> dict[str, Any]:
     """The old summary with what has changed."""
-    said, count = certificate.to_json(), record.summary.get("updated_with", 0) + n
     return {
         **record.summary,
-        **{name: said[name] for name in ("n", "excess", "rms_bound", "best", "gap")},
+        "n": certificate.n,
+        **certificate.summary(),
         "rms_bound_raw": (certificate.rms_bound * record.standardisation.target_std).tolist(),
-        **dict.fromkeys(("elbo", "evidence_upper", "divergence")),
-        "updated_with": count,
+        "updated_with": record.summary.get("updated_with", 0) + n,
     }

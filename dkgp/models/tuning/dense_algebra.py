@@ -11,17 +11,6 @@ from numpy.typing import NDArray
 
 from dkgp.operators.blas import blas, lapack
 
-__all__ = [
-    "add_outer_products",
-    "factor",
-    "fill_upper",
-    "invert_factored",
-    "rank_update",
-    "solve_factored",
-    "solve_half",
-    "symmetric_product",
-]
-
 FloatArray = NDArray[np.float64]
 
 _LOWER, _LEFT, _PLAIN, _NOT_UNIT = b"L", b"L", b"N", b"N"

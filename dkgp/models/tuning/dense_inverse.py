@@ -14,8 +14,6 @@ from dkgp.errors import NumericalError
 from dkgp.models.tuning.dense_algebra import FloatArray
 from dkgp.solvers.cholesky.blocked import factor_strips, solve_strips, strip_bounds
 
-__all__ = ["BLOCK_ROWS", "invert"]
-
 # Long enough for BLAS to be at its best, short enough for some threads to share 2,000 rows.
 BLOCK_ROWS = 256
 

@@ -15,8 +15,6 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.models.tuning.marginal_likelihood import ArdSquaredExponential, KernelFamily
 
-__all__ = ["ComposedFamily", "family_bytes", "family_of"]
-
 FloatArray: TypeAlias = NDArray[np.float64]
 
 
@@ -26,22 +24,12 @@ _BLOCK_ENTRIES = 2**18
 def family_of(kernel: Kernel, inputs: FloatArray, learn_variance: bool, feature_names: Sequence[str]) -> KernelFamily:
     """The family of a kernel, as the marginal likelihood needs it.
 
-    Parameters
-    ----------
-    kernel : Kernel
-        Its own parameters are where a search starts.
-    inputs : (n, d) float64
-        Standardised inputs.
-    learn_variance : bool
-        Whether the amplitude of a stationary kernel is a parameter; otherwise it stays as it is, 1 for the targets'
-        variance after standardisation. The amplitudes within a sum, and of kernels that are not stationary, always are.
-    feature_names : sequence of d str
-        For messages.
+    `kernel`: its own parameters are where a search starts. `inputs` (n, d): standardised inputs. `learn_variance`:
+    whether the amplitude of a stationary kernel is a parameter; otherwise it stays as it is, 1 for the targets'
+    variance after standardisation. The amplitudes within a sum, and of kernels that are not stationary, always are.
+    `feature_names`: for messages.
 
-    Raises
-    ------
-    InputError
-        A kernel for another number of features, with white noise in it, or without any parameter.
+    Raises `InputError`: a kernel for another number of features, with white noise in it, or without any parameter.
     """
     names = tuple(feature_names)
     if kernel.n_features not in (0, inputs.shape[1]):
@@ -57,16 +45,8 @@ class ComposedFamily:
     Only the lower triangle is evaluated, some columns at a time, so that what is held besides K does not grow with the
     number of the kernel's parts times n^2.
 
-    Parameters
-    ----------
-    kernel : Kernel
-        Its parameters' values are the starting point.
-    inputs : (n, d) float64
-        Standardised inputs.
-    learn_variance : bool
-        See `family_of`.
-    feature_names : sequence of d str
-        For messages.
+    `kernel`: its parameters' values are the starting point. `inputs` (n, d): standardised inputs. `learn_variance`: see
+    `family_of`. `feature_names`: for messages.
     """
 
     def __init__(

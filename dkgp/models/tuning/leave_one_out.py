@@ -35,8 +35,6 @@ from dkgp.models.tuning.dense_algebra import (
 )
 from dkgp.models.tuning.marginal_likelihood import DenseObjective, KernelFamily
 
-__all__ = ["LeaveOneOut", "factored", "fold_predictions"]
-
 
 class LeaveOneOut(DenseObjective):
     """The sum of log p(y_i | X, y_-i, theta)."""

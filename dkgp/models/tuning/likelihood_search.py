@@ -21,17 +21,6 @@ from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.models.tuning.search_space import SearchSpace
 
-__all__ = [
-    "LikelihoodSearch",
-    "Optimum",
-    "SearchSettings",
-    "TuneProgress",
-    "fallback_starting_points",
-    "first_point",
-    "starting_points",
-]
-
-
 # All of the targets' variance: the search then discovers signal step by step. From a small noise variance the misfit
 # drives the first steps to where every sample is an island (gamma to infinity), a maximum that nothing leads out of.
 _INITIAL_NOISE_VARIANCE = 1.0
@@ -110,12 +99,8 @@ class LikelihoodSearch:
     `likelihood` gives (value, gradient) of the log likelihood at log parameters (q,), or None where it does not exist;
     `space` says what may be moved, and where to.
 
-    Attributes
-    ----------
-    best : Optimum or None
-        None until some starting point had a likelihood at all.
-    evaluations : int
-        Of the likelihood, over all starting points.
+    `best`: None until some starting point had a likelihood at all. `evaluations`: of the likelihood, over all starting
+    points.
     """
 
     def __init__(
@@ -138,7 +123,7 @@ class LikelihoodSearch:
     def _begin(self) -> None:
         self._start += 1
         self._evaluations_of_start = 0
-        self._here: Optimum | None = None
+        self._best_of_start: Optimum | None = None
         self._previous: tuple[FloatArray, float] | None = None
         self._settled = False
 
@@ -149,13 +134,13 @@ class LikelihoodSearch:
             converged = self._minimise(first) if first.size else self._evaluate_once(first)
         except _SearchEndedError:
             converged = False
-        found = self._here
-        if found is not None:
-            found.converged = converged
-            if self.best is None or found.value > self.best.value:
-                self.best = found
+        optimum = self._best_of_start
+        if optimum is not None:
+            optimum.converged = converged
+            if self.best is None or optimum.value > self.best.value:
+                self.best = optimum
         self._begin()
-        return found
+        return optimum
 
     def _evaluate_once(self, nothing: FloatArray) -> bool:
         """Evaluate the likelihood where every parameter is held fixed, so that there is nothing to search for."""
@@ -192,15 +177,15 @@ class LikelihoodSearch:
             likelihood, gradient = outcome
             log_prior, its_gradient = self._space.log_prior(parameters)
             value, gradient = likelihood + log_prior, (gradient + its_gradient)[self._free]
-            if self._here is None or value > self._here.value:
-                self._here = Optimum(parameters, value, likelihood, log_prior)
+            if self._best_of_start is None or value > self._best_of_start.value:
+                self._best_of_start = Optimum(parameters, value, likelihood, log_prior)
             self._report(parameters, likelihood, gradient)
             return -value, -gradient
         self._report(parameters, -math.inf, np.full(1, math.nan))
-        if self._here is None:
+        if self._best_of_start is None:
             raise _SearchEndedError  # no likelihood at the starting point itself
         # Far worse than anything seen, and flat: the line search interpolates back towards the last good point.
-        return -self._here.value + 1e3 * (1.0 + abs(self._here.value)), np.zeros_like(free_parameters)
+        return -self._best_of_start.value + 1e3 * (1.0 + abs(self._best_of_start.value)), np.zeros_like(free_parameters)
 
     def _after_step(self, intermediate_result: optimize.OptimizeResult) -> None:
         parameters, value = np.array(intermediate_result.x), -float(intermediate_result.fun)
@@ -221,7 +206,7 @@ class LikelihoodSearch:
     def _report(self, parameters: FloatArray, likelihood: float, gradient: FloatArray) -> None:
         if self._settings.progress is None:
             return
-        bests = [optimum.log_likelihood for optimum in (self.best, self._here) if optimum is not None]
+        bests = [optimum.log_likelihood for optimum in (self.best, self._best_of_start) if optimum is not None]
         self._settings.progress(
             TuneProgress(
                 evaluation=self._evaluations_of_start,

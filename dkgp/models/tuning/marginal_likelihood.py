@@ -22,9 +22,6 @@ from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.models.tuning.dense_algebra import rank_update, symmetric_product
 from dkgp.models.tuning.dense_inverse import BLOCK_ROWS, invert
 
-__all__ = ["ArdSquaredExponential", "DenseObjective", "KernelFamily", "LogMarginalLikelihood", "projected_peak_bytes"]
-
-
 # What the search itself holds: its history, and Python's own objects.
 SEARCH_BYTES = 2**19
 # On standardised inputs a gamma of 1e-8 moves no exponent that matters, and one of 1e4 makes every sample an island.

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from dkgp.errors import InputError
 
-__all__ = ["LogNormal", "as_prior"]
-
 _FORM = re.compile(r"\s*lognormal\s*\(\s*([^,()]+?)\s*,\s*([^,()]+?)\s*\)\s*", flags=re.IGNORECASE)
 
 
@@ -53,15 +51,12 @@ class LogNormal:
 def as_prior(prior: LogNormal | str) -> LogNormal:
     """Return the prior that a text such as "lognormal(0.1, 1)" stands for, median and sigma.
 
-    Raises
-    ------
-    InputError
-        Another text, or values that are not positive.
+    Raises `InputError`: another text, or values that are not positive.
     """
     if isinstance(prior, LogNormal):
         return prior
-    found = _FORM.fullmatch(prior) if isinstance(prior, str) else None
-    median, sigma = (None, None) if found is None else (_number(found[1]), _number(found[2]))
+    match = _FORM.fullmatch(prior) if isinstance(prior, str) else None
+    median, sigma = (None, None) if match is None else (_number(match[1]), _number(match[2]))
     if median is None or sigma is None:
         raise InputError(f"a prior is written lognormal(MEDIAN, SIGMA), such as lognormal(0.1, 1); got {prior!r}")
     return LogNormal(median, sigma)

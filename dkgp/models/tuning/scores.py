@@ -1,23 +1,27 @@
-"""Scores of found hyperparameters: k-fold on the subsets they were found on, and on rows that no subset held."""
+"""Scores of tuned hyperparameters: k-fold on the subsets they were tuned on, and on rows that no subset held.
+
+A label's prediction is that of a Gaussian process in Laplace's approximation on the other samples, its probability
+averaged over the latent functions; of several columns, one against the rest, the averages are divided by their sum.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.data.types import FloatArray, IntArray
-from dkgp.errors import InputError
+from dkgp.errors import InputError, NumericalError
+from dkgp.kernels import Kernel
 from dkgp.models.metrics import NORMAL_95
 from dkgp.models.tuning.dense_algebra import solve_factored, solve_half
 from dkgp.models.tuning.leave_one_out import factored, fold_predictions
-from dkgp.models.tuning.tasks import TuningContext
+from dkgp.models.tuning.tasks import LABEL_OBJECTIVES, TuningContext
 
-__all__ = ["ScoreSums", "check_folds", "cut_folds", "fold_task", "holdout_task", "scores_of"]
-
-
+LEAST_PROBABILITY = 1e-300
 _BLOCK_SHARE = 4  # held-out rows are predicted by blocks of a quarter of the subset
 
 
@@ -72,14 +76,14 @@ def fold_task(
     context: TuningContext, parameters: FloatArray, folds: int, seed: int, subsets: list[int]
 ) -> list[ScoreSums]:
     """Predict each fold of a subset from its other folds."""
-    found = []
+    sums = []
     for index in subsets:
         subset = context.subset(index)
         parts = cut_folds(len(subset.inputs), folds, seed, index)
         with context.matrices(len(subset.inputs)).lent() as matrices:
             mean, variance = fold_predictions(subset.family, parameters, subset.targets, parts, matrices)
-        found.append(ScoreSums.of(subset.targets, mean, variance))
-    return found
+        sums.append(ScoreSums.of(subset.targets, mean, variance))
+    return sums
 
 
 @needs_one_arithmetic
@@ -89,7 +93,7 @@ def holdout_task(context: TuningContext, parameters: FloatArray, subsets: list[i
     Raises `NumericalError`: a kernel matrix is not positive definite.
     """
     inputs, targets = context.source.held_out()
-    found = []
+    sums = []
     for index in subsets:
         subset = context.subset(index)
         kernel, noise_variance = subset.family.kernel(parameters[:-1]), math.exp(parameters[-1])
@@ -105,5 +109,86 @@ def holdout_task(context: TuningContext, parameters: FloatArray, subsets: list[i
                 solve_half(lower, cross)
                 explained = np.einsum("ij,ij->j", cross, cross)
                 variance[block] = np.maximum(kernel.diagonal(inputs[block]) - explained, 0.0) + noise_variance
-        found.append(ScoreSums.of(targets, mean, variance))
-    return found
+        sums.append(ScoreSums.of(targets, mean, variance))
+    return sums
+
+
+@dataclass(frozen=True)
+class LabelSums:
+    """Sums over `count` predicted samples, which add up over subsets: errors, and -log p of the labels in nats."""
+
+    count: int
+    errors: int
+    log_loss: float
+
+
+def label_scores_of(parts: list[LabelSums]) -> dict[str, float | int]:
+    """Error rate and mean log loss over all parts in order."""
+    count = sum(part.count for part in parts)
+    return {
+        "predictions": count,
+        "error_rate": sum(part.errors for part in parts) / count,
+        "log_loss": sum(part.log_loss for part in parts) / count,
+    }
+
+
+@needs_one_arithmetic
+def label_fold_task(
+    context: TuningContext, parameters: FloatArray, folds: int, seed: int, subsets: list[int]
+) -> list[LabelSums]:
+    """Predict each fold of a subset from its other folds. Raises `NumericalError` as `label_holdout_task`."""
+    sums = []
+    for index in subsets:
+        subset = context.subset(index)
+        n, kernel = len(subset.inputs), subset.family.kernel(parameters[:-1])
+        probabilities = np.empty((n, max(2, subset.targets.shape[1])))
+        for fold in cut_folds(n, folds, seed, index):
+            rest = np.setdiff1d(np.arange(n), fold)
+            weights = None if subset.weights is None else subset.weights[rest]
+            training = subset.inputs[rest], subset.targets[rest], weights
+            probabilities[fold] = _predicted(context, kernel, training, subset.inputs[fold])
+        sums.append(_sums(probabilities, subset.targets))
+    return sums
+
+
+@needs_one_arithmetic
+def label_holdout_task(context: TuningContext, parameters: FloatArray, subsets: list[int]) -> list[LabelSums]:
+    """Predict the rows that no subset holds from each subset by itself.
+
+    Raises `NumericalError`: a kernel matrix is not positive definite.
+    """
+    inputs, targets = context.source.held_out()
+    sums = []
+    for index in subsets:
+        subset = context.subset(index)
+        kernel = subset.family.kernel(parameters[:-1])
+        training = subset.inputs, subset.targets, subset.weights
+        sums.append(_sums(_predicted(context, kernel, training, inputs), targets))
+    return sums
+
+
+def _predicted(
+    context: TuningContext, kernel: Kernel, training: tuple[FloatArray, FloatArray, Any], inputs: FloatArray
+) -> FloatArray:
+    """Averaged probabilities of the classes at inputs (r, d), from samples that are given: (r, C)."""
+    training_inputs, targets, weights = training
+    assert context.likelihood is not None
+    matrix, cross = (
+        np.asfortranarray(kernel.matrix(training_inputs, training_inputs)),
+        kernel.matrix(training_inputs, inputs),
+    )
+    evidence = LABEL_OBJECTIVES[context.likelihood]
+    probabilities = evidence.probabilities(matrix, targets, weights, cross, kernel.diagonal(inputs))
+    if probabilities is None:
+        raise NumericalError(
+            "the kernel matrix of a subset is not positive definite with the hyperparameters that were found, so that "
+            "it cannot be scored. Lower the upper bound of the amplitude"
+        )
+    return probabilities
+
+
+def _sums(probabilities: FloatArray, targets: FloatArray) -> LabelSums:
+    codes = targets.argmax(axis=1) if targets.shape[1] > 1 else (targets[:, 0] > 0.0).astype(np.int64)
+    errors = int(np.count_nonzero(probabilities.argmax(axis=1) != codes))
+    of_label = probabilities[np.arange(len(codes)), codes]
+    return LabelSums(len(codes), errors, float(-np.log(np.maximum(of_label, LEAST_PROBABILITY)).sum()))

@@ -15,14 +15,11 @@ from fnmatch import fnmatchcase
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.data.types import FloatArray
+from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
 from dkgp.models.tuned_parameter import TunedParameter
 from dkgp.models.tuning.marginal_likelihood import KernelFamily
 from dkgp.models.tuning.priors import LogNormal, as_prior
-
-__all__ = ["NOISE_NAME", "NOISE_VARIANCE_BOUNDS", "SearchSpace", "search_space"]
-
 
 NOISE_NAME = "noise_variance"
 NOISE_VARIANCE_BOUNDS = (1e-6, 4.0)
@@ -45,6 +42,8 @@ class SearchSpace:
     # Whether it is an inverse squared length scale or a weight, of which below 1 the absolute change is what matters.
     gamma_like: NDArray[np.bool_]
     fixed: FloatArray  # what it is held at, or NaN where it is free
+    # Where the kernel's are among all its `parameters`, (q - 1,): an amplitude that is not learnt is not there.
+    positions: IntArray
     priors: tuple[tuple[int, LogNormal], ...] = field(default=())  # by position
 
     @property
@@ -57,6 +56,14 @@ class SearchSpace:
         parameters = self.fixed.copy()
         parameters[self.free] = free_parameters
         return parameters
+
+    def select(self, values: FloatArray) -> FloatArray:
+        """Of values for all of the kernel's parameters and the noise, last: those of the search, (q,)."""
+        return np.append(values[:-1][self.positions], values[-1])
+
+    def named(self, parameters: FloatArray) -> dict[str, float]:
+        """Values by name, at log parameters (q,)."""
+        return dict(zip(self.names, np.exp(parameters).tolist(), strict=True))
 
     def within(self, parameters: FloatArray) -> FloatArray:
         """The nearest point that respects bounds and fixed values: (q,)."""
@@ -106,65 +113,62 @@ def search_space(
     Raises `InputError`: a pattern that fits no parameter, values that are not positive, bounds in the wrong order, or a
     parameter that is both fixed and given bounds or a prior.
     """
-    addresses = [*_addresses(family, feature_names), (NOISE_NAME, None, False)]
-    names, features, gamma_like = zip(*addresses, strict=True)
+    kernel = family.kernel(family.initial())
+    parameters = kernel.parameters()
+    positions = np.arange(len(parameters))
+    if kernel.amplitude_index is not None and len(parameters) == len(family.names) + 1:
+        positions = np.delete(positions, kernel.amplitude_index)  # held
+    names, features, gamma_like = [], [], []
+    for parameter in (parameters[position] for position in positions):
+        suffix = "" if parameter.feature is None else f".{feature_names[parameter.feature]}"
+        names.append(f"{parameter.name}{suffix}")
+        features.append(parameter.feature)
+        gamma_like.append(parameter.name.rpartition(".")[2] in _GAMMA_LIKE)
+    if has_noise:
+        names.append(NOISE_NAME)
     logs = np.vstack([family.bounds, np.log(np.array([NOISE_VARIANCE_BOUNDS]))])
-    held = np.full(len(names), np.nan)
+    held = np.full(len(logs), np.nan)
     if not has_noise:
         held[-1] = 0.0
-        names = names[:-1]
-    given: dict[int, str] = {}
+    restricted: dict[int, str] = {}
     for pattern, (lower, upper) in (bounds or {}).items():
         low, high = _positive("bounds", pattern, lower), _positive("bounds", pattern, upper)
         if not low < high:
             raise InputError(f"the bounds of '{pattern}' must be low:high with low < high; got {low:g}:{high:g}")
         for position in _matching(pattern, names):
             logs[position] = math.log(low), math.log(high)
-            given[position] = "bounds"
-    known: dict[int, LogNormal] = {}
+            restricted[position] = "bounds"
+    densities: dict[int, LogNormal] = {}
     for pattern, prior in (priors or {}).items():
         for position in _matching(pattern, names):
-            known[position] = as_prior(prior)
-            given[position] = "a prior"
+            densities[position] = as_prior(prior)
+            restricted[position] = "a prior"
     for pattern, value in (fixed or {}).items():
         number = _positive("value", pattern, value)
         for position in _matching(pattern, names):
-            if position in given:
+            if position in restricted:
                 raise InputError(
-                    f"'{names[position]}' is held fixed and also given {given[position]}; choose one of the two"
+                    f"'{names[position]}' is held fixed and also given {restricted[position]}; choose one of the two"
                 )
             held[position] = math.log(number)
     return SearchSpace(
-        names=names if has_noise else (*names, NOISE_NAME),
+        names=tuple(names) if has_noise else (*names, NOISE_NAME),
         labels=(*family.names, "the noise variance"),
-        features=features,
+        features=(*features, None),
         bounds=logs,
-        gamma_like=np.array(gamma_like),
+        gamma_like=np.array([*gamma_like, False]),
         fixed=held,
-        priors=tuple(sorted(known.items(), key=lambda item: item[0])),
+        positions=positions,
+        priors=tuple(sorted(densities.items(), key=lambda item: item[0])),
     )
 
 
-def _addresses(family: KernelFamily, feature_names: Sequence[str]) -> list[tuple[str, int | None, bool]]:
-    """Name, feature, and whether it is like a gamma, of each of the kernel's parameters in the family's order."""
-    kernel = family.kernel(family.initial())
-    parameters = list(kernel.parameters())
-    if kernel.amplitude_index is not None and len(parameters) == len(family.names) + 1:
-        del parameters[kernel.amplitude_index]  # held
-    found = []
-    for parameter in parameters:
-        suffix = "" if parameter.feature is None else f".{feature_names[parameter.feature]}"
-        gamma_like = parameter.name.rpartition(".")[2] in _GAMMA_LIKE
-        found.append((f"{parameter.name}{suffix}", parameter.feature, gamma_like))
-    return found
-
-
 def _matching(pattern: str, names: Sequence[str]) -> list[int]:
-    found = [position for position, name in enumerate(names) if name == pattern or fnmatchcase(name, pattern)]
-    if not found:
+    positions = [position for position, name in enumerate(names) if name == pattern or fnmatchcase(name, pattern)]
+    if not positions:
         shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
         raise InputError(f"no hyperparameter is called '{pattern}'; there are {shown}")
-    return found
+    return positions
 
 
 def _positive(what: str, name: str, value: float) -> float:

@@ -10,8 +10,6 @@ from dkgp.data import Dataset
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
 
-__all__ = ["LabelledSubsets", "SubsetPlan", "Subsets", "draw_subset", "plan_subsets", "require_finite"]
-
 
 @dataclass(frozen=True)
 class SubsetPlan:
@@ -49,7 +47,7 @@ class SubsetPlan:
         if not self._holdout_comes_after:
             return np.sort(generator.choice(self.n_samples, size=self.holdout, replace=False))
         drawn = np.concatenate(_draw(self.n_samples, self.size, self.count, self.seed))
-        # As many more as the subsets hold: so many are left when theirs are taken out.
+        # As many more as the subsets hold: enough remain when theirs are taken out.
         candidates = generator.choice(self.n_samples, size=self.holdout + len(np.unique(drawn)), replace=False)
         return np.sort(candidates[~np.isin(candidates, drawn)][: self.holdout])
 
@@ -96,12 +94,12 @@ def _draw(n_samples: int, size: int, count: int, seed: int) -> list[IntArray]:
     if size >= n_samples:
         return [np.arange(n_samples)] * count
     generator = np.random.default_rng(seed)
-    found: list[IntArray] = []
-    while len(found) < count:  # as many disjoint ones as there are, then others
-        together = min(count - len(found), n_samples // size)
+    draws: list[IntArray] = []
+    while len(draws) < count:  # as many disjoint ones as there are, then others
+        together = min(count - len(draws), n_samples // size)
         drawn = generator.choice(n_samples, size=together * size, replace=False)
-        found += [np.sort(part) for part in drawn.reshape(together, size)]
-    return found
+        draws += [np.sort(part) for part in drawn.reshape(together, size)]
+    return draws
 
 
 @dataclass(frozen=True)
@@ -138,23 +136,12 @@ class Subsets:
 
 @dataclass(frozen=True)
 class LabelledSubsets(Subsets):
-    """Rows of subsets whose labels are at hand.
+    """Rows of subsets whose labels are in memory."""
 
-    Attributes
-    ----------
-    indices : tuple of (m,) int64
-        Sorted samples of each subset.
-    labels : tuple of (m, t) float64
-        Signs, or ones and zeros, as the likelihood takes them.
-    sample_weights : tuple of (m,) float64 or None
-    held_labels : (holdout, t) float64
-        Of the rows in no subset.
-    """
-
-    indices: tuple[IntArray, ...]
-    labels: tuple[FloatArray, ...]
-    sample_weights: tuple[FloatArray, ...] | None
-    held_labels: FloatArray
+    indices: tuple[IntArray, ...]  # (m,): sorted samples of each subset
+    labels: tuple[FloatArray, ...]  # (m, t): signs, or ones and zeros, as the likelihood takes them
+    sample_weights: tuple[FloatArray, ...] | None  # (m,)
+    held_labels: FloatArray  # (holdout, t): of the rows in no subset
 
     def rows(self, index: int) -> tuple[FloatArray, FloatArray]:
         """Inputs (m, d) and labels (m, t) of a subset; `InputError` for NaN or infinity."""

@@ -25,18 +25,6 @@ from dkgp.models.tuning.leave_one_out import LeaveOneOut
 from dkgp.models.tuning.marginal_likelihood import DenseObjective, KernelFamily, LogMarginalLikelihood
 from dkgp.models.tuning.subsets import Subsets
 
-__all__ = [
-    "LABEL_OBJECTIVES",
-    "OBJECTIVES",
-    "LabelLikelihood",
-    "Objective",
-    "SubsetSummary",
-    "TuningContext",
-    "evaluate_task",
-    "label_evaluate_task",
-    "summary_task",
-]
-
 Outcome: TypeAlias = tuple[float, FloatArray] | None
 Objective: TypeAlias = Literal["likelihood", "loo"]
 LabelLikelihood: TypeAlias = Literal["logit", "probit", "softmax"]
@@ -146,13 +134,13 @@ class TuningContext:
 @needs_one_arithmetic
 def summary_task(context: TuningContext, subsets: list[int]) -> list[SubsetSummary]:
     """Read subsets and say what their targets are like. `InputError` for NaN or infinity."""
-    found = []
+    summaries = []
     for index in subsets:
         subset = context.subset(index)
         targets = subset.targets
         deviations = targets.std(axis=0) if context.likelihood is None else np.zeros(0)
-        found.append(SubsetSummary(targets.size, context.kind.independent(targets, subset.weights), deviations))
-    return found
+        summaries.append(SubsetSummary(targets.size, context.kind.independent(targets, subset.weights), deviations))
+    return summaries
 
 
 @needs_one_arithmetic

@@ -7,7 +7,8 @@ gradients are summed in the order of the subsets, so that the result has the sam
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import fields
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,33 +21,39 @@ from dkgp.kernels import Kernel
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.tuning.likelihood_search import ProgressCallback, SearchSettings
 from dkgp.models.tuning.priors import LogNormal
-from dkgp.models.tuning.run import Choices, run_tuning
+from dkgp.models.tuning.problem import Choices
+from dkgp.models.tuning.run import run_tuning
 from dkgp.models.tuning.subsets import Subsets, draw_subset, plan_subsets, require_finite
 from dkgp.models.tuning.tasks import Objective
 
 __all__ = ["draw_subset", "tune", "tune_dataset"]
 
+DEFAULT_SUBSET = 2000
+
+
+class TuneOptions(TypedDict, total=False):
+    """Keywords of `tune` and `tune_dataset`, which documents them: of the subsets, of the search, of what may move."""
+
+    subset: int
+    subsets: int
+    holdout: float | None
+    seed: int
+    learn_variance: bool
+    tolerance: float
+    restarts: int
+    max_evaluations: int
+    progress: ProgressCallback | None
+    kernel: Kernel | str | None
+    objective: Objective
+    bounds: Mapping[str, tuple[float, float]] | None
+    fixed: Mapping[str, float] | None
+    priors: Mapping[str, LogNormal | str] | None
+    start: Hyperparameters | None
+    folds: int | None
+
 
 def tune_dataset(
-    dataset: Dataset,
-    *,
-    kernel: Kernel | str | None = None,
-    subset: int = 2000,
-    subsets: int = 1,
-    objective: Objective = "likelihood",
-    seed: int = 0,
-    learn_variance: bool = False,
-    bounds: Mapping[str, tuple[float, float]] | None = None,
-    fixed: Mapping[str, float] | None = None,
-    priors: Mapping[str, LogNormal | str] | None = None,
-    start: Hyperparameters | None = None,
-    tolerance: float = 1e-4,
-    restarts: int = 1,
-    max_evaluations: int = 300,
-    folds: int | None = None,
-    holdout: float | None = None,
-    executor: BlockExecutor | None = None,
-    progress: ProgressCallback | None = None,
+    dataset: Dataset, *, executor: BlockExecutor | None = None, **options: Unpack[TuneOptions]
 ) -> Hyperparameters:
     """Find a kernel's hyperparameters and the noise variance s2 by maximum likelihood on random subsets.
 
@@ -57,17 +64,17 @@ def tune_dataset(
     kernel : Kernel or str, optional
         A kernel, whose values are where the search starts, or an expression such as "matern32 + linear"
         (`dkgp.kernels.parse_kernel`). By default the squared exponential with one gamma for each feature.
-    subset : int
+    subset : int, default 2000
         How many samples a subset has; all of them where there are fewer. One evaluation costs O(subset^3) for each
         subset.
-    subsets : int
+    subsets : int, default 1
         How many subsets are drawn, disjoint where the data suffice. Their log likelihoods are added.
-    objective : {"likelihood", "loo"}
+    objective : {"likelihood", "loo"}, default "likelihood"
         The log marginal likelihood, or the leave-one-out predictive log likelihood (Rasmussen and Williams 2006,
         section 5.4.2), which takes twice the time and three matrices of a subset's size instead of two.
-    seed : int
+    seed : int, default 0
         Of the draws, of the starting points after the first, and of the folds.
-    learn_variance : bool
+    learn_variance : bool, default False
         Whether the amplitude v of a kernel that is not a sum or product is free; otherwise v = 1.
     bounds, fixed : mapping, optional
         (lower, upper), or a value to hold on to, for parameters by name or pattern: `gamma.lat` is the gamma of the
@@ -77,12 +84,12 @@ def tune_dataset(
         to the objective.
     start : Hyperparameters, optional
         Where to start; its kernel is taken where `kernel` is not given.
-    tolerance : float
+    tolerance : float, default 1e-4
         Stop when one step changes the objective by at most this (relative to its size, where that exceeds 1) and every
         hyperparameter by at most this (relative to its size; for a gamma below 1, absolutely).
-    restarts : int
+    restarts : int, default 1
         Number of starting points; the best optimum is kept. A few more are tried where they find nothing but noise.
-    max_evaluations : int
+    max_evaluations : int, default 300
         Limit for each starting point.
     folds : int, optional
         Score the result by so many folds of each subset, each predicted from its others, without tuning again.
@@ -105,11 +112,19 @@ def tune_dataset(
     NumericalError
         The kernel matrix was not positive definite at any starting point.
     """
+    unknown = options.keys() - TuneOptions.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"tune_dataset() got an unexpected keyword argument '{min(unknown)}'")
+    subset, subsets = options.get("subset", DEFAULT_SUBSET), options.get("subsets", 1)
+    seed, holdout = options.get("seed", 0), options.get("holdout")
     plan = plan_subsets(dataset.n_samples, subset, subsets=subsets, seed=seed, holdout=holdout)
-    settings = SearchSettings(seed, learn_variance, tolerance, restarts, max_evaluations, progress)
-    choices = Choices(kernel, objective, bounds, fixed, priors, start, folds)
-    names = tuple(dataset.feature_names)
-    return run_tuning(Subsets(dataset, plan), names, choices, settings, executor)
+    settings = SearchSettings(**_fields_of(SearchSettings, options))
+    choices = Choices(**_fields_of(Choices, options))
+    return run_tuning(Subsets(dataset, plan), tuple(dataset.feature_names), choices, settings, executor)
+
+
+def _fields_of(part: type[SearchSettings] | type[Choices], options: Mapping[str, Any]) -> dict[str, Any]:
+    return {item.name: options[item.name] for item in fields(part) if item.name in options}
 
 
 def tune(
@@ -118,7 +133,7 @@ def tune(
     *,
     executor: BlockExecutor | None = None,
     feature_names: Sequence[str] | None = None,
-    **settings: Any,
+    **settings: Unpack[TuneOptions],
 ) -> Hyperparameters:
     """Like `tune_dataset`, on arrays: (n, d) standardised inputs and (n,) or (n, p) standardised targets.
 

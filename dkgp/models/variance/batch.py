@@ -34,8 +34,6 @@ from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.solvers.conjugate.block import BlockDirections, add_product, row_pieces
 from dkgp.solvers.conjugate.preconditioner import Preconditioner
 
-__all__ = ["BatchVariance", "batch_bytes", "relative_gap", "solve_batch", "value_error_goal"]
-
 # Residuals, solutions, images and the preconditioner's result; directions and the preconditioner's input in float32.
 ARRAYS_PER_SAMPLE = 5
 # A sample that has come down to rounding, and whose bound has not halved in this many passes, leaves too.
@@ -55,22 +53,13 @@ def batch_bytes(n: int, samples: int) -> int:
 
 @dataclass(frozen=True)
 class BatchVariance:
-    """Proven bounds for the samples of a batch, on the standardised scale.
+    """Proven bounds for the samples of a batch, on the standardised scale."""
 
-    Attributes
-    ----------
-    lower, upper : (t,) float64
-        lower <= exact variance <= upper.
-    passes : (t,) float64
-        Products with the whole kernel matrix that each sample took part in.
-    tally : ProductTally
-        Those products.
-    """
-
+    # (t,) float64: lower <= exact variance <= upper.
     lower: FloatArray
     upper: FloatArray
-    passes: FloatArray
-    tally: ProductTally = field(default_factory=ProductTally, compare=False)
+    passes: FloatArray  # (t,) float64: products with the whole kernel matrix that each sample took part in
+    tally: ProductTally = field(default_factory=ProductTally, compare=False)  # those products
 
 
 def relative_gap(lower: FloatArray, upper: FloatArray) -> FloatArray:
@@ -87,6 +76,18 @@ def value_error_goal(gap: float) -> float:
     asked for, up to 1 %, a fifth of it is made sure of.
     """
     return VALUE_SHARE * gap if gap <= NARROW_GAP else gap
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """The samples of a batch: how far each is taken, and how they share the work."""
+
+    gap: float  # relative gap at which a sample is done; see `value_error_goal` for narrow ones
+    max_passes: float  # products with the whole kernel matrix at most; with 0 the factor alone has to do
+    latent: bool = False  # bounds on the function's variance (the noise left out) and gaps relative to it
+    factor_first: bool = True  # try the factor's own bounds first; they cost little and suffice on smooth problems
+    together: int | None = None  # samples that share a block of directions at most, for memory's sake; all by default
+    threads: int = 1  # of this process, to share the work of a pass; the result does not depend on their number
 
 
 class _Bounds:
@@ -139,58 +140,31 @@ class _Bounds:
 def solve_batch(
     factor: NystromFactor,
     inputs: FloatArray,
-    *,
-    gap: float,
-    max_passes: float,
-    latent: bool = False,
-    factor_first: bool = True,
-    together: int | None = None,
-    threads: int = 1,
+    options: BatchOptions,
     preconditioner: Preconditioner | None = None,
 ) -> BatchVariance:
-    """Bound the variances at a batch of test inputs.
+    """Bound the variances at a batch of standardised test inputs (t, d).
 
-    Parameters
-    ----------
-    factor : NystromFactor
-    inputs : (t, d) float64
-        Standardised test inputs.
-    gap : float
-        Relative gap at which a sample is done; see `value_error_goal` for narrow ones.
-    max_passes : float
-        Products with the whole kernel matrix at most; with 0 the factor alone has to do.
-    latent : bool
-        Bounds on the function's variance (the noise left out) and gaps relative to it.
-    together : int, optional
-        Samples that share a block of directions at most, for memory's sake; all by default.
-    threads : int
-        Of this process, to share the work of a pass; the result does not depend on their number.
-    factor_first : bool
-        Try the factor's own bounds first; they cost little and suffice on smooth problems.
-    preconditioner : object with `apply`, optional
-        A better M than the factor's own: with it solutions are first sought in float32.
-
-    Returns
-    -------
-    BatchVariance
+    With a preconditioner, a better M than the factor's own, solutions are first sought in float32.
     """
-    test = Queries.of(factor, inputs)
-    bounds = _Bounds(test.highest, 0.0 if latent else factor.noise_variance, gap)
+    test, threads, max_passes = Queries.of(factor, inputs), options.threads, options.max_passes
+    noise = 0.0 if options.latent else factor.noise_variance
+    bounds = _Bounds(test.highest, noise, options.gap)
     passes, tally = np.zeros(len(inputs)), ProductTally()
-    if factor_first or max_passes < 1:
+    if options.factor_first or max_passes < 1:
         bounds.tighten(np.arange(len(inputs)), *factor_interval(factor, test))
     todo = bounds.unfinished()
     if max_passes < 1 or not len(todo):
         return bounds.reported(passes, tally)
     preconditioned = preconditioner or factor.preconditioner(threads)
-    for group in _cut(todo, together):
+    for group in _cut(todo, options.together):
         batch = _Batch(factor, test, bounds, passes, group, threads, preconditioned, tally)
         if preconditioner is None or max_passes < 2:
             batch.run(max_passes)
             continue
-        wanted = Wanted(gap, 0.0 if latent else factor.noise_variance)
+        target = Wanted(options.gap, noise)
         limit = math.floor(max_passes) - 1  # the last one is float64's
-        v, taken = search(factor, inputs[group], test.take(group), preconditioner, wanted, limit, tally, threads)
+        v, taken = search(factor, inputs[group], test.take(group), preconditioner, target, limit, tally, threads)
         passes[group] += taken
         start = [v]
         del v

@@ -38,27 +38,16 @@ from dkgp.models.variance.nystrom import PIECE_ROWS, NystromFactor
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.low_rank.landmark_rows import whiten
 
-__all__ = ["Queries", "factor_interval", "residual_bound"]
-
 
 @dataclass(frozen=True)
 class Queries:
-    """Test samples.
+    """Test samples."""
 
-    Attributes
-    ----------
-    features : Features
-        t of them, prepared in float64.
-    prior, highest : (t,) float64
-        k(x, x), as computed, and what it is at most.
-    share : (t,) float64
-        See `NystromFactor.share`.
-    """
-
-    features: Features
+    features: Features  # t of them, prepared in float64
+    # (t,) float64: k(x, x), as computed, and what it is at most.
     prior: FloatArray
     highest: FloatArray
-    share: FloatArray
+    share: FloatArray  # (t,) float64: see `NystromFactor.share`
 
     @classmethod
     def of(cls, factor: NystromFactor, inputs: FloatArray) -> Queries:
@@ -77,7 +66,6 @@ def factor_interval(factor: NystromFactor, test: Queries) -> tuple[FloatArray, F
 
     Parameters
     ----------
-    factor : NystromFactor
     test : Queries
         t test samples.
 
@@ -137,7 +125,6 @@ def residual_bound(
 
     Parameters
     ----------
-    factor : NystromFactor
     residual : (n, columns) float64
         r as computed.
     z : (R, t)
@@ -148,10 +135,6 @@ def residual_bound(
         Which columns of `residual` are meant; all by default.
     threads : int
         Of this process, to share the work.
-
-    Returns
-    -------
-    (t,) float64
     """
     evaluator, s2 = factor.evaluator, factor.noise_variance
     beta = factor.landmark_weights(z)

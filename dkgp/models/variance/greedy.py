@@ -29,8 +29,7 @@ import numpy as np
 import scipy.linalg
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
-from dkgp.cluster.executors.base import BlockExecutor, PendingRound
-from dkgp.cluster.executors.here import HereExecutor
+from dkgp.cluster.executors.base import BlockExecutor, HereExecutor, PendingRound
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import MemoryBudgetError, NumericalError
@@ -47,8 +46,6 @@ from dkgp.operators.inputs import InputSource, centre_of
 from dkgp.solvers.greedy_basis.engine import choose_greedily
 from dkgp.solvers.greedy_basis.settings import GreedySettings
 
-__all__ = ["BasisBounds", "BasisRun", "BasisSearch", "basis_task"]
-
 PIECE_ROWS = 512
 # Samples of a task, regions of a store, samples that tell beforehand what all will take.
 BATCH, REGIONS, PROBED = 8, 1000, 2
@@ -60,21 +57,12 @@ VECTORS = 12
 
 @dataclass(frozen=True)
 class BasisBounds:
-    """Bounds on the function's variance at one test sample, standardised.
-
-    Attributes
-    ----------
-    lower, upper : float
-    kernels : int
-        Basis samples.
-    met : bool
-        Whether the bounds on what is taken off k(x, x) are within the gap, roundings included.
-    """
+    """Bounds on the function's variance at one test sample, standardised."""
 
     lower: float
     upper: float
-    kernels: int
-    met: bool
+    kernels: int  # basis samples
+    met: bool  # whether the bounds on what is taken off k(x, x) are within the gap, roundings included
 
 
 class BasisSearch:
@@ -82,7 +70,6 @@ class BasisSearch:
 
     Parameters
     ----------
-    kernel : Kernel
     noise_variance : float
         s2.
     source : InputSource
@@ -108,8 +95,8 @@ class BasisSearch:
         """Of all training samples w, with its own rounding, and t."""
         context = self.operator.context
         inputs = (self._source.inputs(*context.bounds(block)) for block in range(context.n_blocks))
-        found = [self._scales(rows) for rows in inputs]
-        return np.concatenate([w for w, _ in found]), np.concatenate([t for _, t in found])
+        scales = [self._scales(rows) for rows in inputs]
+        return np.concatenate([w for w, _ in scales]), np.concatenate([t for _, t in scales])
 
     def _scales(self, inputs: FloatArray) -> tuple[FloatArray, FloatArray]:
         errors = self._evaluator.row_errors(inputs)
@@ -119,14 +106,14 @@ class BasisSearch:
     def products(self, columns: FloatArray, weights: FloatArray) -> FloatArray:
         """K(X, columns) weights, for inputs (m, d) and weights (m, t): (n, t)."""
         context, features = self.operator.context, self._evaluator.prepare(columns)
-        found = np.empty((self.operator.n, weights.shape[1]))
+        images = np.empty((self.operator.n, weights.shape[1]))
         for block in range(context.n_blocks):
             first, last = context.bounds(block)
             rows = context.block_features(block, "double")
             for start in range(0, last - first, PIECE_ROWS):
                 stop = min(start + PIECE_ROWS, last - first)
-                found[first + start : first + stop] = self._evaluator.tile(rows.slice(start, stop), features) @ weights
-        return found
+                images[first + start : first + stop] = self._evaluator.tile(rows.slice(start, stop), features) @ weights
+        return images
 
     def __call__(self, x: FloatArray, settings: GreedySettings) -> BasisBounds:
         """Bound the variance at a standardised input x (1, d), by a choice with these settings.
@@ -143,8 +130,8 @@ class BasisSearch:
             rounded = 2.0 * EPS * t * prior
             S, beta, dual = np.empty(0, dtype=np.intp), np.empty((0, 1)), np.empty(0, dtype=np.intp)
             if k.any():
-                found = choose_greedily(self.operator, k, settings)
-                S, beta, dual = found.indices, found.weights, found.dual
+                basis = choose_greedily(self.operator, k, settings)
+                S, beta, dual = basis.indices, basis.weights, basis.dual
             most, least = self._most(k, S, beta, w, t), self._least(k, dual, w, t)
         lower = math.nextafter(prior - rounded - most, -math.inf)
         upper = math.nextafter(prior + rounded - least, math.inf)
@@ -167,10 +154,10 @@ class BasisSearch:
             inputs = self.operator.inputs(S)
             residual = k - self.products(inputs, beta)
             features = self._evaluator.prepare(inputs)
-            own, weighed = float(np.abs(beta[:, 0]) @ all_w[S]), float(np.abs(beta[:, 0]) @ (all_w[S] * all_t[S]))
+            magnitude, weighed = float(np.abs(beta[:, 0]) @ all_w[S]), float(np.abs(beta[:, 0]) @ (all_w[S] * all_t[S]))
             quadratic = float(beta[:, 0] @ (self._evaluator.tile(features, features) @ beta[:, 0]))
-            joint = 2.0 * EPS * own * weighed + (2 * m + 4) * UNIT * own**2
-            size, spread = size + own, spread + weighed
+            joint = 2.0 * EPS * magnitude * weighed + (2 * m + 4) * UNIT * magnitude**2
+            size, spread = size + magnitude, spread + weighed
         # Of entry i: the kernel's entries are off by eps w_i (t_i size + spread), the sum by m + 2 roundings.
         length = float(np.linalg.norm(all_w))
         off = EPS * (size * float(np.linalg.norm(all_w * all_t)) + spread * length) + (m + 2) * UNIT * size * length
@@ -189,11 +176,11 @@ class BasisSearch:
         except scipy.linalg.LinAlgError:
             return 0.0
         a = scipy.linalg.cho_solve(factor, k[S, 0], check_finite=False)
-        own, weighed = float(np.abs(a) @ all_w[S]), float(np.abs(a) @ (all_w[S] * all_t[S]))
+        magnitude, weighed = float(np.abs(a) @ all_w[S]), float(np.abs(a) @ (all_w[S] * all_t[S]))
         square = s2 * float(a @ a)
         value = 2.0 * float(a @ k[S, 0]) - float(a @ (K @ a)) - square
-        entries = 2.0 * EPS * (w * (t * own + weighed) + own * weighed)
-        sums = (2 * len(S) + 8) * UNIT * (2.0 * w * own + own**2 + square)
+        entries = 2.0 * EPS * (w * (t * magnitude + weighed) + magnitude * weighed)
+        sums = (2 * len(S) + 8) * UNIT * (2.0 * w * magnitude + magnitude**2 + square)
         return max(0.0, value - EVALUATION * (entries + sums))
 
 
@@ -218,11 +205,11 @@ def basis_task(
     try:
         for start, stop in batches:
             inputs = test.inputs(start, stop)
-            found = [search(inputs[[row - start]], _of_row(options.settings, row)) for row in range(start, stop)]
+            bounds = [search(inputs[[row - start]], _of_row(options.settings, row)) for row in range(start, stop)]
             mean = error = np.zeros((len(inputs), 0))
             if certificate is not None:
                 mean, error = certified_means(context, certificate, inputs)
-            results.append((mean, error, found))
+            results.append((mean, error, bounds))
     finally:
         search.close()
     return results
@@ -240,12 +227,10 @@ class BasisRun:
     ----------
     context : BlockContext
         Of the training inputs and the kernel.
-    noise_variance : float
     certificate : Certificate or None
         Of the means; None where they are not wanted.
     test : TestRows
         A data set as the model sees it.
-    executor : BlockExecutor
     settings : VarianceSettings
         Whose `basis` is a number.
 

@@ -12,8 +12,6 @@ from dkgp.kernels import Kernel
 from dkgp.models.variance.landmarks import Landmarks
 from dkgp.models.variance.nystrom import FactorSource, landmark_jitter
 
-__all__ = ["keep_factor", "kept_factor", "landmarks_of"]
-
 
 def kept_factor(
     model: ModelRecord, kernel: Kernel, rank: int | None, *, proving: bool
@@ -22,8 +20,6 @@ def kept_factor(
 
     Parameters
     ----------
-    model : ModelRecord
-    kernel : Kernel
     rank : int or None
         The rank asked for; any with None.
     proving : bool

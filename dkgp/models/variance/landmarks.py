@@ -60,27 +60,14 @@ class SupportSamples(Protocol):
 
 @dataclass(frozen=True)
 class Landmarks:
-    """The chosen training samples.
+    """The chosen training samples."""
 
-    Attributes
-    ----------
-    indices : (R,) int
-        Rows of the model's support inputs, in the order of choice.
-    residual_trace : float
-        trace(K - Q), extrapolated from the subset.
-    effective_dimension : float
-        tr(Q (Q + s2 I)^-1), of the subset; of its first landmarks where those show that the kernel is rough.
-    kernel_trace : float
-        trace(K), extrapolated from the subset; NaN where it is not known.
-    gain : float
-        See `group_gain`; NaN where it has not been asked for.
-    """
-
-    indices: IndexArray
-    residual_trace: float
+    indices: IndexArray  # (R,) int: rows of the model's support inputs, in the order of choice
+    residual_trace: float  # trace(K - Q), extrapolated from the subset
+    # tr(Q (Q + s2 I)^-1), of the subset; of its first landmarks where those show that the kernel is rough.
     effective_dimension: float
-    kernel_trace: float = math.nan
-    gain: float = math.nan
+    kernel_trace: float = math.nan  # trace(K), extrapolated from the subset; NaN where it is not known
+    gain: float = math.nan  # see `group_gain`; NaN where it has not been asked for
 
     @property
     def rank(self) -> int:
@@ -102,8 +89,6 @@ def choose_landmarks(
 
     Parameters
     ----------
-    model : SupportSamples
-    kernel : Kernel
     gap : float
         Relative gap that variances are to be certified to.
     largest_rank : int
@@ -112,7 +97,6 @@ def choose_landmarks(
         Whether the gap is relative to the function's variance, without the noise.
     fixed : bool
         Take `largest_rank` of them, as far as the kernel's numerical rank goes, however smooth it is.
-    seed : int
 
     Returns
     -------
@@ -167,9 +151,9 @@ def _residual_trace(factor: RandomlyPivotedCholesky, n: int) -> float:
 def _residual_traces(factor: RandomlyPivotedCholesky, first: int, n: int) -> list[float]:
     """The same after each pivot beyond the first ones."""
     of_rows = np.einsum("ri,ri->r", factor.rows[first:], factor.rows[first:], dtype=np.float64)
-    left = factor.residual.sum() + np.append(np.cumsum(of_rows[:0:-1])[::-1], 0.0)
+    remaining = factor.residual.sum() + np.append(np.cumsum(of_rows[:0:-1])[::-1], 0.0)
     ranks = np.arange(first + 1, factor.rank + 1)
-    return [float(value) for value in left / np.maximum(len(factor.residual) - ranks, 1) * (n - ranks)]
+    return [float(value) for value in remaining / np.maximum(len(factor.residual) - ranks, 1) * (n - ranks)]
 
 
 def _effective_dimension(rows: NDArray[Any], noise_variance: float, copies: float) -> float:

@@ -50,8 +50,6 @@ from dkgp.operators.vecchia.tasks import build_task
 if TYPE_CHECKING:
     from dkgp.data import FactorRecord
 
-__all__ = ["PIECE_ROWS", "FactorSource", "NystromFactor", "factor_bytes", "landmark_jitter", "leaves_of"]
-
 # Rows of the kernel matrix evaluated at a time: a tile of 512 x 512 doubles stays in a core's cache.
 PIECE_ROWS = 512
 
@@ -73,39 +71,20 @@ def landmark_jitter(kernel: Kernel, inputs: FloatArray, centre: FloatArray | Non
 
 @dataclass(frozen=True)
 class FactorSource:
-    """The source of a worker's factor, to build or load it from; travels with every task.
+    """The source of a worker's factor, to build or load it from; travels with every task."""
 
-    Attributes
-    ----------
-    context : BlockContext
-        The model's support inputs and kernel.
-    noise_variance : float
-        s2.
-    landmark_inputs : (R, d) float64
-        Standardised inputs of the landmarks.
-    precision : {"single", "double"}
-        Of its triangles and diagonal; "double" for a factor that certifies by itself.
-    held : bool
-        Whether F is held; if not, it is evaluated from kernel columns for each product, which suits many vectors.
-    stored : FactorRecord or None
-        Where the factor is kept, if it is.
-    leaves : Leaves or None
-        Of the block-Vecchia factor that preconditions beside it, if one does.
-    proves : bool
-        Whether the factor, in float64, certifies by itself: blocks of what it leaves are held for it.
-    factors : int
-        That a prediction takes in turn, this one among them: the cache is to hold them all.
-    """
-
-    context: BlockContext
-    noise_variance: float
-    landmark_inputs: FloatArray
+    context: BlockContext  # the model's support inputs and kernel
+    noise_variance: float  # s2
+    landmark_inputs: FloatArray  # (R, d) float64: standardised inputs of the landmarks
+    # Of its triangles and diagonal; "double" for a factor that certifies by itself.
     precision: Precision = "single"
+    # Whether F is held; if not, it is evaluated from kernel columns for each product, which suits many vectors.
     held: bool = True
-    stored: FactorRecord | None = None
-    leaves: Leaves | None = None
+    stored: FactorRecord | None = None  # where the factor is kept, if it is
+    leaves: Leaves | None = None  # of the block-Vecchia factor that preconditions beside it, if one does
+    # Whether the factor, in float64, certifies by itself: blocks of what it leaves are held for it.
     proves: bool = False
-    factors: int = 1
+    factors: int = 1  # that a prediction takes in turn, this one among them: the cache is to hold them all
 
     def factor(self) -> NystromFactor:
         """Return this process's factor, built by whichever task needs it first."""
@@ -218,8 +197,10 @@ class NystromFactor:
         self.largest = float(diagonal.max()) + source.noise_variance
         excess = self._excess(errors)
         self.weights: FloatArray = np.sqrt((diagonal + source.noise_variance) / self.largest) * excess
-        own = counted(kernel.diagonal(source.landmark_inputs)) / self.largest
-        self.landmark_scale: FloatArray = np.sqrt(own) * self._excess(self.evaluator.row_errors(source.landmark_inputs))
+        landmark_diagonal = counted(kernel.diagonal(source.landmark_inputs)) / self.largest
+        self.landmark_scale: FloatArray = np.sqrt(landmark_diagonal) * self._excess(
+            self.evaluator.row_errors(source.landmark_inputs)
+        )
         self.whitening = Whitening.of(lower, np.sqrt(self.largest) * self.landmark_scale)
 
     @classmethod
@@ -274,8 +255,8 @@ class NystromFactor:
         """Bytes held."""
         columns = np.zeros(0) if self.columns is None else self.columns
         held = (columns, self.lower, self.gram_lower, self.residual_diagonal, self.weights, self.prior)
-        left = 0 if self.remainder is None else self.remainder.nbytes
-        return sum(array.nbytes for array in (*held, self.landmark_scale)) + self.landmarks.nbytes + left
+        remainder = 0 if self.remainder is None else self.remainder.nbytes
+        return sum(array.nbytes for array in (*held, self.landmark_scale)) + self.landmarks.nbytes + remainder
 
     @property
     def weight_norm(self) -> float:
@@ -311,8 +292,8 @@ class NystromFactor:
 
     def pieces(self, precision: Precision = "double", length: int | None = None) -> list[tuple[Features, slice]]:
         """Training inputs in short runs, in order: prepared features and the rows that they are."""
-        found = _pieces(self.context, precision, length or PIECE_ROWS)
-        return [(rows(), slice(start, stop)) for rows, start, stop in found]
+        pieces = _pieces(self.context, precision, length or PIECE_ROWS)
+        return [(rows(), slice(start, stop)) for rows, start, stop in pieces]
 
     def preconditioner(self, threads: int = 1) -> LowRankPreconditioner:
         """M^-1, whose z is in the factor's precision, as are products with more than a few vectors."""

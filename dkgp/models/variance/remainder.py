@@ -27,8 +27,6 @@ from dkgp.kernels import Features, TileEvaluator
 from dkgp.models.rounding import EPS, EVALUATION, UNIT
 from dkgp.operators.base import FloatArray
 
-__all__ = ["GROUP", "Interpolation", "Remainder", "remainder_bytes"]
-
 # Samples of a group.
 GROUP = 128
 # What a block in float32 is off by, and its quadratic form in float64, in units of its norm times |v_b|^2.
@@ -42,18 +40,10 @@ def remainder_bytes(n: int) -> int:
 
 @dataclass(frozen=True)
 class Interpolation:
-    """Weights w = L^-T f of some samples, as far as roundings depend on them.
+    """Weights w = L^-T f of some samples, as far as roundings depend on them."""
 
-    Attributes
-    ----------
-    size : (r,) float64
-        S, the sum of |w_l| |L_l| over the rows of L.
-    errors : (r,) float64
-        The same sum with each landmark's row error.
-    """
-
-    size: FloatArray
-    errors: FloatArray
+    size: FloatArray  # (r,) float64: S, the sum of |w_l| |L_l| over the rows of L
+    errors: FloatArray  # (r,) float64: the same sum with each landmark's row error
 
     @classmethod
     def of(cls, lower: NDArray[Any], f: NDArray[Any], landmark_errors: FloatArray) -> Interpolation:
@@ -103,7 +93,6 @@ class Remainder:
             L^-1 K_Ir.
         scale : (r,) float64
             sqrt(k(x, x)) times their row error over the typical one, where that is more than one.
-        weights : Interpolation
         """
         rank, start = len(f), where.start
         p = np.maximum(scale, np.linalg.norm(f, axis=0))
@@ -125,8 +114,6 @@ class Remainder:
 
         Parameters
         ----------
-        where : slice
-        v : (r, t) float64
         single : (r,) float64
             sqrt(e_i), where it is known to be enough.
         """

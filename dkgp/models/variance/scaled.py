@@ -21,8 +21,6 @@ from dkgp.models.variance.variances import TestRows
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.inputs import InputSource, centre_of
 
-__all__ = ["PrecisionSource", "ScaledInputs", "ScaledSupport", "ScaledTest", "scaled_kernel"]
-
 
 class PrecisionSource(InputSource, Protocol):
     """Rows of inputs of samples that have noise of their own."""
@@ -33,24 +31,17 @@ class PrecisionSource(InputSource, Protocol):
 
 def scaled_kernel(kernel: Kernel, n_features: int) -> Kernel:
     """s(x) s(x') k(x, x') for inputs (x, s), d features and one more."""
-    whole = n_features + 1
-    own = ActiveDimensions(kernel, tuple(range(n_features)), whole)
-    return Product((own, ActiveDimensions(Linear((1.0,)), (n_features,), whole)))
+    width = n_features + 1
+    samples = ActiveDimensions(kernel, tuple(range(n_features)), width)
+    return Product((samples, ActiveDimensions(Linear((1.0,)), (n_features,), width)))
 
 
 @dataclass(frozen=True)
 class ScaledInputs:
-    """Rows (x, s) of a source with noise by sample.
-
-    Attributes
-    ----------
-    base : PrecisionSource
-    column : int
-        Of the noise.
-    """
+    """Rows (x, s) of a source with noise by sample."""
 
     base: PrecisionSource
-    column: int
+    column: int  # of the noise
 
     @property
     def n_samples(self) -> int:
@@ -65,8 +56,8 @@ class ScaledInputs:
     @property
     def centre(self) -> FloatArray | None:
         """The base's, with zero for s."""
-        own = centre_of(self.base)
-        return None if own is None else np.append(own, 0.0)
+        centre = centre_of(self.base)
+        return None if centre is None else np.append(centre, 0.0)
 
     def inputs(self, start: int, stop: int) -> FloatArray:
         """Rows start:stop."""
@@ -76,12 +67,7 @@ class ScaledInputs:
 
 @dataclass(frozen=True)
 class ScaledSupport:
-    """Training samples (x, s) under a noise of one.
-
-    Attributes
-    ----------
-    source : ScaledInputs
-    """
+    """Training samples (x, s) under a noise of one."""
 
     source: ScaledInputs
     noise_variance: float = 1.0
@@ -107,12 +93,7 @@ class ScaledSupport:
 
 @dataclass(frozen=True)
 class ScaledTest:
-    """Test samples (x, 1).
-
-    Attributes
-    ----------
-    base : TestRows
-    """
+    """Test samples (x, 1)."""
 
     base: TestRows
 

@@ -28,8 +28,6 @@ from dkgp.operators.blas import lapack
 from dkgp.solvers.conjugate.block import BlockDirections, add_product, row_pieces
 from dkgp.solvers.conjugate.preconditioner import Preconditioner
 
-__all__ = ["Wanted", "column_dots", "expected_widths", "local_samples", "search", "vectors_at_once"]
-
 SingleArray = NDArray[np.float32]
 
 # Rows and columns of the tiles of a product.
@@ -53,18 +51,10 @@ SINGLE_FLOOR = 8.0 * float(np.finfo(np.float32).eps)
 
 @dataclass(frozen=True)
 class Wanted:
-    """Widths at which samples are done.
+    """Widths at which samples are done."""
 
-    Attributes
-    ----------
-    gap : float
-        Relative to the upper end, noise included where it is.
-    noise : float
-        What is added to the function's variance.
-    """
-
-    gap: float
-    noise: float
+    gap: float  # relative to the upper end, noise included where it is
+    noise: float  # what is added to the function's variance
 
     def widths(self, upper: FloatArray) -> FloatArray:
         """For samples whose function has this variance at most."""
@@ -86,7 +76,7 @@ def search(
     inputs: FloatArray,
     test: Queries,
     preconditioner: Preconditioner,
-    wanted: Wanted,
+    target: Wanted,
     limit: int,
     tally: ProductTally,
     threads: int = 1,
@@ -97,11 +87,8 @@ def search(
     ----------
     factor : NystromFactor
         What the bounds to come will be made with.
-    inputs : (t, d) float64
     test : Queries
         The same samples.
-    preconditioner : object with `apply`
-    wanted : Wanted
     limit : int
         Products at most.
     tally : ProductTally
@@ -111,7 +98,7 @@ def search(
     """
     single = _Single(factor, tally, threads)
     r = single.columns(inputs)
-    found = v = np.zeros_like(r)
+    solutions = v = np.zeros_like(r)
     todo = np.arange(r.shape[1])
     floor = (SINGLE_FLOOR * np.sqrt(column_dots(r, r, threads))) ** 2 / factor.noise_variance
     directions = BlockDirections(np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32), threads)
@@ -129,7 +116,7 @@ def search(
         before, explained = explained, single.explained(v, r, inputs[todo])
         pace.note_step(explained - before, along)
         widths = expected_widths(factor, r, threads)[0]
-        goal = np.maximum(wanted.widths(test.prior[todo] - explained), floor[todo])
+        goal = np.maximum(target.widths(test.prior[todo] - explained), floor[todo])
         within = pace.within(widths, goal)
         if pace.stalled:
             break
@@ -143,7 +130,7 @@ def search(
         directions.conjugate(z)
         leaving = np.ones_like(within) if last else within
         for rows in row_pieces(len(r)):
-            found[rows, todo[leaving]] = v[rows, leaving] + pace.length * z[rows, leaving]
+            solutions[rows, todo[leaving]] = v[rows, leaving] + pace.length * z[rows, leaving]
         if last:
             todo = todo[:0]
             break
@@ -154,10 +141,10 @@ def search(
         r = r[:, rest]
         z = z[:, rest]
         pace.keep(rest)
-    if v is not found and len(todo):
-        found[:, todo] = v
-    found[~np.isfinite(found)] = 0.0
-    return found, taken
+    if v is not solutions and len(todo):
+        solutions[:, todo] = v
+    solutions[~np.isfinite(solutions)] = 0.0
+    return solutions, taken
 
 
 class _Pace:
@@ -201,8 +188,8 @@ def expected_widths(factor: NystromFactor, residual: NDArray[Any], threads: int)
     With p = F'r and z = (F'F + s2 I)^-1 p it is (r'r - p'z) / s2.
     """
     projected, z = factor.preconditioner(threads).projected(residual)
-    left = column_dots(residual, residual, threads) - np.einsum("rt,rt->t", projected, z)
-    return np.abs(left) / factor.noise_variance, z
+    square = column_dots(residual, residual, threads) - np.einsum("rt,rt->t", projected, z)
+    return np.abs(square) / factor.noise_variance, z
 
 
 def _preconditioned(preconditioner: Preconditioner, residual: SingleArray) -> SingleArray:
@@ -236,8 +223,6 @@ class _Single:
     ----------
     factor : NystromFactor
         Of the same training samples.
-    tally : ProductTally
-    threads : int
     """
 
     def __init__(self, factor: NystromFactor, tally: ProductTally, threads: int) -> None:
@@ -281,27 +266,27 @@ class _Single:
         """Solutions by each sample's nearest training samples alone, nearest by k(x, x_i)^2 / k(x_i, x_i): (n, t)."""
         factor, evaluator = self._factor, self._evaluator
         count = local_samples(factor.n)
-        found = np.zeros(correlated.shape, np.float32)
+        solutions = np.zeros(correlated.shape, np.float32)
         shares = factor.prior.astype(np.float32)
         features = _joined([rows for rows, _ in self._columns])
 
         def solve(index: int) -> None:
-            own = correlated[:, index]
+            column = correlated[:, index]
             with np.errstate(divide="ignore", invalid="ignore"):
-                likeness = np.nan_to_num(own * own / shares)
-            chosen = np.sort(np.argpartition(likeness, factor.n - count)[factor.n - count :]).astype(np.intp)
-            rows = features.take(chosen)
+                likeness = np.nan_to_num(column * column / shares)
+            nearest = np.sort(np.argpartition(likeness, factor.n - count)[factor.n - count :]).astype(np.intp)
+            rows = features.take(nearest)
             matrix = np.asfortranarray(evaluator.tile(rows, rows))
             matrix[np.diag_indices(count)] += np.float32(factor.noise_variance)
-            right = np.asfortranarray(own[chosen])
+            right = np.asfortranarray(column[nearest])
             if lapack("potrf", b"L", count, matrix, count):
                 return  # float32 finds it indefinite: the others' directions will have to do
             lapack("potrs", b"L", count, 1, matrix, count, right, count)
             if np.isfinite(right).all():
-                found[chosen, index] = right
+                solutions[nearest, index] = right
 
         in_parallel(solve, len(inputs), self._threads)
-        return found
+        return solutions
 
 
 def _joined(parts: list[Features]) -> Features:

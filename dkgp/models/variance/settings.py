@@ -10,9 +10,6 @@ from dkgp.operators.base import FloatArray
 from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import Option, byte_count
 
-__all__ = ["TestRows", "VarianceSettings"]
-
-
 # Settings that a basis for each sample has no use for.
 _FACTOR_ONLY = ("max_passes", "rank", "halo", "keep_factor")
 
@@ -107,9 +104,9 @@ class VarianceSettings:
         check_ranges(self)
         if self.basis is not None:
             default = {each.name: each.default for each in fields(VarianceSettings)}
-            other = [name for name in _FACTOR_ONLY if getattr(self, name) != default[name]]
-            if other:
-                named = ", ".join(f"`{name}`" for name in other)
+            unused = [name for name in _FACTOR_ONLY if getattr(self, name) != default[name]]
+            if unused:
+                named = ", ".join(f"`{name}`" for name in unused)
                 raise InputError(
                     f"{named}: of the factor that test samples share; with a `basis` for each there is none. Leave one "
                     "or the other out"

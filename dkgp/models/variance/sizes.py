@@ -19,17 +19,6 @@ from dkgp.models.variance.search import vectors_at_once
 from dkgp.operators.low_rank.landmark_rows import ROWS_AT_ONCE
 from dkgp.operators.vecchia.memory import vecchia_bytes
 
-__all__ = [
-    "FACTOR_SHARE",
-    "Memory",
-    "building_bytes",
-    "chosen_halo",
-    "chosen_rank",
-    "default_memory_bytes",
-    "is_rough",
-    "precision_of",
-]
-
 MEBIBYTE = 1024**2
 LEAST_MEMORY_BYTES = 704 * MEBIBYTE
 MEMORY_BYTES_PER_SAMPLE = 16384
@@ -62,7 +51,7 @@ def building_bytes(n: int, rank: int) -> int:
     return 24 * rank * rank + 4 * min(n, ROWS_AT_ONCE) * rank + 24 * n
 
 
-def chosen_rank(n: int, tests: int, asked: int | None, memory_bytes: int) -> int:
+def chosen_rank(n: int, tests: int, requested: int | None, memory_bytes: int) -> int:
     """Landmarks, at most, for n samples and so many tests.
 
     Raises
@@ -74,8 +63,8 @@ def chosen_rank(n: int, tests: int, asked: int | None, memory_bytes: int) -> int
     linear = 4 * min(n, ROWS_AT_ONCE)
     # 24 R^2 + linear R <= budget
     fits = int((math.sqrt(linear * linear + 96.0 * max(budget, 0)) - linear) / 48.0)
-    if asked is not None:
-        rank = min(asked, n)
+    if requested is not None:
+        rank = min(requested, n)
         if rank > fits:
             raise MemoryBudgetError(
                 f"a factor of rank {rank:,} takes {building_bytes(n, rank) / 1e6:,.3g} MB to make; its share of "
@@ -104,33 +93,17 @@ def is_rough(residual: float, trace: float) -> bool:
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of a worker process that solves batches.
+    """Memory of a worker process that solves batches."""
 
-    Attributes
-    ----------
-    total : int
-        Bytes that all may take.
-    n, rank, halo : int
-    precision : {"single", "double"}
-    held : bool
-        Whether F is held.
-    width : int
-        The kernel's `feature_width`.
-    batches : int
-        Solved at once.
-    proves : bool
-        Whether the factor certifies by itself.
-    """
-
-    total: int
+    total: int  # bytes that all may take
     n: int
     rank: int
     halo: int
     precision: Precision
-    held: bool
-    width: int
-    batches: int
-    proves: bool = False
+    held: bool  # whether F is held
+    width: int  # the kernel's `feature_width`
+    batches: int  # solved at once
+    proves: bool = False  # whether the factor certifies by itself
 
     @property
     def fixed(self) -> int:
@@ -161,7 +134,6 @@ def chosen_halo(without: Memory, tests: int, threads: int) -> int:
     ----------
     without : Memory
         As it would be without a halo, and without F.
-    tests : int
     threads : int
         Of a process, each of which makes leaves.
     """

@@ -11,26 +11,16 @@ from numpy.typing import NDArray
 from dkgp.kernels import TileEvaluator
 from dkgp.operators.low_rank.landmark_rows import Pieces, multiply_pieces
 
-__all__ = ["ProductTally"]
-
 
 @dataclass
 class ProductTally:
-    """Products so far.
+    """Products so far."""
 
-    Attributes
-    ----------
-    single_columns, double_columns : int
-        Columns that Kbar was multiplied with, in float32 and in float64.
-    seconds : float
-        What the products took.
-    gemm_seconds : float
-        What they would have taken by BLAS alone, kernel entries given: a thread's share of all threads' time in it.
-    """
-
+    # Columns that Kbar was multiplied with, in float32 and in float64.
     single_columns: int = 0
     double_columns: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # what the products took
+    # What they would have taken by BLAS alone, kernel entries given: a thread's share of all threads' time in it.
     gemm_seconds: float = 0.0
 
     def multiply(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from dkgp.kernels import Kernel
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.models.certificate import Certificate
 from dkgp.models.support import certified_means
-from dkgp.models.variance.batch import relative_gap, solve_batch, value_error_goal
+from dkgp.models.variance.batch import BatchOptions, relative_gap, solve_batch, value_error_goal
 from dkgp.models.variance.kept_factor import keep_factor, kept_factor, landmarks_of
 from dkgp.models.variance.landmarks import Landmarks, SupportSamples, choose_landmarks, judged
 from dkgp.models.variance.nystrom import FactorSource, factor_bytes, leaves_of
@@ -50,16 +50,6 @@ REGIONS = 1000
 _UNPROVEN = np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
 
-@dataclass(frozen=True)
-class _BatchOptions:
-    gap: float
-    max_passes: float
-    latent: bool
-    factor_first: bool
-    together: int
-    threads: int
-
-
 @needs_one_arithmetic
 @_UNPROVEN
 def factor_task(source: FactorSource, group: list[int]) -> list[int]:
@@ -75,7 +65,7 @@ def variance_task(
     source: FactorSource,
     certificate: Certificate | None,
     test: TestRows,
-    options: _BatchOptions,
+    options: BatchOptions,
     batches: list[tuple[int, int]],
 ) -> list[tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, ProductTally]]:
     """Mean and its error bound (rows, p), bounds of the variance and passes (rows,) of each batch: standardised.
@@ -86,17 +76,7 @@ def variance_task(
     results = []
     for start, stop in batches:
         inputs = test.inputs(start, stop)
-        bounds = solve_batch(
-            factor,
-            inputs,
-            gap=options.gap,
-            max_passes=options.max_passes,
-            latent=options.latent,
-            factor_first=options.factor_first,
-            together=options.together,
-            threads=options.threads,
-            preconditioner=preconditioner,
-        )
+        bounds = solve_batch(factor, inputs, options, preconditioner)
         mean = error = np.zeros((len(inputs), 0))
         if certificate is not None:
             mean, error = certified_means(source.context, certificate, inputs)
@@ -109,16 +89,12 @@ class VarianceRun:
 
     Parameters
     ----------
-    model : ModelRecord or SupportSamples
-    kernel : Kernel
     context : BlockContext
         Of the model's support inputs.
     certificate : Certificate or None
         Of the means; None where they are not wanted.
     test : TestRows
         A data set as the model sees it.
-    executor : BlockExecutor
-    settings : VarianceSettings
     stored : dict, optional
         Plan of the prediction that is resumed; the regions still missing are computed as the first ones were.
     n_test : int, optional
@@ -164,16 +140,16 @@ class VarianceRun:
         executor.require_one_arithmetic()
         self._executor, self._certificate, self._test, self._settings = executor, certificate, test, settings
         self._n_test = test.n_samples if n_test is None else n_test
-        asked = {
+        requested = {
             "gap": settings.gap,
             "max_passes": settings.max_passes,
             "latent": settings.latent,
             "seed": settings.seed,
         }
-        if stored is not None and any(stored[name] != value for name, value in asked.items()):
-            was = {name: stored[name] for name in asked}
+        if stored is not None and any(stored[name] != value for name, value in requested.items()):
+            was = {name: stored[name] for name in requested}
             raise InputError(
-                f"the prediction to resume was started with {was}, not {asked}; repeat these, or `overwrite`"
+                f"the prediction to resume was started with {was}, not {requested}; repeat these, or `overwrite`"
             )
         if stored is not None:
             self._require_plan(stored, model.n_samples)
@@ -240,9 +216,9 @@ class VarianceRun:
         together = stored["together"] if stored else self._together(smooth)
         batch = stored["batch_size"] if stored else self._batch_size(together, smooth)
         threads = executor.threads_per_process if self._joint else 1
-        self._options = _BatchOptions(settings.gap, settings.max_passes, settings.latent, smooth, together, threads)
+        self._options = BatchOptions(settings.gap, settings.max_passes, settings.latent, smooth, together, threads)
         self.plan = {
-            **asked,
+            **requested,
             "largest_rank": int(largest),
             "rank": landmarks.rank,
             "halo": int(halo),
@@ -262,12 +238,12 @@ class VarianceRun:
 
     def at(self, test: TestRows) -> VarianceRun:
         """The same run at another part of the test samples, with figures of its own."""
-        other = copy.copy(self)
-        other._test = test
-        other._met = other._unmet = 0
-        other._gap_sum = other._gap_max = other._passes = 0.0
-        other._tally = ProductTally()
-        return other
+        run = copy.copy(self)
+        run._test = test
+        run._met = run._unmet = 0
+        run._gap_sum = run._gap_max = run._passes = 0.0
+        run._tally = ProductTally()
+        return run
 
     @property
     def landmarks(self) -> Landmarks:
@@ -378,10 +354,10 @@ class VarianceRun:
             ("halo", settings.halo, stored.get("halo", 0), n),
             ("batch size", settings.batch_size, stored["batch_size"], self._n_test),
         )
-        for name, asked, was, most in sizes:
-            if asked is not None and min(asked, most) != was:
+        for name, requested, was, most in sizes:
+            if requested is not None and min(requested, most) != was:
                 raise InputError(
-                    f"the prediction to resume was started with a variance {name} of {was:,}, not {asked:,}; "
+                    f"the prediction to resume was started with a variance {name} of {was:,}, not {requested:,}; "
                     "leave it out, or `overwrite`"
                 )
 
@@ -395,10 +371,10 @@ class VarianceRun:
     def _together(self, smooth: bool) -> int:
         memory, fits = self._memory, self._memory.samples
         if fits < 1 and self._settings.max_passes >= 1 and not smooth:
-            left = memory.total - memory.fixed
+            remaining = memory.total - memory.fixed
             raise MemoryBudgetError(
                 f"the vectors of one test sample take {memory.of_a_sample / 1e6:,.3g} MB on each of {memory.batches} "
-                f"threads; the factors leave {max(0, left) / 1e6:,.3g} MB of the variance memory to them. Raise "
+                f"threads; the factors leave {max(0, remaining) / 1e6:,.3g} MB of the variance memory to them. Raise "
                 "`memory_bytes`, use fewer threads a worker, or let the factor alone do with `max_passes` 0"
             )
         return int(min(LARGEST_JOINT_BATCH if self._joint else LARGEST_BATCH, max(1, fits)))

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from dkgp.models.rounding import EVALUATION, UNIT
 from dkgp.operators.base import FloatArray
 
-__all__ = ["Whitening"]
-
 COLUMNS_AT_A_TIME = 512
 ITERATIONS = 8
 # Beyond it the inverse that was computed says little of the exact one.
@@ -27,18 +25,10 @@ LARGEST_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Whitening:
-    """Growth of errors from c to f = L^-1 c.
+    """Growth of errors from c to f = L^-1 c."""
 
-    Attributes
-    ----------
-    solving : float
-        ||f_computed - f|| <= solving ||f_computed||, the solve's own roundings.
-    entries : float
-        || |L^-1| d ||, d as given: what c's errors of e d_i come to is e times this.
-    """
-
-    solving: float
-    entries: float
+    solving: float  # ||f_computed - f|| <= solving ||f_computed||, the solve's own roundings
+    entries: float  # || |L^-1| d ||, d as given: what c's errors of e d_i come to is e times this
 
     @classmethod
     def of(cls, lower: NDArray[Any], scale: FloatArray) -> Whitening | None:
@@ -86,7 +76,6 @@ class Whitening:
             Off by at most `error` times d.
         scale, unit_scale : (R,) float64, and a number
             d is their product.
-        error : (t,) float64
 
         Notes
         -----

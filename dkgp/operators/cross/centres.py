@@ -1,9 +1,9 @@
 """Prototypes that lie apart: farthest-first traversal in two levels, and Lloyd's iterations.
 
 The distance is the kernel's own, k(x, x) + k(z, z) - 2 k(x, z), so that length scales count; of a kernel that is a
-function of a scaled distance, that distance itself: it goes on where the kernel is zero. A traversal of all samples
-would wait for the workers once for every prototype: each run of blocks has its own, and another one goes over what they
-chose, which keeps the radius within four times the best one's (two for one level).
+function of a scaled distance, that distance itself, which still grows where the kernel is zero. A traversal of all
+samples would wait for the workers once for every prototype. So each run of blocks has its own, and another one goes
+over the samples that they chose, which keeps the radius within four times the best one's (two for one level).
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.cross.runs import Run, RunSums, piece_rows, runs_of
 from dkgp.operators.cross.tasks import Prototypes
 from dkgp.operators.inputs import centre_of
-
-__all__ = ["distance_kernel", "farthest_first", "lloyd_task", "moved_centres"]
 
 # Of what k(x, x) comes to: nearer points are the same one.
 LEAST_DISTANCE = 1e-12
@@ -43,7 +41,7 @@ def farthest_first(operator: BlockedKernelOperator, size: int, seed: int | None 
 
 
 def distance_kernel(kernel: Kernel) -> Kernel:
-    """The kernel whose distance tells near from far: x'Gz, with G the inverse squared length scales.
+    """The kernel by whose distance samples are apart: x'Gz, with G the inverse squared length scales.
 
     Any profile of a scaled distance falls with it, so that the order of distances is the same; but far enough out the
     profile is zero, and all points are equally far.
@@ -56,9 +54,9 @@ def distance_kernel(kernel: Kernel) -> Kernel:
 def _farthest_first(operator: BlockedKernelOperator, size: int, seed: int | None) -> IndexArray:
     groups = runs_of(operator.context, {})
     pending = operator.submit("kfarthest", farthest_task, (operator.context, size, seed), groups)
-    found = [np.asarray(part, dtype=np.intp) for part in pending.result()]
-    union = np.concatenate(found)
-    if len(found) == 1:
+    by_run = [np.asarray(part, dtype=np.intp) for part in pending.result()]
+    union = np.concatenate(by_run)
+    if len(by_run) == 1:
         return union
     evaluator, features = operator.double, operator.features(union, "double")
     prior = np.asarray(operator.kernel.diagonal(operator.inputs(union)), dtype=np.float64)
@@ -85,13 +83,13 @@ def _draws(seed: int, first: int) -> np.random.Generator:
 # Where k(x, x) overflows no distance is a number, and no sample the farthest.
 @np.errstate(over="ignore", invalid="ignore")
 def _traverse(evaluator: TileEvaluator, parts: list[Features], prior: FloatArray, size: int, place: int) -> list[int]:
-    """Places from the first one on."""
+    """Places of the samples of a traversal that begins at `place`, in its order."""
     starts = np.cumsum([0, *(part.n for part in parts)])
-    nearest, chosen = np.full(len(prior), np.inf), list[int]()
+    nearest, places = np.full(len(prior), np.inf), list[int]()
     while True:
-        chosen.append(place)
-        if len(chosen) == min(size, len(prior)):
-            return chosen
+        places.append(place)
+        if len(places) == min(size, len(prior)):
+            return places
         part = int(np.searchsorted(starts, place, side="right")) - 1
         point = parts[part].take(np.asarray([place - starts[part]], dtype=np.intp))
         column = np.concatenate([np.asarray(evaluator.tile(some, point))[:, 0] for some in parts])
@@ -99,13 +97,12 @@ def _traverse(evaluator: TileEvaluator, parts: list[Features], prior: FloatArray
         nearest[place] = 0.0
         place = int(np.argmax(nearest))
         if not nearest[place] > LEAST_DISTANCE * prior[place]:
-            return chosen
+            return places
 
 
 def moved_centres(cross: CrossKernel) -> FloatArray:
     """Means of the samples that are nearest to each prototype, itself where it has none: (m, d). n m entries."""
-    found = cross.sums("klloyd", "centres", lloyd_task)
-    totals, counts = found.sums
+    totals, counts = cross.sums("klloyd", "centres", lloyd_task).sums
     empty = counts == 0.0
     return np.where(empty[:, None], cross.prototypes, totals / np.where(empty, 1.0, counts)[:, None])
 

@@ -1,8 +1,8 @@
 """Grams of kernel columns by fold, of several kernels in one pass; and a stable triangle of a few of the columns.
 
 A fold's Gram is symmetric, and travels as the lower triangle, row by row: (i, j) stands at i (i + 1) / 2 + j.
-The rows of a block are grouped by fold, so that BLAS adds up each fold's product at once; of each sum a square lies in
-memory only while its block is worked on.
+The rows of a block are grouped by fold, so that BLAS adds up each fold's product at once; a sum is a square in memory
+only while its block is worked on.
 """
 
 from __future__ import annotations
@@ -19,16 +19,6 @@ from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.cross.columns import columns_between, scratch
 from dkgp.operators.cross.runs import MOST_RUNS, Run, RunSums, piece_rows
 from dkgp.operators.inputs import centre_of
-
-__all__ = [
-    "fold_bytes",
-    "fold_columns_task",
-    "fold_gram_task",
-    "merged_triangles",
-    "triangle_numbers",
-    "triangle_task",
-    "unpacked",
-]
 
 
 def triangle_numbers(m: int) -> int:
@@ -60,7 +50,7 @@ def _fold_grams(
         done += stop - start
         inputs = context.block_rows_cached(block).values
         fold = run.rows["folds"][where].astype(np.intp)
-        own, weights = right[where], run.rows["weights"][where] if "weights" in run.rows else None
+        targets, weights = right[where], run.rows["weights"][where] if "weights" in run.rows else None
         for number, kernel in enumerate(kernels):
             evaluator = TileEvaluator(kernel, "double", centre=centre_of(context.source))
             features, basis = evaluator.prepare(inputs), evaluator.prepare(prototypes)
@@ -68,7 +58,7 @@ def _fold_grams(
                 members = np.flatnonzero(fold == v)
                 if len(members):
                     _add_fold(
-                        evaluator, basis, features.take(members), own[members],
+                        evaluator, basis, features.take(members), targets[members],
                         None if weights is None else weights[members], grams[number, v], projected[number, v],
                     )  # fmt: skip
     return RunSums((grams, projected))
@@ -88,11 +78,11 @@ def _add_fold(
     for first in range(0, rows.n, longest):
         last = min(first + longest, rows.n)
         columns = columns_between(evaluator, basis, rows.slice(first, last), "fold columns").T
-        own = right[first:last]
+        targets = right[first:last]
         if scale is not None:
             columns *= scale[first:last]
-            own = scale[first:last, None] * own
-        projected += columns @ own
+            targets = scale[first:last, None] * targets
+        projected += columns @ targets
         # The upper triangle of BLAS, column by column, is the lower one here, row by row.
         stride = columns.strides[1] // columns.itemsize
         blas("syrk", b"U", b"N", m, last - first, 1.0, columns, stride, float(first > 0), square, m)
@@ -159,21 +149,21 @@ def triangle_task(
     evaluator = context.evaluator("double")
     basis, m, results = evaluator.prepare(prototypes), len(prototypes), []
     for run in runs:
-        right, found = run.rows["right"], None
+        right, triangle = run.rows["right"], None
         width = m + intercept + right.shape[1]
         for rows, where in run.pieces(context, "double", max(piece_rows(width), 2 * width)):
-            held = 0 if found is None else len(found)
+            held = 0 if triangle is None else len(triangle)
             stacked = np.empty((held + rows.n, width))
-            if found is not None:
-                stacked[:held] = found
+            if triangle is not None:
+                stacked[:held] = triangle
             stacked[held:, :m] = columns_between(evaluator, basis, rows, "triangle")
             stacked[held:, m : m + intercept] = 1.0
             stacked[held:, m + intercept :] = right[where]
             if "weights" in run.rows:
                 stacked[held:] *= np.sqrt(run.rows["weights"][where])[:, None]
-            found = np.asarray(np.linalg.qr(stacked, mode="r"))
-        assert found is not None
-        results.append(found)
+            triangle = np.asarray(np.linalg.qr(stacked, mode="r"))
+        assert triangle is not None
+        results.append(triangle)
     return results
 
 

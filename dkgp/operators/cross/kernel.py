@@ -24,68 +24,33 @@ from dkgp.errors import InputError, NumericalError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import apply_columns_task
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.cross.runs import RunSums, accumulated, added, runs_of
+from dkgp.operators.cross.runs import Run, RunSums, accumulated, added, runs_of
 from dkgp.operators.cross.tasks import Prototypes, gram_task, project_task, residual_task
-
-__all__ = ["CrossGram", "CrossKernel", "CrossResidual", "prototypes_of", "summed"]
 
 
 @dataclass(frozen=True)
 class CrossGram:
-    """Sums over all samples of what a sparse model is fitted to.
+    """Sums over all samples that a sparse model is fitted to."""
 
-    Attributes
-    ----------
-    matrix : (m, m) float64, Fortran order
-        K_mn D K_nm or, whitened, F' D F; symmetric. Empty where it was not wanted.
-    projected : (m, t) float64
-        K_mn D V, or F' D V.
-    squares : (n,) float64
-        Squared length of each sample's row of K_nm or F.
-    """
-
-    matrix: NDArray[np.float64]
-    projected: FloatArray
-    squares: FloatArray
+    matrix: NDArray[np.float64]  # K_mn D K_nm or, whitened, F' D F: (m, m), Fortran order, or empty
+    projected: FloatArray  # K_mn D V, or F' D V: (m, t)
+    squares: FloatArray  # squared length of each sample's row of K_nm or F: (n,)
 
 
 @dataclass(frozen=True)
 class CrossResidual:
-    """Residual of right-hand sides, r = V - K_nm W.
+    """Residual of right-hand sides, r = V - K_nm W."""
 
-    Attributes
-    ----------
-    projected : (m, t) float64
-        K_mn D r.
-    squares : (t,) float64
-        r' D r.
-    values : (n, t) float64 or None
-        r.
-    """
-
-    projected: FloatArray
-    squares: FloatArray
-    values: FloatArray | None
+    projected: FloatArray  # K_mn D r: (m, t)
+    squares: FloatArray  # r' D r: (t,)
+    values: FloatArray | None  # r: (n, t)
 
 
 class CrossKernel:
-    """K(X, Z).
+    """K(X, Z) for an operator's samples X and prototypes Z (m, d), on the scale of the standardised inputs.
 
-    Parameters
-    ----------
-    operator : BlockedKernelOperator
-        Of the kernel and the samples X; its executor does the work, and it counts the entries and tells of progress.
-    prototypes : (m, d) array_like
-        Z, on the scale of the standardised inputs; samples or not.
-
-    Attributes
-    ----------
-    n, m : int
-
-    Raises
-    ------
-    InputError
-        Prototypes of another shape, none, or not finite.
+    The operator's executor does the work; the operator counts the entries and reports progress. `InputError` for
+    prototypes of another shape, none, or values that are not finite.
     """
 
     def __init__(self, operator: BlockedKernelOperator, prototypes: ArrayLike) -> None:
@@ -107,11 +72,8 @@ class CrossKernel:
     def lower(self) -> FloatArray:
         """L: (m, m), Fortran order, with zeros above the diagonal.
 
-        Raises
-        ------
-        NumericalError
-            The kernel matrix of the prototypes is zero, is not positive definite, for all that the jitter does, or
-            overflows.
+        `NumericalError` where the prototypes' kernel matrix is zero, overflows, or is not positive definite in spite of
+        the jitter.
         """
         with single_threaded_blas():
             try:
@@ -169,15 +131,12 @@ class CrossKernel:
         *,
         returned: bool = False,
     ) -> CrossResidual:
-        """r = V - K_nm W for W (m, t) and V = `right` (n, t), or K_nm W without it, and its sums.
-
-        `returned` has r itself come back.
-        """
+        """r = V - K_nm W for W (m, t) and V = `right` (n, t), or K_nm W, and its sums; r itself where `returned`."""
         _require(weights, self.m, "weights")
         vectors = self._vectors(right, variances)
-        found = self.sums("kresidual", "residual", residual_task, (weights, returned), vectors)
-        projected, squares = found.sums
-        return CrossResidual(projected, squares, found.rows)
+        total = self.sums("kresidual", "residual", residual_task, (weights, returned), vectors)
+        projected, squares = total.sums
+        return CrossResidual(projected, squares, total.rows)
 
     def gram(self, right: FloatArray | None = None, variances: FloatArray | None = None) -> CrossGram:
         """K_mn D K_nm and K_mn D V, D the inverse of `variances` (n,) or I, V = `right` (n, t)."""
@@ -200,16 +159,18 @@ class CrossKernel:
             if variances is None:
                 raise InputError("FITC needs the noise's variance of each sample")
             vectors["prior"] = self._operator.prior()
-        self.lower  # noqa: B018  - refused here, in words, what no worker could factor
+        self.lower  # noqa: B018  - refuses here, in words, a matrix that no worker could factor
         return self._gram("factor", (True, fitc, product), vectors)
 
-    def _gram(self, phase: str, how: tuple[bool, bool, bool], vectors: Mapping[str, FloatArray | None]) -> CrossGram:
-        found = self.sums("kcrossgram", phase, gram_task, how, vectors)
-        matrix, projected = found.sums
+    def _gram(
+        self, phase: str, options: tuple[bool, bool, bool], vectors: Mapping[str, FloatArray | None]
+    ) -> CrossGram:
+        total = self.sums("kcrossgram", phase, gram_task, options, vectors)
+        matrix, projected = total.sums
         for column in range(len(matrix)):
             matrix[column, column:] = matrix[column:, column]
-        assert found.rows is not None
-        return CrossGram(matrix, projected, found.rows)
+        assert total.rows is not None
+        return CrossGram(matrix, projected, total.rows)
 
     def _vectors(self, right: FloatArray | None, variances: FloatArray | None) -> dict[str, FloatArray | None]:
         if right is not None:
@@ -226,7 +187,7 @@ class CrossKernel:
         arguments: tuple[Any, ...] = (),
         vectors: Mapping[str, FloatArray | None] = MappingProxyType({}),
     ) -> RunSums:
-        """Sum what a task of the prototypes, the arguments, and runs with their rows of the vectors returns."""
+        """Sum the results of a task of the prototypes, the arguments, and runs with their rows of the vectors."""
         return summed(self._operator, name, phase, task, (self._prototypes, *arguments), vectors)
 
 
@@ -237,17 +198,28 @@ def summed(
     task: Callable[..., list[RunSums]],
     arguments: tuple[Any, ...],
     vectors: Mapping[str, FloatArray | None],
-    samples: IndexArray | None = None,
-    owners: Sequence[str] | None = None,
     *,
     in_place: bool = False,
 ) -> RunSums:
-    """Sum what a task of the arguments and runs returns; `samples` and vectors as for `runs_of`.
+    """Sum the results of a task of the arguments and runs over all samples, with their rows of the vectors.
 
-    `in_place` lets values that tasks have made anew be added to where they are, in this process.
+    `in_place` allows additions in the memory of a task's own results, in this process.
     """
     combine = accumulated if in_place and operator.executor.shares_memory else added
-    runs = runs_of(operator.context, vectors, samples)
+    return summed_runs(operator, name, phase, task, arguments, runs_of(operator.context, vectors), combine)
+
+
+def summed_runs(
+    operator: BlockedKernelOperator,
+    name: str,
+    phase: str,
+    task: Callable[..., list[RunSums]],
+    arguments: tuple[Any, ...],
+    runs: list[list[Run]],
+    combine: Callable[[RunSums, RunSums], RunSums] = added,
+    owners: Sequence[str] | None = None,
+) -> RunSums:
+    """Sum the results of a task of the arguments and runs, which go to their `owners`, if any."""
     with single_threaded_blas():
         pending = operator.submit_sum(name, task, arguments, runs, combine, owners)
         result: RunSums = pending.result(lambda done, of: operator.tell(phase, done, of, "runs"))
@@ -260,13 +232,13 @@ def prototypes_of(operator: BlockedKernelOperator, inputs: ArrayLike) -> Prototy
     d = operator.kernel.n_features
     if values.ndim != 2 or values.shape[1] != d or not len(values):
         raise InputError(f"expected basis samples of shape (m, {d}), one at least; got {values.shape}")
-    wrong: IndexArray = np.flatnonzero(~np.isfinite(values).all(axis=1))
-    if len(wrong):
-        raise InputError(f"basis samples must be finite; got {values[wrong[0]]} in row {wrong[0]}")
+    infinite: IndexArray = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    if len(infinite):
+        raise InputError(f"basis samples must be finite; got {values[infinite[0]]} in row {infinite[0]}")
     digest = hashlib.blake2b(values.tobytes(), digest_size=8).hexdigest()
     return Prototypes(operator.context, values, f"cross-{len(values)}-{digest}")
 
 
-def _require(array: FloatArray, rows: int, what: str) -> None:
+def _require(array: FloatArray, rows: int, name: str) -> None:
     if array.ndim != 2 or len(array) != rows:
-        raise InputError(f"expected {what} of shape ({rows:,}, t); got {array.shape}")
+        raise InputError(f"expected {name} of shape ({rows:,}, t); got {array.shape}")

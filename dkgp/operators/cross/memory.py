@@ -1,4 +1,4 @@
-"""Memory that sums with K(X, Z) take: what a thread works with, what a process keeps, and what the coordinator gets."""
+"""Memory of sums with K(X, Z): of a thread at work, of a worker's process, and of the coordinator."""
 
 from __future__ import annotations
 
@@ -6,26 +6,14 @@ from dataclasses import dataclass
 
 from dkgp.operators.cross.runs import MOST_RUNS, piece_rows
 
-__all__ = ["CrossBytes", "cross_bytes"]
-
 
 @dataclass(frozen=True)
 class CrossBytes:
-    """Projected bytes of a whitened Gram.
+    """Projected bytes of a whitened Gram."""
 
-    Attributes
-    ----------
-    thread : int
-        A task's sum and its piece of F, and an addition of two sums: of each thread of a worker.
-    process : int
-        L and the prototypes' features, while L is made, and sums that wait for their neighbours.
-    coordinator : int
-        The sum, F' D V, and n-vectors on their way.
-    """
-
-    thread: int
-    process: int
-    coordinator: int
+    thread: int  # of each thread of a worker: a task's sum and its piece of F, and an addition of two sums
+    process: int  # L and the prototypes' features, while L is made, and sums that wait for their neighbours
+    coordinator: int  # the sum, F' D V, and n-vectors on their way
 
     def worker(self, threads: int) -> int:
         """Bytes of a worker's process with so many threads."""

@@ -1,6 +1,6 @@
 """Runs of blocks: the leaves of a sum over all samples. How samples are cut into them depends on n alone.
 
-A run's task goes through its blocks in pieces of rows; what it needs of n-vectors comes with it, its own rows alone.
+A run's task works on its blocks in pieces of rows, and comes with its own rows of the n-vectors that it needs.
 """
 
 from __future__ import annotations
@@ -17,30 +17,18 @@ from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 
-__all__ = ["MOST_RUNS", "Run", "RunSums", "accumulated", "added", "piece_rows", "runs_of"]
-
-# More workers than this have nothing to do in a sum; a value goes up through six additions at most.
+# More workers than this stay idle in a sum; a value passes through six additions at most.
 MOST_RUNS = 64
 LARGEST_PIECE, SMALLEST_PIECE, PIECE_ENTRIES = 1024, 256, 2**21
 
 
 @dataclass(frozen=True)
 class Run:
-    """A leaf's work.
+    """A leaf's work."""
 
-    Attributes
-    ----------
-    blocks : list of int
-        Neighbours.
-    rows : dict of str to (rows, ...) float64
-        The run's rows of the n-vectors that its task wants, by name.
-    chosen : (rows,) int, optional
-        Samples of the blocks that are worked on, sorted; all of them by default.
-    """
-
-    blocks: list[int]
-    rows: Mapping[str, FloatArray]
-    chosen: IndexArray | None = None
+    blocks: list[int]  # neighbours
+    rows: Mapping[str, FloatArray]  # the run's rows of the n-vectors that its task takes, by name
+    chosen: IndexArray | None = None  # samples of the blocks that are worked on, sorted; None for all of them
 
     def samples(self, context: BlockContext) -> int:
         """Number of its samples."""
@@ -65,23 +53,15 @@ class Run:
 
 @dataclass(frozen=True)
 class RunSums:
-    """Sums over samples, and what was found for each of them.
-
-    Attributes
-    ----------
-    sums : tuple of float64 arrays
-    rows : (rows, ...) float64 or None
-        Of neighbouring samples, in their order.
-    """
+    """Sums over samples, and perhaps rows of results, one for each of them."""
 
     sums: tuple[NDArray[np.float64], ...]
-    rows: FloatArray | None = None
+    rows: FloatArray | None = None  # of neighbouring samples, in their order
 
 
 def added(left: RunSums, right: RunSums) -> RunSums:
     """The sums of two neighbours."""
-    rows = None if left.rows is None or right.rows is None else np.concatenate([left.rows, right.rows])
-    return RunSums(tuple(a + b for a, b in zip(left.sums, right.sums, strict=True)), rows)
+    return RunSums(tuple(a + b for a, b in zip(left.sums, right.sums, strict=True)), _joined(left, right))
 
 
 def accumulated(left: RunSums, right: RunSums) -> RunSums:
@@ -91,8 +71,11 @@ def accumulated(left: RunSums, right: RunSums) -> RunSums:
     """
     for total, more in zip(left.sums, right.sums, strict=True):
         total += more
-    rows = None if left.rows is None or right.rows is None else np.concatenate([left.rows, right.rows])
-    return RunSums(left.sums, rows)
+    return RunSums(left.sums, _joined(left, right))
+
+
+def _joined(left: RunSums, right: RunSums) -> FloatArray | None:
+    return None if left.rows is None or right.rows is None else np.concatenate([left.rows, right.rows])
 
 
 def piece_rows(prototypes: int) -> int:

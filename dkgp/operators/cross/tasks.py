@@ -1,8 +1,8 @@
 """Tasks on runs of blocks: stateless functions of the prototypes and a run, which return the run's sums.
 
-A piece of K(Z, X_b), or of F' = L^-1 K(Z, X_b), lies column by column in memory, as BLAS wants it, and is worked on
-where it is. Tiles, triangular solves and sums are float64: errors of float32 in K_mn D K_nm would swamp what the noise
-adds to its smallest eigenvalues.
+A piece of K(Z, X_b), or of F' = L^-1 K(Z, X_b), lies column by column in memory, as BLAS takes it, and is changed in
+place. Tiles, triangular solves and sums are float64: errors of float32 in K_mn D K_nm would swamp the noise's
+part of its smallest eigenvalues.
 """
 
 from __future__ import annotations
@@ -24,24 +24,14 @@ from dkgp.operators.cross.columns import columns_between
 from dkgp.operators.cross.runs import Run, RunSums, piece_rows
 from dkgp.operators.low_rank.products import LandmarkTriangle
 
-__all__ = ["Prototypes", "gram_task", "project_task", "residual_task"]
-
 
 @dataclass(frozen=True)
 class Prototypes:
-    """Prototypes Z as tasks see them.
-
-    Attributes
-    ----------
-    context : BlockContext
-    inputs : (m, d) float64
-    label : str
-        Of these, among the run's.
-    """
+    """Prototypes Z as tasks see them."""
 
     context: BlockContext
-    inputs: FloatArray
-    label: str
+    inputs: FloatArray  # (m, d)
+    label: str  # tells prototypes of one run apart
 
     @property
     def count(self) -> int:
@@ -57,10 +47,7 @@ class Prototypes:
 
     def triangle(self) -> LandmarkTriangle:
         """L L' = K_mm, its jitter included, from this worker's cache or made anew."""
-        return worker_cache().get(
-            (self.context.run_id, self.label, "triangle"),
-            lambda: LandmarkTriangle.of(self.context.evaluator("double"), self.inputs),
-        )
+        return LandmarkTriangle.cached(self.context, self.inputs, self.label)
 
 
 def _columns(evaluator: TileEvaluator, prototypes: Features, rows: Features) -> NDArray[Any]:
@@ -98,14 +85,14 @@ def _gram(prototypes: Prototypes, whitened: bool, fitc: bool, product: bool, run
         if triangle is not None:
             blas("trsm", b"L", b"L", b"N", b"N", m, rows.n, 1.0, triangle.lower, m, columns, stride)
         squares[where] = np.einsum("ij,ij->i", columns.T, columns.T)
-        own = None if right is None else right[where]
+        targets = None if right is None else right[where]
         if variances is not None:
-            left = np.maximum(run.rows["prior"][where] - squares[where], 0.0) if fitc else 0.0
-            scale = 1.0 / np.sqrt(variances[where] + left)
+            remainder = np.maximum(run.rows["prior"][where] - squares[where], 0.0) if fitc else 0.0
+            scale = 1.0 / np.sqrt(variances[where] + remainder)
             columns *= scale
-            own = None if own is None else scale[:, None] * own
-        if own is not None:
-            projected += columns @ own
+            targets = None if targets is None else scale[:, None] * targets
+        if targets is not None:
+            projected += columns @ targets
         if product:
             blas("syrk", b"L", b"N", m, rows.n, 1.0, columns, stride, 1.0, gram, m)
     return RunSums((gram, projected), squares)
@@ -134,7 +121,7 @@ def residual_task(prototypes: Prototypes, weights: FloatArray, returned: bool, r
     results = []
     for run in runs:
         total, squares = np.zeros(weights.shape), np.zeros(weights.shape[1])
-        left = np.empty((run.samples(context), weights.shape[1])) if returned else None
+        residuals = np.empty((run.samples(context), weights.shape[1])) if returned else None
         for rows, where in run.pieces(context, "double", piece_rows(prototypes.count)):
             columns = _columns(evaluator, features, rows)
             image = columns.T @ weights
@@ -142,7 +129,7 @@ def residual_task(prototypes: Prototypes, weights: FloatArray, returned: bool, r
             weighted = residual / run.rows["variances"][where, None] if "variances" in run.rows else residual
             squares += np.einsum("it,it->t", residual, weighted)
             total += columns @ weighted
-            if left is not None:
-                left[where] = residual
-        results.append(RunSums((total, squares), left))
+            if residuals is not None:
+                residuals[where] = residual
+        results.append(RunSums((total, squares), residuals))
     return results

@@ -7,12 +7,12 @@ With landmarks I and L L' = K_II (a jitter included), F = K_nI L^-T gives Q = F 
 Where the noise is by sample, D = diag(s2_i), all is scaled first: with S = diag(sqrt(s2 / s2_i)), s2 the least of it,
 (Q + D)^-1 = S (S Q S + s2 I)^-1 S, so that rows of F and vectors times S take the place of F and r.
 
-A block of F is built by whichever worker is asked for it first and kept in its cache; lost, it is built again. What
-travels is the landmarks' inputs and vectors. A process that solves by itself holds F whole (`FactorRows`).
+A block of F is built by the first worker that needs it and kept in its cache; lost, it is built again. The landmarks'
+inputs and vectors alone travel. A process that solves by itself holds F whole (`FactorRows`).
 
-An F beyond `HELD_BYTES` is not held. Its rows are there while F'F is found, in float64; from then on
-F z = K_nI (L^-T z) and F' r = L^-1 (K_In r) take 2 n R kernel entries, where a product with K takes n^2 / 2. Whether it
-is held depends on n and R alone, and so do the bits.
+An F beyond `HELD_BYTES` is not held. Its rows exist while F'F is computed, in float64; from then on F z = K_nI (L^-T z)
+and F' r = L^-1 (K_In r) take 2 n R kernel entries, where a product with K takes n^2 / 2. Whether it is held depends on
+n and R alone, and so do the bits.
 """
 
 from __future__ import annotations
@@ -35,13 +35,11 @@ from dkgp.operators.low_rank.landmark_rows import LandmarkRows, whiten
 from dkgp.operators.low_rank.pivots import regularised_factor
 from dkgp.operators.low_rank.products import PIECE_ROWS, FactorRows, LandmarkTriangle
 
-__all__ = ["LowRankFactor", "LowRankPreconditioner", "low_rank_bytes"]
-
 HELD_BYTES = 1024**3
 
 
 def low_rank_bytes(n: int, rank: int, threads: int = 1) -> int:
-    """Bytes that a factor takes in all workers together; of one that is not held, with so many threads at work."""
+    """Bytes of a factor in all workers together; of one that is not held, with so many threads at work."""
     triangle = 16 * rank * rank
     return triangle + (4 * n * rank if 4 * n * rank <= HELD_BYTES else threads * 8 * rank * (2 * PIECE_ROWS + 2 * rank))
 
@@ -57,10 +55,7 @@ class _FactorContext:
 
     def triangle(self) -> LandmarkTriangle:
         """L and the landmarks, from this worker's cache or made anew."""
-        return worker_cache().get(
-            (self.context.run_id, self.label, "triangle"),
-            lambda: LandmarkTriangle.of(self.context.evaluator("double"), self.landmark_inputs),
-        )
+        return LandmarkTriangle.cached(self.context, self.landmark_inputs, self.label)
 
     def block(self, block: int) -> FactorRows:
         """Rows of F, from this worker's cache or built anew."""
@@ -72,9 +67,8 @@ class _FactorContext:
             values = np.empty((stop - start, triangle.features.n), np.float32)
             for first in range(0, stop - start, PIECE_ROWS):
                 last = min(first + PIECE_ROWS, stop - start)
-                with np.errstate(
-                    over="ignore"
-                ):  # a factor with infinities preconditions nothing: the solve breaks down
+                # A factor with infinities preconditions nothing: the solve breaks down.
+                with np.errstate(over="ignore"):
                     values[first:last] = triangle.columns(evaluator, features.slice(first, last)).T
             if self.scale is not None:
                 values *= self.scale[start:stop, None]
@@ -92,7 +86,7 @@ class _FactorContext:
         return 4 * self.context.n * len(self.landmark_inputs) <= HELD_BYTES
 
     def passing_gram(self, block: int, roots: FloatArray | None = None) -> FloatArray:
-        """F_b' F_b of rows that are made for it and let go, each times its root first: (R, R) float64."""
+        """F_b' F_b of rows that are not held, each times its root first: (R, R) float64."""
         triangle, evaluator = self.triangle(), self.context.evaluator("double")
         features, (start, stop) = self.context.block_features(block, "double"), self.context.bounds(block)
         rank = triangle.features.n
@@ -118,7 +112,7 @@ class _FactorContext:
         return self.scaled(block, self.context.evaluator("double").matmat(features, self.triangle().features, weights))
 
     def scaled(self, block: int, rows: FloatArray) -> FloatArray:
-        """Rows of a block by what F's are multiplied by."""
+        """Rows of a block times those of `scale`."""
         return rows if self.scale is None else rows * self.scale[slice(*self.context.bounds(block)), None]
 
 
@@ -149,23 +143,11 @@ def expand_task(factor: _FactorContext, weights: FloatArray, blocks: list[int]) 
 
 
 class LowRankFactor:
-    """F F', never as a whole in one place unless there is one place only.
-
-    Parameters
-    ----------
-    operator : BlockedKernelOperator
-        Of the kernel; its executor does the work.
-    landmarks : (R,) int
-        Samples that F is built on.
-
-    Attributes
-    ----------
-    scale : (n,) float64 or None
-        What rows of F are multiplied by, sqrt(s2 / s2_i), where the operator's noise is by sample.
-    """
+    """F F' of the samples `landmarks` (R,), spread over the workers of the operator's executor."""
 
     def __init__(self, operator: BlockedKernelOperator, landmarks: IndexArray) -> None:
         context, noise = operator.context, operator.noise
+        # Rows of F are multiplied by it where the operator's noise is by sample.
         self.scale = None if isinstance(noise, float) else np.sqrt(operator.noise_variance / noise)
         # One run may have factors of several noises, of the same landmarks or others.
         drawn = np.asarray(landmarks).tobytes() + (b"" if self.scale is None else self.scale.tobytes())
@@ -218,15 +200,9 @@ class LowRankFactor:
 
 
 class LowRankPreconditioner:
-    """M^-1.
+    """M^-1 for the noise s2, the least where the factor's rows are scaled by the noise of each sample.
 
-    Parameters
-    ----------
-    factor : LowRankFactor, FactorRows or LandmarkRows
-    noise_variance : float
-        s2; the least, where the factor's rows are scaled by the noise of each sample.
-    lower : (R, R), optional
-        Cholesky factor of F'F + s2 I where it is there already, in Fortran order; its type is that of z.
+    `lower` is the Cholesky factor of F'F + s2 I (R, R), in Fortran order, where it is known; its type is that of z.
     """
 
     def __init__(
@@ -239,7 +215,7 @@ class LowRankPreconditioner:
         scale = factor.scale if isinstance(factor, LowRankFactor) else None
         self._scale = None if scale is None else scale[:, None]
         if lower is None:
-            assert not isinstance(factor, LandmarkRows), "its user knows F'F"
+            assert not isinstance(factor, LandmarkRows), "needs `lower`"
             lower = regularised_factor(factor.gram(), noise_variance)
         self.lower = lower
 
@@ -256,8 +232,8 @@ class LowRankPreconditioner:
 
     def projected(self, residual: NDArray[Any]) -> tuple[FloatArray, NDArray[Any]]:
         """F' r for r (n, t), and the z that it comes to, where noise is one number: (R, t) each."""
-        found = self._factor.project(residual)
-        return found, self.weights(found)
+        projected = self._factor.project(residual)
+        return projected, self.weights(projected)
 
     def solve(self, residual: FloatArray) -> tuple[FloatArray, NDArray[Any]]:
         """M^-1 r for r (n, t), and the z that it comes from: (n, t) and (R, t)."""

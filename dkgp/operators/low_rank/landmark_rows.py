@@ -1,7 +1,7 @@
 """Products with F = K_nI L^-T that is not held: from kernel columns of the landmarks, evaluated as they are needed.
 
-For the hundreds of vectors of a batch evaluating the entries costs little beside the products, and F, the largest thing
-a worker would hold, is not held. F Z = K_nI (L^-T Z), F'V = L^-1 (K_In V).
+For the hundreds of vectors of a batch evaluating the entries costs little beside the products, and F, the largest
+array of a worker, is not held. F Z = K_nI (L^-T Z), F'V = L^-1 (K_In V).
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from dkgp.kernels import Features, TileEvaluator
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import blas
 
-__all__ = ["ROWS_AT_ONCE", "LandmarkRows", "multiply_pieces", "whiten"]
-
 Pieces = list[tuple[Features, slice]]
 # Landmarks that a thread takes at a time.
 LANDMARKS_AT_ONCE = 512
@@ -37,10 +35,10 @@ def multiply_pieces(
     threads: int,
     scale: float = 1.0,
 ) -> float:
-    """Add `scale` K(rows, columns) V to the images, in their type, in place: tile by tile, and BLAS for the rest.
+    """Add `scale` K(rows, columns) V to the images, in their type, in place, a tile and a BLAS product at a time.
 
-    A term passes through the additions of one tile's sum, in any order, and one more for each tile of its row. Returned
-    are the seconds that all threads together spent in BLAS, for whoever wants to know.
+    A term passes through the additions of one tile's sum, in any order, and one more for each tile of its row. Returns
+    the seconds that all threads together spent in BLAS.
     """
     count, dtype = vectors.shape[1], images.dtype
     seconds = np.zeros(len(rows))
@@ -48,11 +46,11 @@ def multiply_pieces(
     def multiply(index: int) -> None:
         features, where = rows[index]
         target = images[where]
-        for others, which in columns:
+        for others, columns_where in columns:
             stored = evaluator.tile(features, others).T
             if stored.strides[1] != stored.itemsize:
                 stored = np.ascontiguousarray(stored)
-            weights = np.ascontiguousarray(vectors[which], dtype=dtype)
+            weights = np.ascontiguousarray(vectors[columns_where], dtype=dtype)
             stride = stored.strides[0] // stored.itemsize
             started = time.perf_counter()
             sizes = count, features.n, others.n
@@ -78,28 +76,14 @@ def whiten(lower: NDArray[Any], right: NDArray[Any], *, transposed: bool) -> NDA
 
 @dataclass(frozen=True)
 class LandmarkRows:
-    """F, as `dkgp.operators.low_rank.products.FactorRows` has it.
+    """All rows of F, with the products of `dkgp.operators.low_rank.products.FactorRows`."""
 
-    Attributes
-    ----------
-    evaluator : TileEvaluator
-        In L's type.
-    pieces : callable
-        Training inputs in short runs: prepared features and the rows that they are.
-    landmarks : Features
-    lower : (R, R) float32 or float64, Fortran order
-        L.
-    n : int
-    threads : int
-        Of this process, to share the work; results do not depend on their number.
-    """
-
-    evaluator: TileEvaluator
-    pieces: Callable[[], Pieces]
+    evaluator: TileEvaluator  # in L's type
+    pieces: Callable[[], Pieces]  # training inputs in short runs: prepared features, and their rows
     landmarks: Features
-    lower: NDArray[Any]
+    lower: NDArray[Any]  # L: (R, R) float32 or float64, Fortran order
     n: int
-    threads: int = 1
+    threads: int = 1  # results do not depend on their number
 
     @property
     def rank(self) -> int:

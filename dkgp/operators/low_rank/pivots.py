@@ -1,4 +1,4 @@
-"""Randomly pivoted Cholesky: landmarks drawn in proportion to what the factor leaves of the kernel's diagonal."""
+"""Randomly pivoted Cholesky: landmarks drawn in proportion to the diagonal of the factor's residual."""
 
 from __future__ import annotations
 
@@ -14,16 +14,6 @@ from dkgp.kernels import Features, TileEvaluator
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blas import blas
 
-__all__ = [
-    "RandomlyPivotedCholesky",
-    "counted",
-    "jitter",
-    "jittered",
-    "regularised_factor",
-    "samples_drawn_from",
-    "stand_in",
-]
-
 # Pivots are drawn from so many samples each, and from so many in any case.
 SAMPLES_PER_LANDMARK = 1.5
 LEAST_SUBSET = 4000
@@ -34,16 +24,16 @@ PIECE_SAMPLES = 1024
 LEAST_PIVOT = 1e-10
 LEAST_PIVOT_SINGLE = 1e-5
 LEAST_JITTER = 1e-9
-# Of an entry, in units of eps, where the rows are not asked: what rows not far out come to.
+# Of an entry, in units of eps, for rows that are not far out.
 ENTRY_ERROR = 64.0
-# Where k(x, x) varies, it counts for this share of the largest at least: no division by zero.
+# Where k(x, x) varies, it counts as this share of the largest at least: no division by zero.
 LEAST_COUNTED = 1e-20
 # Where no k(x, x) is above this, the kernel is zero: its shares would underflow.
 LEAST_PRIOR = 1e-250
 
 
 def jitter(rank: int, largest_diagonal: float, entry_error: float = ENTRY_ERROR) -> float:
-    """Return what is added to K_II's diagonal: a billionth, or twice what rounding may have taken off it.
+    """The jitter of K_II's diagonal: a billionth of it, or twice the most that rounding may have taken off it.
 
     It makes L L' at least the exact K_II, so that the factor's Q is smaller than the exact one and Q <= K stays true.
     Scaled by the diagonal D, entries of K_II are off by `entry_error` eps, and L L' by (R + 1) u / (1 - (R + 1) u)
@@ -73,13 +63,9 @@ def counted(diagonal: FloatArray, largest: float | None = None) -> FloatArray:
 def regularised_factor(gram: FloatArray, noise_variance: float) -> FloatArray:
     """Cholesky factor of F'F + s2 I, from F'F as it was computed; `gram` (R, R) is overwritten.
 
-    Where rounding has left more than s2 of F'F's null space (little noise, a large kernel), the diagonal is raised
-    by as large a share as it takes: a preconditioner, or an estimate, is then a little rougher.
-
-    Raises
-    ------
-    NumericalError
-        F'F is nothing like positive semidefinite, or not finite.
+    Where rounding errors in F'F's null space exceed s2 (little noise, a large kernel), the diagonal is raised by as
+    large a share as it takes: a preconditioner, or an estimate, is then a little rougher. `NumericalError` where F'F is
+    far from positive semidefinite, or not finite.
     """
     rank, diagonal, share = len(gram), gram.diagonal().copy(), 0.0
     while share < 1.0:
@@ -90,7 +76,7 @@ def regularised_factor(gram: FloatArray, noise_variance: float) -> FloatArray:
                 lower[:column, column] = 0.0
             return np.asarray(lower)
         for column in range(rank):
-            gram[column:, column] = gram[column, column:]  # what was overwritten, from the other triangle
+            gram[column:, column] = gram[column, column:]  # restored from the other triangle
         share = max(10.0 * share, (rank + 10) * float(np.finfo(np.float64).eps))
     raise NumericalError(
         f"the partial Cholesky factor of rank {rank} has no positive definite product with itself: the kernel's values "
@@ -105,7 +91,7 @@ def samples_drawn_from(rank: int) -> int:
 
 
 def stand_in(n: int, rank: int, rng: np.random.Generator) -> IndexArray:
-    """Draw the samples that stand for all n when up to `rank` landmarks are chosen: sorted.
+    """Draw the samples, sorted, that stand for all n in the choice of up to `rank` landmarks.
 
     Measured on kin40k, n = 10,000, rank 2,000: drawing from 4,000, 8,000 or all samples gave the same gaps of variances
     after every pass; landmarks drawn uniformly, slightly wider ones.
@@ -116,27 +102,8 @@ def stand_in(n: int, rank: int, rng: np.random.Generator) -> IndexArray:
 class RandomlyPivotedCholesky:
     """A partial Cholesky factor of a kernel matrix that grows by blocks of random pivots.
 
-    Parameters
-    ----------
-    evaluator : TileEvaluator
-        Of the kernel, in float64.
-    features : Features
-        The samples to draw from, prepared; (m, d).
-    prior : (m,) float64
-        k(x_i, x_i).
-    largest_rank : int
-        Pivots at most.
-    rng : numpy.random.Generator
-
-    Raises
-    ------
-    InputError
-        The kernel is zero at all samples, or not finite at some.
-
-    Attributes
-    ----------
-    residual : (m,) float64
-        Diagonal of what is left, K - Q.
+    Pivots are drawn from m samples with prepared features and `prior` k(x_i, x_i) (m,), evaluated in float64;
+    `residual` (m,) is the diagonal of K - Q. `InputError` where the kernel is zero at all, or not finite at some.
 
     References
     ----------
@@ -160,18 +127,18 @@ class RandomlyPivotedCholesky:
                 f"{'zero' if self._largest_prior < 1.0 else 'not finite'} for a factor's purposes. Scale the inputs, "
                 "or choose another kernel"
             )
-        # What is left is judged by each sample's own k(x, x): errors go with it. Ones where it is the same everywhere.
+        # Residuals are compared with each sample's own k(x, x): errors go with it. Ones where that is a constant.
         self._relative = np.sqrt(counted(prior) / self._largest_prior)
         self.residual = prior.copy()
         self._rows: NDArray[Any] = np.zeros((largest_rank, len(prior)))
-        self._chosen: list[int] = []
+        self._pivots: list[int] = []
         self._least = LEAST_PIVOT * self._largest_prior
         self._ended = False
 
     @property
     def rank(self) -> int:
         """Pivots so far."""
-        return len(self._chosen)
+        return len(self._pivots)
 
     @property
     def complete(self) -> bool:
@@ -180,13 +147,13 @@ class RandomlyPivotedCholesky:
 
     @property
     def _largest_residual(self) -> float:
-        """The largest share of any sample's k(x, x) that is left."""
+        """The largest share of any sample's k(x, x) in the residual."""
         return float((self.residual / self._relative**2).max())
 
     @property
     def pivots(self) -> IndexArray:
         """Samples chosen, in order."""
-        return np.asarray(self._chosen, dtype=np.intp)
+        return np.asarray(self._pivots, dtype=np.intp)
 
     @property
     def rows(self) -> NDArray[Any]:
@@ -197,44 +164,44 @@ class RandomlyPivotedCholesky:
         """Draw up to 128 further pivots; fewer are kept where some are nearly dependent on others."""
         rank, rows = self.rank, self._rows
         step = min(PIVOTS_A_STEP, self._largest_rank - rank)
-        left = self.residual
+        residual = self.residual
         if self._relative.min() < 1.0:
-            # What rounding leaves of a large k(x, x) may be more than all there is of a small one.
-            left = np.where(left > self._least * self._relative**2, left, 0.0)
-        drawn = np.unique(self._rng.choice(len(left), step, p=left / left.sum()))
-        taken, weights = self._features.take(drawn), np.ascontiguousarray(rows[:rank, drawn])
-        columns = np.empty((len(left), len(drawn)))
-        pieces = [slice(start, start + PIECE_SAMPLES) for start in range(0, len(left), PIECE_SAMPLES)]
+            # Rounding errors of a large k(x, x) may exceed a small one.
+            residual = np.where(residual > self._least * self._relative**2, residual, 0.0)
+        drawn = np.unique(self._rng.choice(len(residual), step, p=residual / residual.sum()))
+        pivots, weights = self._features.take(drawn), np.ascontiguousarray(rows[:rank, drawn])
+        columns = np.empty((len(residual), len(drawn)))
+        pieces = [slice(start, start + PIECE_SAMPLES) for start in range(0, len(residual), PIECE_SAMPLES)]
 
         def evaluate(index: int) -> None:
             piece = pieces[index]
-            kernel = self._evaluator.tile(self._features.slice(piece.start, min(piece.stop, len(left))), taken)
+            kernel = self._evaluator.tile(self._features.slice(piece.start, min(piece.stop, len(residual))), pivots)
             columns[piece] = (kernel - rows[:rank, piece].T @ weights) / self._relative[drawn]
 
         in_parallel(evaluate, len(pieces))
         block = columns[drawn] / self._relative[drawn, None]
-        lower, order, kept, _ = scipy.linalg.lapack.dpstrf(
+        lower, order, count, _ = scipy.linalg.lapack.dpstrf(
             np.asarray(block + block.T, dtype=np.float64) / 2.0, lower=1, tol=self._least
         )
-        if kept == 0:
+        if count == 0:
             self._ended = True
             return
-        order = order[:kept] - 1
-        triangle = np.asfortranarray(np.tril(lower[:kept, :kept]))
-        taken_off = np.empty(len(left))
+        order = order[:count] - 1
+        triangle = np.asfortranarray(np.tril(lower[:count, :count]))
+        explained = np.empty(len(residual))
 
         def whiten(index: int) -> None:
             piece = pieces[index]
             new = np.asfortranarray(columns[piece][:, order].T)
-            blas("trsm", b"L", b"L", b"N", b"N", kept, new.shape[1], 1.0, triangle, kept, new, kept)
-            rows[rank : rank + kept, piece] = new
+            blas("trsm", b"L", b"L", b"N", b"N", count, new.shape[1], 1.0, triangle, count, new, count)
+            rows[rank : rank + count, piece] = new
             new = new.astype(rows.dtype, copy=False)
-            taken_off[piece] = np.einsum("ri,ri->i", new, new)
+            explained[piece] = np.einsum("ri,ri->i", new, new)
 
         in_parallel(whiten, len(pieces))
-        self.residual = np.maximum(self.residual - taken_off, 0.0)
+        self.residual = np.maximum(self.residual - explained, 0.0)
         self.residual[drawn[order]] = 0.0
-        self._chosen.extend(int(index) for index in drawn[order])
+        self._pivots.extend(int(index) for index in drawn[order])
 
     def continue_in_single_if_rough(self) -> None:
         """Go on in float32, at half the time and memory, where much is left of the diagonal."""

@@ -1,12 +1,13 @@
 """Rows of a partial Cholesky factor F: how they are made from landmarks, and products with them.
 
-A preconditioner's factor is kept in float32, but applied to a few vectors in float64: what (r - F w) / s2 leaves of the
-leading directions is a small difference of large numbers. Such a product is bound by memory, and converting F first, as
+A preconditioner's factor is kept in float32, but applied to a few vectors in float64: in the leading directions
+(r - F w) / s2 is a small difference of large numbers. Such a product is bound by memory, and converting F first, as
 NumPy would, takes several times as long as the product itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,50 +15,48 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import DTypeLike, NDArray
 
+from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import in_parallel
 from dkgp.kernels import Features, TileEvaluator
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import blas
+from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.low_rank.pivots import jittered
-
-__all__ = ["FactorRows", "LandmarkTriangle"]
 
 # From so many vectors on a conversion to float64 is paid back by BLAS's product.
 FEW_VECTORS = 4
-# Rows worked on at a time: what a conversion, or a row of sums, is held for. Columns: what threads share.
+# Rows of a piece, which a conversion, or a row of sums, is held for; columns of a thread's share.
 PIECE_ROWS, PIECE_COLUMNS = 1024, 512
 _LANES = 16
 
 
 @dataclass(frozen=True)
 class LandmarkTriangle:
-    """L of the landmarks, and their prepared inputs: what rows of F are made with.
+    """L of the landmarks, and their prepared inputs: rows of F are made with them."""
 
-    Attributes
-    ----------
-    lower : (R, R) float32 or float64, Fortran order
-    features : Features
-    """
-
-    lower: NDArray[Any]
+    lower: NDArray[Any]  # (R, R) float32 or float64, Fortran order
     features: Features
 
     @classmethod
     def of(cls, evaluator: TileEvaluator, inputs: FloatArray, dtype: DTypeLike = np.float64) -> LandmarkTriangle:
         """Factor K_II of landmarks (R, d), evaluated and factored in float64.
 
-        Raises
-        ------
-        numpy.linalg.LinAlgError
-            It is not numerically positive definite, for all that the jitter does.
+        `numpy.linalg.LinAlgError` where it is not numerically positive definite in spite of the jitter.
         """
         features = evaluator.prepare(inputs)
         errors = evaluator.row_errors(inputs)
         matrix = jittered(np.array(evaluator.tile(features, features)), 2.0 * float(errors.max()))
         lower = scipy.linalg.cholesky(matrix, lower=True, overwrite_a=True, check_finite=False)
         return cls(np.asfortranarray(lower, dtype=dtype), features)
+
+    @classmethod
+    def cached(cls, context: BlockContext, inputs: FloatArray, *label: Hashable) -> LandmarkTriangle:
+        """That of landmarks with a label in their run, from this worker's cache or made anew."""
+        return worker_cache().get(
+            (context.run_id, *label, "triangle"), lambda: cls.of(context.evaluator("double"), inputs)
+        )
 
     @property
     def nbytes(self) -> int:
@@ -76,17 +75,11 @@ class LandmarkTriangle:
 class FactorRows:
     """Some rows of F.
 
-    Attributes
-    ----------
-    values : (b, R) float32, C order
-    precision : {"single", "double"}
-        Of the arithmetic within a piece, where there are more than a few vectors: many vectors are a preconditioner's
-        business, which "single" halves. Pieces are added up in float64 either way.
-    threads : int
-        Of this process, to share the work; results do not depend on their number.
+    The precision is that of the arithmetic within a piece, for more than a few vectors: many vectors are preconditioned
+    in half the time by "single". Pieces are added up in float64 either way. Results do not depend on the threads.
     """
 
-    values: NDArray[np.float32]
+    values: NDArray[np.float32]  # (b, R), C order
     precision: Precision = "double"
     threads: int = 1
 
@@ -192,7 +185,7 @@ def _expand(factor: Any, weights: Any, out: Any) -> None:
     lanes = np.empty((4, _LANES))
     for t in range(len(weights)):
         for start in range(0, rows, 4):
-            # The last rows share the loop: what is computed twice there is the same.
+            # The last rows share the loop, where some are computed twice, to the same values.
             i0 = start
             i1, i2, i3 = min(start + 1, rows - 1), min(start + 2, rows - 1), min(start + 3, rows - 1)
             lanes[:, :] = 0.0

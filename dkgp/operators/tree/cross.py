@@ -8,11 +8,8 @@ from dkgp.cluster.cache import worker_cache
 from dkgp.kernels import TileEvaluator
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.tree.forest import forest_of, scaled
+from dkgp.operators.tree.forest import WeightedTree, forest_of, scaled
 from dkgp.operators.tree.kd_tree import LEAF_ROWS, KDTree
-from dkgp.operators.tree.walk import WeightedTree
-
-__all__ = ["cross_sums", "near_order"]
 
 
 def near_order(context: BlockContext, inputs: FloatArray) -> IndexArray:
@@ -25,19 +22,11 @@ def cross_sums(
 ) -> tuple[FloatArray, FloatArray]:
     """K(inputs, X) @ weights in float64, and by how much each entry may miss that, roundings included: (r, t) both.
 
-    Points that stand together are asked for together; they are the quicker the nearer these are to each other, so that
-    many points are best given in `near_order`, some hundreds at a time. What a call returns depends on its arguments
-    alone.
+    Neighbouring points are the quicker the nearer they are to each other, so that many points are best given in
+    `near_order`, some hundreds at a time. A result depends on the arguments alone.
 
-    Parameters
-    ----------
-    context : BlockContext
-        Of X, whose tree this process keeps, and of a kernel that falls with the distance.
-    inputs : (r, d) float64
-    weights : (n, t) float64
-        The same at each call for this context: they are kept, too, with their sums over the tree's nodes.
-    error : float
-        What pruning may cost an entry, in its own units.
+    This process keeps the tree of the context's X, and the sums over its nodes of the `weights` (n, t), which are the
+    same at each call. Pruning may cost an entry as much as `error`, in its own units.
     """
     forest, evaluator = forest_of(context), TileEvaluator(context.kernel, "double", expanded=False)
     walk = worker_cache().get(

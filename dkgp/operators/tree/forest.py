@@ -1,4 +1,4 @@
-"""A tree over all samples as each process keeps it, and the kernels that it serves."""
+"""A tree over all samples as each process keeps it, sums over its weighted points, and the kernels that it serves."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from dkgp.cluster.cache import worker_cache
 from dkgp.errors import InputError
 from dkgp.kernels import TileEvaluator
 from dkgp.kernels.program import Profile
+from dkgp.kernels.tiles.stages import falling_functions
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.tree.kd_tree import LEAF_ROWS, KDTree
-
-__all__ = ["MOST_FEATURES", "Forest", "forest_of", "radial_of", "require_few_features", "scaled"]
+from dkgp.operators.tree.kd_tree import LEAF_ROWS, KDTree, node_sums, sum_queries
 
 # Boxes in more dimensions than this have too many neighbours for anything to be pruned.
 MOST_FEATURES = 6
@@ -24,24 +23,12 @@ QUERIES_A_GROUP = 16
 
 @dataclass(frozen=True)
 class Forest:
-    """A tree over all samples, its queries, and where each sample stands in it.
+    """A tree over all samples, its queries, and where each sample stands in it."""
 
-    Attributes
-    ----------
-    tree : KDTree
-        Of the samples as the kernel's profile sees them.
-    queries : (q,) intp
-        Its own nodes that ask for sums.
-    place : (n,) intp
-        Position of each sample in the tree's order.
-    coordinate : float
-        Sum over features of the largest coordinate's magnitude.
-    """
-
-    tree: KDTree
-    queries: IndexArray
-    place: IndexArray
-    coordinate: float
+    tree: KDTree  # of the samples as the kernel's profile sees them
+    queries: IndexArray  # nodes that sums are taken at: (q,)
+    place: IndexArray  # position of each sample in the tree's order: (n,)
+    coordinate: float  # sum over features of the largest coordinate's magnitude
 
     @classmethod
     def of(cls, points: FloatArray) -> Forest:
@@ -62,10 +49,7 @@ class Forest:
         return -(-len(self.queries) // QUERIES_A_GROUP)
 
     def group(self, number: int) -> tuple[IndexArray, FloatArray, FloatArray]:
-        """Return a group's queries: where each begins in the order and where the last ends, and corners of their boxes.
-
-        Shapes (q + 1,), (q, d) and (q, d).
-        """
+        """A group's queries: where each begins in the order and the last ends (q + 1,), and corners of boxes (q, d)."""
         queries = self.queries[number * QUERIES_A_GROUP : (number + 1) * QUERIES_A_GROUP]
         ends = np.append(self.tree.first[queries], self.tree.last[queries[-1]]) * LEAF_ROWS
         return np.minimum(ends, len(self.place)), self.tree.low[queries], self.tree.high[queries]
@@ -108,3 +92,59 @@ def require_few_features(evaluator: TileEvaluator) -> None:
             f"tree sums are for up to {MOST_FEATURES} features; got {evaluator.inputs}, where boxes have too many "
             "neighbours to prune anything (a periodic feature counts twice). Use the blocked operator"
         )
+
+
+@dataclass(frozen=True)
+class WeightedTree:
+    """Weights of some of a tree's points, and their sums over its nodes."""
+
+    forest: Forest
+    active: IndexArray  # points that have a weight, ascending, in the tree's order: (m,)
+    starts: IndexArray  # where each leaf's begin: (leaves + 1,)
+    weights: FloatArray  # the kernel's amplitude included: (m, t)
+    sums: FloatArray  # see `node_sums`: (nodes, t)
+    magnitudes: FloatArray
+
+    @classmethod
+    def of(cls, forest: Forest, weights: FloatArray, active: IndexArray | None = None) -> WeightedTree:
+        """Add up weights (m, t) of the points `active` (all of them if None)."""
+        tree = forest.tree
+        # Arrays from a message may be read-only, which is another type to compiled code.
+        weights = np.require(weights, requirements=["C", "W"])
+        points = np.arange(len(tree.order)) if active is None else np.require(active, requirements=["C", "W"])
+        starts = tree.leaf_starts(points)
+        sums, magnitudes = np.empty((2, len(tree.right), weights.shape[1]))
+        node_sums(starts, weights, tree.first, tree.right, sums, magnitudes)
+        return cls(forest, points, starts, weights, sums, magnitudes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held beside the forest."""
+        arrays = (self.active, self.starts, self.weights, self.sums, self.magnitudes)
+        return sum(array.nbytes for array in arrays)
+
+    def at(
+        self,
+        evaluator: TileEvaluator,
+        targets: FloatArray,
+        places: IndexArray,
+        low: FloatArray,
+        high: FloatArray,
+        errors: FloatArray,
+        coordinate: float,
+    ) -> tuple[FloatArray, FloatArray]:
+        """Sums at the points of some queries, (r, t), each within its `errors` (t,) of pruning; and bounds (t,).
+
+        The evaluator takes differences (not `expanded`); see `sum_queries` for the rest. Sums are at rows places[0] to
+        places[-1] of `targets`, points as the kernel's profile sees them.
+        """
+        profile, parameter = radial_of(evaluator)
+        tree, like = self.forest.tree, np.empty(0, evaluator.dtype)
+        out, bounds = np.empty((self.weights.shape[1], places[-1] - places[0])), np.zeros(self.weights.shape[1])
+        evaluated = sum_queries(
+            targets, places, low, high, tree.points, tree.low, tree.high, tree.first, tree.last, tree.right, coordinate,
+            self.active, self.starts, self.weights, self.sums, self.magnitudes, errors.copy(),
+            falling_functions(profile), parameter, profile.rounding, evaluator.program, like, out, bounds,
+        )  # fmt: skip
+        evaluator.count(evaluated)
+        return np.ascontiguousarray(out.T), bounds

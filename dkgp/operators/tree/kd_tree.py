@@ -1,8 +1,8 @@
 """A kd-tree over scaled inputs, and the compiled walk that sums kernel contributions query by query.
 
 A query is a node of about a hundred samples. It meets the tree from the root: a part across which the kernel hardly
-varies, seen from the query's box, contributes one number; elsewhere the walk goes down, and what is left of the leaves
-goes to the dense tiles. There the inputs are taken relative to the query's centre, so float32 tiles lose nothing on
+varies, seen from the query's box, contributes one number; elsewhere the walk goes down, and the leaves that it reaches
+go to the dense tiles. There the inputs are taken relative to the query's centre, so float32 tiles lose nothing on
 length scales that are short against the extent of the data.
 """
 
@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dkgp.kernels.tiles.blocks import LANES
 from dkgp.kernels.tiles.code_cache import cached_njit
-from dkgp.kernels.tiles.loops import FLUSH_COLUMNS, LANES, tile_matmat
-from dkgp.kernels.tiles.profiles import BULGE, STEEPEST, VALUE, profile_at
+from dkgp.kernels.tiles.loops import FLUSH_COLUMNS, tile_matmat
+from dkgp.kernels.tiles.stages import BULGE, STEEPEST, VALUE, profile_at
 from dkgp.operators.base import FloatArray, IndexArray
-
-__all__ = ["KDTree", "node_sums", "sum_queries"]
 
 # Small, so that little is evaluated which lies beyond reach; a tile wants more rows than that, so a query holds several
 # leaves.
@@ -34,31 +33,20 @@ _EPS = 2.0**-52
 class KDTree:
     """Points cut in two at the median of their widest feature, again and again.
 
-    Attributes
-    ----------
-    points : (n, d) float64
-        The points in the order of the leaves: a leaf holds `LEAF_ROWS` neighbours, the last one what is left.
-    order : (n,) intp
-        Which sample each of them is.
-    low, high : (nodes, d) float64
-        Corners of a box around each node's points, wider by the rounding that the points bear themselves.
-    first, last : (nodes,) intp
-        Leaves below each node: first, and first after them. Nodes are in preorder; a node's left child is the next.
-    right : (nodes,) intp
-        Its right child; -1 for a leaf.
+    Leaves hold `LEAF_ROWS` neighbours, but for the last one. Nodes are in preorder: a node's left child is the next.
     """
 
-    points: FloatArray
-    order: IndexArray
-    low: FloatArray
+    points: FloatArray  # in the order of the leaves: (n, d)
+    order: IndexArray  # the sample that each of them is: (n,)
+    low: FloatArray  # corners of a box around each node's points, wider by the points' own rounding: (nodes, d)
     high: FloatArray
-    first: IndexArray
+    first: IndexArray  # leaves below each node: the first, and the first after them: (nodes,)
     last: IndexArray
-    right: IndexArray
+    right: IndexArray  # right child, -1 for a leaf: (nodes,)
 
     @classmethod
     def of(cls, points: FloatArray) -> KDTree:
-        """Build the tree of points (n, d); the same for the same points, whoever builds it."""
+        """Build the tree of points (n, d), the same in every process."""
         n, d = points.shape
         n_leaves = -(-n // LEAF_ROWS)
         nodes = 2 * n_leaves - 1
@@ -171,7 +159,7 @@ def _value(squared_distance, profile, parameter):  # type: ignore[no-untyped-def
 
 @cached_njit(nogil=True)
 def _relative_slope(squared_distance, profile, parameter):  # type: ignore[no-untyped-def]
-    """The greatest |dk/d log s| anywhere beyond a squared distance s: what its own rounding does to a value."""
+    """The greatest |dk/d log s| anywhere beyond a squared distance s: the effect of its rounding on a value."""
     return profile_at(profile[BULGE], np.sqrt(squared_distance), parameter)
 
 
@@ -180,43 +168,15 @@ def sum_queries(  # type: ignore[no-untyped-def]
     asking, places, query_low, query_high, points, low, high, first, last, right, coordinate, active, starts, weights,
     sums, magnitudes, errors, profile, parameter, rounding, program, like, out, bounds,
 ):  # fmt: skip
-    """Sum the contributions of a tree's weighted points to the points of some queries.
+    """Sum the contributions of a tree's weighted points to the points of some queries; return the entries evaluated.
 
-    Parameters
-    ----------
-    asking : (r, d) float64
-        Points that ask, those of a query side by side; they may be the tree's own.
-    places : (q + 1,)
-        Where each query begins, and where the last ends: no more than `QUERY_LEAVES` leaves of points in each.
-    query_low, query_high : (q, d) float64
-        Corners of a box around each query's points, wider by the rounding that the points bear themselves.
-    points, low, high, first, last, right
-        The tree.
-    coordinate : float
-        Sum over features of the largest coordinate's magnitude, of the tree's points and of those that ask.
-    active, starts : (m,), (leaves + 1,)
-        Points that have a weight, ascending, and where each leaf's begin.
-    weights : (m, t) float64
-        Their weights, amplitude included.
-    sums, magnitudes : (nodes, t)
-        See `node_sums`.
-    errors : (t,)
-        What pruning may cost an entry of the result.
-    profile, parameter, rounding : (3,) int64, float, float
-        The kernel as a function of the squared distance (see `falling_functions`), and its profile's roundings.
-    program : (k, PROGRAM_WIDTH) int64
-        The same for `tile_matmat`, by differences.
-    like : (0,) float32 or float64
-        An array of the tiles' type.
-    out : (t, points of these queries) float64
-        Where the sums go.
-    bounds : (t,) float64
-        Largest bound on an entry's error met here, rounding included.
-
-    Returns
-    -------
-    int
-        Kernel entries evaluated.
+    Plain arrays, for Numba. Queries begin and end at `places` (q + 1,) of the points `asking` (r, d), at most
+    `QUERY_LEAVES` leaves of them each, within boxes from `query_low` to `query_high` (q, d). Of the tree's `points`,
+    `active` (m,) have `weights` (m, t), amplitude included; those of each leaf begin at `starts`; `sums` and
+    `magnitudes` are their `node_sums`. `coordinate` is the sum over features of the largest coordinate's magnitude, of
+    all points; `errors` (t,) is the most that pruning may cost an entry; `rounding` the profile's roundings; `program`
+    the kernel's for `tile_matmat`, by differences; `like` an empty array of the tiles' type. Sums go to `out` (t,
+    points of these queries), and the largest bounds on an entry's error, rounding included, to `bounds` (t,).
     """
     d, targets = low.shape[1], weights.shape[1]
     base, n_leaves = places[0], last[0]

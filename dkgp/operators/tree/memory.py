@@ -6,8 +6,6 @@ from dkgp.cluster.cache import worker_cache
 from dkgp.errors import MemoryBudgetError
 from dkgp.operators.tree.kd_tree import LEAF_ROWS
 
-__all__ = ["building_bytes", "require_room", "tree_bytes"]
-
 
 def tree_bytes(n: int, d: int) -> int:
     """Bytes of the tree over n samples that each process keeps: points, their order and places, and the nodes."""
@@ -21,12 +19,7 @@ def building_bytes(n: int, d: int) -> int:
 
 
 def require_room(n: int, d: int) -> None:
-    """Refuse a tree over n samples that this process's cache cannot keep, so that each product would build it anew.
-
-    Raises
-    ------
-    MemoryBudgetError
-    """
+    """Refuse a tree over n samples that this process's cache cannot keep, so that each product would build it anew."""
     needed, budget = tree_bytes(n, d), worker_cache().budget_bytes
     if needed > budget:
         raise MemoryBudgetError(

@@ -1,7 +1,7 @@
 """Tree-augmented kernel sums: Kbar by a kd-tree that prunes what hardly contributes, for few features.
 
 With short length scales in two or three dimensions most pairs of samples have nothing to do with each other. The
-operator sums near ones in dense tiles and takes far ones as a whole, each entry of a product within the error asked for
+operator sums near ones in dense tiles and takes far ones as a whole, each entry of a product within a given error
 (kernel CG paper, section 6; Gray and Moore). Any solver takes it in place of the blocked operator.
 """
 
@@ -15,15 +15,12 @@ from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.kernels.tiles.evaluator import Precision
-from dkgp.operators.base import FloatArray, IndexArray, PendingColumns, ReadyColumns, check_columns
+from dkgp.operators.base import FloatArray, IndexArray, PendingColumns, ReadyColumns, check_columns, check_vectors
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.inputs import InputSource
-from dkgp.operators.tree.forest import forest_of, require_few_features
+from dkgp.operators.tree.forest import WeightedTree, forest_of, require_few_features
 from dkgp.operators.tree.memory import require_room
-from dkgp.operators.tree.walk import WeightedTree
-
-__all__ = ["TreeKernelOperator"]
 
 # Regions differ in how many neighbours their samples have. Where tasks travel, each takes all weights with it.
 TASKS_PER_THREAD = {True: 4, False: 2}
@@ -73,7 +70,7 @@ class TreeKernelOperator(BlockedKernelOperator):
     ----------
     error_bound : float
         Proven bound on the entries' errors in the last product, rounding included. In double precision that is hardly
-        more than `error`. In single it allows for the worst case of float32 sums, far above what they do in fact.
+        more than `error`. In single it allows for the worst case of float32 sums, far above their actual errors.
 
     Raises
     ------
@@ -84,7 +81,7 @@ class TreeKernelOperator(BlockedKernelOperator):
 
     Notes
     -----
-    The approximate Kbar is not quite symmetric. It holds what it was asked for entry by entry, and solvers that refresh
+    The approximate Kbar is not quite symmetric. Every entry of a product keeps to the error, and solvers that refresh
     their gradient take it as they take float32 tiles.
 
     References
@@ -114,16 +111,15 @@ class TreeKernelOperator(BlockedKernelOperator):
         self.error = float(error)
         self.error_bound = 0.0
         require_room(self.n, self.double.inputs)
-        # What is far away is taken by the C library's exponential.
+        # Samples far away are taken by the C library's exponential.
         executor.require_one_arithmetic()
 
     def announce(self, indices: IndexArray) -> None:
         """Nothing: no round brings inputs."""
 
     def matmat(self, V: FloatArray, precision: Precision = "double") -> FloatArray:
-        """Kbar @ V, what is far away taken as a whole."""
-        if V.ndim != 2 or V.shape[0] != self.n:
-            raise InputError(f"expected an array of shape ({self.n}, t); got {V.shape}")
+        """Kbar @ V, samples far away taken as a whole."""
+        check_vectors(self.n, V)
         rows = np.flatnonzero(V.any(axis=1))
         product = self._sums(rows, V[rows], precision) + self.noise_times(V)
         self._count_addition(product)
@@ -147,23 +143,21 @@ class TreeKernelOperator(BlockedKernelOperator):
         if not len(indices):
             return result
         forest = forest_of(self.context)
-        given = np.full(self.n, -1, np.intp)
-        given[forest.place[indices]] = np.arange(len(indices))
-        active = np.flatnonzero(given >= 0)
-        sorting = given[active]
-        amplitude = self.double.amplitude
-        ordered = amplitude * weights[sorting]
-        # Weights that are not finite have no error to speak of: their targets come out as they would otherwise.
+        position = np.full(self.n, -1, np.intp)
+        position[forest.place[indices]] = np.arange(len(indices))
+        active = np.flatnonzero(position >= 0)
+        ordered = self.double.amplitude * weights[position[active]]
+        # Targets with weights that are not finite are left out; their sums are NaN, and bound nothing.
         finite = np.isfinite(ordered).all(axis=0)
         ordered[:, ~finite] = 0.0
         errors = self.error * np.minimum(1.0, np.abs(weights).max(axis=0, initial=0.0, where=finite))
-        found = self.submit(
+        parts = self.submit(
             "ktree",
             tree_task,
             (self.context, None if len(active) == self.n else active, ordered, errors, precision),
             self._cut(forest.n_groups, TASKS_PER_THREAD[self.executor.shares_memory], self.n * len(indices)),
         ).result()
-        result[forest.tree.order] = np.concatenate([rows for rows, _ in found])
+        result[forest.tree.order] = np.concatenate([rows for rows, _ in parts])
         result[:, ~finite] = np.nan
-        self.error_bound = float(max(bounds.max(initial=0.0) for _, bounds in found))
+        self.error_bound = float(max(bounds.max(initial=0.0) for _, bounds in parts))
         return result

@@ -17,9 +17,7 @@ from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, counted, stand_in
 from dkgp.operators.low_rank.products import LandmarkTriangle
 
-__all__ = ["embed", "embedding_landmarks", "is_one_distance"]
-
-# Landmarks of an embedding: what tells near samples from far ones, not what approximates the kernel.
+# Landmarks of an embedding: enough for distances between samples, not for the kernel itself.
 EMBEDDING_RANK = 48
 _SEED = 0
 

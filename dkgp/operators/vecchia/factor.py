@@ -27,8 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.cluster.executors.base import BlockTask, PendingRound, Rounds
-from dkgp.cluster.executors.here import HereExecutor
+from dkgp.cluster.executors.base import BlockTask, HereExecutor, PendingRound, Rounds
 from dkgp.cluster.executors.homes import Homes
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
@@ -47,8 +46,6 @@ from dkgp.operators.vecchia.tasks import (
     sweep_task,
 )
 
-__all__ = ["VecchiaFactor", "VecchiaProduct", "VecchiaRecipe"]
-
 # Vectors that are multiplied at once: as many as BLAS is quick with, fewer where results on their way would take more.
 VECTORS_AT_ONCE = 128
 BYTES_AT_ONCE = 2**28
@@ -56,37 +53,21 @@ BYTES_AT_ONCE = 2**28
 
 @dataclass(frozen=True)
 class VecchiaRecipe:
-    """Everything that M^-1 can be made of again, anywhere; picklable.
-
-    Attributes
-    ----------
-    leaves : Leaves
-    noise : float or (n,) float64
-    lower : (R, R) float64
-        Cholesky factor of I + V'V.
-    """
+    """Everything that M^-1 can be made of again, anywhere; picklable."""
 
     leaves: Leaves
     noise: Noise
-    lower: FloatArray
+    lower: FloatArray  # Cholesky factor of I + V'V: (R, R)
 
     def local(self, threads: int) -> VecchiaProduct:
-        """M^-1 in this process, to the same bits; what its worker's cache lacks is made when it is first applied."""
+        """M^-1 in this process, to the same bits; leaves that the cache lacks are made at the first application."""
         return VecchiaProduct(self, HereExecutor(threads), lambda: {"": threads}, shares_memory=True)
 
 
 class VecchiaProduct:
-    """M^-1.
+    """M^-1; `rounds`, an operator or threads of this process, runs its tasks.
 
-    Parameters
-    ----------
-    recipe : VecchiaRecipe
-    rounds : Rounds
-        Who runs the tasks: an operator, or threads of this process.
-    workers : callable
-        Returns threads by worker, now.
-    shares_memory : bool
-        Whether tasks may be handed references.
+    `workers` returns threads by worker, now; where the process `shares_memory`, tasks take references.
     """
 
     def __init__(
@@ -123,12 +104,12 @@ class VecchiaProduct:
         if not self.rank:
             parts = self._results("kvsweep", sweep_task, arguments)
         else:
-            found = self._results("kvforward", forward_task, arguments)
+            forward = self._results("kvforward", forward_task, arguments)
             weights = np.zeros((self.rank, residual.shape[1]), order="F")
-            for _, projected in found:
+            for _, projected in forward:
                 weights += projected
             lapack("potrs", b"L", self.rank, weights.shape[1], self.recipe.lower, self.rank, weights, self.rank)
-            images = {number: image for number, (image, _) in enumerate(found)}
+            images = {number: image for number, (image, _) in enumerate(forward)}
             parts = self._results(
                 "kvbackward",
                 backward_task,
@@ -142,18 +123,18 @@ class VecchiaProduct:
         bundles = list(range(self.recipe.leaves.n_bundles))
         groups, owners = self._homes.groups(self._workers(), bundles)
         if self._shares_memory:
-            found = self._rounds.submit(name, task, arguments(bundles), groups, owners).result()
+            results = self._rounds.submit(name, task, arguments(bundles), groups, owners).result()
         else:
             pending = [
                 self._rounds.submit(name, task, arguments(group), [group], [owner])
                 for group, owner in zip(groups, owners, strict=True)
             ]
-            found = [result for round_ in pending for result in round_.result()]
-        by_bundle = dict(zip((bundle for group in groups for bundle in group), found, strict=True))
+            results = [result for round_ in pending for result in round_.result()]
+        by_bundle = dict(zip((bundle for group in groups for bundle in group), results, strict=True))
         return [by_bundle[bundle] for bundle in bundles]
 
     def _rows(self, values: Any, bundles: list[int]) -> Any:
-        """Rows of an n-vector that tasks on some bundles are given: their samples', or all where that costs nothing."""
+        """Rows of an n-vector for tasks on some bundles: their samples', or all where that costs nothing."""
         if self._shares_memory or isinstance(values, float):
             return values
         return {number: values[self._samples[number]] for number in bundles}
@@ -166,18 +147,8 @@ class VecchiaProduct:
 class VecchiaFactor(VecchiaProduct):
     """The factor of an operator's Kbar, built by its executor's workers, a bundle of leaves a task.
 
-    Parameters
-    ----------
-    operator : BlockedKernelOperator
-    halo, leaf : int
-        Samples that a leaf is conditioned on, and of a leaf, at most.
-    landmarks : (R,) int, optional
-        Samples that F is built on; none by default.
-
-    Attributes
-    ----------
-    memory_bytes, disk_bytes : int
-        What the leaves take, in all workers together.
+    At most `halo` samples condition a leaf, and at most `leaf` are in it; F is built on the samples `landmarks` (R,),
+    none by default. `memory_bytes` and `disk_bytes` are the leaves', of all workers together.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """Halos: the samples of lower order that are nearest to any sample of a leaf.
 
-Distances are those of the kernel's tiles: differences squared and summed in one order, so that what is nearest does not
-depend on the processor.
-Parts of the order whose box is farther away than the last of those found are not looked at.
+Distances are those of the kernel's tiles: differences squared and summed in one order, so that the nearest samples do
+not depend on the processor. Leaves whose box is farther away than the nearest samples so far are skipped.
 """
 
 from __future__ import annotations
@@ -19,24 +18,12 @@ from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.vector_math import FAST_MATH, prefer_full_vectors
 from dkgp.operators.base import IndexArray
 
-__all__ = ["OrderedPoints"]
-
-# Points that are held against a leaf's own at a time.
+# Points that are compared with a leaf's own at a time.
 _ROWS = 256
 
 
 class OrderedPoints:
-    """Points in kd order with the boxes of their leaves.
-
-    Parameters
-    ----------
-    points : (n, e) float32
-        In kd order.
-    order : (n,) int32
-        Sample at each place.
-    bounds : (leaves + 1,) intp
-        Places where leaves begin, and n.
-    """
+    """Points (n, e) in kd order with the boxes of their leaves; `order` and `bounds` as from `kd_order`."""
 
     def __init__(self, points: NDArray[np.float32], order: NDArray[np.int32], bounds: IndexArray) -> None:
         self.order, self.bounds = order, bounds
@@ -87,18 +74,18 @@ class OrderedPoints:
 
     def _distances(self, leaf: int, leaves: IndexArray) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Places of the points of some leaves, and each one's squared distance from the nearest of a leaf's own."""
-        own = self._points(np.arange(self.bounds[leaf], self.bounds[leaf + 1]))
-        own = np.concatenate([own, np.repeat(own[-1:], -len(own) % TILE_COLUMNS, axis=0)])
+        of_leaf = self._points(np.arange(self.bounds[leaf], self.bounds[leaf + 1]))
+        of_leaf = np.concatenate([of_leaf, np.repeat(of_leaf[-1:], -len(of_leaf) % TILE_COLUMNS, axis=0)])
         starts, stops = self.bounds[leaves], self.bounds[leaves + 1]
         places = np.empty(int((stops - starts).sum()), np.int32)
         distances = np.empty(len(places), np.float32)
-        _least_distances(self._panels, starts, stops, own, places, distances)
+        _least_distances(self._panels, starts, stops, of_leaf, places, distances)
         return places, distances
 
 
 @intrinsic
 def _address(typing_context, array, offset):  # type: ignore[no-untyped-def]
-    """Address of an array's element, as the tile loops' stages are told."""
+    """Address of an array's element, as the tile loops' stages take it."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data

@@ -4,7 +4,7 @@ With I = (J, G), a leaf G behind its halo J, and L L' = (Kbar - F F')_II,
 
     T_GI = [-L22^-1 L21 L11^-1, L22^-1],    V_G = T_GI F_I.
 
-The algebra is in float32, where the noise is not small beside k(x, x), and in float64 elsewhere; what is kept is
+The algebra is in float32, where the noise is not small beside k(x, x), and in float64 elsewhere; leaves are kept in
 float32. Matrices lie row by row, of which LAPACK sees the transpose: rows of L, its upper half, and of T are whole.
 """
 
@@ -18,11 +18,8 @@ from numpy.typing import NDArray
 
 from dkgp.errors import NumericalError
 from dkgp.kernels import Features, TileEvaluator
-from dkgp.kernels.tiles.loops import tile_into
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import blas, lapack
-
-__all__ = ["LANES", "ROWS", "STRIP_ROWS", "Leaf", "factor_leaf", "refuse", "takes_double", "values_held"]
 
 # Rows of T that are kept with one width: beyond the last one's own column they hold zeros.
 STRIP_ROWS = 64
@@ -33,29 +30,15 @@ _COLUMNS = 256
 
 @dataclass(frozen=True)
 class Leaf:
-    """Rows of T and V.
+    """Rows of T and V."""
 
-    Attributes
-    ----------
-    halo, rows, rank : int
-        Samples of J and of G; columns of V.
-    values : (values_held(halo, rows),) float32
-        Rows of T in strips of `STRIP_ROWS`, each row by row, as wide as its last row needs.
-    projected : (padded rows, padded R) float32
-        V.
-    double : bool
-        Whether the algebra was in float64: products that are BLAS's are, too.
-    spilled : bool
-        Whether they were read from a scratch file.
-    """
-
-    halo: int
-    rows: int
-    rank: int
-    values: NDArray[np.float32]
-    projected: NDArray[np.float32]
-    double: bool = False
-    spilled: bool = False
+    halo: int  # samples of J
+    rows: int  # samples of G
+    rank: int  # columns of V
+    values: NDArray[np.float32]  # T in strips of `STRIP_ROWS`, row by row, as wide as the strip's last row needs
+    projected: NDArray[np.float32]  # V: (padded rows, padded R)
+    double: bool = False  # the algebra was in float64: the products by BLAS are, too
+    spilled: bool = False  # read from a scratch file
 
     @property
     def nbytes(self) -> int:
@@ -74,12 +57,12 @@ class Leaf:
 
     def strips(self) -> list[tuple[slice, NDArray[np.float32]]]:
         """Rows of T: which ones, and their values from the first column on (rows, width)."""
-        found, start = [], 0
+        strips, start = [], 0
         for first, height, width in strip_shapes(self.halo, self.rows):
             stop = start + height * width
-            found.append((slice(first, first + height), self.values[start:stop].reshape(height, width)))
+            strips.append((slice(first, first + height), self.values[start:stop].reshape(height, width)))
             start = stop
-        return found
+        return strips
 
 
 def strip_shapes(halo: int, rows: int) -> list[tuple[int, int, int]]:
@@ -100,7 +83,7 @@ def _padded(count: int, step: int) -> int:
 
 
 def takes_double(columns: int, least_noise: float, largest_diagonal: float) -> bool:
-    """True if float32 would leave little of the noise in a Cholesky factor of so many columns."""
+    """True if the noise would lose most digits in a float32 Cholesky factor of so many columns."""
     return least_noise < 0.0625 * columns * 2.0**-24 * largest_diagonal
 
 
@@ -112,21 +95,10 @@ def factor_leaf(
     factor: NDArray[Any] | None,
     jitter: float = 0.0,
 ) -> Leaf | None:
-    """Rows of T and V of one leaf; None where that takes more than the evaluator's precision.
+    """Rows of T and V of one leaf, in the evaluator's precision; None where they need a higher one.
 
-    Parameters
-    ----------
-    evaluator : TileEvaluator
-        Its precision is that of the algebra.
-    features : Features
-        Of I = (J, G), m samples.
-    halo : int
-        Samples of J.
-    noise : float or (m,) float64
-    factor : (m, R), optional
-        F_I, in the evaluator's type.
-    jitter : float
-        Share of the diagonal of K - F F' + noise that is added to it.
+    `features` are of I = (J, G), m samples, of which `halo` are J; the noise is one number or (m,); `factor` is F_I
+    (m, R) in the evaluator's type. `jitter` is a share of the diagonal of K - F F' + noise that is added to it.
     """
     count = features.n
     rows, dtype = count - halo, evaluator.dtype
@@ -164,9 +136,9 @@ def factor_leaf(
         projected.astype(np.float32, copy=False),
         dtype == np.float64,
     )
-    for taken, strip in leaf.strips():
-        last = min(taken.stop, rows)
-        strip[: last - taken.start, : halo + last] = matrix[halo + taken.start : halo + last, : halo + last]
+    for where, strip in leaf.strips():
+        last = min(where.stop, rows)
+        strip[: last - where.start, : halo + last] = matrix[halo + where.start : halo + last, : halo + last]
     return leaf if np.isfinite(leaf.values).all() else None
 
 
@@ -176,19 +148,7 @@ def _lower_half(evaluator: TileEvaluator, features: Features) -> tuple[NDArray[A
     matrix = np.empty((count, features.values.shape[1]), dtype)
     for first in range(0, count, _COLUMNS):
         last = min(first + _COLUMNS, count)
-        before, own = features.slice(0, last), features.slice(first, last)
-        evaluator.count(last * (last - first))
-        tile_into(
-            np.ascontiguousarray(before.values),
-            np.ascontiguousarray(before.squared_norms),
-            np.ascontiguousarray(own.values),
-            np.ascontiguousarray(own.squared_norms),
-            last - first,
-            matrix[first:last],
-            evaluator.program,
-            evaluator.tile_rows,
-            dtype.type(evaluator.amplitude),
-        )
+        evaluator.fill(features.slice(0, last), features.slice(first, last), matrix[first:last])
     return matrix, matrix.reshape(-1)[:: matrix.shape[1] + 1][:count]
 
 

@@ -1,8 +1,8 @@
 """The leaves of a factor as a worker has them: made from the store, kept in its cache, spilled to disk, or made again.
 
-Everything here is a function of the store, the kernel, the noise and the settings. A worker that is asked for a leaf
-makes what it lacks: points of all samples, their order, the leaf's halo, its rows of T and V. Leaves are worked on in
-bundles of neighbours, whose halos overlap; the cut depends on n and the settings alone.
+A leaf is a function of the store, the kernel, the noise and the settings. A worker that needs a leaf makes what it
+lacks: points of all samples, their order, the leaf's halo, its rows of T and V. Leaves are worked on in bundles of
+neighbours, whose halos overlap; the cut depends on n and the settings alone.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from dkgp.operators.vecchia.leaf import Leaf, factor_leaf, refuse
 from dkgp.operators.vecchia.order import kd_order, leaf_count
 from dkgp.operators.vecchia.scratch import ScratchFile, SpilledLeaf
 
-__all__ = ["Bundle", "Leaves", "OpenBundle"]
-
 # Samples of a bundle, about; less where there would be fewer bundles than this.
 BUNDLE_ROWS = 8192
 LEAST_BUNDLES = 32
@@ -39,24 +37,12 @@ JITTERS = (0.0, 1e-13, 1e-10, 1e-7, 1e-4)
 
 @dataclass(frozen=True)
 class Bundle:
-    """Samples of some neighbouring leaves and of their halos.
+    """Samples of some neighbouring leaves and of their halos."""
 
-    Attributes
-    ----------
-    samples : (u,) int32
-        In kd order; the leaves' own come last.
-    first : int
-        Number of the first leaf.
-    places : tuple of (m,) intp
-        Of each leaf, places in `samples` of its halo and then its own samples.
-    halos : tuple of int
-        Samples of each leaf's halo.
-    """
-
-    samples: NDArray[np.int32]
-    first: int
-    places: tuple[IndexArray, ...]
-    halos: tuple[int, ...]
+    samples: NDArray[np.int32]  # in kd order, the leaves' own last: (u,)
+    first: int  # number of the first leaf
+    places: tuple[IndexArray, ...]  # of each leaf, places in `samples` of its halo and then its own samples: (m,)
+    halos: tuple[int, ...]  # samples of each leaf's halo
 
     @property
     def nbytes(self) -> int:
@@ -66,27 +52,14 @@ class Bundle:
 
 @dataclass(frozen=True)
 class Leaves:
-    """Everything that any leaf can be made of; a few hundred bytes on the wire, and the landmarks' inputs.
-
-    Attributes
-    ----------
-    context : BlockContext
-    halo, leaf : int
-        Samples of a halo and of a leaf, at most.
-    landmark_inputs : (R, d) float64
-        Of F; none where R is zero.
-    embedding : (e, d) float64, optional
-        Inputs of the landmarks that distances are taken by; None where they are taken between features.
-    label : str
-        Tells factors of one run apart.
-    """
+    """Everything that any leaf can be made of; a few hundred bytes on the wire, and the landmarks' inputs."""
 
     context: BlockContext
-    halo: int
-    leaf: int
-    landmark_inputs: FloatArray
-    embedding: FloatArray | None
-    label: str
+    halo: int  # samples of a halo, at most
+    leaf: int  # samples of a leaf, at most
+    landmark_inputs: FloatArray  # of F: (R, d)
+    embedding: FloatArray | None  # inputs (e, d) of the landmarks of `embed`; None for distances between features
+    label: str  # tells factors of one run apart
 
     @property
     def rank(self) -> int:
@@ -135,15 +108,15 @@ class Leaves:
             start, stop = points.bounds[leaves[0]], points.bounds[leaves[-1] + 1]
             halos = [points.halo(leaf, self.halo) for leaf in leaves]
             union = np.union1d(np.concatenate(halos), np.arange(start, stop, dtype=np.int32))
-            owns = [np.arange(points.bounds[leaf], points.bounds[leaf + 1], dtype=np.int32) for leaf in leaves]
-            places = tuple(np.searchsorted(union, np.concatenate(pair)) for pair in zip(halos, owns, strict=True))
+            members = [np.arange(points.bounds[leaf], points.bounds[leaf + 1], dtype=np.int32) for leaf in leaves]
+            places = tuple(np.searchsorted(union, np.concatenate(pair)) for pair in zip(halos, members, strict=True))
             sizes = tuple(len(halo) for halo in halos)
             return Bundle(points.order[union], first, places, sizes)
 
         return worker_cache().get(self.key("bundle", number), build)
 
     def opened(self, number: int, noise: Noise) -> OpenBundle:
-        """A bundle whose leaves are asked for; `noise` is that of its samples, in their order."""
+        """A bundle with its leaves; `noise` is that of its samples, in their order."""
         return OpenBundle(self, self.bundle(number), noise)
 
     def key(self, *parts: Hashable) -> tuple[Hashable, ...]:
@@ -160,15 +133,7 @@ class Leaves:
 
 
 class OpenBundle:
-    """A bundle and its leaves, from this worker's cache, its scratch file, or made.
-
-    Parameters
-    ----------
-    leaves : Leaves
-    bundle : Bundle
-    noise : float or (u,) float64
-        Of the bundle's samples.
-    """
+    """A bundle and its leaves: from this worker's cache, its scratch file, or made, with the noise of its samples."""
 
     def __init__(self, leaves: Leaves, bundle: Bundle, noise: Noise) -> None:
         self.bundle = bundle
@@ -187,15 +152,15 @@ class OpenBundle:
                     return worker_cache().get(leaves.key("scratch"), ScratchFile).append(leaf)
             return leaf
 
-        found: Leaf | SpilledLeaf = worker_cache().get(
+        cached: Leaf | SpilledLeaf = worker_cache().get(
             leaves.key("leaf", self.bundle.first + place),
             build,
             keep=lambda leaf: isinstance(leaf, SpilledLeaf) or leaves.has_room(leaf),
         )
-        if isinstance(found, Leaf):
-            return found
+        if isinstance(cached, Leaf):
+            return cached
         try:
-            return found.read()
+            return cached.read()
         except OSError:
             return self._made(place)
 
@@ -230,28 +195,26 @@ class OpenBundle:
         if not leaves.rank:
             return None
         evaluator = leaves.context.evaluator("double")
-        triangle = worker_cache().get(
-            leaves.key("triangle"), lambda: LandmarkTriangle.of(evaluator, leaves.landmark_inputs)
-        )
+        triangle = LandmarkTriangle.cached(leaves.context, leaves.landmark_inputs, "vecchia", leaves.label)
         return np.ascontiguousarray(triangle.columns(evaluator, self._features("double").take(places)).T)
 
     def _features(self, precision: Precision) -> Features:
         """Prepared features of the bundle's samples, gathered from their blocks when a first leaf is made."""
-        found = self._prepared.get(precision)
-        if found is None:
+        features = self._prepared.get(precision)
+        if features is None:
             context, samples = self._leaves.context, self.bundle.samples
             blocks = samples // context.block_rows
             order = np.argsort(blocks, kind="stable")
             names, starts = np.unique(blocks[order], return_index=True)
             parts = [
                 context.block_features(int(block), precision).take(
-                    (own - context.bounds(int(block))[0]).astype(np.intp)
+                    (members - context.bounds(int(block))[0]).astype(np.intp)
                 )
-                for block, own in zip(names, np.split(samples[order], starts[1:]), strict=True)
+                for block, members in zip(names, np.split(samples[order], starts[1:]), strict=True)
             ]
             values = np.concatenate([part.values[:, : part.n] for part in parts], axis=1)
             norms = np.concatenate([part.squared_norms[:, : part.n] for part in parts], axis=1)
             back = np.empty(len(samples), np.intp)
             back[order] = np.arange(len(samples))
-            found = self._prepared[precision] = Features(values, norms, len(samples)).take(back)
-        return found
+            features = self._prepared[precision] = Features(values, norms, len(samples)).take(back)
+        return features

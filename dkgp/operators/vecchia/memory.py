@@ -1,4 +1,4 @@
-"""Memory that a block-Vecchia factor takes: what is kept, what making a leaf takes, and what the coordinator holds."""
+"""Memory of a block-Vecchia factor: of its leaves, of making one, and of the coordinator."""
 
 from __future__ import annotations
 
@@ -8,29 +8,15 @@ from dkgp.operators.vecchia.factor import BYTES_AT_ONCE, VECTORS_AT_ONCE
 from dkgp.operators.vecchia.leaf import STRIP_ROWS
 from dkgp.operators.vecchia.order import leaf_count
 
-__all__ = ["VecchiaBytes", "vecchia_bytes"]
-
 
 @dataclass(frozen=True)
 class VecchiaBytes:
-    """Projected bytes of a factor.
+    """Projected bytes of a factor."""
 
-    Attributes
-    ----------
-    kept : int
-        Leaves, of all workers together; on disk as far as their memory does not suffice.
-    making : int
-        A task that makes a leaf, at its peak: of each thread of a worker.
-    points : int
-        Points of all samples and their order, in each worker's process while leaves are made.
-    coordinator : int
-        Vectors in pieces on their way, lists of samples, and I + V'V.
-    """
-
-    kept: int
-    making: int
-    points: int
-    coordinator: int
+    kept: int  # leaves, of all workers together; on disk as far as their memory does not suffice
+    making: int  # of each thread of a worker: a task that makes a leaf, at its peak
+    points: int  # points of all samples and their order, in each worker's process while leaves are made
+    coordinator: int  # vectors in pieces on their way, lists of samples, and I + V'V
 
     def in_process(self, threads: int) -> int:
         """Bytes of one process that does everything itself, with so many threads."""
@@ -40,18 +26,10 @@ class VecchiaBytes:
 def vecchia_bytes(
     n: int, halo: int, leaf: int, rank: int = 0, *, width: int = 0, vectors: int = 1, double: bool = False
 ) -> VecchiaBytes:
-    """Project the memory of a factor of n samples.
+    """Project the memory of a factor of n samples, with at most `halo` of a halo and `leaf` of a leaf, and R landmarks.
 
-    Parameters
-    ----------
-    n, halo, leaf, rank : int
-        Samples; samples of a halo and of a leaf, at most; landmarks.
-    width : int
-        Numbers of a point: the kernel's `feature_width`.
-    vectors : int
-        Vectors that it is applied to at a time, t.
-    double : bool
-        Whether leaves are factored in float64 (little noise).
+    `width` is the kernel's `feature_width`; t `vectors` are multiplied at a time; leaves are factored in `double`
+    precision where there is little noise.
     """
     halo, leaf = min(halo, n), min(leaf, n)
     leaves = leaf_count(n, leaf)

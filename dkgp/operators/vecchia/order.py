@@ -1,7 +1,7 @@
 """The kd order of points: samples that are near each other become neighbours, in leaves of about one size.
 
-Points are cut in two at the median of their widest feature, again and again. Equal values are told apart by the
-sample's number, so that the cut is the same whoever makes it, duplicates included.
+Points are cut in two at the median of their widest feature, again and again. Equal values are ordered by the sample's
+number, so that the cut is the same in every process, duplicates included.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 
 from dkgp.operators.base import IndexArray
 
-__all__ = ["kd_order", "leaf_count"]
-
-# Points that the widest feature is judged by: of a million, a few thousand tell as well.
-_JUDGED = 4096
+# Points that the widest feature is estimated from.
+_SAMPLED = 4096
 
 
 def leaf_count(n: int, leaf: int) -> int:
@@ -25,20 +23,9 @@ def leaf_count(n: int, leaf: int) -> int:
 
 
 def kd_order(points: NDArray[np.float32], leaf: int) -> tuple[NDArray[np.int32], IndexArray]:
-    """Order points (n, e) by median splits on the widest feature.
+    """Order points (n, e) by median splits on the widest feature, into leaves of at most `leaf` samples, nearly equal.
 
-    Parameters
-    ----------
-    points : (n, e) float32
-    leaf : int
-        Samples of a leaf, at most; sizes of two leaves differ by a few samples.
-
-    Returns
-    -------
-    order : (n,) int32
-        Sample at each place; ascending within a leaf.
-    bounds : (leaves + 1,) intp
-        Places where leaves begin, and n.
+    Returns the sample at each place (n,), ascending within a leaf, and the places where leaves begin, and n.
     """
     n = len(points)
     order = np.arange(n, dtype=np.int32)
@@ -50,13 +37,13 @@ def kd_order(points: NDArray[np.float32], leaf: int) -> tuple[NDArray[np.int32],
             bounds.append(stop)
             continue
         samples = order[start:stop].copy()
-        left = leaves // 2
-        size = (stop - start) * left // leaves
-        judged = points[samples[:: -(-len(samples) // _JUDGED)]]
-        keys = _keys(points[samples, int(judged.var(axis=0, dtype=np.float64).argmax())])
+        below = leaves // 2
+        size = (stop - start) * below // leaves
+        sampled = points[samples[:: -(-len(samples) // _SAMPLED)]]
+        keys = _keys(points[samples, int(sampled.var(axis=0, dtype=np.float64).argmax())])
         first = keys < np.partition(keys, size)[size]
         order[start : start + size], order[start + size : stop] = samples[first], samples[~first]
-        pending += [(start + size, stop, leaves - left), (start, start + size, left)]
+        pending += [(start + size, stop, leaves - below), (start, start + size, below)]
     return order, np.asarray(bounds, dtype=np.intp)
 
 

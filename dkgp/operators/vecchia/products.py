@@ -16,13 +16,12 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from dkgp.kernels.tiles.blocks import sum_of_lanes
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.vector_math import fma_of, prefer_full_vectors
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import blas
 from dkgp.operators.vecchia.leaf import LANES, ROWS, STRIP_ROWS, Leaf
-
-__all__ = ["FEW_VECTORS", "backward", "forward", "sweep"]
 
 # Up to so many vectors the loops are quicker than BLAS, which has float32 alone to offer at that price.
 FEW_VECTORS = 8
@@ -128,7 +127,7 @@ def _dot_rows(typing_context, values, start, width, vectors, vector, sums):  # t
                 row = builder.fpext(_vector(builder, rows, at, _SINGLES, 4), _DOUBLES)
                 builder.store(fma_of(builder, row, factor, builder.load(total)), total)
         for k, total in enumerate(totals):
-            builder.store(_sum_of_lanes(builder, builder.load(total)), builder.gep(out, [index(k)]))
+            builder.store(sum_of_lanes(builder, builder.load(total)), builder.gep(out, [index(k)]))
         return context.get_dummy_value()
 
     return types.void(values, types.intp, types.intp, vectors, types.intp, sums), generate
@@ -163,19 +162,6 @@ def _broadcast(builder: Any, value: Any) -> Any:
     first = builder.insert_element(ir.Constant(_DOUBLES, ir.Undefined), value, ir.IntType(32)(0))
     lanes = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
     return builder.shuffle_vector(first, ir.Constant(_DOUBLES, ir.Undefined), lanes)
-
-
-def _sum_of_lanes(builder: Any, vector: Any) -> Any:
-    lanes = LANES
-    while lanes > 1:
-        lanes //= 2
-        kind = ir.VectorType(ir.IntType(32), lanes)
-        low, high = (
-            builder.shuffle_vector(vector, vector, ir.Constant(kind, list(range(first, first + lanes))))
-            for first in (0, lanes)
-        )
-        vector = builder.fadd(low, high)
-    return builder.extract_element(vector, ir.IntType(32)(0))
 
 
 @cached_njit(nogil=True)

@@ -1,4 +1,4 @@
-"""Leaves on disk: what a worker's memory does not hold lies in one file without a name, and goes with the process.
+"""Leaves on disk: those that a worker's memory cannot hold lie in one file without a name, gone with the process.
 
 Leaves are read for each use and not mapped: pages of a mapped file count as the process's memory.
 """
@@ -16,13 +16,11 @@ from numpy.typing import NDArray
 from dkgp.cluster.cache import worker_scratch
 from dkgp.operators.vecchia.leaf import Leaf
 
-__all__ = ["ScratchFile", "SpilledLeaf"]
-
 
 class ScratchFile:
-    """A file that leaves are appended to; nobody else sees it, and nothing is left of it however the process ends."""
+    """A file that leaves are appended to; no other process sees it, and it goes with this one however that ends."""
 
-    # The cache weighs what it holds; a file that nobody refers to any more is closed, and gone.
+    # For the cache, which weighs its content; a file without references is closed, and gone.
     nbytes = 1
 
     def __init__(self) -> None:
@@ -46,21 +44,21 @@ class ScratchFile:
         return SpilledLeaf(self, start, shapes, replace(leaf, values=empty, projected=empty, spilled=True))
 
     def _write(self, array: NDArray[np.float32], place: int) -> int:
-        left = _bytes_of(array)
-        while left:
-            written = os.pwrite(self._file.fileno(), left, place)
-            left, place = left[written:], place + written
+        remaining = _bytes_of(array)
+        while remaining:
+            written = os.pwrite(self._file.fileno(), remaining, place)
+            remaining, place = remaining[written:], place + written
         return place
 
     def read(self, place: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """Read an array; `OSError` where it is not all there."""
         array = np.empty(shape, np.float32)
-        left = _bytes_of(array)
-        while left:
-            count = os.preadv(self._file.fileno(), [left], place)
+        remaining = _bytes_of(array)
+        while remaining:
+            count = os.preadv(self._file.fileno(), [remaining], place)
             if not count:
                 raise OSError(f"a scratch file of leaves ends at byte {place}; it was longer when it was written")
-            left, place = left[count:], place + count
+            remaining, place = remaining[count:], place + count
         return array
 
 

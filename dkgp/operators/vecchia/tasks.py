@@ -1,4 +1,4 @@
-"""Tasks on bundles of leaves: stateless functions of the recipe, what is sent for each bundle, and the bundles.
+"""Tasks on bundles of leaves: stateless functions of the recipe, the arrays sent for each bundle, and the bundles.
 
 Vectors come by bundle, its samples' rows alone, or whole where the task runs in the coordinator's process.
 """
@@ -15,8 +15,6 @@ from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.operators.base import FloatArray, Noise
 from dkgp.operators.vecchia.leaves import Bundle, Leaves, OpenBundle
 from dkgp.operators.vecchia.products import backward, forward, sweep
-
-__all__ = ["Rows", "backward_task", "build_task", "forward_task", "halo_task", "order_task", "sweep_task"]
 
 Rows: TypeAlias = FloatArray | Mapping[int, FloatArray]
 """Rows of an n-vector: whole, or by bundle those that it needs"""
@@ -106,8 +104,7 @@ def backward_task(
 
 
 def _opened(leaves: Leaves, number: int, noise: Noise | Rows) -> OpenBundle:
-    own = noise if isinstance(noise, float) else _rows_of(noise, number, leaves.bundle(number))
-    return leaves.opened(number, own)
+    return leaves.opened(number, noise if isinstance(noise, float) else _rows_of(noise, number, leaves.bundle(number)))
 
 
 def _rows_of(vectors: Rows, number: int, bundle: Bundle) -> FloatArray:

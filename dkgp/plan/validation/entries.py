@@ -11,8 +11,6 @@ from dkgp.cluster.threads import available_cores
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.kernels.tiles.evaluator import Precision
 
-__all__ = ["entry_seconds"]
-
 # Rows of the pair of blocks that is timed, and for how long: a block of the products themselves.
 PAIR_ROWS, LEAST_SECONDS = 8192, 0.5
 
@@ -22,7 +20,6 @@ def entry_seconds(kernel: Kernel, precision: Precision, cores: int | None = None
 
     Parameters
     ----------
-    kernel : Kernel
     precision : {"single", "double"}
         Of the tiles.
     cores : int, optional

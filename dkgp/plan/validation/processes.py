@@ -14,8 +14,6 @@ from typing import Any
 from dkgp.data import Dataset, dataset_from_arrays
 from dkgp.errors import DkgpError
 
-__all__ = ["WARM_UP_SAMPLES", "found_environment", "run_contender", "write_warm_up"]
-
 WARM_UP_SAMPLES = 1024
 
 

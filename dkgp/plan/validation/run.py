@@ -30,8 +30,6 @@ from dkgp.models.exact import train
 from dkgp.operators import BlockedKernelOperator
 from dkgp.solvers import GreedyBlockCoordinateDescent
 
-__all__ = ["MODULE", "solve_on_workers"]
-
 MODULE = "dkgp.plan.validation.run"
 WARM_ROUNDS = 1
 PRODUCTS = 5

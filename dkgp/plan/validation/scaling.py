@@ -23,8 +23,6 @@ from dkgp.plan.validation.entries import entry_seconds
 from dkgp.plan.validation.processes import run_contender
 from dkgp.plan.validation.run import MODULE
 
-__all__ = ["Scaling", "compare_with_model", "measure_scaling"]
-
 
 @dataclass(frozen=True)
 class Scaling:

@@ -16,13 +16,11 @@ from dkgp.plan.network import measure_cluster
 from dkgp.plan.validation.processes import write_warm_up
 from dkgp.plan.validation.scaling import compare_with_model, measure_scaling
 
-__all__ = ["validate"]
-
 WORKERS = (1, 2)
 
 
 def validate(
-    dataset: Dataset, found: Hyperparameters, foreseen: Foreseen, machine: MachineFigures, reporter: Reporter
+    dataset: Dataset, hyperparameters: Hyperparameters, foreseen: Foreseen, machine: MachineFigures, reporter: Reporter
 ) -> dict[str, Any]:
     """Train for each number of workers once; return rows as `dkgp bench scaling` has them, and the passes taken.
 
@@ -32,7 +30,7 @@ def validate(
     with tempfile.TemporaryDirectory(prefix="dkgp-plan-") as folder:
         warm, hyper = str(Path(folder) / "warm.zarr"), str(Path(folder) / "hyper.json")
         write_warm_up(dataset, warm)
-        write_hyperparameters(hyper, found)
+        write_hyperparameters(hyper, hyperparameters)
         problem = {"train": dataset.url, "warm": warm, "hyper": hyper}
         scaling = measure_scaling(problem, foreseen.options, WORKERS, 1, reporter)
     # The plan may be for another cluster; these runs were on worker processes here.

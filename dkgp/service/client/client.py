@@ -18,8 +18,6 @@ from dkgp.service.queue.records import TERMINAL, JobStateError, QueueFullError, 
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["ServiceClient", "exit_code_of"]
-
 ID_LENGTH = 12
 PAGE = 100
 # A service that follows says something every ten seconds.
@@ -30,30 +28,10 @@ WAIT_POLL_SECONDS = (0.1, 2.0)
 class ServiceClient:
     """Calls a jobs service.
 
-    A call that finds nobody, a torn connection or a busy service is repeated, with growing pauses, up to a deadline.
-    Repeating is harmless: a submission carries a key by which the service knows it again.
-
-    Parameters
-    ----------
-    url : str
-        Where the service is: `http://host:port`, or https.
-    token : str, optional
-        The bearer token.
-    retry_seconds : float
-        How long one call is repeated for.
-    tell : callable, optional
-        Takes what the user should know, such as that there is no answer yet.
-    is_there : callable, optional
-        Says whether the service that the token belongs to still listens; else nothing is sent.
-    transport : httpx.BaseTransport, optional
-        Answers instead of the network.
-
-    Raises
-    ------
-    UsageError
-        The address is none.
-    MissingExtraError
-        httpx is not installed.
+    A call that finds nobody, a torn connection or a busy service is repeated, with growing pauses, for `retry_seconds`.
+    Repeating is harmless: a submission carries a key by which the service knows it again. `tell` takes what the user
+    should know, such as that there is no answer yet. Where `is_there` says that the service of the token no longer
+    listens, nothing is sent; `transport` answers instead of the network. An address that is none is a `UsageError`.
     """
 
     def __init__(
@@ -94,23 +72,8 @@ class ServiceClient:
     ) -> Document:
         """Submit a job; return its record.
 
-        Parameters
-        ----------
-        options : mapping
-            As the job's dataclass has them, in JSON types; local paths absolute.
-        name : str, optional
-            What people call the job.
-        deadline_seconds : float, optional
-            How long it may run.
-        idempotency_key : str, optional
-            The same key again returns the same job. Default: a fresh one.
-
-        Raises
-        ------
-        DkgpError
-            What the service says is wrong with it.
-        ServiceError
-            No answer.
+        `options` are those of the job's dataclass in JSON types, local paths absolute. The same `idempotency_key` again
+        returns the same job; by default it is a fresh one. Raises what the service says is wrong, or `ServiceError`.
         """
         body: Document = {"command": command, "options": dict(options)}
         if name is not None:
@@ -148,14 +111,9 @@ class ServiceClient:
         return self._change(job_id, "resume", lambda record: record["state"] not in TERMINAL)
 
     def find(self, prefix: str) -> str:
-        """Return the id that begins so.
+        """Return the id that begins with the prefix.
 
-        Raises
-        ------
-        UsageError
-            Several do, or the prefix is none.
-        UnknownJobError
-            None does.
+        `UsageError` where several do or it is no prefix of one, `UnknownJobError` where none does.
         """
         if not prefix or len(prefix) > ID_LENGTH or not set(prefix) <= set("0123456789abcdef"):
             raise UsageError(
@@ -164,13 +122,13 @@ class ServiceClient:
             )
         if len(prefix) == ID_LENGTH:
             return prefix
-        found = [record["id"] for record in self._all_jobs() if record["id"].startswith(prefix)]
-        if not found:
+        ids = [record["id"] for record in self._all_jobs() if record["id"].startswith(prefix)]
+        if not ids:
             raise UnknownJobError(f"no job's id begins with '{prefix}'; `dkgp jobs` lists them")
-        if len(found) > 1:
-            some = ", ".join(found[:5]) + (" ..." if len(found) > 5 else "")
-            raise UsageError(f"{len(found)} jobs' ids begin with '{prefix}' ({some}); give more digits")
-        return str(found[0])
+        if len(ids) > 1:
+            first_ids = ", ".join(ids[:5]) + (" ..." if len(ids) > 5 else "")
+            raise UsageError(f"{len(ids)} jobs' ids begin with '{prefix}' ({first_ids}); give more digits")
+        return str(ids[0])
 
     # ---------------------------------------------------------------------------------------------- events and waiting
 
@@ -191,33 +149,22 @@ class ServiceClient:
             time.sleep(WAIT_POLL_SECONDS[0])
 
     def wait(self, job_id: str, *, until: float | None = None) -> Document:
-        """Return the record of a job once it rests.
-
-        Parameters
-        ----------
-        until : float, optional
-            `time.monotonic()` at which to give up.
-
-        Raises
-        ------
-        WaitTimeoutError
-            It does not rest by then.
-        """
+        """Return the record of a job once it rests; `WaitTimeoutError` at `until` (of `time.monotonic()`)."""
         pause, longest = WAIT_POLL_SECONDS
-        left = float("inf")
+        remaining = float("inf")
         while True:
-            patience = Patience(min(self._retry_seconds, max(0.0, left)), self._tell)
+            patience = Patience(min(self._retry_seconds, max(0.0, remaining)), self._tell)
             record = self._attempt("GET", f"/v1/jobs/{job_id}", patience)
             if record["state"] in TERMINAL:
                 return record
             if until is not None:
-                left = until - time.monotonic()
-                if left <= 0:
+                remaining = until - time.monotonic()
+                if remaining <= 0:
                     raise WaitTimeoutError(
                         f"job {job_id} is still {record['state']} at the end of the time given; it goes on. "
                         f"Wait again, or end it with `dkgp cancel {job_id}`"
                     )
-                pause = min(pause, left)
+                pause = min(pause, remaining)
             time.sleep(pause)
             pause = min(2 * pause, longest)
 
@@ -289,9 +236,9 @@ class ServiceClient:
 
     def _all_jobs(self) -> Iterator[Document]:
         before = None
-        while found := self.jobs(limit=PAGE, before=before)["jobs"]:
-            yield from found
-            before = found[-1]["id"]
+        while page := self.jobs(limit=PAGE, before=before)["jobs"]:
+            yield from page
+            before = page[-1]["id"]
 
     def _patience(self) -> Patience:
         return Patience(self._retry_seconds, self._tell)

@@ -13,22 +13,12 @@ from collections.abc import Callable
 
 from dkgp.errors import DkgpError
 
-__all__ = ["Patience"]
-
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 
 
 class Patience:
-    """Counts failures that may pass by themselves.
-
-    Parameters
-    ----------
-    seconds : float
-        How long failures may go on, from the first.
-    tell : callable
-        Takes one line when the first failure is being waited out.
-    """
+    """Counts failures that may pass by themselves, for so many seconds from the first, which `tell` is told of."""
 
     def __init__(self, seconds: float, tell: Callable[[str], None]) -> None:
         self.failures = 0
@@ -40,20 +30,15 @@ class Patience:
         self.failures = 0
 
     def after_failure(self, error: DkgpError, wanted_pause: float | None = None) -> None:
-        """Pause, or raise the error where the deadline has passed.
+        """Pause, as long at least as the other side asked for; raise the error where the deadline has passed.
 
-        Parameters
-        ----------
-        error : DkgpError
-            What to raise in the end; a `transient` attribute that is false raises it at once.
-        wanted_pause : float, optional
-            Seconds that the other side asked for.
+        An error whose attribute `transient` is false is raised at once.
         """
         now = time.monotonic()
         if not self.failures:
             self._since = now
-        left = self._since + self._seconds - now
-        if left <= 0 or not getattr(error, "transient", True):
+        remaining = self._since + self._seconds - now
+        if remaining <= 0 or not getattr(error, "transient", True):
             raise error
         if not self.failures:
             self._tell(f"{error}; trying again for {self._seconds:.0f} s")
@@ -61,4 +46,4 @@ class Patience:
         # Spread, so that many clients of one service that comes back do not all come back at once.
         pause *= random.uniform(0.5, 1.0)
         self.failures += 1
-        time.sleep(min(max(pause, wanted_pause or 0.0), left))
+        time.sleep(min(max(pause, wanted_pause or 0.0), remaining))

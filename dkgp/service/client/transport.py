@@ -13,8 +13,6 @@ from dkgp.service.settings import check_token, is_loopback_address
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["TRANSIENT_STATUSES", "is_this_machine", "open_connection", "transport_error"]
-
 # Full, in between, stopping, slow: each passes by itself.
 TRANSIENT_STATUSES = frozenset({429, 502, 503, 504})
 
@@ -37,14 +35,8 @@ def open_connection(
     """Return a connection to the service at an address.
 
     It follows no redirect, which could carry the token elsewhere, and asks no proxy for what is on this machine. Where
-    `is_there` says that the service is gone, requests fail before anything is sent.
-
-    Raises
-    ------
-    UsageError
-        The address or the token is none.
-    MissingExtraError
-        httpx is not installed.
+    `is_there` says that the service is gone, requests fail before anything is sent. `UsageError` where the address or
+    the token is none, `MissingExtraError` without httpx.
     """
     try:
         import httpx

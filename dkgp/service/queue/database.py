@@ -15,8 +15,6 @@ from typing import Any
 from dkgp.data.remote.storage import translate_write_errors
 from dkgp.errors import InputError, StorageError, StoreError
 
-__all__ = ["QueueDatabase", "Row", "Transaction", "prepare_folder"]
-
 Row = sqlite3.Row
 
 SCHEMA_VERSION = 1
@@ -77,12 +75,7 @@ CREATE INDEX outputs_by_job ON outputs (job_id);
 def prepare_folder(folder: Path) -> Path:
     """Make the queue's folder, readable by its owner alone, or see that what is there is one.
 
-    Raises
-    ------
-    InputError
-        Something else is there.
-    StorageError
-        It cannot be written to.
+    `InputError` where something else is there, `StorageError` where it cannot be written to.
     """
     folder = folder.expanduser().absolute()
     with translate_write_errors(folder):

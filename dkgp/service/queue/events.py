@@ -28,8 +28,6 @@ from typing import Any
 
 from dkgp.commands.reporting.documents import plain
 
-__all__ = ["EventReader", "EventWriter", "latest_progress", "now_text", "progress_pace_seconds"]
-
 TAIL_BYTES = 64 * 1024
 # Seconds between two progress events, by how many events there are: the file of a job of days stays small.
 PROGRESS_PACES = ((10_000, 0.2), (15_000, 1.0), (20_000, 5.0))
@@ -86,10 +84,10 @@ class EventWriter:
             event = {"sequence": self.next_sequence, "time": now_text(), "kind": kind, **plain(content)}
             line = json.dumps(event, allow_nan=False).encode() + b"\n"
             try:
-                whole = os.write(self._handle, line) == len(line)
+                is_complete = os.write(self._handle, line) == len(line)
             except OSError:
-                whole = False
-            if not whole:
+                is_complete = False
+            if not is_complete:
                 os.ftruncate(self._handle, size)
                 self._end = -1
                 return
@@ -104,27 +102,21 @@ class EventWriter:
             piece = min(TAIL_BYTES, start)
             start -= piece
             tail[:0] = os.pread(self._handle, piece, start)
-            kept = tail.rfind(b"\n") + 1
-            event = _last_event(bytes(tail[:kept]), whole_from_start=start == 0)
-            if kept and event is not None:
+            end = tail.rfind(b"\n") + 1
+            event = _last_event(bytes(tail[:end]), whole_from_start=start == 0)
+            if end and event is not None:
                 self.next_sequence = int(event["sequence"]) + 1
                 break
         else:
-            kept = tail.rfind(b"\n") + 1
+            end = tail.rfind(b"\n") + 1
             self.next_sequence = 0
-        if start + kept < size:
-            os.ftruncate(self._handle, start + kept)
-        return start + kept
+        if start + end < size:
+            os.ftruncate(self._handle, start + end)
+        return start + end
 
 
 class EventReader:
-    """Reads a job's events; one that goes on where it stopped reads each byte once.
-
-    Parameters
-    ----------
-    path : Path
-        May be missing still.
-    """
+    """Reads a job's events; one that goes on where it stopped reads each byte once. The file may be missing still."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -135,13 +127,13 @@ class EventReader:
         """Return up to `limit` events with a sequence above `after`, in order; a line that is not whole is left out."""
         if after < self._last:
             self._offset, self._last = 0, -1
-        found: list[dict[str, Any]] = []
+        events: list[dict[str, Any]] = []
         try:
             with self.path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._offset:
                     self._offset, self._last = 0, -1
                 file.seek(self._offset)
-                while len(found) < limit:
+                while len(events) < limit:
                     line = file.readline()
                     if not line.endswith(b"\n"):
                         break
@@ -151,10 +143,10 @@ class EventReader:
                         continue
                     self._last = max(self._last, event["sequence"])
                     if event["sequence"] > after:
-                        found.append(event)
+                        events.append(event)
         except OSError:
-            return found
-        return found
+            return events
+        return events
 
 
 def progress_pace_seconds(n_events: int) -> float:
@@ -187,8 +179,8 @@ def _event(line: bytes) -> dict[str, Any] | None:
 
 def _last_event(lines: bytes, *, whole_from_start: bool) -> dict[str, Any] | None:
     # The first line of a piece may have begun before it.
-    whole = lines.splitlines() if whole_from_start else lines.splitlines()[1:]
-    return next((event for line in reversed(whole) if (event := _event(line)) is not None), None)
+    complete_lines = lines.splitlines() if whole_from_start else lines.splitlines()[1:]
+    return next((event for line in reversed(complete_lines) if (event := _event(line)) is not None), None)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from dkgp.service.queue.events import latest_progress, now_text
 from dkgp.service.queue.ledger import Ledger, job_record
 from dkgp.service.queue.locks import FileLock
 from dkgp.service.queue.records import (
+    LONGEST_NAME,
     RESUMABLE,
     STATES,
     TERMINAL,
@@ -41,38 +42,18 @@ from dkgp.service.queue.records import (
     UnknownJobError,
 )
 
-__all__ = ["JobQueue"]
-
 ID_BYTES = 6
 # A job's folder without a row: its submission was cut off before it was recorded.
 ORPHAN_SECONDS = 3600.0
-LONGEST_NAME = 200
 
 
 class JobQueue:
     """Jobs that wait, run, and have ended. Safe to share between threads, and the folder between processes.
 
-    Parameters
-    ----------
-    folder : Path
-        Made where it is missing, for its owner alone.
-    max_queued : int
-        How many may wait.
-    max_attempts : int
-        How often a job's process may die before the job has failed.
-
-    Raises
-    ------
-    InputError
-        The folder holds something else than a queue, or a queue of a later version.
-    StorageError
-        It cannot be written to.
-
-    Attributes
-    ----------
-    folder : Path
-    ledger : Ledger
-        The side of the queue that services and jobs' processes use.
+    The folder is made where it is missing, for its owner alone. So many jobs may wait, and a job has failed when its
+    process has died `max_attempts` times. `ledger` is the side of the queue that services and jobs' processes use.
+    `InputError` where the folder holds something else or a queue of a later version, `StorageError` where it cannot be
+    written to.
     """
 
     def __init__(self, folder: Path, *, max_queued: int = 10_000, max_attempts: int = 5) -> None:
@@ -97,39 +78,24 @@ class JobQueue:
     ) -> tuple[JobRecord, bool]:
         """Add a job; return it, and whether it is new.
 
-        Parameters
-        ----------
-        command, options
-            As `dkgp.service.specification.job_from_options` reads them.
-        name, owner : str, optional
-        idempotency_key : str, optional
-            A second submission with the owner's same key returns the first one's job.
-        deadline_seconds : float, optional
-
-        Raises
-        ------
-        UsageError, InputError
-            Options that do not validate.
-        JobStateError
-            Another job under way writes to the same place, or the key was used for another job.
-        QueueFullError
-            Too many jobs wait.
-        StorageError
-            The disk is full; nothing was recorded.
+        The options are as `dkgp.service.specification.job_from_options` reads them, with its errors. A second
+        submission with the owner's same `idempotency_key` returns the first one's job. `JobStateError` where another
+        job under way writes to the same place, or the key was used for another job; `QueueFullError`; `StorageError`
+        where the disk is full and nothing was recorded.
         """
         from dkgp.service import specification
 
         content = specification.options_from_job(specification.job_from_options(command, options))
         paths = specification.job_paths(command, content)
         outputs = [path.url for path in paths if path.field in specification.OUTPUT_FIELDS and path.access == "write"]
-        wanted = {"command": command, "options": content, "name": name, "deadline_seconds": deadline_seconds}
+        request = {"command": command, "options": content, "name": name, "deadline_seconds": deadline_seconds}
         _check_labels(name, owner, idempotency_key, deadline_seconds)
         job_id = secrets.token_hex(ID_BYTES)
         try:
             with self._database.write() as transaction:
                 earlier = _with_key(transaction, owner, idempotency_key)
                 if earlier is not None:
-                    return _same(earlier, wanted), False
+                    return _same(earlier, request), False
                 self._require_room(transaction)
                 _reserve(transaction, job_id, outputs)
                 transaction.run(
@@ -163,15 +129,7 @@ class JobQueue:
     def list(
         self, *, states: Collection[str] = (), limit: int = 100, before: str | None = None
     ) -> builtins.list[JobRecord]:
-        """Return jobs, newest first.
-
-        Parameters
-        ----------
-        states : collection of str
-            Only jobs in these; all by default.
-        before : str, optional
-            Only jobs that were submitted before this one: the last of the page before.
-        """
+        """Return jobs, newest first: in some states alone, and only those submitted `before` another one."""
         conditions: builtins.list[str] = ["1 = 1"]
         values: builtins.list[Any] = []
         if states:
@@ -187,11 +145,11 @@ class JobQueue:
 
     def counts(self) -> dict[str, int]:
         """Return the number of jobs in each state."""
-        found = {
+        by_state = {
             row["state"]: row["n"]
             for row in self._database.read("SELECT state, COUNT(*) AS n FROM jobs GROUP BY state")
         }
-        return {state: found.get(state, 0) for state in STATES}
+        return {state: by_state.get(state, 0) for state in STATES}
 
     def request_cancel(self, job_id: str) -> JobRecord:
         """Cancel a job that waits; ask one that runs to end. `JobStateError` for one that has ended."""
@@ -221,12 +179,7 @@ class JobQueue:
     def resume(self, job_id: str) -> JobRecord:
         """Queue a job again that ended short of its goal, to go on from what it left.
 
-        Raises
-        ------
-        JobStateError
-            It has not ended, or is done, or another job writes to the same place now.
-        QueueFullError
-            Too many jobs wait.
+        `JobStateError` where it has not ended, is done, or another job writes to the same place now; `QueueFullError`.
         """
         with self._database.write() as transaction:
             row = self._known(transaction, job_id)
@@ -296,10 +249,10 @@ class JobQueue:
             )
 
     def _row(self, job_id: str) -> Row:
-        found = self._database.read("SELECT * FROM jobs WHERE id = ?", job_id)
-        if not found:
+        rows = self._database.read("SELECT * FROM jobs WHERE id = ?", job_id)
+        if not rows:
             raise _unknown(job_id)
-        return found[0]
+        return rows[0]
 
     def _known(self, transaction: Transaction, job_id: str) -> Row:
         row = transaction.one("SELECT * FROM jobs WHERE id = ?", job_id)
@@ -320,10 +273,10 @@ def _unknown(job_id: str) -> UnknownJobError:
 
 
 def _check_labels(name: str | None, owner: str | None, key: str | None, deadline_seconds: float | None) -> None:
-    for what, text in (("name", name), ("owner", owner), ("idempotency key", key)):
+    for label, text in (("name", name), ("owner", owner), ("idempotency key", key)):
         if text is not None and not (0 < len(text) <= LONGEST_NAME and text.isprintable()):
             raise InputError(
-                f"the {what} of a job is 1 to {LONGEST_NAME} characters without control characters; got {text[:80]!r}"
+                f"the {label} of a job is 1 to {LONGEST_NAME} characters without control characters; got {text[:80]!r}"
             )
     if deadline_seconds is not None and not (math.isfinite(deadline_seconds) and deadline_seconds > 0.0):
         raise InputError(f"deadline_seconds: expected a positive number; got {deadline_seconds}")
@@ -335,9 +288,9 @@ def _with_key(transaction: Transaction, owner: str | None, key: str | None) -> R
     return transaction.one("SELECT * FROM jobs WHERE owner_key = ? AND idempotency_key = ?", owner or "", key)
 
 
-def _same(earlier: Row, wanted: Mapping[str, Any]) -> JobRecord:
+def _same(earlier: Row, request: Mapping[str, Any]) -> JobRecord:
     record = job_record(earlier)
-    different = [name for name, value in wanted.items() if getattr(record, name) != value]
+    different = [name for name, value in request.items() if getattr(record, name) != value]
     if different:
         raise JobStateError(
             f"this idempotency key was used for job {record.id}, which has another {_listed(different)}. Use a new key "

@@ -20,8 +20,6 @@ from dkgp.service.queue.events import EventWriter, latest_progress, now_text
 from dkgp.service.queue.locks import FileLock
 from dkgp.service.queue.records import JobRecord, State
 
-__all__ = ["Claim", "Ledger", "RunningJob", "StopReason", "job_record"]
-
 StopReason = Literal["cancel", "deadline", "stop"]
 
 # Looked at for one whose lock is free; the lock of a waiting job is held for moments only, while its process ends.
@@ -38,44 +36,24 @@ class Claim:
 
 @dataclass(frozen=True)
 class RunningJob:
-    """A job under way, as a service needs to know it.
-
-    Attributes
-    ----------
-    id, attempt, cancel_requested
-        As in the record.
-    generation : int
-        How often the user has resumed it.
-    service : str
-        The service that looks after it.
-    stop : {"cancel", "deadline", "stop"}, optional
-        Why its process was asked to end.
-    ran_seconds : float
-        How long it has run, attempts together.
-    deadline_seconds : float, optional
-        How long it may.
-    """
+    """A job under way, as a service needs to know it."""
 
     id: str
     attempt: int
+    # How often the user has resumed it.
     generation: int
+    # The service that looks after it.
     service: str
     cancel_requested: bool
+    # Why its process was asked to end.
     stop: StopReason | None
+    # Of all attempts together, as is the deadline.
     ran_seconds: float
     deadline_seconds: float | None
 
 
 class Ledger:
-    """Changes of jobs that run.
-
-    Parameters
-    ----------
-    folder : Path
-        The queue's.
-    max_attempts : int
-        How often a job's process may die before the job has failed.
-    """
+    """Changes of jobs that run; one whose process has died `max_attempts` times has failed."""
 
     def __init__(self, database: QueueDatabase, folder: Path, max_attempts: int) -> None:
         self._database, self._folder, self._max_attempts = database, folder, max_attempts
@@ -197,7 +175,7 @@ class Ledger:
         return next((job for job in self.running() if job.id == job_id and job.attempt == attempt), None)
 
     def _end_attempt(self, job_id: str, attempt: int, error: dict[str, Any], *, died: bool) -> State | None:
-        told: dict[str, Any] | None = None
+        final_error: dict[str, Any] | None = None
         with self._database.write() as transaction:
             row = _running(transaction, job_id, attempt)
             if row is None:
@@ -205,23 +183,23 @@ class Ledger:
             counted = died and row["stop"] is None
             deaths = row["deaths"] + int(counted)
             state: State
-            asked = {**error, "exit_code": int(ExitCode.INTERRUPTED)}
+            interruption = {**error, "exit_code": int(ExitCode.INTERRUPTED)}
             if row["cancel_requested"] or row["stop"] == "cancel":
-                state, told = "cancelled", {**asked, "type": "JobCancelledError"}
-                told["message"] = f"cancelled; {error['message']}"
+                state, final_error = "cancelled", {**interruption, "type": "JobCancelledError"}
+                final_error["message"] = f"cancelled; {error['message']}"
             elif row["stop"] == "deadline":
-                state, told = "failed", {**asked, "type": "DeadlineExceededError"}
-                told["message"] = (
+                state, final_error = "failed", {**interruption, "type": "DeadlineExceededError"}
+                final_error["message"] = (
                     f"the job took longer than it may ({_seconds(row):.0f} seconds); {error['message']}. Resume it to "
                     "go on, or submit it with a later deadline"
                 )
             elif deaths >= self._max_attempts:
-                state, told = "failed", error
-                told["message"] = f"{error['message']}; that happened {deaths} times, and the job is given up"
+                state, final_error = "failed", error
+                final_error["message"] = f"{error['message']}; that happened {deaths} times, and the job is given up"
             else:
                 state = "queued"
-            if told is not None:
-                self._close(transaction, row, state, int(told["exit_code"]), None, told)
+            if final_error is not None:
+                self._close(transaction, row, state, int(final_error["exit_code"]), None, final_error)
             else:
                 transaction.run(
                     "UPDATE jobs SET state = 'queued', resume = 1, deaths = ?, ran_seconds = ?, stop = NULL, "
@@ -231,9 +209,9 @@ class Ledger:
                     self._progress(job_id),
                     job_id,
                 )
-            if told is None and died:
+            if final_error is None and died:
                 self.tell(job_id, "warning", message=f"{error['message']}; the job goes back to the queue")
-            self._tell_end(job_id, state, None, told)
+            self._tell_end(job_id, state, None, final_error)
         return state
 
     def _close(

@@ -10,8 +10,6 @@ from typing import Self
 
 from dkgp.data.remote.storage import translate_write_errors
 
-__all__ = ["FileLock"]
-
 
 class FileLock:
     """An exclusive `flock` on a file; held until released, or until every process that shares it has ended.
@@ -40,8 +38,8 @@ class FileLock:
     def inherited(cls, handle: int, path: Path) -> Self | None:
         """The lock that a parent passed on, or None where the handle is of another file, or nobody holds the lock."""
         try:
-            same = os.path.samestat(os.fstat(handle), os.stat(path))
-            if not same:
+            is_same_file = os.path.samestat(os.fstat(handle), os.stat(path))
+            if not is_same_file:
                 return None
             # Free of effect where this very open file holds the lock already.
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

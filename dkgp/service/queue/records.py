@@ -7,25 +7,16 @@ from typing import Any, Literal
 
 from dkgp.errors import DkgpError, InputError
 
-__all__ = [
-    "RESUMABLE",
-    "STATES",
-    "TERMINAL",
-    "JobRecord",
-    "JobStateError",
-    "QueueFullError",
-    "State",
-    "UnknownJobError",
-]
-
 State = Literal["queued", "running", "done", "not_converged", "failed", "cancelled"]
 
 STATES: tuple[State, ...] = ("queued", "running", "done", "not_converged", "failed", "cancelled")
 TERMINAL: tuple[State, ...] = ("done", "not_converged", "failed", "cancelled")
 RESUMABLE: tuple[State, ...] = ("not_converged", "failed", "cancelled")
 
+# Of a job's name, in characters.
+LONGEST_NAME = 200
 # What a list of jobs leaves out: it may hold thousands of them.
-_LONG = ("options", "document")
+LONG_FIELDS = ("options", "document")
 
 
 class QueueFullError(DkgpError):
@@ -108,4 +99,4 @@ class JobRecord:
 
     def summary(self) -> dict[str, Any]:
         """Return the record without what is long: options and document."""
-        return {name: value for name, value in asdict(self).items() if name not in _LONG}
+        return {name: value for name, value in asdict(self).items() if name not in LONG_FIELDS}

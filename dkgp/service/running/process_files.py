@@ -18,8 +18,6 @@ from typing import Self
 
 import psutil
 
-__all__ = ["LogTail", "has_process_file", "last_lines", "send_signal", "write_process_file"]
-
 POLL_SECONDS = 0.25
 # Beyond this the log begins anew, and what it held so far is kept once, as log.old.txt.
 LARGEST_LOG_BYTES = 4 * 1024**2
@@ -37,18 +35,18 @@ def write_process_file(folder: Path, attempt: int) -> None:
 
 def has_process_file(folder: Path, attempt: int) -> bool:
     """True if a process began to run this attempt."""
-    found = _process(folder)
-    return found is not None and found["attempt"] == attempt
+    process = _process(folder)
+    return process is not None and process["attempt"] == attempt
 
 
 def send_signal(folder: Path, attempt: int, number: signal.Signals) -> bool:
     """Send a signal to the process that runs this attempt; False where it is not there, or not there yet."""
-    found = _process(folder)
-    if found is None or found["attempt"] != attempt:
+    record = _process(folder)
+    if record is None or record["attempt"] != attempt:
         return False
     try:
-        process = psutil.Process(found["pid"])
-        if process.create_time() != found["began"]:
+        process = psutil.Process(record["pid"])
+        if process.create_time() != record["began"]:
             return False
         process.send_signal(number)
     except psutil.Error:
@@ -68,21 +66,17 @@ def last_lines(path: Path, n_bytes: int = 2000) -> str:
 
 def _process(folder: Path) -> dict[str, float] | None:
     try:
-        found: dict[str, float] = json.loads((folder / "process.json").read_bytes())
+        record: dict[str, float] = json.loads((folder / "process.json").read_bytes())
     except (OSError, ValueError):
         return None
-    return found
+    return record
 
 
 class LogTail:
     """Sends what this process prints to a file, C libraries and child processes included, and follows that file.
 
-    It is a file and no pipe: what a process printed before it was killed is not lost with it.
-
-    Parameters
-    ----------
-    on_line : callable
-        Called with each line, from a thread.
+    It is a file and no pipe: what a process printed before it was killed is not lost with it. `on_line` is called with
+    each line, from a thread.
     """
 
     def __init__(self, path: Path, on_line: Callable[[str], None]) -> None:

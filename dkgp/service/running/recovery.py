@@ -24,6 +24,7 @@ from dkgp.data.remote.storage import (
     remove_tree,
     write_object,
 )
+from dkgp.data.stores.prediction_store import VARIABLES
 from dkgp.errors import CheckpointError, DkgpError, StoreError
 
 if TYPE_CHECKING:
@@ -38,58 +39,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", "TrainJob", "SparseJob", "ClassifyJob")
 
-__all__ = ["Traces", "going_on", "keep_document", "kept_document"]
-
 # What tells one version of an object from the next, under the names that the file systems give it.
 _TELLING = ("ino", "mtime", "size", "ETag", "etag", "LastModified", "last_modified", "updated", "generation")
 
 # What lies directly in the store of a model, a sparse model, a classifier or a prediction.
 _STORE_NAMES = {
-    "zarr.json",
-    "dkgp-manifest.json",
-    "dkgp-claim.json",
-    "alpha",
-    "certified",
-    "class",
-    "class_name",
-    "curvature",
-    "decision",
-    "decision_error_bound",
-    "inputs",
-    "indices",
-    "intercept",
-    "kernel_lower",
-    "latent_variance_lower",
-    "latent_variance_upper",
-    "lower",
-    "mean",
-    "mean_error_bound",
-    "normal",
-    "ones",
-    "posterior_lower",
-    "probability",
-    "probability_lower",
-    "probability_upper",
-    "prototypes",
-    "variance",
-    "variance_lower",
-    "variance_upper",
-    "regions",
-    "weights",
+    *("zarr.json", "dkgp-manifest.json", "dkgp-claim.json", "regions", "class_name"),
+    *("alpha", "inputs", "indices", "intercept", "ones", "curvature"),
+    *("prototypes", "weights", "lower", "normal", "kernel_lower", "posterior_lower"),
+    *VARIABLES,
 }
 
 
 class Traces:
     """Traces at a job's outputs, from before its first attempt and before the attempts since it was last resumed.
 
-    Parameters
-    ----------
-    folder : Path
-        The job's own.
-    job : TrainJob, SparseJob, ClassifyJob, TuneJob, PredictJob or EvaluateJob
-        With its options as they were submitted.
-    generation : int
-        How often the user has resumed the job.
+    The job has its options as they were submitted; `generation` counts how often the user has resumed it.
     """
 
     def __init__(self, folder: Path, job: Any, generation: int) -> None:
@@ -131,12 +96,12 @@ def keep_document(folder: Path, generation: int, document: Document) -> None:
 def kept_document(folder: Path, generation: int) -> Document | None:
     """Return the document of an earlier attempt that was done, but could not record it any more."""
     try:
-        found = json.loads((folder / "document.json").read_bytes())
+        record = json.loads((folder / "document.json").read_bytes())
     except (OSError, ValueError):
         return None
-    if found["generation"] != generation:
+    if record["generation"] != generation:
         return None
-    document: Document = found["document"]
+    document: Document = record["document"]
     return document
 
 
@@ -257,8 +222,8 @@ def _content(url: str) -> dict[str, str]:
         return {}
     if file_system.isfile(path):
         return {".": _version(file_system.info(path))}
-    found = file_system.ls(path, detail=True)
-    entries = {entry["name"].rsplit("/", 1)[-1]: _version(entry) for entry in found if entry["type"] == "file"}
+    children = file_system.ls(path, detail=True)
+    entries = {entry["name"].rsplit("/", 1)[-1]: _version(entry) for entry in children if entry["type"] == "file"}
     return {"zarr.json": entries["zarr.json"]} if "zarr.json" in entries else entries or {"": "folder"}
 
 

@@ -18,17 +18,9 @@ from dkgp.commands.reporting.progress import (
 )
 from dkgp.service.queue.events import EventWriter, progress_pace_seconds
 
-__all__ = ["EventReporter"]
-
 
 class EventReporter:
-    """Writes notes, warnings and progress as events.
-
-    Parameters
-    ----------
-    on_dashboard : callable
-        Called with the link to the cluster's dashboard, once it is known.
-    """
+    """Writes notes, warnings and progress as events; `on_dashboard` is called with the link to the cluster's."""
 
     def __init__(self, events: EventWriter, on_dashboard: Callable[[str], None]) -> None:
         self.warnings: list[str] = []
@@ -109,20 +101,20 @@ class EventReporter:
     @contextmanager
     def _paced(self) -> Iterator[Callable[..., None]]:
         """Hold progress back that comes too fast; the first and the last are always written."""
-        held: list[dict[str, Any]] = []
+        pending: list[dict[str, Any]] = []
         due = 0.0
 
         def show(**content: Any) -> None:
             nonlocal due
-            held[:] = [content]
+            pending[:] = [content]
             now = time.monotonic()
             if now >= due:
                 due = now + progress_pace_seconds(self._events.next_sequence)
                 self._events.write("progress", **content)
-                held.clear()
+                pending.clear()
 
         try:
             yield show
         finally:
-            for content in held:
+            for content in pending:
                 self._events.write("progress", **content)

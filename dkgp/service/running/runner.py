@@ -26,8 +26,6 @@ from dkgp.errors import DkgpError, ExitCode, StorageError
 from dkgp.service.queue.locks import FileLock
 from dkgp.service.running.process_files import LogTail, write_process_file
 
-__all__ = ["main"]
-
 UNEXPECTED = 1
 # The job is not this process's to run: EX_TEMPFAIL.
 NOT_MINE = 75
@@ -50,9 +48,9 @@ class _Outcome:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the job; return the process's exit code, 0 where the end was recorded, whatever it was."""
-    given = sys.argv[1:] if arguments is None else arguments
-    folder, job_id, attempt, roots = Path(given[0]), given[1], int(given[2]), given[4:]
-    lock = _lock(folder / "jobs" / job_id / "lock", int(given[3]) if len(given) > 3 else None)
+    words = sys.argv[1:] if arguments is None else arguments
+    folder, job_id, attempt, roots = Path(words[0]), words[1], int(words[2]), words[4:]
+    lock = _lock(folder / "jobs" / job_id / "lock", int(words[3]) if len(words) > 3 else None)
     if lock is None:
         print(f"job {job_id} is run by another process", file=sys.stderr)
         return NOT_MINE
@@ -139,9 +137,9 @@ def _work(queue: Any, job_id: str, attempt: int, generation: int, events: Any) -
     from dkgp.service.specification import job_from_options, run_job
 
     folder = queue.folder_of(job_id)
-    kept = kept_document(folder, generation)
-    if kept is not None:
-        return kept
+    finished = kept_document(folder, generation)
+    if finished is not None:
+        return finished
     record = queue.get(job_id)
     job: Any = job_from_options(record.command, record.options)
     if hasattr(job, "cluster"):

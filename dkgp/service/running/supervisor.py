@@ -29,8 +29,6 @@ from dkgp.service.queue.ledger import Claim, RunningJob, StopReason
 from dkgp.service.queue.locks import FileLock
 from dkgp.service.running.process_files import has_process_file, last_lines, send_signal
 
-__all__ = ["Supervisor"]
-
 POLL_SECONDS = 0.5
 PRUNE_EVERY_SECONDS = 60.0
 STOP_POLL_SECONDS = 0.1
@@ -48,24 +46,12 @@ _log = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """Runs the jobs of a queue, until it is stopped.
+    """Runs the jobs of a queue on a cluster, until it is stopped.
 
-    Parameters
-    ----------
-    cluster : ClusterOptions
-        Where the jobs run.
-    concurrent_jobs : int
-        How many of the queue's jobs may run at once, counting those that another service on this queue runs.
-    deadline_seconds : float, optional
-        How long a job may run, where it does not ask for less.
-    keep_seconds : float, optional
-        How long ended jobs are remembered; for ever by default.
-    roots : sequence of str, optional
-        What jobs may touch, as `Roots` takes it; by default whatever this user may.
-    python : str
-        The interpreter of the jobs' processes.
-    end_seconds : float
-        How long a job's process may take to save its state and end, once it was asked to.
+    `concurrent_jobs` counts those that another service on this queue runs. A job may run for `deadline_seconds`, or for
+    less where it asks for that, and an ended one is remembered for `keep_seconds` (None: for ever). Jobs may touch the
+    `roots`, or whatever this user may where there are none. A process that was asked to end has `end_seconds` to save
+    its state.
     """
 
     def __init__(
@@ -95,13 +81,7 @@ class Supervisor:
         self._pruned_at = time.monotonic()
 
     def start(self) -> None:
-        """Begin, in a thread of its own.
-
-        Raises
-        ------
-        StorageError
-            The queue's folder cannot be written to.
-        """
+        """Begin, in a thread of its own; `StorageError` where the queue's folder cannot be written to."""
         self._forget_dead_services()
         self._presence = FileLock.acquire(self._service_lock(self.name))
         self._write_cluster()
@@ -174,9 +154,9 @@ class Supervisor:
                 self._record_death(job)
                 continue
             running.append(job)
-            why = reason or self._reason(job)
-            if why is not None:
-                self._end(job, why, kill)
+            stop_reason = reason or self._reason(job)
+            if stop_reason is not None:
+                self._end(job, stop_reason, kill)
         for key, child in list(self._children.items()):
             # Its own record was enough: this only lets the process go.
             if key not in {(job.id, job.attempt) for job in running} and child.poll() is not None:
@@ -225,16 +205,16 @@ class Supervisor:
         self._asked_at.pop((job.id, job.attempt), None)
         folder = self._queue.folder_of(job.id)
         code = None if child is None else child.returncode
-        said = last_lines(folder / "log.txt")
-        said = f". The last that it printed:\n{said}" if said else ""
+        output = last_lines(folder / "log.txt")
+        output = f". The last that it printed:\n{output}" if output else ""
         if code is not None and code > 0 and not has_process_file(folder, job.attempt):
-            self._fail_to_start(job.id, job.attempt, f"it ended with exit code {code}{said}")
+            self._fail_to_start(job.id, job.attempt, f"it ended with exit code {code}{output}")
             return
         _log.warning("the process of job %s has died (%s)", job.id, code)
-        self._ledger.died(job.id, job.attempt, f"the job's process {_ending(code)}{said}")
+        self._ledger.died(job.id, job.attempt, f"the job's process {_ending(code)}{output}")
 
-    def _fail_to_start(self, job_id: str, attempt: int, why: str) -> None:
-        message = f"the job's process could not be started with {self._python}: {why}"
+    def _fail_to_start(self, job_id: str, attempt: int, reason: str) -> None:
+        message = f"the job's process could not be started with {self._python}: {reason}"
         _log.error("job %s: %s", job_id, message)
         error = {"type": ClusterError.__name__, "message": message, "exit_code": int(ClusterError.exit_code)}
         self._ledger.finish(job_id, attempt, "failed", int(ClusterError.exit_code), error=error)
@@ -252,8 +232,8 @@ class Supervisor:
 
     def _start(self, claim: Claim) -> None:
         job_id, attempt, folder = claim.record.id, claim.record.attempt, self._queue.folder_of(claim.record.id)
-        own = [str(self._queue.folder), job_id, str(attempt), str(claim.lock.handle)]
-        command = [self._python, "-m", RUNNER, *own, *self._roots]
+        arguments = [str(self._queue.folder), job_id, str(attempt), str(claim.lock.handle)]
+        command = [self._python, "-m", RUNNER, *arguments, *self._roots]
         try:
             with (folder / "log.txt").open("ab") as log:
                 child = subprocess.Popen(
@@ -317,11 +297,11 @@ class Supervisor:
 
 def _environment() -> dict[str, str]:
     """Of a job's process: this one's, without its secrets, and without a way for its folder into the import path."""
-    kept = {name: value for name, value in os.environ.items() if name not in KEPT_BACK}
-    if path := kept.pop("PYTHONPATH", ""):
+    environment = {name: value for name, value in os.environ.items() if name not in KEPT_BACK}
+    if path := environment.pop("PYTHONPATH", ""):
         # An empty entry stands for the working directory, and is mostly there by accident.
-        kept["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in path.split(os.pathsep) if entry)
-    return {**kept, "PYTHONSAFEPATH": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in path.split(os.pathsep) if entry)
+    return {**environment, "PYTHONSAFEPATH": "1"}
 
 
 def _ending(code: int | None) -> str:

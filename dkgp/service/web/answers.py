@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["SECURITY_HEADERS", "MalformedError", "Outermost", "answer_errors", "error_answer", "status_of"]
-
 log = logging.getLogger("dkgp.service")
 
 
@@ -99,8 +97,8 @@ def answer_errors(app: FastAPI) -> None:
 
     async def of_parameters(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        found = [f"'{entry['loc'][-1]}': {entry['msg']}" for entry in error.errors()]
-        return error_answer(422, "UsageError", "; ".join(found))
+        complaints = [f"'{entry['loc'][-1]}': {entry['msg']}" for entry in error.errors()]
+        return error_answer(422, "UsageError", "; ".join(complaints))
 
     async def unforeseen(request: Request, error: Exception) -> Response:
         return error_answer(500, type(error).__name__, _unforeseen(request.method, request.url.path, error))

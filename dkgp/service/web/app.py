@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.types import ASGIApp
 
-__all__ = ["Service", "Wakeable", "create_app"]
-
 _ID = re.compile(r"[0-9a-f]{12}")
 _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (OutsideRootsError, "roots"),
@@ -47,17 +45,7 @@ class Wakeable(Protocol):
 
 @dataclass
 class Service:
-    """The state that all requests share.
-
-    Attributes
-    ----------
-    settings, queue, supervisor
-        As set up.
-    roots, metrics, hub
-        Made from them.
-    closing
-        Whether the service is about to stop.
-    """
+    """The state that all requests share; `closing` once the service is about to stop."""
 
     settings: ServiceSettings
     queue: JobQueue
@@ -209,8 +197,8 @@ def _add_jobs(app: "FastAPI", service: Service) -> None:
         """List jobs, the newest first."""
         if before is not None:
             _checked_id(before)
-        found = service.queue.list(states=tuple(state or ()), limit=limit, before=before)
-        return JSONResponse({"jobs": [record.summary() for record in found], "counts": service.queue.counts()})
+        records = service.queue.list(states=tuple(state or ()), limit=limit, before=before)
+        return JSONResponse({"jobs": [record.summary() for record in records], "counts": service.queue.counts()})
 
     @app.get("/v1/jobs/{job_id}", response_model=JobRecord, responses=_errors(404))
     def get_job(job_id: str) -> Any:

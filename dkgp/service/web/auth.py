@@ -13,8 +13,6 @@ from dkgp.service.web.answers import error_answer
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-__all__ = ["OPEN_PATHS", "Guard"]
-
 # They hold no data: the page asks for the token itself.
 OPEN_PATHS = frozenset({"/", "/page.js", "/page.css", "/icon.svg", "/healthz", "/docs", "/openapi.json"})
 UNAUTHORISED = (
@@ -51,11 +49,11 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _shows_token(self, scope: Scope) -> bool:
-        given = _values(scope, b"authorization")
-        scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        credentials = _values(scope, b"authorization")
+        scheme, _, token = credentials[0].partition(b" ") if len(credentials) == 1 else (b"", b"", b"")
         # Compared in any case, so that no answer comes sooner than another.
-        same = hmac.compare_digest(_digest(token.strip()), self._digest or b"")
-        return same and scheme.lower() == b"bearer"
+        is_token = hmac.compare_digest(_digest(token.strip()), self._digest or b"")
+        return is_token and scheme.lower() == b"bearer"
 
 
 def _digest(token: bytes) -> bytes:

@@ -12,8 +12,6 @@ from dkgp.service.web.answers import MalformedError, error_answer
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["DEEPEST_JSON", "BodyLimit", "parse_json"]
-
 DEEPEST_JSON = 32
 BODY_SECONDS = 30.0
 # A client that is still sending does not read: take in a moderate surplus, so that the refusal reaches it.
@@ -24,14 +22,7 @@ DRAIN_SECONDS = 5.0
 class BodyLimit:
     """Reads the body before the application sees the request, and refuses one that is too large or too slow.
 
-    Starlette limits the parts of forms alone, and uvicorn nothing of a body.
-
-    Parameters
-    ----------
-    max_bytes : int
-        Largest body, in chunks or whole.
-    seconds : float
-        How long a body may take to arrive.
+    Starlette limits the parts of forms alone, and uvicorn nothing of a body, in chunks or whole.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, seconds: float = BODY_SECONDS) -> None:
@@ -81,15 +72,11 @@ class BodyLimit:
 
 
 def parse_json(body: bytes) -> Any:
-    """Return what the JSON text says, where every reader would agree on it.
+    """Return what the JSON text says, where every reader would agree on it; `MalformedError` otherwise.
 
-    By the standard library's parser: pydantic's takes the last of two values of one name without a word.
-
-    Raises
-    ------
-    MalformedError
-        No JSON; NaN, infinities and numbers beyond float64; a name given twice; text that is not Unicode; nested deeper
-        than `DEEPEST_JSON`.
+    By the standard library's parser: pydantic's takes the last of two values of one name without a word. Refused are
+    NaN, infinities and numbers beyond float64; a name given twice; text that is not Unicode; and nesting deeper than
+    `DEEPEST_JSON`.
     """
     try:
         value = json.loads(
@@ -120,10 +107,10 @@ def _finite(text: str) -> float:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         raise MalformedError("the JSON gives a name twice in one object; give it once")
-    return found
+    return members
 
 
 def _check_depth_and_text(value: Any) -> None:
@@ -151,13 +138,13 @@ def _is_text(text: str) -> bool:
 
 def _replay(body: bytes, receive: Receive) -> Receive:
     """Give the body once, then what the connection itself says: that the client has gone."""
-    given = False
+    is_delivered = False
 
     async def replay() -> Message:
-        nonlocal given
-        if given:
+        nonlocal is_delivered
+        if is_delivered:
             return await receive()
-        given = True
+        is_delivered = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replay

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["MeasuredRequests", "ServiceMetrics"]
-
 HOUR = 3600.0
 JOB_SECONDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, HOUR, 4 * HOUR, 12 * HOUR, 24 * HOUR, 72 * HOUR, 168 * HOUR)
 WAIT_SECONDS = (0.1, 1.0, 10.0, 60.0, 300.0, 900.0, HOUR, 4 * HOUR, 12 * HOUR, 24 * HOUR, 72 * HOUR)
@@ -167,8 +165,8 @@ class _JobCollector:
             labels=("job_id", "command", "measure"),
         )
         for record in running:
-            if record.progress and (found := measured(record.progress)) is not None:
-                reached.add_metric((record.id, record.command, found[0]), found[1])
+            if record.progress and (measure := measured(record.progress)) is not None:
+                reached.add_metric((record.id, record.command, measure[0]), measure[1])
         yield reached
 
 

@@ -7,26 +7,11 @@ from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, Literal, get_type_hints
 
 from dkgp.errors import UsageError
-from dkgp.service.queue.records import JobRecord
+from dkgp.service.queue.records import LONG_FIELDS, LONGEST_NAME, JobRecord
 from dkgp.service.reading import adapter, read
 from dkgp.service.specification import COMMANDS, options_schema
 
-__all__ = [
-    "ErrorAnswer",
-    "HealthAnswer",
-    "JobCurve",
-    "JobList",
-    "JobRequest",
-    "JobSummary",
-    "ServiceAnswer",
-    "check_idempotency_key",
-    "request_body_schema",
-    "request_from",
-]
-
-LONGEST_NAME = 200
 LONGEST_KEY = 200
-LEFT_OUT = ("options", "document")
 
 
 @dataclass(frozen=True)
@@ -60,7 +45,7 @@ JobSummary = make_dataclass(
     [
         (entry.name, _TYPES[entry.name], field(default=entry.default))
         for entry in fields(JobRecord)
-        if entry.name not in LEFT_OUT
+        if entry.name not in LONG_FIELDS
     ],
     namespace={"__doc__": "A job as lists show it: without its options and its document."},
 )
@@ -106,19 +91,9 @@ class JobList:
 
 
 def request_from(value: Any, longest_deadline_seconds: float | None) -> JobRequest:
-    """Read a submission.
+    """Read a submission from its JSON; no job is granted more than `longest_deadline_seconds`.
 
-    Parameters
-    ----------
-    value : Any
-        The request's JSON.
-    longest_deadline_seconds : float, optional
-        What the service grants a job at most.
-
-    Raises
-    ------
-    UsageError, InputError
-        A field is missing, unknown, of another type or out of range.
+    `UsageError` or `InputError` where a field is missing, unknown, of another type or out of range.
     """
     request = read(JobRequest, value, "a submission")
     seconds, longest = request.deadline_seconds, longest_deadline_seconds
@@ -140,8 +115,8 @@ def request_body_schema() -> dict[str, Any]:
     variants = []
     for command in COMMANDS:
         options = options_schema(command)
-        own = {"command": {"const": command}, "options": _inlined(options, options.get("$defs", {}))}
-        variants.append({**request, "title": f"{command} job", "properties": {**request["properties"], **own}})
+        properties = {"command": {"const": command}, "options": _inlined(options, options.get("$defs", {}))}
+        variants.append({**request, "title": f"{command} job", "properties": {**request["properties"], **properties}})
     return {"required": True, "content": {"application/json": {"schema": {"oneOf": variants}}}}
 
 

@@ -21,8 +21,6 @@ from dkgp.service.queue.events import EventReader
 from dkgp.service.queue.job_queue import JobQueue
 from dkgp.service.queue.records import TERMINAL, UnknownJobError
 
-__all__ = ["EventHub", "read_curve"]
-
 log = logging.getLogger("dkgp.service")
 
 Event = dict[str, Any]
@@ -90,13 +88,8 @@ class EventHub:
     """Gives out the events of jobs.
 
     One task looks at the files of all jobs that are followed, in a thread, a few times a second; followers wait for it
-    without a thread of their own. A follower that is behind reads pages from the file, a few such readers at a time.
-    Belongs to one event loop.
-
-    Parameters
-    ----------
-    keep_alive_seconds : float
-        How long a stream may stay silent before it says a blank line.
+    without a thread of their own. A follower that is behind reads pages from the file, a few such readers at a time. A
+    stream that is silent for `keep_alive_seconds` says a blank line. Belongs to one event loop.
     """
 
     def __init__(self, queue: JobQueue, *, keep_alive_seconds: float = KEEP_ALIVE_SECONDS) -> None:
@@ -176,8 +169,8 @@ class EventHub:
     async def _watch(self) -> None:
         while self._feeds and not self._closed:
             feeds = [feed for feed in self._feeds.values() if not feed.ended]
-            found = await asyncio.to_thread(self._look, feeds)
-            for feed, (events, ended) in zip(feeds, found, strict=True):
+            news = await asyncio.to_thread(self._look, feeds)
+            for feed, (events, ended) in zip(feeds, news, strict=True):
                 for event in events:
                     feed.recent.append((event["sequence"], _line(event)))
                     feed.last = event["sequence"]
@@ -188,28 +181,24 @@ class EventHub:
 
     def _look(self, feeds: list[_Feed]) -> list[tuple[list[Event], bool]]:
         now = time.monotonic()
-        found: list[tuple[list[Event], bool]] = []
+        news: list[tuple[list[Event], bool]] = []
         for feed in feeds:
             try:
-                found.append(feed.look(self._queue, now))
+                news.append(feed.look(self._queue, now))
             except Exception:
                 # A queue that is locked for long, say. All followers depend on this task: it must go on.
                 log.exception("the events of job %s could not be looked at", feed.job_id)
                 # What was read has not been given out.
                 feed.read_up_to, feed.size = feed.last, -1
-                found.append(([], False))
-        return found
+                news.append(([], False))
+        return news
 
 
 def read_curve(queue: JobQueue, job_id: str) -> dict[str, Any]:
-    """Return how a job's solve has come along so far.
+    """Return how a job's solve has come along so far, as `JobCurve` describes it.
 
-    Returns
-    -------
-    dict
-        "points", pairs of column passes and of what is brought down to the tolerance, thinned to a few hundred;
-        "measure", what people call that; "tolerance" and "label" of the latest solve; "last", the sequence number of
-        the last event that was looked at.
+    "points" are pairs of column passes and of what is brought down to the tolerance, thinned to a few hundred; "last"
+    is the sequence number of the last event that was looked at.
     """
     reader = EventReader(_event_file(queue, job_id))
     points: list[tuple[float, float]] = []
@@ -218,13 +207,13 @@ def read_curve(queue: JobQueue, job_id: str) -> dict[str, Any]:
     while page := reader.read(last, PAGE):
         last = int(page[-1]["sequence"])
         for event in page:
-            passes, found = event.get("column_passes"), measured(event)
-            if event.get("kind") != "progress" or passes is None or found is None:
+            passes, measurement = event.get("column_passes"), measured(event)
+            if event.get("kind") != "progress" or passes is None or measurement is None:
                 continue
             # A run that was resumed repeats the rounds since its checkpoint; another solve begins at none.
-            while points and (points[-1][0] >= passes or measure != found[0]):
+            while points and (points[-1][0] >= passes or measure != measurement[0]):
                 points.pop()
-            measure, value = found
+            measure, value = measurement
             points.append((passes, value))
             tolerance, label = event.get("tolerance", tolerance), event.get("label", label)
             if len(points) >= 2 * MOST_POINTS:

@@ -12,22 +12,14 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.low_rank.landmark_rows import whiten
 from dkgp.solvers.basis_risk.tasks import Curvatures, block_pairs
 
-__all__ = ["Factor", "factor_of"]
-
 
 @dataclass(frozen=True)
 class Factor:
     """Cholesky factors of a Hessian.
 
-    Attributes
-    ----------
-    kind : {"shared", "columns", "blocks"}
-        One for all columns, one for each, or one of all columns together.
-    lowers : tuple of arrays, Fortran order
-        (q, q), q = m and one more with an intercept; of blocks (m t, m t).
-    coupled : bool
-        Of a shared one: columns answer to their differences alone, and their mean to the penalty.
-    regularisation : float
+    - `kind`: one for all columns, one for each, or one of all columns together.
+    - `lowers`: (q, q), q = m and one more with an intercept; of blocks (m t, m t).
+    - `coupled`: of a shared one: columns answer to their differences alone, and their mean to the penalty.
     """
 
     kind: Curvatures
@@ -71,10 +63,7 @@ def factor_of(
 ) -> Factor:
     """Factor Grams as tasks have summed them; they are overwritten.
 
-    Raises
-    ------
-    NumericalError
-        One is not positive definite in float64.
+    Raises `NumericalError`: one is not positive definite in float64.
     """
     if kind == "blocks":
         return Factor(kind, (_factored(_joined(grams), regularisation),), coupled, regularisation)
@@ -98,10 +87,10 @@ def _joined(grams: FloatArray) -> FloatArray:
     t = round((np.sqrt(8 * len(grams) + 1) - 1) / 2)
     matrix = np.zeros((t * m, t * m), order="F")
     for gram, (c, other) in zip(grams, block_pairs(t), strict=True):
-        own = np.tril(gram.T)
+        block = np.tril(gram.T)
         if c != other:
-            own += np.tril(own, -1).T
-        matrix[c * m : (c + 1) * m, other * m : (other + 1) * m] = own
+            block += np.tril(block, -1).T
+        matrix[c * m : (c + 1) * m, other * m : (other + 1) * m] = block
     return matrix
 
 

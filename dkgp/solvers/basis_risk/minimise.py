@@ -33,16 +33,14 @@ from dkgp.solvers.basis_risk.state import MOST_PAIRS, BasisRiskState
 from dkgp.solvers.basis_risk.tasks import Curvatures
 from dkgp.solvers.checkpointing import Checkpoints
 from dkgp.solvers.losses import Loss
+from dkgp.solvers.risk.problem import Risk
 from dkgp.solvers.stopping import Progress, StopReason
-
-__all__ = ["MOST_BLOCK_ROWS", "BasisRiskSolution", "minimise_on_basis"]
+from dkgp.solvers.watch import NOBODY, Watch
 
 # Coefficients of all columns together up to which a coupled loss's whole Hessian is factored.
 MOST_BLOCK_ROWS = 6000
-# Of Wolfe's conditions: the least share of a decrease, and how much of a slope may be left.
-DECREASE, LEFT = 1e-4, 0.9
-# Of a risk: what roundings make of it.
-ROUNDING = 1e-12
+# Of Wolfe's conditions, the least share of a decrease, and of a slope the share that may be left; of a risk, roundings.
+DECREASE, LEFT, ROUNDING = 1e-4, 0.9, 1e-12
 # A bound that falls to this share is a gain, and so many steps without any are enough.
 GAINED, MOST_IDLE = 0.9, 8
 # Steps by one factor before it is judged, and passes that a new one is expected to need besides its own.
@@ -108,16 +106,9 @@ def minimise_on_basis(
     weights: FloatArray | None = None,
     intercept: bool = False,
     tolerance: float = 1e-4,
-    max_iterations: int = 200,
-    hessian: bool = False,
     initial: FloatArray | None = None,
-    indices: IndexArray | None = None,
-    state: BasisRiskState | None = None,
-    callback: Callable[[Progress], None] | None = None,
-    checkpoints: Checkpoints | None = None,
-    interrupted: Callable[[], bool] | None = None,
 ) -> BasisRiskSolution:
-    """Minimise a regularised risk over the span of K_nm's columns.
+    """Minimise a regularised risk over the span of K_nm's columns; `BasisDescent` has what a long run takes besides.
 
     Parameters
     ----------
@@ -132,87 +123,107 @@ def minimise_on_basis(
         Add one to every column, unpenalised.
     tolerance : float
         Stop where f(x) is within this of the basis' best function for all x: |g| sqrt(max k(x, x)) / lambda.
+    initial : (q, t) float64, optional
+        Whitened coefficients to start from; zero by default.
+
+    Raises
+    ------
+    InputError
+        Arguments that do not fit.
+    NumericalError
+        A Hessian that is not positive definite in float64, or a risk that overflows.
+    """
+    problem = BasisRisk(cross, targets, Risk(loss, regularisation, weights), intercept)
+    return BasisDescent(problem, tolerance).run(initial)
+
+
+class BasisDescent:
+    """Newton's method on a basis, for one risk.
+
+    Parameters
+    ----------
+    problem : BasisRisk
+    tolerance : float
+        See `minimise_on_basis`.
     max_iterations : int
     hessian : bool
         Also factor the Hessian where it ends; of a coupled loss the whole one.
-    initial : (q, t) float64, optional
-        Whitened coefficients to start from; zero by default.
-    indices : (m,) int, optional
-        Of the basis, for checkpoints.
-    state : BasisRiskState, optional
-        Of a checkpoint, to go on from instead.
-    callback : callable, optional
-        Called after each step.
-    checkpoints : Checkpoints, optional
-        Saved after steps.
-    interrupted : callable, optional
 
     Raises
     ------
     InputError
         Arguments that do not fit; a whole Hessian of more than `MOST_BLOCK_ROWS` coefficients.
-    NumericalError
-        A Hessian that is not positive definite in float64, or a risk that overflows.
-    InterruptedRunError
-        As was wished.
     """
-    problem = BasisRisk(cross, targets, loss, regularisation, weights, intercept)
-    if not (math.isfinite(tolerance) and tolerance > 0.0) or max_iterations < 0:
-        raise InputError(
-            f"expected a positive `tolerance` and `max_iterations` from 0; got {tolerance}, {max_iterations}"
-        )
-    if hessian and loss.coupled and math.prod(problem.shape) > MOST_BLOCK_ROWS:
-        raise InputError(
-            f"the Hessian of {problem.shape[1]} columns that hang together has {math.prod(problem.shape):,} rows with "
-            f"{cross.m:,} basis samples, and would take {8 * math.prod(problem.shape) ** 2 / 2**30:,.1f} GiB; up to "
-            f"{MOST_BLOCK_ROWS:,} rows are factored. Take fewer basis samples, or one class against the rest (`ovr`)"
-        )
-    descent = _Descent(problem, tolerance, max_iterations, hessian, callback, checkpoints, interrupted)
-    with single_threaded_blas():
-        return descent.run(state or descent.start(initial, indices))
-
-
-class _Descent:
-    """A run under way."""
 
     def __init__(
-        self,
-        problem: BasisRisk,
-        tolerance: float,
-        max_iterations: int,
-        hessian: bool,
-        callback: Callable[[Progress], None] | None,
-        checkpoints: Checkpoints | None,
-        interrupted: Callable[[], bool] | None,
+        self, problem: BasisRisk, tolerance: float = 1e-4, max_iterations: int = 200, hessian: bool = False
     ) -> None:
+        rows = math.prod(problem.shape)
+        if not (math.isfinite(tolerance) and tolerance > 0.0) or max_iterations < 0:
+            raise InputError(
+                f"expected a positive `tolerance` and `max_iterations` from 0; got {tolerance}, {max_iterations}"
+            )
+        if hessian and problem.loss.coupled and rows > MOST_BLOCK_ROWS:
+            raise InputError(
+                f"the Hessian of {problem.shape[1]} columns that hang together has {rows:,} rows with "
+                f"{problem.cross.m:,} basis samples, and would take {8 * rows**2 / 2**30:,.1f} GiB; up to "
+                f"{MOST_BLOCK_ROWS:,} rows are factored. Take fewer basis samples, or one class against the rest "
+                "(`ovr`)"
+            )
         self._problem, self._tolerance, self._most, self._hessian = problem, tolerance, max_iterations, hessian
-        self._callback, self._checkpoints, self._interrupted = callback, checkpoints, interrupted
+        self._callback: Callable[[Progress], None] | None = None
         prior = problem.cross.operator.prior()
         self._scale = math.sqrt(float(prior.max()))
         self._began = time.perf_counter()
         self._entries = problem.cross.operator.kernel_evaluations
         self._fine: Curvatures = "blocks" if problem.loss.coupled else "columns"
 
-    def run(self, state: BasisRiskState) -> BasisRiskSolution:
+    def run(
+        self,
+        start: BasisRiskState | FloatArray | None = None,
+        *,
+        indices: IndexArray | None = None,
+        watch: Watch = NOBODY,
+        checkpoints: Checkpoints | None = None,
+    ) -> BasisRiskSolution:
+        """Go on from a checkpoint's state, or begin at coefficients (q, t); zero by default.
+
+        `indices` (m,) of the basis are kept in checkpoints, which the caller opens: settings in `watch` play no part.
+
+        Raises
+        ------
+        NumericalError
+            A Hessian that is not positive definite in float64, or a risk that overflows.
+        InterruptedRunError
+            `watch.interrupted` answered true.
+        """
+        self._callback = watch.callback
+        with single_threaded_blas():
+            state = start if isinstance(start, BasisRiskState) else self._start(start, indices)
+            return self._descend(state, watch.interrupted, checkpoints)
+
+    def _descend(
+        self, state: BasisRiskState, interrupted: Callable[[], bool] | None, checkpoints: Checkpoints | None
+    ) -> BasisRiskSolution:
         problem = self._problem
         self._entries = problem.cross.operator.kernel_evaluations
         self._began = time.perf_counter()
         while (reason := self._reason(state)) is None:
-            self._heed(state)
+            _heed(state, interrupted, checkpoints)
             began = time.perf_counter()
             if self._pays(state):
                 self._refresh(state)
             self._step(state)
             self._note(state, time.perf_counter() - began)
-            if self._checkpoints is not None:
-                self._checkpoints.save_if_due(state)
-        if self._checkpoints is not None and self._checkpoints.saved_iteration != state.iteration:
-            self._checkpoints.save(state)
+            if checkpoints is not None:
+                checkpoints.save_if_due(state)
+        if checkpoints is not None and checkpoints.saved_iteration != state.iteration:
+            checkpoints.save(state)
         if self._hessian and not (state.fresh.all() and state.factor.kind == self._fine):
             state.evaluated, state.factor = problem.factored(state.theta, self._fine)
         return self._solution(state, reason)
 
-    def start(self, initial: FloatArray | None, indices: IndexArray | None) -> BasisRiskState:
+    def _start(self, initial: FloatArray | None, indices: IndexArray | None) -> BasisRiskState:
         problem = self._problem
         theta = np.zeros(problem.shape) if initial is None else np.array(initial, dtype=np.float64)
         if theta.shape != problem.shape or not np.isfinite(theta).all():
@@ -348,9 +359,9 @@ class _Descent:
         state.theta, state.evaluated = state.theta + step, new
         state.iteration += 1
         after = self._bounds(state)
-        gained = (old.risk - new.risk > ROUNDING * np.abs(old.risk)) | (after <= GAINED * state.least)
+        lowered = (old.risk - new.risk > ROUNDING * np.abs(old.risk)) | (after <= GAINED * state.least)
         state.least = np.minimum(state.least, after)
-        state.idle = np.where(gained & better, 0, state.idle + 1)
+        state.idle = np.where(lowered & better, 0, state.idle + 1)
         failed = ~state.ended & (state.idle > 0)
         if not self._affordable and (failed & ~better).any():
             state.pairs, state.before = [], []
@@ -368,20 +379,11 @@ class _Descent:
             share = _quotient(problem.dots(step, q), curved)
             q -= share * change
             shares.append(share)
-        found = state.factor.solve(q)
+        direction = state.factor.solve(q)
         for (step, change), share in zip(state.pairs, reversed(shares), strict=True):
             curved = problem.dots(step, change)
-            found = found + (share - _quotient(problem.dots(change, found), curved)) * step
-        return -found
-
-    def _heed(self, state: BasisRiskState) -> None:
-        if self._interrupted is None or not self._interrupted():
-            return
-        where = None if self._checkpoints is None else self._checkpoints.url
-        if self._checkpoints is not None:
-            self._checkpoints.save(state)
-        kept = "nothing was saved" if where is None else f"{state.iteration} steps are saved in {where}"
-        raise InterruptedRunError(f"interrupted after {state.iteration} steps; {kept}", where)
+            direction = direction + (share - _quotient(problem.dots(change, direction), curved)) * step
+        return -direction
 
     def _note(self, state: BasisRiskState, seconds: float) -> None:
         problem, distance = self._problem, self._bounds(state)
@@ -436,3 +438,13 @@ class _Descent:
 def _quotient(left: FloatArray, right: FloatArray) -> FloatArray:
     """left / right, and zero where a column has not moved."""
     return np.divide(left, right, out=np.zeros_like(left), where=right > 0.0)
+
+
+def _heed(state: BasisRiskState, interrupted: Callable[[], bool] | None, checkpoints: Checkpoints | None) -> None:
+    if interrupted is None or not interrupted():
+        return
+    where = None if checkpoints is None else checkpoints.url
+    if checkpoints is not None:
+        checkpoints.save(state)
+    saved = "nothing was saved" if where is None else f"{state.iteration} steps are saved in {where}"
+    raise InterruptedRunError(f"interrupted after {state.iteration} steps; {saved}", where)

@@ -23,8 +23,7 @@ from dkgp.operators.low_rank.landmark_rows import whiten
 from dkgp.solvers.basis_risk.factors import Factor, factor_of
 from dkgp.solvers.basis_risk.tasks import Curvatures, basis_risk_task
 from dkgp.solvers.losses import Loss
-
-__all__ = ["BasisRisk", "Evaluated", "Mask"]
+from dkgp.solvers.risk.problem import Risk
 
 Mask = NDArray[np.bool_]
 
@@ -39,15 +38,10 @@ GRAM_BYTES = 2**29
 class Evaluated:
     """A risk at some coefficients.
 
-    Attributes
-    ----------
-    values : (n, t) float64
-        f at the samples.
-    risk : (p,) float64
-        p = t, or 1 of a coupled loss.
-    gradient : (q, t) float64
-    explained : float or None
-        Sum of the squares of F, once Grams were summed.
+    - `values` (n, t): f at the samples.
+    - `risk` (p,): p = t, or 1 of a coupled loss.
+    - `gradient` (q, t).
+    - `explained`: sum of the squares of F, once Grams were summed.
     """
 
     values: FloatArray
@@ -55,13 +49,13 @@ class Evaluated:
     gradient: FloatArray
     explained: float | None = None
 
-    def with_columns(self, found: Evaluated, columns: IndexArray, problems: Mask | IndexArray) -> Evaluated:
+    def with_columns(self, update: Evaluated, columns: IndexArray, problems: Mask | IndexArray) -> Evaluated:
         """The same with what was found of some columns, which make up some problems."""
         if len(columns) == self.values.shape[1]:
-            return replace(found, explained=self.explained if found.explained is None else found.explained)
+            return replace(update, explained=self.explained if update.explained is None else update.explained)
         values, risk, gradient = self.values.copy(), self.risk.copy(), self.gradient.copy()
-        values[:, columns], risk[problems], gradient[:, columns] = found.values, found.risk, found.gradient
-        return Evaluated(values, risk, gradient, self.explained if found.explained is None else found.explained)
+        values[:, columns], risk[problems], gradient[:, columns] = update.values, update.risk, update.gradient
+        return Evaluated(values, risk, gradient, self.explained if update.explained is None else update.explained)
 
     def chosen(self, where: Mask, other: Evaluated) -> Evaluated:
         """These problems as they are here, the rest as of the other."""
@@ -75,30 +69,15 @@ class Evaluated:
 
 @dataclass
 class BasisRisk:
-    """A risk and what it is of.
+    """A risk over the functions of a basis; `InputError` where its parts do not fit.
 
-    Parameters
-    ----------
-    cross : CrossKernel
-    targets : (n, t) float64
-    loss : Loss
-    regularisation : float
-        lambda.
-    weights : (n,) float64, optional
-        w, not negative; ones by default.
-    intercept : bool
-
-    Raises
-    ------
-    InputError
-        Targets, weights or a regularisation that do not fit; an intercept of a loss that couples its columns.
+    - `targets` (n, t).
+    - `intercept`: whether every column has one.
     """
 
     cross: CrossKernel
     targets: FloatArray
-    loss: Loss
-    regularisation: float
-    weights: FloatArray | None = None
+    risk: Risk
     intercept: bool = False
     passes: int = field(default=0, init=False)
     gram_passes: int = field(default=0, init=False)
@@ -109,16 +88,19 @@ class BasisRisk:
             raise InputError(f"expected targets of shape ({n:,}, t); got {self.targets.shape}")
         if not np.isfinite(self.targets).all():
             raise InputError("the targets must be finite; leave out samples that are not")
-        self.loss.check(self.targets)
-        if not (np.isfinite(self.regularisation) and self.regularisation > 0.0):
-            raise InputError(f"`regularisation` must be positive and finite; got {self.regularisation}")
-        if self.weights is not None:
-            if self.weights.shape != (n,):
-                raise InputError(f"expected a weight for each of {n:,} samples; got shape {self.weights.shape}")
-            if not (np.isfinite(self.weights) & (self.weights >= 0.0)).all():
-                raise InputError("weights must be finite and not negative")
+        self.risk.check(self.targets)
         if self.intercept and self.loss.coupled:
             raise InputError("a loss that couples its columns has no intercept here: leave it out")
+
+    @property
+    def loss(self) -> Loss:
+        """l."""
+        return self.risk.loss
+
+    @property
+    def regularisation(self) -> float:
+        """lambda."""
+        return self.risk.regularisation
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -150,8 +132,8 @@ class BasisRisk:
     def evaluate(self, theta: FloatArray, of: Mask, base: Evaluated) -> Evaluated:
         """Evaluate some problems at coefficients (q, t), in one pass; what is known of the others is the base's."""
         columns = self._columns(of)
-        found, _ = self._evaluated(theta[:, columns], "none", columns)
-        return base.with_columns(found, columns, of)
+        evaluated, _ = self._evaluated(theta[:, columns], "none", columns)
+        return base.with_columns(evaluated, columns, of)
 
     def factored(
         self,
@@ -165,10 +147,7 @@ class BasisRisk:
 
         Of `kind` "columns" only some problems' on request: the others are as `base` and `known` have them.
 
-        Raises
-        ------
-        NumericalError
-            See `factor_of`.
+        Raises `NumericalError`: see `factor_of`.
         """
         (q, t), some = self.shape, np.ones(self.problems, dtype=bool) if of is None else of
         if kind != "columns":
@@ -205,17 +184,17 @@ class BasisRisk:
     def _evaluated(
         self, theta: FloatArray, kind: Curvatures, columns: IndexArray
     ) -> tuple[Evaluated, tuple[FloatArray, ...]]:
-        whole = len(columns) == self.shape[1]
+        all_columns = len(columns) == self.shape[1]
         with single_threaded_blas():
             beta, intercept = self.coefficients(theta)
-            found = self.cross.sums(
+            totals = self.cross.sums(
                 "kbasisrisk",
                 "slopes" if kind == "none" else "Hessian",
                 basis_risk_task,
                 (self.loss, beta, intercept, kind),
-                {"targets": self.targets if whole else self.targets[:, columns], "weights": self.weights},
+                {"targets": self.targets if all_columns else self.targets[:, columns], "weights": self.risk.weights},
             )
-            projected, losses, slopes, *_, explained = found.sums
+            projected, losses, slopes, *_, explained = totals.sums
             z = theta[: self.cross.m]
             gradient = whiten(self.lower, projected, transposed=False) + self.regularisation * z
             if self.intercept:
@@ -227,21 +206,17 @@ class BasisRisk:
             )
         self.passes += 1
         self.gram_passes += kind != "none"
-        assert found.rows is not None
+        assert totals.rows is not None
         known = None if kind == "none" else float(explained[0])
-        return Evaluated(found.rows, risk, np.ascontiguousarray(gradient), known), found.sums
+        return Evaluated(totals.rows, risk, np.ascontiguousarray(gradient), known), totals.sums
 
     def line_minimum(
         self, theta: FloatArray, direction: FloatArray, start: Evaluated, end: Evaluated, problem: int
     ) -> float:
         """The step at which a problem's risk along a line is least, by values at the samples alone; no pass.
 
-        Parameters
-        ----------
-        theta, direction : (q, t) float64
-        start, end : Evaluated
-            At theta, and at theta and the direction.
-        problem : int
+        - `theta`, `direction` (q, t).
+        - `start`, `end`: at theta, and at theta and the direction.
         """
         own = slice(None) if self.loss.coupled else slice(problem, problem + 1)
         z, d = theta[: self.cross.m, own], direction[: self.cross.m, own]
@@ -251,9 +226,7 @@ class BasisRisk:
         image = end.values[:, own] - values
 
         def slope(step: float) -> float:
-            u = self.loss.slope(targets, values + step * image)
-            if self.weights is not None:
-                u = self.weights[:, None] * u
+            u = self.risk.slope(targets, values + step * image)
             return float(np.einsum("ij,ij->", u, image)) + linear + step * quadratic
 
         if not slope(0.0) < 0.0:

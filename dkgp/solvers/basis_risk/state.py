@@ -13,8 +13,6 @@ from dkgp.solvers.basis_risk.factors import Factor
 from dkgp.solvers.basis_risk.problem import Evaluated
 from dkgp.solvers.stopping import Progress
 
-__all__ = ["MOST_PAIRS", "BasisRiskState"]
-
 # Steps and changes of the gradient that are remembered.
 MOST_PAIRS = 12
 
@@ -23,26 +21,15 @@ MOST_PAIRS = 12
 class BasisRiskState:
     """Everything that determines how a minimisation goes on.
 
-    Attributes
-    ----------
-    theta : (q, t) float64
-        Coefficients.
-    evaluated : Evaluated
-        The risk there.
-    factor : Factor
-        Of a Hessian.
-    prototypes : (m, d) float64
-        The basis, and which samples it is of: `indices` (m,) or None.
-    fresh, stuck, ended : (p,) bool
-        Problems whose factor is of this very point; whose last step was of no use; and that are done with.
-    idle : (p,) int
-        Steps in a row that have gained nothing.
-    least : (p,) float64
-        The least bound on the distance so far.
-    pairs : list of ((q, t) float64, (q, t) float64)
-        Steps since the factor, and what they changed of the gradient.
-    before : list of (p,) float64
-        Bounds on the distance before each of these steps.
+    - `theta` (q, t): coefficients.
+    - `factor`: of a Hessian.
+    - `prototypes` (m, d): the basis, and which samples it is of: `indices` (m,) or None.
+    - `fresh`, `stuck`, `ended` (p,): problems whose factor is of this very point; whose last step was of no use; and
+      that are done with.
+    - `idle` (p,): steps in a row that have gained nothing.
+    - `least` (p,): the least bound on the distance so far.
+    - `pairs`: steps since the factor, and what they changed of the gradient.
+    - `before`: bounds on the distance before each of these steps.
     """
 
     theta: FloatArray
@@ -67,7 +54,7 @@ class BasisRiskState:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Arrays of a checkpoint."""
         q, t = self.theta.shape
-        found = {
+        arrays = {
             "theta": self.theta,
             **{name: getattr(self.evaluated, name) for name in ("values", "risk", "gradient")},
             **self.factor.arrays(),
@@ -76,12 +63,12 @@ class BasisRiskState:
             "least": self.least,
         }
         if self.indices is not None:
-            found["indices"] = self.indices
+            arrays["indices"] = self.indices
         if self.pairs:
-            found["steps"] = np.array([step for step, _ in self.pairs]).reshape(-1, q, t)
-            found["changes"] = np.array([change for _, change in self.pairs]).reshape(-1, q, t)
-            found["before"] = np.array(self.before)
-        return found
+            arrays["steps"] = np.array([step for step, _ in self.pairs]).reshape(-1, q, t)
+            arrays["changes"] = np.array([change for _, change in self.pairs]).reshape(-1, q, t)
+            arrays["before"] = np.array(self.before)
+        return arrays
 
     def metadata(self) -> dict[str, Any]:
         """The rest, in plain JSON types."""

@@ -19,8 +19,6 @@ from dkgp.operators.cross.runs import Run, RunSums, piece_rows
 from dkgp.operators.cross.tasks import Prototypes
 from dkgp.solvers.losses import Loss
 
-__all__ = ["Curvatures", "basis_risk_task", "block_pairs"]
-
 # Which Grams are summed: none; one that serves all columns, whose curvatures are alike; one of each column; or of a
 # coupled loss one of each pair of columns.
 Curvatures = Literal["none", "shared", "columns", "blocks"]
@@ -65,18 +63,18 @@ def _sums(
         kernel = columns_between(evaluator, features, rows, "columns")
         f = kernel @ weights + intercept
         values[where], y = f, run.rows["targets"][where]
-        each = run.rows["weights"][where, None] if "weights" in run.rows else None
-        u, own = loss.slope(y, f), loss.value(y, f)
-        if each is not None:
-            u, own = each * u, each * own
+        counts = run.rows["weights"][where, None] if "weights" in run.rows else None
+        u, lost = loss.slope(y, f), loss.value(y, f)
+        if counts is not None:
+            u, lost = counts * u, counts * lost
         projected += kernel.T @ u
         slopes += u.sum(axis=0)
-        losses += own.sum(axis=0)
+        losses += lost.sum(axis=0)
         if triangle is None:
             continue
         curved = _curved(loss, y, f, curvatures)
-        if each is not None:
-            curved = each * curved
+        if counts is not None:
+            curved = counts * curved
         stride = kernel.strides[0] // kernel.itemsize
         blas("trsm", b"L", b"L", b"N", b"N", m, rows.n, 1.0, triangle.lower, m, kernel, stride)
         explained += np.einsum("ij,ij->", kernel, kernel)
@@ -92,17 +90,17 @@ def _curved(loss: Loss, y: FloatArray, f: FloatArray, curvatures: Curvatures) ->
         if not loss.coupled:
             return np.asarray(loss.curvature(y, f)[:, :1])
         # On differences of classes, to which a coupled loss answers at equal values by the same number for all.
-        towards = np.zeros(f.shape)
-        towards[:, 0], towards[:, 1] = 1.0, -1.0
-        return np.asarray(loss.curvature_times(y, f, towards)[:, :1])
+        unit = np.zeros(f.shape)
+        unit[:, 0], unit[:, 1] = 1.0, -1.0
+        return np.asarray(loss.curvature_times(y, f, unit)[:, :1])
     if curvatures == "columns":
         return np.asarray(loss.curvature(y, f))
-    towards, found = np.zeros(f.shape), []
+    unit, columns = np.zeros(f.shape), []
     for c in range(f.shape[1]):
-        towards[:, c] = 1.0
-        found.append(loss.curvature_times(y, f, towards))
-        towards[:, c] = 0.0
-    return np.stack([found[c][:, other] for c, other in block_pairs(f.shape[1])], axis=1)
+        unit[:, c] = 1.0
+        columns.append(loss.curvature_times(y, f, unit))
+        unit[:, c] = 0.0
+    return np.stack([columns[c][:, other] for c, other in block_pairs(f.shape[1])], axis=1)
 
 
 def _add_gram(kernel: NDArray[np.float64], curved: FloatArray, gram: FloatArray, border: FloatArray) -> None:

@@ -5,23 +5,15 @@ Costs are nominal (`dkgp.solvers.prices`): nothing is timed at run time, so that
 
 from __future__ import annotations
 
+import math
 from dataclasses import astuple, dataclass
 from typing import Literal
 
 import numpy as np
 
 from dkgp.operators.base import FloatArray
-from dkgp.solvers.prices import Prices, Work
-
-__all__ = [
-    "BlockGrowth",
-    "BlockSizes",
-    "automatic_block_size",
-    "grown_block_size",
-    "grown_candidates",
-    "largest_automatic_block_size",
-    "projected_round",
-]
+from dkgp.solvers.conjugate.probe import Probe
+from dkgp.solvers.prices import Phase, Prices, Sizes, Work, check_phase
 
 CHOICES = (250, 500, 750, 1000, 1500, 2000, 3000, 4000)
 # On problems that are done in a few passes, these fall with the block size about as m**-0.2 (Friedman1, california,
@@ -39,6 +31,14 @@ LEAST_CANDIDATES = 20
 LEAST_GAIN = 0.1
 # How fast a solve gets on is judged after this share of a column pass, and again after every further one.
 REVIEW_PASSES = 0.5
+# Products with a block's own matrix that refine its last solution, on average over a run.
+REFINEMENTS = 2.5
+# n-vectors of a round of descent: gradient and solution, and the steps remembered with their images.
+DESCENT_VECTORS = 16.0
+# Column passes of a whole solve, by the condition number that a low-rank factor leaves (`dkgp.solvers.auto`).
+PASSES_LEAST, PASSES_PER_CONDITION = 3.0, 0.09
+# The residual curve is not followed further: samples far out keep it from falling on.
+PASSES_RANK_PER_SQRT_N, PASSES_RANKS_TOLD = 10.0, 2.5
 # Of a round, on a cluster.
 MESSAGES_SECONDS = 5e-3
 
@@ -47,12 +47,7 @@ MESSAGES_SECONDS = 5e-3
 class BlockSizes:
     """The block sizes of a run, every automatic choice made.
 
-    Attributes
-    ----------
-    n, d, candidates : int
-        Samples, features, kappa.
-    first, largest : int
-        m at the start and at most.
+    - `first`, `largest`: m at the start and at most.
     """
 
     n: int
@@ -78,13 +73,9 @@ class BlockSizes:
 class BlockGrowth:
     """The size of the blocks to come, which grows where the gradient falls slowly for the columns spent.
 
-    Attributes
-    ----------
-    sizes : BlockSizes
-    size : int
-        m of the next selection.
-    review_columns, review_norm : int, float
-        Columns and norm of the gradient when growth was last considered; norm 0: nowhere yet.
+    - `size`: m of the next selection.
+    - `review_columns`, `review_norm`: columns and norm of the gradient when growth was last considered; norm 0: nowhere
+      yet.
     """
 
     sizes: BlockSizes
@@ -112,16 +103,7 @@ class BlockGrowth:
 def projected_round(n: int, d: int, candidates: int, m: int, entry_share: float = 1.0) -> float:
     """Projected core seconds of a round with block size m, up to a common factor.
 
-    Parameters
-    ----------
-    n, d : int
-        Samples and features.
-    candidates : int
-        kappa.
-    m : int
-        Block size.
-    entry_share : float
-        What a kernel entry costs, over the usual price.
+    - `entry_share`: what a kernel entry costs, over the usual price.
     """
     prices = Prices.nominal(d)
     entries = entry_share * (n * m + candidates * m * m / 2)
@@ -153,14 +135,9 @@ def grown_block_size(
 ) -> int:
     """Return the block size, m or above, with which the rest of a solve costs least.
 
-    Parameters
-    ----------
-    n, d, candidates : int
-        Samples, features, kappa.
-    start, m, largest : int
-        Block sizes: at the start, now, and at most.
-    passes_per_decade : float
-        Column passes that the last tenfold decrease of the gradient would have taken at size m; may be infinite.
+    - `start`, `m`, `largest`: block sizes: at the start, now, and at most.
+    - `passes_per_decade`: column passes that the last tenfold decrease of the gradient would have taken at size m; may
+      be infinite.
     """
     excess = min(passes_per_decade, MOST_PASSES_PER_DECADE) - LEAST_PASSES_PER_DECADE
     if not excess > 0.0:
@@ -173,3 +150,39 @@ def grown_block_size(
 
     best = min(choices, key=cost)
     return best if cost(best) <= (1.0 - LEAST_GAIN) * cost(m) else m
+
+
+def expected_passes(probe: Probe) -> float:
+    """Column passes of greedy block descent."""
+    followed = PASSES_RANKS_TOLD * probe.curve.ranks[-1]
+    rank = min(float(probe.n), PASSES_RANK_PER_SQRT_N * math.sqrt(probe.n), followed)
+    return (PASSES_LEAST + PASSES_PER_CONDITION * probe.condition(rank)) * probe.digits
+
+
+def descent_phases(sizes: Sizes, m: int, candidates: int, passes: float, *, checks: float = 1.0) -> list[Phase]:
+    """Phases of greedy block descent with blocks of m variables, `passes` times n of them in all.
+
+    - `candidates`: kappa; 0 for selections that score none.
+    """
+    n, p, rounds = sizes.n, sizes.p, passes * sizes.n / m
+    size = float(m)
+    again = sizes.product(size, size, double=True)
+    solve = Work(
+        double_entries=REFINEMENTS * again.double_entries, double_operations=REFINEMENTS * again.double_operations
+    )
+    scored = Work(entries=candidates * size * size / 2.0, operations=candidates * size * size * p)
+    return [
+        Phase("solve", rounds, threaded=solve),
+        Phase(
+            "products",
+            rounds,
+            sizes.product(n, size),
+            alone=Work(vectors=DESCENT_VECTORS * n * p),
+            rounds=1,
+            pieces=sizes.blocks,
+            sent_to_each=size * (4.0 * (sizes.d + 1) + 8.0 * p),
+            returned=8.0 * n * p,
+        ),
+        Phase("selection", rounds, threaded=scored, alone=Work(drawn=size, dense=size**3), hidden=True),
+        check_phase(sizes, checks),
+    ]

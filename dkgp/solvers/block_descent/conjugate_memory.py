@@ -13,8 +13,6 @@ import numpy as np
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.solvers.block_descent.recursions import advance_gradient, advance_solution
 
-__all__ = ["BlockStep", "ConjugateMemory"]
-
 # A step that the memory all but cancels is worth nothing: drop the memory for it rather than divide by rounding.
 LEAST_CONJUGATE_SHARE = 1e-4
 
@@ -23,16 +21,11 @@ LEAST_CONJUGATE_SHARE = 1e-4
 class BlockStep:
     """A block step whose scalars are known: what turns Kbar[:, B] delta into the new gradient.
 
-    Attributes
-    ----------
-    indices, delta : (m,) intp, (m, p) float64
-        The active set B, and the minimiser over it.
-    used, coefficients : (k,) intp, (k, p) float64
-        The remembered steps that take part, by slot, and c_j: p = delta - sum_j c_j p_j.
-    step : (p,) float64
-        Its length: alpha moves by step * p.
-    slot : int
-        Where p and its image go.
+    - `indices`, `delta` (m,), (m, p): the active set B, and the minimiser over it.
+    - `used`, `coefficients` (k,), (k, p): the remembered steps that take part, by slot, and c_j: p = delta - sum_j c_j
+      p_j.
+    - `step` (p,): its length: alpha moves by step * p.
+    - `slot`: where p and its image go.
     """
 
     indices: IndexArray
@@ -46,21 +39,11 @@ class BlockStep:
 class ConjugateMemory:
     """A ring of remembered steps.
 
-    Parameters
-    ----------
-    n, p : int
-        Samples and targets.
-    steps : int
-        How many are remembered; without any, steps are taken as they come (the paper's method).
-
-    Attributes
-    ----------
-    directions, images : (steps + 1, n, p) float64
-        p_j and q_j; one slot more than is remembered, since a new step is written while the old ones are read.
-    curvatures : (steps + 1, p) float64
-        p_j' q_j.
-    held : list of int
-        The filled slots, oldest first.
+    - `steps`: how many are remembered; without any, steps are taken as they come (the paper's method).
+    - `directions`, `images` (steps + 1, n, p): p_j and q_j; one slot more than is remembered, since a new step is
+      written while the old ones are read.
+    - `curvatures` (steps + 1, p): p_j' q_j.
+    - `held`: the filled slots, oldest first.
     """
 
     def __init__(self, n: int, p: int, steps: int) -> None:
@@ -76,10 +59,7 @@ class ConjugateMemory:
         delta = -g_B, delta' Kbar delta = -g_B' delta; since earlier exact steps left g orthogonal to every p_j, g' p
         = g_B' delta.
 
-        Parameters
-        ----------
-        indices, delta, gradient : (m,) intp, (m, p) and (m, p) float64
-            B, the minimiser over it, and g_B.
+        - `indices`, `delta`, `gradient` (m,), (m, p) and (m, p): B, the minimiser over it, and g_B.
         """
         p = delta.shape[1]
         slope = -np.einsum("bt,bt->t", gradient, delta)

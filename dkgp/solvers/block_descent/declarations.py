@@ -42,20 +42,12 @@ Precision = Literal["mixed", "double"]
 
 
 def _greedy(
-    block_size: Size,
-    largest_block_size: Size,
-    candidates: int,
-    variables_per_step: int | None,
-    memory: int | None,
-    exhaustive: bool,
-    prefitting: bool,
-    precision: Precision,
-    seed: int,
+    block_size: Size, largest_block_size: Size, memory: int | None, precision: Precision, seed: int, **selection: Any
 ) -> GreedyBlockCoordinateDescent:
     return GreedyBlockCoordinateDescent(
         block_size=block_size,
         memory=GreedyBlockCoordinateDescent.memory if memory is None else memory,
-        selection=GreedySelection(candidates, variables_per_step, exhaustive, prefitting),
+        selection=GreedySelection(**selection),
         precision=precision,
         seed=seed,
         largest_block_size=largest_block_size,

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.operators.base import IndexArray
 
-__all__ = ["Draws", "round_generator"]
-
 # Numbers drawn at a time beyond those that a round was expected to take, at least.
 LEAST_MORE = 1024
 
@@ -26,22 +24,13 @@ def round_generator(seed: int, iteration: int) -> np.random.Generator:
 class Draws:
     """The candidates of one round.
 
-    They are dealt from one sequence of uniform sample numbers, by seed and round alone; whoever is chosen already, or
-    in the subset, is passed over. So all subsets of N are as likely, what a round will look at can be foreseen, and a
-    candidate costs a number or a few, whatever n is.
+    They are dealt from one sequence of uniform sample numbers, by seed and round alone; a sample that is chosen
+    already, or in the subset, is passed over. So all subsets of N are as likely, what a round will look at can be
+    foreseen, and a candidate costs a number or a few, whatever n is.
 
-    Parameters
-    ----------
-    n : int
-        Samples.
-    choices, candidates : int
-        Subsets that the round will take, and kappa.
-    seed, iteration : int
-
-    Attributes
-    ----------
-    sequence : (l,) intp
-        As much as the round is expected to look at; what it takes beyond that is drawn when it is needed.
+    - `choices`, `candidates`: subsets that the round will take, and kappa.
+    - `sequence` (l,): as much as the round is expected to look at; what it takes beyond that is drawn when it is
+      needed.
     """
 
     def __init__(self, n: int, choices: int, candidates: int, seed: int, iteration: int) -> None:
@@ -57,13 +46,8 @@ class Draws:
     def take(self, subsets: int, out: NDArray[np.bool_], left: int) -> IndexArray:
         """Return the next subsets, one after the other: (subsets * min(kappa, left),).
 
-        Parameters
-        ----------
-        subsets : int
-        out : (n,) bool
-            Samples that are not in N.
-        left : int
-            How many the others are.
+        - `out` (n,): samples that are not in N.
+        - `left`: how many the others are.
         """
         if left <= self._candidates:
             return np.tile(np.flatnonzero(~out).astype(np.intp), subsets)

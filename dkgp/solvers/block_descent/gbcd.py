@@ -10,33 +10,26 @@ brought: docs/experiments.md.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any, Literal
 
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, KernelOperator
-from dkgp.solvers.base import Method
-from dkgp.solvers.block_descent.block_size import BlockSizes
+from dkgp.solvers.base import Method, PhaseClock
+from dkgp.solvers.block_descent.block_size import BlockSizes, descent_phases
 from dkgp.solvers.block_descent.conjugate_memory import ConjugateMemory
 from dkgp.solvers.block_descent.pipeline import GradientUnderWay, SelectionPipeline
 from dkgp.solvers.block_descent.selection import GreedySelection, Selection
+from dkgp.solvers.prices import Phase, Sizes
 from dkgp.solvers.state import SolverState
-
-__all__ = ["BlockState", "GreedyBlockCoordinateDescent"]
 
 
 @dataclass
 class BlockState(SolverState):
     """A solve between two rounds.
 
-    Attributes
-    ----------
-    memory : ConjugateMemory
-        The last steps.
-    blocks : SelectionPipeline
-        The active sets to come; what was chosen ahead is not part of a checkpoint, and chosen again.
+    - `blocks`: the active sets to come; what was chosen ahead is not part of a checkpoint, and chosen again.
     """
 
     memory: ConjugateMemory = field(init=False)
@@ -153,6 +146,12 @@ class GreedyBlockCoordinateDescent(Method[BlockState]):
         growth.review_columns, growth.review_norm = int(metadata["review_columns"]), float(metadata["review_norm"])
         return state
 
+    def phases(
+        self, sizes: Sizes, count: float, *, checks: float = 1.0, spilled: float = 0.0, kept: float = 0.0
+    ) -> list[Phase]:
+        """Work of so many column passes; see `Method.phases`."""
+        return descent_phases(sizes, int(self.block_size), self.selection.candidates, count, checks=checks)
+
     def advance(self, operator: KernelOperator, state: BlockState) -> dict[str, float]:
         """Steps 3 and 4 of Algorithm 1, in place.
 
@@ -163,7 +162,7 @@ class GreedyBlockCoordinateDescent(Method[BlockState]):
         dict of str to float
             Seconds spent selecting, updating the coordinator's vectors, and waiting for the workers.
         """
-        clock, memory, blocks = _Clock(), state.memory, state.blocks
+        clock, memory, blocks = PhaseClock(), state.memory, state.blocks
         # Step 3: the active set B, chosen greedily, and the best step on it: Kbar_BB delta = -g_B.
         block = blocks.select(state.gradient, state.iteration)
         clock.lap("select")
@@ -187,14 +186,3 @@ class GreedyBlockCoordinateDescent(Method[BlockState]):
 
 def _is_whole(value: object, *, least: int) -> bool:
     return isinstance(value, Integral) and int(value) >= least
-
-
-class _Clock:
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
-        self._last = now

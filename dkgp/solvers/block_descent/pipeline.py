@@ -12,8 +12,6 @@ from dkgp.solvers.block_descent.conjugate_memory import BlockStep, ConjugateMemo
 from dkgp.solvers.block_descent.selection import GradientView, Selection
 from dkgp.solvers.block_descent.subproblem import Subproblem
 
-__all__ = ["GradientUnderWay", "SelectionPipeline", "SettledGradient"]
-
 
 class SelectionPipeline:
     """The active sets of a run, one after the other.

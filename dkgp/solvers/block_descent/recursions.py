@@ -10,9 +10,6 @@ import numpy as np
 
 from dkgp.kernels.tiles.code_cache import cached_njit
 
-__all__ = ["advance_gradient", "advance_solution"]
-
-
 # Rows worked on at a time: a few of these fit the first-level cache, so a step reads each n-vector once.
 CHUNK = 1024
 # The memory multiplies old directions by small coefficients round after round; left alone they end as denormal numbers,
@@ -53,16 +50,11 @@ def _add_scaled(total, step, image, first, last):  # type: ignore[no-untyped-def
 def advance_gradient(gradient, product, images, used, coefficients, step, image_out):  # type: ignore[no-untyped-def]
     """`q = product - sum_j c_j q_j; gradient += step * q`, and q to `image_out`; per target.
 
-    Parameters
-    ----------
-    gradient, product, image_out : (n, p) float64
-        g before (in) and after (out) the step; Kbar[:, B] @ delta; where q goes.
-    images : (memory, n, p) float64
-        q_j = Kbar p_j of the remembered steps.
-    used : (k,) intp
-        Which of them take part.
-    coefficients : (k, p) float64
-    step : (p,) float64
+    - `gradient`, `product`, `image_out` (n, p): g before (in) and after (out) the step; Kbar[:, B] @ delta; where q
+      goes.
+    - `images` (memory, n, p): q_j = Kbar p_j of the remembered steps.
+    - `used` (k,): which of them take part.
+    - `coefficients` (k, p).
     """
     n, p = gradient.shape
     for first in range(0, n, CHUNK):
@@ -79,10 +71,7 @@ def advance_gradient(gradient, product, images, used, coefficients, step, image_
 def advance_solution(alpha, indices, delta, directions, used, coefficients, step, direction_out):  # type: ignore[no-untyped-def]
     """`p = delta (on B) - sum_j c_j p_j; alpha += step * p`, and p to `direction_out`; per target.
 
-    Returns
-    -------
-    (p,) float64
-        ||step * p||^2 of each target.
+    The squared lengths ||step * p||^2 come back: (p,).
     """
     n, p = alpha.shape
     direction_out[:, :] = 0.0

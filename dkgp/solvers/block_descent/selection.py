@@ -22,9 +22,6 @@ from dkgp.solvers.block_descent.block_size import grown_candidates
 from dkgp.solvers.block_descent.draws import Draws, round_generator
 from dkgp.solvers.block_descent.subproblem import Subproblem, matmat_in_parallel
 
-__all__ = ["CyclicSelection", "GradientSelection", "GradientView", "GreedySelection", "Selection"]
-
-
 # Solutions of the subproblem in a block: with more, selection takes longer and passes hardly fall.
 DEFAULT_STEPS = 20
 
@@ -113,7 +110,7 @@ class GreedySelection(Selection):
         if self.candidates < 1:
             raise InputError(f"the number of candidates must be at least 1; got {self.candidates}")
         if self.variables_per_step is None and (self.exhaustive or self.prefitting):
-            # Whoever pays for the best choice gets it: no choice is made by a step that others have outdated.
+            # These pay for the best choice and get it: none is made by a step that others have outdated.
             object.__setattr__(self, "variables_per_step", 1)
         if self.variables_per_step is not None and self.variables_per_step < 1:
             raise InputError(f"the variables per step must be at least 1; got {self.variables_per_step}")
@@ -124,9 +121,9 @@ class GreedySelection(Selection):
 
     def settings(self) -> dict[str, Any]:
         """Settings that determine the choice: all but the threads."""
-        chosen = asdict(self)
-        del chosen["threads"]
-        return {**super().settings(), **chosen}
+        settings = asdict(self)
+        del settings["threads"]
+        return {**super().settings(), **settings}
 
     def steps(self, size: int) -> list[int]:
         """Numbers of variables that each selection step of a block of `size` chooses."""

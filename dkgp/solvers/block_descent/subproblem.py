@@ -22,8 +22,6 @@ from dkgp.kernels import Features, TileEvaluator
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator, noise_at
 from dkgp.solvers.cholesky.triangular import solve_lower, solve_lower_transposed
 
-__all__ = ["Subproblem"]
-
 # The factor of a matrix with eigenvalues in [s2, c] errs by a few eps c: below this margin float32 would not be a good
 # guide.
 SINGLE_MARGIN = 20.0
@@ -63,29 +61,15 @@ def matmat_in_parallel(
 class Subproblem:
     """delta = -Kbar_BB^-1 g_B for a growing active set B.
 
-    Parameters
-    ----------
-    operator : KernelOperator
-        Gives the evaluators and the noise variance; nothing is computed through it.
-    capacity : int
-        Largest size m of B.
-    targets : int
-        Number p of gradient columns.
-    single : bool, optional
-        Keep the factor in float32; decided by the noise variance by default. False means float64 in all that concerns
-        the block, scores of candidates included.
-    typical_entry : float, optional
-        Root mean square of K's entries off the diagonal, which bounds the largest eigenvalue of Kbar_BB more closely
-        than the diagonal alone.
-
-    Attributes
-    ----------
-    size : int
-        Variables appended so far.
-    gradient : (capacity, p) float64
-        g at the variables appended.
-    scores_in_double : bool
-        Whether candidates are to be scored by float64 entries.
+    - `operator`: gives the evaluators and the noise variance; nothing is computed through it.
+    - `capacity`: largest size m of B.
+    - `targets`: number p of gradient columns.
+    - `single`: keep the factor in float32; decided by the noise variance by default. False means float64 in all that
+      concerns the block, scores of candidates included.
+    - `typical_entry`: root mean square of K's entries off the diagonal, which bounds the largest eigenvalue of Kbar_BB
+      more closely than the diagonal alone.
+    - `gradient` (capacity, p): g at the variables appended.
+    - `scores_in_double`: whether candidates are to be scored by float64 entries.
     """
 
     def __init__(
@@ -152,16 +136,10 @@ class Subproblem:
     def append(self, indices: IndexArray, gradient: FloatArray) -> None:
         """Add variables to B.
 
-        Parameters
-        ----------
-        indices : (c,) intp
-        gradient : (c, p) float64
-            g at these variables before the block's step.
+        - `indices` (c,).
+        - `gradient` (c, p): g at these variables before the block's step.
 
-        Raises
-        ------
-        NumericalError
-            Kbar_BB lost positive definiteness in float64.
+        Raises `NumericalError`: Kbar_BB lost positive definiteness in float64.
         """
         old, new = self.size, self.size + len(indices)
         features = self._operator.features(indices, self._evaluator.precision)

@@ -19,8 +19,6 @@ from dkgp.operators.base import FloatArray
 from dkgp.solvers.cholesky.dense_blocks import factor_lower, subtract_product, subtract_square
 from dkgp.solvers.cholesky.triangular import solve_lower
 
-__all__ = ["factor_strips", "solve_strips", "strip_bounds"]
-
 
 def strip_bounds(n: int, rows: int) -> list[tuple[int, int]]:
     """First row of each strip and the first row after it, `rows` in all but the last."""
@@ -32,10 +30,7 @@ def factor_strips(strips: Sequence[FloatArray], threads: int | None = None) -> N
 
     BLAS should have one thread: the blocks of a column are shared between `threads`, all cores by default.
 
-    Raises
-    ------
-    NumericalError
-        The matrix is not positive definite.
+    Raises `NumericalError`: the matrix is not positive definite.
     """
     for k, strip in enumerate(strips):
         first = strip.shape[1] - len(strip)

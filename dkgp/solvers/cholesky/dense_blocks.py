@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from dkgp.operators.blas import blas, lapack
 
-__all__ = ["factor_lower", "subtract_product", "subtract_square"]
-
 
 def subtract_product(block: NDArray[Any], left: NDArray[Any], right: NDArray[Any]) -> None:
     """`block -= left @ right.T` in place, for block (m, n), left (m, k), right (n, k)."""
@@ -41,10 +39,7 @@ def subtract_square(block: NDArray[Any], left: NDArray[Any]) -> None:
 def factor_lower(block: NDArray[Any]) -> int:
     """Put Cholesky's lower factor in the lower triangle of `block` (m, m).
 
-    Returns
-    -------
-    int
-        0, or the number of the leading minor, from 1, that is not positive definite.
+    Returns 0, or the number of the leading minor, from 1, that is not positive definite.
     """
     m = len(block)
     if block.shape != (m, m):

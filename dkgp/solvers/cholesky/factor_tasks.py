@@ -28,17 +28,6 @@ from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers.cholesky.dense_blocks import factor_lower, subtract_product, subtract_square
 from dkgp.solvers.cholesky.triangular import solve_lower
 
-__all__ = [
-    "PanelTiles",
-    "TileContext",
-    "TileLayout",
-    "digest",
-    "digest_task",
-    "panel_task",
-    "product_task",
-    "verify_task",
-]
-
 # One run: a panel and the rows of its tiles that are computed together.
 PanelTiles = tuple[int, tuple[int, ...]]
 
@@ -52,14 +41,8 @@ PIECE_ROWS = 256
 class TileLayout:
     """The cut of the lower triangle into tiles.
 
-    Attributes
-    ----------
-    n : int
-        Samples.
-    rows : int
-        Rows and columns of a tile, fewer in the last.
-    precision : {"single", "double"}
-        Type of the tiles.
+    - `rows`: rows and columns of a tile, fewer in the last.
+    - `precision`: type of the tiles.
     """
 
     n: int
@@ -147,8 +130,8 @@ class TileContext:
             piece = evaluator.tile(columns, rows.slice(first, last)).T
             if i == k:
                 start, _ = layout.bounds(i)
-                own = noise_at(self.noise, slice(start + first, start + last))
-                piece[np.arange(last - first), np.arange(first, last)] += own
+                noise = noise_at(self.noise, slice(start + first, start + last))
+                piece[np.arange(last - first), np.arange(first, last)] += noise
             tile[first:last] = piece
         return tile
 
@@ -163,11 +146,8 @@ class TileContext:
 def panel_task(tiles: TileContext, runs: list[PanelTiles]) -> list[int]:
     """Compute and write tiles of a panel, one run of them after the other, `(k, (k,))` being the one on the diagonal.
 
-    Returns
-    -------
-    list of int
-        0, or the number (from 1) of the row of a tile on the diagonal where it proved not to be positive definite and
-        was not written.
+    For each run comes back 0, or the number (from 1) of the row of a tile on the diagonal where it proved not to be
+    positive definite and was not written.
     """
     return [_diagonal(tiles, k) if rows == (k,) else _below(tiles, k, rows) for k, rows in runs]
 
@@ -184,13 +164,13 @@ def _diagonal(tiles: TileContext, k: int) -> int:
 
 def _below(tiles: TileContext, k: int, rows: tuple[int, ...]) -> int:
     blocks = [tiles.evaluate(i, k) for i in rows]
-    wanted = [(i, j) for j in range(k) for i in (k, *rows)]
-    found = tiles.read_ahead([*wanted, (k, k)])
+    places = [(i, j) for j in range(k) for i in (k, *rows)]
+    tiles_read = tiles.read_ahead([*places, (k, k)])
     for _ in range(k):
-        right = next(found)
+        right = next(tiles_read)
         for block in blocks:
-            subtract_product(block, next(found), right)
-    corner = next(found)
+            subtract_product(block, next(tiles_read), right)
+    corner = next(tiles_read)
     for i, block in zip(rows, blocks, strict=True):
         solve_lower(corner, len(corner), block)
         tiles.store.write(tiles.layout.name(i, k), block)
@@ -202,8 +182,8 @@ def product_task(
     tiles: TileContext, vector: NDArray[Any], transposed: bool, places: list[tuple[int, int]]
 ) -> list[NDArray[Any]]:
     """L_ik @ v (or L_ik' @ v) for each tile: (rows, t) in the tiles' type."""
-    found = tiles.read_ahead(places)
-    return [(tile.T if transposed else tile) @ vector for tile in found]
+    tiles_read = tiles.read_ahead(places)
+    return [(tile.T if transposed else tile) @ vector for tile in tiles_read]
 
 
 def verify_task(tiles: TileContext, places: list[tuple[int, int]]) -> list[bool]:

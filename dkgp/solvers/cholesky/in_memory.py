@@ -13,10 +13,9 @@ from dkgp.operators.base import FloatArray, KernelOperator, noise_at
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.solvers.base import Method
 from dkgp.solvers.cholesky.blocked import factor_strips, solve_strips, strip_bounds
+from dkgp.solvers.prices import Phase, Sizes, Work, check_phase
 from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
 from dkgp.solvers.state import SolverState
-
-__all__ = ["Cholesky", "CholeskyState", "cholesky_bytes"]
 
 DEFAULT_BUDGET_BYTES = 4 * 1024**3
 # Rows of a block: large enough for BLAS to run at full speed, small enough for many cores to share a block column.
@@ -35,11 +34,8 @@ def cholesky_bytes(n: int, d: int, p: int = 1) -> int:
 class CholeskyState(SolverState):
     """A solve before its one round, or between two refinements.
 
-    Attributes
-    ----------
-    factor : list of (r_i, c_i) float64
-        Strips of the lower factor; empty before the first round, and not part of a checkpoint: it is computed again,
-        to the same bits.
+    - `factor`: strips of the lower factor; empty before the first round, and not part of a checkpoint: it is computed
+      again, to the same bits.
     """
 
     factor: list[FloatArray] = field(default_factory=list)
@@ -86,6 +82,12 @@ class Cholesky(Method[CholeskyState]):
             )
         return self
 
+    def phases(
+        self, sizes: Sizes, count: float, *, checks: float = 1.0, spilled: float = 0.0, kept: float = 0.0
+    ) -> list[Phase]:
+        """Work of the factor; see `Method.phases`."""
+        return cholesky_phases(sizes, checks=checks)
+
     def advance(self, operator: KernelOperator, state: CholeskyState) -> dict[str, float]:
         """Factor where there is no factor yet, and solve for the gradient that is left; seconds by phase."""
         began = time.perf_counter()
@@ -103,10 +105,10 @@ class Cholesky(Method[CholeskyState]):
         began = time.perf_counter()
         state.gradient = operator.matmat(state.alpha) - state.rhs
         timings["update"] = time.perf_counter() - began
-        left = float(np.abs(state.gradient).max())
-        if state.iteration and not left <= LEAST_GAIN * before:
+        after = float(np.abs(state.gradient).max())
+        if state.iteration and not after <= LEAST_GAIN * before:
             raise NumericalError(
-                f"float64 does not come closer: max|g| = {min(left, before):.3g} after {state.iteration} refinements. "
+                f"float64 does not come closer: max|g| = {min(after, before):.3g} after {state.iteration} refinements. "
                 "Raise the tolerance, or the noise variance"
             )
         state.iteration += 1
@@ -138,6 +140,16 @@ def _assemble(operator: KernelOperator, threads: int | None) -> list[FloatArray]
 
     in_parallel(evaluate, len(pairs), threads)
     return strips
+
+
+def cholesky_phases(sizes: Sizes, *, checks: float = 1.0) -> list[Phase]:
+    """Phases of the whole matrix' factor, at the coordinator."""
+    n = float(sizes.n)
+    return [
+        Phase("matrix", 1.0, threaded=Work(double_entries=n * n / 2.0)),
+        Phase("factor", 1.0, threaded=Work(double_operations=n**3 / 3.0)),
+        check_phase(sizes, checks),
+    ]
 
 
 register_solver(

@@ -29,8 +29,6 @@ from dkgp.solvers.cholesky.factor_tasks import (
     verify_task,
 )
 
-__all__ = ["BrokenDownError", "TileFactor"]
-
 FORMAT_VERSION = 1
 # Tiles of a panel that a task computes together: each shares the reading of a row of tiles with the others.
 MOST_ROWS_AT_ONCE = 4
@@ -47,25 +45,14 @@ class BrokenDownError(NumericalError):
 class TileFactor:
     """L of Kbar = L L', in tiles.
 
-    Parameters
-    ----------
-    operator : BlockedKernelOperator
-        Its executor does the work.
-    layout : TileLayout
-    folder : str or None
-        Where the tiles lie: what a factorisation of the same matrix left there is taken over. None takes a folder of
-        its own in the system's place for temporary files, removed when this object is.
-    memory_bytes : int
-        What the tasks of one process may hold.
-    disk_budget_bytes : int or None
-        What the tiles may take; by default, what the disk has free.
+    - `operator`: its executor does the work.
+    - `folder`: where the tiles lie: what a factorisation of the same matrix left there is taken over. None takes a
+      folder of its own in the system's place for temporary files, removed when this object is.
+    - `memory_bytes`: what the tasks of one process may hold.
+    - `disk_budget_bytes`: what the tiles may take; by default, what the disk has free.
 
-    Raises
-    ------
-    MemoryBudgetError, StorageError
-        Memory or disk do not suffice; before anything is computed.
-    CheckpointError
-        The folder holds tiles of another matrix.
+    Raises `MemoryBudgetError`, `StorageError`: memory or disk do not suffice; before anything is computed;
+    `CheckpointError`: the folder holds tiles of another matrix.
     """
 
     def __init__(
@@ -99,10 +86,7 @@ class TileFactor:
     def complete(self, panels: int) -> None:
         """Compute what is missing of the first `panels` block columns; tiles that are there stay as they are.
 
-        Raises
-        ------
-        BrokenDownError
-            The matrix is not positive definite in the tiles' type.
+        Raises `BrokenDownError`: the matrix is not positive definite in the tiles' type.
         """
         for k in range(panels):
             if not self._holds(k, k):
@@ -132,15 +116,15 @@ class TileFactor:
 
     def _substitute(self, solution: FloatArray, k: int, places: list[tuple[int, int]], *, transposed: bool) -> None:
         """Solve with the tile (k, k) and take the result's part off the other rows."""
-        own = slice(*self.layout.bounds(k))
+        rows = slice(*self.layout.bounds(k))
         part: NDArray[Any] = scipy.linalg.solve_triangular(
             self._tiles.read(k, k),
-            solution[own].astype(self.layout.dtype),
+            solution[rows].astype(self.layout.dtype),
             lower=True,
             trans="T" if transposed else "N",
             check_finite=False,
         )
-        solution[own] = part
+        solution[rows] = part
         groups = split_evenly(places, self._parallelism) if places else []
         arguments = (self._tiles, part, transposed)
         products = self._executor.submit("ksubstitute", product_task, arguments, groups).result() if groups else []
@@ -189,19 +173,19 @@ class TileFactor:
 
     def _take_over(self) -> set[str]:
         """Names of the whole tiles of this matrix that are there already; damaged ones are removed."""
-        found = self._store.description()
-        if found is None:
+        description = self._store.description()
+        if description is None:
             return set()
         for name, expected in self._description().items():
-            if found.get(name) != expected:
+            if description.get(name) != expected:
                 raise CheckpointError(
                     f"the tiles in '{self.url}' belong to another factorisation: their {name.replace('_', ' ')} is "
-                    f"{found.get(name)!r}; this one's is {expected!r}. Name another folder, or remove that one"
+                    f"{description.get(name)!r}; this one's is {expected!r}. Name another folder, or remove that one"
                 )
         self._store.drop_temporaries()
         panels = range(self.layout.n_panels)
-        there = self._store.names()
-        places = [(i, k) for i in panels for k in panels[: i + 1] if self.layout.name(i, k) in there]
+        names = self._store.names()
+        places = [(i, k) for i in panels for k in panels[: i + 1] if self.layout.name(i, k) in names]
         if not places:
             return set()
         groups = split_evenly(places, self._parallelism)

@@ -23,8 +23,6 @@ from dkgp.solvers.cholesky.tile_factor import BrokenDownError, TileFactor
 from dkgp.solvers.conjugate.block import BlockState, iterate
 from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
 
-__all__ = ["TiledCholesky", "TiledCholeskyState"]
-
 GIBIBYTE = 1024**3
 # Rows of a tile: enough panels to share between workers, tiles large enough for BLAS, and to read and write at ease.
 PANELS = 16
@@ -36,15 +34,10 @@ TILE_ROWS_STEP = 64
 class TiledCholeskyState(BlockState):
     """A solve between two rounds.
 
-    Attributes
-    ----------
-    panels : int
-        Block columns factored in rounds so far.
-    tile_precision : {"single", "double"}
-        Of the tiles on disk.
-    factor : TileFactor or None
-        The tiles; not part of a checkpoint: those that lie in a named folder are taken over, others computed again, to
-        the same bits.
+    - `panels`: block columns factored in rounds so far.
+    - `tile_precision`: of the tiles on disk.
+    - `factor`: the tiles; not part of a checkpoint: those that lie in a named folder are taken over, others computed
+      again, to the same bits.
     """
 
     panels: int = 0
@@ -205,8 +198,8 @@ class TiledCholesky(Method[TiledCholeskyState]):
         folder = None if self.folder is None else normalise_url(self.folder)
         if folder is not None and precision == "single":
             # A run before this one may have found out that float32 does not do.
-            found = TileStore(folder).description()
-            precision = "double" if found is not None and found.get("precision") == "double" else "single"
+            description = TileStore(folder).description()
+            precision = "double" if description is not None and description.get("precision") == "double" else "single"
         layout = TileLayout(operator.n, self.tile_rows, precision)
         return TileFactor(operator, layout, folder, self.memory_bytes, self.disk_budget_bytes)
 

@@ -15,8 +15,6 @@ from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.vector_math import FAST_MATH, fma, prefer_full_vectors
 from dkgp.operators.blas import blas
 
-__all__ = ["solve_lower", "solve_lower_transposed"]
-
 
 def solve_lower(factor: NDArray[Any], order: int, right: NDArray[Any]) -> None:
     """`right[i] = L^-1 right[i]` in place for each row i, L the leading `order` rows and columns of `factor`.

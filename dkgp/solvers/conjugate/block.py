@@ -34,8 +34,6 @@ from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.state import SolverState
 from dkgp.solvers.stopping import Progress
 
-__all__ = ["BlockDirections", "BlockState", "add_product", "iterate", "row_pieces"]
-
 # Directions that the others span to this share of their length are left out; of float32 ones little more is there.
 DEPENDENT, DEPENDENT_SINGLE = 1e-7, 1e-5
 # Shorter ones of float32 are zero: what they would be scaled by is beyond it.
@@ -65,14 +63,9 @@ def add_product(target: NDArray[Any], tall: NDArray[Any], small: FloatArray, thr
 class BlockDirections:
     """The directions of the last iteration.
 
-    Attributes
-    ----------
-    vectors : (n, k) float64 or float32
-        P, nearly orthonormal; empty before the first iteration. Any will do, so float32 may round them.
-    images : (n, k) float64 or float32
-        Kbar P. Where both are float32, so is what is done with them, sums of pieces apart.
-    threads : int
-        Of this process, to share the work; results do not depend on their number.
+    - `vectors` (n, k): P, nearly orthonormal; empty before the first iteration. Any will do, so float32 may round them.
+    - `images` (n, k): Kbar P. Where both are float32, so is what is done with them, sums of pieces apart.
+    - `threads`: of this process, to share the work; results do not depend on their number.
     """
 
     vectors: NDArray[Any] = field(default_factory=lambda: np.zeros((0, 0)))
@@ -90,19 +83,12 @@ class BlockDirections:
     ) -> FloatArray:
         """Find the next directions and the steps along them; the caller moves, by `vectors` and `images` times these.
 
-        Parameters
-        ----------
-        preconditioned : (n, c)
-            M^-1 R, with any preconditioner M, of all columns or some; overwritten.
-        residual : (n, t)
-            R = B - Kbar X; not looked at before the product, which may compute it anew, in place.
-        product : callable
-            Kbar V for V (n, k), any k up to c: (n, k).
+        - `preconditioned` (n, c): M^-1 R, with any preconditioner M, of all columns or some; overwritten.
+        - `residual` (n, t): R = B - Kbar X; not looked at before the product, which may compute it anew, in place.
+        - `product`: Kbar V for V (n, k), any k up to c: (n, k).
 
-        Returns
-        -------
-        (k, t) float64
-            A. With k = 0 there is nothing to gain: no residual is left, or the matrix has no curvature along any.
+        The steps A are (k, t). With k = 0 there is nothing to gain: no residual is left, or the matrix has no curvature
+        along any direction.
         """
         self.conjugate(preconditioned)
         # As large as the images to come, for which there shall be room.
@@ -129,19 +115,14 @@ class BlockDirections:
 
 @dataclass
 class BlockState(SolverState):
-    """A solve between two iterations, of a solver whose rounds are these.
-
-    Attributes
-    ----------
-    directions : BlockDirections
-    """
+    """A solve between two iterations, of a solver whose rounds are these."""
 
     directions: BlockDirections = field(default_factory=BlockDirections)
 
     def arrays(self) -> dict[str, FloatArray]:
         """Arrays of a checkpoint."""
-        own = {"directions": self.directions.vectors, "images": self.directions.images}
-        return {**super().arrays(), **own}
+        searched = {"directions": self.directions.vectors, "images": self.directions.images}
+        return {**super().arrays(), **searched}
 
     def read(self, arrays: dict[str, FloatArray], metadata: dict[str, Any]) -> None:
         """Take over a checkpoint's arrays and scalars."""
@@ -161,15 +142,9 @@ def iterate(
     and the step along P is exact for it, so that the gradient after it is exact, too. It is taken if `moving` says so
     of where the solve stands before it.
 
-    Parameters
-    ----------
-    preconditioned : (n, p) float64
-        Overwritten.
+    - `preconditioned` (n, p): overwritten.
 
-    Raises
-    ------
-    NumericalError
-        The matrix has no curvature along the true gradient, in float64.
+    Raises `NumericalError`: the matrix has no curvature along the true gradient, in float64.
     """
     started, seconds, multiplied, onward = time.perf_counter(), 0.0, False, True
     directions, residual, p = state.directions, -state.gradient, state.gradient.shape[1]

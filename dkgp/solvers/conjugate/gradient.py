@@ -20,23 +20,17 @@ from dkgp.solvers.base import Method
 from dkgp.solvers.conjugate.block import BlockState, iterate
 from dkgp.solvers.conjugate.growth import Growth
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, Preconditioner, Preconditioning
-from dkgp.solvers.prices import Sizes
+from dkgp.solvers.prices import Phase, Sizes
 from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
 from dkgp.solvers.stopping import Progress
-
-__all__ = ["ConjugateGradient", "ConjugateGradientState"]
 
 
 @dataclass
 class ConjugateGradientState(BlockState):
     """A solve between two iterations.
 
-    Attributes
-    ----------
-    preconditioner : Preconditioner or None
-        M^-1; not part of a checkpoint: it is built again, to the same bits.
-    growth : Growth
-        Of the preconditioner's factor.
+    - `preconditioner`: M^-1; not part of a checkpoint: it is built again, to the same bits.
+    - `growth`: of the preconditioner's factor.
     """
 
     preconditioner: Preconditioner | None = None
@@ -92,6 +86,14 @@ class ConjugateGradient(Method[ConjugateGradientState]):
         """Settings in plain JSON types."""
         preconditioner = None if self.preconditioner is None else self.preconditioner.settings()
         return {**super().settings(), "preconditioner": preconditioner}
+
+    def phases(
+        self, sizes: Sizes, count: float, *, checks: float = 1.0, spilled: float = 0.0, kept: float = 0.0
+    ) -> list[Phase]:
+        """Work of so many products, with a factor; see `Method.phases`."""
+        if not isinstance(self.preconditioner, FactorPreconditioning):
+            return super().phases(sizes, count)
+        return self.preconditioner.phases(sizes, count, checks=checks, spilled=spilled, kept=kept)
 
     def advance(self, operator: KernelOperator, state: ConjugateGradientState) -> dict[str, float]:
         """One iteration, in place; seconds by phase."""
@@ -186,8 +188,8 @@ def _memory(solver: ConjugateGradient, n: int, d: int) -> SolverMemory:
 
 def _resuming(settings: Mapping[str, Any]) -> dict[str, Any]:
     """A checkpoint of before there was a halo, or of a low-rank factor alone, tells of none."""
-    found = settings.get("preconditioner") or {}
-    return {"halo": found.get("halo", 0), **{name: found[name] for name in ("leaf", "rank") if name in found}}
+    saved = settings.get("preconditioner") or {}
+    return {"halo": saved.get("halo", 0), **{name: saved[name] for name in ("leaf", "rank") if name in saved}}
 
 
 register_solver(

@@ -11,8 +11,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["MOST_LEVELS", "Growth", "Price"]
-
 # Iterations whose residuals say how fast it goes; conjugate gradients' norms go up and down.
 WINDOW = 12
 # The number of products falls about as s^-3/4: kin40k and others, n = 30,000, s from 500 to 2,000.
@@ -34,12 +32,8 @@ class Price:
 class Growth:
     """Count of how often the factor has grown, and how the residual fell since.
 
-    Attributes
-    ----------
-    level : int
-        Times that the halo was doubled.
-    norms : list of float
-        ||g|| before the last iterations with the factor at hand.
+    - `level`: times that the halo was doubled.
+    - `norms`: ||g|| before the last iterations with the factor at hand.
     """
 
     level: int = 0
@@ -67,6 +61,6 @@ class Growth:
         return {"level": self.level, "norms": self.norms}
 
     @classmethod
-    def of(cls, found: dict[str, Any]) -> Growth:
+    def of(cls, saved: dict[str, Any]) -> Growth:
         """Go on from a checkpoint; one of before factors grew has no such thing."""
-        return cls(int(found.get("level", 0)), list(found.get("norms", ())))
+        return cls(int(saved.get("level", 0)), list(saved.get("norms", ())))

@@ -21,8 +21,6 @@ from dkgp.solvers.base import Method
 from dkgp.solvers.registry import SolverDeclaration, register_solver
 from dkgp.solvers.state import SolverState
 
-__all__ = ["NULL_SHARE", "KernelConjugateGradient", "LeastSquaresState", "ParameterConjugateGradient", "kernel_product"]
-
 # Where <g, g>_K has sunk to this share of g'g, rounding is all that is left of it.
 NULL_SHARE = 1e-13
 
@@ -31,12 +29,9 @@ NULL_SHARE = 1e-13
 class LeastSquaresState(SolverState):
     """A solve between two iterations.
 
-    Attributes
-    ----------
-    direction, image : (n, p) float64
-        Coefficients h of the search direction, and K h; empty before the first.
-    slope, slope_image : (n, p) float64
-        The gradient that the direction was made from (g, or K g for parameter CG), and for kernel CG its product K g.
+    - `direction`, `image` (n, p): coefficients h of the search direction, and K h; empty before the first.
+    - `slope`, `slope_image` (n, p): the gradient that the direction was made from (g, or K g for parameter CG), and for
+      kernel CG its product K g.
     """
 
     saved = (*SolverState.saved, "direction", "image", "slope", "slope_image")

@@ -23,10 +23,9 @@ from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, samples_draw
 from dkgp.operators.vecchia.factor import VecchiaFactor
 from dkgp.operators.vecchia.memory import vecchia_bytes
 from dkgp.solvers.conjugate.growth import MOST_LEVELS, Price
-from dkgp.solvers.prices import Prices, Sizes, conjugate_phases, core_seconds
+from dkgp.solvers.conjugate.phases import conjugate_phases
+from dkgp.solvers.prices import Phase, Prices, Sizes, core_seconds
 from dkgp.solvers.registry import SolverMemory
-
-__all__ = ["FactorPreconditioning", "Preconditioner", "Preconditioning", "factor_bytes_allowed"]
 
 # By default a factor may take as much, and so many float32 numbers a sample where that is more.
 LEAST_BYTES, NUMBERS_A_SAMPLE = 1024**3, 640
@@ -100,9 +99,9 @@ class FactorPreconditioning:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for what, size, least in (("halo", self.halo, 0), ("leaf", self.leaf, 1), ("rank", self.rank, 0)):
+        for name, size, least in (("halo", self.halo, 0), ("leaf", self.leaf, 1), ("rank", self.rank, 0)):
             if size != "auto" and size < least:
-                raise InputError(f"the preconditioner's {what} must be 'auto' or at least {least}; got {size!r}")
+                raise InputError(f"the preconditioner's {name} must be 'auto' or at least {least}; got {size!r}")
         if self.halo == 0 and self.rank == 0:
             raise InputError(
                 "a preconditioner is made of a halo, of landmarks, or of both; got `halo` 0 and `rank` 0. Raise one of "
@@ -140,15 +139,15 @@ class FactorPreconditioning:
             room = (held - rank) / 1.5 if self.leaf == "auto" else held - rank - self.leaf
             halo = max(LEAST_HALO, int(min(HALO_PER_SAMPLE * n, HALO_PER_SQRT_N * math.sqrt(n), room)))
         leaf = -(-halo // 2) if self.leaf == "auto" else self.leaf
-        chosen = replace(self, halo=min(n, halo), leaf=min(n, leaf) if halo else "auto", rank=min(n, rank))
-        named = rank if self.halo == "auto" else chosen.numbers
+        resolved = replace(self, halo=min(n, halo), leaf=min(n, leaf) if halo else "auto", rank=min(n, rank))
+        named = rank if self.halo == "auto" else resolved.numbers
         if self.memory_bytes is not None and named > held:
             raise InputError(
                 f"a factor of {named:,} numbers a sample (`halo`, `leaf` and `rank` together) takes "
                 f"{4 * n * named:,} bytes for {n:,} samples; the preconditioner may take {self.memory_bytes:,}. Lower "
                 f"them to {held:,} in all, or allow more memory"
             )
-        return chosen
+        return resolved
 
     def _allowed(self, n: int) -> int:
         return factor_bytes_allowed(n) if self.memory_bytes is None else self.memory_bytes
@@ -160,41 +159,43 @@ class FactorPreconditioning:
 
     def grown(self, n: int, levels: int = 1) -> FactorPreconditioning:
         """Return the settings, resolved, with halo and leaf doubled so often; as they are where memory forbids it."""
-        found = self
+        settings = self
         for _ in range(levels if self.halo else 0):
-            halo, leaf = 2 * int(found.halo), 2 * int(found.leaf)
+            halo, leaf = 2 * int(settings.halo), 2 * int(settings.leaf)
             if halo + leaf > n or 4 * n * (halo + leaf + int(self.rank)) > self._allowed(n):
                 break
-            found = replace(found, halo=halo, leaf=leaf)
-        return found
+            settings = replace(settings, halo=halo, leaf=leaf)
+        return settings
 
     def price(self, sizes: Sizes) -> Price:
         """Nominal seconds of the factor, resolved."""
-        leaf = int(self.leaf) if self.halo else 0
-        none, one = (
-            core_seconds(
-                conjugate_phases(sizes, products, halo=int(self.halo), leaf=leaf, rank=int(self.rank), checks=0.0),
-                Prices.nominal(sizes.d),
-            )
-            for products in (0.0, 1.0)
-        )
+        prices = Prices.nominal(sizes.d)
+        none, one = (core_seconds(self.phases(sizes, products, checks=0.0), prices) for products in (0.0, 1.0))
         return Price(none, one - none)
+
+    def phases(
+        self, sizes: Sizes, products: float, *, checks: float = 1.0, spilled: float = 0.0, kept: float = 0.0
+    ) -> list[Phase]:
+        """Work of conjugate gradients with the factor, resolved; see `conjugate_phases`."""
+        leaf = int(self.leaf) if self.halo else 0
+        sides = {"halo": int(self.halo), "leaf": leaf, "rank": int(self.rank)}
+        return conjugate_phases(sizes, products, **sides, checks=checks, spilled=spilled, kept=kept)
 
     def memory(self, n: int, d: int) -> SolverMemory:
         """Bytes of the factor, resolved, as large as it may grow; `d` is how many numbers features have."""
         rank = int(self.rank)
-        own = 8 * rank * (3 * rank + samples_drawn_from(rank)) if rank else 0
+        coordinator = 8 * rank * (3 * rank + samples_drawn_from(rank)) if rank else 0
         if not self.halo:
-            return SolverMemory(own_bytes=own, factor_bytes=low_rank_bytes(n, rank, process_threads()))
+            return SolverMemory(own_bytes=coordinator, factor_bytes=low_rank_bytes(n, rank, process_threads()))
         grown = self.grown(n, MOST_LEVELS)
-        found = vecchia_bytes(n, int(grown.halo), int(grown.leaf), rank, width=d, double=True)
-        making = found.points + process_threads() * found.making
-        return SolverMemory(own_bytes=own + found.coordinator, factor_bytes=making, cached_bytes=found.kept)
+        vecchia = vecchia_bytes(n, int(grown.halo), int(grown.leaf), rank, width=d, double=True)
+        making = vecchia.points + process_threads() * vecchia.making
+        return SolverMemory(own_bytes=coordinator + vecchia.coordinator, factor_bytes=making, cached_bytes=vecchia.kept)
 
     def settings(self) -> dict[str, Any]:
         """Settings in plain JSON types; those of a low-rank factor alone as they were before there was a halo."""
-        found = {**asdict(self), "memory_bytes": self.memory_bytes or LEAST_BYTES}
-        return {name: value for name, value in found.items() if self.halo or name not in ("halo", "leaf")}
+        settings = {**asdict(self), "memory_bytes": self.memory_bytes or LEAST_BYTES}
+        return {name: value for name, value in settings.items() if self.halo or name not in ("halo", "leaf")}
 
     def build(self, operator: KernelOperator) -> Preconditioner:
         """Choose landmarks and factorise; every worker builds its own part."""

@@ -48,8 +48,6 @@ from dkgp.operators.vecchia.embedding import EMBEDDING_RANK, is_one_distance
 from dkgp.operators.vecchia.order import kd_order
 from dkgp.solvers.conjugate.block import BlockDirections
 
-__all__ = ["Probe", "ResidualCurve"]
-
 # Powers of m / n.
 RANK_BESIDE_A_HALO, NOISE_BESIDE_A_HALO = 0.5, 0.5
 LOW_RANK_SHARE, LARGE_RANK, NOISE_OF_A_LARGE_RANK = 0.2, 0.35, 0.75
@@ -84,12 +82,9 @@ MOST_TAKEN = 2.0**-24
 class ResidualCurve:
     """Residuals of the kernel's diagonal under partial Cholesky factors of growing rank.
 
-    Attributes
-    ----------
-    ranks : tuple of int
-        Landmarks, growing.
-    residuals : tuple of float
-        Mean of diag(K - F F') over the samples that are no landmarks, in units of the kernel's largest k(x, x).
+    - `ranks`: landmarks, growing.
+    - `residuals`: mean of diag(K - F F') over the samples that are no landmarks, in units of the kernel's largest k(x,
+      x).
     """
 
     ranks: tuple[int, ...]
@@ -178,10 +173,10 @@ class _Subset:
         directions = BlockDirections()
         started = float(np.abs(residual).max())
         for count in range(most + 1):
-            left = float(np.abs(residual).max())
-            if left <= tolerance:
+            remaining = float(np.abs(residual).max())
+            if remaining <= tolerance:
                 return count
-            if 2 * count >= most >= LEAST_GIVEN_UP and left > started * (tolerance / started) ** HOPELESS:
+            if 2 * count >= most >= LEAST_GIVEN_UP and remaining > started * (tolerance / started) ** HOPELESS:
                 return None
             step = directions.advance(apply(residual), residual, product)
             if not len(step):
@@ -258,18 +253,10 @@ class _Leaves:
 class Probe:
     """A problem's subset, and what it foretells.
 
-    Parameters
-    ----------
-    kernel : Kernel
-    noise_variance : float
-        s2.
-    inputs : (m, d) float64
-        A random subset of the standardised inputs.
-    n, p : int
-        Samples and targets of the problem.
-    tolerance : float
-        On max |g|, of targets of variance one.
-    seed : int
+    - `noise_variance`: s2.
+    - `inputs` (m, d): a random subset of the standardised inputs.
+    - `n`, `p`: samples and targets of the problem.
+    - `tolerance`: on max |g|, of targets of variance one.
     """
 
     def __init__(
@@ -284,7 +271,8 @@ class Probe:
         seed: int = 0,
     ) -> None:
         self.n, self.p, self.tolerance = n, p, tolerance
-        self._kernel, self._noise, self._inputs, self._seed = kernel, noise_variance, inputs, seed
+        self.kernel, self.inputs = kernel, inputs
+        self._noise, self._seed = noise_variance, seed
         self._counts: dict[tuple[float, ...], tuple[int, int | None]] = {}
 
     @property
@@ -338,17 +326,17 @@ class Probe:
         """Iterations on all samples, with a halo and a leaf of the subset."""
         subset, share = self._whole, self._whole.m / self.n
         if not halo:
-            told = LOW_RANK_SHARE * subset.m
-            found: list[int | None] = [self._counted(subset, 0, 0, min(rank, told), 1.0, math.floor(most))]
+            trusted = LOW_RANK_SHARE * subset.m
+            counts: list[int | None] = [self._counted(subset, 0, 0, min(rank, trusted), 1.0, math.floor(most))]
             # No more iterations than with the largest rank that the first law tells of.
-            if rank > told and self.n > MANY_SUBSETS * subset.m:
+            if rank > trusted and self.n > MANY_SUBSETS * subset.m:
                 root = ITERATIONS_PER_ROOT * math.sqrt(self.condition(rank))
-                found.append(math.ceil(self.digits * (ITERATIONS_LEAST + root)))
-            elif rank > told:
+                counts.append(math.ceil(self.digits * (ITERATIONS_LEAST + root)))
+            elif rank > trusted:
                 scaled = rank * share**LARGE_RANK
                 few = self._counted(subset, 0, 0, scaled, NOISE_OF_A_LARGE_RANK, math.floor(most / LARGE_RANK_RISK))
-                found.append(None if few is None else round(few * LARGE_RANK_RISK))
-            count = min((each for each in found if each is not None), default=None)
+                counts.append(None if few is None else round(few * LARGE_RANK_RISK))
+            count = min((each for each in counts if each is not None), default=None)
             return math.inf if count is None or count > most else float(count)
         scaled = rank * share**RANK_BESIDE_A_HALO
         count = self._counted(subset, halo, leaf, scaled, NOISE_BESIDE_A_HALO, math.floor(most))
@@ -383,15 +371,15 @@ class Probe:
     @cached_property
     def _whole(self) -> _Subset:
         with single_threaded_blas():
-            found = _Subset(self._kernel, self._inputs, self.p, self._seed)
-            if found.takes_double(SHARE_OF_NOISE * self._noise * found.m / self.n):
-                found.go_on_in_double()
-            return found
+            subset = _Subset(self.kernel, self.inputs, self.p, self._seed)
+            if subset.takes_double(SHARE_OF_NOISE * self._noise * subset.m / self.n):
+                subset.go_on_in_double()
+            return subset
 
     @cached_property
     def _half(self) -> _Subset:
-        chosen = np.random.default_rng([self._seed, 4]).permutation(len(self._inputs))[: len(self._inputs) // 2]
-        found = _Subset(self._kernel, self._inputs[np.sort(chosen)], self.p, self._seed)
+        rows = np.random.default_rng([self._seed, 4]).permutation(len(self.inputs))[: len(self.inputs) // 2]
+        subset = _Subset(self.kernel, self.inputs[np.sort(rows)], self.p, self._seed)
         if self._whole.double:
-            found.go_on_in_double()
-        return found
+            subset.go_on_in_double()
+        return subset

@@ -12,8 +12,6 @@ import numpy as np
 from dkgp.operators.base import FloatArray
 from dkgp.solvers.cholesky.triangular import solve_lower, solve_lower_transposed
 
-__all__ = ["LEAST_PIVOT", "BorderedFactor"]
-
 # A variable of which others leave less than this share of A_ii is one of their span, as far as float64 can tell: a sum
 # over the samples is off by up to some 1,200 u, a tenth of it. The factor makes more of that where others' weights are
 # large, so that near the limit its solutions are good for scores, and for no more.
@@ -21,20 +19,7 @@ LEAST_PIVOT = 1e-12
 
 
 class BorderedFactor:
-    """L and eta; and A_SS itself, above L's diagonal and in a vector.
-
-    Parameters
-    ----------
-    capacity : int
-        Variables at most.
-    targets : int
-        Columns p of b.
-
-    Attributes
-    ----------
-    size : int
-        Variables so far, k.
-    """
+    """L and eta; and A_SS itself, above L's diagonal and in a vector."""
 
     def __init__(self, capacity: int, targets: int) -> None:
         self._lower = np.zeros((capacity, capacity))
@@ -78,29 +63,24 @@ class BorderedFactor:
     def schur(self, between: FloatArray, diagonal: FloatArray) -> FloatArray:
         """d of candidates with A_SC (k, q) and A_cc (q,): (q,); zero where others leave nothing of one."""
         rows = self.rows(between)
-        left = diagonal - np.einsum("qk,qk->q", rows, rows)
-        return np.asarray(np.where(left > LEAST_PIVOT * diagonal, left, 0.0))
+        schur = diagonal - np.einsum("qk,qk->q", rows, rows)
+        return np.asarray(np.where(schur > LEAST_PIVOT * diagonal, schur, 0.0))
 
     def append(self, between: FloatArray, inner: FloatArray, gradient: FloatArray) -> list[int]:
         """Add variables C, one after the other, and return which: those that others leave something of.
 
-        Parameters
-        ----------
-        between : (k, c) float64
-            A_SC.
-        inner : (c, c) float64
-            A_CC.
-        gradient : (c, p) float64
-            b_C - A_CS beta, before any of them.
+        - `between` (k, c): A_SC.
+        - `inner` (c, c): A_CC.
+        - `gradient` (c, p): b_C - A_CS beta, before any of them.
         """
         old, rows = self.size, self.rows(between)
-        corner, left = inner - rows @ rows.T, np.array(gradient)
+        corner, remaining = inner - rows @ rows.T, np.array(gradient)
         kept: list[int] = []
         for i in range(len(inner)):
             if not corner[i, i] > LEAST_PIVOT * inner[i, i]:
                 continue
             pivot = np.sqrt(corner[i, i])
-            column, eta = corner[:, i] / pivot, left[i] / pivot
+            column, eta = corner[:, i] / pivot, remaining[i] / pivot
             new = self.size
             self._lower[new, :old] = rows[i]
             # In the columns of those before it lies their share of it.
@@ -114,7 +94,7 @@ class BorderedFactor:
             self.size += 1
             later = slice(i + 1, None)
             corner[later, later] -= np.outer(column[later], column[later])
-            left[later] -= np.outer(column[later], eta)
+            remaining[later] -= np.outer(column[later], eta)
             corner[later, i] = column[later]
         return kept
 

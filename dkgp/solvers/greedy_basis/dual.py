@@ -13,8 +13,6 @@ from dkgp.solvers.block_descent.draws import Draws
 from dkgp.solvers.block_descent.selection import best_in_groups
 from dkgp.solvers.block_descent.subproblem import Subproblem, matmat_in_parallel
 
-__all__ = ["DualSubset"]
-
 # Apart from the draws of the basis itself.
 STREAM = 1 << 40
 
@@ -22,15 +20,7 @@ STREAM = 1 << 40
 class DualSubset:
     """S*, its alpha, and the bound.
 
-    Parameters
-    ----------
-    operator : KernelOperator
-    targets : (n, p) float64
-        y.
-    capacity : int
-        Samples at most.
-    candidates, seed : int
-        Of each draw.
+    - `candidates`, `seed`: of each draw.
     """
 
     def __init__(
@@ -67,9 +57,9 @@ class DualSubset:
             if active.size:
                 rows, columns = operator.features(drawn, "double"), active.features
                 error = error + matmat_in_parallel(operator.double, rows, columns, active.guide())
-                left = curvature - np.sum(active.half_solve(active.rows(drawn)) ** 2, axis=1)
+                schur = curvature - np.sum(active.half_solve(active.rows(drawn)) ** 2, axis=1)
                 # What others leave of a sample's own variance is never less than its noise.
-                curvature = np.maximum(left, noise_at(operator.noise, drawn))
+                curvature = np.maximum(schur, noise_at(operator.noise, drawn))
             scores = np.sum(error**2, axis=1) / curvature
             self._append(best_in_groups(scores, drawn, 1, self._taken))
 

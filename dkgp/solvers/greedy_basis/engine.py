@@ -22,21 +22,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.data.types import ProgressCallback
 from dkgp.errors import CheckpointError, InputError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.solvers.block_descent.draws import Draws, round_generator
 from dkgp.solvers.block_descent.selection import best_in_groups
-from dkgp.solvers.checkpointing import Checkpointing, Checkpoints, Interruption, Saved
+from dkgp.solvers.checkpointing import Checkpoints, Interruption, Saved, run_rounds
 from dkgp.solvers.greedy_basis.bordered import BorderedFactor
 from dkgp.solvers.greedy_basis.dual import DualSubset
 from dkgp.solvers.greedy_basis.scores import Score, needs_basis_products, score
 from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedyProgress, GreedySettings
 from dkgp.solvers.greedy_basis.sums import Sums, SystemSums
 from dkgp.solvers.stopping import StopReason
-
-__all__ = ["GreedyEngine", "choose_greedily", "run_rounds"]
+from dkgp.solvers.watch import NOBODY, Watch
 
 # Candidates whose products with the basis are found at a time; with each other, where there are no more than this.
 CANDIDATES_AT_ONCE = 2048
@@ -49,18 +47,7 @@ ROWS_STREAM = 1 << 41
 class GreedyEngine:
     """A choice under way.
 
-    Parameters
-    ----------
-    operator : BlockedKernelOperator
-    targets : (n, p) float64
-        Standardised.
-    settings : GreedySettings
-
-    Attributes
-    ----------
-    iteration : int
-        Rounds done.
-    history : list of GreedyProgress
+    - `targets` (n, p): standardised.
     """
 
     def __init__(self, operator: BlockedKernelOperator, targets: FloatArray, settings: GreedySettings) -> None:
@@ -95,8 +82,8 @@ class GreedyEngine:
         began, settings = time.perf_counter(), self.settings
         with single_threaded_blas():
             before = self._factor.size
-            wanted = min(settings.per_round, settings.size - before)
-            candidates, groups = self._candidates(wanted)
+            choices = min(settings.per_round, settings.size - before)
+            candidates, groups = self._candidates(choices)
             if not len(candidates):
                 self._empty = MOST_EMPTY
                 return 0
@@ -111,22 +98,22 @@ class GreedyEngine:
             assert values is not None
             picked = best_in_groups(values, screened, groups, self._out)
             self._keep(candidates, values if looked is None else looked)
-            gained = self._join(picked, pool, sums, weights)
+            joined = self._join(picked, pool, sums, weights)
             self.iteration += 1
-            self._empty = 0 if gained else self._empty + 1
+            self._empty = 0 if joined else self._empty + 1
             self._record(before, time.perf_counter() - began)
-        return gained
+        return joined
 
     def _candidates(self, wanted: int) -> tuple[IndexArray, int]:
         """Candidates in equal runs, one for each choice, of those that are not out; and the number of runs."""
         settings, n = self.settings, self._n
-        left = n - int(np.count_nonzero(self._out))
-        if not left:
+        remaining = n - int(np.count_nonzero(self._out))
+        if not remaining:
             return np.empty(0, dtype=np.intp), 0
         if settings.exhaustive:
             return np.tile(np.flatnonzero(~self._out).astype(np.intp), wanted), wanted
         draws = Draws(n, wanted, settings.candidates, settings.seed, self.iteration)
-        runs = draws.take(wanted, self._out, left).reshape(wanted, -1)
+        runs = draws.take(wanted, self._out, remaining).reshape(wanted, -1)
         kept = self._kept[~self._out[self._kept]]
         return np.concatenate([runs, np.tile(kept, (wanted, 1))], axis=1).ravel(), wanted
 
@@ -173,13 +160,13 @@ class GreedyEngine:
         few, parts = len(pool) <= MOST_JOINED, []
         between = few or needs_basis_products(kind)
         for start in range(0, max(1, len(pool)), CANDIDATES_AT_ONCE):
-            some = pool[start : start + CANDIDATES_AT_ONCE]
-            parts.append(self._sums.of(some, weights, between=between, inner=few))
+            part = pool[start : start + CANDIDATES_AT_ONCE]
+            parts.append(self._sums.of(part, weights, between=between, inner=few))
         sums = SystemSums.joined(parts)
         schur = None if sums.between is None else self._factor.schur(sums.between, sums.diagonal)
-        found = score(kind, sums.gradient, sums.residual, sums.diagonal, schur)
-        self._out[pool[found < 0.0]] = True
-        return pool, sums, found[places]
+        values = score(kind, sums.gradient, sums.residual, sums.diagonal, schur)
+        self._out[pool[values < 0.0]] = True
+        return pool, sums, values[places]
 
     def _join(self, picked: IndexArray, pool: IndexArray, sums: SystemSums | None, weights: FloatArray) -> int:
         """Append to the factor what it can take; how many that is."""
@@ -217,9 +204,18 @@ class GreedyEngine:
         seconds += self.history[-1].seconds if self.history else 0.0
         self.history.append(GreedyProgress(self.iteration, self._factor.size, risk, least, gap, round(seconds, 6)))
 
-    def close(self) -> None:
-        """Have workers forget what they keep for this choice."""
-        self._sums.close()
+    def run(
+        self,
+        checkpoints: Checkpoints,
+        interruption: Interruption,
+        callback: Callable[[GreedyProgress], None] | None = None,
+        saved: Saved | None = None,
+    ) -> GreedyBasis:
+        """Advance to the end, and have workers forget what they keep for this choice; see `run_rounds`."""
+        try:
+            return self.result(run_rounds(self, checkpoints, interruption, callback, saved))
+        finally:
+            self._sums.close()
 
     def stops(self) -> StopReason | None:
         """Return the reason to stop, if there is one."""
@@ -229,14 +225,14 @@ class GreedyEngine:
             return StopReason("gap", True, f"duality gap {gap:.3g} <= {settings.gap:.3g} with {size:,} basis samples")
         if size >= settings.size:
             reached = settings.gap is None
-            told = "" if gap is None else f"; the duality gap is {gap:.3g}"
+            message = "" if gap is None else f"; the duality gap is {gap:.3g}"
             advice = "" if reached else "allow a larger basis, or a larger gap"
-            return StopReason("size", reached, f"{size:,} basis samples chosen{told}", advice)
+            return StopReason("size", reached, f"{size:,} basis samples chosen{message}", advice)
         if self._empty >= MOST_EMPTY:
             reached = settings.gap is None
-            told = f"no sample has anything to add to {size:,} basis samples that sums in float64 could tell"
+            message = f"no sample has anything to add to {size:,} basis samples that sums in float64 could tell"
             return StopReason(
-                "dependent", reached, told, "" if reached else "raise the noise variance, or ask for less"
+                "dependent", reached, message, "" if reached else "raise the noise variance, or ask for less"
             )
         return None
 
@@ -287,60 +283,22 @@ def choose_greedily(
     targets: FloatArray,
     settings: GreedySettings,
     *,
-    callback: Callable[[GreedyProgress], None] | None = None,
-    within: ProgressCallback | None = None,
-    checkpointing: Checkpointing | None = None,
-    interrupted: Callable[[], bool] | None = None,
+    watch: Watch = NOBODY,
 ) -> GreedyBasis:
     """Choose basis samples for standardised targets (n, p) until the size, the gap, or the samples' span is reached.
 
-    Parameters
-    ----------
-    operator : BlockedKernelOperator
-    targets : (n, p) float64
-    settings : GreedySettings
-    callback : callable, optional
-        Called after every round.
-    within, checkpointing, interrupted
-        See `dkgp.solvers.solve`. A choice that is resumed ends in the same bits.
+    - `targets` (n, p).
+    - `watch`: callbacks, checkpoints and interruption. A choice that is resumed ends in the same bits.
 
-    Raises
-    ------
-    InputError
-        A basis larger than the data, or too few rows for scores.
-    CheckpointError
-        The checkpoint belongs to another run.
-    InterruptedRunError
-        As was wished; the rounds so far are saved where there are checkpoints.
+    Raises `InputError`: a basis larger than the data, or too few rows for scores; `CheckpointError`: the checkpoint
+    belongs to another run; `InterruptedRunError`: `watch.interrupted` answered true; the rounds so far are saved where
+    there are checkpoints.
     """
-    checkpoints = Checkpoints(checkpointing, settings.identity(), dict)
-    interruption = Interruption(interrupted, checkpoints)
-    with operator.watched(interruption.heed_within, within):
+    checkpoints = Checkpoints(watch.checkpointing, settings.identity(), dict)
+    interruption = Interruption(watch.interrupted, checkpoints)
+    with operator.watched(interruption.heed_within, watch.within):
         engine = GreedyEngine(operator, targets, settings)
-        found = checkpoints.latest()
-        if found is not None:
-            engine.restore(found.arrays, found.metadata["state"])
-        return run_rounds(engine, engine, checkpoints, interruption, callback)
-
-
-def run_rounds(
-    engine: GreedyEngine,
-    saved: Saved,
-    checkpoints: Checkpoints,
-    interruption: Interruption,
-    callback: Callable[[GreedyProgress], None] | None = None,
-) -> GreedyBasis:
-    """Advance a choice to its end; `saved` is what checkpoints are of, the engine or a run that it is part of."""
-    try:
-        while (reason := engine.stops()) is None:
-            interruption.heed(saved)
-            engine.advance()
-            if callback is not None and engine.history:
-                callback(engine.history[-1])
-            checkpoints.save_if_due(saved)
-    finally:
-        engine.close()
-    # What comes after a choice may take as long as it.
-    if checkpoints.saved_iteration != saved.iteration:
-        checkpoints.save(saved)
-    return engine.result(reason)
+        checkpoint = checkpoints.latest()
+        if checkpoint is not None:
+            engine.restore(checkpoint.arrays, checkpoint.metadata["state"])
+        return engine.run(checkpoints, interruption, watch.callback)

@@ -19,8 +19,6 @@ import numpy as np
 
 from dkgp.operators.base import FloatArray
 
-__all__ = ["SCORES", "Score", "needs_basis_products", "score"]
-
 Score = Literal["refit", "single", "gradient", "residual"]
 SCORES: tuple[str, ...] = get_args(Score)
 
@@ -35,14 +33,9 @@ def score(
 ) -> FloatArray:
     """Scores of q candidates: (q,); -1 of one that the basis is known to leave nothing of.
 
-    Parameters
-    ----------
-    gradient, residual : (q, p) float64
-        c, and y - K_CS beta.
-    diagonal : (q,) float64
-        A_ii.
-    schur : (q,) float64, optional
-        A_ii - |L^-1 A_Si|^2, zero where nothing is left; for `refit`.
+    - `gradient`, `residual` (q, p): c, and y - K_CS beta.
+    - `diagonal` (q,): A_ii.
+    - `schur` (q,): A_ii - |L^-1 A_Si|^2, zero where nothing is left; for `refit`.
     """
     if kind == "residual":
         return np.asarray(np.sum(residual**2, axis=1))

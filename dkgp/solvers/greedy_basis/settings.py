@@ -12,8 +12,6 @@ from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.solvers.greedy_basis.scores import SCORES, Score
 from dkgp.solvers.stopping import StopReason
 
-__all__ = ["GreedyBasis", "GreedyProgress", "GreedySettings"]
-
 # Best of so many drawn at random is one of the best 5 % with a probability of 95 %: ceil(log .05 / log .95).
 CANDIDATES = 59
 
@@ -22,32 +20,20 @@ CANDIDATES = 59
 class GreedySettings:
     """Settings that determine a choice.
 
-    Parameters
-    ----------
-    size : int
-        Basis samples at most, m.
-    score : {"refit", "single", "gradient", "residual"}
-    candidates : int, default 59
-        kappa: each choice is the best of its own random draw of this many.
-    per_round : int, default 1
-        Choices a round, each from its own draw by the weights before the round. 1 is the papers'; more spare rounds.
-    exhaustive : bool
-        Score every sample at every choice; for small n.
-    kept : int
-        Best of earlier candidates that were not chosen, scored again in every round.
-    screen : int, default 0
-        Of each draw, score no more than this many, the best by `single`, which takes no products with the basis.
-    score_rows : int, optional
-        Screen by a fresh random sample of so many rows instead of all; `screen` is one at least then.
-    gap : float, optional
-        Stop at this duality gap; choosing S* for it takes entries here, and none elsewhere.
-    gap_of : {"posterior", "risk"}
-        Over what the two bounds' difference is taken: Smola and Bartlett's gap, over the log posterior's size, or over
-        the mean of the bounds on the least risk. That is half of y' Kbar^-1 y, what is taken off a variance where y is
-        a kernel column: their error bars are judged by it.
-    dual : bool
-        Find the gap in any case.
-    seed : int
+    - `size`: basis samples at most, m.
+    - `candidates`: kappa: each choice is the best of its own random draw of this many.
+    - `per_round`: choices a round, each from its own draw by the weights before the round. 1 is the papers'; more spare
+      rounds.
+    - `exhaustive`: score every sample at every choice; for small n.
+    - `kept`: best of earlier candidates that were not chosen, scored again in every round.
+    - `screen`: of each draw, score no more than this many, the best by `single`, which takes no products with the
+      basis.
+    - `score_rows`: screen by a fresh random sample of so many rows instead of all; `screen` is one at least then.
+    - `gap`: stop at this duality gap; choosing S* for it takes entries here, and none elsewhere.
+    - `gap_of`: over what the two bounds' difference is taken: Smola and Bartlett's gap, over the log posterior's size,
+      or over the mean of the bounds on the least risk. That is half of y' Kbar^-1 y, what is taken off a variance where
+      y is a kernel column: their error bars are judged by it.
+    - `dual`: find the gap in any case.
     """
 
     size: int
@@ -110,18 +96,11 @@ class GreedySettings:
 class GreedyProgress:
     """State after a round.
 
-    Attributes
-    ----------
-    round, size : int
-        Rounds done, basis samples.
-    risk : float
-        R of the refitted weights, summed over targets: what the data say of the weights before the round, less what
-        the round is known to take off.
-    least : float or None
-        min R is at least this, by S*, but for roundings.
-    gap : float or None
-        See `GreedySettings.gap_of`.
-    seconds : float
+    - `round`, `size`: rounds done, basis samples.
+    - `risk`: R of the refitted weights, summed over targets: what the data say of the weights before the round, less
+      what the round is known to take off.
+    - `least`: min R is at least this, by S*, but for roundings.
+    - `gap`: see `GreedySettings.gap_of`.
     """
 
     round: int
@@ -140,18 +119,11 @@ class GreedyProgress:
 class GreedyBasis:
     """A basis that was chosen.
 
-    Attributes
-    ----------
-    indices : (m,) int
-        In the order of choice: any first part is the basis that a smaller m would have had, if chosen one a round.
-    weights : (m, p) float64
-        By the factor that grew with it; a fit in whitened form is more accurate.
-    dual : (m*,) int
-        S*, empty where it was not asked for.
-    reason : StopReason
-    history : list of GreedyProgress
-    system : (m, m) float64 or None
-        A_SS = K_mn D K_nm + K_mm as it was summed; None once a fit has had it.
+    - `indices` (m,): in the order of choice: any first part is the basis that a smaller m would have had, if chosen one
+      a round.
+    - `weights` (m, p): by the factor that grew with it; a fit in whitened form is more accurate.
+    - `dual` (m*,): S*, empty where it was not asked for.
+    - `system` (m, m): A_SS = K_mn D K_nm + K_mm as it was summed; None once a fit has had it.
     """
 
     indices: IndexArray

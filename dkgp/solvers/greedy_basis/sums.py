@@ -15,25 +15,16 @@ from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.candidates import CandidateSums, GrowingBasis
 
-__all__ = ["Sums", "SystemSums"]
-
 
 @dataclass(frozen=True)
 class SystemSums:
     """Of q candidates C, and a basis S with weights beta; A = K_mn D K_nm + K_mm.
 
-    Attributes
-    ----------
-    gradient : (q, p) float64
-        c = b_C - A_CS beta.
-    residual : (q, p) float64
-        y_C - K_CS beta.
-    diagonal : (q,) float64
-        A_ii.
-    between : (k, q) float64 or None
-        A_SC.
-    inner : (q, q) float64 or None
-        A_CC.
+    - `gradient` (q, p): c = b_C - A_CS beta.
+    - `residual` (q, p): y_C - K_CS beta.
+    - `diagonal` (q,): A_ii.
+    - `between` (k, q): A_SC.
+    - `inner` (q, q): A_CC.
     """
 
     gradient: FloatArray
@@ -60,19 +51,9 @@ class SystemSums:
 class Sums:
     """Passes over the samples for a basis that grows.
 
-    Parameters
-    ----------
-    operator : BlockedKernelOperator
-    targets : (n, p) float64
-    capacity : int
-        Basis samples at most.
-
-    Attributes
-    ----------
-    square : float
-        y' D y.
-    risk : float
-        R of the weights of the last pass over all samples, by residuals; of none before.
+    - `targets` (n, p).
+    - `square`: y' D y.
+    - `risk`: R of the weights of the last pass over all samples, by residuals; of none before.
     """
 
     def __init__(self, operator: BlockedKernelOperator, targets: FloatArray, capacity: int) -> None:
@@ -117,34 +98,36 @@ class Sums:
         `between` and `inner` are found where they are asked for; `single` has float32 do where they are not.
         """
         operator, basis, inputs = self._operator, self._inputs[: len(self._chosen)], self._operator.inputs(which)
-        own, theirs = operator.double.prepare(inputs), operator.double.prepare(basis)
-        found = self._pass(inputs, weights, between, inner, single, samples)
+        features, basis_features = operator.double.prepare(inputs), operator.double.prepare(basis)
+        sums = self._pass(inputs, weights, between, inner, single, samples)
         if samples is None:
             assert self._left is not None
             image = self._targets[which] - self._left[which]
         else:
-            image = operator.double.matmat(own, theirs, weights) if len(basis) else np.zeros((len(which), 1))
+            image = (
+                operator.double.matmat(features, basis_features, weights) if len(basis) else np.zeros((len(which), 1))
+            )
         residual, prior = self._targets[which] - image, np.asarray(operator.kernel.diagonal(inputs), dtype=np.float64)
         scale, products = self._scale, None
-        if found.between is not None:
+        if sums.between is not None:
             products = np.zeros((0, len(which)))
             if len(basis):
-                products = scale * found.between + operator.double.tile(theirs, own)
-        projected, squares = scale * found.projected, scale * found.squares
+                products = scale * sums.between + operator.double.tile(basis_features, features)
+        projected, squares = scale * sums.projected, scale * sums.squares
         if samples is not None:
             # A candidate's own row is the largest term of its sums: known, and the others' are estimated.
             own_scale = scale if self._variances is None else 1.0 / self._variances[which]
             term, square = (own_scale * prior)[:, None] * residual, own_scale * prior**2
-            there = np.isin(which, samples)
-            share = (operator.n - 1.0) / (len(samples) - there)
-            projected = share[:, None] * (projected - np.where(there[:, None], term, 0.0)) + term
-            squares = share * (squares - np.where(there, square, 0.0)) + square
+            sampled = np.isin(which, samples)
+            share = (operator.n - 1.0) / (len(samples) - sampled)
+            projected = share[:, None] * (projected - np.where(sampled[:, None], term, 0.0)) + term
+            squares = share * (squares - np.where(sampled, square, 0.0)) + square
         return SystemSums(
             projected - image,
             residual,
             squares + prior,
             products,
-            None if found.inner is None else scale * found.inner + operator.double.tile(own, own),
+            None if sums.inner is None else scale * sums.inner + operator.double.tile(features, features),
         )
 
     def _pass(
@@ -158,7 +141,7 @@ class Sums:
     ) -> CandidateSums:
         """A pass over the samples, which finds r where it is not known, or over some of them, which always does."""
         known = None if samples is not None else self._left
-        found = self._columns.sums(
+        sums = self._columns.sums(
             inputs,
             self._targets if known is None else known,
             self._inputs[: len(self._chosen)],
@@ -169,10 +152,10 @@ class Sums:
             samples=samples,
         )
         if samples is None and known is None:
-            self._left = found.residual
+            self._left = sums.residual
             penalty = float(np.sum(weights * (self._targets[self.indices] - self._left[self.indices])))
-            self.risk = 0.5 * (self._scale * float(found.misfit.sum()) + penalty)
-        return found
+            self.risk = 0.5 * (self._scale * float(sums.misfit.sum()) + penalty)
+        return sums
 
     def close(self) -> None:
         """Have workers forget the basis' columns."""

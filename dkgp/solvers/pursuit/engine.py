@@ -25,15 +25,14 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import CheckpointError, InputError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.solvers.block_descent.selection import best_in_groups
-from dkgp.solvers.checkpointing import Checkpointing, Checkpoints, Interruption
+from dkgp.solvers.checkpointing import Checkpoints, Interruption, run_rounds
 from dkgp.solvers.greedy_basis.bordered import LEAST_PIVOT, BorderedFactor
 from dkgp.solvers.greedy_basis.scores import score
 from dkgp.solvers.pursuit.path import PursuitPath
 from dkgp.solvers.pursuit.settings import PursuitProgress, PursuitSettings, drawn, stagnates
 from dkgp.solvers.pursuit.systems import PursuitSystem, as_system, columns_that_fit, right_hand_sides
 from dkgp.solvers.stopping import StopReason
-
-__all__ = ["Judge", "Pursuit", "pursue"]
+from dkgp.solvers.watch import NOBODY, Watch
 
 Judge = Callable[[PursuitPath], float]
 """A score of the path so far, such as an error in cross-validation; the smaller the better"""
@@ -49,20 +48,8 @@ DIFFERENCE_SHARE = 1e-10
 class Pursuit:
     """A pursuit under way.
 
-    Parameters
-    ----------
-    system : PursuitSystem
-    rhs : (r, t) float64
-        What the system's right-hand sides b are projections of. The t columns share one order: a choice is the best by
-        the sum of their scores.
-    settings : PursuitSettings
-    judge : callable, optional
-
-    Attributes
-    ----------
-    iteration : int
-        Rounds done.
-    history : list of PursuitProgress
+    - `rhs` (r, t): what the system's right-hand sides b are projections of. The t columns share one order: a choice is
+      the best by the sum of their scores.
     """
 
     def __init__(
@@ -111,22 +98,22 @@ class Pursuit:
         """One round; return how many regressors joined the path."""
         began = time.perf_counter()
         with single_threaded_blas():
-            wanted = min(self.settings.per_round, self._most - self._factor.size)
-            given = self.settings.first if self.iteration == 0 else ()
-            gained = self._of_all(wanted, given) if self._all else self._of_draws(wanted, given)
+            choices = min(self.settings.per_round, self._most - self._factor.size)
+            first = self.settings.first if self.iteration == 0 else ()
+            joined = self._of_all(choices, first) if self._all else self._of_draws(choices, first)
         self.iteration += 1
-        self._empty = 0 if gained else self._empty + 1
+        self._empty = 0 if joined else self._empty + 1
         self._record(time.perf_counter() - began)
-        return gained
+        return joined
 
     # ------------------------------------------------------------------------------------------------ rounds
 
-    def _of_all(self, wanted: int, given: tuple[int, ...]) -> int:
+    def _of_all(self, choices: int, first: tuple[int, ...]) -> int:
         assert self._left is not None
-        picked = np.asarray(given, dtype=np.intp)
+        picked = np.asarray(first, dtype=np.intp)
         if not len(picked):
             values = np.where(self._out, -1.0, self._values())
-            picked = np.argsort(-values, kind="stable")[:wanted].astype(np.intp)
+            picked = np.argsort(-values, kind="stable")[:choices].astype(np.intp)
             picked = picked[values[picked] > 0.0]
         if not len(picked):
             return 0
@@ -151,36 +138,36 @@ class Pursuit:
         gradient = self._unit * self._left
         if self._diagonal is None:
             return score("gradient", gradient, gradient, self._b[:, 0], None)
-        left = None
+        schur = None
         if self.settings.score == "refit":
-            left = self._diagonal - np.einsum("kj,kj->j", *(self._solved[: self._factor.size],) * 2)
-            left = np.where(left > LEAST_PIVOT * self._diagonal, left, 0.0)
-        return score(self.settings.score, gradient, gradient, self._diagonal, left)
+            schur = self._diagonal - np.einsum("kj,kj->j", *(self._solved[: self._factor.size],) * 2)
+            schur = np.where(schur > LEAST_PIVOT * self._diagonal, schur, 0.0)
+        return score(self.settings.score, gradient, gradient, self._diagonal, schur)
 
-    def _of_draws(self, wanted: int, given: tuple[int, ...]) -> int:
-        settings, groups = self.settings, 1 if given else wanted
+    def _of_draws(self, choices: int, first: tuple[int, ...]) -> int:
+        settings, groups = self.settings, 1 if first else choices
         assert settings.candidates is not None
         candidates = (
-            np.asarray(given, dtype=np.intp)
-            if given
-            else drawn(settings.seed, self.iteration, wanted, settings.candidates, self._out)
+            np.asarray(first, dtype=np.intp)
+            if first
+            else drawn(settings.seed, self.iteration, choices, settings.candidates, self._out)
         )
         if not len(candidates):
             self._empty = MOST_EMPTY
             return 0
         pool, order = np.unique(candidates), self.order
-        found = self._system.candidates(self._rhs, pool, order, self._factor.solution())
+        products = self._system.candidates(self._rhs, pool, order, self._factor.solution())
         picked = candidates
-        if not given:
-            diagonal = np.diagonal(found.inner)
-            left = self._factor.schur(found.between, diagonal) if settings.score == "refit" else None
-            gradient = self._unit * found.gradient
-            values = score(settings.score, gradient, gradient, diagonal, left)
+        if not first:
+            diagonal = np.diagonal(products.inner)
+            schur = self._factor.schur(products.between, diagonal) if settings.score == "refit" else None
+            gradient = self._unit * products.gradient
+            values = score(settings.score, gradient, gradient, diagonal, schur)
             values = np.where(values > 0.0, values, -1.0)[np.searchsorted(pool, candidates)]
             picked = best_in_groups(values, candidates, groups, self._out.copy())
         places = np.searchsorted(pool, picked)
-        inner = found.inner[np.ix_(places, places)]
-        return len(self._append(picked, found.between[:, places], inner, found.gradient[places]))
+        inner = products.inner[np.ix_(places, places)]
+        return len(self._append(picked, products.between[:, places], inner, products.gradient[places]))
 
     def _append(self, picked: IndexArray, between: FloatArray, inner: FloatArray, gradient: FloatArray) -> list[int]:
         """Have the factor take what it can; which of `picked` that is."""
@@ -198,8 +185,8 @@ class Pursuit:
         residual = self._residual()
         steepest = None
         if self._left is not None:
-            left = np.abs(self._left[~self._out])
-            steepest = float(left.max()) if left.size else 0.0
+            remaining = np.abs(self._left[~self._out])
+            steepest = float(remaining.max()) if remaining.size else 0.0
         judged = None
         if self._judge is not None:
             judged = float(self._judge(self.path(None)))
@@ -239,8 +226,8 @@ class Pursuit:
         if k == self._system.size:
             return StopReason("size", True, f"all {k:,} regressors chosen")
         if self._left is not None:
-            left = np.abs(self._left[~self._out])
-            steepest = float(left.max()) if left.size else 0.0
+            remaining = np.abs(self._left[~self._out])
+            steepest = float(remaining.max()) if remaining.size else 0.0
             floor = SOLVED_UNITS * float(np.finfo(float).eps) * float(np.abs(self._b).max(initial=0.0))
             if steepest <= (settings.tolerance or 0.0):
                 return StopReason("gradient", True, f"max |g| = {steepest:.3g} of all that is not chosen, by {k:,}")
@@ -259,13 +246,13 @@ class Pursuit:
 
     def path(self, reason: StopReason | None) -> PursuitPath:
         """Return the path so far."""
-        found = self._factor.arrays()
+        factor = self._factor.arrays()
         reason = StopReason("under way", False, "") if reason is None else reason
         return PursuitPath(
             self._system.size,
             self.order,
-            np.tril(found["lower"]),
-            found["half"].copy(),
+            np.tril(factor["lower"]),
+            factor["half"].copy(),
             self._square,
             reason,
             list(self.history),
@@ -324,9 +311,7 @@ def pursue(
     settings: PursuitSettings | None = None,
     *,
     judge: Judge | None = None,
-    callback: Callable[[PursuitProgress], None] | None = None,
-    checkpointing: Checkpointing | None = None,
-    interrupted: Callable[[], bool] | None = None,
+    watch: Watch = NOBODY,
 ) -> PursuitPath:
     """Solve A w = b with ever more nonzero numbers, each the one of the largest gradient; return the whole path.
 
@@ -340,10 +325,8 @@ def pursue(
     settings : PursuitSettings, optional
     judge : callable, optional
         Scores the path so far, once a round; for `stagnation`.
-    callback : callable, optional
-        Called after every round.
-    checkpointing, interrupted
-        See `dkgp.solvers.solve`. A path that is resumed ends in the same bits.
+    watch : Watch
+        Callbacks, checkpoints and interruption. A path that is resumed ends in the same bits.
 
     Raises
     ------
@@ -354,21 +337,13 @@ def pursue(
     CheckpointError
         The checkpoint belongs to another run.
     InterruptedRunError
-        As was wished; the rounds so far are saved where there are checkpoints.
+        `watch.interrupted` answered true; the rounds so far are saved where there are checkpoints.
     """
     settings = PursuitSettings() if settings is None else settings
-    checkpoints = Checkpoints(checkpointing, settings.identity(), dict)
-    interruption = Interruption(interrupted, checkpoints)
+    checkpoints = Checkpoints(watch.checkpointing, settings.identity(), dict)
+    interruption = Interruption(watch.interrupted, checkpoints)
     pursuit = Pursuit(as_system(system, settings.memory_bytes), right_hand_sides(rhs), settings, judge)
-    found = checkpoints.latest()
-    if found is not None:
-        pursuit.restore(found.arrays, found.metadata["state"])
-    while (reason := pursuit.stops()) is None:
-        interruption.heed(pursuit)
-        pursuit.advance()
-        if callback is not None:
-            callback(pursuit.history[-1])
-        checkpoints.save_if_due(pursuit)
-    if checkpointing is not None and checkpoints.saved_iteration != pursuit.iteration:
-        checkpoints.save(pursuit)
-    return pursuit.path(reason)
+    checkpoint = checkpoints.latest()
+    if checkpoint is not None:
+        pursuit.restore(checkpoint.arrays, checkpoint.metadata["state"])
+    return pursuit.path(run_rounds(pursuit, checkpoints, interruption, watch.callback))

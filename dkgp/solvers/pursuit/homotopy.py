@@ -28,8 +28,6 @@ from dkgp.solvers.greedy_basis.bordered import LEAST_PIVOT
 from dkgp.solvers.pursuit.rivals import most_of, one_right_hand_side
 from dkgp.solvers.pursuit.systems import PursuitSystem, as_system
 
-__all__ = ["Break", "HomotopyPath", "homotopy"]
-
 # Shares of lambda: below, a level is rounding, or two are one.
 SOLVED, TIED = 1e-14, 1e-12
 
@@ -38,15 +36,9 @@ SOLVED, TIED = 1e-14, 1e-12
 class Break:
     """A place where the active set changes.
 
-    Attributes
-    ----------
-    level : float
-        lambda.
-    support : (k,) int
-        Active regressors, in the order in which they joined; a weight that has just become zero is still there.
-    weights : (k,) float64
-    seconds : float
-        Since the path began.
+    - `level`: lambda.
+    - `support` (k,): active regressors, in the order in which they joined; a weight that has just become zero is still
+      there.
     """
 
     level: float
@@ -77,10 +69,7 @@ class HomotopyPath:
     def at(self, level: float) -> FloatArray:
         """The LASSO's w for a lambda, with its zeros: (D,).
 
-        Raises
-        ------
-        InputError
-            The path ends above it.
+        Raises `InputError`: the path ends above it.
         """
         levels = np.asarray([at.level for at in self.breaks])
         if level < levels[-1] * (1.0 - TIED):
@@ -166,23 +155,13 @@ def homotopy(
 ) -> HomotopyPath:
     """Follow the path from w = 0.
 
-    Parameters
-    ----------
-    system, rhs
-        As of `pursue`, with one right-hand side; A's columns are taken one by one.
-    drops : bool, default True
-        The LASSO; least angle regression without.
-    most : int, optional
-        Active regressors at most: the path ends at the break where one more would join.
-    until : float
-        lambda at which it ends.
-    breaks : int, optional
-        The most of them; some 8 D by default, for paths that turn in circles.
+    - `system`, `rhs`: as of `pursue`, with one right-hand side; A's columns are taken one by one.
+    - `drops`: the LASSO; least angle regression without.
+    - `most`: active regressors at most: the path ends at the break where one more would join.
+    - `until`: lambda at which it ends.
+    - `breaks`: the most of them; some 8 D by default, for paths that turn in circles.
 
-    Raises
-    ------
-    InputError
-        Several right-hand sides, or numbers out of range.
+    Raises `InputError`: several right-hand sides, or numbers out of range.
     """
     if not until >= 0.0:
         raise InputError(f"`until` must not be negative; got {until}")

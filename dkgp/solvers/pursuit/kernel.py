@@ -17,8 +17,6 @@ from dkgp.operators.cross.candidates import GrowingBasis
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.solvers.pursuit.systems import CandidateProducts
 
-__all__ = ["INTERCEPT_SHARE", "KernelSystem"]
-
 # nu of Theorem 2, which makes (29) positive definite: of 1'D 1.
 INTERCEPT_SHARE = 1e-8
 
@@ -63,11 +61,11 @@ class KernelSystem:
         if len(rhs) != self._cross.n:
             raise InputError(f"expected targets of shape ({self._cross.n:,}, t); got {rhs.shape}")
         t, weighted = rhs.shape[1], self._weighted(np.column_stack([rhs, np.ones(len(rhs))]))
-        found = self._cross.project(weighted)
-        self._ones = found[:, t]
+        projected = self._cross.project(weighted)
+        self._ones = projected[:, t]
         if not self._intercept:
-            return found[:, :t]
-        return np.vstack([found[:, :t], weighted[:, :t].sum(axis=0)])
+            return projected[:, :t]
+        return np.vstack([projected[:, :t], weighted[:, :t].sum(axis=0)])
 
     def square(self, rhs: FloatArray) -> FloatArray | None:
         """y'D y: what is left of it is y - f weighted, and the penalty."""
@@ -82,22 +80,22 @@ class KernelSystem:
     def diagonal(self) -> FloatArray:
         """A's diagonal: a pass of sums of squares."""
         prior = np.asarray(self._cross.operator.kernel.diagonal(self._cross.prototypes), dtype=np.float64)
-        found = self._basis.sums(self._cross.prototypes, np.zeros((self._cross.n, 1)))
-        diagonal = self._scale * found.squares + prior
+        sums = self._basis.sums(self._cross.prototypes, np.zeros((self._cross.n, 1)))
+        diagonal = self._scale * sums.squares + prior
         return np.append(diagonal, self._total * (1.0 + INTERCEPT_SHARE)) if self._intercept else diagonal
 
     def columns(self, which: IndexArray) -> FloatArray:
         """A's columns: one pass over the pool's entries, none for the intercept's."""
         inner, columns = which < self._pool, np.empty((self.size, len(which)))
-        own = which[inner]
-        if len(own):
-            chosen = np.zeros((self._pool, len(own)))
-            chosen[own, np.arange(len(own))] = 1.0
-            found = self._scale * self._cross.normal(chosen, self._by_sample) + self._cross.inner(chosen)
-            columns[: self._pool, inner] = found
+        prototypes = which[inner]
+        if len(prototypes):
+            unit_vectors = np.zeros((self._pool, len(prototypes)))
+            unit_vectors[prototypes, np.arange(len(prototypes))] = 1.0
+            products = self._scale * self._cross.normal(unit_vectors, self._by_sample) + self._cross.inner(unit_vectors)
+            columns[: self._pool, inner] = products
         if self._intercept:
             ones = self._intercept_products()
-            columns[self._pool, inner] = ones[own]
+            columns[self._pool, inner] = ones[prototypes]
             columns[: self._pool, ~inner] = ones[:, None]
             columns[self._pool, ~inner] = self._total * (1.0 + INTERCEPT_SHARE)
         return columns
@@ -109,26 +107,26 @@ class KernelSystem:
         Z, k, t = self._cross.prototypes, len(chosen), rhs.shape[1]
         ones = self._intercept_products()
         is_basis, is_candidate = chosen < self._pool, which < self._pool
-        left = rhs if is_basis.all() else rhs - weights[~is_basis]
+        residual = rhs if is_basis.all() else rhs - weights[~is_basis]
         basis, new = Z[chosen[is_basis]], Z[which[is_candidate]]
         gradient, between, inner = np.empty((len(which), t)), np.empty((k, len(which))), np.empty((len(which),) * 2)
-        own = weights[is_basis]
+        beta = weights[is_basis]
         if len(new):
-            found = self._basis.sums(new, left, basis, own, between=True, inner=True)
-            assert found.between is not None
-            assert found.inner is not None
+            sums = self._basis.sums(new, residual, basis, beta, between=True, inner=True)
+            assert sums.between is not None
+            assert sums.inner is not None
             double = self._cross.operator.double
-            theirs, these = double.prepare(basis) if len(basis) else None, double.prepare(new)
-            prior = np.zeros((0, len(new))) if theirs is None else double.tile(theirs, these)
-            gradient[is_candidate] = self._scale * found.projected - prior.T @ own
-            between[np.ix_(is_basis, is_candidate)] = self._scale * found.between + prior
-            inner[np.ix_(is_candidate, is_candidate)] = self._scale * found.inner + double.tile(these, these)
+            basis_features, features = double.prepare(basis) if len(basis) else None, double.prepare(new)
+            prior = np.zeros((0, len(new))) if basis_features is None else double.tile(basis_features, features)
+            gradient[is_candidate] = self._scale * sums.projected - prior.T @ beta
+            between[np.ix_(is_basis, is_candidate)] = self._scale * sums.between + prior
+            inner[np.ix_(is_candidate, is_candidate)] = self._scale * sums.inner + double.tile(features, features)
         if not is_candidate.all():
             # Its gradient by sums that are known: 1'D y - 1'D K_nS beta - nu b0.
             total = self._weighted(rhs).sum(axis=0)
-            known = ones[chosen[is_basis]] @ own
+            of_basis = ones[chosen[is_basis]] @ beta
             nu = self._total * (1.0 + INTERCEPT_SHARE)
-            gradient[~is_candidate] = total - known - nu * weights[~is_basis].sum(axis=0)
+            gradient[~is_candidate] = total - of_basis - nu * weights[~is_basis].sum(axis=0)
             between[np.ix_(is_basis, ~is_candidate)] = ones[chosen[is_basis], None]
             between[np.ix_(~is_basis, ~is_candidate)] = nu
             inner[np.ix_(is_candidate, ~is_candidate)] = ones[which[is_candidate], None]
@@ -142,13 +140,13 @@ class KernelSystem:
         inner = chosen < self._pool
         intercept = weights[~inner].sum(axis=0)
         nu = INTERCEPT_SHARE * self._total * float(np.sum(intercept**2))
-        left = rhs - intercept
+        residual = rhs - intercept
         if not inner.any():
-            return float(np.sum(left * self._weighted(left))) + nu
-        own = np.ascontiguousarray(weights[inner])
+            return float(np.sum(residual * self._weighted(residual))) + nu
+        beta = np.ascontiguousarray(weights[inner])
         cross = CrossKernel(self._cross.operator, self._cross.prototypes[chosen[inner]])
-        squares = cross.residual(own, left, self._by_sample).squares
-        return float(self._scale * squares.sum() + np.sum(own * cross.inner(own))) + nu
+        squares = cross.residual(beta, residual, self._by_sample).squares
+        return float(self._scale * squares.sum() + np.sum(beta * cross.inner(beta))) + nu
 
     def close(self) -> None:
         """Have workers forget the path's columns."""

@@ -12,8 +12,6 @@ from dkgp.solvers.cholesky.triangular import solve_lower_transposed
 from dkgp.solvers.pursuit.settings import PursuitProgress
 from dkgp.solvers.stopping import StopReason
 
-__all__ = ["PursuitPath"]
-
 
 @dataclass(frozen=True)
 class PursuitPath:
@@ -81,10 +79,10 @@ class PursuitPath:
         """Squared residuals of k = 0, 1, ..., summed over right-hand sides: (k + 1,); None where they are not known."""
         if self.square is None:
             return None
-        found = np.maximum(float(self.square.sum()) + 2.0 * self.objectives, 0.0)
+        residuals = np.maximum(float(self.square.sum()) + 2.0 * self.objectives, 0.0)
         for size, value in self.misfits.items():
-            found[size] = value
-        return found
+            residuals[size] = value
+        return residuals
 
     def weights_at(self, k: int) -> FloatArray:
         """w of the first k regressors of the order: (k, t).

@@ -18,8 +18,6 @@ from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.solvers.greedy_basis.bordered import BorderedFactor
 from dkgp.solvers.pursuit.systems import PursuitSystem, as_system, right_hand_sides
 
-__all__ = ["Columns", "RivalPath", "debiased", "forward_stagewise", "matching_pursuit", "most_of"]
-
 
 class Columns:
     """Columns of A, fetched when they are first asked for."""
@@ -38,16 +36,9 @@ class Columns:
 class RivalPath:
     """Solutions of growing cardinality, the last of each that a rival passed through.
 
-    Attributes
-    ----------
-    order : (k,) int
-        Regressors in the order in which they were first used.
-    weights : list of (j,) float64
-        Of the first j of the order, when one more was about to be used, or at the end; j = 1, ..., k.
-    iterations : list of int
-        Steps taken by then.
-    seconds : list of float
-        Since the path began.
+    - `order` (k,): regressors in the order in which they were first used.
+    - `weights`: of the first j of the order, when one more was about to be used, or at the end; j = 1, ..., k.
+    - `iterations`: steps taken by then.
     """
 
     order: IndexArray
@@ -62,37 +53,27 @@ class RivalPath:
         return full
 
 
-def forward_stagewise(
+def matching_pursuit(
     system: PursuitSystem | ArrayLike,
     rhs: ArrayLike,
     *,
-    shrinkage: float,
+    shrinkage: float = 1.0,
     most: int | None = None,
     iterations: int = 100_000,
     tolerance: float = 0.0,
 ) -> RivalPath:
-    """Move the weight of the largest gradient by a share of what would make that gradient zero, over and over.
+    """Make the largest gradient zero by its own weight, over and over (Algorithm 1); or go a share of the way.
 
     With g = A w - b and j = argmax |g_j| the step is w_j -= e g_j / A_jj, g -= e a_j g_j / A_jj: the paper prints the
     second with a plus, which would lead away.
 
-    Parameters
-    ----------
-    system, rhs
-        As of `pursue`, with one right-hand side.
-    shrinkage : float
-        e, 0 < e <= 1; 1 is matching pursuit (Algorithm 1).
-    most : int, optional
-        Regressors at most: it ends when one more would be used.
-    iterations : int
-        Steps at most.
-    tolerance : float
-        It ends where max |g| is this.
+    - `system`, `rhs`: as of `pursue`, with one right-hand side.
+    - `shrinkage`: e, 0 < e <= 1; less than 1 is forward stagewise.
+    - `most`: regressors at most: it ends when one more would be used.
+    - `iterations`: steps at most.
+    - `tolerance`: it ends where max |g| is this.
 
-    Raises
-    ------
-    InputError
-        A shrinkage or `most` out of range, or several right-hand sides.
+    Raises `InputError`: a shrinkage or `most` out of range, or several right-hand sides.
     """
     if not 0.0 < shrinkage <= 1.0:
         raise InputError(f"`shrinkage` must be above 0, and 1 at most; got {shrinkage}")
@@ -102,8 +83,8 @@ def forward_stagewise(
     columns, gradient, weights = Columns(system), -b, np.zeros(system.size)
     order: list[int] = []
     out = np.zeros(system.size, dtype=bool)
-    found: list[FloatArray] = []
-    taken: list[int] = []
+    solutions: list[FloatArray] = []
+    steps: list[int] = []
     seconds: list[float] = []
     done = 0
     for done in range(iterations + 1):
@@ -116,8 +97,8 @@ def forward_stagewise(
                 out[best] = True  # a column of zeros
                 continue
             if order:
-                found.append(weights[order])
-                taken.append(done)
+                solutions.append(weights[order])
+                steps.append(done)
                 seconds.append(time.perf_counter() - began)
             if len(order) == most:
                 break
@@ -125,43 +106,20 @@ def forward_stagewise(
         step = -shrinkage * gradient[best] / columns[best][best]
         weights[best] += step
         gradient += step * columns[best]
-    if len(found) < len(order):
-        found.append(weights[order])
-        taken.append(done)
+    if len(solutions) < len(order):
+        solutions.append(weights[order])
+        steps.append(done)
         seconds.append(time.perf_counter() - began)
-    return RivalPath(np.asarray(order, dtype=np.intp), found, taken, seconds)
-
-
-def matching_pursuit(
-    system: PursuitSystem | ArrayLike,
-    rhs: ArrayLike,
-    *,
-    most: int | None = None,
-    iterations: int = 100_000,
-    tolerance: float = 0.0,
-) -> RivalPath:
-    """Algorithm 1: forward stagewise whose steps are not shrunk."""
-    return forward_stagewise(system, rhs, shrinkage=1.0, most=most, iterations=iterations, tolerance=tolerance)
+    return RivalPath(np.asarray(order, dtype=np.intp), solutions, steps, seconds)
 
 
 def debiased(system: PursuitSystem | ArrayLike, rhs: ArrayLike, support: ArrayLike) -> FloatArray:
     """Least squares on a support: w of A_SS w = b_S in the support's order, zero of regressors in the others' span.
 
-    Parameters
-    ----------
-    system, rhs
-        As of `pursue`.
-    support : (k,) int
-        S, distinct.
+    - `system`, `rhs`: as of `pursue`.
+    - `support` (k,): S, distinct.
 
-    Returns
-    -------
-    (k, t) float64
-
-    Raises
-    ------
-    InputError
-        The support names a regressor that there is not.
+    Raises `InputError`: the support names a regressor that there is not.
     """
     system, S = as_system(system), np.asarray(support, dtype=np.intp)
     if (wrong := S[(S < 0) | (system.size <= S)]).size:

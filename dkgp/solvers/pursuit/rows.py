@@ -17,22 +17,13 @@ import numpy as np
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor, split_evenly
-from dkgp.cluster.executors.sums import Told
+from dkgp.cluster.executors.sums import Progress
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.cross.runs import MOST_RUNS, RunSums, added
 from dkgp.operators.inputs import ArrayInputs, InputSource
 from dkgp.solvers.pursuit.systems import CandidateProducts
-
-__all__ = [
-    "RowSystem",
-    "row_candidates_task",
-    "row_columns_task",
-    "row_moments_task",
-    "row_project_task",
-    "row_sums_task",
-]
 
 # Numbers of a block: 16 MiB; a task holds one at a time, or finds it in its worker's cache.
 BLOCK_NUMBERS, FEWEST_ROWS, MOST_ROWS = 2**21, 16, 8192
@@ -55,13 +46,8 @@ class RowBlock:
 class RowView:
     """X as tasks see it: rows of a source, shifted and scaled by column; small on the wire.
 
-    Attributes
-    ----------
-    run_id : str
-        Of what workers keep.
-    source : InputSource
-    shift, scale : (D,) float64 or None
-        Columns are (x - shift) * scale.
+    - `run_id`: of what workers keep.
+    - `shift`, `scale` (D,): columns are (x - shift) * scale.
     """
 
     run_id: str
@@ -108,48 +94,48 @@ class RowRun:
         done = 0
         for number in self.blocks:
             values = view.block(number) if keep else view.read(number)
-            own = np.zeros((len(values), 0)) if self.rows is None else self.rows[done : done + len(values)]
+            targets = np.zeros((len(values), 0)) if self.rows is None else self.rows[done : done + len(values)]
             done += len(values)
-            yield values, own
+            yield values, targets
 
 
 def row_moments_task(view: RowView, first: FloatArray, runs: list[RowRun]) -> list[RunSums]:
     """Sums of each column of X - 1 `first`', and a number that is finite where all of them are."""
-    found = []
+    results = []
     for run in runs:
         sums, check = np.zeros(view.source.n_features), np.zeros(1)
         for values, _ in run.pieces(view):
             sums += (values - first).sum(axis=0)
             check += np.abs(values).max(initial=0.0)
-        found.append(RunSums((sums, check)))
-    return found
+        results.append(RunSums((sums, check)))
+    return results
 
 
 @needs_one_arithmetic
 def row_project_task(view: RowView, runs: list[RowRun]) -> list[RunSums]:
     """X'V, and the squared length of each column of X."""
-    found = []
+    results = []
     for run in runs:
         assert run.rows is not None
         d = view.source.n_features
         projected, squares = np.zeros((d, run.rows.shape[1])), np.zeros(d)
-        for values, own in run.pieces(view):
-            projected += values.T @ own
+        for values, targets in run.pieces(view):
+            projected += values.T @ targets
             squares += np.einsum("ij,ij->j", values, values)
-        found.append(RunSums((projected, squares)))
-    return found
+        results.append(RunSums((projected, squares)))
+    return results
 
 
 @needs_one_arithmetic
 def row_columns_task(view: RowView, which: IndexArray, runs: list[RowRun]) -> list[RunSums]:
     """X'X_S for the columns S = `which`: (D, c)."""
-    found = []
+    results = []
     for run in runs:
         total = np.zeros((view.source.n_features, len(which)))
         for values, _ in run.pieces(view):
             total += values.T @ values[:, which]
-        found.append(RunSums((total,)))
-    return found
+        results.append(RunSums((total,)))
+    return results
 
 
 @needs_one_arithmetic
@@ -157,37 +143,37 @@ def row_candidates_task(
     view: RowView, which: IndexArray, chosen: IndexArray, weights: FloatArray, runs: list[RowRun]
 ) -> list[RunSums]:
     """X_C'r, X_S'X_C, X_C'X_C and r'r for C = `which`, S = `chosen`, r = y - X_S w."""
-    found = []
+    results = []
     for run in runs:
         q, k, t = len(which), len(chosen), weights.shape[1]
         gradient, between, inner, misfit = np.zeros((q, t)), np.zeros((k, q)), np.zeros((q, q)), np.zeros(t)
-        for values, own in run.pieces(view):
+        for values, targets in run.pieces(view):
             basis, new = values[:, chosen], values[:, which]
-            left = own - basis @ weights
-            gradient += new.T @ left
+            residual = targets - basis @ weights
+            gradient += new.T @ residual
             between += basis.T @ new
             inner += new.T @ new
-            misfit += np.einsum("it,it->t", left, left)
-        found.append(RunSums((gradient, between, inner, misfit)))
-    return found
+            misfit += np.einsum("it,it->t", residual, residual)
+        results.append(RunSums((gradient, between, inner, misfit)))
+    return results
 
 
 @needs_one_arithmetic
 def row_sums_task(view: RowView, groups: int, runs: list[RowRun]) -> list[RunSums]:
     """Z'Z of the rows Z = [1, X, y] of each group, whose number is the last column of what stands for y."""
-    found = []
+    results = []
     for run in runs:
         assert run.rows is not None
         width = view.source.n_features + run.rows.shape[1]
         total = np.zeros((groups, width, width))
-        for values, own in run.pieces(view, keep=False):
-            rows = np.column_stack([np.ones(len(values)), values, own[:, :-1]])
+        for values, targets in run.pieces(view, keep=False):
+            rows = np.column_stack([np.ones(len(values)), values, targets[:, :-1]])
             for group in range(groups):
-                members = rows[own[:, -1] == group]
+                members = rows[targets[:, -1] == group]
                 with np.errstate(over="ignore", invalid="ignore"):  # told by who adds up
                     total[group] += members.T @ members
-        found.append(RunSums((total,)))
-    return found
+        results.append(RunSums((total,)))
+    return results
 
 
 class RowSystem:
@@ -224,7 +210,7 @@ class RowSystem:
         *,
         shift: FloatArray | None = None,
         scale: FloatArray | None = None,
-        told: Told | None = None,
+        told: Progress | None = None,
     ) -> None:
         self.n, self.size = int(source.n_samples), int(source.n_features)
         for name, given in (("shift", shift), ("scale", scale)):
@@ -290,9 +276,9 @@ class RowSystem:
         squares = np.einsum("gii->i", sums)
         if not np.isfinite(squares).all():
             place = int(np.flatnonzero(~np.isfinite(squares))[0]) - 1
-            what = f"column {place} of X" if place < self.size else "a target"
+            culprit = f"column {place} of X" if place < self.size else "a target"
             raise InputError(
-                f"{what} is not finite, or overflows; leave out rows that are not numbers, or scale it down"
+                f"{culprit} is not finite, or overflows; leave out rows that are not numbers, or scale it down"
             )
         return np.asarray(sums)
 

@@ -13,8 +13,6 @@ from dkgp.operators.base import IndexArray
 from dkgp.solvers.block_descent.draws import round_generator
 from dkgp.solvers.greedy_basis.scores import SCORES, Score
 
-__all__ = ["CANDIDATES", "PursuitProgress", "PursuitSettings", "drawn", "stagnates"]
-
 # Best of so many drawn at random is one of the best 5 % with a probability of 95 % (section 3.5.2 of the paper).
 CANDIDATES = 59
 
@@ -107,29 +105,21 @@ class PursuitSettings:
 
     def identity(self) -> dict[str, Any]:
         """Settings that a pursuit must share with one that it goes on from: all that its choices depend on."""
-        given = {name: value for name, value in asdict(self).items() if name not in ("size", "memory_bytes")}
+        settings = {name: value for name, value in asdict(self).items() if name not in ("size", "memory_bytes")}
         for name in ("residual", "tolerance", "stagnation"):
-            given.pop(name)
-        return {**given, "first": list(self.first)}
+            settings.pop(name)
+        return {**settings, "first": list(self.first)}
 
 
 @dataclass(frozen=True)
 class PursuitProgress:
     """State after a round.
 
-    Attributes
-    ----------
-    round, size : int
-        Rounds done, nonzero numbers.
-    objective : float
-        w'A w / 2 - b'w, summed over right-hand sides.
-    residual : float or None
-        Squared residual, where the system knows it.
-    steepest : float or None
-        max |g| of what is not chosen; None of random draws.
-    score : float or None
-        The path was judged by this, where it was.
-    seconds : float
+    - `round`, `size`: rounds done, nonzero numbers.
+    - `objective`: w'A w / 2 - b'w, summed over right-hand sides.
+    - `residual`: squared residual, where the system knows it.
+    - `steepest`: max |g| of what is not chosen; None of random draws.
+    - `score`: the path was judged by this, where it was.
     """
 
     round: int
@@ -153,12 +143,12 @@ def drawn(seed: int, number: int, groups: int, candidates: int, out: Any) -> Ind
     """
     runs = []
     generator = round_generator(seed, number)
-    left = np.flatnonzero(~out)
-    count = min(candidates, len(left))
+    remaining = np.flatnonzero(~out)
+    count = min(candidates, len(remaining))
     for _ in range(groups):
-        keys = generator.random(len(out))[left]
-        chosen = left[np.argpartition(keys, count - 1)[:count]] if count else left
-        runs.append(np.sort(chosen))
+        keys = generator.random(len(out))[remaining]
+        subset = remaining[np.argpartition(keys, count - 1)[:count]] if count else remaining
+        runs.append(np.sort(subset))
     return np.concatenate(runs).astype(np.intp) if runs else np.empty(0, dtype=np.intp)
 
 

@@ -12,21 +12,14 @@ from numpy.typing import ArrayLike
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.operators.base import FloatArray, IndexArray
 
-__all__ = ["CandidateProducts", "GramSystem", "PursuitSystem", "as_system", "columns_that_fit", "right_hand_sides"]
-
 
 @dataclass(frozen=True)
 class CandidateProducts:
     """Of q candidates C, a path S with weights w.
 
-    Attributes
-    ----------
-    gradient : (q, t) float64
-        b_C - A_CS w.
-    between : (k, q) float64
-        A_SC.
-    inner : (q, q) float64
-        A_CC.
+    - `gradient` (q, t): b_C - A_CS w.
+    - `between` (k, q): A_SC.
+    - `inner` (q, q): A_CC.
     """
 
     gradient: FloatArray
@@ -179,10 +172,7 @@ def right_hand_sides(values: ArrayLike) -> FloatArray:
 def columns_that_fit(size: int, most: int, memory_bytes: int | None, asked: bool) -> int:
     """Columns of length `size` that a path may keep: `most`, or fewer where nobody asked for so many.
 
-    Raises
-    ------
-    MemoryBudgetError
-        They take more than they may.
+    Raises `MemoryBudgetError`: they take more than they may.
     """
     budget = memory_bytes if memory_bytes is not None else psutil.virtual_memory().available // 2
     fit = int(budget // (8 * (size + most)))

@@ -22,8 +22,6 @@ from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.solvers.risk.newton import NewtonState, RiskNewton
 
-__all__ = ["AutoState", "RiskAuto"]
-
 # Iterations that are looked at: the best of the later half against the best of the earlier one.
 WINDOW = 10
 # Products that conjugate gradients may still need, for Newton's method not to take over.
@@ -36,14 +34,9 @@ USUAL_GAP = 1e-4
 class AutoState(NewtonState):
     """A minimisation between two rounds.
 
-    Attributes
-    ----------
-    widths : list of float
-        <g, g>_K / (2 lambda), problems added up, before each of the last iterations of conjugate gradients.
-    projected : float or None
-        Products that these would still have taken, as it was last found.
-    steps : bool
-        Whether Newton's method has taken over.
+    - `widths`: <g, g>_K / (2 lambda), problems added up, before each of the last iterations of conjugate gradients.
+    - `projected`: products that these would still have taken, as it was last found.
+    - `steps`: whether Newton's method has taken over.
     """
 
     widths: list[float] = field(default_factory=list)
@@ -52,8 +45,8 @@ class AutoState(NewtonState):
 
     def metadata(self) -> dict[str, Any]:
         """Scalars of a checkpoint."""
-        own = {"widths": self.widths, "projected": self.projected, "steps": self.steps}
-        return {**super().metadata(), **own}
+        choice = {"widths": self.widths, "projected": self.projected, "steps": self.steps}
+        return {**super().metadata(), **choice}
 
     def read(self, arrays: dict[str, FloatArray], metadata: dict[str, Any]) -> None:
         """Take over a checkpoint's arrays and scalars."""
@@ -80,13 +73,13 @@ class AutoState(NewtonState):
         if len(self.widths) < WINDOW:
             return
         early, late = min(self.widths[: WINDOW // 2]), min(self.widths[WINDOW // 2 :])
-        wanted = self._fall(late)
-        if wanted <= 1.0:
+        fall = self._fall(late)
+        if fall <= 1.0:
             self.projected = 0.0
         elif late >= early:
             self.projected = math.inf
         else:
-            self.projected = math.log(wanted) / (math.log(early / late) / (WINDOW / 2))
+            self.projected = math.log(fall) / (math.log(early / late) / (WINDOW / 2))
 
     def _fall(self, width: float) -> float:
         """By how much a width must fall."""
@@ -101,10 +94,7 @@ class AutoState(NewtonState):
 class RiskAuto(RiskNewton):
     """Kernel conjugate gradients, and Newton's method where these would take long.
 
-    Parameters
-    ----------
-    risk, precision, rank, seed
-        See `RiskNewton`.
+    - `risk`, `precision`, `rank`, `seed`: see `RiskNewton`.
     """
 
     name = "auto"

@@ -14,27 +14,20 @@ import time
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dkgp.operators.base import FloatArray, KernelOperator
-from dkgp.solvers.conjugate.kernel_cg import NULL_SHARE, ratio
-from dkgp.solvers.risk.line_search import line_minima
-from dkgp.solvers.risk.method import RiskMethod, descend
+from dkgp.solvers.conjugate.kernel_cg import ratio
+from dkgp.solvers.risk.method import RiskMethod, descend, descend_or_settle
 from dkgp.solvers.risk.state import RiskState
-
-__all__ = ["DescentState", "RiskConjugateGradient", "RiskGradientDescent", "RiskParameterConjugateGradient"]
 
 
 @dataclass
 class DescentState(RiskState):
     """A descent between two iterations.
 
-    Attributes
-    ----------
-    direction, image : (n, p) float64
-        Coefficients h of the search direction, and K h; empty before the first.
-    before, square : (n, p) and (q,) float64
-        The gradient that the direction was made from (g, or K g on parameters), and its squared norm.
+    - `direction`, `image` (n, p): coefficients h of the search direction, and K h; empty before the first.
+    - `before`, `square` (n, p) and (q,): the gradient that the direction was made from (g, or K g on parameters), and
+      its squared norm.
     """
 
     saved = (*RiskState.saved, "direction", "image", "before", "square")
@@ -64,19 +57,10 @@ class RiskConjugateGradient(RiskMethod[DescentState]):
         slope_image = state.image_of_gradient(operator)
         multiplied = time.perf_counter()
         self.turn(state, slope, slope_image)
-        step = line_minima(self.risk, *state.here, state.direction, state.image)
-        squares = self.risk.inner(slope, slope)
-        square = self.risk.inner(slope, slope_image)
-        stuck = (squares > 0.0) & (step == 0.0)
-        if state.precision == "single" and stuck.any():  # what is left of K g is float32's rounding
-            state.precision = "double"
-        else:
-            # Where K g vanishes the function is the best there is, and alpha = -w l'(y, f) / lambda says so.
-            lost = stuck | ((squares > 0.0) & (square <= NULL_SHARE * squares))
-            self._begin_anew(state, lost, slope, slope_image)
-            step = np.where(lost, 1.0 / self.risk.regularisation, step)
-        state.before, state.square = slope, square
-        state.move(step, state.direction, state.image)
+        line, steepest = (state.direction, state.image), (-slope, -slope_image)
+        length = 1.0 / self.risk.regularisation
+        state.direction, state.image = descend_or_settle(state, line, slope_image, steepest, length)
+        state.before, state.square = slope, self.risk.inner(slope, slope_image)
         state.iteration += 1
         return {"update": multiplied - started, "line search": time.perf_counter() - multiplied}
 
@@ -88,15 +72,9 @@ class RiskConjugateGradient(RiskMethod[DescentState]):
         # eta = <g_new - g, g_new>_K / <g, g>_K (line 8).
         eta = np.maximum(ratio(self.risk.inner(slope - state.before, slope_image), state.square), 0.0)
         state.direction, state.image = eta * state.direction - slope, eta * state.image - slope_image
-        self._begin_anew(state, self.risk.inner(slope, state.image) >= 0.0, slope, slope_image)
-
-    @staticmethod
-    def _begin_anew(
-        state: DescentState, problems: NDArray[np.bool_], slope: FloatArray, slope_image: FloatArray
-    ) -> None:
-        """Go along the gradient in the problems (q,) that are marked."""
-        state.direction = np.where(problems, -slope, state.direction)
-        state.image = np.where(problems, -slope_image, state.image)
+        uphill = self.risk.inner(slope, state.image) >= 0.0
+        state.direction = np.where(uphill, -slope, state.direction)
+        state.image = np.where(uphill, -slope_image, state.image)
 
 
 @dataclass(frozen=True)
@@ -139,7 +117,7 @@ class RiskParameterConjugateGradient(RiskMethod[DescentState]):
         state.image = state.product(operator, state.direction)
         multiplied = time.perf_counter()
         state.before, state.square = slope, self.risk.inner(slope, slope)
-        step = descend(state, state.direction, state.image)
+        step = descend(state, (state.direction, state.image))
         if state.precision == "single" and ((step == 0.0) & (self.risk.inner(gradient, gradient) > 0.0)).any():
             state.precision = "double"
         state.iteration += 1

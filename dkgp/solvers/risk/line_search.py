@@ -11,8 +11,6 @@ import numpy as np
 from dkgp.operators.base import FloatArray
 from dkgp.solvers.risk.problem import Risk
 
-__all__ = ["line_minima"]
-
 LARGEST_STEP = 2.0**100
 # Newton's iteration, and from there on halvings.
 MOST_NEWTON, MOST_TRIALS = 40, 100
@@ -26,11 +24,7 @@ def line_minima(
 ) -> FloatArray:
     """Steps at which the risk is least along alpha + t h: (q,), zero where that is no way down.
 
-    Parameters
-    ----------
-    risk : Risk
-    targets, alpha, values, direction, image : (n, p) float64
-        y, alpha, f = K alpha, h and K h.
+    - `targets`, `alpha`, `values`, `direction`, `image` (n, p): y, alpha, f = K alpha, h and K h.
     """
     linear = risk.regularisation * risk.inner(alpha, image)
     quadratic = np.maximum(risk.regularisation * risk.inner(direction, image), 0.0)

@@ -20,15 +20,12 @@ from dkgp.operators.base import FloatArray, KernelOperator, Noise
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.solvers.base import Solver
 from dkgp.solvers.conjugate.gradient import ConjugateGradient, ConjugateGradientState
-from dkgp.solvers.conjugate.kernel_cg import NULL_SHARE, ratio
+from dkgp.solvers.conjugate.kernel_cg import ratio
 from dkgp.solvers.registry import build_solver
-from dkgp.solvers.risk.line_search import line_minima
-from dkgp.solvers.risk.method import RiskMethod
+from dkgp.solvers.risk.descent import DescentState
+from dkgp.solvers.risk.method import RiskMethod, descend_or_settle
 from dkgp.solvers.risk.problem import Risk
-from dkgp.solvers.risk.state import RiskState
 from dkgp.solvers.state import SolverState
-
-__all__ = ["MajorisationState", "RiskMajorisation"]
 
 # A step is solved until so much of its gradient is left, or for so many rounds.
 SHARE_LEFT, MOST_ROUNDS = 0.1, 200
@@ -37,40 +34,26 @@ LEAST_WEIGHT = 1e-6
 
 
 @dataclass
-class MajorisationState(RiskState):
-    """A minimisation between two rounds, in the course of a step.
+class MajorisationState(DescentState):
+    """A minimisation between two rounds, in the course of a step; `square` is of `before` and the majoriser's own step.
 
-    Attributes
-    ----------
-    rounds : int
-        Rounds of the step under way.
-    direction, image : (n, p) float64
-        The last step's, and K h; empty before the first.
-    before, square : (n, p) and (q,) float64
-        The gradient that it was made from, and its product with the majoriser's own step.
-    gradient_product : (n, p) float64
-        K g of the step under way.
-    step : SolverState or None
-        The solve under way, or the last one: of conjugate gradients factor and directions serve on.
-    shifted : KernelOperator
-        K + D.
+    - `rounds`: rounds of the step under way.
+    - `gradient_product` (n, p): K g of the step under way.
+    - `step`: the solve under way, or the last one: of conjugate gradients factor and directions serve on.
+    - `shifted`: K + D.
     """
 
-    saved = (*RiskState.saved, "direction", "image", "before", "square", "gradient_product")
+    saved = (*DescentState.saved, "gradient_product")
 
     rounds: int = 0
-    direction: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
-    image: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
-    before: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
-    square: FloatArray = field(default_factory=lambda: np.zeros(0))
     gradient_product: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     step: SolverState | None = None
     shifted: KernelOperator = field(init=False)
 
     def arrays(self) -> dict[str, FloatArray]:
         """Arrays of a checkpoint, those of the solve under way among them."""
-        own = {} if self.step is None else self.step.arrays()
-        return {**super().arrays(), **{f"step_{name}": array for name, array in own.items()}}
+        step = {} if self.step is None else self.step.arrays()
+        return {**super().arrays(), **{f"step_{name}": array for name, array in step.items()}}
 
     def metadata(self) -> dict[str, Any]:
         """Scalars of a checkpoint."""
@@ -144,9 +127,9 @@ class RiskMajorisation(RiskMethod[MajorisationState]):
         """State from a checkpoint, with the solve under way."""
         state = super().restore(operator, rhs, arrays, metadata)
         if metadata["step"] is not None:
-            own = {name.removeprefix("step_"): array for name, array in arrays.items() if name.startswith("step_")}
+            saved = {name.removeprefix("step_"): array for name, array in arrays.items() if name.startswith("step_")}
             targets = state.least_squares_targets
-            state.step = self._solver(operator).restore(state.shifted, targets, own, metadata["step"])
+            state.step = self._solver(operator).restore(state.shifted, targets, saved, metadata["step"])
         return state
 
     def _solver(self, operator: KernelOperator) -> Solver:
@@ -190,36 +173,26 @@ class RiskMajorisation(RiskMethod[MajorisationState]):
         """True if little of the gradient is left in every problem, or the solve stands still."""
         if step.precision == "double" and state.precision == "single":  # it has found that float32 does no more
             state.precision = "double"
-        left = step.gradient / majoriser(self.risk, len(state.rhs))[1]
-        squares, first = self.risk.inner(left, left), self.risk.inner(state.gradient, state.gradient)
+        remaining = step.gradient / majoriser(self.risk, len(state.rhs))[1]
+        squares, first = self.risk.inner(remaining, remaining), self.risk.inner(state.gradient, state.gradient)
         return state.rounds >= MOST_ROUNDS or bool((squares <= SHARE_LEFT**2 * first).all())
 
     def _step(self, state: MajorisationState, step: SolverState) -> None:
         """Go to the least risk along what the solve has come to, made conjugate to the last step."""
         risk, gradient, product = self.risk, state.gradient, state.gradient_product
-        own = step.alpha - state.alpha
+        direction = step.alpha - state.alpha
         # K alpha = gradient + targets - D alpha, of the solve.
-        own_image = step.gradient + step.rhs - state.shifted.noise_times(step.alpha) - state.values
-        overlap = risk.inner(gradient, own_image)
+        direction_image = step.gradient + step.rhs - state.shifted.noise_times(step.alpha) - state.values
+        overlap = risk.inner(gradient, direction_image)
         if state.direction.size:
-            eta = np.maximum(ratio(overlap - risk.inner(state.before, own_image), state.square), 0.0)
-            eta = np.where(risk.inner(gradient, own_image + eta * state.image) < 0.0, eta, 0.0)
-            state.direction, state.image = own + eta * state.direction, own_image + eta * state.image
+            eta = np.maximum(ratio(risk.inner(state.before, direction_image) - overlap, state.square), 0.0)
+            eta = np.where(risk.inner(gradient, direction_image + eta * state.image) < 0.0, eta, 0.0)
+            state.direction, state.image = direction + eta * state.direction, direction_image + eta * state.image
         else:
-            state.direction, state.image = own, own_image
-        length = line_minima(risk, *state.here, state.direction, state.image)
-        squares = risk.inner(gradient, gradient)
-        stuck = (squares > 0.0) & (length == 0.0)
-        if state.precision == "single" and stuck.any():
-            state.precision = "double"
-        else:
-            # Where K g vanishes the function is the best there is, and alpha = -w l'(y, f) / lambda says so.
-            lost = stuck | ((squares > 0.0) & (risk.inner(gradient, product) <= NULL_SHARE * squares))
-            state.direction = np.where(lost, -gradient, state.direction)
-            state.image = np.where(lost, -product, state.image)
-            length = np.where(lost, 1.0 / risk.regularisation, length)
+            state.direction, state.image = direction, direction_image
+        line, steepest = (state.direction, state.image), (-gradient, -product)
+        state.direction, state.image = descend_or_settle(state, line, product, steepest, 1.0 / risk.regularisation)
         state.before, state.square = gradient, -overlap
-        state.move(length, state.direction, state.image)
         if state.precision == "single":
             state.moved = np.maximum(state.moved, step.moved)
         state.rounds, state.gradient_product = 0, np.zeros((0, 0))

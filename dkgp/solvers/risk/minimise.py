@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dkgp.data.types import ProgressCallback
-from dkgp.errors import InputError, UsageError
+from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.base import as_columns
-from dkgp.solvers.checkpointing import Checkpointing
 from dkgp.solvers.conjugate.kernel_cg import kernel_product
 from dkgp.solvers.driver import Solution, run
 from dkgp.solvers.losses import Loss
+from dkgp.solvers.registry import AUTO
 from dkgp.solvers.risk.auto import AutoState
 from dkgp.solvers.risk.method import RiskMethod
-from dkgp.solvers.risk.methods import named_method
+from dkgp.solvers.risk.methods import method_for
 from dkgp.solvers.risk.problem import Risk
-from dkgp.solvers.stopping import DualityGap, MaxIterations, Progress, StoppingRule
+from dkgp.solvers.stopping import DualityGap, MaxIterations, StoppingRule
+from dkgp.solvers.watch import NOBODY, Watch
 
-__all__ = ["RiskSolution", "minimise_risk"]
+# Of `minimise_risk`.
+MOST_ITERATIONS = 1000
 
 
 @dataclass(frozen=True)
@@ -75,19 +75,11 @@ def minimise_risk(
     loss: Loss,
     regularisation: float,
     weights: ArrayLike | None = None,
-    method: str | RiskMethod[Any] = "auto",
+    method: str | RiskMethod[Any] = AUTO,
     gap: float = 1e-4,
-    stopping: StoppingRule | None = None,
-    max_iterations: int = 1000,
-    precision: Literal["mixed", "double"] = "mixed",
     initial: ArrayLike | None = None,
-    callback: Callable[[Progress], None] | None = None,
-    within: ProgressCallback | None = None,
-    checkpointing: Checkpointing | None = None,
-    interrupted: Callable[[], bool] | None = None,
-    seed: int = 0,
 ) -> RiskSolution:
-    """Minimise sum_i w_i l(y_i, f(x_i)) + lambda ||f||^2 / 2.
+    """Minimise sum_i w_i l(y_i, f(x_i)) + lambda ||f||^2 / 2; `minimise_by` has what a long run takes besides.
 
     Parameters
     ----------
@@ -104,18 +96,9 @@ def minimise_risk(
         A name of `RISK_METHODS`, "auto" for the one that should take the least time, or a method of this very risk,
         with a precision and settings of its own.
     gap : float
-        Converged when the risk is proven to be within this share of the least.
-    stopping : StoppingRule, optional
-        Another rule, in place of `gap` and `max_iterations`.
-    max_iterations : int
-    precision : {"mixed", "double"}
-        Of the kernel products; see `RiskMethod`.
+        Converged when the risk is proven to be within this share of the least; it ends after 1,000 iterations.
     initial : (n,) or (n, p) array_like, optional
         Warm start.
-    callback, within, checkpointing, interrupted
-        See `dkgp.solvers.solve`.
-    seed : int
-        Of what a method draws.
 
     Raises
     ------
@@ -123,46 +106,55 @@ def minimise_risk(
         Targets of another shape, not finite or not for this loss; settings out of range.
     UsageError
         No such method, or one of another risk.
-    CheckpointError
-        The checkpoint belongs to another run.
-    InterruptedRunError
-        `interrupted` answered true.
     """
     y = as_columns(targets, operator.n, "the targets")
-    for name, value in (("the gap", gap), ("max_iterations", max_iterations)):
-        if not value > 0.0 or not np.isfinite(value):
-            raise InputError(f"{name} must be finite and positive; got {value!r}")
+    if not gap > 0.0 or not np.isfinite(gap):
+        raise InputError(f"the gap must be finite and positive; got {gap!r}")
     counts = None if weights is None else as_columns(weights, operator.n, "the weights", 1)[:, 0]
     risk = Risk(loss, regularisation, counts)
     risk.check(y)
+    stopping = DualityGap(gap) | MaxIterations(MOST_ITERATIONS)
+    return minimise_by(operator, y, method_for(risk, method), stopping=stopping, initial=initial)
+
+
+def minimise_by(
+    operator: KernelOperator,
+    targets: ArrayLike,
+    method: RiskMethod[Any],
+    *,
+    stopping: StoppingRule,
+    initial: ArrayLike | None = None,
+    watch: Watch = NOBODY,
+) -> RiskSolution:
+    """Minimise a method's risk until a rule says stop.
+
+    Parameters
+    ----------
+    operator, targets, initial
+        As of `minimise_risk`.
+    method : RiskMethod
+        See `method_for`.
+    stopping : StoppingRule
+    watch : Watch
+        Callbacks, checkpoints and interruption; none by default.
+
+    Raises
+    ------
+    InputError
+        Targets of another shape, not finite or not for this loss.
+    CheckpointError
+        The checkpoint belongs to another run.
+    InterruptedRunError
+        `watch.interrupted` answered true.
+    """
+    y = as_columns(targets, operator.n, "the targets")
+    method.risk.check(y)
     start = None if initial is None else as_columns(initial, operator.n, "the warm start", y.shape[1])
-    chosen = _method(risk, method, precision, seed).resolved(operator.n, operator.kernel.n_features, y.shape[1])
-    solution, state = run(
-        operator,
-        y,
-        chosen,
-        stopping or DualityGap(gap) | MaxIterations(max_iterations),
-        initial=start,
-        callback=callback,
-        within=within,
-        checkpointing=checkpointing,
-        interrupted=interrupted,
-    )
+    resolved = method.resolved(operator.n, operator.kernel.n_features, y.shape[1])
+    solution, state = run(operator, y, resolved, stopping, initial=start, watch=watch)
     image = state.gradient_image if state.gradient_image.size else kernel_product(operator, state.gradient, "double")
-    found = state.chosen if isinstance(state, AutoState) else {}
-    taken = found.get("method", chosen.name)
+    chosen = state.chosen if isinstance(state, AutoState) else {}
+    name = chosen.get("method", resolved.name)
     return RiskSolution(
-        solution, state.values, image, state.risks, state.bound, taken, found, product_error=state.product_error
+        solution, state.values, image, state.risks, state.bound, name, chosen, product_error=state.product_error
     )
-
-
-def _method(
-    risk: Risk, method: str | RiskMethod[Any], precision: Literal["mixed", "double"], seed: int
-) -> RiskMethod[Any]:
-    if isinstance(method, RiskMethod):
-        if method.risk.settings() != risk.settings():
-            raise UsageError(
-                f"the method is for {method.risk.settings()}; what is to be minimised is {risk.settings()}"
-            )
-        return method
-    return named_method(method, risk, precision, seed)

@@ -10,9 +10,9 @@ have v'R'K g < g'K g after any number of iterations: every delta is a way down. 
 iterations take, and the line along delta is searched exactly without another one.
 
 Far from the least, where every step finds another curvature, a few iterations of kernel conjugate gradients come
-further: they go first. An iteration is a round of the driver, so that whoever is killed loses one product, and a step's
-last iteration takes it. They stop where r'M^-1 r is little beside g'K g - v'R'K g, the slope along delta: as little as
-the gap asks for.
+further: they go first. An iteration is a round of the driver, so that a run that is killed loses one product, and a
+step's last iteration takes it. They stop where r'M^-1 r is little beside g'K g - v'R'K g, the slope along delta: as
+little as the gap asks for.
 
 A step that does not come to that in a few dozen, for its factor is too small for the penalty, is taken as it is, and
 kernel conjugate gradients go on for a while: on separable data curvatures fall on their way, which a step with that of
@@ -22,7 +22,6 @@ its start does not see.
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -30,14 +29,12 @@ import numpy as np
 
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, KernelOperator
-from dkgp.solvers.conjugate.kernel_cg import NULL_SHARE, ratio
+from dkgp.solvers.base import PhaseClock
+from dkgp.solvers.conjugate.kernel_cg import ratio
 from dkgp.solvers.losses import CurvatureRoot
 from dkgp.solvers.risk.descent import DescentState, RiskConjugateGradient
-from dkgp.solvers.risk.line_search import line_minima
-from dkgp.solvers.risk.method import RiskMethod
+from dkgp.solvers.risk.method import RiskMethod, descend_or_settle
 from dkgp.solvers.risk.preconditioner import CurvaturePreconditioner, affordable_rank
-
-__all__ = ["NewtonState", "RiskNewton"]
 
 # The last iteration's gain, as a share of the slope that is left: far from the least, and near it.
 LARGEST_SHARE, LEAST_SHARE = 0.1, 1e-8
@@ -57,22 +54,14 @@ PATIENCE = 50
 class NewtonState(DescentState):
     """A minimisation between two rounds, in the course of a step; its arrays are empty between two steps.
 
-    Attributes
-    ----------
-    inner : int
-        Iterations of the step under way.
-    descents, until : int
-        Iterations of kernel conjugate gradients so far, and how many there are to be before the next step.
-    failures : int
-        Steps that took too long.
-    newton_image : (n, p) float64
-        K g.
-    along, along_image : (n, p) float64
-        R v and K R v so far.
-    residual, search : (n, p) float64
-        r = R'K g - B v, and the direction in v to come.
-    energy : (q,) float64
-        r'M^-1 r.
+    - `inner`: iterations of the step under way.
+    - `descents`, `until`: iterations of kernel conjugate gradients so far, and how many there are to be before the next
+      step.
+    - `failures`: steps that took too long.
+    - `newton_image` (n, p): K g.
+    - `along`, `along_image` (n, p): R v and K R v so far.
+    - `residual`, `search` (n, p): r = R'K g - B v, and the direction in v to come.
+    - `energy` (q,): r'M^-1 r.
     """
 
     saved = (*DescentState.saved, "newton_image", "along", "along_image", "residual", "search", "energy")
@@ -165,7 +154,7 @@ class RiskNewton(RiskMethod[NewtonState]):
         if self._is_far(operator, state):
             return RiskConjugateGradient(self.risk, self.precision).advance(operator, state)
         state.direction = state.image = state.before = np.zeros((0, 0))
-        clock = _Clock()
+        clock = PhaseClock()
         if not state.search.size:
             state.newton_image = state.image_of_gradient(operator)
             clock.lap("update")
@@ -189,14 +178,14 @@ class RiskNewton(RiskMethod[NewtonState]):
         state.descents += 1
         return True
 
-    def _begin(self, operator: KernelOperator, state: NewtonState, clock: _Clock) -> None:
+    def _begin(self, operator: KernelOperator, state: NewtonState, clock: PhaseClock) -> None:
         state.residual = state.curvature().transposed_times(state.newton_image)
         state.along, state.along_image = np.zeros_like(state.newton_image), np.zeros_like(state.newton_image)
         state.search = self._precondition(operator, state, clock)
         state.energy = self.risk.inner(state.residual, state.search)
         state.inner = 0
 
-    def _iterate(self, operator: KernelOperator, state: NewtonState, clock: _Clock) -> None:
+    def _iterate(self, operator: KernelOperator, state: NewtonState, clock: PhaseClock) -> None:
         root, search = state.curvature(), state.search
         rooted = root.times(search)
         image = state.product(operator, rooted)
@@ -212,7 +201,7 @@ class RiskNewton(RiskMethod[NewtonState]):
         state.energy = energy
         state.inner += 1
 
-    def _precondition(self, operator: KernelOperator, state: NewtonState, clock: _Clock) -> FloatArray:
+    def _precondition(self, operator: KernelOperator, state: NewtonState, clock: PhaseClock) -> FloatArray:
         if self.rank == 0:
             return state.residual / self.risk.regularisation
         if state.preconditioner is None:
@@ -226,9 +215,9 @@ class RiskNewton(RiskMethod[NewtonState]):
             state.preconditioner.refresh(state.curvature(), state.rhs.shape[1])
             state.refreshed = True
         clock.lap("factor")
-        found = state.preconditioner.apply(state.residual)
+        preconditioned = state.preconditioner.apply(state.residual)
         clock.lap("precondition")
-        return found
+        return preconditioned
 
     def _slope(self, state: NewtonState) -> FloatArray:
         """lambda times how steep the risk falls along delta: g'K g - v'R'K g, (q,)."""
@@ -243,8 +232,8 @@ class RiskNewton(RiskMethod[NewtonState]):
         enough = ENOUGH / state.left**2 if math.isfinite(state.left) and state.left > 1.0 else LARGEST_SHARE
         share = np.maximum(share, min(enough, LARGEST_SHARE))
         rounding = ROUNDING[state.precision] * self.risk.inner(state.gradient, state.newton_image)
-        left = np.maximum(np.maximum(share, LEAST_SHARE) * slope, rounding)
-        if bool((state.energy <= left).all()):
+        negligible = np.maximum(np.maximum(share, LEAST_SHARE) * slope, rounding)
+        if bool((state.energy <= negligible).all()):
             return True
         if state.inner < MOST_ITERATIONS:
             return False
@@ -255,28 +244,6 @@ class RiskNewton(RiskMethod[NewtonState]):
     def _step(self, state: NewtonState) -> None:
         """Go to the least risk along delta."""
         gradient, image, penalty = state.gradient, state.newton_image, self.risk.regularisation
-        direction, direction_image = (state.along - gradient) / penalty, (state.along_image - image) / penalty
-        step = line_minima(self.risk, *state.here, direction, direction_image)
-        squares = self.risk.inner(gradient, gradient)
-        stuck = (squares > 0.0) & (step == 0.0)
-        if state.precision == "single" and stuck.any():  # what is left of K g is float32's rounding
-            state.precision = "double"
-        else:
-            # Where K g vanishes the function is the best there is, and alpha = -w l'(y, f) / lambda says so.
-            lost = stuck | ((squares > 0.0) & (self.risk.inner(gradient, image) <= NULL_SHARE * squares))
-            direction = np.where(lost, -gradient / penalty, direction)
-            direction_image = np.where(lost, -image / penalty, direction_image)
-            step = np.where(lost, 1.0, step)
-        state.move(step, direction, direction_image)
+        delta = (state.along - gradient) / penalty, (state.along_image - image) / penalty
+        descend_or_settle(state, delta, image, (-gradient / penalty, -image / penalty), 1.0)
         state.give_up_the_step()
-
-
-class _Clock:
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
-        self._last = now

@@ -23,8 +23,6 @@ from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, factor_
 from dkgp.solvers.losses import CurvatureRoot
 from dkgp.solvers.prices import ROUND_SECONDS, Prices
 
-__all__ = ["LARGEST_RANK", "CurvaturePreconditioner", "affordable_rank"]
-
 # The factor's algebra, anew for every step, may take as long as so many products.
 PRODUCTS_A_STEP = 4.0
 # The largest is that of F'W F, all columns that it couples together.
@@ -44,17 +42,9 @@ def affordable_rank(n: int, d: int, p: int, coupled: bool = False) -> int:
 class CurvaturePreconditioner:
     """M^-1 for the curvature that `refresh` was told last.
 
-    Parameters
-    ----------
-    operator : BlockedKernelOperator
-    rank : int
-        R, landmarks at most.
-    regularisation : float
-        lambda.
-    coupled : bool
-        Whether the curvature couples columns.
-    seed : int
-        Of the landmarks.
+    - `rank`: R, landmarks at most.
+    - `regularisation`: lambda.
+    - `coupled`: whether the curvature couples columns.
     """
 
     def __init__(

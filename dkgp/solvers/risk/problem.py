@@ -21,8 +21,6 @@ from dkgp.operators.base import FloatArray
 from dkgp.solvers.conjugate.kernel_cg import column_products
 from dkgp.solvers.losses import CurvatureRoot, Loss
 
-__all__ = ["Risk"]
-
 
 @dataclass(frozen=True, eq=False)
 class Risk:
@@ -79,8 +77,8 @@ class Risk:
 
     def inner(self, left: FloatArray, right: FloatArray) -> FloatArray:
         """Inner products of two (n, p) arrays by problem: (q,)."""
-        found = column_products(left, right)
-        return np.sum(found, keepdims=True) if self.loss.coupled else found
+        products = column_products(left, right)
+        return np.sum(products, keepdims=True) if self.loss.coupled else products
 
     def value(self, targets: FloatArray, alpha: FloatArray, values: FloatArray) -> FloatArray:
         """R[f] of alpha and f = K alpha, (n, p) each: (q,)."""

@@ -18,30 +18,20 @@ from dkgp.solvers.risk.problem import Risk
 from dkgp.solvers.state import SolverState
 from dkgp.solvers.stopping import Progress
 
-__all__ = ["RiskState"]
-
 
 @dataclass
 class RiskState(SolverState):
     """A minimisation between two rounds; `rhs` are the targets, `gradient` the functional gradient's coefficients.
 
-    Attributes
-    ----------
-    risk : Risk
-    values : (n, p) float64
-        f = K alpha, by recursion.
-    gradient_image : (n, p) float64
-        K g in float64 where it is known of g as it is; empty elsewhere.
-    bound : (q,) float64
-        The best bound from below so far.
-    excess : (q,) float64
-        By how much the risk may be above what its evaluation says, where products are approximate.
-    width : (q,) float64
-        <g, g>_K / (2 lambda) as it was known last, and what approximate products may add to it; infinite before.
-    doubt : float
-        What a distance between products is multiplied by: twice as much after each that float64 did not confirm.
-    product_error : float
-        Bound on the errors of the last entries of `values` and `gradient_image` that were evaluated anew.
+    - `values` (n, p): f = K alpha, by recursion.
+    - `gradient_image` (n, p): K g in float64 where it is known of g as it is; empty elsewhere.
+    - `bound` (q,): the best bound from below so far.
+    - `excess` (q,): by how much the risk may be above what its evaluation says, where products are approximate.
+    - `width` (q,): <g, g>_K / (2 lambda) as it was known last, and what approximate products may add to it; infinite
+      before.
+    - `doubt`: what a distance between products is multiplied by: twice as much after each that float64 did not confirm.
+    - `product_error`: bound on the errors of the last entries of `values` and `gradient_image` that were evaluated
+      anew.
     """
 
     saved = (*SolverState.saved, "values", "gradient_image", "bound", "excess", "width")

@@ -17,10 +17,9 @@ from dkgp.cli import main
 from dkgp.cli.job_commands import classify as classify_command
 from dkgp.data import dataset_from_arrays, open_classifier, open_dataset, open_prediction
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
-from tests.cli.classify.conftest import labelled_csv
-from tests.cli.conftest import refused
+from tests.cli.conftest import labelled_csv
+from tests.cli.invoke import document_of, refused, run, run_json
 
-Command = Callable[..., Any]
 Labelled = Callable[[int], dict[str, Any]]
 
 SMALL = ("--pool", 40, "--folds", 4, "--cluster", "none")
@@ -41,21 +40,19 @@ def exact(ingested: dict[str, Any], out: Path, *more: object) -> list[object]:
 
 @pytest.mark.parametrize("n_classes", [2, 3])
 @pytest.mark.parametrize("method", ["fixed-size", "exact"])
-def test_from_text_labels_to_an_evaluation(
-    labelled: Labelled, run: Command, document: Command, out: Path, n_classes: int, method: str
-) -> None:
+def test_from_text_labels_to_an_evaluation(labelled: Labelled, out: Path, n_classes: int, method: str) -> None:
     ingested = labelled(n_classes)
     command = classify(ingested, out) if method == "fixed-size" else exact(ingested, out)
-    trained = document(run(*command))
+    trained = run_json(*command)
     assert trained["converged"]
     assert trained["classes"] == (["run", "sit"] if n_classes == 2 else ["run", "sit", "walk"])
     assert sum(trained["counts"]) == trained["n"] == ingested["n_train"]
     assert trained["probabilities"]
     assert trained["warnings"] == []
     pred = out.parent / "pred.zarr"
-    predicted = document(run("predict", out, ingested["test"], "--out", pred, "--cluster", "none", "--json"))
+    predicted = run_json("predict", out, ingested["test"], "--out", pred, "--cluster", "none")
     assert sum(predicted["classes"]["counts"].values()) == predicted["n_samples"] == ingested["n_test"]
-    found = document(run("evaluate", pred, ingested["test"], "--json"))
+    found = run_json("evaluate", pred, ingested["test"])
     assert found["error_rate"] < 0.08 * n_classes
 
     # The store as anybody may read it.
@@ -75,12 +72,10 @@ def test_from_text_labels_to_an_evaluation(
         assert predicted["classes"]["certified"] == int(stored["certified"].sum()) == n
 
 
-def test_the_defaults_of_a_fixed_size_one_say_what_they_found(
-    labelled: Labelled, run: Command, document: Command, out: Path
-) -> None:
+def test_the_defaults_of_a_fixed_size_one_say_what_they_found(labelled: Labelled, out: Path) -> None:
     plot, log = out.parent / "path.png", out.parent / "log.jsonl"
     result = run(*classify(labelled(2), out, "--plot", plot, "--log-json", log))
-    found = document(result)
+    found = document_of(result)
     record = open_classifier(out)
     assert record.form == "fixed-size"
     assert record.n_support == found["cardinality"] <= found["pool"] == 40
@@ -104,22 +99,20 @@ def test_the_defaults_of_a_fixed_size_one_say_what_they_found(
     shown = " ".join(run("info", out).stdout.split())
     assert f"fixed-size: {record.n_support} prototypes of 40 (k-centre)" in shown
     assert "run" in shown
-    document(run("info", out, "--json"))
+    run_json("info", out)
 
 
-def test_classes_that_weigh_more_are_found_more_often(
-    labelled: Labelled, run: Command, document: Command, out: Path
-) -> None:
+def test_classes_that_weigh_more_are_found_more_often(labelled: Labelled, out: Path) -> None:
     ingested, counts = labelled(2), {}
     for weight in ("run=0.02", "run=50"):
         command = classify(
             ingested, out, "--class-weight", weight, "--search", "none", "--overwrite", "--no-probability"
         )
-        document(run(*command))
+        run_json(*command)
         pred = out.parent / "pred.zarr"
         made = run("predict", out, ingested["test"], "--out", pred, "--cluster", "none", "--json", "--overwrite")
         assert "without calibration: no probabilities" in made.stderr
-        counts[weight] = document(made)["classes"]["counts"]["run"]
+        counts[weight] = document_of(made)["classes"]["counts"]["run"]
         assert open_prediction(str(pred)).variables == ("decision", "class")
         assert re.search(r"error in cross-validation +\d+\.\d\d%, weighted", run("info", out).stdout)
         weights = open_classifier(out).class_weights
@@ -128,40 +121,7 @@ def test_classes_that_weigh_more_are_found_more_often(
     assert counts["run=50"] > 1.2 * counts["run=0.02"]
 
 
-@pytest.mark.parametrize(
-    ("options", "words", "code"),
-    [
-        (("--folds", 200), "fewer than the 200 folds", 3),
-        (("--folds", 1), "--folds must be at least 2; got 1", 3),
-        (("--pool", 0), "--pool must be at least 1; got 0", 3),
-        (("--method", "svm"), "'svm' is not one of", 2),
-        (("--method", "exact", "--candidates", 3), "--candidates belongs to --method fixed-size", 2),
-        (("--tol", 0.1), "--tol belongs to --method exact", 2),
-        (("--max-passes", 0), "--max-passes must be positive", 3),
-        (("--by-reference",), "--by-reference belongs to --method exact", 2),
-        (("--given-noise",), "--given-noise is that of --hyper; give it", 2),
-        (("--class-weight", "dog=2"), "weight for the class 'dog'; the classes are 'run', 'sit'", 3),
-        (("--class-weight", "run"), "--class-weight is balanced, or NAME=WEIGHT such as yes=2.5; got 'run'", 2),
-        (("--class-weight", "run=2", "--class-weight", "run=3"), "has the class 'run' twice", 2),
-        (("--class-weight", "run=nan"), "--class-weight must be positive and finite", 3),
-        (("--noise-variances", "0.1,-1"), "--noise-variances must be positive and finite", 3),
-        (("--noise-variances", "few"), "no list of numbers", 2),
-        (("--stop", "many"), "'many' is no pair such as 10,0.001", 2),
-        (("--seed", -1), "--seed must not be negative", 3),
-        (("--plot", "p.jpeg"), ".png", 3),
-        (("--memory-limit", "1MiB"), "a pool of 40 prototypes and 4 folds is projected to need", 3),
-        (("--hyper", "nowhere.json"), "nowhere.json", 3),
-    ],
-)
-def test_what_cannot_be_is_refused_before_any_work(
-    labelled: Labelled, run: Command, out: Path, options: tuple[object, ...], words: str, code: int
-) -> None:
-    command = [part for part in classify(labelled(2), out) if part not in SMALL] if "exact" in options else None
-    refused(run(*(command or classify(labelled(2), out)), *options), words, exit_code=code)
-    assert not list(out.parent.iterdir())
-
-
-def test_targets_that_are_no_labels_are_refused(rng: np.random.Generator, run: Command, out: Path) -> None:
+def test_targets_that_are_no_labels_are_refused(rng: np.random.Generator, out: Path) -> None:
     X = rng.standard_normal((60, 2))
     for y, words in (
         (rng.standard_normal(60), "is a number such as"),
@@ -174,91 +134,56 @@ def test_targets_that_are_no_labels_are_refused(rng: np.random.Generator, run: C
         assert [path.name for path in out.parent.iterdir()] == ["train.zarr"]
 
 
-def test_whole_numbers_are_labels_as_they_are(
-    rng: np.random.Generator, run: Command, document: Command, out: Path
-) -> None:
+def test_whole_numbers_are_labels_as_they_are(rng: np.random.Generator, out: Path) -> None:
     X = rng.standard_normal((200, 2))
     y = np.where(X[:, 0] + 0.1 * rng.standard_normal(200) > 0, 1.0, -1.0)
     train, pred = out.parent / "train.zarr", out.parent / "pred.zarr"
     dataset_from_arrays(train, X, y)
-    found = document(run("classify", train, "--out", out, "--json", *SMALL))
+    found = run_json("classify", train, "--out", out, *SMALL)
     assert found["classes"] == ["-1", "1"]
-    document(run("predict", out, train, "--out", pred, "--json", "--cluster", "none"))
-    assert document(run("evaluate", pred, train, "--json"))["error_rate"] < 0.1
+    run_json("predict", out, train, "--out", pred, "--cluster", "none")
+    assert run_json("evaluate", pred, train)["error_rate"] < 0.1
 
 
-def test_a_rare_class_is_warned_of_unless_it_is_weighted(
-    rng: np.random.Generator, run: Command, document: Command, out: Path
-) -> None:
+def test_a_rare_class_is_warned_of_unless_it_is_weighted(rng: np.random.Generator, out: Path) -> None:
     X = rng.standard_normal((300, 2))
     y = (X[:, 0] > 1.6).astype(float)
     dataset_from_arrays(out.parent / "train.zarr", X, y, classes=["common", "rare"])
     command = ("classify", out.parent / "train.zarr", "--out", out, "--json", "--overwrite", *SMALL)
-    (warning,) = document(run(*command))["warnings"]
+    (warning,) = run_json(*command)["warnings"]
     assert f"the class 'rare' has {int(y.sum())} of 300 samples" in warning
-    assert document(run(*command, "--class-weight", "balanced"))["warnings"] == []
+    assert run_json(*command, "--class-weight", "balanced")["warnings"] == []
 
 
-def test_predictions_of_a_classifier_have_no_variances(
-    labelled: Labelled, run: Command, document: Command, out: Path
-) -> None:
-    document(run(*classify(labelled(2), out)))
-    pred = out.parent / "pred.zarr"
-    refused(
-        run("predict", out, labelled(2)["test"], "--out", pred, "--variance"), "is a classifier, which has no variances"
-    )
-    assert not pred.exists()
-
-
-def test_a_label_that_the_model_does_not_know_is_named(
-    labelled: Labelled, run: Command, document: Command, out: Path
-) -> None:
-    document(run(*classify(labelled(2), out)))
+def test_a_label_that_the_model_does_not_know_is_named(labelled: Labelled, out: Path) -> None:
+    run_json(*classify(labelled(2), out))
     other, pred = out.parent / "other.zarr", out.parent / "pred.zarr"
-    document(
-        run("ingest", labelled_csv(out.parent / "o.csv", ("sit", "fly"), 60, 0), other, "--labels", "species", "--json")
-    )
-    document(run("predict", out, other, "--out", pred, "--json", "--cluster", "none"))
+    run_json("ingest", labelled_csv(out.parent / "o.csv", ("sit", "fly"), 60, 0), other, "--labels", "species")
+    run_json("predict", out, other, "--out", pred, "--cluster", "none")
     refused(run("evaluate", pred, other), "'fly'")
 
 
-def test_a_finished_model_is_recognised_and_another_is_not(
-    labelled: Labelled, run: Command, document: Command, out: Path
-) -> None:
-    first = document(run(*classify(labelled(3), out)))
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    result = run(*classify(labelled(3), out, "--resume"))
-    done = document(result)
-    assert "was complete when an earlier run ended" in result.stderr
-    for name in ("score", "cardinality", "path", "kernel", "noise_variance", "intercept"):
-        assert done[name] == first[name]
-    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
-    for other, word in ((("--seed", 1), "seed"), (("--class-weight", "balanced"), "class weight")):
-        refused(run(*classify(labelled(3), out, *other, "--resume")), f"is of a run with another {word}", "exists")
-    refused(run(*classify(labelled(3), out)), "exists")
-
-
-def test_a_kernel_that_is_given_is_kept(labelled: Labelled, run: Command, document: Command, out: Path) -> None:
+def test_a_kernel_that_is_given_is_kept(labelled: Labelled, out: Path) -> None:
     ingested, hyper = labelled(2), out.parent / "hyper.json"
-    document(run("tune", ingested["train"], "--out", hyper, "--subset", 200, "--json"))
+    run_json("tune", ingested["train"], "--out", hyper, "--subset", 200)
     tuned = json.loads(hyper.read_text())
-    found = document(run(*classify(ingested, out, "--hyper", hyper, "--given-noise", "--search", "none")))
+    found = run_json(*classify(ingested, out, "--hyper", hyper, "--given-noise", "--search", "none"))
     assert found["kernel"] == tuned["kernel"]
     assert found["noise_variance"] == tuned["noise_variance"]
     assert found["passes"] == 1
-    free = document(run(*classify(ingested, out, "--hyper", hyper, "--search", "none", "--overwrite")))
+    free = run_json(*classify(ingested, out, "--hyper", hyper, "--search", "none", "--overwrite"))
     assert free["kernel"] == tuned["kernel"]
     assert free["score"] <= found["score"]
 
 
-def test_an_exact_one_stops_short_and_goes_on(labelled: Labelled, run: Command, document: Command, out: Path) -> None:
+def test_an_exact_one_stops_short_and_goes_on(labelled: Labelled, out: Path) -> None:
     options = ("--solver", "cg", "--tol", 1e-6)
-    short = document(run(*exact(labelled(2), out, *options, "--max-passes", 3)), 4)
+    short = run_json(*exact(labelled(2), out, *options, "--max-passes", 3), exit_code=4)
     assert not short["converged"]
     assert short["checkpoint"] == f"{out}.checkpoint"
     assert "not converged" in short["warnings"][0]
     result = run(*exact(labelled(2), out, *options, "--resume", "--by-reference"))
-    done = document(result)
+    done = document_of(result)
     assert "resuming after round 3" in result.stderr
     assert done["converged"]
     assert max(done["decision_error"]) < 1e-5
@@ -266,27 +191,23 @@ def test_an_exact_one_stops_short_and_goes_on(labelled: Labelled, run: Command, 
     assert record.by_reference
     assert record.reference == labelled(2)["train"]
     whole = out.parent / "whole.zarr"
-    document(run(*exact(labelled(2), whole, *options)))
+    run_json(*exact(labelled(2), whole, *options))
     expected = open_classifier(whole)
     for name in ("alpha", "ones", "intercept"):
         assert getattr(record, name).tobytes() == getattr(expected, name).tobytes()
 
 
 @pytest.mark.parametrize("solver", ["gbcd", "bcdc", "pcg", "kcg", "smo", "cholesky", "tiled-cholesky"])
-def test_any_solver_takes_the_columns_of_labels_and_of_ones(
-    labelled: Labelled, run: Command, document: Command, out: Path, solver: str
-) -> None:
-    found = document(run(*exact(labelled(3), out, "--solver", solver, "--tol", 1e-2, "--no-probability")))
+def test_any_solver_takes_the_columns_of_labels_and_of_ones(labelled: Labelled, out: Path, solver: str) -> None:
+    found = run_json(*exact(labelled(2), out, "--solver", solver, "--tol", 1e-2, "--no-probability"))
     assert found["converged"]
     assert found["solver"] == solver
     assert max(found["decision_error"]) < 1e-2
 
 
-def test_a_refusal_leaves_an_earlier_runs_checkpoint_alone(
-    labelled: Labelled, run: Command, document: Command, out: Path
-) -> None:
+def test_a_refusal_leaves_an_earlier_runs_checkpoint_alone(labelled: Labelled, out: Path) -> None:
     options = ("--solver", "cg", "--tol", 1e-6, "--no-probability")
-    document(run(*exact(labelled(2), out, *options, "--max-passes", 3)), 4)
+    run_json(*exact(labelled(2), out, *options, "--max-passes", 3), exit_code=4)
     before = {path: path.read_bytes() for path in Path(f"{out}.checkpoint").rglob("*") if path.is_file()}
     assert before
     for command in (exact(labelled(2), out, *options), classify(labelled(2), out)):
@@ -294,7 +215,7 @@ def test_a_refusal_leaves_an_earlier_runs_checkpoint_alone(
         assert {path: path.read_bytes() for path in Path(f"{out}.checkpoint").rglob("*") if path.is_file()} == before
 
 
-def test_a_batch_script_gives_every_option_again(labelled: Labelled, run: Command, out: Path) -> None:
+def test_a_batch_script_gives_every_option_again(labelled: Labelled, out: Path) -> None:
     options = ("--stop", "none", "--noise-variances", "0.1,1", "--no-probability", "--class-weight", "run=2")
     options += ("--class-weight", "sit=3", "--max-basis", "7", "--by-reference", "--overwrite")
     script = out.parent / "job.sh"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,30 +13,10 @@ from scipy.special import expit
 from dkgp.data import open_dataset, open_prediction
 from dkgp.kernels import SquaredExponential
 from dkgp.models.classification.metrics import area_under_curve
-from tests.cli.conftest import refused
+from tests.cli.invoke import refused, run, run_json
 
-Command = Callable[..., Any]
 Labelled = Callable[[int], dict[str, Any]]
 KERNEL = SquaredExponential((0.3, 0.1, 0.01), 20.0)
-
-
-@pytest.fixture(scope="module")
-def models(
-    labelled: Labelled, run: Command, document: Command, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
-    """Models of two classes stopped early, so that their bounds are no rounding."""
-    folder = tmp_path_factory.mktemp("models")
-    hyper = folder / "hyper.json"
-    hyper.write_text(json.dumps({"kernel": KERNEL.to_json(), "noise_variance": 1.0}))
-    for name, options in {
-        "logistic": ("--method", "logistic", "--tol", 0.05),
-        "gp": ("--method", "gp", "--tol", 0.05),
-        "basis": ("--method", "gp", "--basis-size", 40, "--certify"),
-        "few": ("--pool", 30, "--search", "none"),
-    }.items():
-        command = ("classify", labelled(2)["train"], "--out", folder / name, "--hyper", hyper, "--cluster", "none")
-        document(run(*command, "--json", *options))
-    return {name: folder / name for name in ("logistic", "gp", "basis", "few")}
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +42,9 @@ def predict(labelled: Labelled, model: Path, out: Path, *options: object) -> tup
 
 @pytest.mark.parametrize("options", [(), ("--tree-error", 1e-2)], ids=["every entry", "by a tree"])
 def test_the_exact_probability_lies_in_its_interval(
-    models: dict[str, Path],
-    exact: np.ndarray,
-    labelled: Labelled,
-    run: Command,
-    document: Command,
-    tmp_path: Path,
-    options: tuple[object, ...],
+    classifiers: dict[str, Path], exact: np.ndarray, labelled: Labelled, tmp_path: Path, options: tuple[object, ...]
 ) -> None:
-    found = document(run(*predict(labelled, models["logistic"], tmp_path / "p", *options)))
+    found = run_json(*predict(labelled, classifiers["logistic"], tmp_path / "p", *options))
     stored = open_prediction(str(tmp_path / "p"))
     away = np.abs(stored.read("decision")[:, 0] - exact)
     assert (away <= stored.read("decision_error_bound")[:, 0]).all()
@@ -90,18 +63,18 @@ def test_the_exact_probability_lies_in_its_interval(
     width = (upper - lower)[np.arange(len(labels)), labels]
     assert found["classes"]["interval_width_mean"] == pytest.approx(width.mean())
     assert found["classes"]["interval_width_max"] == pytest.approx(width.max())
-    told = document(run("evaluate", tmp_path / "p", labelled(2)["test"], "--json"))
+    told = run_json("evaluate", tmp_path / "p", labelled(2)["test"])
     assert told["interval_width_mean"] == pytest.approx(width.mean())
     shown = " ".join(run("evaluate", tmp_path / "p", labelled(2)["test"]).stdout.split())
     assert "probabilities certified within intervals" in shown
 
 
 def test_those_of_a_gaussian_process_are_averaged_unless_they_are_plugged_in(
-    models: dict[str, Path], labelled: Labelled, run: Command, document: Command, tmp_path: Path
+    classifiers: dict[str, Path], labelled: Labelled, tmp_path: Path
 ) -> None:
     found = {}
     for name, options in (("averaged", ()), ("plugged", ("--plug-in",))):
-        document(run(*predict(labelled, models["basis"], tmp_path / name, *options)))
+        run_json(*predict(labelled, classifiers["basis"], tmp_path / name, *options))
         stored = open_prediction(str(tmp_path / name))
         found[name] = stored.read("probability")[:, 1]
         decision = stored.read("decision")[:, 0]
@@ -111,40 +84,17 @@ def test_those_of_a_gaussian_process_are_averaged_unless_they_are_plugged_in(
     inside = np.abs(found["averaged"] - 0.5) <= np.abs(found["plugged"] - 0.5) + 1e-12
     assert inside.all()
     assert np.abs(found["averaged"] - found["plugged"]).max() > 0.01
-    resumed = (*predict(labelled, models["basis"], tmp_path / "averaged", "--plug-in"), "--resume")
+    resumed = (*predict(labelled, classifiers["basis"], tmp_path / "averaged", "--plug-in"), "--resume")
     refused(run(*resumed))
 
 
 @pytest.mark.slow
-def test_softmax_ranks_by_probabilities(labelled: Labelled, run: Command, document: Command, tmp_path: Path) -> None:
+def test_softmax_ranks_by_probabilities(labelled: Labelled, tmp_path: Path) -> None:
     out, pred = tmp_path / "m", tmp_path / "p"
     command = ("classify", labelled(3)["train"], "--out", out, "--method", "logistic", "--basis-size", 30, "--json")
-    document(run(*command, "--cluster", "none"))
-    document(run("predict", out, labelled(3)["test"], "--out", pred, "--json", "--cluster", "none"))
-    told, stored = document(run("evaluate", pred, labelled(3)["test"], "--json")), open_prediction(str(pred))
+    run_json(*command, "--cluster", "none")
+    run_json("predict", out, labelled(3)["test"], "--out", pred, "--cluster", "none")
+    told, stored = run_json("evaluate", pred, labelled(3)["test"]), open_prediction(str(pred))
     truth, probability = open_dataset(labelled(3)["test"]).all_labels(), stored.read("probability")
     areas = [area_under_curve(probability[:, each], truth == each) for each in range(3)]
     assert told["auc"] == pytest.approx(np.mean(areas))
-
-
-@pytest.mark.parametrize(
-    ("model", "options", "words"),
-    [
-        ("logistic", ("--plug-in",), "--plug-in is for the averaged probabilities of a Gaussian process classifier"),
-        ("few", ("--plug-in",), "--plug-in is for the averaged probabilities of a Gaussian process classifier"),
-        ("gp", ("--tree-error", 1e-3), "averaged over variances, which take whole columns of the kernel matrix"),
-        ("basis", ("--tree-error", 1e-3), "prototypes, which takes no time"),
-        ("logistic", ("--variance",), "has no variances"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(
-    models: dict[str, Path],
-    labelled: Labelled,
-    run: Command,
-    tmp_path: Path,
-    model: str,
-    options: tuple[object, ...],
-    words: str,
-) -> None:
-    refused(run(*predict(labelled, models[model], tmp_path / "p", *options)), words)
-    assert not list(tmp_path.iterdir())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,13 @@ import pytest
 
 from dkgp.data import open_classifier, open_dataset, open_prediction
 from dkgp.kernels import Linear, SquaredExponential
-from tests.cli.conftest import refused
+from tests.cli.invoke import refused, run, run_json
 
-Command = Callable[..., Any]
 KERNEL, NOISE, N = SquaredExponential((60.0, 60.0)), 0.3, 500
 
 
 @pytest.fixture(scope="module")
-def ground(run: Command, document: Command, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def ground(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Kinds of ground over a square, with length scales far below its side."""
     folder, rng = tmp_path_factory.mktemp("ground"), np.random.default_rng(3)
     X = rng.uniform(size=(N + 120, 2))
@@ -27,7 +25,7 @@ def ground(run: Command, document: Command, tmp_path_factory: pytest.TempPathFac
     rows = [f"{a:.17g},{b:.17g},{name}" for (a, b), name in zip(X, names, strict=True)]
     (folder / "g.csv").write_text("\n".join(["east,north,kind", *rows]) + "\n")
     command = ("ingest", folder / "g.csv", folder / "g.zarr", "--labels", "kind", "--test-fraction", 0.2)
-    document(run(*command, "--test-out", folder / "test.zarr", "--json"))
+    run_json(*command, "--test-out", folder / "test.zarr")
     hyper = folder / "hyper.json"
     hyper.write_text(json.dumps({"kernel": KERNEL.to_json(), "noise_variance": NOISE}))
     return {"store": folder / "g.zarr", "test": folder / "test.zarr", "hyper": hyper}
@@ -49,12 +47,12 @@ def exact_decisions(ground: dict[str, Any]) -> np.ndarray:
     return np.asarray(KERNEL(T, Z) @ (E[:, 0] - b * E[:, 1]) + b)
 
 
-def test_decisions_keep_their_bounds(ground: dict[str, Any], run: Command, document: Command, tmp_path: Path) -> None:
+def test_decisions_keep_their_bounds(ground: dict[str, Any], tmp_path: Path) -> None:
     out, pred = tmp_path / "m", tmp_path / "p"
-    found = document(run(*classify(ground, out, "--method", "exact", "--solver", "cg", "--tree-error", 1e-7)))
+    found = run_json(*classify(ground, out, "--method", "exact", "--solver", "cg", "--tree-error", 1e-7))
     assert found["converged"]
     assert found["tree_error"] == 1e-7
-    document(run("predict", out, ground["test"], "--out", pred, "--json", "--cluster", "none"))
+    run_json("predict", out, ground["test"], "--out", pred, "--cluster", "none")
     stored, exact = open_prediction(str(pred)), exact_decisions(ground)
     error = np.abs(stored.read("decision")[:, 0] - exact)
     bound = stored.read("decision_error_bound")[:, 0]
@@ -62,42 +60,11 @@ def test_decisions_keep_their_bounds(ground: dict[str, Any], run: Command, docum
     assert bound.max() < 0.01
     # What pruning may cost is in the bound, however small the residual seems.
     plain = tmp_path / "plain"
-    document(run(*classify(ground, plain, "--method", "exact", "--solver", "cg")))
+    run_json(*classify(ground, plain, "--method", "exact", "--solver", "cg"))
     assert open_classifier(plain).summary.get("tree_error") is None
 
 
-def test_a_run_goes_on_by_the_same_sums_alone(
-    ground: dict[str, Any], run: Command, document: Command, tmp_path: Path
-) -> None:
-    options = ("--method", "exact", "--solver", "cg", "--tree-error", 1e-7)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    document(run(*classify(ground, whole, *options)))
-    document(run(*classify(ground, parts, *options, "--max-passes", 3)), 4)
-    refused(run(*classify(ground, parts, *options[:4], "--resume")), "belongs to another tree error")
-    document(run(*classify(ground, parts, *options, "--resume")))
-    assert open_classifier(parts).alpha.tobytes() == open_classifier(whole).alpha.tobytes()  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("options", "words", "code"),
-    [
-        (("--tree-error", 1e-7), "--tree-error belongs to --method exact", 2),
-        (("--method", "exact", "--tree-error", 0), "must be positive and finite; got 0.0", 3),
-        (("--method", "exact", "--tree-error", 1e-2), "--tree-error must be below --tol", 2),
-        (("--method", "exact", "--tree-error", 1e-7, "--solver", "smo"), "smo evaluates the entries themselves", 2),
-        (("--method", "exact", "--tree-error", 1e-4), "take a gradient within", 2),
-    ],
-)
-def test_what_makes_no_sense_is_refused(
-    ground: dict[str, Any], run: Command, tmp_path: Path, options: tuple[object, ...], words: str, code: int
-) -> None:
-    refused(run(*classify(ground, tmp_path / "m", *options)), words, exit_code=code)
-    assert not list(tmp_path.iterdir())
-
-
-def test_kernels_and_features_that_a_tree_cannot_serve_are_refused(
-    ground: dict[str, Any], run: Command, tmp_path: Path
-) -> None:
+def test_kernels_and_features_that_a_tree_cannot_serve_are_refused(ground: dict[str, Any], tmp_path: Path) -> None:
     kernel = {"kernel": Linear((1.0, 1.0)).to_json(), "noise_variance": 0.1}
     hyper = tmp_path / "hyper.json"
     hyper.write_text(json.dumps(kernel))

@@ -6,15 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cli.invoke import refused, run, run_json
+from tests.cli.processes import ENVIRONMENT, PROGRAM
 from tests.cli.service.fake_service import FakeService, job_record
-
-Command = Callable[..., Any]
 
 DONE, RUNNING, FAILED = "aaaa00000001", "bbbb00000002", "aabb00000003"
 SOLVE = {
@@ -57,7 +56,7 @@ def service(monkeypatch: pytest.MonkeyPatch, pipeline: dict[str, Any]) -> FakeSe
     return service
 
 
-def test_jobs_are_a_table_with_the_newest_first(service: FakeService, run: Command) -> None:
+def test_jobs_are_a_table_with_the_newest_first(service: FakeService) -> None:
     shown = run("jobs").stdout
     lines = shown.splitlines()
     assert [line.split()[0] for line in lines[1:4]] == [FAILED, RUNNING, DONE]
@@ -69,20 +68,20 @@ def test_jobs_are_a_table_with_the_newest_first(service: FakeService, run: Comma
     assert "1 done, 1 running, 1 failed" in shown
 
 
-def test_jobs_of_some_states(service: FakeService, run: Command, document: Command) -> None:
-    found = document(run("jobs", "--state", "running", "--state", "failed", "--limit", 1, "--json"))
+def test_jobs_of_some_states(service: FakeService) -> None:
+    found = run_json("jobs", "--state", "running", "--state", "failed", "--limit", 1)
     assert [record["id"] for record in found["jobs"]] == [FAILED]
     assert service.requests[-1].url.params.get_list("state") == ["running", "failed"]
     assert run("jobs", "--state", "sleeping").exit_code == 2
 
 
-def test_no_jobs_at_all(monkeypatch: pytest.MonkeyPatch, run: Command) -> None:
+def test_no_jobs_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeService(monkeypatch)
     assert "no jobs" in run("jobs").stdout
 
 
-def test_status_shows_progress_result_or_error(service: FakeService, run: Command, document: Command) -> None:
-    assert document(run("status", DONE, "--json")) == service.jobs[DONE]
+def test_status_shows_progress_result_or_error(service: FakeService) -> None:
+    assert run_json("status", DONE) == service.jobs[DONE]
     done = run("status", DONE).stdout
     assert "1 min 20 s" in done
     assert "max |gradient| (float64)" in done  # the training's own table
@@ -95,18 +94,15 @@ def test_status_shows_progress_result_or_error(service: FakeService, run: Comman
     assert "seed 1" in failed
 
 
-def test_the_first_digits_of_an_id_are_enough(service: FakeService, run: Command, document: Command) -> None:
-    assert document(run("status", "aaa", "--json"))["id"] == DONE
-    several = run("status", "aa")
-    assert several.exit_code == 2
-    assert DONE in several.stderr
-    assert FAILED in several.stderr
+def test_the_first_digits_of_an_id_are_enough(service: FakeService) -> None:
+    assert run_json("status", "aaa")["id"] == DONE
+    refused(run("status", "aa"), DONE, FAILED, exit_code=2)
     assert run("status", "ffff").exit_code == 3
     assert run("status", "ffffffffffff").exit_code == 3
     assert run("status", "nonsense").exit_code == 2
 
 
-def test_logs_are_lines(service: FakeService, run: Command) -> None:
+def test_logs_are_lines(service: FakeService) -> None:
     lines = [line.split(" ", 1)[1] for line in run("logs", FAILED).stdout.splitlines()]
     assert lines == [
         "-- running, attempt 2",
@@ -122,14 +118,14 @@ def test_logs_are_lines(service: FakeService, run: Command) -> None:
     ]
 
 
-def test_quiet_logs_have_no_progress(service: FakeService, run: Command) -> None:
+def test_quiet_logs_have_no_progress(service: FakeService) -> None:
     shown = run("logs", "-q", FAILED).stdout
     assert "passes" not in shown
     assert "warning: take care" in shown
 
 
 @pytest.mark.parametrize("follow", [(), ("-f",)])
-def test_logs_as_json_are_the_events(service: FakeService, run: Command, follow: tuple[str, ...]) -> None:
+def test_logs_as_json_are_the_events(service: FakeService, follow: tuple[str, ...]) -> None:
     result = run("logs", *follow, FAILED, "--json")
     assert result.exit_code == 0
     assert [json.loads(line) for line in result.stdout.splitlines()] == service.events[FAILED]
@@ -147,32 +143,29 @@ print_events(Client(), "0" * 12, follow=False, as_json=True, quiet=False)
 """
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(process: tuple[list[str], dict[str, str]]) -> None:
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     """As in `dkgp logs ID | head -1`."""
-    command, environment = process
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as pipe:
-        code = [command[0], "-c", READ_BY_NOBODY]
-        ended = subprocess.run(code, env=environment, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+        code = [PROGRAM[0], "-c", READ_BY_NOBODY]
+        ended = subprocess.run(code, env=ENVIRONMENT, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_logs_of_nobody(service: FakeService, run: Command, document: Command) -> None:
-    assert document(run("logs", "ffffffffffff", "--json"), 3)["error"]["type"] == "UnknownJobError"
+def test_logs_of_nobody(service: FakeService) -> None:
+    assert run_json("logs", "ffffffffffff", exit_code=3)["error"]["type"] == "UnknownJobError"
 
 
-def test_cancel_and_resume(service: FakeService, run: Command, document: Command) -> None:
+def test_cancel_and_resume(service: FakeService) -> None:
     assert run("cancel", "bbbb").stdout == f"{RUNNING} being cancelled\n"
-    assert document(run("resume", FAILED, "--json"))["resume"] is True
+    assert run_json("resume", FAILED)["resume"] is True
     assert run("cancel", FAILED).stdout == f"{FAILED} cancelled\n"
     service.refusal = (409, "JobStateError", "job aaaa00000001 is done; nothing to cancel")
-    refused = run("cancel", DONE)
-    assert refused.exit_code == 3
-    assert "nothing to cancel" in refused.stderr
+    refused(run("cancel", DONE), "nothing to cancel")
 
 
-def test_wait_ends_like_the_job(service: FakeService, run: Command, document: Command) -> None:
+def test_wait_ends_like_the_job(service: FakeService) -> None:
     assert run("wait", DONE).exit_code == 0
     assert run("wait", FAILED).exit_code == 3
     service.add(job_record("cccc00000004", "not_converged", exit_code=4))
@@ -185,19 +178,17 @@ def test_wait_ends_like_the_job(service: FakeService, run: Command, document: Co
         f"{FAILED} failed",
         "dddd00000005 cancelled",
     ]
-    found = document(run("wait", "dddd", DONE, "--json"), 130)
+    found = run_json("wait", "dddd", DONE, exit_code=130)
     assert [record["id"] for record in found["jobs"]] == ["dddd00000005", DONE]
     assert found["exit_code"] == 130
 
 
-def test_wait_gives_up(service: FakeService, run: Command, document: Command) -> None:
-    error = document(run("wait", RUNNING, "--timeout", 0, "--json"), 124)["error"]
+def test_wait_gives_up(service: FakeService) -> None:
+    error = run_json("wait", RUNNING, "--timeout", 0, exit_code=124)["error"]
     assert error["type"] == "WaitTimeoutError"
     assert service.jobs[RUNNING]["state"] == "running"
 
 
-def test_without_the_extra_it_says_how_to_get_it(run: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_the_extra_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "httpx", None)
-    result = run("jobs")
-    assert result.exit_code == 2
-    assert "pip install 'dkgp[service]'" in result.stderr
+    refused(run("jobs"), "pip install 'dkgp[service]'", exit_code=2)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import uvicorn
@@ -15,8 +14,8 @@ import uvicorn
 from dkgp.service.queue.job_queue import JobQueue
 from dkgp.service.settings import ServiceSettings
 from dkgp.service.web.app import Service, create_app
+from tests.cli.invoke import document_of, run, run_json
 
-Command = Callable[..., Any]
 TOKEN = "a-token-that-is-long-enough"
 
 
@@ -60,12 +59,12 @@ def queue(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         queue.close()
 
 
-def test_a_job_from_submission_to_resumption(queue: JobQueue, run: Command, document: Command, root: Path) -> None:
+def test_a_job_from_submission_to_resumption(queue: JobQueue, root: Path) -> None:
     job_id = run("submit", "--name", "n", "tune", "d.zarr", "--out", "h.json", "--subset", 50).stdout.strip()
     record = queue.get(job_id)
     assert record.options == {"dataset": f"{root}/d.zarr", "out": f"{root}/h.json", "subset": 50}
-    assert document(run("status", job_id[:5], "--json")) == record.to_json()
-    listed = document(run("jobs", "--state", "queued", "--json"))
+    assert run_json("status", job_id[:5]) == record.to_json()
+    listed = run_json("jobs", "--state", "queued")
     assert [found["id"] for found in listed["jobs"]] == [job_id]
     assert listed["counts"]["queued"] == 1
     assert job_id in run("jobs").stdout
@@ -75,7 +74,7 @@ def test_a_job_from_submission_to_resumption(queue: JobQueue, run: Command, docu
     events = [json.loads(line) for line in run("logs", "-f", job_id, "--json").stdout.splitlines()]
     assert [event["state"] for event in events] == ["queued", "cancelled"]
     assert run("logs", job_id).stdout.splitlines()[-1].endswith("-- cancelled")
-    assert document(run("resume", job_id, "--json"))["state"] == "queued"
+    assert run_json("resume", job_id)["state"] == "queued"
 
 
 @pytest.mark.parametrize(
@@ -87,24 +86,20 @@ def test_a_job_from_submission_to_resumption(queue: JobQueue, run: Command, docu
         (("train", "d.zarr", "--out", "m", "--hyper", "h", "--solver", "bcdc", "--exhaustive"), 2, "--exhaustive"),
     ],
 )
-def test_what_the_service_refuses(
-    queue: JobQueue, run: Command, arguments: tuple[str, ...], exit_code: int, said: str
-) -> None:
+def test_what_the_service_refuses(queue: JobQueue, arguments: tuple[str, ...], exit_code: int, said: str) -> None:
     result = run("submit", *arguments)
     assert result.exit_code == exit_code, result.stderr
     assert said in result.stderr
     assert sum(queue.counts().values()) == 0
 
 
-def test_two_jobs_that_write_one_output(queue: JobQueue, run: Command, document: Command) -> None:
+def test_two_jobs_that_write_one_output(queue: JobQueue) -> None:
     assert run("submit", "tune", "d.zarr", "--out", "h.json").exit_code == 0
     result = run("submit", "--json", "tune", "other.zarr", "--out", "h.json")
-    assert document(result, 3)["error"]["type"] == "JobStateError"
+    assert document_of(result, 3)["error"]["type"] == "JobStateError"
 
 
-def test_a_wrong_token_and_none(
-    queue: JobQueue, run: Command, document: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_token_and_none(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     for token in ("another-token-of-some-length", None):
         if token is None:
             monkeypatch.delenv("DKGP_SERVICE_TOKEN")
@@ -112,6 +107,6 @@ def test_a_wrong_token_and_none(
             monkeypatch.setenv("DKGP_SERVICE_TOKEN", token)
         for command in (("jobs",), ("status", "0123456789ab"), ("submit", "tune", "d", "--out", "h")):
             result = run(*command, "--json")
-            assert document(result, 2)["error"]["type"] == "UsageError"
+            assert document_of(result, 2)["error"]["type"] == "UsageError"
             assert "--token-file" in result.stderr
     assert sum(queue.counts().values()) == 0

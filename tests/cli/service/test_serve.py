@@ -12,8 +12,8 @@ import pytest
 from dkgp.cluster import ClusterOptions
 from dkgp.service import serve as serve_module
 from dkgp.service.settings import ServiceSettings
+from tests.cli.invoke import files_below, refused, run
 
-Command = Callable[..., Any]
 TOKEN = "a-token-that-is-long-enough"
 
 
@@ -33,7 +33,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServiceSettings]:
     return found
 
 
-def test_the_defaults_are_safe(served: list[ServiceSettings], run: Command, tmp_path: Path) -> None:
+def test_the_defaults_are_safe(served: list[ServiceSettings], tmp_path: Path) -> None:
     result = run("serve", "--folder", tmp_path / "queue")
     assert result.exit_code == 0, result.stderr
     (settings,) = served
@@ -45,7 +45,7 @@ def test_the_defaults_are_safe(served: list[ServiceSettings], run: Command, tmp_
     assert result.stdout == ""
 
 
-def test_every_option_arrives(served: list[ServiceSettings], run: Command, tmp_path: Path) -> None:
+def test_every_option_arrives(served: list[ServiceSettings], tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text(TOKEN + "\n")
     token.chmod(0o600)
@@ -72,7 +72,7 @@ def test_every_option_arrives(served: list[ServiceSettings], run: Command, tmp_p
 
 
 def test_the_token_may_come_from_the_environment(
-    served: list[ServiceSettings], run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: list[ServiceSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DKGP_SERVICE_TOKEN", TOKEN)
     assert run("serve", "--folder", tmp_path / "queue", "--host", "0.0.0.0").exit_code == 0
@@ -93,28 +93,20 @@ def test_the_token_may_come_from_the_environment(
     ],
 )
 def test_what_cannot_be_served_is_refused(
-    served: list[ServiceSettings],
-    run: Command,
-    tmp_path: Path,
-    snapshot: Callable[[], dict[str, int]],
-    options: tuple[str, ...],
-    exit_code: int,
-    said: str,
+    served: list[ServiceSettings], tmp_path: Path, options: tuple[str, ...], exit_code: int, said: str
 ) -> None:
     result = run("serve", "--folder", tmp_path / "queue", *options)
     assert result.exit_code == exit_code
     assert said in result.stderr
     assert not served
-    assert snapshot() == {}
+    assert files_below(tmp_path) == {}
 
 
-def test_a_folder_is_needed(run: Command) -> None:
+def test_a_folder_is_needed() -> None:
     assert run("serve").exit_code == 2
 
 
-def test_without_the_extra_it_says_how_to_get_it(run: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_the_extra_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(serve_module, "find_spec", lambda name: None)
-    result = run("serve", "--folder", tmp_path / "queue")
-    assert result.exit_code == 2
-    assert "pip install 'dkgp[service]'" in result.stderr
+    refused(run("serve", "--folder", tmp_path / "queue"), "pip install 'dkgp[service]'", exit_code=2)
     assert not list(tmp_path.iterdir())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.train import TrainJob
 from dkgp.service import specification
 from dkgp.service.specification import job_from_options, job_paths
+from tests.cli.invoke import document_of, files_below, refused, run, run_json
 from tests.cli.service.fake_service import FakeService
 
-Command = Callable[..., Any]
 TRAIN = ("train", "d.zarr", "--hyper", "h.json", "--out", "m.zarr")
 EVENTS = (
     {"kind": "state", "state": "running", "attempt": 1},
@@ -72,7 +71,7 @@ def test_every_path_is_made_absolute(command: str, options: str) -> None:
     assert set(options.split()) == places
 
 
-def test_what_is_sent_is_the_job_that_the_command_runs(service: FakeService, run: Command, tmp_path: Path) -> None:
+def test_what_is_sent_is_the_job_that_the_command_runs(service: FakeService, tmp_path: Path) -> None:
     options = ("--tol", "1e-3", "--block-size", 50, "--solver", "bcdc", "--memory-limit", "2GiB", "--by-reference")
     result = run("submit", "--name", "nightly", "--deadline", 60, *TRAIN, *options, "--plot", "s/p.png")
     assert result.exit_code == 0, result.stderr
@@ -92,12 +91,12 @@ def test_what_is_sent_is_the_job_that_the_command_runs(service: FakeService, run
     )
 
 
-def test_urls_stay_as_they_are(service: FakeService, run: Command) -> None:
+def test_urls_stay_as_they_are(service: FakeService) -> None:
     assert run("submit", "evaluate", "s3://b/p.zarr", "/data/t.zarr").exit_code == 0
     assert service.submitted[0]["options"] == {"prediction": "s3://b/p.zarr", "dataset": "/data/t.zarr"}
 
 
-def test_variances_and_hyperparameters(service: FakeService, run: Command) -> None:
+def test_variances_and_hyperparameters(service: FakeService) -> None:
     given = ("predict", "/m", "/d", "--out", "/p", "--variance", "--variance-gap", 0.05, "--seed", 3)
     assert run("submit", *given).exit_code == 0
     assert run("submit", "tune", "/d", "--out", "/h.json", "--subset", 50).exit_code == 0
@@ -109,13 +108,13 @@ def test_variances_and_hyperparameters(service: FakeService, run: Command) -> No
 # --------------------------------------------------------------------------------------------------- what is said of it
 
 
-def test_the_id_alone_is_printed(service: FakeService, run: Command) -> None:
+def test_the_id_alone_is_printed(service: FakeService) -> None:
     assert run("submit", *TRAIN).stdout == "000000000001\n"
 
 
 @pytest.mark.parametrize("arguments", [("submit", "--json", *TRAIN), ("submit", *TRAIN, "--json")])
-def test_json_prints_the_record(service: FakeService, run: Command, document: Command, arguments: Any) -> None:
-    assert document(run(*arguments)) == service.jobs["000000000001"]
+def test_json_prints_the_record(service: FakeService, arguments: Any) -> None:
+    assert run_json(*arguments) == service.jobs["000000000001"]
 
 
 @pytest.mark.parametrize(
@@ -135,19 +134,17 @@ def test_json_prints_the_record(service: FakeService, run: Command, document: Co
     ],
 )
 def test_bad_options_never_reach_the_service(
-    service: FakeService, run: Command, snapshot: Callable[[], dict[str, int]], arguments: tuple[str, ...], said: str
+    service: FakeService, tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:
-    result = run("submit", *arguments)
-    assert result.exit_code == 2
-    assert said in result.stderr
+    refused(run("submit", *arguments), said, exit_code=2)
     assert not service.requests
-    assert snapshot() == {}
+    assert files_below(tmp_path) == {}
 
 
-def test_following_shows_events_and_ends_like_the_job(service: FakeService, run: Command, document: Command) -> None:
+def test_following_shows_events_and_ends_like_the_job(service: FakeService) -> None:
     service.outcome = {"state": "not_converged", "exit_code": 4, "events": EVENTS}
     result = run("submit", "--follow", "--json", *TRAIN)
-    assert document(result, 4)["state"] == "not_converged"
+    assert document_of(result, 4)["state"] == "not_converged"
     assert "job 000000000001" in result.stderr
     assert "a note" in result.stderr
     shown = run("submit", "-f", *TRAIN)
@@ -166,24 +163,24 @@ def test_following_shows_events_and_ends_like_the_job(service: FakeService, run:
     ],
 )
 def test_refusals_in_the_services_own_words(
-    service: FakeService, run: Command, document: Command, refusal: tuple[int, str, str], exit_code: int, kind: str
+    service: FakeService, refusal: tuple[int, str, str], exit_code: int, kind: str
 ) -> None:
     service.refusal = refusal
     result = run("submit", "--json", *TRAIN)
-    error = document(result, exit_code)["error"]
+    error = document_of(result, exit_code)["error"]
     assert error["type"] == kind
     assert refusal[2] in error["message"]
     assert refusal[2] in result.stderr
 
 
-def test_nobody_there_is_exit_code_5(run: Command, document: Command) -> None:
+def test_nobody_there_is_exit_code_5() -> None:
     result = run("submit", "--service", "http://127.0.0.1:9", "--retry", 0, "--json", *TRAIN)
-    assert document(result, 5)["error"]["type"] == "ServiceError"
+    assert document_of(result, 5)["error"]["type"] == "ServiceError"
     assert "dkgp serve" in result.stderr
 
 
 def test_the_token_comes_from_a_file_or_the_environment(
-    service: FakeService, run: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    service: FakeService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "token"
     file.write_text("the-token-in-the-file\n")
@@ -198,9 +195,7 @@ def test_the_token_comes_from_a_file_or_the_environment(
     ]
 
 
-def test_the_address_comes_from_the_environment(
-    service: FakeService, run: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_address_comes_from_the_environment(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DKGP_SERVICE_URL", "https://jobs.example/dkgp")
     run("submit", *TRAIN)
     run("submit", "--service", "http://127.0.0.1:1", *TRAIN)
@@ -232,9 +227,7 @@ def command_in(script: str) -> list[str]:
     return shlex.split(line.split("-m dkgp.cli", 1)[1].rstrip(")"))
 
 
-def test_slurm_gets_the_script_that_lies_beside_the_output(
-    service: FakeService, run: Command, sbatch: Path, tmp_path: Path
-) -> None:
+def test_slurm_gets_the_script_that_lies_beside_the_output(service: FakeService, sbatch: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     options = ("--tol", "1e-3", "--exhaustive", "--memory-limit", "2GiB", "--overwrite")
     given = ("train", "d.zarr", "--hyper", "h.json", "--out", "out/m.zarr", *options)
@@ -254,10 +247,10 @@ def test_slurm_gets_the_script_that_lies_beside_the_output(
     assert not service.requests
 
 
-def test_write_only_submits_nothing(run: Command, document: Command, sbatch: Path, tmp_path: Path) -> None:
+def test_write_only_submits_nothing(sbatch: Path, tmp_path: Path) -> None:
     script = tmp_path / "scripts" / "job.sh"
     given = ("submit", "--slurm", "--write-only", script, "--json", "tune", "/d", "--out", "/h.json")
-    assert document(run(*given))["script"] == str(script)
+    assert run_json(*given)["script"] == str(script)
     assert command_in(script.read_text()) == ["tune", "/d", "--out", "/h.json"]
     assert not sbatch.exists()
     script.write_text("mine")
@@ -267,16 +260,14 @@ def test_write_only_submits_nothing(run: Command, document: Command, sbatch: Pat
     assert script.read_text() != "mine"
 
 
-def test_of_an_output_elsewhere_the_script_lies_here(run: Command, sbatch: Path, tmp_path: Path, service: Any) -> None:
+def test_of_an_output_elsewhere_the_script_lies_here(sbatch: Path, tmp_path: Path, service: Any) -> None:
     assert run("submit", "--slurm", "predict", "/m", "/d", "--out", "s3://b/x/p.zarr", "--resume").exit_code == 0
     assert (tmp_path / "p.zarr.predict.sbatch").exists()
 
 
-def test_without_slurm_it_says_so(run: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_slurm_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    result = run("submit", "--slurm", "tune", "/d", "--out", tmp_path / "h.json")
-    assert result.exit_code == 2
-    assert "no `sbatch`" in result.stderr
+    refused(run("submit", "--slurm", "tune", "/d", "--out", tmp_path / "h.json"), "no `sbatch`", exit_code=2)
     assert not list(tmp_path.iterdir())
 
 

@@ -11,6 +11,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from dkgp.cluster.executors import mailbox
+from dkgp.cluster.executors.base import RoundTasks
 from dkgp.cluster.executors.dask import DaskExecutor
 from dkgp.cluster.executors.mailbox import Desk, Mailbox
 
@@ -33,7 +34,7 @@ def served(desk: Desk, count: int = 1) -> list[threading.Thread]:
 def test_threads_stay_for_the_next_round_and_leave_when_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mailbox, "LINGER_SECONDS", 0.5)
     desk = Desk()
-    first, second, third = (Mailbox(squares, (), [[number], [number + 1]]) for number in (1, 3, 5))
+    first, second, third = (Mailbox(RoundTasks(squares, (), [[number], [number + 1]])) for number in (1, 3, 5))
     assert desk.post(first, 2) == 2
     threads = served(desk, 2)
     assert first.wait(10.0)
@@ -50,7 +51,7 @@ def test_threads_stay_for_the_next_round_and_leave_when_there_is_none(monkeypatc
 def test_a_closed_desk_lets_its_threads_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mailbox, "LINGER_SECONDS", 60.0)
     desk = Desk()
-    desk.post(round_ := Mailbox(squares, (), [[2]]), 1)
+    desk.post(round_ := Mailbox(RoundTasks(squares, (), [[2]])), 1)
     (thread,) = served(desk)
     assert round_.wait(10.0)
     desk.close()
@@ -66,7 +67,7 @@ def test_a_round_that_nobody_waits_for_is_not_worked_on() -> None:
         return [None for _ in group]
 
     desk = Desk()
-    forgotten, closed, last = (Mailbox(note, (), [[number]]) for number in (1, 2, 3))
+    forgotten, closed, last = (Mailbox(RoundTasks(note, (), [[number]])) for number in (1, 2, 3))
     for each in (forgotten, closed, last):
         desk.post(each, 1)
     del forgotten, each

@@ -17,9 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dkgp.cluster import LocalExecutor
-from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.cluster.executors.base import BlockExecutor, HereExecutor
 from dkgp.cluster.executors.dask import DaskExecutor
-from dkgp.cluster.executors.here import HereExecutor
 from dkgp.cluster.executors.sums import nodes_of
 from dkgp.errors import ClusterError, StoreError
 
@@ -197,7 +196,7 @@ def test_a_sum_that_hangs_is_an_error_by_its_deadline(processes: bool) -> None:
 
 
 def hanging(group: list[int]) -> list[str]:
-    time.sleep(3.0)
+    time.sleep(1.5)
     return [""]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import dask
 import pytest
 
-from dkgp.cluster import ClusterOptions, open_executor
+from dkgp.cluster import ClusterOptions
 from dkgp.cluster.starters import jobqueue
 from dkgp.cluster.starters import start as starters
 from dkgp.cluster.starters.gateway import gateway_arguments
@@ -20,7 +20,7 @@ from dkgp.cluster.starters.jobqueue import job_arguments, lifetime_arguments, st
 from dkgp.cluster.starters.kubernetes import kube_arguments
 from dkgp.cluster.starters.local import local_arguments
 from dkgp.cluster.starters.security import in_files, security_for_start, security_from
-from dkgp.errors import ClusterError, ExitCode, InputError, MissingExtraError, UsageError
+from dkgp.errors import ClusterError, InputError, UsageError
 from tests.cluster.helpers import Certificates
 
 GIB = 2**30
@@ -188,40 +188,6 @@ def test_a_machine_without_a_queueing_system(monkeypatch: pytest.MonkeyPatch) ->
         start_jobqueue(ClusterOptions(kind="slurm", **SIZES), None, stack)
 
 
-@pytest.mark.parametrize("kind", ["slurm", "pbs", "lsf", "kubernetes", "gateway"])
-def test_clusters_of_no_size_are_refused(kind: Any) -> None:
-    with (
-        pytest.raises(UsageError, match="give `workers` N or `adaptive` MIN MAX"),
-        open_executor(ClusterOptions(kind=kind), 1),
-    ):
-        pass
-
-
-# ---------------------------------------------------------------------------------------------------- missing packages
-
-
-@pytest.mark.parametrize(
-    ("kind", "module", "extra"),
-    [
-        ("slurm", "dask_jobqueue", "jobqueue"),
-        ("pbs", "dask_jobqueue", "jobqueue"),
-        ("lsf", "dask_jobqueue", "jobqueue"),
-        ("kubernetes", "dask_kubernetes", "kubernetes"),
-        ("gateway", "dask_gateway", "gateway"),
-        ("ssh", "asyncssh", "ssh"),
-    ],
-)
-def test_a_missing_package_is_named_with_its_extra(
-    monkeypatch: pytest.MonkeyPatch, kind: Any, module: str, extra: str
-) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingExtraError) as caught, open_executor(ClusterOptions(kind=kind, **SIZES), 1):
-        pass
-    assert f"dkgp[{extra}]" in str(caught.value)
-    assert f"`cluster` {kind}" in str(caught.value)
-    assert caught.value.exit_code is ExitCode.USAGE
-
-
 # -------------------------------------------------------------------------------------------------------- this machine
 
 
@@ -242,11 +208,6 @@ def test_local_clusters(certificates: Certificates) -> None:
     found = local_arguments(options, security)
     assert (found["n_workers"], found["security"], found["protocol"]) == (2, security, "tls://")
     assert "security" not in local_arguments(ClusterOptions(kind="local", **certificates.options()), security)
-
-
-def test_settings_of_a_local_cluster_are_checked() -> None:
-    with pytest.raises(UsageError, match="has no setting 'dashbord_address'; did you mean dashboard_address"):
-        local_arguments(ClusterOptions(kind="processes", settings={"dashbord_address": ":0"}), None)
 
 
 # ---------------------------------------------------------------------------------------------------------- Kubernetes

@@ -250,11 +250,6 @@ def test_npz(place: Place, table: pd.DataFrame, save: Callable[..., None], monke
         ingest(source, place("5"), target="y", test_mask="test_mask", test_out=place("6"))
 
 
-def test_npz_of_vectors(tmp_path: Path, table: pd.DataFrame) -> None:
-    np.savez(tmp_path / "data.npz", **{name: table[name].to_numpy() for name in table})
-    _check(ingest(tmp_path / "data.npz", tmp_path / "d", target="price").train, table)
-
-
 def test_netcdf(place: Place, table: pd.DataFrame, tmp_path: Path) -> None:
     pytest.importorskip("h5py")
     columns = {name: ("obs", table[name].to_numpy()) for name in ("a", "b", "price")}
@@ -273,19 +268,6 @@ def test_netcdf_with_a_matrix(tmp_path: Path, table: pd.DataFrame) -> None:
         coords={"f": ["a", "b", "c"]},
     ).to_netcdf(tmp_path / "data.nc", engine="h5netcdf")
     _check(ingest(tmp_path / "data.nc", tmp_path / "d", target="price").train, table)
-
-
-def test_classic_netcdf(tmp_path: Path, table: pd.DataFrame) -> None:
-    xr.Dataset({name: ("obs", table[name].to_numpy()) for name in table}).to_netcdf(
-        tmp_path / "data.nc", engine="scipy"
-    )
-    _check(ingest(tmp_path / "data.nc", tmp_path / "d", target="price").train, table)
-
-
-def test_zarr_written_by_xarray(place: Place, table: pd.DataFrame) -> None:
-    columns = {name: ("obs", table[name].to_numpy()) for name in table}
-    xr.Dataset(columns).chunk(obs=50).to_zarr(place("source.zarr"), consolidated=False)
-    _check(ingest(place("source.zarr"), place("d.zarr"), target="price", features=["a", "b", "c"]).train, table)
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,13 @@ import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
-import xarray as xr
-import zarr
 
 from dkgp.data import Dataset, ingest, open_dataset
 from dkgp.data.classes import class_name
 from dkgp.data.sources.base import Block, Column, Source, row_places
 from dkgp.data.sources.ingest_blocks import ingest_blocks
 from dkgp.errors import InputError, UsageError
+from tests.data.sources.forms import write_csv
 
 N = 60
 
@@ -29,86 +28,14 @@ def _table(rng: np.random.Generator, labels: list[Any]) -> pd.DataFrame:
     return frame
 
 
-def _csv(frame: pd.DataFrame, path: Path) -> None:
-    frame.to_csv(path, index=False)
-
-
-def _npz(frame: pd.DataFrame, path: Path) -> None:
-    values, names = frame[["a", "b"]].to_numpy(), np.array(["a", "b"])
-    np.savez(path, X=values, kind=np.array(frame["kind"].tolist()), feature_names=names)
-
-
-def _netcdf(frame: pd.DataFrame, path: Path) -> None:
-    xr.Dataset({name: ("sample", np.array(frame[name].tolist())) for name in frame}).to_netcdf(path)
-
-
-def _netcdf_3(frame: pd.DataFrame, path: Path) -> None:
-    """Text is a matrix of characters there, and truth a small number that is said to be one."""
-    xr.Dataset({name: ("sample", np.array(frame[name].tolist())) for name in frame}).to_netcdf(
-        path, format="NETCDF3_64BIT", engine="scipy"
-    )
-
-
-def _zarr_arrays(frame: pd.DataFrame, path: Path) -> None:
-    group = zarr.create_group(path, zarr_format=3)
-    for name in frame:
-        values = np.array(frame[name].tolist())
-        dtype = "string" if values.dtype.kind == "U" else values.dtype
-        array = group.create_array(str(name), shape=values.shape, dtype=dtype, chunks=(17,))
-        array[:] = values.astype(object) if dtype == "string" else values
-
-
-def _zarr(frame: pd.DataFrame, path: Path) -> None:
-    xr.Dataset({name: ("sample", np.array(frame[name].tolist())) for name in frame}).to_zarr(path, zarr_format=2)
-
-
-WRITERS: dict[str, tuple[str, Callable[[pd.DataFrame, Path], None]]] = {
-    "csv": ("d.csv", _csv),
-    "gzipped csv": ("d.csv.gz", _csv),
-    "parquet": ("d.parquet", lambda frame, path: frame.to_parquet(path)),
-    "categorical": ("d.parquet", lambda frame, path: frame.astype({"kind": "category"}).to_parquet(path)),
-    "npz": ("d.npz", _npz),
-    "netcdf": ("d.nc", _netcdf),
-    "netcdf 3": ("d.nc", _netcdf_3),
-    "zarr": ("d.zarr", _zarr),
-    "zarr arrays": ("d.zarr", _zarr_arrays),
-}
-
-LABELS: dict[str, tuple[list[Any], tuple[str, ...]]] = {
-    "text": (["yes", "no", "don't know"], ("don't know", "no", "yes")),
-    "awkward text": (['a "b", c', "größer; viel", "日本", "<=50K."], ("<=50K.", 'a "b", c', "größer; viel", "日本")),
-    "whole numbers": ([10, 9, -1], ("-1", "9", "10")),
-    "whole numbers as floats": ([10.0, 9.0, -0.0], ("0", "9", "10")),
-    "numbers": ([1.5, 0.1, -2.0], ("-2", "0.1", "1.5")),
-    "truth": ([True, False], ("False", "True")),
-}
-
-
 def _named(dataset: Dataset) -> list[str]:
     assert dataset.classes is not None
     return [dataset.classes[code] for code in dataset.all_labels()]
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("of", LABELS)
-@pytest.mark.parametrize("form", WRITERS)
-def test_every_source_gives_the_same_classes(tmp_path: Path, rng: np.random.Generator, form: str, of: str) -> None:
-    labels, classes = LABELS[of]
-    name, write = WRITERS[form]
-    frame = _table(rng, labels)
-    write(frame, tmp_path / name)
-    report = ingest(tmp_path / name, tmp_path / "out.zarr", labels="kind")
-    assert report.train.classes == classes
-    assert _named(report.train) == [class_name(label) for label in frame["kind"].tolist()]
-    assert report.train.feature_names == ("a", "b")
-    assert report.to_json()["classes"] == list(classes)
-    assert sum(report.to_json()["class_counts"]) == N
-    np.testing.assert_allclose(report.train.inputs(0, N, False), frame[["a", "b"]].to_numpy(), rtol=1e-12)
-
-
 def test_text_of_numbers_is_numbers_where_no_types_are_told(tmp_path: Path, rng: np.random.Generator) -> None:
     frame = _table(rng, ["1", "1.0", "10", "9.", " 2"])
-    _csv(frame, tmp_path / "d.csv")
+    write_csv(frame, tmp_path / "d.csv")
     report = ingest(tmp_path / "d.csv", tmp_path / "c.zarr", labels="kind")
     assert report.train.classes == ("1", "2", "9", "10")
     assert any("'1', '1.0'" in message or "'1.0', '1'" in message for message in report.warnings)
@@ -121,13 +48,13 @@ def test_text_of_numbers_is_numbers_where_no_types_are_told(tmp_path: Path, rng:
         "9.",
     )
     # One word among them, and all are text.
-    _csv(_table(rng, ["1", "1.0", "x"]), tmp_path / "e.csv")
+    write_csv(_table(rng, ["1", "1.0", "x"]), tmp_path / "e.csv")
     assert ingest(tmp_path / "e.csv", tmp_path / "e.zarr", labels="kind").train.classes == ("1", "1.0", "x")
 
 
 def test_great_numbers_keep_their_digits(tmp_path: Path, rng: np.random.Generator) -> None:
     great = [2**53, 2**53 + 1, 10**30]
-    _csv(_table(rng, great), tmp_path / "d.csv")
+    write_csv(_table(rng, great), tmp_path / "d.csv")
     names = tuple(map(str, great))
     assert ingest(tmp_path / "d.csv", tmp_path / "c.zarr", labels="kind").train.classes == names
     _table(rng, great[:2]).to_parquet(tmp_path / "d.parquet")
@@ -151,7 +78,7 @@ def test_several_files_are_one_source(tmp_path: Path, rng: np.random.Generator) 
     """The first file's labels would be numbers on their own."""
     parts = [_table(rng, ["1", "2"]), _table(rng, ["2", "two"])]
     for number, part in enumerate(parts):
-        _csv(part, tmp_path / f"part{number}.csv")
+        write_csv(part, tmp_path / f"part{number}.csv")
     report = ingest(str(tmp_path / "part*.csv"), tmp_path / "c.zarr", labels="kind")
     assert report.train.classes == ("1", "2", "two")
     assert _named(report.train) == pd.concat(parts)["kind"].tolist()
@@ -159,7 +86,7 @@ def test_several_files_are_one_source(tmp_path: Path, rng: np.random.Generator) 
 
 def test_a_labelled_store_is_a_source(tmp_path: Path, rng: np.random.Generator) -> None:
     frame = _table(rng, ["no", "yes", "10"])
-    _csv(frame, tmp_path / "d.csv")
+    write_csv(frame, tmp_path / "d.csv")
     first = ingest(tmp_path / "d.csv", tmp_path / "a.zarr", labels="kind").train
     again = ingest(tmp_path / "a.zarr", tmp_path / "b.zarr", labels="kind").train
     assert again.classes == ("10", "no", "yes")
@@ -210,7 +137,7 @@ def test_blocks_do_not_matter(
     """A late label that is text makes text of the numbers before it, and the order is that of all."""
     frame = _table(rng, ["3", "2"])
     frame.loc[N - 1, "kind"] = "1st"
-    _csv(frame, tmp_path / "d.csv")
+    write_csv(frame, tmp_path / "d.csv")
     monkeypatch.setattr("dkgp.data.sources.csv._READ_BYTES", read_bytes)
     report = ingest(tmp_path / "d.csv", tmp_path / "c.zarr", labels="kind")
     assert report.train.classes == ("1st", "2", "3")
@@ -302,7 +229,7 @@ def test_rare_classes_and_repeated_inputs_are_told(tmp_path: Path, rng: np.rando
     frame = pd.DataFrame({"a": rng.integers(0, 3, 50) * 1.0, "b": -0.0, "y": ["u"] * 44 + ["v"] * 4 + ["w"] * 2})
     frame.loc[::2, "b"] = 0.0
     frame.loc[::3, "b"] = 1.0
-    _csv(frame, tmp_path / "d.csv")
+    write_csv(frame, tmp_path / "d.csv")
     report = ingest(tmp_path / "d.csv", tmp_path / "out.zarr", labels="y")
     rare, repeated = report.warnings
     assert "fewer than 10 training samples: 'v' (4), 'w' (2)" in rare
@@ -311,7 +238,7 @@ def test_rare_classes_and_repeated_inputs_are_told(tmp_path: Path, rng: np.rando
 
 def test_both_stores_of_a_split_share_classes(tmp_path: Path, rng: np.random.Generator) -> None:
     frame = _table(rng, ["u", "u", "u", "u", "v", "w"])
-    _csv(frame, tmp_path / "d.csv")
+    write_csv(frame, tmp_path / "d.csv")
     places = tmp_path / "a.zarr", tmp_path / "b.zarr"
     report = ingest(tmp_path / "d.csv", places[0], labels="kind", test_fraction=0.2, test_out=places[1], seed=4)
     train, test = open_dataset(places[0]), open_dataset(places[1])
@@ -322,7 +249,7 @@ def test_both_stores_of_a_split_share_classes(tmp_path: Path, rng: np.random.Gen
     assert report.warnings[0].startswith("Classes of fewer than 10")
     # One class may be missing among the test samples: it is a class nonetheless.
     frame["m"] = (frame["kind"] == "v").astype(int) * (np.arange(N) % 2)
-    _csv(frame, tmp_path / "m.csv")
+    write_csv(frame, tmp_path / "m.csv")
     masked = ingest(tmp_path / "m.csv", tmp_path / "c", labels="kind", test_mask="m", test_out=tmp_path / "d").test
     assert masked is not None
     assert masked.classes == ("u", "v", "w")
@@ -331,7 +258,7 @@ def test_both_stores_of_a_split_share_classes(tmp_path: Path, rng: np.random.Gen
 
 
 def test_not_stratified_is_the_split_of_numbers(tmp_path: Path, rng: np.random.Generator) -> None:
-    _csv(_table(rng, [1, 0]), tmp_path / "d.csv")
+    write_csv(_table(rng, [1, 0]), tmp_path / "d.csv")
     stores = []
     for number, options in enumerate(({"labels": "kind", "stratify": False}, {"target": "kind"})):
         ingest(
@@ -349,7 +276,7 @@ def test_not_stratified_is_the_split_of_numbers(tmp_path: Path, rng: np.random.G
 def test_weights_go_with_their_samples(tmp_path: Path, rng: np.random.Generator) -> None:
     frame = _table(rng, ["u", "v"])
     frame["w"] = rng.uniform(0.1, 5.0, N)
-    _csv(frame, tmp_path / "d.csv")
+    write_csv(frame, tmp_path / "d.csv")
     places = {"test_fraction": 0.25, "test_out": tmp_path / "b.zarr"}
     report = ingest(tmp_path / "d.csv", tmp_path / "a.zarr", labels="kind", weights="w", chunk_rows=7, **places)  # type: ignore[arg-type]
     by_input = dict(zip(frame["a"], frame["w"], strict=True))
@@ -367,7 +294,7 @@ def test_weights_go_with_their_samples(tmp_path: Path, rng: np.random.Generator)
     assert (without.weight_name, without.all_weights(), without.n_features) == (None, None, 2)
     assert without.fingerprint != report.train.fingerprint
     frame["w"] *= 2.0
-    _csv(frame, tmp_path / "e.csv")
+    write_csv(frame, tmp_path / "e.csv")
     other = ingest(tmp_path / "e.csv", tmp_path / "e.zarr", labels="kind", weights="w").train
     first = ingest(tmp_path / "d.csv", tmp_path / "f.zarr", labels="kind", weights="w").train
     assert other.fingerprint != first.fingerprint

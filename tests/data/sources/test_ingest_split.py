@@ -141,10 +141,10 @@ def test_taken_outputs_are_found_before_anything_is_written(source: Path, tmp_pa
 def test_failure_of_the_test_store_takes_the_training_store_along(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dkgp.data.stores import dataset_writer
+    from dkgp.data.stores import writable
 
     commits: list[str] = []
-    commit = dataset_writer.commit
+    commit = writable.commit
 
     def failing(url: str, *rest: object) -> None:
         if commits:
@@ -152,7 +152,7 @@ def test_failure_of_the_test_store_takes_the_training_store_along(
         commits.append(url)
         commit(url, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(dataset_writer, "commit", failing)
+    monkeypatch.setattr(writable, "commit", failing)
     with pytest.raises(KeyboardInterrupt):
         ingest(source, tmp_path / "a", target=2, test_fraction=0.5, test_out=tmp_path / "b")
     assert len(commits) == 1

@@ -9,17 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dkgp.data.stores.manifest import checksum
+from tests.data.stores.kinds import rewrite_manifest
 
 
 def point_elsewhere(model: Path, url: object) -> None:
     """Have the model by reference name another training set, in a manifest that is whole."""
-    path = model / "dkgp-manifest.json"
-    manifest = json.loads(path.read_bytes())
-    manifest.pop("checksum")
-    manifest["metadata"] |= {"training_url": url, "by_reference": True}
-    manifest["checksum"] = checksum(json.loads(json.dumps(manifest)))
-    path.write_text(json.dumps(manifest))
+    named = {"training_url": url, "by_reference": True}
+    rewrite_manifest(model, lambda manifest: manifest["metadata"].update(named))
 
 
 class Knocks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +10,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from dkgp.data import Dataset, append_rows, dataset_from_arrays, memory_dataset, open_dataset
-from dkgp.data.stores.manifest import MANIFEST_NAME, checksum
+from dkgp.data import append_rows, dataset_from_arrays, memory_dataset, open_dataset
 from dkgp.errors import InputError, StoreError
+from tests.data.stores.kinds import rewrite_manifest
 
 Place = Callable[[str], str]
 CLASSES = ("<=50K", ">50K", "größer, „viel“")
@@ -60,48 +59,18 @@ def test_names_are_part_of_the_fingerprint(tmp_path: Path, labelled: tuple[np.nd
     assert len(set(prints)) == 3
 
 
-def version_1(url: Path) -> Dataset:
-    """The store as dkgp wrote it before there were classes."""
-    manifest = json.loads((url / MANIFEST_NAME).read_text())
-    del manifest["checksum"]
-    manifest["version"] = 1
-    manifest["metadata"].pop("classes", None)
-    manifest["checksum"] = checksum(manifest)
-    (url / MANIFEST_NAME).write_text(json.dumps(manifest))
-    return open_dataset(url)
-
-
-def test_stores_of_format_1_are_read(tmp_path: Path, labelled: tuple[np.ndarray, np.ndarray]) -> None:
+def test_numbers_are_labels_by_their_names(tmp_path: Path, labelled: tuple[np.ndarray, np.ndarray]) -> None:
     X, codes = labelled
-    written = dataset_from_arrays(tmp_path / "d.zarr", X, codes * 2.0 - 2.0)
-    old = version_1(tmp_path / "d.zarr")
-    assert old.classes is None
-    assert old.fingerprint == written.fingerprint
-    np.testing.assert_array_equal(old.targets(0, 90), written.targets(0, 90))
+    numbers = dataset_from_arrays(tmp_path / "d.zarr", X, codes * 2.0 - 2.0)
     with pytest.raises(InputError, match="has no labels: its target is a number.*`labels`"):
-        old.labels(0, 5)
-    seen = old.as_seen_by(old.feature_names, ("y",), old.standardisation, classes=("0", "2", "-2"))
+        numbers.labels(0, 5)
+    seen = numbers.as_seen_by(numbers.feature_names, ("y",), numbers.standardisation, classes=("0", "2", "-2"))
     np.testing.assert_array_equal(seen.all_labels(), np.array([2, 0, 1])[codes])
-
-
-def test_a_newer_format_is_refused(tmp_path: Path, labelled: tuple[np.ndarray, np.ndarray]) -> None:
-    dataset_from_arrays(tmp_path / "d.zarr", *labelled)
-    manifest = json.loads((tmp_path / "d.zarr" / MANIFEST_NAME).read_text())
-    del manifest["checksum"]
-    manifest["version"] = 3
-    manifest["checksum"] = checksum(manifest)
-    (tmp_path / "d.zarr" / MANIFEST_NAME).write_text(json.dumps(manifest))
-    with pytest.raises(StoreError, match="store format 3; this dkgp reads up to 2"):
-        open_dataset(tmp_path / "d.zarr")
 
 
 def test_a_manifest_that_contradicts_itself(tmp_path: Path, labelled: tuple[np.ndarray, np.ndarray]) -> None:
     dataset_from_arrays(tmp_path / "d.zarr", *labelled, classes=CLASSES)
-    manifest = json.loads((tmp_path / "d.zarr" / MANIFEST_NAME).read_text())
-    del manifest["checksum"]
-    manifest["metadata"]["classes"].append("another")
-    manifest["checksum"] = checksum(manifest)
-    (tmp_path / "d.zarr" / MANIFEST_NAME).write_text(json.dumps(manifest))
+    rewrite_manifest(tmp_path / "d.zarr", lambda manifest: manifest["metadata"]["classes"].append("another"))
     with pytest.raises(StoreError, match="4 classes, which do not fit"):
         open_dataset(tmp_path / "d.zarr")
 

@@ -145,42 +145,6 @@ def test_a_manifest_that_is_none_is_damaged(tmp_path: Path, content: str) -> Non
         read_manifest(url, "model")
 
 
-def test_a_newer_format_and_another_kind_are_told(tmp_path: Path) -> None:
-    url = written(tmp_path / "a.zarr")
-    path = tmp_path / "a.zarr" / MANIFEST_NAME
-    content = json.loads(path.read_text())
-    with pytest.raises(StoreError, match="holds a dkgp model store; expected a dataset store"):
-        read_manifest(url, "dataset")
-    for version, refused in ((1, False), (2, True)):
-        del content["checksum"]
-        content["version"] = version
-        content["checksum"] = checksum(content)
-        path.write_text(json.dumps(content))
-        if refused:
-            with pytest.raises(StoreError, match="has store format 2; this dkgp reads up to 1"):
-                read_manifest(url, "model")
-        else:
-            read_manifest(url, "model")
-
-
-def test_an_older_format_is_read(tmp_path: Path) -> None:
-    url = written(tmp_path / "a.zarr", "dataset")
-    path = tmp_path / "a.zarr" / MANIFEST_NAME
-    content = json.loads(path.read_text())
-    assert content["version"] == 2
-    del content["checksum"]
-    content["version"] = 1
-    path.write_text(json.dumps({**content, "checksum": checksum(content)}))
-    assert read_manifest(url, "dataset")["version"] == 1
-
-
-def test_a_store_is_compared_with_its_manifest_when_it_is_opened(tmp_path: Path) -> None:
-    url = written(tmp_path / "a.zarr")
-    (tmp_path / "a.zarr" / "weights" / "c" / "2").unlink()
-    with pytest.raises(StoreError, match=r"Chunk weights/c/2 .* is missing"):
-        open_arrays(url, "model")
-
-
 def test_what_is_no_store_is_not_recognised(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="There is no model store"):
         read_manifest(str(tmp_path / "nothing"), "model")

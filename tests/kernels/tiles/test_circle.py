@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dkgp.kernels.tiles.circle import cosine_and_sine
+from dkgp.kernels.tiles.features import cosine_and_sine
 
 # 2 pi to 64 bits; a constant of float64 would be off by more than what is measured here.
 TURN = np.longdouble("6.283185307179586476925286766559005768394")

@@ -66,7 +66,7 @@ def test_a_change_in_an_inlined_file_is_noticed_by_callers_elsewhere(tmp_path: P
     assert run(tmp_path) == [3.0, 3.0, 0, 0]
 
 
-COMPILED = re.compile(r"^from dkgp\.kernels\.(vector_math|tiles\.(blocks|loops|profiles|stages)) import", re.MULTILINE)
+COMPILED = re.compile(r"^from dkgp\.kernels\.(vector_math|tiles\.(blocks|features|loops|stages)) import", re.MULTILINE)
 
 
 def modules_that_call_kernels() -> list[str]:

@@ -32,9 +32,10 @@ Report = dict[str, Any]
 Run = Callable[[dict[str, str]], Report]
 
 
-def report(variables: dict[str, str]) -> Report:
+def report(variables: dict[str, str], script: Path = SCRIPT) -> Report:
+    """The JSON that a script prints in a process with these variables."""
     done = subprocess.run(
-        [sys.executable, "-P", SCRIPT],
+        [sys.executable, "-P", script],
         env={**inherited(), "PYTHONPATH": REPOSITORY, **variables},
         capture_output=True,
         text=True,

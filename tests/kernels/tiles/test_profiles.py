@@ -11,7 +11,7 @@ from numba import njit
 from dkgp.kernels import TileEvaluator
 from dkgp.kernels.program import PROFILES, Profile
 from dkgp.kernels.stationary import RATIONAL_QUADRATIC
-from dkgp.kernels.tiles.profiles import BULGE, STEEPEST, VALUE, falling_functions, profile_at
+from dkgp.kernels.tiles.stages import BULGE, STEEPEST, VALUE, falling_functions, profile_at
 from tests.kernels.tiles.programs import RADIAL, leaf_kernel
 
 PARAMETERS = (0.3, 2.0, 40.0)

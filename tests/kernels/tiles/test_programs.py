@@ -25,12 +25,14 @@ SMALLEST_NORMAL = {"single": 2.0**-126, "double": 2.0**-1022}
 KINDS = (*RADIAL, POLYNOMIAL)
 
 
-def check(kernel: ProgramKernel, X: np.ndarray, Z: np.ndarray, precision: str, expanded: bool | None) -> None:
+def check(
+    kernel: ProgramKernel, X: np.ndarray, Z: np.ndarray, precision: str, expanded: bool | None, targets: int = 2
+) -> None:
     """Tile, product and pair of one kernel against the plain evaluation."""
     evaluator = TileEvaluator(kernel, precision, expanded=expanded)
     rng = np.random.default_rng(1)
     A, B, K = evaluator.prepare(X), evaluator.prepare(Z), kernel(X, Z)
-    W, V = rng.standard_normal((len(Z), 2)), rng.standard_normal((len(X), 2))
+    W, V = rng.standard_normal((len(Z), targets)), rng.standard_normal((len(X), targets))
     bound = BOUND[precision] * kernel.scale(X, Z)
     tile = evaluator.tile(A, B)
     assert tile.dtype == DTYPE[precision]
@@ -40,7 +42,7 @@ def check(kernel: ProgramKernel, X: np.ndarray, Z: np.ndarray, precision: str, e
     for found, expected, weights in (
         (evaluator.matmat(A, B, W), K @ W, W), (left, K @ W, W), (right, K.T @ V, V)
     ):  # fmt: skip
-        assert found.shape == expected.shape
+        assert (found.shape, found.dtype) == (expected.shape, np.float64)
         assert np.all(np.abs(found - expected) <= bound * np.abs(weights).sum(axis=0))
 
 
@@ -70,15 +72,16 @@ def test_awkward_sizes(rng: np.random.Generator, profile: Profile, shape: tuple[
     d=st.integers(1, 24),
     leaves=st.integers(1, 7),
     shape=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    targets=st.integers(1, 4),
     amplitude=st.floats(0.01, 100.0),
     precision=st.sampled_from(["single", "double"]),
     expanded=st.sampled_from([None, False, True]),
 )
-def test_any_program_agrees_with_plain_numpy(seed, d, leaves, shape, amplitude, precision, expanded) -> None:
+def test_any_program_agrees_with_plain_numpy(seed, d, leaves, shape, targets, amplitude, precision, expanded) -> None:
     rng = np.random.default_rng(seed)
     kernel = random_program(rng, d, leaves, amplitude)
     X, Z = rng.standard_normal((shape[0], d)), rng.standard_normal((shape[1], d))
-    check(kernel, X, Z, precision, expanded)
+    check(kernel, X, Z, precision, expanded, targets)
 
 
 @pytest.mark.parametrize("alpha", [1e-2, 1.0, 1e3, 1e6])
@@ -108,7 +111,8 @@ def require_row_bits(rng: np.random.Generator, evaluator: TileEvaluator, d: int)
     A, B = evaluator.prepare(X), evaluator.prepare(rng.standard_normal((150, d)))
     product, tile = evaluator.matmat(A, B, W), evaluator.tile(A, B)
     for indices in (
-        np.arange(1), np.arange(699, 700), np.arange(5, 22), np.full(40, 7), np.arange(500, 531), rng.permutation(700)
+        np.arange(1), np.arange(699, 700), np.arange(5, 22), np.full(40, 7), np.arange(500, 531), np.arange(511, 575),
+        rng.permutation(700),
     ):  # fmt: skip
         for rows in (A.take(indices), evaluator.prepare(X[indices])):
             np.testing.assert_array_equal(evaluator.matmat(rows, B, W), product[indices])

@@ -1,4 +1,4 @@
-"""A row's value is a row's value: its bits depend on neither its neighbours nor its place.
+"""Slices and selections of features: a row's bits depend on neither its neighbours nor its place.
 
 The engine's reproducibility rests on this: blocks, workers and the coordinator evaluate the same row in different
 company and must get the same bits.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dkgp.kernels import Features, SquaredExponential, TileEvaluator
 
@@ -37,39 +35,14 @@ class Rows:
         np.testing.assert_array_equal(tile, self.tile[indices])
 
 
-@pytest.fixture(params=[1, 2, 3, 4, 7, 8, 13, 40])
+@pytest.fixture(params=[1, 4, 13])
 def rows(request: pytest.FixtureRequest, rng: np.random.Generator, precision: str, expanded: bool) -> Rows:
     return Rows(rng, request.param, precision, expanded)
-
-
-def test_alone_and_in_small_company(rows: Rows) -> None:
-    for count in (1, 2, 15, 16, 17, 31, 33, 64):
-        for start in (0, 1, 16, 511, 512, N - count):
-            indices = np.arange(start, start + count)
-            rows.require_same_bits(rows.evaluator.prepare(rows.X[indices]), indices)
-
-
-def test_permutation_permutes_the_results(rows: Rows, rng: np.random.Generator) -> None:
-    order = rng.permutation(N)
-    rows.require_same_bits(rows.evaluator.prepare(rows.X[order]), order)
-    rows.require_same_bits(rows.A.take(order), order)
-
-
-def test_repeated_rows_are_equal(rows: Rows) -> None:
-    indices = np.full(100, 7)
-    rows.require_same_bits(rows.A.take(indices), indices)
 
 
 def test_slices(rows: Rows) -> None:
     for start, stop in [(0, 256), (256, 512), (512, N), (16, 17), (3, 3), (5, 250), (N - 1, N), (0, N)]:
         rows.require_same_bits(rows.A.slice(start, stop), slice(start, stop))
-
-
-@given(indices=st.lists(st.integers(0, N - 1), min_size=1, max_size=80), expanded=st.booleans(), precise=st.booleans())
-def test_any_selection(indices: list[int], expanded: bool, precise: bool) -> None:
-    rows = Rows(np.random.default_rng(5), 6, "double" if precise else "single", expanded, targets=1)
-    chosen = np.array(indices)
-    rows.require_same_bits(rows.A.take(chosen), chosen)
 
 
 def test_taken_features_are_the_rows_prepared_alone(rng: np.random.Generator, precision: str) -> None:

@@ -1,22 +1,22 @@
-"""Compiled tiles against the naive kernel: every number of features, precision, distance form and awkward size."""
+"""The tiles of a squared exponential: sizes around every boundary of the loops, digits that are kept, misuse."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential, TileEvaluator
+from dkgp.kernels.stationary import EXP2
+from tests.kernels.tiles.programs import leaf_kernel
+from tests.kernels.tiles.test_programs import BOUND, check
 
-# Relative to the sum of the weights' absolute values times the amplitude.
-BOUND = {"single": 1e-5, "double": 1e-12}
-DTYPE = {"single": np.float32, "double": np.float64}
-# Around one vector (16 rows), around the largest tile (512 rows), and across it.
-ROW_COUNTS = (1, 15, 16, 17, 511, 512, 513)
-# Around one tile's columns (16) and around a flush to float64 (128).
-COLUMN_COUNTS = (1, 4, 15, 16, 17, 127, 128, 129, 300)
+# Around one vector (16 rows), around the largest tile (512 rows), and across it; around one tile's columns (16) and
+# around a flush to float64 (128).
+SHAPES = [
+    *((rows, 21) for rows in (1, 15, 16, 17, 511, 512, 513)),
+    *((70, n) for n in (1, 4, 15, 17, 127, 128, 129, 300)),
+]
 
 
 def random_kernel(rng: np.random.Generator, d: int, variance: float = 1.7) -> SquaredExponential:
@@ -24,72 +24,20 @@ def random_kernel(rng: np.random.Generator, d: int, variance: float = 1.7) -> Sq
     return SquaredExponential(gamma=tuple(rng.uniform(0.2, 1.0, d) / d), variance=variance)
 
 
-def largest_error(found: np.ndarray, expected: np.ndarray, weights: np.ndarray, variance: float) -> float:
-    """Largest error over targets, relative to sum |w| v."""
-    assert found.shape == expected.shape
-    return float(np.max(np.abs(found - expected) / (np.abs(weights).sum(axis=0) * variance)))
-
-
-@pytest.mark.parametrize("d", [*range(1, 14), 20, 40])
-def test_all_products_agree_with_the_naive_kernel(
-    rng: np.random.Generator, d: int, precision: str, expanded: bool
-) -> None:
-    kernel = random_kernel(rng, d)
-    evaluator = TileEvaluator(kernel, precision, expanded=expanded)
-    X, Z = rng.standard_normal((83, d)), rng.standard_normal((37, d))
-    A, B = evaluator.prepare(X), evaluator.prepare(Z)
-    W, V = rng.standard_normal((37, 3)), rng.standard_normal((83, 3))
-    K = kernel(X, Z)
-
-    tile = evaluator.tile(A, B)
-    assert tile.dtype == DTYPE[precision]
-    assert tile.shape == K.shape
-    assert np.abs(tile - K).max() <= BOUND[precision] * kernel.variance
-    # A tile that is far below its bound by chance would also pass with wrong values everywhere near zero.
-    assert 0.05 < K.mean() < 0.95 * kernel.variance
-
-    product = evaluator.matmat(A, B, W)
-    assert product.dtype == np.float64
-    assert largest_error(product, K @ W, W, kernel.variance) <= BOUND[precision]
-
-    left, right = evaluator.pair(A, B, W, V)
-    assert largest_error(left, K @ W, W, kernel.variance) <= BOUND[precision]
-    assert largest_error(right, K.T @ V, V, kernel.variance) <= BOUND[precision]
-
-
-@pytest.mark.parametrize("rows", ROW_COUNTS)
 @pytest.mark.parametrize("targets", [1, 2, 5])
-def test_row_counts_around_vector_and_tile_boundaries(
-    rng: np.random.Generator, rows: int, targets: int, precision: str, expanded: bool
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_sizes_around_vector_tile_and_flush_boundaries(
+    rng: np.random.Generator, shape: tuple[int, int], targets: int, precision: str, expanded: bool
 ) -> None:
-    kernel = random_kernel(rng, 3, variance=0.4)
-    evaluator = TileEvaluator(kernel, precision, expanded=expanded)
-    X, Z = rng.standard_normal((rows, 3)), rng.standard_normal((21, 3))
-    A, B = evaluator.prepare(X), evaluator.prepare(Z)
-    W, V = rng.standard_normal((21, targets)), rng.standard_normal((rows, targets))
-    K = kernel(X, Z)
-    assert np.abs(evaluator.tile(A, B) - K).max() <= BOUND[precision] * kernel.variance
-    assert largest_error(evaluator.matmat(A, B, W), K @ W, W, kernel.variance) <= BOUND[precision]
-    left, right = evaluator.pair(A, B, W, V)
-    assert largest_error(left, K @ W, W, kernel.variance) <= BOUND[precision]
-    assert largest_error(right, K.T @ V, V, kernel.variance) <= BOUND[precision]
+    X, Z = rng.standard_normal((shape[0], 3)), rng.standard_normal((shape[1], 3))
+    check(leaf_kernel(EXP2, 3, amplitude=0.4), X, Z, precision, expanded, targets)
 
 
-@pytest.mark.parametrize("columns", COLUMN_COUNTS)
-def test_column_counts_around_tile_and_flush_boundaries(
-    rng: np.random.Generator, columns: int, precision: str, expanded: bool
-) -> None:
-    kernel = random_kernel(rng, 5)
-    evaluator = TileEvaluator(kernel, precision, expanded=expanded)
-    X, Z = rng.standard_normal((70, 5)), rng.standard_normal((columns, 5))
-    A, B = evaluator.prepare(X), evaluator.prepare(Z)
-    W, V = rng.standard_normal((columns, 2)), rng.standard_normal((70, 2))
-    K = kernel(X, Z)
-    assert np.abs(evaluator.tile(A, B) - K).max() <= BOUND[precision] * kernel.variance
-    assert largest_error(evaluator.matmat(A, B, W), K @ W, W, kernel.variance) <= BOUND[precision]
-    left, right = evaluator.pair(A, B, W, V)
-    assert largest_error(left, K @ W, W, kernel.variance) <= BOUND[precision]
-    assert largest_error(right, K.T @ V, V, kernel.variance) <= BOUND[precision]
+@pytest.mark.parametrize("d", [6, 7, 9, 10, 11, 12, 20])
+def test_numbers_of_features(rng: np.random.Generator, d: int, precision: str, expanded: bool) -> None:
+    """Beside those that every profile is tested with."""
+    kernel = leaf_kernel(EXP2, d, scale=rng.uniform(0.4, 1.4, d) / np.sqrt(d), amplitude=1.7)
+    check(kernel, rng.standard_normal((83, d)), rng.standard_normal((37, d)), precision, expanded, 3)
 
 
 def test_float32_sums_do_not_lose_digits_with_the_number_of_columns(rng: np.random.Generator) -> None:
@@ -102,30 +50,6 @@ def test_float32_sums_do_not_lose_digits_with_the_number_of_columns(rng: np.rand
     np.testing.assert_allclose(product, kernel(X, Z) @ W, rtol=3e-7)
 
 
-@given(
-    d=st.integers(1, 24),
-    rows=st.integers(1, 70),
-    columns=st.integers(1, 70),
-    targets=st.integers(1, 4),
-    variance=st.floats(0.01, 100.0),
-    precise=st.booleans(),
-    expanded=st.sampled_from([None, False, True]),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_any_shape_agrees_with_the_naive_kernel(d, rows, columns, targets, variance, precise, expanded, seed) -> None:
-    rng, precision = np.random.default_rng(seed), "double" if precise else "single"
-    kernel = random_kernel(rng, d, variance)
-    evaluator = TileEvaluator(kernel, precision, expanded=expanded)
-    X, Z = rng.standard_normal((rows, d)), rng.standard_normal((columns, d))
-    W, V = rng.standard_normal((columns, targets)), rng.standard_normal((rows, targets))
-    A, B, K = evaluator.prepare(X), evaluator.prepare(Z), kernel(X, Z)
-    left, right = evaluator.pair(A, B, W, V)
-    assert np.abs(evaluator.tile(A, B) - K).max() <= BOUND[precision] * variance
-    assert largest_error(evaluator.matmat(A, B, W), K @ W, W, variance) <= BOUND[precision]
-    assert largest_error(left, K @ W, W, variance) <= BOUND[precision]
-    assert largest_error(right, K.T @ V, V, variance) <= BOUND[precision]
-
-
 def test_features_with_zero_gamma_change_nothing(rng: np.random.Generator, precision: str, expanded: bool) -> None:
     full = SquaredExponential(gamma=(0.0, 0.4, 0.0, 0.2), variance=1.3)
     reduced = SquaredExponential(gamma=(0.4, 0.2), variance=1.3)
@@ -135,26 +59,6 @@ def test_features_with_zero_gamma_change_nothing(rng: np.random.Generator, preci
     np.testing.assert_array_equal(wide.tile(A, A), narrow.tile(B, B))
     np.testing.assert_array_equal(wide.matmat(A, A, W), narrow.matmat(B, B, W))
     assert np.abs(wide.tile(A, A) - full(X, X)).max() <= BOUND[precision] * full.variance
-
-
-def test_all_gammas_zero_is_a_constant_kernel(rng: np.random.Generator, precision: str, expanded: bool) -> None:
-    evaluator = TileEvaluator(SquaredExponential(gamma=(0.0, 0.0), variance=3.0), precision, expanded=expanded)
-    A = evaluator.prepare(rng.standard_normal((20, 2)))
-    np.testing.assert_array_equal(evaluator.tile(A, A), np.full((20, 20), 3.0))
-    np.testing.assert_allclose(evaluator.matmat(A, A, np.ones((20, 1))), 60.0, rtol=1e-6)
-
-
-@pytest.mark.parametrize("d", [1, 4, 12])
-def test_diagonal_is_the_amplitude_to_the_bit_by_differences(rng: np.random.Generator, d: int, precision: str) -> None:
-    kernel = random_kernel(rng, d, variance=2.7)
-    evaluator = TileEvaluator(kernel, precision, expanded=False)
-    A = evaluator.prepare(10.0 * rng.standard_normal((100, d)))
-    tile = evaluator.tile(A, A)
-    np.testing.assert_array_equal(tile.diagonal(), np.full(100, DTYPE[precision](2.7)))
-    np.testing.assert_array_equal(tile, tile.T)
-    # One column with weight one: the product is the entry.
-    column = evaluator.matmat(A.take(np.array([3])), A.take(np.array([3])), np.ones((1, 1)))
-    assert column[0, 0] == DTYPE[precision](2.7)
 
 
 @pytest.mark.parametrize("spread", [1.0, 10.0, 100.0])
@@ -169,7 +73,7 @@ def test_expanded_form_loses_no_more_than_the_norms_rounding(
     Z = X + 0.2 * rng.standard_normal((300, d))
     A, B = evaluator.prepare(X), evaluator.prepare(Z)
     largest_squared_norm = float(A.squared_norms.max())
-    bound = 2.7 * (largest_squared_norm + 4.0) * 4 * np.finfo(DTYPE[precision]).eps
+    bound = 2.7 * (largest_squared_norm + 4.0) * 4 * np.finfo(np.float32 if precision == "single" else np.float64).eps
     assert np.abs(evaluator.tile(A, A) - kernel(X, X)).max() <= bound
     assert np.abs(evaluator.tile(A, B) - kernel(X, Z)).max() <= bound
 
@@ -211,15 +115,6 @@ def test_default_form_is_accurate_and_as_documented(
     np.testing.assert_array_equal(tiles[None], tiles[chosen])
     # At the threshold of 64 for the expected squared norm the expanded form is at its worst.
     assert np.abs(tiles[None] - kernel(X, Z)).max() <= (5e-5 if precision == "single" else 1e-12)
-
-
-def test_no_rows_and_no_columns(rng: np.random.Generator, precision: str, expanded: bool) -> None:
-    evaluator = TileEvaluator(random_kernel(rng, 3), precision, expanded=expanded)
-    some, none = evaluator.prepare(rng.standard_normal((5, 3))), evaluator.prepare(np.empty((0, 3)))
-    assert evaluator.tile(some, none).shape == (5, 0)
-    assert evaluator.tile(none, some).shape == (0, 5)
-    np.testing.assert_array_equal(evaluator.matmat(some, none, np.empty((0, 2))), np.zeros((5, 2)))
-    assert evaluator.matmat(none, some, np.ones((5, 2))).shape == (0, 2)
 
 
 def test_misuse_is_told() -> None:

@@ -11,7 +11,8 @@ from dkgp.data import Dataset
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import InputError
 from dkgp.models.classification import hyperparameters
-from dkgp.models.classification.hyperparameters import tune_labels
+from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels
 from dkgp.models.tuning.tune import draw_subset, tune
 
@@ -24,7 +25,7 @@ def labelled(rng: np.random.Generator, n: int = 200) -> tuple[Dataset, Labels]:
 
 def test_as_tuning_on_centred_signs(rng: np.random.Generator) -> None:
     data, labels = labelled(rng)
-    found = tune_labels(data, labels)
+    found = tune_labels(LabelledData(data, labels))
     signs = labels.signs()
     expected = tune(data.inputs(0, 200), signs - signs.mean(), tolerance=1e-3, max_evaluations=200)
     assert found.kernel.to_json() == expected.kernel.to_json()
@@ -34,17 +35,15 @@ def test_as_tuning_on_centred_signs(rng: np.random.Generator) -> None:
 
 def test_a_subset_of_many_samples(rng: np.random.Generator) -> None:
     data, labels = labelled(rng, 400)
-    found = tune_labels(data, labels, subset=100, seed=3, isotropic=True)
+    found = tune_labels(LabelledData(data, labels), LabelTuning(100, 3, isotropic=True))
     assert (found.subset_size, found.n_samples) == (100, 400)
     assert len(set(found.gamma)) == 1
 
 
 def test_what_is_refused(rng: np.random.Generator) -> None:
-    data, labels = labelled(rng)
-    with pytest.raises(InputError, match="labels of 5 samples; .* has 200"):
-        tune_labels(data, labels.subset(np.arange(5)))
+    data, _ = labelled(rng)
     with pytest.raises(InputError, match="are of one class only; expected at least two"):
-        tune_labels(data, Labels(("no", "yes"), np.zeros(200, dtype=np.int64)))
+        tune_labels(LabelledData(data, Labels(("no", "yes"), np.zeros(200, dtype=np.int64))))
 
 
 @pytest.mark.parametrize(("rare", "expected"), [(1, 1), (5, 5), (12, 5)])
@@ -62,6 +61,7 @@ def test_a_class_that_a_random_subset_would_miss_is_in_it(
         return tune(inputs, targets, **settings)
 
     monkeypatch.setattr(hyperparameters, "tune", noted)
-    found = tune_labels(memory_dataset(X, codes.astype(np.float64)), Labels(("no", "yes"), codes), subset=60)
+    data = LabelledData(memory_dataset(X, codes.astype(np.float64)), Labels(("no", "yes"), codes))
+    found = tune_labels(data, LabelTuning(60))
     assert np.count_nonzero(seen[0] > 0.0) == expected
     assert found.subset_size == len(seen[0]) == 60 + expected

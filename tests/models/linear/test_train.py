@@ -79,8 +79,6 @@ def test_scores_are_those_of_samples_left_out(
             out = groups == fold
             squared.append(greedy_errors(X[~out], y[~out, target], X[out], y[out, target], D))
         means = np.asarray(squared) / np.sum(groups == 0)
-        assert some.scores is not None
-        assert some.spread is not None
         np.testing.assert_allclose(some.scores, means.mean(axis=0), rtol=1e-9)
         expected = means.std(axis=0, ddof=1) if held_out is None else np.zeros(D + 1)
         np.testing.assert_allclose(some.spread, expected, rtol=1e-8, atol=1e-15)

@@ -14,8 +14,8 @@ from dkgp.cluster import LocalExecutor
 from dkgp.data import Dataset, dataset_from_arrays, open_classifier, open_prediction, save_classifier
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import labels_of
-from dkgp.models.classification.records import basis_record
 from dkgp.models.prediction.class_predictor import ClassPredictor
 from dkgp.models.prediction.predict import predict
 from tests.cluster.executors.test_sums import on_dask
@@ -42,7 +42,7 @@ def stored(rng: np.random.Generator, folder: Path, n_classes: int = 3, **more: A
     dataset = training_set(rng, folder, n_classes)
     labels = labels_of(dataset)
     found = trained(dataset, labels, kernel=KERNEL, size=25, **more)
-    save_classifier(str(folder / "model.zarr"), basis_record(found, dataset, labels))
+    save_classifier(str(folder / "model.zarr"), found.record(LabelledData(dataset, labels)))
     return dataset, found
 
 

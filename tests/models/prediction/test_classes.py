@@ -20,12 +20,13 @@ from dkgp.data import (
     open_prediction,
     save_classifier,
 )
-from dkgp.data.stores.model_store import about_model
+from dkgp.data.stores.models.description import about_model
 from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.calibration import Calibration
-from dkgp.models.classification.exact.train import train_exact
+from dkgp.models.classification.exact.train import ExactSettings, train_exact
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import labels_of
 from dkgp.models.prediction.predict import predict
 from dkgp.models.variance.variances import VarianceSettings
@@ -102,11 +103,9 @@ def test_an_exact_ones_decisions_are_within_their_bounds_of_the_dense_solution(
     labels, noise = labels_of(train), 0.05
     with closing(LocalExecutor(2)) as executor:
         # So far from converged that bounds matter.
-        trained = train_exact(train, labels, Hyperparameters(KERNEL, noise), executor, tolerance=0.3)
-    own = trained.record()
-    names = ("kernel", "noise_variance", "history", "certificate", "summary")
-    about = about_model(train, **{name: own.pop(name) for name in names})
-    save_classifier(tmp_path / "model.zarr", ClassifierRecord(**about, **own, form="exact"), dataset=train)
+        data, settings = LabelledData(train, labels), ExactSettings(tolerance=0.3)
+        record = train_exact(data, Hyperparameters(KERNEL, noise), executor, settings).record(data)
+    save_classifier(tmp_path / "model.zarr", record, dataset=train)
     with closing(LocalExecutor(2)) as executor:
         summary = predict(open_classifier(tmp_path / "model.zarr"), unseen, str(tmp_path / "pred.zarr"), executor)
     stored = open_prediction(str(tmp_path / "pred.zarr"))

@@ -11,10 +11,11 @@ import pytest
 from dkgp.cluster import LocalExecutor
 from dkgp.data import Dataset, dataset_from_arrays, open_classifier, open_prediction, save_classifier
 from dkgp.kernels import SquaredExponential
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import decided, labels_of
 from dkgp.models.classification.likelihoods import Likelihood, MultiClass
+from dkgp.models.classification.logistic.stopping import RiskSettings
 from dkgp.models.classification.logistic.train import train_logistic
-from dkgp.models.classification.records import logistic_record
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.prediction.class_predictor import ClassPredictor
 from dkgp.models.prediction.predict import predict
@@ -53,10 +54,8 @@ def test_a_stored_models_predictions_are_those_of_the_dense_minimiser(
     labels, likelihood = labels_of(train), Likelihood.of("logit", multi_class, 3)
     with closing(LocalExecutor(2)) as executor:
         # So far from the minimum that bounds matter.
-        trained = train_logistic(
-            train, labels, Hyperparameters(KERNEL, 1.0), executor, likelihood=likelihood, tolerance=0.05
-        )
-        record = logistic_record(trained, train, labels)
+        data, settings = LabelledData(train, labels), RiskSettings(likelihood, tolerance=0.05)
+        record = train_logistic(data, Hyperparameters(KERNEL, 1.0), executor, settings).record(data)
         save_classifier(tmp_path / "model.zarr", record, dataset=train, by_reference=by_reference)
         model = open_classifier(tmp_path / "model.zarr")
         found: list[dict[str, np.ndarray]] = []

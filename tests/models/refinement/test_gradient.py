@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from dkgp.cluster import ClusterOptions, LocalExecutor, open_executor
 from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import SquaredExponential, parse_kernel
+from dkgp.models import RunContext
 from dkgp.models.refinement.gradient import GradientEstimator, draw_probes
 from dkgp.models.tuning.marginal_likelihood import ArdSquaredExponential, LogMarginalLikelihood
 from dkgp.operators import ArrayInputs
@@ -19,13 +19,6 @@ from tests.models.refinement.refine_problems import ArrayDataset, dense_gradient
 
 KERNEL, NOISE = SquaredExponential((0.5, 0.3), 1.2), 0.2
 GENERAL = parse_kernel("matern32 + 0.3 * linear", 2)
-
-
-@pytest.fixture
-def executor() -> Iterator[LocalExecutor]:
-    executor = LocalExecutor(2)
-    yield executor
-    executor.close()
 
 
 def estimator(data: ArrayDataset, probes: np.ndarray, executor: Any, **options: Any) -> GradientEstimator:
@@ -53,7 +46,6 @@ def test_random_probes_are_off_by_a_few_standard_errors(rng: np.random.Generator
     start = np.log([0.2, 0.6, 1.0, 0.1])
     family = ArdSquaredExponential(data.X, learn_variance=True, feature_names=("a", "b"))
     outcome = LogMarginalLikelihood(family, data.y)(start)
-    assert outcome is not None
     found = estimator(data, draw_probes(600, 8, 1), executor, tolerance=0.01)(family.kernel(start[:-1]), 0.1)
     assert (np.abs(found.gradient - outcome[1]) < 4.0 * found.error).all()
     assert found.error.max() < 0.3 * np.abs(outcome[1]).max()
@@ -138,7 +130,7 @@ def test_the_noises_curvature_is_its_fisher_information(rng: np.random.Generator
 def test_an_interruption_ends_the_solve(rng: np.random.Generator, executor: LocalExecutor) -> None:
     data = draw(rng, KERNEL, NOISE, 100)
     with pytest.raises(InterruptedRunError):
-        estimator(data, draw_probes(100, 2, 0), executor)(KERNEL, NOISE, None, lambda: True)
+        estimator(data, draw_probes(100, 2, 0), RunContext(executor, interrupted=lambda: True))(KERNEL, NOISE)
 
 
 def test_probes_are_signs_and_seeded() -> None:

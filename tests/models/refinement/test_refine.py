@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from dkgp.models.refinement.record import Refinement, RefineSettings, RefineStep
 from dkgp.models.refinement.refine import refine
 from dkgp.models.refinement.space import RefineSpace
 from tests.models.refinement.refine_problems import ArrayDataset, dense_gradient, draw, log_likelihood
+from tests.watching import in_context
 
 TRUTH, NOISE, N = SquaredExponential((0.8, 0.1), 1.0), 0.1, 400
 BAD = Hyperparameters(SquaredExponential((0.1, 1.0)), 0.5)
@@ -48,16 +49,9 @@ class Run:
 def whole(data: ArrayDataset) -> Run:
     """From a bad start until the gradient is within its error."""
     executor, steps, said = LocalExecutor(2), [], []
-    found = run(data, executor, progress=steps.append, note=said.append)
+    found = run(data, executor, callback=steps.append, note=said.append)
     executor.close()
     return Run(found, steps, said)
-
-
-@pytest.fixture
-def executor() -> Iterator[LocalExecutor]:
-    executor = LocalExecutor(2)
-    yield executor
-    executor.close()
 
 
 def space(data: ArrayDataset, start: Hyperparameters = BAD, **options: Any) -> RefineSpace:
@@ -66,7 +60,8 @@ def space(data: ArrayDataset, start: Hyperparameters = BAD, **options: Any) -> R
 
 def run(data: ArrayDataset, executor: Any, start: Hyperparameters = BAD, **options: Any) -> Refinement:
     options.setdefault("settings", QUICK)
-    return refine(data, space(data, start), executor, **options)
+    context = in_context(executor, options)
+    return refine(data, space(data, start), context, **options)
 
 
 def test_bad_hyperparameters_become_good_ones(data: ArrayDataset, whole: Run) -> None:
@@ -75,8 +70,6 @@ def test_bad_hyperparameters_become_good_ones(data: ArrayDataset, whole: Run) ->
     assert "kept" in found.verdict
     assert not found.interrupted
     assert found.reason == "the gradient is within its standard error"
-    assert found.before is not None
-    assert found.after is not None
     assert found.after.nlpd < found.before.nlpd - 0.1
     assert found.n_held_out == N // 10
     assert len(whole.said) == 1
@@ -146,7 +139,7 @@ def test_steps_are_limited_and_validation_can_be_left_out(data: ArrayDataset, ex
 @pytest.mark.parametrize("after", [0, 3])
 def test_an_interruption_returns_the_best_so_far(after: int, data: ArrayDataset, executor: LocalExecutor) -> None:
     steps: list[object] = []
-    found = run(data, executor, progress=steps.append, interrupted=lambda: len(steps) >= after)
+    found = run(data, executor, callback=steps.append, interrupted=lambda: len(steps) >= after)
     assert found.interrupted
     assert found.before is None
     if after:
@@ -219,7 +212,6 @@ def test_where_refining_does_not_help_bounds_and_fixed_values_hold_all_the_same(
 
 def test_parameters_are_listed_by_name(data: ArrayDataset, executor: LocalExecutor) -> None:
     found = run(data, executor, settings=replace(SHORT, held_out=0)).hyperparameters
-    assert found.parameters is not None
     assert [parameter.name for parameter in found.parameters] == ["gamma.x0", "gamma.x1", "noise_variance"]
     first, last = found.parameters[0], found.parameters[-1]
     assert (first.value, first.start, first.feature) == (found.gamma[0], pytest.approx(0.1), "x0")
@@ -266,16 +258,17 @@ def test_no_targets_is_an_error(executor: LocalExecutor) -> None:
 
 
 def test_memory_is_planned_and_refused_with_numbers() -> None:
-    options: dict[str, Any] = {"resident_bytes": 0, "threads": 2, "holds_inputs": True, "cache_bytes": 2**31}
-    plan = plan_refinement(100_000, 8, 1, RefineSettings(rank=500), shares_process=True, **options)
+    options: dict[str, Any] = {"resident_bytes": 0, "holds_inputs": True, "cache_bytes": 2**31}
+    near, far = LocalExecutor(2), SimpleNamespace(threads_per_process=2, shares_memory=False)
+    plan = plan_refinement(100_000, 8, 1, RefineSettings(rank=500), near, **options)
     with pytest.raises(
         MemoryBudgetError, match=r"refining is projected to need .* MiB.*`refine_probes`.*`refine_rank`"
     ):
         plan.require(plan.coordinator_bytes - 1)
     plan.require(plan.coordinator_bytes)
-    elsewhere = plan_refinement(100_000, 8, 1, RefineSettings(rank=500), shares_process=False, **options)
+    elsewhere = plan_refinement(100_000, 8, 1, RefineSettings(rank=500), far, **options)  # type: ignore[arg-type]
     assert elsewhere.coordinator_bytes < plan.coordinator_bytes - elsewhere.factor_bytes
-    fewer = plan_refinement(100_000, 8, 1, RefineSettings(rank=500, probes=2), shares_process=True, **options)
+    fewer = plan_refinement(100_000, 8, 1, RefineSettings(rank=500, probes=2), near, **options)
     assert fewer.vectors_bytes < 0.5 * plan.vectors_bytes
 
 
@@ -284,9 +277,7 @@ def test_memory_is_what_was_planned(executor: LocalExecutor, rng: np.random.Gene
     X = 0.5 * rng.normal(size=(n, d))
     data = ArrayDataset(X, np.sin(X[:, :1]) + 0.3 * rng.normal(size=(n, 1)), chunk_rows=500)
     settings = RefineSettings(steps=1, probes=8, rank=30, held_out=4)
-    plan = plan_refinement(
-        n, d, 1, settings, resident_bytes=0, shares_process=True, threads=2, holds_inputs=True, cache_bytes=2**31
-    )
+    plan = plan_refinement(n, d, 1, settings, executor, resident_bytes=0, holds_inputs=True, cache_bytes=2**31)
     tracemalloc.start()
     run(data, executor, settings=settings)
     peak = tracemalloc.get_traced_memory()[1]

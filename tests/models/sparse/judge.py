@@ -14,8 +14,8 @@ from dkgp.kernels import Kernel
 from dkgp.models.sparse.certificate import SparseCertificate, certify
 from dkgp.models.sparse.errors import Points
 from dkgp.models.sparse.fit import Basis, SparseFit, fit_sparse
-from dkgp.models.sparse.interval import interval_of
 from dkgp.models.sparse.methods import METHODS
+from dkgp.models.sparse.model import VarianceInterval, interval_of
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.base import noise_at
 from tests.models.exact_gp import entry, mp, numbers
@@ -148,6 +148,11 @@ class Judged:
     def certificate(self) -> SparseCertificate:
         return certify(self.operator, self.fit, self.problem.y, subset=self.chosen)
 
+    @cached_property
+    def interval(self) -> VarianceInterval:
+        """The proven interval of the exact variance."""
+        return interval_of(self.fit.model, noise_at(self.operator.noise, self.chosen), self.certificate.normal_share)
+
     def hold(self, what: str, claim: bool) -> None:
         """Count a statement."""
         self.checked[what] += 1
@@ -175,8 +180,7 @@ class Judged:
 
     def _distances(self) -> None:
         problem, certificate, model = self.problem, self.certificate, self.fit.model
-        noise = noise_at(self.operator.noise, self.chosen)
-        lower, upper = interval_of(model, noise, certificate.normal_share)(problem.T)
+        lower, upper = self.interval(problem.T)
         points = Points.of(problem.kernel, self.operator.double, problem.T)
         bound = certificate.mean_error_bound(upper, points.prior, points.errors)
         for row, mean in enumerate(model.mean(problem.T)):

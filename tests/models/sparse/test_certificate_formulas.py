@@ -95,7 +95,6 @@ def test_what_is_known_of_the_evidence() -> None:
     certificate = replace(CERTIFICATE, evidence=evidence)
     upper = certificate.evidence_upper
     assert upper == evidence.upper(2.0 * certificate.least)
-    assert upper is not None
     assert certificate.divergence == np.nextafter(upper + 20.0, np.inf) > 0.0
     # A divergence is none where the bounds meet.
     above = replace(CERTIFICATE, evidence=Evidence(upper + 1.0, -10.0, 3.0))
@@ -134,9 +133,7 @@ def test_directions_and_shares_by_dense_algebra(
     spread = 1.01 * math.sqrt(1.5) * (errors.prototypes.errors @ sizes)
     np.testing.assert_allclose(certificate.spread, spread, rtol=1e-12)
 
-    assert fit.regressors is not None
     proof = _Whitened.of(operator, fit.regressors, errors)
-    assert proof is not None
     L = np.linalg.cholesky(kernel(X[chosen], X[chosen]))
     F = np.linalg.solve(L, kernel(X[chosen], X)).T
     left = 1.5 - np.sum(F**2, axis=1)
@@ -165,5 +162,4 @@ def test_directions_and_shares_by_dense_algebra(
     length = float(np.linalg.norm(fit.regressors.normal)) * (1.0 + own)
     assert certificate.normal_share == pytest.approx(1.01 * (own + 2.0 * length * off + off**2), rel=1e-12, abs=0)
     if not by_sample:
-        assert certificate.evidence is not None
         assert certificate.evidence.trace == pytest.approx(float(left.sum()) / 0.2, rel=1e-3)

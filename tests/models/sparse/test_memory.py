@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tracemalloc
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,16 +15,19 @@ from dkgp.cluster.tile_budget import TileBudget
 from dkgp.data import Dataset, dataset_from_arrays
 from dkgp.errors import MemoryBudgetError
 from dkgp.kernels import Matern32
-from dkgp.models.sparse.memory import SparseMemory, plan_sparse
+from dkgp.models.context import RunContext
+from dkgp.models.sparse.settings import SparseMemory, plan_sparse
 from dkgp.models.sparse.train import SparseSettings, train_sparse
 from dkgp.operators.cross.columns import SLAB_COLUMNS, slab_bytes
+from dkgp.solvers.greedy_basis.settings import GreedySettings
 
 GIBIBYTE = 2**30
 
 
-def plan(n: int = 100_000, candidates: int = 2360, **more: bool) -> SparseMemory:
-    settings = {"threads": 2, "shares_process": True, "cache_bytes": 2**28, "greedy_factors": 1, **more}
-    return plan_sparse(n, 10, 2000, 1, candidates=candidates, **settings)  # type: ignore[arg-type]
+def plan(greedy: bool = True, shares_memory: bool = True) -> SparseMemory:
+    executor: Any = SimpleNamespace(threads_per_process=2, shares_memory=shares_memory)
+    settings = GreedySettings(2000, "refit", candidates=59, per_round=40) if greedy else None
+    return plan_sparse(100_000, 10, 2000, 1, executor, 2**28, greedy=settings)
 
 
 def test_what_is_kept_is_what_is_of_use_and_fits() -> None:
@@ -38,9 +43,9 @@ def test_what_is_kept_is_what_is_of_use_and_fits() -> None:
     fits = lean.with_kept(auto, budget)
     assert fits.coordinator_bytes == lean.coordinator_bytes + fits.kept_bytes
     # Elsewhere it takes nothing here, and a budget of this process says nothing of it.
-    there = plan(shares_process=False).with_kept(TileBudget(GIBIBYTE), 2**20)
+    there = plan(shares_memory=False).with_kept(TileBudget(GIBIBYTE), 2**20)
     assert there.kept_bytes == GIBIBYTE
-    assert there.coordinator_bytes == plan(shares_process=False).coordinator_bytes
+    assert there.coordinator_bytes == plan(shares_memory=False).coordinator_bytes
 
 
 def test_a_users_own_budget_that_does_not_fit_is_refused() -> None:
@@ -50,8 +55,8 @@ def test_a_users_own_budget_that_does_not_fit_is_refused() -> None:
 
 
 def test_a_basis_that_is_not_greedy_keeps_nothing() -> None:
-    assert plan(candidates=0).useful_bytes == 0
-    assert plan(candidates=0).with_kept(TileBudget(GIBIBYTE), 100 * GIBIBYTE).kept_bytes == 0
+    assert plan(greedy=False).useful_bytes == 0
+    assert plan(greedy=False).with_kept(TileBudget(GIBIBYTE), 100 * GIBIBYTE).kept_bytes == 0
 
 
 @pytest.fixture(scope="module")
@@ -73,15 +78,14 @@ def test_memory_of_a_fit_grows_by_vectors_alone(stores: list[Dataset]) -> None:
     try:
         for dataset in (stores[0], *stores):  # what is made but once is made by the first
             tracemalloc.start()
-            train_sparse(dataset, Matern32(gamma=(0.3,) * 4), 0.05, executor, settings, coordinator_input_bytes=0)
+            train_sparse(
+                dataset, Matern32(gamma=(0.3,) * 4), 0.05, RunContext(executor, coordinator_input_bytes=0), settings
+            )
             peaks.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
     finally:
         worker_cache().budget_bytes = before
         executor.close()
-    small, large = (
-        plan_sparse(dataset.n_samples, 4, 100, 1, threads=2, shares_process=True, cache_bytes=2**18)
-        for dataset in stores
-    )
+    small, large = (plan_sparse(dataset.n_samples, 4, 100, 1, executor, 2**18) for dataset in stores)
     assert peaks[2] - peaks[1] < large.vectors_bytes - small.vectors_bytes < 8 * 98_304 * 20
     assert peaks[2] < 40 * 2**20

@@ -11,7 +11,7 @@ import pytest
 from dkgp.cluster import LocalExecutor
 from dkgp.data import dataset_from_arrays
 from dkgp.kernels import Matern32
-from dkgp.models.sparse.interval import interval_of
+from dkgp.models.sparse.model import interval_of
 from dkgp.models.sparse.stored import open_sparse, save_sparse
 from dkgp.models.sparse.train import SparseSettings, train_sparse
 

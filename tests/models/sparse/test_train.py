@@ -15,7 +15,8 @@ from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.data.types import Progress
 from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError
 from dkgp.kernels import Matern32, White
-from dkgp.models.sparse.memory import plan_sparse
+from dkgp.models.context import RunContext
+from dkgp.models.sparse.settings import plan_sparse
 from dkgp.models.sparse.train import SparseSettings, TrainedSparse, train_sparse
 from dkgp.solvers import Checkpointing
 
@@ -103,10 +104,8 @@ def test_progress_is_told(one_thread: LocalExecutor) -> None:
         dataset,
         KERNEL,
         0.1,
-        one_thread,
+        RunContext(one_thread, callback=lambda progress: rounds.append(progress.size), within=told.append),
         SparseSettings("sggp", 12, per_round=4),
-        callback=lambda progress: rounds.append(progress.size),
-        within=told.append,
     )
     assert rounds == [4, 8, 12]
     assert {progress.phase for progress in told} >= {"candidates", "factor", "residual"}
@@ -127,12 +126,14 @@ def test_it_is_interrupted_in_any_phase_and_resumed(phase: str, one_thread: Loca
             dataset,
             KERNEL,
             0.1,
-            one_thread,
+            RunContext(
+                one_thread,
+                callback=lambda progress: rounds.append(progress.size),
+                within=note,
+                checkpointing=Checkpointing(CheckpointStore(str(tmp_path)), resume=resume),
+                interrupted=lambda: stop and reached,
+            ),
             SparseSettings("sggp", 12, per_round=4),
-            callback=lambda progress: rounds.append(progress.size),
-            within=note,
-            checkpointing=Checkpointing(CheckpointStore(str(tmp_path)), resume=resume),
-            interrupted=lambda: stop and reached,
         )
 
     with pytest.raises(InterruptedRunError, match="interrupted"):
@@ -166,8 +167,7 @@ def test_memory_is_planned_and_refused_with_numbers(one_thread: LocalExecutor) -
     plan.require(2 * 1024**3)
     with pytest.raises(MemoryBudgetError, match=r"sparse model of 2,000 basis samples .* MiB .* the budget is 512 MiB"):
         plan.require(512 * 1024**2)
-    common: dict[str, Any] = {"threads": 2, "shares_process": True, "cache_bytes": 2**28}
-    small, large = (plan_sparse(n, 10, 1000, 1, **common) for n in (10**5, 10**6))
+    small, large = (plan_sparse(n, 10, 1000, 1, one_thread, 2**28) for n in (10**5, 10**6))
     # But for vectors, and the features that fit the cache, memory does not grow with n.
     assert large.coordinator_bytes - small.coordinator_bytes < 500 * 1024**2
     assert large.matrices_bytes == small.matrices_bytes

@@ -122,7 +122,6 @@ def test_fixed_values_are_held_and_the_others_are_as_good_as_they_get(waves: tup
 
     def negative(parameters: FloatArray) -> float:
         outcome = likelihood(np.array([*parameters, math.log(0.02), math.log(0.1)]))
-        assert outcome is not None
         return -outcome[0]
 
     reference = optimize.minimize(negative, np.log([0.5, 0.1]), method="Nelder-Mead", options={"fatol": 1e-6})
@@ -135,7 +134,6 @@ def test_nothing_free_is_one_evaluation(waves: tuple[FloatArray, FloatArray]) ->
     np.testing.assert_allclose(found.gamma, 0.5)
     family = ArdSquaredExponential(waves[0], learn_variance=False, feature_names=NAMES)
     outcome = LogMarginalLikelihood(family, waves[1][:, None])(np.log([0.5, 0.5, 0.5, 0.1]))
-    assert outcome is not None
     assert found.log_marginal_likelihood == pytest.approx(outcome[0])
 
 
@@ -160,7 +158,6 @@ def test_priors_move_the_optimum_to_where_the_sum_is_largest(waves: tuple[FloatA
 
     def parts(parameters: FloatArray) -> tuple[float, float]:
         outcome = likelihood(parameters)
-        assert outcome is not None
         return outcome[0], sum(float(one.logpdf(x)) for one, x in zip(known, parameters[:3], strict=True))
 
     here = np.log([*found.gamma, found.noise_variance])
@@ -174,11 +171,8 @@ def test_priors_move_the_optimum_to_where_the_sum_is_largest(waves: tuple[FloatA
 def test_a_warm_start_takes_few_evaluations(waves: tuple[FloatArray, FloatArray]) -> None:
     cold = tune(*waves, learn_variance=True)
     warm = tune(*waves, learn_variance=True, start=cold)
-    assert cold.evaluations is not None
-    assert warm.evaluations is not None
     assert warm.evaluations <= max(4, cold.evaluations // 3)
     assert warm.log_marginal_likelihood == pytest.approx(cold.log_marginal_likelihood, abs=1e-2)
-    assert warm.parameters is not None
     starts = [parameter.start for parameter in warm.parameters]
     assert isinstance(cold.kernel, SquaredExponential)
     np.testing.assert_allclose(starts, [*cold.gamma, cold.kernel.variance, cold.noise_variance])
@@ -197,7 +191,6 @@ def test_starts_that_do_not_fit_are_refused(waves: tuple[FloatArray, FloatArray]
 def test_a_start_keeps_its_amplitude_and_what_is_switched_off(waves: tuple[FloatArray, FloatArray]) -> None:
     start = Hyperparameters(SquaredExponential((0.5, 0.1, 0.0), variance=4.0), 0.1)
     found = tune(*waves, start=start, max_evaluations=5)
-    assert found.parameters is not None
     assert [parameter.name for parameter in found.parameters] == ["gamma.x0", "gamma.x1", "noise_variance"]
     assert isinstance(found.kernel, SquaredExponential)
     assert (found.gamma[2], found.kernel.variance) == (0.0, 4.0)
@@ -206,7 +199,6 @@ def test_a_start_keeps_its_amplitude_and_what_is_switched_off(waves: tuple[Float
 
 def test_the_result_tells_of_each_parameter(waves: tuple[FloatArray, FloatArray]) -> None:
     found = tune(*waves, feature_names=NAMES, fixed={"gamma.day": 0.01}, bounds={"noise*": (1e-3, 1.0)})
-    assert found.parameters is not None
     told = {parameter.name: parameter for parameter in found.parameters}
     assert set(told) == {"gamma.lat", "gamma.lon", "gamma.day", "noise_variance"}
     assert [parameter.feature for parameter in found.parameters] == ["lat", "lon", "day", None]

@@ -13,7 +13,7 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import FactorWriter, ModelRecord, open_factor, open_model, save_model
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.kernels.tiles.evaluator import Precision
-from dkgp.models.variance.batch import solve_batch
+from dkgp.models.variance.batch import BatchOptions, solve_batch
 from dkgp.models.variance.landmarks import jitter
 from dkgp.models.variance.nystrom import FactorSource, NystromFactor, factor_bytes
 from tests.models.variance.variance_problems import VarianceProblem, draw
@@ -210,8 +210,7 @@ def test_what_was_kept_comes_back_as_it_was(
     for name in ("columns", "lower", "gram_lower", "residual_diagonal"):
         assert getattr(loaded, name).dtype == getattr(factor, name).dtype, name
         assert np.array_equal(getattr(loaded, name), getattr(factor, name)), name
-    here, there = (
-        solve_batch(each, problem.T, gap=1e-4, max_passes=3.0, factor_first=False) for each in (factor, loaded)
-    )
+    options = BatchOptions(gap=1e-4, max_passes=3.0, factor_first=False)
+    here, there = (solve_batch(each, problem.T, options) for each in (factor, loaded))
     assert here.lower.tobytes() == there.lower.tobytes()
     assert here.upper.tobytes() == there.upper.tobytes()

@@ -12,7 +12,7 @@ import pytest
 from dkgp.cluster.executors.base import LocalExecutor
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.models.variance import search as variance_search
-from dkgp.models.variance.batch import solve_batch
+from dkgp.models.variance.batch import BatchOptions, solve_batch
 from dkgp.models.variance.bounds import Queries
 from dkgp.models.variance.nystrom import FactorSource, NystromFactor, leaves_of
 from dkgp.models.variance.search import Wanted, expected_widths, local_samples, search
@@ -226,14 +226,8 @@ def test_bytes_of_a_search_are_those_it_takes(monkeypatch: pytest.MonkeyPatch) -
     for samples in (20, 94, 194):  # the first prepares features and leaves
         tracemalloc.start()
         with single_threaded_blas():
-            solve_batch(
-                factor,
-                problem.T[:samples],
-                gap=1e-9,
-                max_passes=5,
-                factor_first=False,
-                preconditioner=source.preconditioner(1),
-            )
+            options = BatchOptions(gap=1e-9, max_passes=5, factor_first=False)
+            solve_batch(factor, problem.T[:samples], options, source.preconditioner(1))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     planned = 100 * Memory(10**9, 3000, 8, 300, "single", False, 3, 1).of_a_sample

@@ -17,7 +17,7 @@ import numpy as np
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.kernels import Features, SquaredExponential
 from dkgp.models.rounding import EPS
-from dkgp.models.variance.batch import BatchVariance, solve_batch
+from dkgp.models.variance.batch import BatchOptions, BatchVariance, solve_batch
 from dkgp.models.variance.nystrom import FactorSource, NystromFactor
 from dkgp.operators import ArrayInputs
 from dkgp.operators.block_tasks import BlockContext
@@ -202,7 +202,8 @@ def solve(problem: VarianceProblem, factor: NystromFactor, **options: Any) -> Ba
     """The batch of all the problem's test inputs, as a task would do it."""
     inputs = options.pop("inputs", problem.T)
     with single_threaded_blas():
-        return solve_batch(factor, inputs, **{"gap": 0.02, "max_passes": 20.0, **options})
+        preconditioner = options.pop("preconditioner", None)
+        return solve_batch(factor, inputs, BatchOptions(**{"gap": 0.02, "max_passes": 20.0, **options}), preconditioner)
 
 
 # Kinds of problems, easy and hard.

@@ -18,7 +18,6 @@ from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.cross import candidates, columns, runs
 from dkgp.operators.cross.candidates import CandidateSums, GrowingBasis
 from dkgp.operators.kept_tiles import worker_tiles
-from tests.cluster.executors.test_sums import on_dask
 
 N, D, T = 2100, 3, 2
 KERNELS = [SquaredExponential(gamma=(0.5, 0.8, 1.1), variance=1.3), Linear(weight=(1.0, 0.4, 2.0), variance=0.7)]
@@ -176,12 +175,3 @@ def test_what_does_not_fit_is_refused(
     basis = GrowingBasis(BlockedKernelOperator(KERNELS[0], 0.1, source, one_thread))
     with pytest.raises(InputError, match=words):
         basis.sums(np.zeros((2, D)), right, np.zeros((5, D)), weights)
-
-
-@pytest.mark.parametrize("workers", [1, 2, 5])
-def test_any_number_of_workers_gives_the_same_bits(workers: int, source: ArrayInputs, anew: list[np.ndarray]) -> None:
-    with on_dask(workers, processes=False) as (executor, _):
-        executor.tiles = PLENTY
-        found, _ = grown(source, executor)
-    for one, other in zip(found, anew, strict=True):
-        np.testing.assert_array_equal(one, other)

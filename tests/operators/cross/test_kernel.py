@@ -13,8 +13,7 @@ import scipy.linalg
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.executors.base import split_evenly
 from dkgp.cluster.executors.dask_rounds import DaskRound
-from dkgp.cluster.executors.here import HereExecutor
-from dkgp.data import Dataset, dataset_from_arrays
+from dkgp.data import dataset_from_arrays
 from dkgp.data.types import Progress
 from dkgp.errors import InputError, InterruptedRunError, NumericalError
 from dkgp.kernels import Kernel, Linear, SquaredExponential
@@ -163,50 +162,6 @@ def test_what_is_no_covariance_is_refused(one_thread: LocalExecutor, monkeypatch
     monkeypatch.setattr(products, "jittered", lambda matrix, error: matrix - 2.0 * np.eye(len(matrix)))
     with pytest.raises(NumericalError, match="3 basis samples is not positive definite .*is not a covariance"):
         CrossKernel(operator, X[:3]).whitened(X)
-
-
-def everything(dataset: Dataset, executor: Any) -> list[np.ndarray]:
-    rng = np.random.default_rng(3)
-    Z, V, W = rng.standard_normal((M, D)), rng.standard_normal((N, T)), rng.standard_normal((M, T))
-    noise = rng.uniform(0.1, 0.2, N)
-    operator = BlockedKernelOperator(KERNELS[0], noise, dataset, executor)
-    cross = CrossKernel(operator, Z)
-    gram, residual = cross.whitened(V, noise, fitc=True), cross.residual(W, V, noise, returned=True)
-    arrays = [cross.columns(W), cross.project(V), gram.matrix, gram.projected, gram.squares, cross.lower]
-    arrays += [residual.projected, residual.squares, residual.values]
-    operator.close()
-    return [np.array(array) for array in arrays]
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """A store, which worker processes read too."""
-    rng = np.random.default_rng(0)
-    return dataset_from_arrays(tmp_path_factory.mktemp("store") / "data", rng.standard_normal((N, D)), np.arange(N))
-
-
-@pytest.fixture(scope="module")
-def expected(dataset: Dataset) -> list[np.ndarray]:
-    executor = LocalExecutor(1)
-    found = everything(dataset, executor)
-    executor.close()
-    return found
-
-
-def test_any_number_of_threads_gives_the_same_bits(dataset: Dataset, expected: list[np.ndarray]) -> None:
-    for executor in (LocalExecutor(2), LocalExecutor(5), HereExecutor(1), HereExecutor(3)):
-        for found, wanted in zip(everything(dataset, executor), expected, strict=True):
-            np.testing.assert_array_equal(found, wanted)
-        executor.close()
-
-
-@pytest.mark.parametrize(("workers", "processes"), [(1, False), (2, False), (5, False), (2, True)])
-def test_any_number_of_workers_gives_the_same_bits(
-    dataset: Dataset, expected: list[np.ndarray], workers: int, processes: bool
-) -> None:
-    with on_dask(workers, processes) as (executor, _):
-        for found, wanted in zip(everything(dataset, executor), expected, strict=True):
-            np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dkgp.kernels.tiles.loops import LANES
+from dkgp.kernels.tiles.blocks import LANES
 from dkgp.operators.tree.kd_tree import LEAF_ROWS, QUERY_LEAVES, STACK, KDTree, node_sums
 
 

@@ -74,14 +74,6 @@ def dask_executor(workers: int, processes: bool, cache_bytes: int = 2**30) -> It
         executor.close()
 
 
-@pytest.mark.parametrize("workers", [1, 2, 5])
-def test_any_number_of_workers_in_this_process(dataset: Dataset, expected: dict[int, np.ndarray], workers: int) -> None:
-    with dask_executor(workers, processes=False) as (executor, _):
-        for rank, result in expected.items():
-            factor = VecchiaFactor(operator(dataset, executor), 80, 35, MARKS[:rank])
-            np.testing.assert_array_equal(factor.apply(vectors()), result)
-
-
 @pytest.mark.faults
 def test_processes_of_which_one_is_lost(dataset: Dataset, expected: dict[int, np.ndarray]) -> None:
     with dask_executor(2, processes=True) as (executor, client):

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import dkgp
-from tests.targets import code_cache, environment, inherited, other_target, require_targets, vector_code
+from tests.kernels.tiles.test_portable import report as script_report
+from tests.targets import code_cache, environment, other_target, require_targets, vector_code
 
 pytestmark = pytest.mark.portable
 
 SCRIPT = Path(__file__).with_name("factor_bits.py")
-REPOSITORY = str(Path(dkgp.__file__).resolve().parents[1])
 
 
 def report(variables: dict[str, str]) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-P", SCRIPT],
-        env={**inherited(), "PYTHONPATH": REPOSITORY, **variables},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    found = script_report(variables, SCRIPT)
     assert found["gradient"] <= 1.01e-4
     return found
 

@@ -16,7 +16,7 @@ import pytest
 
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.data import dataset_from_arrays, open_classifier, open_dataset, open_model
-from dkgp.data.stores.sparse.sparse_store import open_sparse_model
+from dkgp.data.stores.models.sparse import open_sparse_model
 from dkgp.errors import ClusterError, InterruptedRunError, StorageError
 from dkgp.service.queue.events import EventWriter
 from dkgp.service.queue.job_queue import JobQueue
@@ -28,7 +28,7 @@ from dkgp.service.specification import job_from_options, run_job
 from tests.service.problem import Problem
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def signals() -> Iterator[None]:
     """Put back what the runner does to the signals of its process."""
     numbers = (signal.SIGTERM, signal.SIGINT)
@@ -65,66 +65,79 @@ def lost(queue: JobQueue, job_id: str) -> None:
     assert queue.ledger.died(job_id, claimed.attempt, "killed") == "queued"
 
 
-@pytest.mark.usefixtures("signals")
-def test_a_training_that_was_done_when_its_process_died_is_not_done_again(
-    queue: JobQueue, problem: Problem, tmp_path: Path
-) -> None:
-    out = tmp_path / "model.zarr"
-    job, _ = queue.submit("train", problem.training(out, log_json=str(tmp_path / "log.jsonl")))
-    lost(queue, job.id)
-    written = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    record = attempt(queue, job.id)
-    assert (record.state, record.attempt, record.error) == ("done", 2, None)
-    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == written
-    assert record.document is not None
-    model = open_model(out)
-    assert record.document["converged"] is True
-    assert record.document["iterations"] == model.summary["iterations"]
-    assert record.document["certificate"] == model.certificate
-    assert not Path(f"{out}.checkpoint").exists()
-
-
-@pytest.mark.usefixtures("signals")
-@pytest.mark.parametrize("gap", [None, 1e-9])
-def test_a_sparse_model_is_recorded_with_what_it_proves_and_not_made_again(
-    queue: JobQueue, problem: Problem, tmp_path: Path, gap: float | None
-) -> None:
-    out, settings = tmp_path / "sparse.zarr", {"method": "sggp", "basis_size": 20}
-    options = {"dataset": problem.dataset, "hyper": problem.hyper, "out": str(out), "settings": settings, "gap": gap}
-    job, _ = queue.submit("sparse", options)
-    lost(queue, job.id)
-    written = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    record = attempt(queue, job.id)
-    assert record.state == ("done" if gap is None else "not_converged")
-    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == written
-    assert record.document is not None
-    assert record.document["basis_size"] == 20
-    assert record.document["certificate"] == open_sparse_model(str(out)).certificate
-
-
-@pytest.mark.usefixtures("signals")
-@pytest.mark.parametrize("method", ["fixed-size", "exact", "logistic", "gp"])
-def test_a_classifier_is_recorded_and_not_made_again(
-    queue: JobQueue, problem: Problem, tmp_path: Path, method: str
-) -> None:
-    out, labelled, dataset = tmp_path / "classifier.zarr", tmp_path / "labelled.zarr", open_dataset(problem.dataset)
+def labelled(problem: Problem, folder: Path) -> str:
+    """The problem's inputs, labelled by the signs of its targets."""
+    dataset = open_dataset(problem.dataset)
     codes = (dataset.all_targets()[:, 0] > 0).astype(float)
-    dataset_from_arrays(labelled, dataset.raw_inputs(0, dataset.n_samples), codes, classes=("high", "low"))
-    settings = {"pool": 30, "folds": 3} if method == "fixed-size" else {"isotropic": True}
-    options = {"dataset": str(labelled), "out": str(out), "method": method, "settings": settings}
-    options |= {"basis_size": 20} if method == "gp" else {"tolerance": 0.01} if method == "logistic" else {}
-    job, _ = queue.submit("classify", options)
+    dataset_from_arrays(folder / "labelled.zarr", dataset.raw_inputs(0, 400), codes, classes=("high", "low"))
+    return str(folder / "labelled.zarr")
+
+
+FIXED_SIZE = {"settings": {"pool": 30, "folds": 3}}
+SGGP = {"settings": {"method": "sggp", "basis_size": 20}}
+# A job, its options beside its data and output, and the state in which it ends.
+DONE = {
+    "train": ("train", {"solver": {"block_size": 50}}, "done"),
+    "sparse": ("sparse", SGGP, "done"),
+    "sparse, short": ("sparse", {**SGGP, "gap": 1e-9}, "not_converged"),
+    "fixed-size": ("classify", {"method": "fixed-size", **FIXED_SIZE}, "done"),
+    "exact": ("classify", {"method": "exact", "settings": {"isotropic": True}}, "done"),
+    "logistic": ("classify", {"method": "logistic", "settings": {"isotropic": True}, "tolerance": 0.01}, "done"),
+    "gp": ("classify", {"method": "gp", "settings": {"isotropic": True}, "basis_size": 20}, "done"),
+    "tune": ("tune", {"subset": 60}, "done"),
+    "predict": ("predict", {}, "done"),
+}
+
+
+@pytest.fixture(scope="module")
+def model(problem: Problem, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model of the problem."""
+    out = tmp_path_factory.mktemp("model") / "model.zarr"
+    run_job(job_from_options("train", problem.training(out)), SilentReporter())
+    return str(out)
+
+
+@pytest.mark.parametrize("name", DONE)
+def test_a_job_that_was_done_when_its_process_died_is_recorded_and_not_done_again(
+    queue: JobQueue, problem: Problem, model: str, tmp_path: Path, name: str
+) -> None:
+    command, options, state = DONE[name]
+    out = tmp_path / "out"
+    places = {"dataset": labelled(problem, tmp_path) if command == "classify" else problem.dataset, "out": str(out)}
+    places |= {"hyper": problem.hyper} if command in ("train", "sparse") else {}
+    places |= {"model": model} if command == "predict" else {}
+    job, _ = queue.submit(command, {**places, **options})
     lost(queue, job.id)
-    written = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    written = {path: path.stat().st_mtime_ns for path in (out, *out.rglob("*"))}
     record = attempt(queue, job.id)
-    assert (record.state, record.attempt, record.error) == ("done", 2, None)
-    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == written
+    assert (record.state, record.attempt, record.error) == (state, 2, None)
+    assert {path: path.stat().st_mtime_ns for path in (out, *out.rglob("*"))} == written
     assert record.document is not None
-    assert record.document["classes"] == ["high", "low"]
-    assert record.document["certificate"] == open_classifier(str(out)).certificate
+    assert record.document["command"] == command
+    if command == "train":
+        assert record.document["iterations"] == open_model(out).summary["iterations"]
+        assert record.document["certificate"] == open_model(out).certificate
+        assert not Path(f"{out}.checkpoint").exists()
+    if command == "sparse":
+        assert record.document["certificate"] == open_sparse_model(str(out)).certificate
+    if command == "classify":
+        assert record.document["classes"] == ["high", "low"]
+        assert record.document["certificate"] == open_classifier(str(out)).certificate
 
 
-@pytest.mark.usefixtures("signals")
+def test_an_evaluation_is_cheap_enough_to_be_done_twice(
+    queue: JobQueue, problem: Problem, model: str, tmp_path: Path
+) -> None:
+    prediction, plot = tmp_path / "prediction.zarr", tmp_path / "fit.png"
+    options = {"model": model, "dataset": problem.dataset, "out": str(prediction)}
+    run_job(job_from_options("predict", options), SilentReporter())
+    job, _ = queue.submit("evaluate", {"prediction": str(prediction), "dataset": problem.dataset, "plot": str(plot)})
+    lost(queue, job.id)
+    written = plot.stat().st_mtime_ns
+    assert attempt(queue, job.id).state == "done"
+    assert plot.stat().st_mtime_ns > written
+
+
 def test_a_training_to_be_resumed_that_another_job_has_finished_is_done(
     queue: JobQueue, problem: Problem, tmp_path: Path
 ) -> None:
@@ -142,7 +155,6 @@ def test_a_training_to_be_resumed_that_another_job_has_finished_is_done(
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == written
 
 
-@pytest.mark.usefixtures("signals")
 def test_a_training_that_stopped_short_is_recorded_and_can_be_resumed(
     queue: JobQueue, problem: Problem, tmp_path: Path
 ) -> None:
@@ -161,31 +173,6 @@ def test_a_training_that_stopped_short_is_recorded_and_can_be_resumed(
     assert again.document["resumed"] is True
 
 
-@pytest.mark.usefixtures("signals")
-def test_tuning_prediction_and_evaluation_go_on_after_a_death_too(
-    queue: JobQueue, problem: Problem, tmp_path: Path
-) -> None:
-    model = tmp_path / "model.zarr"
-    run_job(job_from_options("train", problem.training(model)), SilentReporter())
-    hyper, prediction, plot = tmp_path / "hyper.json", tmp_path / "prediction.zarr", tmp_path / "fit.png"
-    commands: list[tuple[str, dict[str, Any], Path]] = [
-        ("tune", {"dataset": problem.dataset, "out": str(hyper), "subset": 60}, hyper),
-        ("predict", {"model": str(model), "dataset": problem.dataset, "out": str(prediction)}, prediction),
-        ("evaluate", {"prediction": str(prediction), "dataset": problem.dataset, "plot": str(plot)}, plot),
-    ]
-    for command, options, out in commands:
-        job, _ = queue.submit(command, options)
-        lost(queue, job.id)
-        written = out.stat().st_mtime_ns
-        record = attempt(queue, job.id)
-        assert (record.state, record.error) == ("done", None)
-        assert record.document is not None
-        assert record.document["command"] == command
-        # The plot alone is cheap enough to be drawn twice.
-        assert (out.stat().st_mtime_ns == written) == (command != "evaluate")
-
-
-@pytest.mark.usefixtures("signals")
 def test_what_was_there_before_the_job_is_never_taken_for_its_own(
     queue: JobQueue, problem: Problem, tmp_path: Path
 ) -> None:
@@ -216,7 +203,6 @@ STORED = [
 ]
 
 
-@pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize(("command", "array"), STORED)
 def test_what_a_death_left_of_a_store_is_cleared_away_but_nothing_else(
     queue: JobQueue, problem: Problem, tmp_path: Path, command: str, array: str
@@ -235,7 +221,6 @@ def test_what_a_death_left_of_a_store_is_cleared_away_but_nothing_else(
     assert (out / "thesis.tex").exists()
 
 
-@pytest.mark.usefixtures("signals")
 def test_side_files_of_somebody_else_stay(queue: JobQueue, problem: Problem, tmp_path: Path) -> None:
     plot, folder = tmp_path / "fit.png", tmp_path / "job"
     folder.mkdir()
@@ -249,7 +234,6 @@ def test_side_files_of_somebody_else_stay(queue: JobQueue, problem: Problem, tmp
     assert going_on(job, Traces(folder, job, 0), SilentReporter()) == replace(job, overwrite=True)
 
 
-@pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize(
     ("error", "state", "exit_code", "kind"),
     [
@@ -280,7 +264,6 @@ def test_every_end_is_recorded(
     assert (record.error or {}).get("type") == kind
 
 
-@pytest.mark.usefixtures("signals")
 def test_a_signal_while_the_job_runs_interrupts_it_once(
     queue: JobQueue, problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,7 +283,6 @@ def test_a_signal_while_the_job_runs_interrupts_it_once(
     assert seen == ["cleaned up"]
 
 
-@pytest.mark.usefixtures("signals")
 def test_an_end_that_cannot_be_recorded_is_kept_for_the_next_attempt(
     queue: JobQueue, problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,7 +311,6 @@ def test_an_end_that_cannot_be_recorded_is_kept_for_the_next_attempt(
     assert runs == ["run"]
 
 
-@pytest.mark.usefixtures("signals")
 def test_a_process_without_the_lock_or_of_another_attempt_leaves_the_job_alone(
     queue: JobQueue, problem: Problem, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

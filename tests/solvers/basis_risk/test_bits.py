@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.errors import InterruptedRunError
 from dkgp.solvers import Checkpointing
 from dkgp.solvers.basis_risk import problem
-from dkgp.solvers.basis_risk.minimise import BasisRiskSolution, minimise_on_basis
+from dkgp.solvers.basis_risk.minimise import BasisDescent, BasisRiskSolution
+from dkgp.solvers.basis_risk.problem import BasisRisk
 from dkgp.solvers.basis_risk.state import BasisRiskState
 from dkgp.solvers.checkpointing import Checkpoints
 from dkgp.solvers.losses import LogisticLoss, SoftmaxLoss
+from dkgp.solvers.risk import Risk
+from dkgp.solvers.watch import Watch
 from tests.cluster.executors.test_sums import on_dask
 from tests.solvers.basis_risk.test_minimise import cross_of, inputs, targets_of
 
@@ -33,9 +37,18 @@ def same(one: BasisRiskSolution, other: BasisRiskSolution) -> None:
     assert one.passes == other.passes
 
 
-def solved(X: np.ndarray, Y: np.ndarray, loss: Any, executor: Any, **more: Any) -> BasisRiskSolution:
+def solved(
+    X: np.ndarray,
+    Y: np.ndarray,
+    loss: Any,
+    executor: Any,
+    state: BasisRiskState | None = None,
+    interrupted: Callable[[], bool] | None = None,
+    checkpoints: Checkpoints | None = None,
+) -> BasisRiskSolution:
     cross = cross_of(X, X[:30], executor)
-    found = minimise_on_basis(cross, Y, loss=loss, regularisation=0.01, tolerance=1e-6, hessian=True, **more)
+    descent = BasisDescent(BasisRisk(cross, Y, Risk(loss, 0.01)), 1e-6, hessian=True)
+    found = descent.run(state, watch=Watch(interrupted=interrupted), checkpoints=checkpoints)
     assert found.reason.converged
     return found
 

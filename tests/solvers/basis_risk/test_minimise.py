@@ -16,7 +16,7 @@ from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.inputs import ArrayInputs
 from dkgp.solvers.basis_risk import minimise
-from dkgp.solvers.basis_risk.minimise import BasisRiskSolution, minimise_on_basis
+from dkgp.solvers.basis_risk.minimise import BasisDescent, BasisRiskSolution, minimise_on_basis
 from dkgp.solvers.basis_risk.problem import BasisRisk
 from dkgp.solvers.losses import (
     HuberLoss,
@@ -26,6 +26,7 @@ from dkgp.solvers.losses import (
     SquaredHingeLoss,
     SquaredLoss,
 )
+from dkgp.solvers.risk import Risk
 from tests.solvers.basis_risk.dense import dense_minimum
 
 KERNEL = SquaredExponential((0.3, 0.3, 0.3))
@@ -88,7 +89,7 @@ def test_a_distance_is_never_less_than_it_is(rng: np.random.Generator, executor:
     cross = cross_of(X, X[:40], executor)
     z, _ = dense_minimum(features_of(cross, X), Y, LogisticLoss(), 0.1, np.ones(len(X)), False)
     for steps in range(5):
-        found = minimise_on_basis(cross, Y, loss=LogisticLoss(), regularisation=0.1, max_iterations=steps)
+        found = BasisDescent(BasisRisk(cross, Y, Risk(LogisticLoss(), 0.1)), max_iterations=steps).run()
         away = np.linalg.norm(found.whitened - z, axis=0)
         assert (found.distance >= away * (1.0 - 1e-9)).all()
         assert found.reason.rule == "iterations"
@@ -100,7 +101,7 @@ def test_whole_hessians_are_those_of_finite_differences(rng: np.random.Generator
     X = inputs(rng, 200)
     for loss in (SoftmaxLoss(), LogisticLoss()):
         Y = targets_of(loss, X, rng)
-        problem = BasisRisk(cross_of(X, X[:12], executor), Y, loss, 0.3)
+        problem = BasisRisk(cross_of(X, X[:12], executor), Y, Risk(loss, 0.3))
         theta = 0.3 * rng.standard_normal((12, 3))
         base, factor = problem.factored(theta, "blocks" if loss.coupled else "columns")
         for _ in range(3):
@@ -206,8 +207,8 @@ def test_a_start_at_the_answer_takes_no_steps(rng: np.random.Generator, executor
         np.testing.assert_allclose(near.values, first.values, atol=1e-5)
 
 
-def solved(cross: CrossKernel, Y: np.ndarray, loss: Any, **more: Any) -> BasisRiskSolution:
-    return minimise_on_basis(cross, Y, loss=loss, regularisation=0.05, tolerance=1e-7, **more)
+def solved(cross: CrossKernel, Y: np.ndarray, loss: Any, hessian: bool = False) -> BasisRiskSolution:
+    return BasisDescent(BasisRisk(cross, Y, Risk(loss, 0.05)), 1e-7, hessian=hessian).run()
 
 
 def test_a_coupled_hessian_that_is_too_large_is_done_without(
@@ -243,12 +244,12 @@ def test_bad_arguments_are_refused(rng: np.random.Generator, executor: LocalExec
     X = inputs(rng, 20)
     cross, Y = cross_of(X, X[:4], executor), np.ones((20, 1))
     for message, more in (
-        (r"`regularisation` must be positive and finite; got 0", {"regularisation": 0.0}),
+        (r"regularisation must be finite and positive; got 0", {"regularisation": 0.0}),
         (r"expected targets of shape \(20, t\)", {"targets": np.ones((19, 1))}),
         (r"needs labels of -1 and 1", {"targets": np.full((20, 1), 2.0)}),
         (r"must be finite", {"targets": np.full((20, 1), np.nan)}),
         (r"a weight for each of 20 samples", {"weights": np.ones(3)}),
-        (r"finite and not negative", {"weights": -np.ones(20)}),
+        (r"a finite number for each, none negative", {"weights": -np.ones(20)}),
         (r"positive `tolerance`", {"tolerance": 0.0}),
         (r"coefficients of shape \(4, 1\)", {"initial": np.ones((3, 1))}),
         (r"no intercept here", {"loss": SoftmaxLoss(), "targets": np.eye(2)[np.arange(20) % 2], "intercept": True}),

@@ -34,17 +34,26 @@ from dkgp.solvers.block_descent.block_size import (
     projected_round,
 )
 from dkgp.solvers.registry import SolverMemory, solver_memory
+from dkgp.solvers.watch import Watch
 from tests.solvers.problems import OverlappingExecutor, Problem, arm_problem, smooth_problem
 
 HARD = arm_problem(900)
 EASY = smooth_problem(2400, 2, noise_variance=0.5)
+STOPPING = GradientInfNorm(1e-3) | MaxPasses(100.0)
 GROWING = GreedyBlockCoordinateDescent(block_size=60, largest_block_size=240)
 
 
-def solved(problem: Problem, executor: LocalExecutor, solver: Any = GROWING, **options: Any) -> Solution:
-    source = {"coordinator_input_bytes": options.pop("coordinator_input_bytes", 2**31)}
-    options = {"stopping": GradientInfNorm(1e-3) | MaxPasses(100.0)} | options
-    return solve(problem.blocked(executor, **source), problem.y, solver=solver, **options)
+def solved(
+    problem: Problem,
+    executor: LocalExecutor,
+    solver: Any = GROWING,
+    *,
+    stopping: Any = STOPPING,
+    coordinator_input_bytes: int = 2**31,
+    **watch: Any,
+) -> Solution:
+    operator = problem.blocked(executor, coordinator_input_bytes=coordinator_input_bytes)
+    return solve(operator, problem.y, solver=solver, stopping=stopping, watch=Watch(**watch))
 
 
 def block_sizes(solution: Solution) -> list[int]:

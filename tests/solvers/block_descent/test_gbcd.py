@@ -93,23 +93,6 @@ def test_whoever_pays_for_the_best_choice_gets_one_at_a_time(options: dict[str, 
     assert GreedySelection().steps(100) == [5] * 20
 
 
-@pytest.mark.parametrize("precision", ["mixed", "double"])
-@pytest.mark.parametrize("targets", [1, 3])
-@pytest.mark.parametrize("memory", [0, 5])
-def test_agrees_with_cholesky(executor, memory: int, targets: int, precision: str) -> None:
-    y = PROBLEM.y[:, :targets]
-    solver = GreedyBlockCoordinateDescent(block_size=40, memory=memory, precision=precision)
-    solution = solve(PROBLEM.blocked(executor), y, solver=solver, stopping=GradientInfNorm(1e-6))
-    assert solution.converged
-    gradient = PROBLEM.matrix @ solution.alpha - y
-    assert np.abs(gradient).max() <= 1.01e-6
-    np.testing.assert_allclose(solution.gradient, gradient, rtol=0, atol=1e-10)
-    # |alpha - alpha*| <= |g| / s2.
-    expected = PROBLEM.solution[:, :targets]
-    assert np.linalg.norm(solution.alpha - expected) <= np.linalg.norm(gradient) / PROBLEM.noise_variance
-    assert solution.progress.objective == pytest.approx(-0.5 * float(np.sum(y * expected)), rel=1e-8)
-
-
 @pytest.mark.parametrize("block_size", [1, 2, 17, 64, 80, 1000, "auto"])
 def test_any_block_size(executor, block_size) -> None:
     problem = smooth_problem(80, 2, noise_variance=0.2)
@@ -118,36 +101,6 @@ def test_any_block_size(executor, block_size) -> None:
     np.testing.assert_allclose(solution.alpha, problem.solution, rtol=0, atol=1e-3)
     assert np.abs(problem.gradient(solution.alpha)).max() <= 1.01e-5
     assert solution.solver["block_size"] == (min(block_size, 80) if block_size != "auto" else 80)
-
-
-def test_one_variable_at_a_time_from_one_sample(executor) -> None:
-    problem = smooth_problem(1, 2)
-    solution = solve(problem.blocked(executor), problem.y, solver=GreedyBlockCoordinateDescent(block_size=5))
-    np.testing.assert_allclose(solution.alpha, problem.y / (1.0 + problem.noise_variance), rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "options", [{"exhaustive": True}, {"prefitting": True}, {"exhaustive": True, "prefitting": True}]
-)
-def test_other_ways_to_choose_solve_it_too(executor, options: dict[str, bool]) -> None:
-    solver = GreedyBlockCoordinateDescent(block_size=30, selection=GreedySelection(**options))
-    solution = solve(PROBLEM.blocked(executor), PROBLEM.y, solver=solver, stopping=GradientInfNorm(1e-5))
-    np.testing.assert_allclose(solution.alpha, PROBLEM.solution, rtol=0, atol=5e-3)
-
-
-def test_each_target_is_solved_as_well_as_alone(executor) -> None:
-    # A target of another size must be neither favoured nor neglected: its rows are exact minimisers too.
-    y = PROBLEM.y * np.array([1.0, 1e-3, 100.0])
-    solver = GreedyBlockCoordinateDescent(block_size=40)
-    solution = solve(PROBLEM.blocked(executor), y, solver=solver, stopping=GradientInfNorm(1e-5))
-    assert np.abs(PROBLEM.matrix @ solution.alpha - y).max() <= 1.01e-5
-
-
-def test_target_of_zeros_stays_zero(executor) -> None:
-    y = np.column_stack([PROBLEM.y[:, 0], np.zeros(PROBLEM.n)])
-    solution = solve(PROBLEM.blocked(executor), y, solver=GreedyBlockCoordinateDescent(block_size=40))
-    np.testing.assert_array_equal(solution.alpha[:, 1], 0.0)
-    np.testing.assert_allclose(solution.alpha[:, 0], PROBLEM.solution[:, 0], rtol=0, atol=0.05)
 
 
 @pytest.mark.parametrize("selection", [GreedySelection(), CyclicSelection(), GradientSelection()])

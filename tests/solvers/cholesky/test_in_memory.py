@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from dkgp.solvers import Checkpointing, GradientInfNorm, MaxIterations, Solution
 from dkgp.solvers.cholesky import in_memory as module
 from dkgp.solvers.cholesky.blocked import factor_strips, solve_strips, strip_bounds
 from dkgp.solvers.cholesky.in_memory import Cholesky, cholesky_bytes
+from dkgp.solvers.watch import Watch
 from tests.solvers.problems import Problem, smooth_problem
 
 PROBLEM = smooth_problem(300, 3, targets=2)
@@ -27,9 +27,16 @@ def strip_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     return int(request.param)
 
 
-def solved(executor: Any, problem: Problem = PROBLEM, tolerance: float = 1e-9, **options: Any) -> Solution:
-    options = {"stopping": GradientInfNorm(tolerance)} | options
-    return solve(problem.blocked(executor), problem.y, solver=Cholesky(), **options)
+def solved(
+    executor: Any,
+    problem: Problem = PROBLEM,
+    tolerance: float = 1e-9,
+    stopping: Any = None,
+    initial: Any = None,
+    **watch: Any,
+) -> Solution:
+    rule, operator = stopping or GradientInfNorm(tolerance), problem.blocked(executor)
+    return solve(operator, problem.y, solver=Cholesky(), stopping=rule, initial=initial, watch=Watch(**watch))
 
 
 @pytest.mark.usefixtures("strip_rows")
@@ -82,23 +89,10 @@ def test_the_same_bits_on_any_number_of_threads() -> None:
     assert len(found) == 1
 
 
-def test_started_at_the_answer_it_does_nothing(executor: LocalExecutor) -> None:
-    solution = solved(executor, tolerance=1e-6, initial=PROBLEM.solution)
-    assert solution.progress.iteration == 0
-
-
 def test_a_warm_start_is_corrected(executor: LocalExecutor, rng: np.random.Generator) -> None:
     solution = solved(executor, initial=rng.standard_normal((300, 2)))
     assert solution.progress.iteration == 1
     np.testing.assert_allclose(solution.alpha, PROBLEM.solution, rtol=0, atol=1e-8)
-
-
-def test_each_target_as_if_it_were_alone(executor: LocalExecutor) -> None:
-    y = np.column_stack([PROBLEM.y[:, 0], np.zeros(300), 1e-9 * PROBLEM.y[:, 1]])
-    solution = solved(executor, replace(PROBLEM, y=y), tolerance=1e-10)
-    assert not solution.alpha[:, 1].any()
-    np.testing.assert_allclose(solution.alpha[:, 0], PROBLEM.solution[:, 0], rtol=0, atol=1e-8)
-    np.testing.assert_allclose(1e9 * solution.alpha[:, 2], PROBLEM.solution[:, 1], rtol=0, atol=1e-8)
 
 
 def test_further_rounds_refine(executor: LocalExecutor) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from dkgp.data.stores.tile_store import TileStore
 from dkgp.solvers import GradientInfNorm, Solution, TiledCholesky, solve
+from dkgp.solvers.watch import Watch
 from tests.solvers.problems import Problem, smooth_problem
 
 # Five panels, the last of 44.
@@ -36,10 +37,16 @@ class Writes:
 
 
 def solved(
-    executor: Any, solver: TiledCholesky = SOLVER, problem: Problem = PROBLEM, tolerance: float = 1e-9, **options: Any
+    executor: Any,
+    solver: TiledCholesky = SOLVER,
+    problem: Problem = PROBLEM,
+    tolerance: float = 1e-9,
+    stopping: Any = None,
+    initial: Any = None,
+    **watch: Any,
 ) -> Solution:
-    options = {"stopping": GradientInfNorm(tolerance)} | options
-    return solve(problem.blocked(executor), problem.y, solver=solver, **options)
+    rule, operator = stopping or GradientInfNorm(tolerance), problem.blocked(executor)
+    return solve(operator, problem.y, solver=solver, stopping=rule, initial=initial, watch=Watch(**watch))
 
 
 def bits(solution: Solution) -> tuple[bytes, bytes, int]:

@@ -255,14 +255,6 @@ def test_dependent_right_hand_sides_do_no_harm(executor: LocalExecutor, rng: np.
     assert not found.alpha[:, 3].any()
 
 
-def test_started_at_the_answer_it_has_nothing_to_do(executor: LocalExecutor, right: np.ndarray) -> None:
-    answer = np.linalg.solve(PROBLEM.matrix, right)
-    operator = PROBLEM.blocked(executor)
-    found = solve(operator, right, solver=ConjugateGradient(), stopping=RelativeResidual(1e-6), initial=answer)
-    assert found.progress.iteration == 0
-    np.testing.assert_array_equal(found.alpha, answer)
-
-
 def test_it_is_shown_to_who_observes(executor: LocalExecutor, right: np.ndarray) -> None:
     seen: list[tuple[int, float]] = []
     solver = ConjugateGradient(observe=lambda state: seen.append((state.iteration, float(np.abs(state.alpha).max()))))

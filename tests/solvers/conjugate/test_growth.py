@@ -13,6 +13,7 @@ from dkgp.data import CheckpointStore
 from dkgp.errors import InterruptedRunError
 from dkgp.solvers import Checkpointing, ConjugateGradient, FactorPreconditioning, GradientInfNorm, Solution, solve
 from dkgp.solvers.conjugate.growth import MOST_LEVELS, WINDOW, Growth, Price
+from dkgp.solvers.watch import Watch
 from tests.solvers.problems import arm_problem
 
 NOW, LARGER = Price(10.0, 1.0), Price(40.0, 1.1)
@@ -79,8 +80,8 @@ SOLVER = ConjugateGradient(FactorPreconditioning(16, 16, 0))
 STOPPING = GradientInfNorm(1e-4)
 
 
-def solved(executor: LocalExecutor, **options: Any) -> Solution:
-    return solve(PROBLEM.blocked(executor), PROBLEM.y, **({"solver": SOLVER, "stopping": STOPPING} | options))
+def solved(executor: LocalExecutor, solver: Any = SOLVER, stopping: Any = STOPPING, **watch: Any) -> Solution:
+    return solve(PROBLEM.blocked(executor), PROBLEM.y, solver=solver, stopping=stopping, watch=Watch(**watch))
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +127,9 @@ def test_killed_while_a_larger_factor_is_built_it_resumes_to_the_same_bits(
 
     monkeypatch.setattr(operator, "submit", dying)
     with pytest.raises(Killed):
-        solve(operator, PROBLEM.y, solver=SOLVER, stopping=STOPPING, checkpointing=Checkpointing(store, 0.0))
+        solve(
+            operator, PROBLEM.y, solver=SOLVER, stopping=STOPPING, watch=Watch(checkpointing=Checkpointing(store, 0.0))
+        )
     latest = store.load_latest()
     assert latest is not None
     assert latest.metadata["state"]["level"] == build - 1

@@ -19,6 +19,7 @@ from dkgp.errors import InterruptedRunError
 from dkgp.operators.keeping import kept_bytes_of
 from dkgp.operators.vecchia.leaves import OpenBundle
 from dkgp.solvers import Checkpointing, ConjugateGradient, FactorPreconditioning, GradientInfNorm, Solution, solve
+from dkgp.solvers.watch import Watch
 from tests.solvers.problems import arm_problem
 
 PROBLEM = arm_problem(1000)
@@ -30,11 +31,11 @@ LEAVES = 34 + 17 + 9
 FEW_BYTES, NO_BYTES = 600_000, 1_000
 
 
-def solved(threads: int = 2, tiles: int = 0, **options: Any) -> Solution:
+def solved(threads: int = 2, tiles: int = 0, **watch: Any) -> Solution:
     executor = LocalExecutor(threads, TileBudget(tiles))
     try:
         with PROBLEM.blocked(executor) as operator:
-            return solve(operator, PROBLEM.y, solver=SOLVER, stopping=GradientInfNorm(1e-5), **options)
+            return solve(operator, PROBLEM.y, solver=SOLVER, stopping=GradientInfNorm(1e-5), watch=Watch(**watch))
     finally:
         executor.close()
 

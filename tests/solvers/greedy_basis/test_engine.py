@@ -23,6 +23,7 @@ from dkgp.solvers import Checkpointing
 from dkgp.solvers.block_descent.draws import round_generator
 from dkgp.solvers.greedy_basis.engine import ROWS_STREAM, GreedyEngine, choose_greedily
 from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedyProgress, GreedySettings
+from dkgp.solvers.watch import Watch
 from tests.cluster.executors.test_sums import on_dask
 from tests.solvers.paper import dealt, without
 
@@ -344,9 +345,11 @@ def test_an_interrupted_choice_is_resumed_from_its_checkpoint(one_thread: LocalE
             problem.operator(one_thread),
             problem.y,
             settings,
-            callback=lambda progress: seen.append(progress.round),
-            checkpointing=Checkpointing(CheckpointStore(str(tmp_path)), identity={"of": "this"}, resume=resume),
-            interrupted=lambda: len(seen) >= stop,
+            watch=Watch(
+                callback=lambda progress: seen.append(progress.round),
+                checkpointing=Checkpointing(CheckpointStore(str(tmp_path)), identity={"of": "this"}, resume=resume),
+                interrupted=lambda: len(seen) >= stop,
+            ),
         )
 
     with pytest.raises(InterruptedRunError, match=r"interrupted after 4 rounds; state saved in"):
@@ -385,7 +388,9 @@ def test_what_worker_processes_keep_changes_no_bits(killed: bool, score: Any, tm
 
     def run(executor: Any, callback: Any = None) -> tuple[GreedyBasis, int]:
         with BlockedKernelOperator(Matern32(gamma=(9.0, 9.0)), 0.01, dataset, executor) as operator:
-            return choose_greedily(operator, dataset.all_targets(), settings, callback=callback), operator.entries.value
+            return choose_greedily(
+                operator, dataset.all_targets(), settings, watch=Watch(callback=callback)
+            ), operator.entries.value
 
     executor = LocalExecutor(1)
     wanted, evaluated = run(executor)

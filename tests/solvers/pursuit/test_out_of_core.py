@@ -20,6 +20,7 @@ from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.solvers import Checkpointing, KernelSystem, PursuitPath, PursuitSettings, RowSystem, pursue
 from dkgp.solvers.pursuit.kernel import INTERCEPT_SHARE
+from dkgp.solvers.watch import Watch
 from tests.cluster.executors.test_sums import on_dask
 
 
@@ -102,7 +103,7 @@ import os, signal, sys
 from dkgp.cluster import LocalExecutor
 from dkgp.data import open_dataset
 from dkgp.data.stores.checkpoint import CheckpointStore
-from dkgp.solvers import Checkpointing, PursuitSettings, RowSystem, pursue
+from dkgp.solvers import Checkpointing, PursuitSettings, RowSystem, Watch, pursue
 
 folder, candidates, at = sys.argv[1], int(sys.argv[2]) or None, int(sys.argv[3])
 dataset = open_dataset(folder + "/a.zarr")
@@ -116,9 +117,10 @@ def told(done, of):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+kept = Checkpointing(CheckpointStore(folder + "/kept"), 0.0, {"data": dataset.fingerprint})
 pursue(
     RowSystem(dataset, LocalExecutor(2), told=told), dataset.all_targets(), PursuitSettings(10, candidates=candidates),
-    checkpointing=Checkpointing(CheckpointStore(folder + "/kept"), 0.0, {"data": dataset.fingerprint}),
+    watch=Watch(checkpointing=kept),
 )
 """
 
@@ -141,8 +143,7 @@ def test_a_path_whose_process_is_killed_within_a_round_is_resumed_to_the_same_bi
         RowSystem(dataset, executor),
         targets,
         settings,
-        checkpointing=kept,
-        callback=lambda progress: rounds.append(progress.round),
+        watch=Watch(checkpointing=kept, callback=lambda progress: rounds.append(progress.round)),
     )
     assert rounds[0] > 3, "nothing was kept of the rounds before"
     same(resumed, whole)
@@ -219,21 +220,30 @@ def test_an_interrupted_path_is_resumed_to_the_same_bits(
         return len(rounds) > 3
 
     with pytest.raises(InterruptedRunError):
-        pursue(RowSystem(source, executor), y, settings, checkpointing=checkpointing(False), interrupted=tired)
+        pursue(
+            RowSystem(source, executor), y, settings, watch=Watch(checkpointing=checkpointing(False), interrupted=tired)
+        )
     system = RowSystem(source, executor)
-    resumed = pursue(system, y, settings, checkpointing=checkpointing(True))
+    resumed = pursue(system, y, settings, watch=Watch(checkpointing=checkpointing(True)))
     same(resumed, whole)
     assert resumed.misfits == whole.misfits
     assert [record.size for record in resumed.history] == [record.size for record in whole.history]
     assert len(resumed.history) > 3
     # Once more at its end: nothing is left to do but X'y.
     system = RowSystem(source, executor)
-    same(pursue(system, y, settings, checkpointing=checkpointing(True)), whole)
+    same(pursue(system, y, settings, watch=Watch(checkpointing=checkpointing(True))), whole)
     assert system.passes <= 1
     with pytest.raises(CheckpointError, match="another run"):
-        pursue(RowSystem(source, executor), y, PursuitSettings(12, seed=5, **more), checkpointing=checkpointing(True))
+        pursue(
+            RowSystem(source, executor),
+            y,
+            PursuitSettings(12, seed=5, **more),
+            watch=Watch(checkpointing=checkpointing(True)),
+        )
     with pytest.raises(CheckpointError, match="12 regressors"):
-        pursue(RowSystem(source, executor), y, PursuitSettings(4, **more), checkpointing=checkpointing(True))
+        pursue(
+            RowSystem(source, executor), y, PursuitSettings(4, **more), watch=Watch(checkpointing=checkpointing(True))
+        )
 
 
 class KernelProblem:

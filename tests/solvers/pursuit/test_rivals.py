@@ -12,7 +12,7 @@ from dkgp.errors import InputError
 from dkgp.operators import ArrayInputs
 from dkgp.solvers import PursuitSettings, RowSystem, pursue
 from dkgp.solvers.pursuit.homotopy import HomotopyPath, homotopy
-from dkgp.solvers.pursuit.rivals import debiased, forward_stagewise, matching_pursuit
+from dkgp.solvers.pursuit.rivals import debiased, matching_pursuit
 
 
 def problem(rng: np.random.Generator, n: int = 50, d: int = 12) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -35,7 +35,7 @@ def test_stagewise_is_the_loop_of_algorithm_1(shrinkage: float, rng: np.random.G
         w[j] += shrinkage * (X[:, j] @ r) / (X[:, j] @ X[:, j])
         r = y - X @ w
     solutions.append(w)
-    path = forward_stagewise(A, X.T @ y, shrinkage=shrinkage, iterations=400)
+    path = matching_pursuit(A, X.T @ y, shrinkage=shrinkage, iterations=400)
     assert path.order.tolist() == order
     for k, expected in enumerate(solutions, 1):
         np.testing.assert_allclose(path.solution(k, 12), expected, rtol=1e-9, atol=1e-10)
@@ -165,7 +165,7 @@ def test_a_path_ends_where_it_is_told_to(rng: np.random.Generator) -> None:
     with pytest.raises(InputError, match="one right-hand side"):
         homotopy(A, np.ones((12, 2)))
     with pytest.raises(InputError, match="`shrinkage`"):
-        forward_stagewise(A, X.T @ y, shrinkage=0.0)
+        matching_pursuit(A, X.T @ y, shrinkage=0.0)
 
 
 def test_paths_of_rows_need_no_gram(rng: np.random.Generator) -> None:

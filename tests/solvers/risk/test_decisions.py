@@ -11,7 +11,7 @@ import pytest
 
 from dkgp.operators.low_rank.pivots import samples_drawn_from
 from dkgp.solvers.losses import LogisticLoss
-from dkgp.solvers.risk import descent, method, risk_memory
+from dkgp.solvers.risk import RiskNewton, method, risk_memory
 from dkgp.solvers.risk.auto import USUAL_GAP, WINDOW, AutoState, RiskAuto
 from dkgp.solvers.risk.descent import RiskConjugateGradient, RiskParameterConjugateGradient
 from dkgp.solvers.risk.preconditioner import LARGEST_RANK, affordable_rank
@@ -83,8 +83,7 @@ def test_a_step_of_no_length_in_float32_asks_for_float64(
     kind: Any, length: float, after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operator, steps = PROBLEM.dense(), np.full(1, length)
-    for module in (descent, method):
-        monkeypatch.setattr(module, "line_minima", lambda *_: steps)
+    monkeypatch.setattr(method, "line_minima", lambda *_: steps)
     solver = kind(RISK, "mixed")
     state = solver.start(operator, LABELS)
     assert state.precision == "single"
@@ -93,17 +92,33 @@ def test_a_step_of_no_length_in_float32_asks_for_float64(
     np.testing.assert_allclose(state.alpha, length * state.direction)
 
 
+@pytest.mark.parametrize("kind", [RiskConjugateGradient, RiskNewton])
 def test_in_float64_a_step_of_no_length_ends_at_the_minimum_along_the_gradient(
-    monkeypatch: pytest.MonkeyPatch,
+    kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What K g has no digits of is taken off alpha: alpha = -l' / lambda, as at the minimum."""
     operator = PROBLEM.dense()
-    solver = RiskConjugateGradient(RISK, "double")
+    solver = kind(RISK, "double").resolved(40, 2)
     state = solver.start(operator, LABELS)
-    gradient = state.gradient.copy()
-    monkeypatch.setattr(descent, "line_minima", lambda *_: np.zeros(1))
-    solver.advance(operator, state)
+    gradient, state.until = state.gradient.copy(), 0  # Newton's first step, without descents before it
+    monkeypatch.setattr(method, "line_minima", lambda *_: np.zeros(1))
+    while not state.alpha.any():
+        solver.advance(operator, state)
     np.testing.assert_allclose(state.alpha, -gradient / RISK.regularisation)
+
+
+@pytest.mark.parametrize(("share", "settles"), [(1e-14, True), (1e-12, False)])
+def test_where_the_image_of_the_gradient_vanishes_alpha_settles(
+    share: float, settles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the search along the line comes to."""
+    state = RiskConjugateGradient(RISK, "double").start(PROBLEM.dense(), LABELS)
+    gradient, line = state.gradient.copy(), (np.ones((40, 1)), np.full((40, 1), 2.0))
+    monkeypatch.setattr(method, "line_minima", lambda *_: np.full(1, 0.25))
+    taken = method.descend_or_settle(state, line, share * gradient, (-3.0 * gradient, gradient), 0.5)
+    np.testing.assert_allclose(state.alpha, -1.5 * gradient if settles else np.full((40, 1), 0.25))
+    np.testing.assert_array_equal(taken[0], -3.0 * gradient if settles else line[0])
+    np.testing.assert_allclose(state.values, 0.5 * gradient if settles else np.full((40, 1), 0.5))
 
 
 def test_doubt_doubles_where_float64_did_not_confirm() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from dkgp.cluster import LocalExecutor
 from dkgp.data.stores.checkpoint import CheckpointStore
-from dkgp.errors import InputError, InterruptedRunError
+from dkgp.errors import CheckpointError, InputError, InterruptedRunError
 from dkgp.kernels import SquaredExponential
 from dkgp.operators import (
     ArrayInputs,
@@ -40,17 +40,23 @@ from dkgp.solvers.risk import (
     RiskMajorisation,
     RiskNewton,
     RiskSolution,
-    minimise_risk,
     risk_memory,
 )
 from tests.solvers.problems import smooth_problem
+from tests.solvers.risk.running import minimised_by
 
 PROBLEM = smooth_problem(240, 2, gamma=2.0)
 LABELS = np.where(PROBLEM.y[:, 0] > 0.1, 1.0, -1.0)
 ONE_HOT = np.eye(3)[np.digitize(PROBLEM.y[:, 0], [-0.3, 0.4])]
 WEIGHTS = 0.5 + np.arange(240) % 3
 FAST = ("kcg", "newton", "majorisation", "auto")
-QUICK = [("kcg", "mixed", LogisticLoss()), ("newton", "mixed", SoftmaxLoss()), ("auto", "double", LogisticLoss())]
+QUICK = [
+    ("kcg", "mixed", LogisticLoss()),
+    ("newton", "mixed", SoftmaxLoss()),
+    ("gradient", "double", LogisticLoss()),
+    ("paramcg", "mixed", SoftmaxLoss()),
+    ("auto", "double", LogisticLoss()),
+]
 slow = pytest.mark.slow
 every_method = pytest.mark.parametrize(
     "method", ["kcg", "newton", pytest.param("majorisation", marks=pytest.mark.slow), "auto"]
@@ -58,7 +64,7 @@ every_method = pytest.mark.parametrize(
 
 
 def minimised(executor: LocalExecutor, targets: np.ndarray, loss: Any, **options: Any) -> RiskSolution:
-    return minimise_risk(PROBLEM.blocked(executor), targets, loss=loss, **({"regularisation": 0.05} | options))
+    return minimised_by(PROBLEM.blocked(executor), targets, loss=loss, **({"regularisation": 0.05} | options))
 
 
 class Counter:
@@ -104,8 +110,8 @@ def test_methods_meet_one_risk(loss: Any, executor: LocalExecutor) -> None:
 @pytest.mark.parametrize(
     ("method", "precision", "loss"),
     [
-        pytest.param(method, precision, loss, marks=() if (method, precision, loss) in QUICK else pytest.mark.slow)
-        for method in FAST
+        pytest.param(method, precision, loss, marks=() if (method, precision, loss) in QUICK else slow)
+        for method in (*RISK_METHODS, "auto")
         for precision in ("mixed", "double")
         for loss in (LogisticLoss(), SoftmaxLoss())
     ],
@@ -114,13 +120,15 @@ def test_stopped_after_any_round_it_ends_in_the_same_bits(
     method: str, precision: str, loss: Any, executor: LocalExecutor, tmp_path: Path
 ) -> None:
     targets = ONE_HOT if loss.coupled else LABELS
-    options = {"method": method, "precision": precision, "weights": WEIGHTS, "gap": 1e-6}
+    options = {"method": method, "precision": precision, "weights": WEIGHTS}
+    options |= {"regularisation": 0.05, "gap": 1e-6} if method in FAST else {"regularisation": 1.0, "gap": 1e-2}
     whole = minimised(executor, targets, loss, **options)
     assert whole.solution.converged
     rounds = whole.solution.progress.iteration
-    for stop in range(1, rounds, 1 + rounds // 7):
+    for stop in range(1, rounds, 1 + rounds // (7 if method in FAST else 3)):
         store, counter = CheckpointStore(tmp_path / f"checkpoints-{stop}"), Counter(stop)
-        with pytest.raises(InterruptedRunError):
+        again = Checkpointing(store, 1e9, {"data": "a"}, resume=True)
+        with pytest.raises(InterruptedRunError, match="state saved in"):
             minimised(
                 executor,
                 targets,
@@ -130,12 +138,15 @@ def test_stopped_after_any_round_it_ends_in_the_same_bits(
                 interrupted=counter.reached,
                 checkpointing=Checkpointing(store, 1e9, {"data": "a"}),
             )
-        resumed = minimised(
-            executor, targets, loss, **options, checkpointing=Checkpointing(store, 1e9, {"data": "a"}, resume=True)
-        )
+        resumed = minimised(executor, targets, loss, **options, checkpointing=again)
         assert bits(resumed) == bits(whole)
         assert resumed.chosen == whole.chosen
         assert len(resumed.solution.history) == len(whole.solution.history)
+    again = Checkpointing(store, 1e9, {"data": "a"}, resume=True)
+    with pytest.raises(
+        CheckpointError, match="its solver is .*'regularisation'.*; this run's is .*'regularisation': 0.2"
+    ):
+        minimised(executor, targets, loss, **(options | {"regularisation": 0.2}), checkpointing=again)
 
 
 @pytest.mark.parametrize("method", ["newton", *(pytest.param(each, marks=slow) for each in FAST if each != "newton")])
@@ -145,7 +156,7 @@ def test_threads_change_no_bits(method: str) -> None:
     for threads in (1, 2, 5):
         executor = LocalExecutor(threads)
         with BlockedKernelOperator(PROBLEM.kernel, 1.0, ArrayInputs(X), executor) as operator:
-            solution = minimise_risk(operator, labels, loss=LogisticLoss(), regularisation=0.1, method=method)
+            solution = minimised_by(operator, labels, loss=LogisticLoss(), regularisation=0.1, method=method)
         executor.close()
         assert solution.solution.converged
         found.add(bits(solution))
@@ -192,9 +203,7 @@ def test_auto_takes_newton_where_conjugate_gradients_would_take_long(executor: L
     assert hard.chosen["projected_products"] > hard.chosen["most_products"]
     assert 1.5 * hard.solution.progress.column_passes < plain.solution.progress.column_passes
     # Without rounds there is no preconditioner, and nothing to take over.
-    dense = minimise_risk(
-        PROBLEM.dense(), LABELS, loss=LogisticLoss(), regularisation=1e-3, gap=1e-6, max_iterations=50
-    )
+    dense = minimised_by(PROBLEM.dense(), LABELS, loss=LogisticLoss(), regularisation=1e-3, gap=1e-6, max_iterations=50)
     assert dense.method == "kcg"
 
 
@@ -251,8 +260,14 @@ def test_separable_with_hardly_any_penalty(method: str, loss: Any, executor: Loc
     operator = BlockedKernelOperator(SquaredExponential((1.0,)), 1.0, ArrayInputs(inputs), executor)
     seen: list[Progress] = []
     with np.errstate(over="raise", divide="raise", invalid="raise"):
-        found = minimise_risk(
-            operator, targets, loss=loss, regularisation=1e-9, method=method, max_iterations=60, callback=seen.append
+        found = minimised_by(
+            operator,
+            targets,
+            loss=loss,
+            regularisation=1e-9,
+            method=method,
+            max_iterations=60,
+            callback=seen.append,
         )
     assert np.isfinite(found.solution.alpha).all()
     assert found.risk[0] <= 1e-3 * seen[0].objective or found.risk[0] < 1e-4
@@ -278,7 +293,7 @@ def test_samples_that_are_alike(method: str, precision: str, inputs: str, execut
     labels = np.where(np.arange(len(X[inputs])) % 2 == 0, 1.0, -1.0)
     labels[: len(labels) // 4] = 1.0
     operator = BlockedKernelOperator(SquaredExponential((0.3,)), 1.0, ArrayInputs(X[inputs]), executor)
-    found = minimise_risk(
+    found = minimised_by(
         operator, labels, loss=LogisticLoss(), regularisation=0.5, method=method, precision=precision, gap=1e-9
     )
     assert found.solution.converged
@@ -307,9 +322,9 @@ def test_bounds_allow_for_the_errors_of_tree_sums(method: str, error: float, exe
     labels = np.where(np.sin(X).sum(axis=1) + 0.3 * rng.standard_normal(700) > 0.0, 1.0, -1.0)
     K, options = kernel(X, X), {"loss": LogisticLoss(), "regularisation": 1.0}
     with BlockedKernelOperator(kernel, 1.0, ArrayInputs(X), executor) as exact:
-        least = minimise_risk(exact, labels, **options, gap=1e-11, precision="double")
+        least = minimised_by(exact, labels, **options, gap=1e-11, precision="double")
     with TreeKernelOperator(kernel, 1.0, ArrayInputs(X), executor, error=error) as tree:
-        found = minimise_risk(tree, labels, **options, gap=1e-4, method=method, max_iterations=300)
+        found = minimised_by(tree, labels, **options, gap=1e-4, method=method, max_iterations=300)
     alpha = found.solution.alpha
     off = [np.abs(found.values - K @ alpha).max(), np.abs(found.gradient_image - K @ found.gradient).max()]
     assert max(off) > 1e-12  # something was pruned
@@ -339,10 +354,10 @@ class RoughOperator(DenseKernelOperator):
 def test_bounds_allow_for_products_that_are_off(method: str, rough: float, loss: Any, executor: LocalExecutor) -> None:
     targets = ONE_HOT if loss.coupled else LABELS[:, None]
     options: dict[str, Any] = {"loss": loss, "regularisation": 1.0, "weights": WEIGHTS}
-    least = minimise_risk(PROBLEM.blocked(executor), targets, **options, gap=1e-11, precision="double")
+    least = minimised_by(PROBLEM.blocked(executor), targets, **options, gap=1e-11, precision="double")
     operator = RoughOperator(PROBLEM.kernel, 1.0, PROBLEM.X)
     operator.rough = rough
-    found = minimise_risk(operator, targets, **options, gap=1e-4, method=method, max_iterations=400)
+    found = minimised_by(operator, targets, **options, gap=1e-4, method=method, max_iterations=400)
     K, alpha = PROBLEM.matrix - PROBLEM.noise_variance * np.eye(240), found.solution.alpha
     assert found.product_error == rough
     true = Risk(loss, 1.0, WEIGHTS).value(targets, alpha, K @ alpha)

@@ -15,9 +15,12 @@ import pytest
 import scipy.optimize
 
 from dkgp.operators.base import FloatArray
+from dkgp.solvers import Cholesky, MaxIterations
 from dkgp.solvers.losses import LogisticLoss, SquaredHingeLoss, SquaredLoss
-from dkgp.solvers.risk import RiskSolution, minimise_risk
+from dkgp.solvers.risk import Risk, RiskSolution, minimise_by
+from dkgp.solvers.risk.majorisation import RiskMajorisation
 from tests.solvers.problems import smooth_problem
+from tests.solvers.risk.running import minimised_by
 
 # Roundings grow with the condition number on parameter CG's way: one of a few dozens lets it be followed for long.
 PROBLEM = smooth_problem(60, 2, gamma=40.0)
@@ -127,9 +130,63 @@ def as_printed(written: Written, penalty: float, kernel: bool, iterations: int, 
     return path
 
 
+def majorised(written: Written, curvature: float, penalty: float, steps: int) -> list[FloatArray]:
+    """Coefficients after 0, 1, ... steps of majorisation: least squares solved exactly, steps conjugate to the last.
+
+    Nonlinear conjugate gradients of Polak and Ribiere, whose preconditioned gradient z is the way from alpha to the
+    least squares' solution, turned round: beta = max(z' K (g - g_before) / (z_before' K g_before), 0).
+    """
+    shifted = K + penalty / curvature * np.eye(len(K))
+    alpha, before = np.zeros(len(K)), None
+    path, way = [alpha], np.zeros(len(K))
+    for _ in range(steps):
+        f = K @ alpha
+        g = written.slope(f) + penalty * alpha
+        z = alpha - np.linalg.solve(shifted, f - written.slope(f) / curvature)
+        beta = 0.0 if before is None else max(z @ K @ (g - before[0]) / (before[1] @ K @ before[0]), 0.0)
+        way = beta * way - z
+        if g @ K @ way >= 0.0:
+            way = -z
+
+        def along(step: float, start: FloatArray = alpha, way: FloatArray = way) -> float:
+            at = start + step * way
+            return float((K @ way) @ (written.slope(K @ at) + penalty * at))
+
+        high = 1.0
+        while along(high) < 0.0:
+            high *= 2.0
+        alpha = alpha + scipy.optimize.brentq(along, 0.0, high, xtol=1e-300, rtol=4.0 * np.finfo(float).eps) * way
+        before = (g, z)
+        path.append(alpha)
+    return path
+
+
+@pytest.mark.parametrize("penalty", [0.1, 0.01])
+def test_every_step_of_majorisation_is_conjugate_to_the_last(penalty: float) -> None:
+    written, count = LOSSES["logit"], 8
+    path = majorised(written, written.loss.curvature_bound, penalty, count)
+    method = RiskMajorisation(Risk(written.loss, penalty), "double", Cholesky())
+    rounds = 0
+    for k in range(1, count + 1):
+        # A step may take several rounds of its solve, which ends with a look at what remains.
+        while True:
+            rounds += 1
+            found = minimise_by(PROBLEM.dense(), LABELS, method, stopping=MaxIterations(rounds))
+            alpha = found.solution.alpha[:, 0]
+            if not np.array_equal(alpha, path[k - 1]) and np.abs(alpha - path[k]).max() <= 1e-6 * np.abs(path[k]).max():
+                break
+            assert rounds <= 3 * k, f"step {k} of majorisation is not what is written down"
+
+
 def minimised(written: Written, penalty: float, method: str, **options: Any) -> RiskSolution:
-    return minimise_risk(
-        PROBLEM.dense(), LABELS, loss=written.loss, regularisation=penalty, method=method, precision="double", **options
+    return minimised_by(
+        PROBLEM.dense(),
+        LABELS,
+        loss=written.loss,
+        regularisation=penalty,
+        method=method,
+        precision="double",
+        **options,
     )
 
 

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 import dkgp
 from dkgp.data import memory_dataset
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.hyperparameters import tune_labels
+from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
+from dkgp.models.classification.labelled import LabelledData
 from dkgp_benchmarks.classify.trial import Classifier, Trial
-
-__all__ = ["SETTINGS", "Probable"]
 
 FloatArray = NDArray[np.float64]
 
@@ -72,24 +71,25 @@ class Probable:
     def tune(self, trial: Trial) -> dict[str, Any]:
         """Find the kernel by Laplace's evidence of a subset, a length scale for each feature unless told otherwise."""
         dataset = memory_dataset(trial.inputs, trial.codes, classes=trial.labels.classes)
-        found = tune_labels(
-            dataset,
-            trial.labels,
-            subset=self.settings.get("subset", SUBSET),
-            seed=trial.seed,
-            isotropic=self.settings.get("isotropic", False),
-            likelihood="logit",
+        hyper = tune_labels(
+            LabelledData(dataset, trial.labels),
+            LabelTuning(
+                self.settings.get("subset", SUBSET),
+                trial.seed,
+                isotropic=self.settings.get("isotropic", False),
+                likelihood="logit",
+            ),
         )
-        return {"hyperparameters": found.to_json()}
+        return {"hyperparameters": hyper.to_json()}
 
-    def fit(self, trial: Trial, found: dict[str, Any]) -> Classifier:
+    def fit(self, trial: Trial, tuning: dict[str, Any]) -> Classifier:
         """Train with that kernel."""
-        given = {name: self.settings[name] for name in ("solver", "tol", "max_passes") if name in self.settings}
+        options = {name: self.settings[name] for name in ("solver", "tol", "max_passes") if name in self.settings}
         size = self.settings.get("basis")
         if size is not None:
-            given |= {"n_basis": min(size, trial.n)}
-            given |= {"basis": self.settings["chosen"]} if "chosen" in self.settings else {}
+            options |= {"n_basis": min(size, trial.n)}
+            options |= {"basis": self.settings["chosen"]} if "chosen" in self.settings else {}
         estimator: Any = dkgp.KernelLogisticClassifier if self.form == "logistic" else dkgp.GPClassifier
-        kernel = Hyperparameters.from_json(found["hyperparameters"])
-        model = estimator(kernel=kernel, random_state=trial.seed, **given).fit(trial.inputs, trial.codes)
+        kernel = Hyperparameters.from_json(tuning["hyperparameters"])
+        model = estimator(kernel=kernel, random_state=trial.seed, **options).fit(trial.inputs, trial.codes)
         return _Trained(model, model.n_basis_)

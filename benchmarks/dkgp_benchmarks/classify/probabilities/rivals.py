@@ -16,16 +16,6 @@ from numpy.typing import NDArray
 from dkgp_benchmarks.classify.rivals import CACHE_MIB, LIGHTGBM, SupportVectors
 from dkgp_benchmarks.classify.trial import Classifier, Trial, median_gamma
 
-__all__ = [
-    "PROCESS_SETTINGS",
-    "SVM_SETTINGS",
-    "CalibratedVectors",
-    "DenseProcess",
-    "HistogramTrees",
-    "LightTrees",
-    "require_light",
-]
-
 FloatArray = NDArray[np.float64]
 
 # scikit-learn's Gaussian process classifier: n^2 memory, and a few dozen times n^3 for its hyperparameters.
@@ -66,13 +56,13 @@ class CalibratedVectors:
         """Nothing, or the SVM's own search."""
         return SupportVectors().tune(trial) if self.settings.get("tuned") else {}
 
-    def fit(self, trial: Trial, found: dict[str, Any]) -> Classifier:
+    def fit(self, trial: Trial, tuning: dict[str, Any]) -> Classifier:
         """Train five machines on parts, whose decisions calibrate a sixth on all samples."""
         from sklearn.calibration import CalibratedClassifierCV
         from sklearn.svm import SVC
 
-        given = {"C": found["cost"], "gamma": found["gamma"]} if found else {}
-        model = CalibratedClassifierCV(SVC(cache_size=CACHE_MIB, **given), ensemble=False)
+        options = {"C": tuning["cost"], "gamma": tuning["gamma"]} if tuning else {}
+        model = CalibratedClassifierCV(SVC(cache_size=CACHE_MIB, **options), ensemble=False)
         model.fit(trial.inputs, trial.codes)
         machine = model.calibrated_classifiers_[0].estimator
         return _Fitted(model, int(machine.n_support_.sum()))
@@ -85,7 +75,7 @@ class HistogramTrees:
         """Nothing."""
         return {}
 
-    def fit(self, trial: Trial, found: dict[str, Any]) -> Classifier:
+    def fit(self, trial: Trial, tuning: dict[str, Any]) -> Classifier:
         """Train on all samples; it keeps some to stop by where there are many."""
         from sklearn.ensemble import HistGradientBoostingClassifier
 
@@ -99,7 +89,7 @@ class LightTrees:
         """Nothing."""
         return {}
 
-    def fit(self, trial: Trial, found: dict[str, Any]) -> Classifier:
+    def fit(self, trial: Trial, tuning: dict[str, Any]) -> Classifier:
         """Train on all samples."""
         library = require_light()
         return _Fitted(library.LGBMClassifier(random_state=trial.seed, verbose=-1).fit(trial.inputs, trial.codes))
@@ -118,7 +108,7 @@ class DenseProcess:
         """Nothing: its fit searches."""
         return {}
 
-    def fit(self, trial: Trial, found: dict[str, Any]) -> Classifier:
+    def fit(self, trial: Trial, tuning: dict[str, Any]) -> Classifier:
         """Train on a random subset where there are more samples than it may have."""
         from sklearn.gaussian_process import GaussianProcessClassifier
         from sklearn.gaussian_process.kernels import RBF, ConstantKernel

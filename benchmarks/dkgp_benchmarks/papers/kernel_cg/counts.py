@@ -25,8 +25,6 @@ from dkgp_benchmarks.risk.job import compared
 from dkgp_benchmarks.risk.problems import read_problem
 from dkgp_benchmarks.risk.runs import LOSSES, RiskWithin, iterations_to, minimise
 
-__all__ = ["GAP", "MEAN_FACTOR", "PROBLEM_NAMES", "count_row", "counted_problems", "counts_section"]
-
 # The paper's only number.
 MEAN_FACTOR = 54.0
 # Smola and Bartlett's criterion, and how near the least risk "the same performance" is.
@@ -57,8 +55,8 @@ COLUMNS = (
 
 def counted_problems(folder: Path | None) -> tuple[str, ...]:
     """Problems that are here, else the generated ones."""
-    here = [name for name in PROBLEM_NAMES if folder is not None and (folder / f"{PROBLEMS[name].file}.npz").is_file()]
-    return tuple(here) or GENERATED
+    names = [name for name in PROBLEM_NAMES if folder is not None and (folder / f"{PROBLEMS[name].file}.npz").is_file()]
+    return tuple(names) or GENERATED
 
 
 def count_row(
@@ -83,7 +81,7 @@ def count_row(
         Where a run is cut off.
     """
     read = read_problem(name, folder, n, seed)
-    problem, regularisation, left = held_out(read, LOSSES[loss], seed)
+    problem, regularisation, held_out_loss = held_out(read, LOSSES[loss], seed)
     operator = DenseKernelOperator(problem.found, 1.0, problem.inputs, compiled=True)
     given = operator, problem.targets, LOSSES[loss], regularisation
     limits: dict[str, Any] = {"max_iterations": max_iterations, "max_seconds": max_seconds}
@@ -96,7 +94,7 @@ def count_row(
     )  # fmt: skip
     row: dict[str, Any] = {"problem": name, "loss": loss, "n": problem.n, "regularisation": regularisation}
     # The paper's kernel, which is a squared exponential.
-    row |= {"gamma": float(problem.found.feature_gamma[0]), "held_out_loss": left}  # type: ignore[attr-defined]
+    row |= {"gamma": float(problem.found.feature_gamma[0]), "held_out_loss": held_out_loss}  # type: ignore[attr-defined]
     row |= compared(*(iterations_to(run, run.gap <= GAP) for run in (near, far)), cut_off=far.iterations)
     same = (iterations_to(run, run.risk <= least * (1.0 + SHARE)) for run in (near, far))
     row |= {f"same_{key}": value for key, value in compared(*same, cut_off=far.iterations).items()}

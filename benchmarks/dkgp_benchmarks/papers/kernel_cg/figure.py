@@ -25,8 +25,6 @@ from dkgp.solvers import GradientInfNorm, MaxIterations, MaxPasses, MaxSeconds, 
 from dkgp_benchmarks.papers.runs import Contender, SolverRun, Workbench
 from dkgp_benchmarks.papers.tables import said, section, thinned
 
-__all__ = ["RiskDistance", "kernel_cg_figure"]
-
 FloatArray = NDArray[np.float64]
 
 LABELS = {
@@ -146,7 +144,7 @@ def _run_all(
     near: StoppingRule = RiskDistance(minimum, operator.noise_variance, DISTANCES[-1])
     runs: dict[str, SolverRun] = {}
     for key, label in LABELS.items():
-        asked = options.changed(solver=key, precision="double")
+        solver_options = options.changed(solver=key, precision="double")
         # Parameter CG might never get that far; it need not, to be compared by the risk.
         rule = near if key == "paramcg" else near & GradientInfNorm(options.tolerance)
         if options.max_passes is not None:
@@ -154,7 +152,7 @@ def _run_all(
         if options.max_seconds is not None:
             rule |= MaxSeconds(options.max_seconds)
         rule |= MaxIterations(ITERATIONS_PER_SAMPLE * operator.n + 1000)
-        run = bench.solve(Contender(key, label, asked), stopping=rule, operator=operator)
+        run = bench.solve(Contender(key, label, solver_options), stopping=rule, operator=operator)
         rmse = None if run.alpha is None else bench.rmse(bench.mean(run.alpha))
         runs[key] = replace(run, rmse=rmse)
     return runs
@@ -199,8 +197,8 @@ def _distances(run: SolverRun, noise: float, minimum: float) -> tuple[FloatArray
 
 def _curve(run: SolverRun, noise: float, minimum: float) -> dict[str, Any]:
     upper, lower = _distances(run, noise, minimum)
-    kept = thinned(len(upper), MOST_POINTS)
-    return {"label": run.contender.label, "iteration": kept + 1, "upper": upper[kept], "lower": lower[kept]}
+    rows = thinned(len(upper), MOST_POINTS)
+    return {"label": run.contender.label, "iteration": rows + 1, "upper": upper[rows], "lower": lower[rows]}
 
 
 def _condition(operator: DenseKernelOperator) -> float:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from dkgp.operators import DenseKernelOperator
+from dkgp.solvers import DualityGap, MaxIterations
 from dkgp.solvers.losses import Loss
-from dkgp.solvers.risk import minimise_risk
+from dkgp.solvers.risk import Risk, method_for, minimise_by
 from dkgp_benchmarks.classify.trial import median_gamma
 from dkgp_benchmarks.risk.problems import RiskProblem
-
-__all__ = ["GAMMA_STEPS", "LAMBDAS", "held_out"]
 
 # Of log gamma about the median distance's, and of lambda.
 GAMMA_STEPS, LAMBDAS = (-2.0, -1.0, 0.0, 1.0, 2.0), (0.01, 0.1, 1.0, 10.0)
@@ -30,8 +29,8 @@ def held_out(problem: RiskProblem, loss: Loss, seed: int) -> tuple[RiskProblem, 
         With its kernel; lambda; and the mean loss that was left.
     """
     rows = np.random.default_rng([seed, 31]).permutation(problem.n)[:SAMPLES]
-    held = max(1, round(HELD_SHARE * len(rows)))
-    out, kept = rows[:held], rows[held:]
+    test_size = max(1, round(HELD_SHARE * len(rows)))
+    out, train = rows[:test_size], rows[test_size:]
     gammas: list[float | None] = [None]
     if problem.kernel is None:
         start = median_gamma(problem.inputs[rows], seed)
@@ -39,15 +38,14 @@ def held_out(problem: RiskProblem, loss: Loss, seed: int) -> tuple[RiskProblem, 
     best: tuple[float, RiskProblem, float] | None = None
     for gamma in gammas:
         tried = problem if gamma is None else problem.with_gamma(gamma)
-        operator = DenseKernelOperator(tried.found, 1.0, problem.inputs[kept], compiled=True)
-        across = tried.columns(problem.inputs[out], problem.inputs[kept])
+        operator = DenseKernelOperator(tried.found, 1.0, problem.inputs[train], compiled=True)
+        across = tried.columns(problem.inputs[out], problem.inputs[train])
         for regularisation in sorted(LAMBDAS, reverse=True):
-            found = minimise_risk(
-                operator, problem.targets[kept], loss=loss, regularisation=regularisation,
-                method="kcg", gap=GAP, max_iterations=ITERATIONS, precision="double",
-            )  # fmt: skip
-            left = float(np.mean(loss.value(problem.targets[out], across @ found.solution.alpha)))
-            if best is None or left < best[0]:
-                best = left, tried, regularisation
+            method = method_for(Risk(loss, regularisation), "kcg", "double")
+            stopping = DualityGap(GAP) | MaxIterations(ITERATIONS)
+            found = minimise_by(operator, problem.targets[train], method, stopping=stopping)
+            test_loss = float(np.mean(loss.value(problem.targets[out], across @ found.solution.alpha)))
+            if best is None or test_loss < best[0]:
+                best = test_loss, tried, regularisation
     assert best is not None
     return best[1], best[2], best[0]

@@ -23,8 +23,6 @@ from dkgp_benchmarks.risk.job import compared
 from dkgp_benchmarks.risk.problems import RiskProblem
 from dkgp_benchmarks.risk.runs import LABELS, LOSSES, RiskRun, RiskWithin, iterations_to, minimise
 
-__all__ = ["LOSS_NAMES", "loss_figure"]
-
 FloatArray = NDArray[np.float64]
 
 LOSS_NAMES = {"klr": "kernel logistic regression", "rls": "regularised least squares"}
@@ -70,14 +68,14 @@ def loss_figure(
     """
     operator = DenseKernelOperator(problem.found, 1.0, problem.inputs, compiled=True)
     limits: dict[str, Any] = {"max_iterations": max_iterations, "max_seconds": max_seconds}
-    said = f"{problem.name}, {LOSS_NAMES[loss]}, lambda = {regularisation:g}"
+    title = f"{problem.name}, {LOSS_NAMES[loss]}, lambda = {regularisation:g}"
     targets = problem.targets
     start = float(np.sum(LOSSES[loss].value(targets, np.zeros_like(targets))))
 
     def run(method: str, gap: float, rule: StoppingRule | None = None) -> RiskRun:
         return minimise(
             operator, targets, LOSSES[loss], regularisation, method, reporter,
-            gap=gap, stopping=rule, label=f"{said}: {LABELS[method]}", **limits,
+            gap=gap, stopping=rule, label=f"{title}: {LABELS[method]}", **limits,
         )  # fmt: skip
 
     runs = {"kcg": run("kcg", REFERENCE_GAP)}
@@ -96,7 +94,7 @@ def loss_figure(
     errors = {f"{key}_test_error": _test_error(problem, run.solution) for key, run in runs.items()}
     document = section(
         f"figure_kcg-losses:{problem.name}-{loss}-{regularisation:g}",
-        f"Kernel CG paper, Figure 1: {said}, n = {problem.n:,}, d = {problem.inputs.shape[1]}: iterations to a goal",
+        f"Kernel CG paper, Figure 1: {title}, n = {problem.n:,}, d = {problem.inputs.shape[1]}: iterations to a goal",
         COLUMNS,
         rows,
         theorem="kernel CG needs at most about the square root of parameter CG's iterations",
@@ -137,11 +135,11 @@ def _test_error(problem: RiskProblem, solution: RiskSolution | None) -> float | 
 
 
 def _curve(run: RiskRun) -> dict[str, Any]:
-    kept = thinned(len(run.risk), MOST_POINTS)
+    rows = thinned(len(run.risk), MOST_POINTS)
     bound = np.maximum.accumulate(run.bound) if len(run.bound) else run.bound
     return {
         "label": LABELS[run.method],
-        "iteration": run.iteration[kept],
-        "upper": run.risk[kept],
-        "lower": bound[kept],
+        "iteration": run.iteration[rows],
+        "upper": run.risk[rows],
+        "lower": bound[rows],
     }

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_counts", "draw_losses", "draw_trees"]
-
 # As in the paper: kernel CG in light blue, parameter CG in red.
 COLOURS = {"kcg": "tab:cyan", "paramcg": "tab:red", "gradient": "tab:orange"}
 SMALLEST_SHARE = 1e-12
@@ -30,8 +28,8 @@ def draw_losses(figure: Figure, document: Document) -> None:
         for bound, style in (("upper", "-"), ("lower", ":")):
             values = _numbers(curve[bound])
             shown = values > 0.0
-            said = label if bound == "upper" else f"{label}, bound from below"
-            panels[0].loglog(iteration[shown], values[shown], style, color=COLOURS[key], label=said)
+            legend = label if bound == "upper" else f"{label}, bound from below"
+            panels[0].loglog(iteration[shown], values[shown], style, color=COLOURS[key], label=legend)
         above = (_numbers(curve["upper"]) - least) / abs(least)
         shown = above > SMALLEST_SHARE
         panels[1].loglog(iteration[shown], above[shown], color=COLOURS[key], label=label)

@@ -30,8 +30,6 @@ from dkgp_benchmarks.library import Library
 from dkgp_benchmarks.papers.tables import section
 from dkgp_benchmarks.risk.runs import RiskRun, minimise
 
-__all__ = ["STAND_IN", "Elevation", "elevation", "generated_terrain", "tree_figure", "tree_row"]
-
 FloatArray = NDArray[np.float64]
 
 STAND_IN = "dem_bigtujunga"
@@ -71,9 +69,9 @@ class Elevation:
         side = len(self.heights)
         if not 2 <= n <= side * side:
             raise InputError(f"a map of {side} x {side} points has no {n:,} samples; expected 2 to {side * side:,}")
-        chosen = np.random.default_rng([seed, 23]).permutation(side * side)[:n]
-        inputs = np.column_stack(np.divmod(chosen, side)).astype(np.float64)
-        heights = self.heights.reshape(-1)[chosen]
+        rows = np.random.default_rng([seed, 23]).permutation(side * side)[:n]
+        inputs = np.column_stack(np.divmod(rows, side)).astype(np.float64)
+        heights = self.heights.reshape(-1)[rows]
         return inputs, ((heights - heights.mean()) / heights.std())[:, None]
 
 
@@ -154,9 +152,9 @@ def tree_row(
             run(make, min(n, WARM_UP_SAMPLES), 2, "warm up")  # compiled code is loaded before the clock starts
             runs[key] = run(make, n, iterations, f"{terrain.name}, n = {n:,}, {label}")
         true = None
-        if (found := runs["tree"].solution) is not None and "plain" in runs:
+        if (solution := runs["tree"].solution) is not None and "plain" in runs:
             # What trees came to, by sums in full: their own risk is what it is at most.
-            alpha = found.solution.alpha
+            alpha = solution.solution.alpha
             with without(n) as operator:
                 values = kernel_product(operator, alpha, "double")
             true = float(np.sum(Risk(SquaredLoss(), REGULARISATION / n).value(targets, alpha, values)))

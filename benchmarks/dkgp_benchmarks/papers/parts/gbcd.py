@@ -71,8 +71,8 @@ def data_sets(library: Library, problems: tuple[str, ...]) -> tuple[str, ...]:
     """Return those of the paper that are here, or that a user named."""
     if problems:
         return tuple(dict.fromkeys(name for name in (library.known(each) for each in problems) if name is not None))
-    found = (next((name for name in names if library.has(name)), None) for names in FILES.values())
-    return tuple(name for name in found if name is not None)
+    available = (next((name for name in names if library.has(name)), None) for names in FILES.values())
+    return tuple(name for name in available if name is not None)
 
 
 def file_of(variant: str) -> tuple[str, ...]:
@@ -85,15 +85,15 @@ def options_of(work: Work, draw: int = 0) -> SolverOptions:
     from dkgp.commands.solver_options import SolverOptions
 
     names = ("tolerance", "max_passes", "max_seconds", "block_size")
-    given = {name: work.settings[name] for name in names if name in work.settings}
-    return SolverOptions("gbcd", **given, seed=work.seed + draw)
+    options = {name: work.settings[name] for name in names if name in work.settings}
+    return SolverOptions("gbcd", **options, seed=work.seed + draw)
 
 
 def _prepared(work: Work, name: str, n: int, draw: int, found: Hyperparameters | None) -> PreparedData:
     from dkgp_benchmarks.library import prepare_data
 
-    asked, folder = work.settings, work.folder / f"draw-{draw}"
-    sizes = (n, asked["n_test"], asked["subset"])
+    settings, folder = work.settings, work.folder / f"draw-{draw}"
+    sizes = (n, settings["n_test"], settings["subset"])
     return prepare_data(work.library, name, *sizes, work.seed + draw, folder, work.reporter, found=found)
 
 
@@ -103,11 +103,11 @@ def _solvers(work: Work) -> Iterator[Shown]:
     from dkgp_benchmarks.papers import figures, tables
     from dkgp_benchmarks.papers.plots import shown
 
-    found: Hyperparameters | None = None
+    hyper: Hyperparameters | None = None
     draws: list[Document] = []
     for draw in range(work.settings["draws"]):
-        draws.append(work.keep(f"draw-{draw}", partial(_solved, work, draw, found)))
-        found = Hyperparameters.from_json(draws[0]["problem"]["hyperparameters"])
+        draws.append(work.keep(f"draw-{draw}", partial(_solved, work, draw, hyper)))
+        hyper = Hyperparameters.from_json(draws[0]["problem"]["hyperparameters"])
     described = {"problem": draws[0]["problem"]}
     if "solvers" in draws[0]:
         runs = [draw["solvers"] for draw in draws]
@@ -119,13 +119,13 @@ def _solvers(work: Work) -> Iterator[Shown]:
             yield shown(figures.convergence_figure(runs, number) | described)
 
 
-def _solved(work: Work, draw: int, found: Hyperparameters | None) -> Document:
+def _solved(work: Work, draw: int, hyper: Hyperparameters | None) -> Document:
     """Run all solvers on one draw, and watch GBCD's gradients."""
     from dkgp.cluster import ClusterOptions, open_executor
     from dkgp_benchmarks.papers import figures, trials
     from dkgp_benchmarks.papers.runs import Workbench
 
-    data = _prepared(work, work.variant, work.settings["n"], draw, found)
+    data = _prepared(work, work.variant, work.settings["n"], draw, hyper)
     # The same threads for every solver, and nobody's messages in between.
     with open_executor(ClusterOptions(kind="none"), data.n, work.reporter) as executor:
         bench = Workbench(data, executor, work.reporter)
@@ -144,22 +144,22 @@ def _growth(work: Work) -> Iterator[Shown]:
     from dkgp_benchmarks.papers import figures
     from dkgp_benchmarks.papers.plots import shown
 
-    found: Hyperparameters | None = None
+    hyper: Hyperparameters | None = None
     draws: list[Document] = []
     for draw in range(work.settings["draws"]):
-        draws.append(work.keep(f"draw-{draw}", partial(_grown, work, draw, found)))
-        found = Hyperparameters.from_json(draws[0]["hyperparameters"])
-    assert found is not None
-    yield shown(figures.growth_figure([draw["rows"] for draw in draws], work.settings["tolerance"], found))
+        draws.append(work.keep(f"draw-{draw}", partial(_grown, work, draw, hyper)))
+        hyper = Hyperparameters.from_json(draws[0]["hyperparameters"])
+    assert hyper is not None
+    yield shown(figures.growth_figure([draw["rows"] for draw in draws], work.settings["tolerance"], hyper))
 
 
-def _grown(work: Work, draw: int, found: Hyperparameters | None) -> Document:
+def _grown(work: Work, draw: int, hyper: Hyperparameters | None) -> Document:
     from dkgp.cluster import ClusterOptions, open_executor
     from dkgp_benchmarks.papers import figures
     from dkgp_benchmarks.papers.runs import Workbench
 
     sizes = sorted(set(work.settings["sizes"]))
-    largest = _prepared(work, FRIEDMAN1, sizes[-1], draw, found)
+    largest = _prepared(work, FRIEDMAN1, sizes[-1], draw, hyper)
     rows: list[dict[str, Any]] = []
     for n in sizes:
         # The first samples of the generator, as a smaller problem would have them.
@@ -192,16 +192,16 @@ def _certified(work: Work, draw: int) -> Document:
     only = tuple(paper for paper, files in FILES.items() if work.variant in files)
     # Without a folder of data an empty one: Friedman1 is generated.
     folder = str(work.library.folder or work.folder)
-    found = run_bench_paper_table(BenchPaperTableJob(3, data_folder=folder, trial=trial, only=only), work.reporter)
-    kept: Document = plain({name: found[name] for name in ("rows", "figures")})
-    return kept
+    document = run_bench_paper_table(BenchPaperTableJob(3, data_folder=folder, trial=trial, only=only), work.reporter)
+    record: Document = plain({name: document[name] for name in ("rows", "figures")})
+    return record
 
 
 def _sparse_draws(work: Work, methods: tuple[str, ...], *, with_variances: bool) -> tuple[Any, list[Document]]:
     from dkgp_benchmarks.papers.sparse_table import SparseTable
 
-    asked = work.settings
-    sizes = (asked["basis_size"], asked["draws"], asked["n"], asked["n_test"], asked["subset"])
+    settings = work.settings
+    sizes = (settings["basis_size"], settings["draws"], settings["n"], settings["n_test"], settings["subset"])
     table = SparseTable(work.library, *sizes, work.seed, options_of(work), methods, with_variances)
     return table, list(table.draws_of(work.variant, work.folder, work.reporter, work.keep))
 

@@ -47,8 +47,8 @@ def _risks(work: Work) -> Iterator[Shown]:
     from dkgp_benchmarks.papers.runs import Workbench
     from dkgp_benchmarks.papers.trials import described
 
-    asked = work.settings
-    sizes = (asked["n"], asked["n_test"], asked["subset"])
+    settings = work.settings
+    sizes = (settings["n"], settings["n_test"], settings["subset"])
     data = prepare_data(work.library, work.variant, *sizes, work.seed, work.folder, work.reporter)
     with open_executor(ClusterOptions(kind="none"), data.n, work.reporter) as executor:
         bench = Workbench(data, executor, work.reporter)
@@ -103,10 +103,10 @@ def _losses(work: Work) -> Iterator[Shown]:
     from dkgp_benchmarks.papers.kernel_cg.plots import draw_losses
     from dkgp_benchmarks.risk.problems import read_problem, with_tuned_kernel
 
-    asked = work.settings
-    problem = read_problem(work.variant, work.library.folder, asked["n"], work.seed)
-    problem = with_tuned_kernel(problem, asked["n"], work.seed)
-    limits = {name: asked[name] for name in ("max_iterations", "max_seconds")}
+    settings = work.settings
+    problem = read_problem(work.variant, work.library.folder, settings["n"], work.seed)
+    problem = with_tuned_kernel(problem, settings["n"], work.seed)
+    limits = {name: settings[name] for name in ("max_iterations", "max_seconds")}
     for loss, regularisation in CASES:
         name = f"{loss}-{regularisation:g}"
         make = partial(loss_figure, problem, loss, regularisation, **limits, reporter=work.reporter)

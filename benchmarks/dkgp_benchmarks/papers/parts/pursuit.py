@@ -115,14 +115,14 @@ def _tables(work: Work, tables: tuple[str, ...]) -> Iterator[Shown]:
     """Sections of `dkgp bench classify`, under names of their own."""
     from dkgp_benchmarks.classify.job import BenchClassifyJob, run_bench_classify
 
-    asked = work.settings
+    settings = work.settings
     job = BenchClassifyJob(
         data=None if work.library.folder is None else str(work.library.folder),
         tables=tables,
         problems=(work.variant,) if work.variant else (),
-        methods=tuple(asked.get("methods", ())),
-        splits=asked["draws"],
-        processes=asked.get("processes"),
+        methods=tuple(settings.get("methods", ())),
+        splits=settings["draws"],
+        processes=settings.get("processes"),
         seed=work.seed,
         record=None if work.record is None else str(work.record),
     )
@@ -139,8 +139,8 @@ def _remark(document: Document, variant: str) -> str:
     row = next((row for row in document["rows"] if row["problem"] == variant), None)
     if row is None:
         return ", ".join(row["problem"] for row in document["rows"])
-    said = f"{row['here']:,} samples of {row['d']} features, {row['n']:,} to train on, {row['n_test']:,} to test on"
-    return f"{said}; {row['remark']}" if row["remark"] else said
+    sizes = f"{row['here']:,} samples of {row['d']} features, {row['n']:,} to train on, {row['n_test']:,} to test on"
+    return f"{sizes}; {row['remark']}" if row["remark"] else sizes
 
 
 def _errors(section: Document) -> Drawing:
@@ -158,9 +158,9 @@ def _figure(work: Work, number: str) -> Iterator[Shown]:
     from dkgp_benchmarks.pursuit.job import BenchPursuitJob
     from dkgp_benchmarks.pursuit.run import COLUMNS, make_figure
 
-    asked = {name: value for name, value in work.settings.items() if name in ("draws", "n", "pool", "seed", "full")}
+    settings = {name: value for name, value in work.settings.items() if name in ("draws", "n", "pool", "seed", "full")}
     data = None if work.library.folder is None else str(work.library.folder)
-    found = make_figure(number, BenchPursuitJob(data=data, **asked, keep=work.keep), work.reporter)
+    found = make_figure(number, BenchPursuitJob(data=data, **settings, keep=work.keep), work.reporter)
     if found is None:
         raise InputError(f"figure {number} of the pursuit paper finds no data in '{data}'")
     columns = tuple(column for column in COLUMNS if column.name != "figure")

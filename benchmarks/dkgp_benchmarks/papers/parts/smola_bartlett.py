@@ -36,17 +36,17 @@ def _paper(work: Work, *, needs_abalone: bool = True) -> Iterator[SmolaBartlett]
 
 
 def _kernels(work: Work) -> Iterator[Shown]:
-    asked = work.settings
+    settings = work.settings
     with _paper(work) as paper:
-        yield Shown(paper.table(asked["n"], asked["widths"], asked["n_test"]))
+        yield Shown(paper.table(settings["n"], settings["widths"], settings["n_test"]))
 
 
 def _gaps(work: Work) -> Iterator[Shown]:
     from dkgp_benchmarks.papers.plots import shown
 
-    asked = work.settings
+    settings = work.settings
     with _paper(work) as paper:
-        yield shown(paper.figure(asked["n"], asked["subsets"], asked["draws"], asked["kernels"]))
+        yield shown(paper.figure(settings["n"], settings["subsets"], settings["draws"], settings["kernels"]))
 
 
 def _errors(work: Work) -> Iterator[Shown]:
@@ -60,8 +60,8 @@ def _mixture(work: Work) -> Iterator[Shown]:
 
 
 def _abalone(library: Library, problems: tuple[str, ...]) -> tuple[str, ...]:
-    here = library.folder is not None and library.has("abalone")
-    return ("",) if here and (not problems or "abalone" in problems) else ()
+    is_there = library.folder is not None and library.has("abalone")
+    return ("",) if is_there and (not problems or "abalone" in problems) else ()
 
 
 def _generated(library: Library, problems: tuple[str, ...]) -> tuple[str, ...]:

@@ -18,8 +18,6 @@ from dkgp_benchmarks.papers.verdicts.verdict import (
     sections_of,
 )
 
-__all__ = ["growth", "several_targets", "solvers", "sparse_models", "variances"]
-
 Document = dict[str, Any]
 
 # Rivals of Table 2, as the paper's columns are.

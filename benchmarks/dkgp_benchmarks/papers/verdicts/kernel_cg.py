@@ -8,8 +8,6 @@ from typing import Any
 
 from dkgp_benchmarks.papers.verdicts.verdict import BEYOND, MET, MISSED, OPEN, Verdict, claim, near
 
-__all__ = ["counts", "root_law", "trees"]
-
 Document = dict[str, Any]
 
 # "About the square root": within this factor of it.

@@ -8,8 +8,6 @@ from typing import Any
 
 from dkgp_benchmarks.papers.verdicts.verdict import BEYOND, MET, MISSED, Verdict, claim, near, same_order, sections_of
 
-__all__ = ["FIGURES", "errors", "outliers", "parameters", "partitions"]
-
 Document = dict[str, Any]
 
 # Words of `dkgp_benchmarks.classify.published`, which judges errors and sizes by the paper's own spreads. Of a result

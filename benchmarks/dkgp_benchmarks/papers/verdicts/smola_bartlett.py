@@ -8,8 +8,6 @@ from typing import Any
 
 from dkgp_benchmarks.papers.verdicts.verdict import MISSED, Verdict, claim, near
 
-__all__ = ["errors", "gaps", "kernels", "mixture"]
-
 Document = dict[str, Any]
 
 # Of Table 2's log posteriors; the paper gives no spread. Of Figure 1, in words.

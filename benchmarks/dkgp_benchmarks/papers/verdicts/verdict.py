@@ -12,21 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = [
-    "BEYOND",
-    "MET",
-    "MISSED",
-    "OPEN",
-    "SAME_ORDER",
-    "UNEXPLAINED",
-    "Judge",
-    "Verdict",
-    "claim",
-    "near",
-    "same_order",
-    "sections_of",
-]
-
 Document = dict[str, Any]
 
 # As in the paper; better than it; worse; not decided, since a run was cut off.
@@ -79,12 +64,12 @@ class Judge:
 
     def verdicts(self, sections: Sequence[Document], variant: str) -> list[Document]:
         """Return the verdicts as JSON, those that are missed or open with their reason under `why`."""
-        found = []
+        verdicts = []
         for verdict in self.judged(sections, variant):
-            said = f"{variant}: {verdict.what}" + (" (open)" if verdict.verdict == OPEN else "")
-            why = "" if verdict.verdict in (MET, BEYOND) else self._reason(said)
-            found.append({**asdict(verdict), "why": why})
-        return found
+            label = f"{variant}: {verdict.what}" + (" (open)" if verdict.verdict == OPEN else "")
+            why = "" if verdict.verdict in (MET, BEYOND) else self._reason(label)
+            verdicts.append({**asdict(verdict), "why": why})
+        return verdicts
 
     def _reason(self, what: str) -> str:
         return next((prose for pattern, prose in self.reasons if re.search(pattern, what)), UNEXPLAINED)

@@ -9,8 +9,6 @@ from rich.text import Text
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.tables.layout import Rows, table_of, titled
 
-__all__ = ["evaluated_class_tables"]
-
 # A confusion matrix of more classes than that is in the JSON, and in the plot.
 MOST_CLASSES = 12
 MOST_LETTERS = 16
@@ -39,20 +37,20 @@ def evaluated_class_tables(document: Document) -> list[RenderableType]:
     if document["interval_width_mean"] is not None:
         mean, most = document["interval_width_mean"], document["interval_width_max"]
         rows.append(("probabilities certified within", f"intervals {mean:.3g} wide on average, {most:.3g} at most"))
-    found: list[RenderableType] = [table_of("Evaluated", rows)]
+    tables: list[RenderableType] = [table_of("Evaluated", rows)]
     if len(document["classes"]) <= MOST_CLASSES:
-        found.append(_confusion(document))
-    return found
+        tables.append(_confusion(document))
+    return tables
 
 
 def _certified(document: Document) -> str:
     """Share of labels that are proven to be the exact model's, and how the others do; the exact model errs as well."""
-    said = f"{document['certified_share']:.2%}"
+    certified = f"{document['certified_share']:.2%}"
     if document["certified_error_rate"] is not None:
-        said += f", {document['certified_errors']:,} of them wrong ({document['certified_error_rate']:.2%})"
+        certified += f", {document['certified_errors']:,} of them wrong ({document['certified_error_rate']:.2%})"
     if document["uncertified_error_rate"] is not None:
-        said += f"; of the others {document['uncertified_error_rate']:.2%} wrong"
-    return said
+        certified += f"; of the others {document['uncertified_error_rate']:.2%} wrong"
+    return certified
 
 
 def _confusion(document: Document) -> RenderableType:

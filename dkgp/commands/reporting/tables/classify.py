@@ -8,8 +8,6 @@ from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.tables.layout import Rows, assumed_rows, seconds_of, size, table_of
 from dkgp.kernels import kernel_text
 
-__all__ = ["classifier_info_tables", "classify_tables", "predicted_class_rows"]
-
 MOST_CLASSES = 8
 # Methods with a likelihood, in words, and the models that certified labels are those of.
 PROBABILISTIC = {"logistic": "kernel logistic regression", "gp": "Gaussian process classification"}

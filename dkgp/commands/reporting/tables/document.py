@@ -19,8 +19,6 @@ from dkgp.commands.reporting.tables.tune import tune_tables
 from dkgp.commands.reporting.terminal import duration
 from dkgp.kernels import kernel_text
 
-__all__ = ["cell", "tables"]
-
 
 def tables(document: Document) -> list[RenderableType]:
     """Return the tables that show a document."""

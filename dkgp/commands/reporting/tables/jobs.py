@@ -15,8 +15,6 @@ from dkgp.commands.reporting.tables import tables
 from dkgp.commands.reporting.tables.layout import figure, table_of
 from dkgp.commands.reporting.terminal import duration
 
-__all__ = ["event_line", "job_tables", "jobs_tables", "progress_line"]
-
 _STYLES = {"running": "cyan", "done": "green", "not_converged": "yellow", "failed": "red", "cancelled": "dim"}
 
 
@@ -79,8 +77,10 @@ def progress_line(event: Document) -> str:
     label = event.get("label", "")
     if event.get("gradient_inf_norm") is not None and "column_passes" in event:
         goal = event.get("tolerance")
-        found = measured(event)
-        reached = "" if found is None else f", {found[0]} {found[1]:.2e}" + ("" if goal is None else f" -> {goal:.0e}")
+        measure = measured(event)
+        reached = (
+            "" if measure is None else f", {measure[0]} {measure[1]:.2e}" + ("" if goal is None else f" -> {goal:.0e}")
+        )
         left = event.get("seconds_left")
         more = "" if left is None else f", about {duration(left)} left"
         within = f"; {event['phase']} {100 * event['done'] / event['total']:.0f} %" if event.get("total") else ""

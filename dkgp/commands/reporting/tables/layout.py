@@ -9,8 +9,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Rows", "assumed_rows", "figure", "seconds_of", "size", "table_of", "titled"]
-
 Rows = list[tuple[str, str]]
 
 
@@ -49,13 +47,13 @@ def size(count: float | None) -> str:
 
 def seconds_of(document: Mapping[str, Any]) -> str:
     """Seconds of a run, and of its parts that took a twentieth of it at least; older models do not tell."""
-    whole = document["seconds"]
+    total = document["seconds"]
     parts = [
         f"{name} {seconds:.1f}"
         for name, seconds in document.get("seconds_by_part", {}).items()
-        if seconds >= 0.05 * whole
+        if seconds >= 0.05 * total
     ]
-    return f"{whole:.1f}" + (f" ({', '.join(parts)})" if parts else "")
+    return f"{total:.1f}" + (f" ({', '.join(parts)})" if parts else "")
 
 
 def assumed_rows(document: Mapping[str, Any]) -> Rows:

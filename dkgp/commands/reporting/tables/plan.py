@@ -10,8 +10,6 @@ from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.tables.layout import Rows, size, table_of
 from dkgp.commands.reporting.terminal import duration
 
-__all__ = ["plan_tables"]
-
 
 def plan_tables(document: Document) -> list[RenderableType]:
     """Return the tables of a plan: the problem, the workers, what they keep, variances, and what a validation found."""
@@ -84,77 +82,80 @@ def _kept(document: Document) -> list[RenderableType]:
 
 
 def _variances(document: Document) -> list[RenderableType]:
-    found = document["variance"]
-    if found is None:
+    figures = document["variance"]
+    if figures is None:
         return []
     rows = [
-        ("samples", f"{found['tests']:,}, to a gap of {found['gap']:g}{', latent' if found['latent'] else ''}"),
-        ("rank, halo", f"{found['rank']:,}, {found['halo']:,}"),
-        ("products in float32", _products(found["products_float32"])),
-        ("products in float64", _products(found["products_float64"])),
-        ("factors", size(found["factor_bytes"])),
-        ("a sample that is solved for", size(found["sample_bytes"])),
+        ("samples", f"{figures['tests']:,}, to a gap of {figures['gap']:g}{', latent' if figures['latent'] else ''}"),
+        ("rank, halo", f"{figures['rank']:,}, {figures['halo']:,}"),
+        ("products in float32", _products(figures["products_float32"])),
+        ("products in float64", _products(figures["products_float64"])),
+        ("factors", size(figures["factor_bytes"])),
+        ("a sample that is solved for", size(figures["sample_bytes"])),
     ]
     table = Table()
     phases = list(document["workers"][0]["variance"]["phases"])
     for heading in ("workers", "time", "between", *phases, "samples a batch", "memory of each"):
         table.add_column(heading, justify="right")
     for row in document["workers"]:
-        own = row["variance"]
+        costs = row["variance"]
         table.add_row(
             f"{row['workers']:,}",
-            duration(own["seconds"]),
-            f"{duration(own['seconds_low'])} and {duration(own['seconds_high'])}",
-            *(duration(own["phases"][name]) for name in phases),
-            f"{own['batch_size']:,}",
-            size(own["worker_memory_bytes"]),
+            duration(costs["seconds"]),
+            f"{duration(costs['seconds_low'])} and {duration(costs['seconds_high'])}",
+            *(duration(costs["phases"][name]) for name in phases),
+            f"{costs['batch_size']:,}",
+            size(costs["worker_memory_bytes"]),
         )
     return [table_of("Variances", rows), table]
 
 
 def _sparse(document: Document) -> list[RenderableType]:
-    found = document["sparse"]
-    if found is None:
+    figures = document["sparse"]
+    if figures is None:
         return []
     rows = [
-        ("method, basis", f"{found['method']}, {found['basis_size']:,} samples ({found['basis']})"),
-        ("kernel entries", f"{found['kernel_evaluations']:.3g}"),
+        ("method, basis", f"{figures['method']}, {figures['basis_size']:,} samples ({figures['basis']})"),
+        ("kernel entries", f"{figures['kernel_evaluations']:.3g}"),
         ("coordinator's memory", size(document["workers"][0]["sparse"]["coordinator_memory_bytes"])),
-        ("the model's store", size(found["model_bytes"])),
+        ("the model's store", size(figures["model_bytes"])),
     ]
     return [table_of("Sparse model", rows), _smaller_workers(document, "sparse")]
 
 
 def _classifier(document: Document) -> list[RenderableType]:
-    found = document["classify"]
-    if found is None:
+    figures = document["classify"]
+    if figures is None:
         return []
-    if "likelihood" in found:
+    if "likelihood" in figures:
         return [table_of("Classifier", _likelihood(document)), _smaller_workers(document, "classify")]
     rows = [
-        ("prototypes", f"{found['pool']:,} to choose among ({found['prototypes']})"),
-        ("search", f"{found['search']}: about {found['kernels']} kernels in {found['passes']} passes over the data"),
-        ("kernel entries", f"{found['kernel_evaluations']:.3g}"),
+        ("prototypes", f"{figures['pool']:,} to choose among ({figures['prototypes']})"),
+        (
+            "search",
+            f"{figures['search']}: about {figures['kernels']} kernels in {figures['passes']} passes over the data",
+        ),
+        ("kernel entries", f"{figures['kernel_evaluations']:.3g}"),
         ("coordinator's memory", size(document["workers"][0]["classify"]["coordinator_memory_bytes"])),
-        ("the model's store", size(found["model_bytes"])),
+        ("the model's store", size(figures["model_bytes"])),
     ]
     return [table_of("Classifier", rows), _smaller_workers(document, "classify")]
 
 
 def _likelihood(document: Document) -> Rows:
     """Rows on a classifier with a likelihood: products or a basis, and what they take."""
-    found = document["classify"]
-    products = found["products"]
-    samples = "all samples" if products else f"a basis of {found['basis_size']:,} samples ({found['basis']})"
-    rows: Rows = [("method", f"{found['method']} ({found['likelihood']}): {samples}")]
+    figures = document["classify"]
+    products = figures["products"]
+    samples = "all samples" if products else f"a basis of {figures['basis_size']:,} samples ({figures['basis']})"
+    rows: Rows = [("method", f"{figures['method']} ({figures['likelihood']}): {samples}")]
     if products:
         between = f"between {products['low']:.0f} and {products['high']:.0f}"
         rows.append(("products", f"{products['expected']:.0f}, {between}"))
     return [
         *rows,
-        ("kernel entries", f"{found['kernel_evaluations']:.3g}"),
+        ("kernel entries", f"{figures['kernel_evaluations']:.3g}"),
         ("coordinator's memory", size(document["workers"][0]["classify"]["coordinator_memory_bytes"])),
-        ("the model's store", size(found["model_bytes"])),
+        ("the model's store", size(figures["model_bytes"])),
     ]
 
 
@@ -165,13 +166,13 @@ def _smaller_workers(document: Document, name: str) -> RenderableType:
     for heading in ("workers", "time", *phases, "memory of each", "limit"):
         table.add_column(heading, justify="left" if heading == "limit" else "right")
     for row in document["workers"]:
-        own = row[name]
+        costs = row[name]
         table.add_row(
             f"{row['workers']:,}",
-            duration(own["seconds"]),
-            *(duration(own["phases"][phase]) for phase in phases),
-            size(own["worker_memory_bytes"]),
-            own["limit"],
+            duration(costs["seconds"]),
+            *(duration(costs["phases"][phase]) for phase in phases),
+            size(costs["worker_memory_bytes"]),
+            costs["limit"],
         )
     return table
 
@@ -188,8 +189,8 @@ def _sentence(document: Document) -> str:
 
 
 def _validation(document: Document) -> list[RenderableType]:
-    found = document["validation"]
-    if found is None:
+    figures = document["validation"]
+    if figures is None:
         return []
     table = Table()
     for heading in (
@@ -205,7 +206,7 @@ def _validation(document: Document) -> list[RenderableType]:
         "ratio",
     ):
         table.add_column(heading, justify="right")
-    for row in found["rows"]:
+    for row in figures["rows"]:
         table.add_row(
             str(row["workers"]),
             f"{row['product_seconds']:.4f}",
@@ -218,7 +219,9 @@ def _validation(document: Document) -> list[RenderableType]:
             size(row["worker_memory_bytes"]),
             f"{row['worker_memory_to_model']:.2f}",
         )
-    inside = "inside" if found["within_interval"] else "outside"
-    taken = f"{found['unit']} taken: {found['taken']:.2f}; expected {found['expected']:.2f}, {inside} the interval."
+    inside = "inside" if figures["within_interval"] else "outside"
+    taken = (
+        f"{figures['unit']} taken: {figures['taken']:.2f}; expected {figures['expected']:.2f}, {inside} the interval."
+    )
     words = taken[0].upper() + taken[1:]
     return [Text("Measured against the model (measured / model)", style="bold"), table, Text(words)]

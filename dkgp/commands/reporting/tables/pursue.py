@@ -11,8 +11,6 @@ from rich.text import Text
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.tables.layout import Rows, size, table_of, titled
 
-__all__ = ["linear_info_tables", "pursue_tables"]
-
 # Rows of a path, weights that are named in one, targets with tables of their own.
 MOST_ROWS, MOST_WEIGHTS, MOST_TARGETS = 16, 5, 8
 

@@ -8,8 +8,6 @@ from rich.table import Table
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.tables.layout import table_of, titled
 
-__all__ = ["refine_tables"]
-
 
 def refine_tables(refinement: Document) -> list[RenderableType]:
     """Return the tables that show the document's `refinement`."""

@@ -8,8 +8,6 @@ from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.tables.layout import Rows, assumed_rows, seconds_of, size, table_of
 from dkgp.kernels import kernel_text
 
-__all__ = ["sparse_info_tables", "sparse_tables"]
-
 # Bounds from below on the least risk, by what they are made of.
 _BOUNDS = {
     "none": "nothing but zero",

@@ -11,8 +11,6 @@ from dkgp.commands.reporting.tables.layout import table_of, titled
 from dkgp.commands.reporting.tables.refine import refine_tables
 from dkgp.models import TunedParameter
 
-__all__ = ["tune_tables"]
-
 
 def tune_tables(document: Document) -> list[RenderableType]:
     """Return the tables that show the document of `dkgp tune`."""

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dkgp.models.classification.bounds import FEW
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic.certificate import RiskCertificate
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, assumptions, product_roundings
@@ -32,21 +33,12 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 
-__all__ = ["CertifiedBasis", "certify_basis"]
-
-FEW = 1.0 + 16.0 * EPS
-
 
 @dataclass(frozen=True)
 class CertifiedBasis:
-    """Proofs of a basis' function.
+    """Proofs of a basis' function: of its decisions, and R(f) - R(f*) at most, of each problem.
 
-    Attributes
-    ----------
-    certificate : RiskCertificate
-        Of its decisions: the radius is the distance to the minimiser over all functions.
-    excess : tuple of p floats
-        R(f) - R(f*) at most.
+    The certificate's radius is the distance to the minimiser over all functions.
     """
 
     certificate: RiskCertificate
@@ -64,28 +56,15 @@ def certify_basis(
     regularisation: float,
     sample_weights: FloatArray | None = None,
 ) -> CertifiedBasis:
-    """Certify a function of a basis; one product with K and one with K_mn.
+    """Certify f = K_nm beta; one product with K and one with K_mn. The operator's noise variance plays no part.
 
-    Parameters
-    ----------
-    operator : BlockedKernelOperator
-        Its noise variance plays no part.
-    cross : CrossKernel
-    weights : (m, t) float64
-        beta.
-    values : (n, t) float64
-        f at the samples, as K_nm beta was computed.
-    targets : (n, t) float64
-    likelihood : Likelihood
-    regularisation : float
-        lambda.
-    sample_weights : (n,) float64, optional
-        w; ones by default.
+    `weights` (m, t) are beta, `values` (n, t) f at the samples, as K_nm beta was computed; `regularisation` is lambda,
+    and `sample_weights` (n,) are w, ones by default.
     """
     t, lam = values.shape[1], regularisation
     errors = SampleErrors.of(operator, cross.prototypes)
-    each = np.ones((len(values), 1)) if sample_weights is None else sample_weights[:, None]
-    u = each * likelihood.loss.slope(targets, values)
+    counts = np.ones((len(values), 1)) if sample_weights is None else sample_weights[:, None]
+    u = counts * likelihood.loss.slope(targets, values)
     at_samples = lam * values + (operator.matmat(u, "double") - operator.noise_times(u))
     at_basis = lam * cross.inner(weights) + cross.project(u)
     squares = lam * np.einsum("mt,mt->t", weights, at_basis) + np.einsum("nt,nt->t", u, at_samples)
@@ -104,7 +83,7 @@ def certify_basis(
     off += np.einsum("nt,nt->t", np.abs(u), off_samples + summed * np.abs(at_samples))
     # The slopes at f lie between these; the product with a weight is one rounding.
     low, high = likelihood.slopes(targets, values, off_values)
-    slopes = np.maximum(np.abs(each * low - u), np.abs(each * high - u)) + 4.0 * UNIT * np.abs(u)
+    slopes = np.maximum(np.abs(counts * low - u), np.abs(counts * high - u)) + 4.0 * UNIT * np.abs(u)
     lengths = np.sqrt(np.maximum(squares, 0.0) + EVALUATION * off) * FEW + EVALUATION * (samples.scale @ slopes)
     if likelihood.coupled:
         lengths = np.full(t, np.linalg.norm(lengths) * FEW)

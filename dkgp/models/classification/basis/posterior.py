@@ -16,22 +16,13 @@ from numpy.typing import NDArray
 from dkgp.operators.base import FloatArray
 from dkgp.operators.low_rank.landmark_rows import whiten
 
-__all__ = ["BasisPosterior"]
-
 
 @dataclass(frozen=True)
 class BasisPosterior:
-    """Factors of a posterior.
+    """Factors of a posterior, in Fortran order.
 
-    Attributes
-    ----------
-    kernel_lower : (m, m) float64, Fortran order
-        L.
-    posterior_lowers : tuple of arrays, Fortran order
-        (m, m) of each column, or one (t m, t m) of columns that hang together.
-    columns : int
-        t.
-    regularisation : float
+    `kernel_lower` is L (m, m); `posterior_lowers` are (m, m) of each of t columns, or one (t m, t m) of columns that
+    hang together.
     """
 
     kernel_lower: FloatArray
@@ -60,11 +51,11 @@ class BasisPosterior:
     def variances(self, columns: NDArray[np.float64], prior: FloatArray) -> FloatArray:
         """Variances by k_m(x) (m, r) and k(x, x) (r,): (r, t); covariances (r, t, t) of columns that hang together."""
         phi = whiten(self.kernel_lower, columns, transposed=False)
-        left = np.maximum(prior - np.einsum("mr,mr->r", phi, phi), 0.0)
+        unexplained = np.maximum(prior - np.einsum("mr,mr->r", phi, phi), 0.0)
         if not self.coupled:
             solved = (whiten(lower, phi, transposed=False) for lower in self.posterior_lowers)
-            own = np.stack([np.einsum("mr,mr->r", each, each) for each in solved], axis=1)
-            return np.asarray((left[:, None] + own) / self.regularisation)
+            explained = np.stack([np.einsum("mr,mr->r", half, half) for half in solved], axis=1)
+            return np.asarray((unexplained[:, None] + explained) / self.regularisation)
         (m, r), t = phi.shape, self.columns
         blocks = []
         for column in range(t):
@@ -73,8 +64,8 @@ class BasisPosterior:
             blocks.append(whiten(self.posterior_lowers[0], right, transposed=False))
         covariance = np.empty((r, t, t))
         for column in range(t):
-            for other in range(column + 1):
-                entry = np.einsum("qr,qr->r", blocks[column], blocks[other])
-                covariance[:, column, other] = covariance[:, other, column] = entry
-        covariance[:, np.arange(t), np.arange(t)] += left[:, None]
+            for second in range(column + 1):
+                entry = np.einsum("qr,qr->r", blocks[column], blocks[second])
+                covariance[:, column, second] = covariance[:, second, column] = entry
+        covariance[:, np.arange(t), np.arange(t)] += unexplained[:, None]
         return covariance / self.regularisation

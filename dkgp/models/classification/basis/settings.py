@@ -1,16 +1,20 @@
-"""Settings of a classifier on a basis."""
+"""Settings of a classifier on a basis, and the memory that training takes: refused with numbers before it begins."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError
-from dkgp.models.classification.basis.memory import BasisMemory, plan_basis
 from dkgp.models.classification.prototypes import PROTOTYPES, check_prototypes
-
-__all__ = ["BASES", "DEFAULT_BASIS", "BasisSettings"]
+from dkgp.models.memory import Memory, mib, remainder
+from dkgp.operators.cross.memory import cross_bytes
+from dkgp.operators.cross.runs import MOST_RUNS, piece_rows
+from dkgp.solvers.basis_risk.minimise import MOST_BLOCK_ROWS
+from dkgp.solvers.basis_risk.problem import GRAM_BYTES
+from dkgp.solvers.basis_risk.state import MOST_PAIRS
 
 DEFAULT_BASIS = "pivoted"
 BASES = (DEFAULT_BASIS, *(name for name in PROTOTYPES if name != DEFAULT_BASIS))
@@ -55,6 +59,10 @@ class BasisSettings:
         if not (math.isfinite(self.tolerance) and self.tolerance > 0.0):
             raise InputError(f"`tolerance` must be positive and finite; got {self.tolerance}")
 
+    def identity(self) -> dict[str, Any]:
+        """The settings that determine Newton's steps."""
+        return {name: value for name, value in vars(self).items() if name != "certify"}
+
     def memory(
         self,
         n: int,
@@ -66,15 +74,76 @@ class BasisSettings:
         *,
         coupled: bool = False,
     ) -> BasisMemory:
-        """Project what training takes; `coupled` of softmax."""
-        return plan_basis(
-            n,
-            d,
-            min(self.size, n),
-            t,
-            coupled=coupled,
-            threads=executor.threads_per_process,
-            shares_process=executor.shares_memory,
-            cache_bytes=cache_bytes,
-            width=width,
+        """Project what training takes.
+
+        Parameters
+        ----------
+        n, d, t : int
+            Samples, features, columns of decisions.
+        executor : BlockExecutor
+            Its threads are at work in one process, which may be the coordinator's.
+        cache_bytes : int
+            Budget of a worker's feature cache.
+        width : int, optional
+            The kernel's `feature_width`; d by default.
+        coupled : bool
+            The columns hang together, as of softmax: pairs of columns have matrices then.
+        """
+        m, threads = min(self.size, n), executor.threads_per_process
+        matrix = 8 * m * m
+        if coupled:
+            at_once = m * t <= MOST_BLOCK_ROWS
+            grams, factors = (t * (t + 1) // 2, 2 * t * t) if at_once else (1, 1)
+        else:
+            grams, factors = min(t, max(1, GRAM_BYTES // max(1, matrix))), t
+        cross = cross_bytes(n, d, m, t)
+        levels = max(1, (MOST_RUNS - 1).bit_length())
+        # Beside what one Gram takes: the others in flight, and a weighted copy of a piece.
+        extra = (grams - 1) * matrix * (3 * threads + levels) + threads * 8 * m * piece_rows(m)
+        features = min(cache_bytes, 8 * n * ((width or d) + 1))
+        pairs = 2 * MOST_PAIRS * 8 * m * t
+        return BasisMemory(
+            m,
+            grams,
+            (3 + grams + factors) * matrix + pairs,
+            # Targets, values before, at and after a trial, slopes and curvatures, and as many on their way.
+            8 * n * (12 * t + 4),
+            cross.worker(threads) + extra + features,
+            executor.shares_memory,
+        )
+
+
+@dataclass(frozen=True)
+class BasisMemory(Memory):
+    """Projected peaks, in bytes, beside what a process holds already."""
+
+    basis_size: int  # m
+    grams: int  # Gram matrices that a pass sums at most
+    matrices_bytes: int  # at the coordinator: m x m matrices and factors
+    vectors_bytes: int  # at the coordinator: n-vectors
+    worker_bytes: int  # of each worker's process; in the coordinator's where the cluster is
+    shares_process: bool
+
+    @property
+    def computation(self) -> str:
+        """The training."""
+        return f"a classifier of {self.basis_size:,} basis samples"
+
+    @property
+    def coordinator_parts(self) -> int:
+        """Bytes of matrices and vectors."""
+        return self.matrices_bytes + self.vectors_bytes
+
+    @property
+    def worker_parts(self) -> int:
+        """Bytes of tasks under way and of features."""
+        return self.worker_bytes
+
+    def advice(self, resident_bytes: int) -> str:
+        """The parts, and the settings of a basis that make them smaller."""
+        return (
+            f"Matrices of that size {mib(self.matrices_bytes)} (a quarter with half the `basis_size`), vectors "
+            f"{mib(self.vectors_bytes)}, workers, which sum up to {self.grams} matrices in a pass, "
+            f"{mib(self.worker_bytes)} ({'within this process' if self.shares_process else 'elsewhere'}), "
+            f"{remainder(resident_bytes)}"
         )

@@ -19,17 +19,33 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from dkgp.models.classification.bounds import FEW, SampleSizes, sum_roundings, upward
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, bounding, product_roundings, step_roundings
 from dkgp.operators.base import FloatArray, Noise
 
-__all__ = ["DecisionCertificate", "certified_labels"]
 
-# Of what is made of bounds by a few operations, each rounded.
-FEW = 1.0 + 16.0 * EPS
+class Solved(Protocol):
+    """An approximate solution E of Kbar E = [Y, 1], as of `dkgp.solvers.Solution`."""
+
+    @property
+    def alpha(self) -> FloatArray:
+        """E, (n, t + 1)."""
+
+    @property
+    def gradient(self) -> FloatArray:
+        """Kbar E - [Y, 1] as float64 evaluated it, (n, t + 1)."""
+
+    @property
+    def stepped(self) -> FloatArray:
+        """See `SolverState.stepped`; empty where there was no step."""
+
+    @property
+    def product_error(self) -> float:
+        """Bound on the errors of the gradient's entries beyond rounding, of tree sums."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +93,10 @@ class DecisionCertificate:
         cls,
         alpha: FloatArray,
         intercept: FloatArray,
-        solved: FloatArray,
-        gradient: FloatArray,
+        solution: Solved,
         noise: Noise,
         kernel_diagonal: float | FloatArray,
         row_errors: FloatArray,
-        *,
-        fit_intercept: bool = True,
-        stepped: FloatArray | None = None,
-        product_error: float = 0.0,
         assumes: str | None = None,
     ) -> DecisionCertificate:
         """Certify alpha (n, t) and b (t,), made of the solution E (n, t + 1) of Kbar E = [Y, 1].
@@ -96,39 +107,35 @@ class DecisionCertificate:
             E_1 - E_2 b', rounded; E itself where there is no intercept.
         intercept : (t,) float64
             b.
-        solved, gradient : (n, t + 1) float64
-            E, and Kbar E - [Y, 1] evaluated in float64 for it; (n, t) without an intercept. Labels in Y are -1 and 1.
+        solution : Solved
+            E, of t columns without an intercept. Labels in Y are -1 and 1.
         noise : float or (n,) float64
             s2, or that of each sample.
         kernel_diagonal : float or (n,) float64
             k(x, x): one number where it is the same everywhere, one for each sample elsewhere.
         row_errors : (n,) float64
             Of the samples; see `TileEvaluator.row_errors`.
-        fit_intercept : bool
-        stepped : (n, t + 1) float64, optional
-            See `Certificate.of`.
-        product_error : float
-            Bound on the entries' errors of the product that the gradient is of, beyond rounding; see `Certificate`.
         assumes : str, optional
             See `dkgp.models.rounding.assumptions`.
         """
         n, t = alpha.shape
-        each = np.broadcast_to(np.asarray(noise, dtype=np.float64), (n,))
-        sizes = _Sizes.of(n, solved.shape[1], kernel_diagonal, row_errors, each)
+        solved, gradient, stepped = solution.alpha, solution.gradient, solution.stepped
+        noise = np.broadcast_to(np.asarray(noise, dtype=np.float64), (n,))
+        sizes = _Sizes.of(n, solved.shape[1], kernel_diagonal, row_errors, noise)
 
         def off(column: int) -> FloatArray:
-            step = None if stepped is None or not stepped.size else stepped[:, column]
-            return sizes.product_errors(solved[:, column], gradient[:, column], step) + product_error
+            step = stepped[:, column] if stepped.size else None
+            return sizes.product_errors(solved[:, column], gradient[:, column], step) + solution.product_error
 
-        shown: dict[str, Any] = {
+        common: dict[str, Any] = {
             "n": n,
             "magnitude": tuple(sizes.magnitude(column) for column in alpha.T),
             "spread": tuple(sizes.spread(column) for column in alpha.T),
             "assumes": assumes,
         }
-        if not fit_intercept:
+        if solved.shape[1] == t:
             residual = tuple(sizes.length(gradient[:, column], off(column)) for column in range(t))
-            return cls(residual=residual, imbalance=(0.0,) * t, intercept=False, **shown)
+            return cls(residual=residual, imbalance=(0.0,) * t, intercept=False, **common)
         ones, ones_gradient, ones_off = solved[:, t], gradient[:, t], off(t)
         residuals = []
         for column, share in enumerate(intercept.tolist()):
@@ -136,7 +143,7 @@ class DecisionCertificate:
             moved = UNIT * (2.0 * np.abs(alpha[:, column]) + abs(share) * np.abs(ones))
             residual_of = gradient[:, column] - share * ones_gradient
             more = UNIT * (2.0 * np.abs(residual_of) + abs(share) * np.abs(ones_gradient))
-            more += sizes.scale * float(sizes.scale @ moved) + each * moved
+            more += sizes.scale * float(sizes.scale @ moved) + noise * moved
             residuals.append(sizes.length(residual_of, off(column) + abs(share) * ones_off + EVALUATION * more))
         ones_residual = sizes.length(ones_gradient, ones_off)
         return cls(
@@ -146,7 +153,7 @@ class DecisionCertificate:
             ones_sum=_ones_sum(ones, ones_gradient, ones_off, sizes, ones_residual),
             ones_magnitude=sizes.magnitude(ones),
             ones_spread=sizes.spread(ones),
-            **shown,
+            **common,
         )
 
     @property
@@ -179,10 +186,10 @@ class DecisionCertificate:
             By how much k_x'alpha and k_x'E, as computed, may miss the exact sums, rounding apart; (r, t) without an
             intercept. Nothing where every entry was added up.
         """
-        scale = np.sqrt(prior_variance) * (1.0 + EPS * (2.0 * row_errors + 8.0))
+        scale = upward(prior_variance, row_errors)
         length, imbalance = np.asarray(self.residual), np.asarray(self.imbalance)
         unit = product_roundings(self.n) * UNIT + EPS * row_errors
-        rounding = unit[:, None] * np.asarray(self.magnitude) + EPS * np.asarray(self.spread)
+        rounding = sum_roundings(self.n, row_errors, self.magnitude, self.spread)
         bound: FloatArray = EVALUATION * (scale[:, None] * rounding + UNIT * np.abs(decisions))
         if product_error is not None:
             bound += product_error[:, : self.n_columns]
@@ -239,40 +246,10 @@ class DecisionCertificate:
         )
 
 
-def certified_labels(decisions: FloatArray, bounds: FloatArray) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Tell which labels are proven to be the exact LS-SVM's: (r,) of bool.
-
-    Of one column, where |f| exceeds its bound; of one column for each class, where the largest is ahead of every other
-    by more than both bounds. NaN is never certified.
-
-    Parameters
-    ----------
-    decisions, bounds : (r, t) float64
-    """
-    if decisions.shape[1] == 1:
-        return np.asarray(np.abs(decisions[:, 0]) > bounds[:, 0])
-    rows, first = np.arange(len(decisions)), np.argmax(decisions, axis=1)
-    ahead = decisions[rows, first][:, None] - decisions
-    clear = ahead > (bounds + bounds[rows, first][:, None]) * FEW
-    clear[rows, first] = True
-    return np.asarray(clear.all(axis=1))
-
-
 @dataclass(frozen=True)
-class _Sizes:
-    """Sizes of samples' entries: what roundings are in proportion to. A column at a time, for n may be large.
+class _Sizes(SampleSizes):
+    """Of samples with noise (n,), and of a solution of so many columns."""
 
-    Attributes
-    ----------
-    scale : (n,) float64
-        sqrt(k(x_i, x_i)) at most.
-    row_errors, noise : (n,) float64
-    columns : int
-        Of the solution.
-    """
-
-    scale: FloatArray
-    row_errors: FloatArray
     noise: FloatArray
     columns: int
 
@@ -282,12 +259,6 @@ class _Sizes:
     ) -> _Sizes:
         scale = np.sqrt(np.broadcast_to(np.asarray(kernel_diagonal), (n,))) * (1.0 + 2.0 * EPS * row_errors)
         return cls(scale, row_errors, noise, columns)
-
-    def magnitude(self, column: FloatArray) -> float:
-        return float(EVALUATION * (self.scale @ np.abs(column)))
-
-    def spread(self, column: FloatArray) -> float:
-        return float(EVALUATION * ((self.scale * self.row_errors) @ np.abs(column)))
 
     def product_errors(self, solved: FloatArray, gradient: FloatArray, stepped: FloatArray | None) -> FloatArray:
         """Bounds on the entries of what a gradient (n,) is off by; `Certificate.of` has their length."""

@@ -10,8 +10,6 @@ from dkgp.models.sums import EVERY_ENTRY, Sums
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 
-__all__ = ["certified_decisions"]
-
 
 def certified_decisions(
     context: BlockContext,
@@ -24,21 +22,8 @@ def certified_decisions(
 ) -> tuple[FloatArray, FloatArray]:
     """k_x'alpha + b at standardised inputs, and by how much each may miss the exact decision: (r, t) both.
 
-    One product with all columns, so that each kernel entry is evaluated once.
-
-    Parameters
-    ----------
-    context : BlockContext
-        Of the support inputs, as the kernel's tasks read them.
-    certificate : DecisionCertificate
-    alpha : (n, t) float64
-    ones : (n,) float64
-        E; not looked at where the certificate is of a model without intercept.
-    intercept : (t,) float64
-    inputs : (r, d) float64
-        Standardised.
-    sums : Sums
-        How the product is taken.
+    One product with all columns, so that each kernel entry is evaluated once; `context` is of the support inputs.
+    `ones` is E, which is not looked at where the certificate is of a model without intercept.
     """
     t = alpha.shape[1]
     weights = np.column_stack([alpha, ones]) if certificate.intercept else alpha

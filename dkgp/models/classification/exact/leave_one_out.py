@@ -16,8 +16,6 @@ from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import NumericalError
 from dkgp.models.tuning.dense_inverse import invert
 
-__all__ = ["left_out_decisions"]
-
 
 def left_out_decisions(
     matrix: FloatArray,
@@ -26,41 +24,30 @@ def left_out_decisions(
     fit_intercept: bool = True,
     folds: Sequence[IntArray] | None = None,
 ) -> FloatArray:
-    """Decisions at each sample by those outside of its fold: (n, t).
+    """Decisions (n, t) at each sample by those outside of its fold; by default each sample is left out by itself.
 
-    Parameters
-    ----------
-    matrix : (n, n) float64
-        Kbar, noise on its diagonal; in Fortran order, and overwritten.
-    signs : (n, t) float64
-        Labels, -1 and 1.
-    fit_intercept : bool
-    folds : sequence of int arrays, optional
-        Indices of samples, together each sample once; by default each sample is left out by itself.
-
-    Raises
-    ------
-    NumericalError
-        Kbar is not numerically positive definite, or without a fold nothing is left to tell the intercept by.
+    `matrix` is Kbar in Fortran order, and overwritten; `signs` (n, t) are labels, -1 and 1; `folds` are indices,
+    together each sample once. `NumericalError`: Kbar is not numerically positive definite, or without a fold nothing is
+    left to tell the intercept by.
     """
     n, t = signs.shape
-    found = invert(matrix, np.asfortranarray(np.column_stack([signs, np.ones(n)])))
-    if found is None:
+    inverse = invert(matrix, np.asfortranarray(np.column_stack([signs, np.ones(n)])))
+    if inverse is None:
         raise NumericalError(
             "the kernel matrix of a subset is not positive definite in float64, so that no sample of it can be left "
             "out. Raise the noise variance"
         )
-    solved = found[0]
+    solved = inverse[0]
     alpha, ones = np.array(solved[:, :t]), solved[:, t] if fit_intercept else np.zeros(n)
     total = float(ones.sum()) if fit_intercept else 1.0
     if fit_intercept:
         alpha -= np.outer(ones, solved[:, :t].sum(axis=0) / total)
     decisions = np.empty_like(signs)
     if folds is None:
-        own = np.diagonal(matrix) - ones**2 / total
-        if not (own > 0.0).all():
+        diagonal = np.diagonal(matrix) - ones**2 / total
+        if not (diagonal > 0.0).all():
             raise NumericalError("a sample that is left out leaves nothing to tell the intercept by; take more samples")
-        decisions[:] = signs - alpha / own[:, None]
+        decisions[:] = signs - alpha / diagonal[:, None]
         return decisions
     for fold in folds:
         # The lower triangle alone is meaningful.

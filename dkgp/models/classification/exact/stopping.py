@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from dkgp.errors import InputError
 from dkgp.solvers import Progress, StoppingRule, StopReason
 
-__all__ = ["DecisionError"]
-
 
 @dataclass(frozen=True)
 class DecisionError(StoppingRule):
@@ -20,21 +18,11 @@ class DecisionError(StoppingRule):
     triangle inequality; |b| <= 1 is what an intercept of labels -1 and 1 is in all but contrived cases. V_b is taken as
     k(x, x), and with an intercept the variance of the noise's mean, which is what a level is unsure by: where s2 is as
     large as n k(x, x), nothing else would tell the start, E = 0 without any intercept, from the solution. What is
-    proven of each decision is evaluated afterwards, for the intercept that was found and with all roundings; this only
+    proven of each decision is evaluated afterwards, for the solution's own intercept and with all roundings; this only
     says when to stop.
 
-    Parameters
-    ----------
-    tolerance : float
-        On a decision, whose margins are at -1 and 1.
-    noise_variance : float
-        s2, the least of all samples'.
-    largest : float
-        max k(x, x).
-    intercept : bool
-        Whether there is one.
-    level : float
-        Variance of the noise's mean over the samples, sum_i s2_i / n^2.
+    `tolerance` is of a decision, whose margins are at -1 and 1; `noise_variance` is s2, the least of all samples';
+    `largest` is max k(x, x); `level` is the variance of the noise's mean over the samples, sum_i s2_i / n^2.
     """
 
     tolerance: float

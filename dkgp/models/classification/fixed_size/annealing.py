@@ -25,8 +25,6 @@ from scipy.optimize import minimize
 from dkgp.errors import InputError
 from dkgp.models.classification.fixed_size.search import Plan, Point, RecordedSearch
 
-__all__ = ["AnnealingSearch", "acceptances"]
-
 PROBES = 5
 # A step that leads farther than this from the start is drawn again, so often at most.
 REACH, DRAWS = 10.0, 15
@@ -44,15 +42,12 @@ class AnnealingSearch(RecordedSearch):
     Parameters
     ----------
     start : tuple of float
-        Logarithms to begin at: of the common scale, and of the noise variance. The first probe stands there.
+        Logarithms to begin at: of the common scale, and of the noise variance. The first probe stands there, the others
+        within `spread` of it in each coordinate.
     seed : int
         Every draw is a function of the seed, the step and the probe.
-    spread : float
-        The other probes start so far from the start at most, in each coordinate.
-    steps : int
-        Steps of each probe at one generation temperature; T_k = 1 / k at the k-th.
-    temperatures : int
-        Generation temperatures.
+    steps, temperatures : int
+        Steps of each probe at one generation temperature, T_k = 1 / k at the k-th, and how many of these.
     polish : int
         Scores that Nelder-Mead may ask for; 0 leaves it out.
     """
@@ -109,10 +104,10 @@ class AnnealingSearch(RecordedSearch):
             reach = 1.0 / (1 + (step - 1) // self._steps)
             draws = [self._draws(step, probe) for probe in range(PROBES)]
             tried = np.asarray([self._stepped(place, reach, rng) for place, rng in zip(places, draws, strict=True)])
-            found = np.asarray((yield _points(tried)))
+            scores = np.asarray((yield _points(tried)))
             chances = np.asarray([rng.uniform() for rng in draws])
-            taken = (found < values) | (np.isfinite(found) & (accepted > chances))
-            places[taken], values[taken] = tried[taken], found[taken]
+            taken = (scores < values) | (np.isfinite(scores) & (accepted > chances))
+            places[taken], values[taken] = tried[taken], scores[taken]
             aimed = VARIANCE * (PROBES - 1) / PROBES**2
             temperature *= WARMER if float(np.mean(accepted**2)) - 1.0 / PROBES**2 > aimed else COLDER
 
@@ -137,11 +132,11 @@ class AnnealingSearch(RecordedSearch):
         scores = yield simplex[1:]
         known = dict(zip(simplex, (value, *scores), strict=True))
         while len(known) <= self._polish:
-            wanted = _wanted(known, simplex, value)
-            if wanted is None:
+            point = _wanted(known, simplex, value)
+            if point is None:
                 return
-            (score,) = yield [wanted]
-            known[wanted] = score
+            (score,) = yield [point]
+            known[point] = score
 
 
 class _UntoldError(Exception):

@@ -9,33 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.kernels import Kernel, kernel_from_json
-from dkgp.models.classification.fixed_size.paths import Draws, Path, PathModel
+from dkgp.models.classification.fixed_size.paths import Path, PathModel
+from dkgp.models.classification.fixed_size.steps import Draws
 from dkgp.models.classification.fixed_size.system import FoldSystem
 from dkgp.models.classification.fixed_size.validation import Validation, chosen_cardinality
-
-__all__ = ["Chosen", "choose"]
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A kernel with the best of its noise variances and the cardinality by rule.
+    """A kernel with the best of its noise variances, and the cardinality by rule.
 
-    Attributes
-    ----------
-    kernel : Kernel
-    noise_variance : float
-    cardinality, best : int
-        By rule, and of the best score.
-    score : float
-        The best score, which a search goes by.
-    path : list of dict
-        Score and standard deviation over folds by cardinality.
-    stopped : bool
-        Whether rule (38) ended the path.
-    model : PathModel
-        Of all samples, by the sums: what it chooses counts, not its weights.
-    folds : tuple of PathModel
-        Of all but each fold.
+    `best` is the cardinality of the best score, which a search goes by; `path` has score and standard deviation over
+    folds by cardinality; `stopped` where rule (38) ended it. `model` is of all samples, by the sums: what it chooses
+    counts, not its weights. `folds` are of all but each fold.
     """
 
     kernel: Kernel
@@ -62,11 +48,11 @@ class Chosen:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The models."""
-        found: dict[str, NDArray[Any]] = {}
+        arrays: dict[str, NDArray[Any]] = {}
         for name, model in zip(("model", *map(str, range(len(self.folds)))), (self.model, *self.folds), strict=True):
-            found |= {f"{name} order": model.order, f"{name} weights": model.weights}
-            found |= {f"{name} intercept": model.intercept}
-        return found
+            arrays |= {f"{name} order": model.order, f"{name} weights": model.weights}
+            arrays |= {f"{name} intercept": model.intercept}
+        return arrays
 
     @classmethod
     def restored(cls, metadata: dict[str, Any], arrays: dict[str, NDArray[Any]], folds: int) -> Chosen:
@@ -75,8 +61,8 @@ class Chosen:
             PathModel(*(arrays[f"{name} {part}"] for part in ("order", "weights", "intercept")))
             for name in ("model", *map(str, range(folds)))
         ]
-        given = {**metadata, "kernel": kernel_from_json(metadata["kernel"])}
-        return cls(**given, model=models[0], folds=tuple(models[1:]))
+        fields = {**metadata, "kernel": kernel_from_json(metadata["kernel"])}
+        return cls(**fields, model=models[0], folds=tuple(models[1:]))
 
 
 def choose(system: FoldSystem, validation: Validation, rule: str, draws: Draws | None) -> Chosen:
@@ -98,10 +84,10 @@ def choose(system: FoldSystem, validation: Validation, rule: str, draws: Draws |
     )  # fmt: skip
 
 
-def fold_arrays(chosen: Chosen, prototypes: NDArray[np.float64]) -> tuple[Any, Any, Any]:
+def fold_arrays(best: Chosen, prototypes: NDArray[np.float64]) -> tuple[Any, Any, Any]:
     """Prototypes, weights and intercepts of the folds' models."""
     return (
-        tuple(prototypes[model.order] for model in chosen.folds),
-        tuple(model.weights for model in chosen.folds),
-        np.stack([model.intercept for model in chosen.folds]),
+        tuple(prototypes[model.order] for model in best.folds),
+        tuple(model.weights for model in best.folds),
+        np.stack([model.intercept for model in best.folds]),
     )

@@ -19,8 +19,6 @@ from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.folds import merged_triangles, triangle_task
 from dkgp.operators.cross.runs import runs_of
 
-__all__ = ["FixedSizeModel", "fit_fixed_size"]
-
 # A column's own share of its length below which the others say all that float64 can tell of it.
 LEAST_SHARE = 1e-12
 
@@ -68,29 +66,10 @@ def fit_fixed_size(
     intercept: bool = True,
     weights: FloatArray | None = None,
 ) -> tuple[FloatArray, FloatArray]:
-    """Solve eq. 29 on all samples, in one pass over them.
+    """Solve eq. 29 on all samples, in one pass over them: weights (k, t) and the intercept (t,).
 
-    Parameters
-    ----------
-    operator : BlockedKernelOperator
-        Of the kernel.
-    prototypes : (k, d) float64
-        One at least.
-    signs : (n, t) float64
-    noise_variance : float
-    intercept : bool
-    weights : (n,) float64, optional
-        D.
-
-    Returns
-    -------
-    weights : (k, t) float64
-    intercept : (t,) float64
-
-    Raises
-    ------
-    NumericalError
-        Prototypes that are dependent on each other as far as float64 tells.
+    `prototypes` (k, d) are one at least, `signs` (n, t); `weights` (n,) are D. `NumericalError`: prototypes that are
+    dependent on each other as far as float64 tells.
     """
     k, columns = len(prototypes), len(prototypes) + intercept
     runs = runs_of(operator.context, {"right": signs, "weights": weights})

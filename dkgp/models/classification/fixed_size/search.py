@@ -15,8 +15,6 @@ from typing import Any, Protocol
 
 from dkgp.errors import InputError
 
-__all__ = ["Plan", "Point", "ProfileSearch", "RecordedSearch", "Search"]
-
 Point = tuple[float, ...]
 # What a search does: it yields points, and is sent their scores.
 Plan = Generator[list[Point], list[float], None]
@@ -50,13 +48,7 @@ class Search(Protocol):
 
 
 class RecordedSearch(ABC):
-    """A search as a plan, a generator of points, and the record of what it was told.
-
-    Parameters
-    ----------
-    start : tuple of float
-        The point that the search begins at.
-    """
+    """A search as a plan, a generator of points, and the record of the scores that it was told."""
 
     name = ""
 
@@ -84,13 +76,7 @@ class RecordedSearch(ABC):
         return list(self._wanted)
 
     def tell(self, values: Sequence[float]) -> None:
-        """Take in the scores of the points of the last `ask`, in their order.
-
-        Raises
-        ------
-        InputError
-            More or fewer scores than points.
-        """
+        """Take in the scores of the points of the last `ask`, in their order; `InputError` for more or fewer."""
         if len(values) != len(self._wanted) or not values:
             raise InputError(f"the search asked for {len(self._wanted)} points; it was told {len(values)} scores")
         scores = [float(value) if math.isfinite(value) else math.inf for value in values]
@@ -126,17 +112,11 @@ class RecordedSearch(ABC):
         return {"name": self.name, "settings": self.settings(), "scores": scores}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what another search of the same settings was told.
-
-        Raises
-        ------
-        InputError
-            The state is of another search.
-        """
+        """Go on from what another search of the same settings was told; `InputError` for the state of another one."""
         mine = {"name": self.name, "settings": self.settings()}
-        other = {"name": state.get("name"), "settings": state.get("settings")}
-        if mine != other:
-            raise InputError(f"a search of {mine} cannot go on from the state of {other}; give the same settings")
+        theirs = {"name": state.get("name"), "settings": state.get("settings")}
+        if mine != theirs:
+            raise InputError(f"a search of {mine} cannot go on from the state of {theirs}; give the same settings")
         self._begin()
         for values in state["scores"]:
             self.tell([math.inf if value is None else value for value in values])
@@ -150,22 +130,10 @@ class ProfileSearch(RecordedSearch):
     until there is a bracket, and then inwards: the vertex of the parabola through the best three, and where `together`
     allows it a golden section of the other side.
 
-    Parameters
-    ----------
-    start : float
-        Logarithm of the scale to begin at.
-    step : float
-        Half the first bracket, as a logarithm of a scale.
-    reach : float
-        The farthest from the start.
-    tolerance : float
-        The search ends once the best point's neighbours are nearer than this.
-    negligible : float
-        It also ends once the neighbours are as good but for this share of the score, or the parabola promises no more.
-    evaluations : int
-        Scores at most, three at least.
-    together : int
-        Points of a pass within the bracket, 1 or 2.
+    Places are logarithms of a scale: the search begins at `start`, with a bracket of half width `step`, and goes no
+    farther than `reach`. It ends once the best point's neighbours are nearer than `tolerance`, are as good but for the
+    share `negligible` of the score, or the parabola promises no more; or after so many `evaluations`, three at least.
+    `together` points of a pass within the bracket are 1 or 2.
     """
 
     name = "profile"
@@ -207,12 +175,12 @@ class ProfileSearch(RecordedSearch):
         """Bracket, then close in."""
         start, step = self.start[0], self._step
         known: dict[float, float] = {}
-        wanted = [start, start - step, start + step]
-        while wanted:
-            wanted = wanted[: self._most - len(known)]
-            scores = yield [(place,) for place in wanted]
-            known.update(zip(wanted, scores, strict=True))
-            wanted = self._next(known) if len(known) < self._most else []
+        points = [start, start - step, start + step]
+        while points:
+            points = points[: self._most - len(known)]
+            scores = yield [(place,) for place in points]
+            known.update(zip(points, scores, strict=True))
+            points = self._next(known) if len(known) < self._most else []
 
     def _next(self, known: dict[float, float]) -> list[float]:
         """Points to look at after these; none where the search has ended."""

@@ -1,21 +1,21 @@
-"""Settings of a fixed-size LS-SVM."""
+"""Settings of a fixed-size LS-SVM, and the memory that training takes: refused with numbers before it begins."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError
-from dkgp.models.classification.fixed_size.memory import FixedSizeMemory, plan_fixed_size
+from dkgp.models.classification.fixed_size.paths import path_bytes
 from dkgp.models.classification.fixed_size.validation import CARDINALITY_RULES, Stop, stop_rule
 from dkgp.models.classification.prototypes import DEFAULT_PROTOTYPES, PROTOTYPES
+from dkgp.models.memory import Memory, mib, remainder
+from dkgp.operators.cross.folds import fold_bytes, triangle_numbers
 from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import Group, Option
-
-__all__ = ["FIXED_SIZE", "INTERCEPTS", "SEARCHES", "FixedSizeSettings"]
 
 SEARCHES = ("profile", "annealing", "none")
 INTERCEPTS = ("first", "selected", "none")
@@ -120,6 +120,14 @@ class FixedSizeSettings:
             raise InputError(f"`stop` takes a window and a share, such as (10, 1e-3), or none; got {self.stop!r}")
         self.rule()
 
+    def identity(self) -> dict[str, Any]:
+        """The settings that determine the model: all of them, in plain JSON types."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+
+    def rule(self) -> Stop | None:
+        """Rule (38), where there is one."""
+        return None if self.stop is None else Stop(*self.stop)
+
     def memory(
         self,
         n: int,
@@ -132,23 +140,74 @@ class FixedSizeSettings:
         together: int = 3,
         budget_bytes: int | None = None,
     ) -> FixedSizeMemory:
-        """Project what training takes; see `plan_fixed_size`."""
-        return plan_fixed_size(
-            n,
-            d,
-            t,
-            pool=self.pool,
-            max_basis=self.max_basis,
-            folds=self.folds,
-            together=1 if self.search == "none" else together,
-            threads=executor.threads_per_process,
-            shares_process=executor.shares_memory,
-            cache_bytes=cache_bytes,
-            width=width,
-            copies=1 + (self.intercept == "selected"),
-            budget_bytes=budget_bytes,
-        )
+        """Project what training takes.
 
-    def rule(self) -> Stop | None:
-        """Rule (38), where there is one."""
-        return None if self.stop is None else Stop(*self.stop)
+        Parameters
+        ----------
+        n, d, t : int
+            Samples, features, outputs.
+        executor : BlockExecutor
+            Its threads are at work in one process, which may be the coordinator's.
+        cache_bytes : int
+            Budget of a worker's cache, which keeps inputs.
+        width : int, optional
+            The kernel's `feature_width`; d by default.
+        together : int
+            Kernels of a pass at most.
+        budget_bytes : int, optional
+            Free in the coordinator's process: fewer kernels go together where all would not fit.
+        """
+        m, width = min(self.pool, n), width or d
+        most = min(self.max_basis or m, m)
+        paths = (self.folds + 1) * path_bytes(m, most, t)
+        vectors = 8 * n * (4 * t + 8)
+        # Another copy of the triangles where an intercept is put beside the prototypes.
+        triangles = (1 + (self.intercept == "selected")) * self.folds * triangle_numbers(m)
+        plan: FixedSizeMemory | None = None
+        for count in range(1 if self.search == "none" else max(1, together), 0, -1):
+            thread, waiting, _ = fold_bytes(n, d, m, t, self.folds, count, width)
+            grams = 8 * count * (triangles + 3 * m * m + 2 * self.folds * m * (t + 1))
+            worker = executor.threads_per_process * thread + waiting + min(cache_bytes, 8 * n * (d + 2 * width + 2))
+            plan = FixedSizeMemory(m, self.folds, count, grams, paths, vectors, worker, executor.shares_memory)
+            if budget_bytes is None or plan.coordinator_bytes <= budget_bytes:
+                break
+        assert plan is not None
+        return plan
+
+
+@dataclass(frozen=True)
+class FixedSizeMemory(Memory):
+    """Projected peaks, in bytes, beside what a process holds already."""
+
+    pool: int  # prototypes M
+    folds: int
+    together: int  # kernels of one pass
+    grams_bytes: int  # at the coordinator: triangles of all folds of each kernel, and its two matrices
+    paths_bytes: int  # at the coordinator: paths of all folds, as far as they may go
+    vectors_bytes: int  # at the coordinator: n-vectors
+    worker_bytes: int  # of each worker's process; in the coordinator's where the cluster is
+    shares_process: bool
+
+    @property
+    def computation(self) -> str:
+        """The training."""
+        return f"a fixed-size classifier with a pool of {self.pool:,} prototypes and {self.folds} folds"
+
+    @property
+    def coordinator_parts(self) -> int:
+        """Bytes of vectors, sums and paths."""
+        return self.vectors_bytes + self.grams_bytes + self.paths_bytes
+
+    @property
+    def worker_parts(self) -> int:
+        """Bytes beyond those of paths: sums are taken, or gone through, and not both at once."""
+        return max(0, self.worker_bytes - self.paths_bytes)
+
+    def advice(self, resident_bytes: int) -> str:
+        """The parts, and the settings of a search that make them smaller."""
+        return (
+            f"Sums of {self.together} kernels at once {mib(self.grams_bytes)} (a quarter with half the `pool`, half "
+            f"with half the `folds`), paths {mib(self.paths_bytes)} (less with a smaller `max_basis`), vectors "
+            f"{mib(self.vectors_bytes)}, workers {mib(self.worker_bytes)} "
+            f"({'within this process' if self.shares_process else 'elsewhere'}), {remainder(resident_bytes)}"
+        )

@@ -8,17 +8,75 @@ row a step: f_k = p_k' A is the row of the k-th conjugate direction p_k, the las
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.kernels.tiles.code_cache import cached_njit
 
-__all__ = ["advance"]
-
 # Schur complements below this share of the diagonal are dependent on what was chosen, as far as sums can tell.
 DEPENDENT = 1e-10
+
+
+class Terms(NamedTuple):
+    """The terms of A, and what is taken of their fold's training part.
+
+    `total` (D, D) is T, `ridge` (D, D) K_mm, `sums` (D,) s and `weight` w; `centred` where the intercept is taken out;
+    `floor` (D,) the least Schur complements that are not taken for dependence.
+    """
+
+    total: NDArray[np.float64]
+    ridge: NDArray[np.float64]
+    s2: float
+    centred: bool
+    sums: NDArray[np.float64]
+    weight: float
+    floor: NDArray[np.float64]
+
+
+class Held(NamedTuple):
+    """Sums over the held-out fold; its triangle is empty where none is held out.
+
+    G_v = K_v' D K_v as a triangle (D (D + 1) / 2,), K_v' D Y (D, t), K_v' D 1 (D,), 1' D 1, and Y' D 1 (t,).
+    """
+
+    triangle: NDArray[np.float64]
+    projected: NDArray[np.float64]
+    sums: NDArray[np.float64]
+    weight: float
+    targets: NDArray[np.float64]
+
+
+class Draws(NamedTuple):
+    """Random candidates of SCDPP: of those that are left, the first `candidates` in the step's order; 0 takes all.
+
+    `orders` (steps, D) int32.
+    """
+
+    orders: NDArray[np.int32]
+    candidates: int
+
+
+class State(NamedTuple):
+    """A path as far as it has gone, with room for `cap` steps.
+
+    `C` (t, D) is -g, `left` (D,) the Schur complements, `free` (D,) uint8 what may be taken, `F` (cap, D), `L` and `G`
+    (cap, cap), `order` (cap,) what was taken, `etas` and the weights `W` (cap, t), `intercept` (t,); `errors`
+    (cap + 1,) the held-out sums of squares over outputs after each step, of which the first is there.
+    """
+
+    C: NDArray[np.float64]
+    left: NDArray[np.float64]
+    free: NDArray[np.uint8]
+    F: NDArray[np.float64]
+    L: NDArray[np.float64]
+    G: NDArray[np.float64]
+    order: NDArray[np.intp]
+    etas: NDArray[np.float64]
+    W: NDArray[np.float64]
+    intercept: NDArray[np.float64]
+    errors: NDArray[np.float64]
 
 
 @cached_njit(nogil=True)
@@ -79,32 +137,18 @@ def _eliminate(f, F, factors, k):  # type: ignore[no-untyped-def]
 
 
 @cached_njit(nogil=True)
-def advance(  # type: ignore[no-untyped-def]
-    k, upto, total, held, ridge, s2, centred, sums, weight, floor, draws, candidates,
-    C, left, free, F, L, G, order, etas, W, intercept,
-    held_projected, held_sums, held_weight, held_targets, errors,
-):  # fmt: skip
-    """Take steps k + 1 .. upto; return how many there are, fewer where nothing admissible is left.
-
-    Parameters
-    ----------
-    total, ridge : (D, D); held : (D (D + 1) / 2,), empty without a held-out fold
-    sums : (D,), weight : of the training part; centred : whether the intercept is taken out
-    floor : (D,) least Schur complements; draws : (steps, D) orders of candidates, `candidates` of them count; 0: all
-    C : (t, D) -g, left : (D,) Schur complements, free : (D,) uint8, F : (cap, D), L, G : (cap, cap), order : (cap,)
-    etas, W : (cap, t), intercept : (t,)
-        The state.
-    held_projected : (D, t), held_sums : (D,), held_weight, held_targets : (t,)
-        Of the held-out fold: K_v' D Y, K_v' D 1, 1' D 1, Y' D 1.
-    errors : (cap + 1,)
-        Held-out sums of squares over outputs after each step; the first is there.
-    """
+def advance(k, upto, terms, held_out, draws, state):  # type: ignore[no-untyped-def]
+    """Take steps k + 1 .. upto; return how many there are, fewer where nothing admissible is left."""
+    total, ridge, s2, centred, sums, weight, floor = terms
+    held, held_projected, held_sums, held_weight, held_targets = held_out
+    orders, candidates = draws
+    C, left, free, F, L, G, order, etas, W, intercept, errors = state
     D, t = total.shape[0], C.shape[0]
     p, z = np.empty(len(order)), np.empty(len(order))
     while k < upto:
-        s = _best(C, free, left, floor, draws[min(k, len(draws) - 1)], candidates)
+        s = _best(C, free, left, floor, orders[min(k, len(orders) - 1)], candidates)
         if s < 0 and candidates:
-            s = _best(C, free, left, floor, draws[0], 0)
+            s = _best(C, free, left, floor, orders[0], 0)
         if s < 0:
             break
         f, factors = F[k], L[k]
@@ -149,11 +193,11 @@ def advance(  # type: ignore[no-untyped-def]
             for i in range(k + 1):
                 z[i] = 0.0
             for i in range(k + 1):
-                own, along = 0.0, p[i]
+                inner, along = 0.0, p[i]
                 for j in range(i):
-                    own += G[i, j] * p[j]
+                    inner += G[i, j] * p[j]
                     z[j] += G[i, j] * along
-                z[i] += own + G[i, i] * along
+                z[i] += inner + G[i, i] * along
             curvature, mean = 0.0, 0.0
             for j in range(k + 1):
                 curvature += p[j] * z[j]

@@ -19,25 +19,15 @@ from dkgp.operators.cross.folds import fold_gram_task, triangle_numbers, unpacke
 from dkgp.operators.cross.kernel import summed
 from dkgp.operators.inputs import centre_of
 
-__all__ = ["FoldSystem", "Targets", "fold_systems"]
-
 # Of the intercept where it is chosen like a prototype (eq. 34).
 INTERCEPT_RIDGE = 1e-8
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Targets of a fit, and what is done with the samples.
+    """Targets of a fit: signs (n, t), the fold of each sample (n,) from 0, and its weight, D.
 
-    Attributes
-    ----------
-    signs : (n, t) float64
-    folds : (n,) int
-        Each sample's, from 0.
-    count : int
-        Folds.
-    weights : (n,) float64 or None
-        D; ones by default.
+    `count` is the number of folds; weights are ones by default.
     """
 
     signs: FloatArray
@@ -52,11 +42,11 @@ class Targets:
 
     def by_fold(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """1'D1 (v,), Y'D1 and the diagonal of Y'DY (v, t) of each fold."""
-        each = np.ones(len(self.signs)) if self.weights is None else self.weights
+        weights = np.ones(len(self.signs)) if self.weights is None else self.weights
         members = [self.folds == fold for fold in range(self.count)]
-        totals = np.array([each[some].sum() for some in members])
-        targets = np.array([each[some] @ self.signs[some] for some in members])
-        squares = np.array([each[some] @ self.signs[some] ** 2 for some in members])
+        totals = np.array([weights[member].sum() for member in members])
+        targets = np.array([weights[member] @ self.signs[member] for member in members])
+        squares = np.array([weights[member] @ self.signs[member] ** 2 for member in members])
         return totals, targets, squares
 
 
@@ -118,22 +108,9 @@ def fold_systems(
     targets: Targets,
     intercept: str,
 ) -> list[FoldSystem]:
-    """Sum up eq. 29 for several kernels in one pass over the samples.
+    """Sum up eq. 29 for several kernels in one pass over the samples; the operator's own kernel plays no part.
 
-    Parameters
-    ----------
-    operator : BlockedKernelOperator
-        Of the samples; its own kernel plays no part.
-    prototypes : (M, d) float64
-    kernels : sequence of Kernel
-    targets : Targets
-    intercept : str
-        "first", "selected" or "none".
-
-    Raises
-    ------
-    NumericalError
-        Sums that are not finite.
+    `intercept` is "first", "selected" or "none". `NumericalError`: sums that are not finite.
     """
     ones = np.ones((len(targets.signs), 1))
     vectors = {
@@ -142,8 +119,8 @@ def fold_systems(
         "weights": targets.weights,
     }
     arguments = (operator.context, prototypes, tuple(kernels), targets.count)
-    found = summed(operator, "kfolds", "fold Grams", fold_gram_task, arguments, vectors, in_place=True)
-    grams, projected = found.sums
+    totals = summed(operator, "kfolds", "fold Grams", fold_gram_task, arguments, vectors, in_place=True)
+    grams, projected = totals.sums
     of_targets = targets.by_fold()
     systems = []
     for number, kernel in enumerate(kernels):

@@ -14,20 +14,10 @@ import numpy as np
 
 from dkgp.cluster.threads import in_parallel
 from dkgp.errors import InputError
-from dkgp.models.classification.fixed_size.paths import Draws, Path
+from dkgp.models.classification.fixed_size.paths import Path
+from dkgp.models.classification.fixed_size.steps import Draws
 from dkgp.models.classification.fixed_size.system import FoldSystem
 from dkgp.operators.base import FloatArray
-
-__all__ = [
-    "CARDINALITY_RULES",
-    "Stop",
-    "Validation",
-    "chosen_cardinality",
-    "chosen_noise",
-    "stop_rule",
-    "validate",
-    "validate_noise",
-]
 
 # Steps of all folds between two looks at the stopping rule, and what folds must come to, to be shared between threads.
 STEPS, SHARED_WORK = 16, 2_000_000
@@ -84,15 +74,8 @@ class Stop:
 class Validation:
     """Cross-validation of one noise variance.
 
-    Attributes
-    ----------
-    noise_variance : float
-    errors : (k + 1, v) float64
-        Mean squared error of each fold at cardinalities 0 .. k.
-    scores : (k + 1,) float64
-        Over all samples: f_cv of eq. 35 for each of them.
-    stopped : bool
-        Whether rule (38) ended the path.
+    `errors` (k + 1, v) are the mean squared errors of each fold at cardinalities 0 .. k, `scores` (k + 1,) those over
+    all samples, f_cv of eq. 35; `stopped` where rule (38) ended the path.
     """
 
     noise_variance: float
@@ -143,7 +126,10 @@ def chosen_noise(validations: Sequence[Validation]) -> Validation:
     """
     least = min(validation.score for validation in validations)
     most = least + ALIKE * abs(least) + ROUNDED
-    return max((some for some in validations if some.score <= most), key=lambda some: some.noise_variance)
+    return max(
+        (validation for validation in validations if validation.score <= most),
+        key=lambda validation: validation.noise_variance,
+    )
 
 
 def validate(

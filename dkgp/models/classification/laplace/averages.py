@@ -128,7 +128,7 @@ def _above(values: FloatArray, off: float) -> FloatArray:
 
 
 def _columns(likelihood: Likelihood, values: FloatArray) -> FloatArray:
-    found = np.asarray(values, dtype=np.float64)
-    if found.ndim != 2 or found.shape[1] != likelihood.n_outputs:
-        raise InputError(f"means, bounds or variances have shape {found.shape}; expected (r, {likelihood.n_outputs})")
-    return found
+    columns = np.asarray(values, dtype=np.float64)
+    if columns.ndim != 2 or columns.shape[1] != likelihood.n_outputs:
+        raise InputError(f"means, bounds or variances have shape {columns.shape}; expected (r, {likelihood.n_outputs})")
+    return columns

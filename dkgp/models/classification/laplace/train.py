@@ -19,20 +19,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
-from dkgp.models.classification.labels import Labels
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic.certificate import RiskCertificate
+from dkgp.models.classification.logistic.stopping import RiskSettings
 from dkgp.models.classification.logistic.train import TrainedLogistic, train_logistic
+from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.rounding import certified_row_errors
 from dkgp.operators.base import FloatArray
-
-__all__ = ["LEAST_CURVATURE", "TrainedGP", "curvature_factors", "require_separate", "train_gp"]
 
 # Below it a sample's curvature is left out of the factor, and its part of a variance counted by itself: each takes less
 # than so much times k(x, x) k(x_i, x_i) off.
@@ -41,7 +42,7 @@ LEAST_CURVATURE = 1e-30
 LIBRARY = {"logit": 1e-12, "probit": 1e-9}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class TrainedGP(TrainedLogistic):
     """A Gaussian process of labels in Laplace's approximation: the mode, and the curvature there.
 
@@ -54,56 +55,45 @@ class TrainedGP(TrainedLogistic):
 
     curvature_factor: tuple[float, ...] = ()
 
+    def stored(self) -> dict[str, Any]:
+        """As of the mode, and the curvature."""
+        return {**super().stored(), "form": "gp", "curvature": self.curvature}
+
+    def proofs(self) -> dict[str, Any]:
+        """The mode's certificate, and the factors."""
+        return {**self.certificate.to_json(), "curvature_factor": _finite(self.curvature_factor)}
+
 
 def train_gp(
-    dataset: Dataset,
-    labels: Labels,
+    data: LabelledData,
     hyperparameters: Hyperparameters,
-    executor: BlockExecutor,
+    context: RunContext | BlockExecutor,
+    settings: RiskSettings,
     *,
-    likelihood: Likelihood,
-    regularisation: float = 1.0,
-    weights: FloatArray | None = None,
-    **settings: Any,
+    initial: ArrayLike | None = None,
 ) -> TrainedGP:
-    """Find the mode of labels on all samples, and prove how near it is.
+    """Find the mode of labels on all samples, and prove how near it is; arguments and errors as of `train_logistic`.
 
-    Parameters
-    ----------
-    dataset, labels, hyperparameters, executor
-        As of `train_logistic`. The kernel's amplitude says how steep probabilities may be: tune it by the labels'
-        evidence.
-    likelihood : Likelihood
-        Logit or probit, several classes each against the rest.
-    regularisation : float
-        1: a prior with the covariance K / lambda is one of another amplitude.
-    weights : (n,) float64, optional
-        How often each sample counts.
-    settings
-        As of `train_logistic`.
-
-    Returns
-    -------
-    TrainedGP
-
-    Raises
-    ------
-    InputError
-        Softmax, another regularisation, and as `train_logistic`; other errors as there.
+    The kernel's amplitude says how steep probabilities may be: tune it by the labels' evidence. The likelihood is logit
+    or probit, several classes each against the rest, and lambda is 1, for a prior with the covariance K / lambda is one
+    of another amplitude; `InputError` for others.
     """
-    require_separate(likelihood, labels.n_samples)
+    likelihood, regularisation = settings.likelihood, settings.regularisation
+    require_separate(likelihood, data.labels.n_samples)
     if regularisation != 1.0:
         raise InputError(
             f"a Gaussian process has no regularisation, got {regularisation:g}: the kernel's amplitude takes its place"
         )
-    trained = train_logistic(
-        dataset, labels, hyperparameters, executor, likelihood=likelihood, weights=weights, **settings
-    )
-    factors = curvature_factors(trained, dataset, likelihood.targets(labels))
-    own = {field.name: getattr(trained, field.name) for field in dataclasses.fields(TrainedLogistic)}
-    told = [factor if math.isfinite(factor) else None for factor in factors]
-    own["summary"] = {**trained.summary, "method": "gp", "curvature_factor": told}
-    return TrainedGP(**own, curvature_factor=factors)
+    mode = train_logistic(data, hyperparameters, context, settings, initial=initial)
+    factors = curvature_factors(mode, data.dataset, likelihood.targets(data.labels))
+    fields = {field.name: getattr(mode, field.name) for field in dataclasses.fields(TrainedLogistic)}
+    fields["summary"] = {**mode.summary, "method": "gp", "curvature_factor": _finite(factors)}
+    return TrainedGP(**fields, curvature_factor=factors)
+
+
+def _finite(factors: tuple[float, ...]) -> list[float | None]:
+    """Factors as JSON has them: None where nothing is proven."""
+    return [factor if math.isfinite(factor) else None for factor in factors]
 
 
 def require_separate(likelihood: Likelihood, n_samples: int) -> None:
@@ -118,15 +108,9 @@ def require_separate(likelihood: Likelihood, n_samples: int) -> None:
 
 
 def curvature_factors(trained: TrainedLogistic, dataset: Dataset, targets: FloatArray) -> tuple[float, ...]:
-    """By what factor the curvature at the exact mode may differ from that at hand, at most, of each column: t.
+    """By what factor the curvature at the exact mode may differ from the trained one, at most: (t,).
 
-    Parameters
-    ----------
-    trained : TrainedLogistic
-    dataset : Dataset
-        It was trained on.
-    targets : (n, t) float64
-        As of `Likelihood.targets`.
+    `dataset` is what was trained on, `targets` (n, t) as of `Likelihood.targets`.
     """
     worst = np.ones(targets.shape[1])
     stepped = _stepped(trained, dataset)
@@ -153,8 +137,8 @@ def _factors(likelihood: Likelihood, targets: FloatArray, values: FloatArray, aw
     least = likelihood.curvature(np.ones_like(margins), np.nextafter(margins + away, np.inf)) / off
     seen = most >= LEAST_CURVATURE
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        found = np.where(seen, np.maximum(most / at, at / least) * off, 1.0)
-    return np.asarray(np.nan_to_num(found, nan=np.inf).max(axis=0))
+        factors = np.where(seen, np.maximum(most / at, at / least) * off, 1.0)
+    return np.asarray(np.nan_to_num(factors, nan=np.inf).max(axis=0))
 
 
 def _stepped(trained: TrainedLogistic, dataset: Dataset) -> RiskCertificate:

@@ -20,15 +20,11 @@ from typing import Any
 import numpy as np
 
 from dkgp.data.types import BoolArray
-from dkgp.models.classification.exact.certificate import certified_labels
+from dkgp.models.classification.bounds import FEW, SampleSizes, certified_labels, sum_roundings, upward
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, bounding, product_roundings
 from dkgp.operators.base import FloatArray
 
-__all__ = ["Found", "GradientLength", "RiskCertificate"]
-
-# Of what is made of bounds by a few operations, each rounded.
-FEW = 1.0 + 16.0 * EPS
 # K V in float64 of V, and a bound on its entries' errors beside rounding.
 Multiply = Callable[[FloatArray], tuple[FloatArray, float]]
 # Rows that are looked at together, so that what is made of them stays small; a sum over them is rounded as often.
@@ -36,7 +32,7 @@ PIECE_ROWS = 8192
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class Minimum:
     """A function that a minimisation of a risk found, and what was evaluated of it, (n, t) float64 each.
 
     Attributes
@@ -95,7 +91,7 @@ class GradientLength:
     @np.errstate(over="ignore", invalid="ignore")  # what comes to no number bounds nothing: see `bounding`
     def of(
         cls,
-        found: Found,
+        minimum: Minimum,
         targets: FloatArray,
         likelihood: Likelihood,
         kernel_diagonal: float | FloatArray,
@@ -107,7 +103,7 @@ class GradientLength:
 
         Parameters
         ----------
-        found : Found
+        minimum : Minimum
         targets : (n, t) float64
             As of `Likelihood.targets`.
         likelihood : Likelihood
@@ -122,20 +118,20 @@ class GradientLength:
             whose entries is negative. Two further products then tell what roundings come to for the entries that there
             are, where otherwise each is taken to be as large as the diagonal lets it be.
         """
-        n, t = found.alpha.shape
-        sizes = _Sizes.of(n, kernel_diagonal, row_errors)
+        n, t = minimum.alpha.shape
+        sizes = _sizes_of(n, kernel_diagonal, row_errors)
         around: tuple[FloatArray | None, FloatArray | None] = (None, None)
         if multiply is not None:
-            both = _around(np.concatenate([found.alpha, found.gradient], axis=1), sizes, found.noise, multiply)
+            both = _around(np.concatenate([minimum.alpha, minimum.gradient], axis=1), sizes, minimum.noise, multiply)
             around = both[:, :t], both[:, t:]
-        noise, error = found.noise, found.product_error
-        of_alpha = _Product.each(found.alpha, found.values, sizes, noise, error, around[0])
-        of_gradient = _Product.each(found.gradient, found.gradient_image, sizes, noise, error, around[1])
+        noise, error = minimum.noise, minimum.product_error
+        of_alpha = _Product.of_columns(minimum.alpha, minimum.values, sizes, noise, error, around[0])
+        of_gradient = _Product.of_columns(minimum.gradient, minimum.gradient_image, sizes, noise, error, around[1])
         squares, off = np.zeros(t), np.zeros(t)
         errors = np.empty((n if multiply is not None else 0, t))
         for rows in _pieces(n):
             away = np.column_stack([product.off(rows) for product in of_alpha])
-            entries = _gradient_errors(rows, found, away, targets, likelihood, weights)
+            entries = _gradient_errors(rows, minimum, away, targets, likelihood, weights)
             off += sizes.scale[rows] @ entries
             squares += [product.square(rows) for product in of_gradient]
             if multiply is not None:
@@ -144,11 +140,11 @@ class GradientLength:
         lengths, off = np.sqrt(np.maximum(squares, 0.0)) * FEW, EVALUATION * off
         if multiply is not None:
             image, more = multiply(errors)
-            products = _Product.each(errors, image, sizes, noise, more)
+            products = _Product.of_columns(errors, image, sizes, noise, more)
             sums = np.array([sum(product.square(rows) for rows in _pieces(n)) for product in products])
             off = np.minimum(off, np.sqrt(np.maximum(sums, 0.0)) * FEW)
         if likelihood.coupled:
-            lengths, off = (np.full(t, np.linalg.norm(each) * (1.0 + t * EPS)) for each in (lengths, off))
+            lengths, off = (np.full(t, np.linalg.norm(values) * (1.0 + t * EPS)) for values in (lengths, off))
         return cls(tuple(lengths.tolist()), tuple(off.tolist()), likelihood.coupled)
 
 
@@ -183,40 +179,40 @@ class RiskCertificate:
     @np.errstate(over="ignore", invalid="ignore")  # what comes to no number bounds nothing: see `bounding`
     def of(
         cls,
-        found: Found,
+        minimum: Minimum,
         gradient: GradientLength,
         share: float,
         kernel_diagonal: float | FloatArray,
         row_errors: FloatArray,
         assumes: str | None = None,
     ) -> RiskCertificate:
-        """Certify `found.stepped(share)`.
+        """Certify `minimum.stepped(share)`.
 
         Parameters
         ----------
-        found : Found
+        minimum : Minimum
         gradient : GradientLength
             Of it.
         share : float
-            As of `Found.stepped`, at most 1/2.
+            As of `Minimum.stepped`, at most 1/2.
         kernel_diagonal, row_errors
             As of `GradientLength.of`.
         assumes : str, optional
             See `dkgp.models.rounding.assumptions`.
         """
-        stored = found.stepped(share)
-        sizes = _Sizes.of(len(stored), kernel_diagonal, row_errors)
+        stored = minimum.stepped(share)
+        sizes = _sizes_of(len(stored), kernel_diagonal, row_errors)
         moved = np.zeros(stored.shape[1])
         if share:
             for rows in _pieces(len(stored)):
-                step = np.abs(found.gradient[rows]) * (share / found.regularisation)
+                step = np.abs(minimum.gradient[rows]) * (share / minimum.regularisation)
                 # The quotient, the product with g, the difference.
                 moved += sizes.scale[rows] @ (UNIT * (2.0 * step + np.abs(stored[rows])))
         if gradient.coupled:
             moved = np.full(len(moved), np.linalg.norm(moved))
         length, off = np.asarray(gradient.length), np.asarray(gradient.off)
         # From s to the centre f - grad / (2 lambda), and the radius; `off` is in both by half.
-        radius = ((abs(0.5 - share) + 0.5) * length + off) / found.regularisation + EVALUATION * moved
+        radius = ((abs(0.5 - share) + 0.5) * length + off) / minimum.regularisation + EVALUATION * moved
         radius = np.where(np.isfinite(radius), radius * FEW, math.inf)
         return cls(
             n=len(stored),
@@ -253,9 +249,8 @@ class RiskCertificate:
         product_error : (r, t) float64 or float
             Bound on the decisions' errors beside rounding (tree sums).
         """
-        scale = _upward(prior_variance, row_errors)
-        unit = product_roundings(self.n) * UNIT + EPS * row_errors
-        rounding = unit[:, None] * np.asarray(self.magnitude) + EPS * np.asarray(self.spread)
+        scale = upward(prior_variance, row_errors)
+        rounding = sum_roundings(self.n, row_errors, self.magnitude, self.spread)
         bound = scale[:, None] * (np.asarray(self.radius) + EVALUATION * rounding)
         bound += EVALUATION * UNIT * np.abs(decisions) + product_error
         return np.asarray(bound * FEW)
@@ -277,17 +272,13 @@ class RiskCertificate:
         """
         if not self.coupled:
             return certified_labels(decisions, bounds)
-        rows, first = np.arange(len(decisions)), np.argmax(decisions, axis=1)
         # At most what is in each of the two bounds of the radius.
         with np.errstate(invalid="ignore", over="ignore"):  # nothing is shared where that is no number
             shared = np.sqrt(prior_variance) * (1.0 - EPS * (2.0 * row_errors + 8.0)) * self.radius[0]
         less = np.where(
             np.isfinite(shared), np.maximum(shared, 0.0) * ((2.0 - math.sqrt(2.0)) * (1.0 - 16.0 * EPS)), 0.0
         )
-        ahead = decisions[rows, first][:, None] - decisions
-        clear = ahead > (bounds + bounds[rows, first][:, None]) * FEW - less[:, None]
-        clear[rows, first] = True
-        return np.asarray(clear.all(axis=1))
+        return certified_labels(decisions, bounds, less[:, None])
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -313,61 +304,34 @@ class RiskCertificate:
         )
 
 
-def _upward(prior_variance: FloatArray, row_errors: FloatArray) -> FloatArray:
-    """sqrt(k(x, x)) at most, of k(x, x) as computed."""
-    return np.asarray(np.sqrt(prior_variance) * (1.0 + EPS * (2.0 * row_errors + 8.0)))
-
-
 def _pieces(n: int) -> Iterator[slice]:
     return (slice(start, start + PIECE_ROWS) for start in range(0, n, PIECE_ROWS))
 
 
 def _gradient_errors(
     rows: slice,
-    found: Found,
+    minimum: Minimum,
     away: FloatArray,
     targets: FloatArray,
     likelihood: Likelihood,
     weights: FloatArray | None,
 ) -> FloatArray:
     """Bounds on what entries of the gradient are off by, where values are within `away` of the true ones: (r, t)."""
-    low, high = likelihood.slopes(targets[rows], found.values[rows], away)
+    low, high = likelihood.slopes(targets[rows], minimum.values[rows], away)
     if weights is not None:
         counts = weights[rows, None]
         with np.errstate(invalid="ignore"):
             low, high = (np.where(counts > 0.0, counts * ends, 0.0) for ends in (low, high))
-    penalty, gradient = found.regularisation * found.alpha[rows], found.gradient[rows]
+    penalty, gradient = minimum.regularisation * minimum.alpha[rows], minimum.gradient[rows]
     farthest = np.maximum(np.abs(low + penalty - gradient), np.abs(high + penalty - gradient))
     # Each of the two is made by four operations.
     roundings = np.maximum(np.abs(low), np.abs(high)) + np.abs(penalty) + np.abs(gradient)
     return np.asarray(farthest * FEW + 4.0 * UNIT * EVALUATION * roundings)
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """Sizes of samples' entries: what roundings are in proportion to.
-
-    Attributes
-    ----------
-    scale : (n,) float64
-        sqrt(k(x_i, x_i)) at most.
-    row_errors : (n,) float64
-    """
-
-    scale: FloatArray
-    row_errors: FloatArray
-
-    @classmethod
-    def of(cls, n: int, kernel_diagonal: float | FloatArray, row_errors: FloatArray) -> _Sizes:
-        return cls(
-            _upward(np.broadcast_to(np.asarray(kernel_diagonal, dtype=np.float64), (n,)), row_errors), row_errors
-        )
-
-    def magnitude(self, column: FloatArray) -> float:
-        return float(EVALUATION * (self.scale @ np.abs(column)))
-
-    def spread(self, column: FloatArray) -> float:
-        return float(EVALUATION * ((self.scale * self.row_errors) @ np.abs(column)))
+def _sizes_of(n: int, kernel_diagonal: float | FloatArray, row_errors: FloatArray) -> SampleSizes:
+    diagonal = np.broadcast_to(np.asarray(kernel_diagonal, dtype=np.float64), (n,))
+    return SampleSizes(upward(diagonal, row_errors), row_errors)
 
 
 @dataclass(frozen=True)
@@ -380,9 +344,9 @@ class _Product:
         v, and K v as computed.
     magnitude, spread : float
         Of v.
-    sizes : _Sizes
+    sizes : SampleSizes
     noise, product_error : float
-        As of `Found`.
+        As of `Minimum`.
     around : (n,) float64 or None
         K |v| at most, of a kernel none of whose entries is negative.
     """
@@ -391,17 +355,17 @@ class _Product:
     image: FloatArray
     magnitude: float
     spread: float
-    sizes: _Sizes
+    sizes: SampleSizes
     noise: float
     product_error: float
     around: FloatArray | None
 
     @classmethod
-    def each(
+    def of_columns(
         cls,
         vectors: FloatArray,
         images: FloatArray,
-        sizes: _Sizes,
+        sizes: SampleSizes,
         noise: float,
         product_error: float,
         around: FloatArray | None = None,
@@ -438,11 +402,11 @@ class _Product:
         return float(terms.sum() + EVALUATION * (additions * np.abs(terms).sum() + sizes @ self.off(rows)))
 
 
-def _around(vectors: FloatArray, sizes: _Sizes, noise: float, multiply: Multiply) -> FloatArray:
+def _around(vectors: FloatArray, sizes: SampleSizes, noise: float, multiply: Multiply) -> FloatArray:
     """K |V| at most, (n, t)."""
     positive = np.abs(vectors)
     image, error = multiply(positive)
-    for column, product in enumerate(_Product.each(positive, image, sizes, noise, error)):
+    for column, product in enumerate(_Product.of_columns(positive, image, sizes, noise, error)):
         for rows in _pieces(len(vectors)):
             image[rows, column] += product.off(rows)
     # As evaluated entries are, that differ from K's, once more.

@@ -7,20 +7,16 @@ from contextlib import closing
 from typing import Any
 
 from dkgp.cluster import LocalExecutor
-from dkgp.data import Dataset
 from dkgp.kernels import Kernel
-from dkgp.models.classification.labels import Labels
-from dkgp.models.classification.likelihoods import Likelihood
-from dkgp.models.classification.logistic.stopping import NO_NOISE, RISK_TOLERANCE, RiskError
+from dkgp.models.classification.labelled import LabelledData
+from dkgp.models.classification.logistic.stopping import NO_NOISE, RiskSettings
 from dkgp.models.tuning.tune import draw_subset
 from dkgp.operators import ArrayInputs
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.solvers import DualityGap, MaxPasses
+from dkgp.solvers import MaxPasses
 from dkgp.solvers.auto import Expected
 from dkgp.solvers.registry import AUTO
-from dkgp.solvers.risk import RiskMethod, minimise_risk
-
-__all__ = ["FORESEEN_FROM", "foreseen_products"]
+from dkgp.solvers.risk import Risk, RiskMethod, method_for, minimise_by
 
 # Samples of the runs that products are foreseen from, and products after which one of them is given up.
 SUBSETS, MOST_PRODUCTS = (500, 2000), 400.0
@@ -30,55 +26,30 @@ FORESEEN_FROM = 20_000
 STEEPEST, UNSURE = 0.5, 1.5
 
 
-def foreseen_products(
-    dataset: Dataset,
-    labels: Labels,
-    kernel: Kernel,
-    likelihood: Likelihood,
-    *,
-    method: str | RiskMethod[Any] = AUTO,
-    regularisation: float = 1.0,
-    tolerance: float = RISK_TOLERANCE,
-    gap: float | None = None,
-    seed: int = 0,
-) -> Expected:
-    """Foresee the products with the whole matrix, float32 ones for the most part.
+def foreseen_products(data: LabelledData, kernel: Kernel, settings: RiskSettings) -> Expected:
+    """Foresee the products with the whole matrix, float32 ones for the most part; the kernel has no white noise.
 
     They are counted in runs on subsets, and go on with n as they did from the smaller of these to the larger, or up to
     its root; the fewest are also those of Newton's method, which all samples may be handed over to.
-
-    Parameters
-    ----------
-    kernel : Kernel
-        Without white noise.
-    method, regularisation, tolerance, gap, seed
-        As of `train_logistic`.
     """
+    n, likelihood = data.n, settings.likelihood
 
     def products(size: int, method: str | RiskMethod[Any]) -> float:
-        chosen = draw_subset(dataset.n_samples, size, seed)
-        inputs, targets = dataset.input_rows(chosen), likelihood.targets(labels.subset(chosen))
+        subset = draw_subset(n, size, settings.seed)
+        inputs, targets = data.dataset.input_rows(subset), likelihood.targets(data.labels.subset(subset))
         with (
             closing(LocalExecutor(1)) as executor,
             BlockedKernelOperator(kernel, NO_NOISE, ArrayInputs(inputs), executor) as operator,
         ):
-            rule = RiskError(tolerance, float(operator.prior().max())) if gap is None else DualityGap(gap)
-            solved = minimise_risk(
-                operator,
-                targets,
-                loss=likelihood.loss,
-                regularisation=regularisation,
-                method=method,
-                stopping=rule | MaxPasses(MOST_PRODUCTS),
-                seed=seed,
-            )
+            minimiser = method_for(Risk(likelihood.loss, settings.regularisation), method, seed=settings.seed)
+            rule = settings.converged(float(operator.prior().max()))
+            solved = minimise_by(operator, targets, minimiser, stopping=rule | MaxPasses(MOST_PRODUCTS))
         return solved.solution.progress.column_passes
 
-    n = dataset.n_samples
     sizes = sorted({min(size, n) for size in SUBSETS})
-    counts = [products(size, method) for size in sizes]
+    counts = [products(size, settings.method) for size in sizes]
     # What goes by conjugate gradients on a subset may be handed over to Newton's method on all samples.
-    least = products(sizes[-1], "newton") if method == AUTO else counts[-1]
+    least = products(sizes[-1], "newton") if settings.method == AUTO else counts[-1]
     growth = 0.0
     if len(sizes) > 1 and counts[0] > 0.0:
         growth = math.log(counts[-1] / counts[0]) / math.log(sizes[-1] / sizes[0])

@@ -1,14 +1,16 @@
-"""The rule that a regularised risk's minimisation is good enough for decisions."""
+"""Settings of a regularised risk's minimisation, and the rule that it is good enough for decisions."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from dkgp.errors import InputError
-from dkgp.solvers import Progress, StoppingRule, StopReason
-
-__all__ = ["NO_NOISE", "RISK_TOLERANCE", "RiskError"]
+from dkgp.models.classification.likelihoods import Likelihood
+from dkgp.solvers import DualityGap, Progress, StoppingRule, StopReason
+from dkgp.solvers.registry import AUTO
+from dkgp.solvers.risk import RiskMethod
 
 # By default decisions are within so much of the exact minimiser's; a probability is then within a quarter of it.
 RISK_TOLERANCE = 1e-3
@@ -52,3 +54,46 @@ class RiskError(StoppingRule):
     def left(self, progress: Progress) -> float:
         """Compare the decisions' error, which falls with the gradient."""
         return self.error(progress) / self.tolerance
+
+
+@dataclass(frozen=True)
+class RiskSettings:
+    """The risk sum_i w_i l(y_i, f(x_i)) + lambda |f|^2 / 2, and how it is minimised.
+
+    Parameters
+    ----------
+    likelihood : Likelihood
+        Its negative logarithm is the loss l.
+    regularisation : float
+        lambda.
+    method : str or RiskMethod
+        Of `dkgp.solvers.risk.RISK_METHODS`, or "auto"; see `minimise_risk`.
+    tolerance : float
+        Stop where decisions are within about this of the exact minimiser's; see `RiskError`.
+    gap : float, optional
+        Stop where the risk is proven to be within this share of the least instead.
+    limits : StoppingRule, optional
+        Rules at which it stops too, such as `MaxPasses(50)`.
+    precision : {"mixed", "double"}
+        Of the kernel products on the way.
+    seed : int
+        Of what a method draws.
+    """
+
+    likelihood: Likelihood
+    regularisation: float = 1.0
+    method: str | RiskMethod[Any] = AUTO
+    tolerance: float = RISK_TOLERANCE
+    gap: float | None = None
+    limits: StoppingRule | None = None
+    precision: Literal["mixed", "double"] = "mixed"
+    seed: int = 0
+
+    def error(self, largest: float) -> RiskError:
+        """The rule on decisions, of a kernel with max k(x, x) = `largest`; `InputError` for its tolerance."""
+        return RiskError(self.tolerance, largest)
+
+    def converged(self, largest: float) -> StoppingRule:
+        """The rule that says when the risk is minimised: on decisions, or on the risk itself."""
+        rule = self.error(largest)
+        return rule if self.gap is None else DualityGap(self.gap)

@@ -3,51 +3,56 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dkgp.cluster.executors.base import BlockExecutor
-from dkgp.data import Dataset
-from dkgp.data.types import ProgressCallback
-from dkgp.errors import InputError
-from dkgp.kernels import Kernel, check_positive_definite, fold_white, has_user_function
-from dkgp.models.classification.belonging import belonging
-from dkgp.models.classification.labels import Labels
+from dkgp.kernels import (
+    ActiveDimensions,
+    Constant,
+    Kernel,
+    Matern12,
+    Matern32,
+    Matern52,
+    Periodic,
+    Product,
+    RationalQuadratic,
+    Scaled,
+    SquaredExponential,
+    Sum,
+)
+from dkgp.models.classification.labelled import LabelledData, solve_summary
 from dkgp.models.classification.likelihoods import Likelihood
-from dkgp.models.classification.logistic.certificate import Found, GradientLength, RiskCertificate
-from dkgp.models.classification.logistic.entries import entries_not_negative
+from dkgp.models.classification.logistic.certificate import GradientLength, Minimum, RiskCertificate
 from dkgp.models.classification.logistic.foreseen import FORESEEN_FROM, foreseen_products
-from dkgp.models.classification.logistic.stopping import NO_NOISE, RISK_TOLERANCE, RiskError
+from dkgp.models.classification.logistic.stopping import NO_NOISE, RiskError, RiskSettings
+from dkgp.models.classification.trained import TrainedClassifier
+from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.rounding import assumptions
-from dkgp.models.tuning.tune import draw_subset
-from dkgp.operators import TreeKernelOperator
 from dkgp.operators.base import FloatArray, KernelOperator
-from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, BlockedKernelOperator
-from dkgp.solvers import Checkpointing, DualityGap, Progress, Solution, StoppingRule
+from dkgp.solvers import Solution
 from dkgp.solvers.conjugate.kernel_cg import kernel_product
-from dkgp.solvers.risk import Risk, RiskMethod, RiskSolution, minimise_risk
+from dkgp.solvers.risk import Risk, RiskSolution, method_for, minimise_by
 
-__all__ = ["TrainedLogistic", "train_logistic"]
+# Kernels none of whose entries is negative, and those that make no others of such parts.
+_NOT_NEGATIVE = (Constant, Matern12, Matern32, Matern52, Periodic, RationalQuadratic, SquaredExponential)
+_COMPOSED = (ActiveDimensions, Product, Scaled, Sum)
 
 
-@dataclass(frozen=True, eq=False)
-class TrainedLogistic:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TrainedLogistic(TrainedClassifier):
     """The minimiser of sum_i w_i l(y_i, f(x_i)) + lambda |f|^2 / 2, as nearly as it was found.
 
     Attributes
     ----------
-    kernel : Kernel
-        Of the standardised inputs, without white noise.
     regularisation : float
         lambda.
     likelihood : Likelihood
-    classes : tuple of str
     alpha : (n, t) float64
     values : (n, t) float64
         The decisions at the samples, K alpha.
@@ -57,151 +62,89 @@ class TrainedLogistic:
     solution : Solution
         Of the search: history, and why it stopped. Its alpha is what the search ended in, from which `alpha` may be
         half a step along the gradient, at the centre of the ball in which the exact minimiser lies.
-    summary : dict
-        n, d, classes, counts, columns, likelihood, regularisation, solver (the method), converged, iterations,
-        column_passes, kernel_evaluations, seconds, risk, risk_lower_bound, risk_gap (relative), decision_error by
-        column and so on.
     product_error : float
         Bound on the errors of products beside rounding (tree sums).
     """
 
-    kernel: Kernel
     regularisation: float
     likelihood: Likelihood
-    classes: tuple[str, ...]
     alpha: FloatArray
     values: FloatArray
     curvature: FloatArray
     certificate: RiskCertificate
     solution: Solution
-    summary: dict[str, Any]
     product_error: float = 0.0
 
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """The search's records, in plain JSON types."""
-        return [progress.to_json() for progress in self.solution.history]
+    def stored(self) -> dict[str, Any]:
+        """Coefficients, and the risk that they minimise."""
+        return {
+            "form": "logistic",
+            "alpha": self.alpha,
+            "intercept": np.zeros(self.likelihood.n_outputs),
+            "likelihood": self.likelihood.to_json(),
+            "regularisation": self.regularisation,
+        }
 
 
 def train_logistic(
-    dataset: Dataset,
-    labels: Labels,
+    data: LabelledData,
     hyperparameters: Hyperparameters,
-    executor: BlockExecutor,
+    context: RunContext | BlockExecutor,
+    settings: RiskSettings,
     *,
-    likelihood: Likelihood,
-    regularisation: float = 1.0,
-    method: str | RiskMethod[Any] = "auto",
-    tolerance: float = RISK_TOLERANCE,
-    gap: float | None = None,
-    limits: StoppingRule | None = None,
-    weights: FloatArray | None = None,
-    tree_error: float | None = None,
-    precision: Literal["mixed", "double"] = "mixed",
     initial: ArrayLike | None = None,
-    callback: Callable[[Progress], None] | None = None,
-    within: ProgressCallback | None = None,
-    checkpointing: Checkpointing | None = None,
-    interrupted: Callable[[], bool] | None = None,
-    coordinator_input_bytes: int = DEFAULT_COORDINATOR_INPUT_BYTES,
-    seed: int = 0,
 ) -> TrainedLogistic:
     """Minimise the regularised risk of labels on all samples, and prove how near decisions are.
 
     Parameters
     ----------
-    dataset : Dataset
-        Its standardised inputs are read by whoever needs them; its targets are not.
-    labels : Labels
-        Of its samples.
+    data : LabelledData
+        Weights say how often each sample counts.
     hyperparameters : Hyperparameters
         The kernel; white noise that is part of it, and the noise variance, play no part.
-    executor : BlockExecutor
-    likelihood : Likelihood
-        Its negative logarithm is the loss l.
-    regularisation : float
-        lambda.
-    method : str or RiskMethod
-        Of `dkgp.solvers.risk.RISK_METHODS`, or "auto"; see `minimise_risk`.
-    tolerance : float
-        Stop where decisions are within about this of the exact minimiser's; see `RiskError`.
-    gap : float, optional
-        Stop where the risk is proven to be within this share of the least instead.
-    limits : StoppingRule, optional
-        Rules at which it stops too, such as `MaxPasses(50)`.
-    weights : (n,) float64, optional
-        w, how often each sample counts, not negative.
-    tree_error : float, optional
-        Take products by pruned sums, each entry good to this; see `TreeKernelOperator`. The certificate allows for it.
-    precision : {"mixed", "double"}
-        Of the kernel products on the way.
+    context : RunContext or BlockExecutor
+        Who computes, and who watches.
+    settings : RiskSettings
     initial : (n, t) array_like, optional
         Warm start.
-    callback, within, checkpointing, interrupted
-        See `dkgp.solvers.solve`.
-    coordinator_input_bytes : int
-        See `BlockedKernelOperator`.
-    seed : int
-        Of what a method draws.
-
-    Returns
-    -------
-    TrainedLogistic
 
     Raises
     ------
     InputError
-        Labels or weights of another number of samples or classes, weights below zero, a regularisation, tolerance or
-        gap that is not positive, a kernel for another number of features, or one whose white noise cannot be told from
-        the rest.
+        Another number of classes than the likelihood's, a regularisation, tolerance or gap that is not positive, a
+        kernel for another number of features, or one whose white noise cannot be told from the rest.
     UsageError
         No such method.
     CheckpointError
         The checkpoint belongs to another run.
     InterruptedRunError
-        As was wished.
+        The context asked for the end.
     """
-    n = dataset.n_samples
-    if labels.n_samples != n:
-        raise InputError(f"there are labels of {labels.n_samples:,} samples; '{dataset.url}' has {n:,}")
-    kernel, _ = fold_white(hyperparameters.kernel, hyperparameters.noise_variance)
-    targets = likelihood.targets(labels)
-    risk = Risk(likelihood.loss, regularisation, weights)
+    likelihood, regularisation = settings.likelihood, settings.regularisation
+    kernel, _ = data.kernel(hyperparameters)
+    targets = likelihood.targets(data.labels)
+    risk = Risk(likelihood.loss, regularisation, data.weights)
     risk.check(targets)
-    if has_user_function(kernel):
-        check_positive_definite(kernel, dataset.input_rows(draw_subset(n, 256, 0)))
-    options: dict[str, Any] = {"coordinator_input_bytes": coordinator_input_bytes}
-    operators: type[BlockedKernelOperator] = BlockedKernelOperator
-    if tree_error is not None:
-        operators, options["error"] = TreeKernelOperator, tree_error
-    settings: dict[str, Any] = {"likelihood": likelihood.to_json(), "regularisation": regularisation}
-    cold = initial is None and tree_error is None and precision == "mixed"
-    if cold and n >= FORESEEN_FROM and executor.tiles.measured:
-        goal: dict[str, Any] = {"method": method, "regularisation": regularisation, "tolerance": tolerance, "gap": gap}
-        foreseen = foreseen_products(dataset, labels, kernel, likelihood, **goal, seed=seed)
-        executor.tiles = replace(executor.tiles, products=foreseen.count)
-    with operators(kernel, NO_NOISE, dataset, executor, **options) as operator:
+    context = RunContext.of(context)
+    tiles = context.executor.tiles
+    identity: dict[str, Any] = {"likelihood": likelihood.to_json(), "regularisation": regularisation}
+    cold = initial is None and context.tree_error is None and settings.precision == "mixed"
+    if cold and data.n >= FORESEEN_FROM and tiles.measured:
+        foreseen = foreseen_products(data, kernel, settings)
+        context.executor.tiles = replace(tiles, products=foreseen.count)
+    with context.operator(kernel, NO_NOISE, data.dataset) as operator:
         prior = operator.prior()
-        rule = RiskError(tolerance, float(prior.max()))
-        converged: StoppingRule = rule if gap is None else DualityGap(gap)
-        solved = minimise_risk(
+        rule, converged = settings.error(float(prior.max())), settings.converged(float(prior.max()))
+        solved = minimise_by(
             operator,
             targets,
-            loss=risk.loss,
-            regularisation=regularisation,
-            weights=risk.weights,
-            method=method,
-            stopping=converged if limits is None else converged | limits,
-            precision=precision,
+            method_for(risk, settings.method, settings.precision, settings.seed),
+            stopping=converged if settings.limits is None else converged | settings.limits,
             initial=initial,
-            callback=callback,
-            within=within,
-            checkpointing=belonging(checkpointing, labels, weights, **settings),
-            interrupted=interrupted,
-            seed=seed,
+            watch=data.identified(context, **identity),
         )
-        share, errors = operator.kept_share, operator.row_errors()
-        found = Found(
+        kept_share, errors = operator.kept_share, operator.row_errors()
+        minimum = Minimum(
             regularisation=regularisation,
             alpha=solved.solution.alpha,
             values=solved.values,
@@ -210,31 +153,50 @@ def train_logistic(
             product_error=solved.product_error,
             noise=NO_NOISE,
         )
-        length = GradientLength.of(found, targets, likelihood, prior, errors, risk.weights)
-        sharpened = _is_coarse(length, rule, regularisation) and entries_not_negative(kernel)
+        length = GradientLength.of(minimum, targets, likelihood, prior, errors, risk.weights)
+        sharpened = _is_coarse(length, rule, regularisation) and _entries_not_negative(kernel)
         if sharpened:
             multiply = partial(_multiplied, operator)
-            length = GradientLength.of(found, targets, likelihood, prior, errors, risk.weights, multiply)
-    chosen, certificate = _chosen(found, length, risk, targets, prior, errors, assumptions(kernel), rule, gap is None)
-    alpha, values = found.stepped(chosen), found.stepped_values(chosen)
-    summary = _summary(dataset, labels, solved, certificate, rule)
-    summary |= {"likelihood": likelihood.to_json(), "regularisation": regularisation}
-    summary |= _risks(risk, targets, alpha, values, solved) | {"centred": chosen > 0.0, "sharpened": sharpened}
-    summary |= {"kept_share": share, "weighted": weights is not None, "chosen": solved.chosen}
-    summary |= {} if tree_error is None else {"tree_error": float(tree_error)}
-    curvature = risk.weighted(likelihood.curvature(targets, values))
+            length = GradientLength.of(minimum, targets, likelihood, prior, errors, risk.weights, multiply)
+    # Where the search ended, and the centre of the ball, which has half the bound.
+    end, centre = (
+        RiskCertificate.of(minimum, length, share, prior, errors, assumptions(kernel)) for share in (0.0, 0.5)
+    )
+    centred = _is_centre_better(minimum, length, end, risk, targets, rule, settings.gap is None)
+    share, certificate = (0.5, centre) if centred else (0.0, end)
+    alpha, values = minimum.stepped(share), minimum.stepped_values(share)
+    decision_errors = [radius * math.sqrt(rule.largest) for radius in certificate.radius]
+    summary = {
+        "method": "logistic",
+        **data.summary(),
+        "columns": len(decision_errors),
+        **solve_summary(solved.solution, solved.method),
+        # About what a decision at a sample misses at most; None where nothing is proven.
+        "decision_error": [error if math.isfinite(error) else None for error in decision_errors],
+        "settings": solved.solution.solver,
+        **({} if certificate.assumes is None else {"assumes": certificate.assumes}),
+        **identity,
+        **_risks(risk, targets, alpha, values, solved),
+        "centred": centred,
+        "sharpened": sharpened,
+        "kept_share": kept_share,
+        "weighted": data.weights is not None,
+        "chosen": solved.chosen,
+        **({} if context.tree_error is None else {"tree_error": float(context.tree_error)}),
+    }
     return TrainedLogistic(
-        kernel,
-        regularisation,
-        likelihood,
-        labels.classes,
-        alpha,
-        values,
-        curvature,
-        certificate,
-        solved.solution,
-        summary,
-        solved.product_error,
+        kernel=kernel,
+        classes=data.labels.classes,
+        certificate=certificate,
+        history=[progress.to_json() for progress in solved.solution.history],
+        summary=summary,
+        regularisation=regularisation,
+        likelihood=likelihood,
+        alpha=alpha,
+        values=values,
+        curvature=risk.weighted(likelihood.curvature(targets, values)),
+        solution=solved.solution,
+        product_error=solved.product_error,
     )
 
 
@@ -246,36 +208,39 @@ def _multiplied(operator: KernelOperator, vectors: FloatArray) -> tuple[FloatArr
 
 def _is_coarse(length: GradientLength, rule: RiskError, regularisation: float) -> bool:
     """True if what products may have rounded is a tenth of the tolerance, and of the gradient, or more."""
-    off, own = max(length.off), max(length.length)
+    off, size = max(length.off), max(length.length)
     away = off / regularisation * math.sqrt(rule.largest)
-    return math.isfinite(off) and off > 0.1 * own and away > 0.1 * rule.tolerance
+    return math.isfinite(off) and off > 0.1 * size and away > 0.1 * rule.tolerance
 
 
-def _chosen(
-    found: Found,
+def _is_centre_better(
+    minimum: Minimum,
     length: GradientLength,
+    end: RiskCertificate,
     risk: Risk,
     targets: FloatArray,
-    prior: FloatArray,
-    errors: FloatArray,
-    assumes: str | None,
     rule: RiskError,
     to_tolerance: bool,
-) -> tuple[float, RiskCertificate]:
-    """Share of a step to the function that is stored, 0 or 1/2, and its certificate.
+) -> bool:
+    """True if the centre of the ball is to be stored instead of the function that the search ended in.
 
-    The centre of the ball has half the bound, but is a step along the gradient, and far from the minimum no good
-    function. It is taken where its risk is no higher; and where the tolerance is proven there alone, so that the step
-    moves no decision by more than that.
+    The centre has half the bound, but is a step along the gradient, and far from the minimum no good function. It is
+    taken where its risk is no higher; and where the tolerance is proven there alone, so that the step moves no decision
+    by more than that.
     """
-    own, centre = (RiskCertificate.of(found, length, share, prior, errors, assumes) for share in (0.0, 0.5))
-    risks = [
-        float(np.sum(risk.value(targets, found.stepped(share), found.stepped_values(share)))) for share in (0.0, 0.5)
-    ]
+    at_end, at_centre = (
+        float(np.sum(risk.value(targets, minimum.stepped(share), minimum.stepped_values(share))))
+        for share in (0.0, 0.5)
+    )
     scale = math.sqrt(rule.largest)
     step = max(length.length) / (2.0 * risk.regularisation) * scale
-    needed = to_tolerance and step <= rule.tolerance < max(own.radius) * scale
-    return (0.5, centre) if risks[1] <= risks[0] or needed else (0.0, own)
+    needed = to_tolerance and step <= rule.tolerance < max(end.radius) * scale
+    return at_centre <= at_end or needed
+
+
+def _entries_not_negative(kernel: Kernel) -> bool:
+    """True if it is known that k(x, x') >= 0 for all x and x': sums of their sizes are then products."""
+    return all(isinstance(part, (*_NOT_NEGATIVE, *_COMPOSED)) for part in kernel.walk())
 
 
 def _risks(
@@ -285,36 +250,3 @@ def _risks(
     value, below = float(np.sum(risk.value(targets, alpha, values))), float(np.sum(solved.lower_bound))
     size = max(abs(value), abs(below))
     return {"risk": value, "risk_lower_bound": below, "risk_gap": (value - below) / size if size else 0.0}
-
-
-def _summary(
-    dataset: Dataset, labels: Labels, solved: RiskSolution, certificate: RiskCertificate, rule: RiskError
-) -> dict[str, Any]:
-    solution = solved.solution
-    progress = solution.progress
-    largest = math.sqrt(rule.largest)
-    errors = [length * largest for length in certificate.radius]
-    return {
-        "method": "logistic",
-        "n": dataset.n_samples,
-        "d": dataset.n_features,
-        "classes": list(labels.classes),
-        "counts": labels.counts().tolist(),
-        "columns": len(errors),
-        "solver": solved.method,
-        "converged": solution.converged,
-        "reason": solution.reason.message,
-        "advice": solution.reason.advice,
-        "iterations": progress.iteration,
-        "column_passes": progress.column_passes,
-        "kernel_evaluations": progress.kernel_evaluations,
-        "refreshes": solution.refreshes,
-        "seconds": progress.seconds,
-        "seconds_by_part": {name: round(seconds, 3) for name, seconds in solution.seconds_by_part.items()},
-        "gradient_inf_norm": progress.gradient_inf_norm,
-        "relative_residual": progress.relative_residual,
-        # What a decision among the samples misses at most, about; None where nothing is proven.
-        "decision_error": [error if math.isfinite(error) else None for error in errors],
-        "settings": solution.solver,
-        **({} if certificate.assumes is None else {"assumes": certificate.assumes}),
-    }

@@ -29,6 +29,8 @@ M. K. Titsias, Variational learning of inducing variables in sparse Gaussian pro
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,89 +38,55 @@ import scipy.linalg
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.data.types import Progress, ProgressCallback
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel
+from dkgp.models.context import RunContext
 from dkgp.models.sparse.bound.slopes import FittedWeights, prior_slopes, slopes_task
 from dkgp.models.sparse.regressors import RegressorFit, fit_regressors
 from dkgp.operators.base import FloatArray
-from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, BlockedKernelOperator
+from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.inputs import InputSource
 from dkgp.operators.low_rank.landmark_rows import whiten
 from dkgp.operators.low_rank.pivots import jitter
 
-__all__ = ["BoundObjective", "BoundValue"]
-
 
 @dataclass(frozen=True)
 class BoundValue:
-    """The evidence at one point.
+    """The evidence at one point."""
 
-    Attributes
-    ----------
-    value : float
-        Summed over targets, in nats.
-    gradient : (q + 1,) float64
-        By the logarithms of the kernel's parameters, in their order, and of s2.
-    left : float
-        Share of the samples' k(x, x) that the basis leaves, tr E / tr K.
-    """
-
-    value: float
-    gradient: FloatArray
-    left: float
+    value: float  # summed over targets, in nats
+    gradient: FloatArray  # (q + 1,), by the logarithms of the kernel's parameters, in their order, and of s2
+    left: float  # share of the samples' k(x, x) that the basis leaves, tr E / tr K
 
 
 class BoundObjective:
-    """Evidence of a sparse model of some samples at one point after another.
+    """Evidence of a sparse model of some samples, as one point after another is evaluated.
 
-    Parameters
-    ----------
-    source : InputSource
-        Standardised inputs.
-    targets : (n, p) float64
-    executor : BlockExecutor
-    fitc : bool
-        FITC's likelihood in the place of the bound.
-    watch : callable, optional
-        Told of the progress of each pass; what it raises ends the evaluation.
-    coordinator_input_bytes : int
-        See `BlockedKernelOperator`.
+    `source` has standardised inputs, `targets` are (n, p); with `fitc` it is FITC's likelihood instead of the bound.
+    The context's `within` is told of the progress of each pass; what it raises ends the evaluation.
     """
 
     def __init__(
-        self,
-        source: InputSource,
-        targets: FloatArray,
-        executor: BlockExecutor,
-        *,
-        fitc: bool = False,
-        watch: ProgressCallback | None = None,
-        coordinator_input_bytes: int = DEFAULT_COORDINATOR_INPUT_BYTES,
+        self, source: InputSource, targets: FloatArray, context: RunContext | BlockExecutor, *, fitc: bool = False
     ) -> None:
         if targets.ndim != 2 or len(targets) != source.n_samples or not targets.shape[1]:
             raise InputError(f"expected targets of shape ({source.n_samples:,}, p); got {targets.shape}")
-        self._source, self._executor, self._targets = source, executor, targets
-        self._fitc, self._watch = fitc, watch
-        self._coordinator_input_bytes = coordinator_input_bytes
+        self._source, self._context, self._targets, self._fitc = source, RunContext.of(context), targets, fitc
 
-    def operator(self, kernel: Kernel, noise_variance: float) -> BlockedKernelOperator:
-        """Kbar of the samples; to be closed."""
-        budget = self._coordinator_input_bytes
-        return BlockedKernelOperator(
-            kernel, noise_variance, self._source, self._executor, coordinator_input_bytes=budget
-        )
+    @contextmanager
+    def operator(self, kernel: Kernel, noise_variance: float) -> Iterator[BlockedKernelOperator]:
+        """Kbar of the samples, watched by the context."""
+        context = self._context
+        with context.operator(kernel, noise_variance, self._source) as operator, operator.watched(context.within):
+            yield operator
 
     def __call__(self, kernel: Kernel, noise_variance: float, basis: FloatArray) -> BoundValue:
         """The evidence and its gradient for a basis (m, d), which is held.
 
-        Raises
-        ------
-        NumericalError
-            As of `fit_regressors`, or the value overflows.
+        Raises `NumericalError`: as of `fit_regressors`, or the value overflows.
         """
-        with self.operator(kernel, noise_variance) as operator, operator.watched(self._watch or _ignore):
+        with self.operator(kernel, noise_variance) as operator:
             fit = fit_regressors(CrossKernel(operator, basis), self._targets, fitc=self._fitc)
             value = self._value(operator, fit)
             gradient = self._gradient(operator, fit)
@@ -165,7 +133,3 @@ class BoundObjective:
             matrix[np.diag_indices(m)] *= 1.0 + share
             contracted = contracted + own + kernel.contract(basis, basis, matrix)
         return np.append(contracted, 0.5 * noise)
-
-
-def _ignore(progress: Progress) -> None:
-    pass

@@ -22,30 +22,20 @@ from dkgp.operators.blas import blas
 from dkgp.operators.cross.runs import Run, RunSums, piece_rows
 from dkgp.operators.cross.tasks import Prototypes
 
-__all__ = ["FittedWeights", "prior_slopes", "slopes_bytes", "slopes_task"]
-
 # Rows and columns of a tile of derivatives, as in `dkgp.operators.contract_tasks`; arrays of it that are there at once.
 TILE_ROWS, ARRAYS_PER_TILE = 256, 12
-# Of k(x, x) no derivatives are known but those of pairs: so many samples at a time cost little beside m.
+# Derivatives of k(x, x) come from those of pairs of samples: with this many at a time they cost little beside m.
 PAIRED_ROWS = 16
 
 
 @dataclass(frozen=True)
 class FittedWeights:
-    """A fit, as its slopes are found with.
+    """A fit, as its slopes are found with."""
 
-    Attributes
-    ----------
-    whitened, weights : (m, p) float64
-        z, and beta = L^-T z.
-    normal : (m, m) float64, Fortran order
-        FITC's C; L^-T (I - (C C')^-1) of the bound.
-    fitc : bool
-    """
-
+    # (m, p): z, and beta = L^-T z
     whitened: FloatArray
     weights: FloatArray
-    normal: FloatArray
+    normal: FloatArray  # (m, m), Fortran order: FITC's C; L^-T (I - (C C')^-1) of the bound
     fitc: bool
 
 
@@ -68,7 +58,7 @@ def _slopes(prototypes: Prototypes, fit: FittedWeights, run: Run) -> RunSums:
     context, m, p = prototypes.context, prototypes.count, fit.whitened.shape[1]
     evaluator, triangle, kernel = context.evaluator("double"), prototypes.triangle(), context.kernel
     inputs = np.concatenate([context.block_rows_cached(block).values for block in run.blocks])
-    cross, own = np.zeros(len(kernel.parameters())), np.zeros(len(kernel.parameters()))
+    cross, prior = np.zeros(len(kernel.parameters())), np.zeros(len(kernel.parameters()))
     squares, total = 0.0, 0.0
     weighted = np.zeros((m, m) if fit.fitc else (0, 0), order="F")
     for rows, where in run.pieces(context, "double", piece_rows(m)):
@@ -96,8 +86,8 @@ def _slopes(prototypes: Prototypes, fit: FittedWeights, run: Run) -> RunSums:
         solved += fit.weights @ alpha.T
         cross += _contract(kernel, inputs[where], prototypes.inputs, solved)
         if not kernel.stationary:
-            own += prior_slopes(kernel, inputs[where], 0.5 * g)
-    return RunSums((cross, own, np.array([squares, total]), weighted))
+            prior += prior_slopes(kernel, inputs[where], 0.5 * g)
+    return RunSums((cross, prior, np.array([squares, total]), weighted))
 
 
 def _solve(lower: FloatArray, right: FloatArray, transposed: bool = False) -> None:
@@ -111,9 +101,9 @@ def _contract(kernel: Kernel, rows: FloatArray, prototypes: FloatArray, weights:
     total = np.zeros(len(kernel.parameters()))
     for a in range(0, len(rows), TILE_ROWS):
         for b in range(0, len(prototypes), TILE_ROWS):
-            some, others = rows[a : a + TILE_ROWS], prototypes[b : b + TILE_ROWS]
-            _, pull = kernel.linearise(some, others)
-            count_entries(len(some) * len(others))
+            row_tile, column_tile = rows[a : a + TILE_ROWS], prototypes[b : b + TILE_ROWS]
+            _, pull = kernel.linearise(row_tile, column_tile)
+            count_entries(len(row_tile) * len(column_tile))
             total += pull(np.ascontiguousarray(weights[b : b + TILE_ROWS, a : a + TILE_ROWS].T))
     return total
 
@@ -124,7 +114,7 @@ def prior_slopes(kernel: Kernel, rows: FloatArray, weights: FloatArray) -> Float
         return np.asarray(kernel.contract(rows[:1], rows[:1], np.array([[weights.sum()]])))
     total = np.zeros(len(kernel.parameters()))
     for start in range(0, len(rows), PAIRED_ROWS):
-        some = rows[start : start + PAIRED_ROWS]
-        count_entries(len(some) ** 2)
-        total += kernel.linearise(some, some)[1](np.diag(weights[start : start + PAIRED_ROWS]))
+        piece = rows[start : start + PAIRED_ROWS]
+        count_entries(len(piece) ** 2)
+        total += kernel.linearise(piece, piece)[1](np.diag(weights[start : start + PAIRED_ROWS]))
     return total

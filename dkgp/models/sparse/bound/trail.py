@@ -20,24 +20,12 @@ from dkgp.errors import CheckpointError
 from dkgp.models.sparse.bound.objective import BoundValue
 from dkgp.operators.base import FloatArray
 
-__all__ = ["Trail"]
-
 
 class Trail:
     """Outcomes of evaluations by their basis and parameters; None is one that does not exist.
 
-    Parameters
-    ----------
-    url : str, optional
-        The file that they are written to; nowhere by default.
-    run : mapping, optional
-        Of what data, and with which settings: JSON, as it is read back.
-    seconds : float
-        How long what was found may be kept back.
-
-    Attributes
-    ----------
-    url : str or None
+    `url`: the file that they are written to; nowhere by default. `run`: of what data, and with which settings: JSON, as
+    it is read back. `seconds`: how long evaluations may stay unwritten.
     """
 
     def __init__(self, url: str | None = None, run: Mapping[str, Any] | None = None, seconds: float = 30.0) -> None:
@@ -52,18 +40,17 @@ class Trail:
     def load(self) -> bool:
         """Read what an earlier run of the same wrote; False where there is nothing of the kind.
 
-        Raises
-        ------
-        CheckpointError
-            The file is damaged.
+        Raises `CheckpointError`: the file is damaged.
         """
         if self.url is None or not exists(self.url):
             return False
         try:
-            held = json.loads(read_object(self.url))
-            if held["run"] != self._run:
+            document = json.loads(read_object(self.url))
+            if document["run"] != self._run:
                 return False
-            self._known = {key: None if found is None else list(found) for key, found in held["evaluations"].items()}
+            self._known = {
+                key: None if record is None else list(record) for key, record in document["evaluations"].items()
+            }
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"'{self.url}' is no checkpoint of a search, or damaged ({error!r})") from error
         return True
@@ -83,14 +70,14 @@ class Trail:
     def find(self, basis: FloatArray, parameters: FloatArray) -> tuple[bool, BoundValue | None]:
         """Look an evaluation up: True and its outcome where it is known."""
         key = _key(basis, parameters)
-        found = self._known.get(key)
-        outcome = None if found is None else BoundValue(found[0], np.array(found[1]), found[2])
+        record = self._known.get(key)
+        outcome = None if record is None else BoundValue(record[0], np.array(record[1]), record[2])
         return key in self._known, outcome
 
     def add(self, basis: FloatArray, parameters: FloatArray, outcome: BoundValue | None) -> None:
         """Remember an outcome; now and then they are written."""
-        found = None if outcome is None else [outcome.value, outcome.gradient.tolist(), outcome.left]
-        self._known[_key(basis, parameters)] = found
+        record = None if outcome is None else [outcome.value, outcome.gradient.tolist(), outcome.left]
+        self._known[_key(basis, parameters)] = record
         self._changed = True
         if time.monotonic() - self._written >= self._seconds:
             self.save()

@@ -1,4 +1,6 @@
-"""A basis that grows until what is proven of the model is as near to the exact one as was asked for."""
+"""A basis that grows until the model is proven to be as near to the exact one as a target says."""
+
+# Hangs on dkgp/models/exact.py.
 
 from dkgp.models.sparse.ladder.climb import climb
 from dkgp.models.sparse.ladder.target import LadderTarget, Rung

@@ -2,7 +2,7 @@
 
 Cost is geometric: the last rung takes most of it. What is proven of a rung is R of its mean less a bound on min R from
 below, and both may be what is in the way. A larger basis lowers R. Products with all of K raise the bound, which is the
-same for all rungs, and so is kept: one with the rung's own residual where that is thought to be near the solution, or
+same for all rungs, and so is kept: one with the rung's own residual where that is expected to be near the solution, or
 else some by the solver that "auto" would take for the exact model. Each time the step is
 taken that promises most for its price: of growing, that R goes on falling as it did; of products, what all further
 growing would not account for, and later a fifth of what the last ones gained. Prices are nominal, and made of counts
@@ -20,63 +20,37 @@ from collections.abc import Callable
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.options import ClusterOptions
-from dkgp.data import Dataset
-from dkgp.data.types import Progress, ProgressCallback
+from dkgp.data.types import Progress
 from dkgp.errors import InputError
-from dkgp.kernels import Kernel, fold_white
+from dkgp.models.context import RunContext
 from dkgp.models.sparse.ladder.costs import ExactModel
 from dkgp.models.sparse.ladder.plan import LadderPlan
 from dkgp.models.sparse.ladder.state import Ladder
 from dkgp.models.sparse.ladder.target import LadderTarget, Rung
-from dkgp.models.sparse.train import SparseSettings, TrainedSparse, noise_by_sample
-from dkgp.operators import BlockedKernelOperator
-from dkgp.operators.base import FloatArray
+from dkgp.models.sparse.problem import SparseProblem, TrainedSparse
+from dkgp.models.sparse.settings import SparseSettings
 from dkgp.operators.block_tasks import feature_width
-from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
-from dkgp.solvers import Checkpointing
 from dkgp.solvers.checkpointing import Checkpoints, Interruption
-from dkgp.solvers.greedy_basis.settings import GreedyProgress
-
-__all__ = ["climb"]
 
 
 def climb(
-    dataset: Dataset,
-    kernel: Kernel,
-    noise_variance: float,
-    executor: BlockExecutor,
+    problem: SparseProblem,
+    context: RunContext | BlockExecutor,
     settings: SparseSettings,
     target: LadderTarget,
     *,
-    relative_noise: FloatArray | None = None,
-    callback: Callable[[GreedyProgress], None] | None = None,
     rung_callback: Callable[[Rung], None] | None = None,
-    within: ProgressCallback | None = None,
-    checkpointing: Checkpointing | None = None,
-    interrupted: Callable[[], bool] | None = None,
     memory_bytes: int | None = None,
     cache_bytes: int = ClusterOptions.cache_bytes,
-    coordinator_input_bytes: int = DEFAULT_COORDINATOR_INPUT_BYTES,
 ) -> TrainedSparse:
     """Train sparse models of growing bases until the target is proven; return the last, all rungs in its summary.
 
-    Parameters
-    ----------
-    dataset, kernel, noise_variance, executor, relative_noise, callback, within, interrupted, coordinator_input_bytes
-        See `train_sparse`.
-    settings : SparseSettings
-        `basis_size` is not looked at; `gap` is the target's. `per_round` is by default that of each rung's size;
-        `certify_passes`, where it is positive, is all that may be spent on bounds.
-    target : LadderTarget
-    rung_callback : callable, optional
-        Called after every rung.
-    checkpointing : Checkpointing, optional
-        Between rungs, between steps that raise the bound, and within a greedy choice. A ladder that is resumed ends in
-        the same bits.
-    memory_bytes : int, optional
-        What the coordinator's process may still take; no rung is begun that is projected to need more.
-    cache_bytes : int
-        Of a worker's feature cache.
+    Checkpoints are saved between rungs, between steps that raise the bound, and within a greedy choice. A ladder that
+    is resumed ends in the same bits. Of the settings `basis_size` is not looked at, and the gap is the target's;
+    `per_round` is by default that of each rung's size; `certify_passes`, where it is positive, is all that may be
+    spent on bounds. `rung_callback` is called after every rung. `memory_bytes` is what the coordinator's process may
+    still take: no rung is begun that is projected to need more; `cache_bytes` is the budget of a worker's feature
+    cache.
 
     Raises
     ------
@@ -85,46 +59,35 @@ def climb(
     MemoryBudgetError
         Not even the first rung fits.
     """
-    if dataset.n_targets == 0:
-        raise InputError(
-            f"'{dataset.url}' has no targets; training needs at least one. Ingest the data again and name it"
-        )
     if settings.gap is not None:
         raise InputError("the `gap` of a basis that grows by itself is its target's; it was given twice")
-    kernel, noise_variance = fold_white(kernel, noise_variance)
-    targets = dataset.all_targets()
-    each, checkpointing = noise_by_sample(noise_variance, relative_noise, dataset.n_samples, checkpointing)
-    checkpoints = Checkpoints(checkpointing, LadderPlan.identity(settings, target), dict)
-    interruption = Interruption(interrupted, checkpoints)
-    options = {"coordinator_input_bytes": coordinator_input_bytes}
-    with (
-        BlockedKernelOperator(kernel, each, dataset, executor, **options) as operator,
-        operator.watched(interruption.heed_within, within),
-    ):
+    dataset, kernel, run = problem.dataset, problem.kernel, problem.context(context)
+    checkpoints = Checkpoints(run.checkpointing, LadderPlan.identity(settings, target), dict)
+    interruption = Interruption(run.interrupted, checkpoints)
 
-        def watch(progress: Progress) -> None:
-            interruption.heed_within(progress)
-            if within is not None:
-                within(progress)
+    def watch(progress: Progress) -> None:
+        interruption.heed_within(progress)
+        if run.within is not None:
+            run.within(progress)
 
+    with run.operator(kernel, problem.noise, dataset) as operator, operator.watched(watch):
         exact = ExactModel.of(
-            dataset, kernel, noise_variance, executor, memory_bytes=memory_bytes, cache_bytes=cache_bytes
+            dataset, kernel, problem.noise_variance, run.executor, memory_bytes=memory_bytes, cache_bytes=cache_bytes
         )
         n, d, p = dataset.n_samples, dataset.n_features, dataset.n_targets
 
         def needed(size: int) -> int:
-            return (
-                plan.settings_of(size).memory(n, d, p, executor, cache_bytes, feature_width(kernel)).coordinator_bytes
-            )
+            rung = plan.settings_of(size)
+            return rung.memory(n, d, p, run.executor, cache_bytes, feature_width(kernel)).coordinator_bytes
 
         plan = LadderPlan(n, d, p, settings, target, exact, needed, memory_bytes)
-        ladder = Ladder(operator, targets, plan, watch)
-        found = checkpoints.latest()
-        if found is not None:
-            ladder.restore(found.arrays, found.metadata["state"])
+        ladder = Ladder(problem, operator, plan, watch)
+        saved = checkpoints.latest()
+        if saved is not None:
+            ladder.restore(saved.arrays, saved.metadata["state"])
         while (reason := ladder.reason) is None:
             interruption.heed(ladder)
-            ladder.choose(checkpoints, interruption, callback)
+            ladder.choose(checkpoints, interruption, run.callback)
             ladder.fit()
             while (move := ladder.move()) == "product" or move == "solve":
                 ladder.raise_bound(move)
@@ -134,4 +97,4 @@ def climb(
             if rung_callback is not None:
                 rung_callback(ladder.rungs[-1])
             checkpoints.save(ladder)
-        return ladder.trained(dataset, noise_variance, reason)
+        return ladder.trained(reason)

@@ -12,26 +12,17 @@ from typing import Any
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset
 from dkgp.kernels import Kernel
-from dkgp.models.memory import plan_within
+from dkgp.models.memory import Processes, plan_within
 from dkgp.models.solver_choice import choose_solver_for
 from dkgp.operators.block_tasks import feature_width
 from dkgp.solvers import Choice, Solver
 from dkgp.solvers.auto import GREEDY_OVERHEAD
-from dkgp.solvers.block_descent.block_size import automatic_block_size
+from dkgp.solvers.block_descent.block_size import automatic_block_size, descent_phases
+from dkgp.solvers.cholesky.in_memory import cholesky_phases
+from dkgp.solvers.conjugate.phases import conjugate_phases
 from dkgp.solvers.greedy_basis.settings import GreedySettings
-from dkgp.solvers.prices import (
-    Phase,
-    Prices,
-    Sizes,
-    Work,
-    cholesky_phases,
-    conjugate_phases,
-    core_seconds,
-    descent_phases,
-)
+from dkgp.solvers.prices import Phase, Prices, Sizes, Work, core_seconds
 from dkgp.solvers.registry import build_solver, solver_memory
-
-__all__ = ["ExactModel", "passes_seconds", "product_seconds", "rung_phases", "rung_seconds"]
 
 # Passes over the entries of K_nm: whitening, what verifies the fit, and the certificate.
 FIT_PASSES = 3
@@ -48,7 +39,7 @@ def rung_seconds(n: int, d: int, size: int, before: int = 0, greedy: GreedySetti
 
 
 def rung_phases(n: int, size: int, before: int = 0, greedy: GreedySettings | None = None) -> list[Phase]:
-    """Return the work of a rung; of its greedy choice, that of one more basis sample, so many times."""
+    """The work of a rung; that of its greedy choice is of one more basis sample, times their number."""
     samples, m = float(n), float(size)
     phases = [
         Phase("fit", 1.0, Work(double_entries=FIT_PASSES * samples * m, double_operations=2.0 * samples * m**2)),
@@ -80,7 +71,7 @@ def product_seconds(n: int, d: int, p: int) -> float:
 
 
 def passes_seconds(n: int, d: int, p: int, choice: Choice, passes: float) -> float:
-    """A bound by so many products or column passes of the chosen solver; the whole of it, of a matrix' factor."""
+    """A bound by `passes` products or column passes of the chosen solver; by Cholesky it is the whole factorisation."""
     sizes, prices = Sizes(n, d, p, choice.precision == "double"), Prices.nominal(d)
     if choice.solver == "pcg":
         return core_seconds(_conjugate(sizes, choice, passes), prices)
@@ -97,21 +88,11 @@ def _conjugate(sizes: Sizes, choice: Choice, products: float) -> list[Phase]:
 
 @dataclass(frozen=True)
 class ExactModel:
-    """The exact model of the same problem: what it would cost.
+    """The exact model of the same problem: what it would cost."""
 
-    Attributes
-    ----------
-    choice : Choice
-        What "auto" would solve it by.
-    core_seconds : float
-        Nominal.
-    memory_bytes : int
-        Projected peak of the coordinator's process, beside what it holds already.
-    """
-
-    choice: Choice
-    core_seconds: float
-    memory_bytes: int
+    choice: Choice  # what "auto" would solve it by
+    core_seconds: float  # nominal
+    memory_bytes: int  # projected peak of the coordinator's process, beside what it holds already
 
     @classmethod
     def of(
@@ -138,10 +119,7 @@ class ExactModel:
             d,
             p,
             solver_memory(solver, n, width),
-            resident_bytes=0,
-            shares_process=executor.shares_memory,
-            overlaps=executor.overlaps,
-            cache_bytes=cache_bytes,
+            Processes(0, executor.shares_memory, executor.overlaps, cache_bytes),
             width=width,
         )
         return cls(choice, seconds, plan.coordinator_bytes)

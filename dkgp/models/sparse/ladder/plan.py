@@ -10,51 +10,37 @@ from typing import Any, Literal
 import numpy as np
 
 from dkgp.errors import MemoryBudgetError
-from dkgp.models.memory import RUNTIME_BYTES
+from dkgp.models.memory import RUNTIME_BYTES, mib
 from dkgp.models.sparse.certificate import SparseCertificate
 from dkgp.models.sparse.ladder.costs import ExactModel, passes_seconds, product_seconds, rung_seconds
 from dkgp.models.sparse.ladder.target import LadderTarget, Rung, Step
-from dkgp.models.sparse.train import SparseSettings
+from dkgp.models.sparse.settings import SparseSettings
 from dkgp.operators.base import FloatArray
 from dkgp.solvers.greedy_basis.settings import GreedySettings
 from dkgp.solvers.stopping import StopReason
 
-__all__ = ["LadderPlan", "Move"]
-
 Move = StopReason | Literal["product", "solve", "grow"]
 
 FIRST_RUNG = 128
-# A rung is so many times the one before it.
+# The size of a rung over that of the one before it.
 STEP = 2
 # Products of the first step that raises the bound, or column passes; each later one takes twice as many.
 FIRST_PRODUCTS, FIRST_PASSES = 2.0, 1.0
-# Of what the last step of its kind gained, what the next one is thought to; of growing, where two falls do not tell.
+# The share of the last step's gain that is expected of the next one of its kind; of growing, where R has not fallen
+# twice yet.
 GROWING_AGAIN, RAISING_AGAIN = 0.5, 0.2
-# A product with the rung's own residual comes first where it is thought to leave no more than this of the excess.
+# A product with the rung's own residual comes first where it is expected to leave no more than this of the excess.
 PRODUCT_LEAVES = 0.5
 # A step that promises less than this share of the excess is not worth its products.
 LEAST_PROMISE = 0.1
-# Rungs before the rest is foretold; smooth kernels fall faster the higher one is: the target may be met in half of what
-# the last two rungs foretell.
+# Rungs before the size that meets the target is projected. Risks of smooth kernels fall faster from rung to rung: the
+# target may be met in half of the rungs that the last two project.
 RUNGS_TOLD, SOONER = 3, 0.5
-MEBIBYTE = 1024**2
 
 
 @dataclass(frozen=True)
 class LadderPlan:
-    """The rules of one ladder.
-
-    Attributes
-    ----------
-    n, d, p : int
-    settings : SparseSettings
-    target : LadderTarget
-    exact : ExactModel
-    needed : callable
-        Bytes that the coordinator's process is projected to need for a rung.
-    memory_bytes : int or None
-        What it may need.
-    """
+    """The rules of one ladder."""
 
     n: int
     d: int
@@ -62,14 +48,14 @@ class LadderPlan:
     settings: SparseSettings
     target: LadderTarget
     exact: ExactModel
-    needed: Callable[[int], int]
-    memory_bytes: int | None
+    needed: Callable[[int], int]  # bytes that the coordinator's process is projected to need for a rung of this size
+    memory_bytes: int | None  # what it may need
 
     @staticmethod
     def identity(settings: SparseSettings, target: LadderTarget) -> dict[str, Any]:
         """The settings that a ladder's checkpoint must share."""
-        own = {name: value for name, value in asdict(settings).items() if name not in ("basis_size", "gap")}
-        return {"ladder": target.to_json(), **own}
+        shared = {name: value for name, value in asdict(settings).items() if name not in ("basis_size", "gap")}
+        return {"ladder": target.to_json(), **shared}
 
     @property
     def largest(self) -> int:
@@ -80,17 +66,14 @@ class LadderPlan:
     def first(self) -> int:
         """The first rung.
 
-        Raises
-        ------
-        MemoryBudgetError
-            There is no room for it.
+        Raises `MemoryBudgetError`: there is no room for it.
         """
         size = min(FIRST_RUNG, self.largest)
         if not self._fits(size):
             assert self.memory_bytes is not None
             raise MemoryBudgetError(
-                f"the first rung of {size:,} basis samples is projected to need {_mib(self.needed(size))}; there are "
-                f"{_mib(self.memory_bytes)}"
+                f"the first rung of {size:,} basis samples is projected to need {mib(self.needed(size))}; there are "
+                f"{mib(self.memory_bytes)}"
             )
         return size
 
@@ -123,18 +106,9 @@ class LadderPlan:
     ) -> Move:
         """Decide what comes next.
 
-        Parameters
-        ----------
-        rungs : list of Rung
-            Those below.
-        certificate : SparseCertificate
-            Of this one, with all that is known of min R.
-        steps : list of Step
-            Those that raised the bound.
-        full : bool
-            No sample has anything to add.
-        left : float
-            The excess of the risk that a product with this rung's residual is thought to leave.
+        `rungs`: those below. `certificate`: of this one, with all that is known of min R. `steps`: those that raised
+        the bound. `full`: no sample has anything to add. `left`: the excess of the risk that a product with this rung's
+        residual is expected to leave.
         """
         size, target = certificate.m, self.target
         if target.missed(certificate) <= 1.0:
@@ -157,8 +131,8 @@ class LadderPlan:
         over = stuck or self._dear(rungs, certificate, growing)
         if over is None:
             return "grow"
-        untold = seconds is not None and not rungs and not steps
-        return raising if worth or untold else self._told(over, certificate)
+        first_look = seconds is not None and not rungs and not steps
+        return raising if worth or first_look else self._with_advice(over, certificate)
 
     def _growing(self, size: int) -> float:
         larger = self.next_of(size)
@@ -190,7 +164,7 @@ class LadderPlan:
         larger = self.next_of(size)
         if not self._fits(larger):
             assert self.memory_bytes is not None
-            told = f"{larger:,} are projected to need {_mib(self.needed(larger))}; there are {_mib(self.memory_bytes)}"
+            told = f"{larger:,} are projected to need {mib(self.needed(larger))}; there are {mib(self.memory_bytes)}"
             return StopReason("memory", False, f"{size:,} basis samples; {told}")
         return None
 
@@ -204,7 +178,7 @@ class LadderPlan:
             return StopReason("exact", False, f"{size:,} basis samples; {told}")
         if len(rungs) + 1 < RUNGS_TOLD:
             return None
-        needed = self._foretold(rungs, certificate)
+        needed = self._projected_size(rungs, certificate)
         climbing = math.inf
         if needed <= self.n:
             climbing, before = 0.0, size
@@ -217,7 +191,7 @@ class LadderPlan:
         told = f"as the last ones fell, the target takes {far}, and longer than the exact model"
         return StopReason("exact", False, f"{size:,} basis samples; {told}")
 
-    def _foretold(self, rungs: list[Rung], certificate: SparseCertificate) -> float:
+    def _projected_size(self, rungs: list[Rung], certificate: SparseCertificate) -> float:
         """The size that meets the target, should the excess go on falling as it did, or a little faster."""
         least: FloatArray = certificate.least
         before, now = rungs[-1].excess(least), float(certificate.excess.sum())
@@ -227,7 +201,7 @@ class LadderPlan:
         rungs_left = SOONER * math.log(missed) / math.log(before / now)
         return float(certificate.m * STEP ** min(math.ceil(rungs_left), 64))
 
-    def _told(self, reason: StopReason, certificate: SparseCertificate) -> StopReason:
+    def _with_advice(self, reason: StopReason, certificate: SparseCertificate) -> StopReason:
         """The reason with what is proven by then, and what to do."""
         advice = f"train the exact model ({self.exact.choice.solver}), or ask for less"
         if reason.rule == "exact":
@@ -245,14 +219,10 @@ class LadderPlan:
 
 
 def _falls(risks: list[float]) -> tuple[float, float]:
-    """The fall of R that is thought to come with the next rung, and with all further ones; infinite if unknown."""
+    """The fall of R that is expected of the next rung, and of all further ones; infinite if unknown."""
     if len(risks) < 2:
         return math.inf, math.inf
     last, share = max(risks[-2] - risks[-1], 0.0), GROWING_AGAIN
     if len(risks) > 2 and risks[-3] > risks[-2]:
         share = min(last / (risks[-3] - risks[-2]), 1.0)
     return share * last, math.inf if share == 1.0 else share / (1.0 - share) * last
-
-
-def _mib(count: int) -> str:
-    return f"{count / MEBIBYTE:,.0f} MiB"

@@ -1,4 +1,4 @@
-"""A ladder under way: the rung at hand, what is known of the least risk, and what a checkpoint keeps of them."""
+"""A ladder under way: the current rung, what is known of the least risk, and what a checkpoint keeps of them."""
 
 from __future__ import annotations
 
@@ -11,29 +11,25 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.data import Dataset
 from dkgp.data.types import ProgressCallback
 from dkgp.models.sparse.bases import blind_basis
-from dkgp.models.sparse.certificate import SparseCertificate, certify
-from dkgp.models.sparse.errors import SampleErrors
+from dkgp.models.sparse.certificate import SparseCertificate
 from dkgp.models.sparse.fit import Basis, SparseFit, fit_sparse
 from dkgp.models.sparse.ladder.costs import rung_seconds
 from dkgp.models.sparse.ladder.plan import LadderPlan, Move
 from dkgp.models.sparse.ladder.target import Rung, Step
-from dkgp.models.sparse.risk import descent_bound, subset_bound
+from dkgp.models.sparse.problem import PartSeconds, SparseProblem, TrainedSparse
 from dkgp.models.sparse.start import residual_start
-from dkgp.models.sparse.train import TrainedSparse, summary_of
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray
 from dkgp.solvers import GradientInfNorm, GreedyBlockCoordinateDescent, MaxPasses, Solver, StoppingRule, solve
 from dkgp.solvers.checkpointing import Checkpoints, Interruption
-from dkgp.solvers.greedy_basis.engine import GreedyEngine, run_rounds
+from dkgp.solvers.greedy_basis.engine import GreedyEngine
 from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedyProgress
 from dkgp.solvers.prices import ROUND_SECONDS
 from dkgp.solvers.registry import build_solver
 from dkgp.solvers.stopping import StopReason
-
-__all__ = ["Ladder"]
+from dkgp.solvers.watch import Watch
 
 ENGINE = "choice_"
 # Of tasks: what small problems take most of their time for.
@@ -41,30 +37,16 @@ ROUNDS_OF_A_FIT = 6
 
 
 class Ladder:
-    """The rungs so far.
+    """The rungs so far, and the one that is being climbed.
 
-    Parameters
-    ----------
-    operator : BlockedKernelOperator
-    targets : (n, p) float64
-        Standardised.
-    plan : LadderPlan
-    watch : callable
-        Told of long work, and may end it.
-
-    Attributes
-    ----------
-    iteration : int
-        Steps of the ladder and rounds of its choice: grows from one checkpoint to the next.
-    rungs : list of Rung
-        Those that were left.
-    reason : StopReason or None
+    `watch` is called in the course of long work, and may end it. `iteration` counts the steps of the ladder and the
+    rounds of its choice, and grows from one checkpoint to the next; `rungs` are those that were left.
     """
 
     def __init__(
-        self, operator: BlockedKernelOperator, targets: FloatArray, plan: LadderPlan, watch: ProgressCallback
+        self, problem: SparseProblem, operator: BlockedKernelOperator, plan: LadderPlan, watch: ProgressCallback
     ) -> None:
-        self._operator, self._targets, self._plan, self._watch = operator, targets, plan, watch
+        self._problem, self._operator, self._plan, self._watch = problem, operator, plan, watch
         self._size, self._steps_done = plan.first, 0
         self._engine = self._engine_of(self._size)
         self._least: dict[str, list[float]] = {}
@@ -77,7 +59,7 @@ class Ladder:
         self._fit: SparseFit | None = None
         self._certificate: SparseCertificate | None = None
         self._began, self._earlier, self._entries = time.perf_counter(), 0.0, 0
-        self._parts = {"choice": 0.0, "fit": 0.0, "certificate": 0.0, "bound": 0.0}
+        self._parts = PartSeconds("choice", "fit", "certificate", "bound")
         self._nominal = 0.0  # what the last fit and certificate were projected to take, and what they took
         self._took = 0.0
         self.rungs: list[Rung] = []
@@ -95,38 +77,34 @@ class Ladder:
         callback: Callable[[GreedyProgress], None] | None,
     ) -> None:
         """Choose the rung's basis: greedily from where the last one ended, or blindly from the start."""
-        began = time.perf_counter()
-        if self._engine is None:
-            self._basis = blind_basis(
-                self._operator, self._plan.settings.chosen_basis, self._size, self._plan.settings.seed
-            )
-        else:
-            found = run_rounds(self._engine, self, checkpoints, interruption, callback)
-            self._greedy, self._system = replace(found, system=None), found.system
-            self._basis = Basis(self._operator.inputs(found.indices), found.indices)
-        self._lap("choice", began)
+        settings = self._plan.settings
+        with self._parts.measured("choice"):
+            if self._engine is None:
+                self._basis = blind_basis(self._operator, settings.chosen_basis, self._size, settings.seed)
+            else:
+                greedy = self._engine.run(checkpoints, interruption, callback, self)
+                self._greedy, self._system = replace(greedy, system=None), greedy.system
+                self._basis = Basis(self._operator.inputs(greedy.indices), greedy.indices)
 
     def fit(self) -> None:
         """Fit and certify; bounds on the least risk that are known from below the rung count as well."""
-        operator, targets, began = self._operator, self._targets, time.perf_counter()
-        self._fit = fit_sparse(operator, targets, self._basis, self._plan.settings.sparse_method, self._system)
-        self._system = None
-        took = self._lap("fit", began)
-        began = time.perf_counter()
-        certificate = certify(operator, self._fit, targets, subset=self._basis.indices)
-        if self._greedy is not None and len(self._greedy.dual):
-            certificate = certificate.with_bound("subset", subset_bound(operator, self._greedy.dual, targets))
-        self._took = took + self._lap("certificate", began)
+        operator, problem, plan, before = self._operator, self._problem, self._plan, self._parts.total
+        with self._parts.measured("fit"):
+            method = plan.settings.sparse_method
+            self._fit = fit_sparse(operator, problem.targets, self._basis, method, self._system)
+            self._system = None
+        with self._parts.measured("certificate"):
+            certificate = problem.certify(operator, self._fit, self._basis, self._greedy)
+        self._took = self._parts.total - before
         size, d = len(self._basis.inputs), operator.kernel.n_features
         self._nominal = rung_seconds(operator.n, d, size) + ROUNDS_OF_A_FIT * ROUND_SECONDS
         for name, values in self._least.items():
             certificate = certificate.with_bound(name, 2.0 * np.asarray(values))
         self._know(certificate)
         self._residual = None
-        if self._plan.target.missed(certificate) > 1.0:
-            began = time.perf_counter()
-            self._residual = residual_start(operator, targets, self._fit.model, self._plan.settings.seed)
-            self._lap("bound", began)
+        if plan.target.missed(certificate) > 1.0:
+            with self._parts.measured("bound"):
+                self._residual = residual_start(operator, problem.targets, self._fit.model, plan.settings.seed)
 
     def move(self) -> Move:
         """Decide what comes next."""
@@ -139,34 +117,32 @@ class Ladder:
 
     def raise_bound(self, kind: Literal["product", "solve"]) -> None:
         """Take a product with the rung's residual, or go on with the exact model's solve; note what that proves."""
-        began, operator, exact = time.perf_counter(), self._operator, self._plan.exact.choice
+        operator, exact = self._operator, self._plan.exact.choice
         before, passes = self.certificate.least.sum(), 1.0
         alpha, gradient = (None, None) if self._solution is None else self._solution
         solver: Solver = GreedyBlockCoordinateDescent()
         stopping: StoppingRule = GradientInfNorm(sys.float_info.max)  # the start's own gradient is all that is wanted
-        if kind == "product":
-            assert self._residual is not None
-            alpha, gradient = self._residual[0], None
-        else:
-            passes = self._plan.next_passes(self._raised)
-            solver = build_solver(exact.solver, exact.options, precision=exact.precision)
-            stopping = MaxPasses(passes)
-        solution = solve(
-            operator,
-            self._targets,
-            solver=solver,
-            stopping=stopping,
-            initial=alpha,
-            initial_gradient=gradient,
-            within=self._watch,
-        )
-        errors = SampleErrors.of(operator, self.fitted.model.prototypes)
-        bound = descent_bound(operator, solution, self._targets, errors)
-        self._solution = solution.alpha, solution.gradient
-        self._know(self.certificate.with_bound("descent", bound))
+        with self._parts.measured("bound"):
+            if kind == "product":
+                assert self._residual is not None
+                alpha, gradient = self._residual[0], None
+            else:
+                passes = self._plan.next_passes(self._raised)
+                solver = build_solver(exact.solver, exact.options, precision=exact.precision)
+                stopping = MaxPasses(passes)
+            solution = solve(
+                operator,
+                self._problem.targets,
+                solver=solver,
+                stopping=stopping,
+                initial=alpha,
+                initial_gradient=gradient,
+                watch=Watch(within=self._watch),
+            )
+            self._solution = solution.alpha, solution.gradient
+            self._know(self._problem.with_descent(operator, self.certificate, self.fitted.model, solution))
         self._raised.append(Step(kind, self.certificate.m, passes, float(self.certificate.least.sum() - before)))
         self._steps_done += 1
-        self._lap("bound", began)
 
     def leave(self, move: Move) -> None:
         """Note the rung, and go up or stop."""
@@ -185,7 +161,7 @@ class Ladder:
 
     @property
     def certificate(self) -> SparseCertificate:
-        """Of the rung at hand."""
+        """Of the current rung."""
         assert self._certificate is not None
         return self._certificate
 
@@ -197,8 +173,8 @@ class Ladder:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Arrays of a checkpoint."""
-        found = {} if self._engine is None else self._engine.arrays()
-        arrays = {f"{ENGINE}{name}": array for name, array in found.items()}
+        chosen = {} if self._engine is None else self._engine.arrays()
+        arrays = {f"{ENGINE}{name}": array for name, array in chosen.items()}
         if self._solution is not None:
             arrays["alpha"], arrays["gradient"] = self._solution
         return arrays
@@ -229,15 +205,13 @@ class Ladder:
             self._solution = arrays["alpha"], arrays["gradient"]
         self._engine = self._engine_of(self._size)
         if self._engine is not None:
-            held = {name.removeprefix(ENGINE): array for name, array in arrays.items() if name.startswith(ENGINE)}
-            self._engine.restore(held, metadata["choice"])
+            chosen = {name.removeprefix(ENGINE): array for name, array in arrays.items() if name.startswith(ENGINE)}
+            self._engine.restore(chosen, metadata["choice"])
 
-    def trained(self, dataset: Dataset, noise_variance: float, reason: StopReason) -> TrainedSparse:
+    def trained(self, reason: StopReason) -> TrainedSparse:
         """Return the last rung's model; the ladder in its summary."""
-        plan, certificate = self._plan, self.certificate
-        settings = plan.settings_of(self._size)
-        summary = summary_of(dataset, settings, False, self.fitted, self._basis, self._greedy, certificate)
-        summary |= {
+        plan, last = self._plan, self.rungs[-1]
+        record = {
             "converged": reason.converged,
             "reason": reason.message,
             "advice": reason.advice,
@@ -246,19 +220,12 @@ class Ladder:
                 "rungs": [rung.to_json() for rung in self.rungs],
                 "exact": self._exact(),
             },
-            "kernel_evaluations": self.rungs[-1].entries,
-            "seconds": self.rungs[-1].seconds,
-            "seconds_by_part": {name: round(seconds, 3) for name, seconds in self._parts.items()},
+            "kernel_evaluations": last.entries,
+            "seconds": last.seconds,
+            "seconds_by_part": self._parts.to_json(),
         }
-        return TrainedSparse(
-            model=self.fitted.model,
-            noise_variance=noise_variance,
-            basis=self._basis,
-            certificate=certificate,
-            greedy=self._greedy,
-            summary=summary,
-            basis_noise=self._basis.noise_of(self._operator.noise),
-        )
+        settings = plan.settings_of(self._size)
+        return self._problem.trained(settings, self.fitted, self._basis, self._greedy, self.certificate, record)
 
     def _exact(self) -> dict[str, Any]:
         """Cost and gain of the exact model: in seconds as this machine took them for the last fit."""
@@ -278,12 +245,7 @@ class Ladder:
 
     def _engine_of(self, size: int) -> GreedyEngine | None:
         settings = self._plan.greedy_of(size)
-        return None if settings is None else GreedyEngine(self._operator, self._targets, settings)
-
-    def _lap(self, part: str, began: float) -> float:
-        took = time.perf_counter() - began
-        self._parts[part] += took
-        return took
+        return None if settings is None else GreedyEngine(self._operator, self._problem.targets, settings)
 
     @property
     def _seconds(self) -> float:

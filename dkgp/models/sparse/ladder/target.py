@@ -12,23 +12,15 @@ from dkgp.errors import InputError
 from dkgp.models.sparse.certificate import SparseCertificate
 from dkgp.operators.base import FloatArray
 
-__all__ = ["LadderTarget", "Rung", "Step"]
-
 
 @dataclass(frozen=True)
 class LadderTarget:
     """A proof to be reached: of a distance, of a gap, or of both.
 
-    Parameters
-    ----------
-    distance : float, optional
-        Root mean square of the mean's distance from the exact one over the training samples, in standard deviations of
-        the target: that of the worst target.
-    gap : float, optional
-        Duality gap, `SparseCertificate.total_gap`: of all targets together.
-    largest : int, optional
-        Basis samples at most. Who says so wants a sparse model up to that size, whatever the exact one costs; otherwise
-        no rung is climbed to that costs more than it.
+    `distance`: root mean square of the mean's distance from the exact one over the training samples, in standard
+    deviations of the target: that of the worst target. `gap`: duality gap, `SparseCertificate.total_gap`: of all
+    targets together. `largest`: basis samples at most. With it the basis grows up to that size whatever the
+    exact one costs; otherwise no rung is climbed to that costs more than it.
     """
 
     distance: float | None = None
@@ -69,60 +61,29 @@ class LadderTarget:
 
 @dataclass(frozen=True)
 class Step:
-    """A step that raised the bound.
+    """A step that raised the bound."""
 
-    Attributes
-    ----------
-    kind : {"product", "solve"}
-        A product with the residual of a rung, or some more of the exact model's solve.
-    size : int
-        Of the rung, m.
-    passes : float
-        Products or column passes.
-    rise : float
-        Of the bound, summed over targets.
-    """
-
-    kind: str
-    size: int
-    passes: float
-    rise: float
+    kind: str  # "product" with the residual of a rung, or "solve": some more of the exact model's solve
+    size: int  # of the rung, m
+    passes: float  # products or column passes
+    rise: float  # of the bound, summed over targets
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A size of the basis, as it was left.
+    """A size of the basis, as it was left."""
 
-    Attributes
-    ----------
-    size : int
-        m.
-    risk, least : list of p floats
-        R of the means at most, min R at least: by what was known then.
-    best : list of p str
-        The bounds that won.
-    distance : float
-    gap : float or None
-        Proven: of the worst target, of all together; no gap where the bounds say nothing.
-    elbo : float or None
-    passes : float
-        Column passes spent on bounds so far.
-    entries : int
-        Kernel entries evaluated so far.
-    seconds : float
-        Since the start.
-    """
-
-    size: int
+    size: int  # m
+    # (p,): R of the means at most, min R at least: by what was known then
     risk: list[float]
     least: list[float]
-    best: list[str]
+    best: list[str]  # (p,): the bounds that won
     distance: float
-    gap: float | None
+    gap: float | None  # Proven: of the worst target, of all together; no gap where the bounds say nothing
     elbo: float | None
-    passes: float
-    entries: int
-    seconds: float
+    passes: float  # column passes spent on bounds so far
+    entries: int  # kernel entries evaluated so far
+    seconds: float  # since the start
 
     @classmethod
     def of(cls, certificate: SparseCertificate, passes: float, entries: int, seconds: float) -> Rung:

@@ -17,6 +17,7 @@ w_i l stands for l everywhere.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
@@ -37,18 +38,6 @@ from dkgp.models.tuning.dense_algebra import (
 from dkgp.models.tuning.laplace.expectation import averaged_sigmoid
 from dkgp.models.tuning.marginal_likelihood import DenseObjective
 from dkgp.solvers.losses import LogisticLoss, Loss, ProbitLoss
-
-__all__ = [
-    "ColumnMode",
-    "LabelEvidence",
-    "LabelLoss",
-    "LogitEvidence",
-    "LogitLoss",
-    "ProbitEvidence",
-    "ProbitLabelLoss",
-    "column_mode",
-    "latent_predictions",
-]
 
 LEAST_SUM = 1e-300
 MOST_STEPS, MOST_HALVINGS = 100, 40
@@ -88,33 +77,56 @@ class ProbitLabelLoss:
         """y [(1 - W) / (h + z) - (h + z)] with z = y f, the hazard h = phi(z) / Phi(z) and W = h (h + z)."""
         z = targets * values
         hazard = -targets * self.loss.slope(targets, values)
-        left = np.minimum(z, PROBIT_SERIES)
+        tail = np.minimum(z, PROBIT_SERIES)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             near = (1.0 - self.loss.curvature(targets, values)) / (hazard + z) - (hazard + z)
-        return np.asarray(targets * np.where(z < PROBIT_SERIES, 2.0 / left**3, near))
+        return np.asarray(targets * np.where(z < PROBIT_SERIES, 2.0 / tail**3, near))
 
 
 @dataclass(frozen=True)
 class ColumnMode:
-    """The mode of one column.
+    """The mode of one column."""
 
-    Attributes
-    ----------
-    values, alpha : (n,) float64
-        f and a, f = K a.
-    curvature : (n,) float64
-        W at the mode, weights included.
-    objective : float
-        Psi.
-    steps : int
-        Newton's.
-    """
-
+    # (n,): f and a, f = K a
     values: FloatArray
     alpha: FloatArray
-    curvature: FloatArray
-    objective: float
-    steps: int
+    curvature: FloatArray  # (n,): W at the mode, weights included
+    objective: float  # Psi
+    steps: int  # Newton's
+
+
+class NewtonAscent:
+    """Newton's way up Psi: the coefficients a, the values f = K a, and Psi at them; from zero, or a better `start`."""
+
+    def __init__(
+        self,
+        matrix: FloatArray,
+        psi: Callable[[FloatArray, FloatArray], float],
+        zero: FloatArray,
+        start: FloatArray | None,
+    ) -> None:
+        self._matrix, self._psi = matrix, psi
+        self.alpha = self.values = zero
+        self.objective = psi(zero, zero)
+        if start is not None:
+            values = matrix @ start
+            if (better := psi(start, values)) > self.objective:
+                self.alpha, self.values, self.objective = start, values, better
+
+    def step(self, target: FloatArray) -> bool:
+        """Go towards coefficients, half as far until Psi does not fall; False, and stay, where it gains nothing."""
+        towards, change = target - self.alpha, self._matrix @ target - self.values
+        length, objective = 1.0, self._psi(self.alpha + towards, self.values + change)
+        for _ in range(MOST_HALVINGS):
+            if objective >= self.objective:
+                break
+            length *= 0.5
+            objective = self._psi(self.alpha + length * towards, self.values + length * change)
+        if objective - self.objective <= LEAST_GAIN * max(1.0, abs(self.objective)):
+            return False
+        self.alpha, self.values = self.alpha + length * towards, self.values + length * change
+        self.objective = objective
+        return True
 
 
 def column_mode(
@@ -127,54 +139,29 @@ def column_mode(
 ) -> ColumnMode | None:
     """Find the mode, and leave the lower Cholesky factor of its B in `work`; None where B is not positive definite.
 
-    Parameters
-    ----------
-    matrix : (n, n) float64
-        K, both triangles.
-    targets : (n,) float64
-        Labels -1 and 1.
-    loss : Loss
-    work : (n, n) float64
-        In Fortran order; overwritten.
-    weights : (n,) float64, optional
-        Of the samples.
-    alpha : (n,) float64, optional
-        Where to start, if it is better than zero, the default.
+    `matrix` (n, n): K, both triangles. `targets` (n,): labels -1 and 1. `work` (n, n): in Fortran order; overwritten.
+    `weights` (n,): of the samples. `alpha` (n,): where to start, if it is better than zero, the default.
     """
     w = np.ones(len(targets)) if weights is None else weights
-    a = f = np.zeros(len(targets))
 
     def psi(coefficients: FloatArray, values: FloatArray) -> float:
         return float(-0.5 * coefficients @ values - w @ loss.value(targets, values))
 
-    best = psi(a, f)
-    if alpha is not None:
-        there = matrix @ alpha
-        if (better := psi(alpha, there)) > best:
-            a, f, best = alpha, there, better
+    ascent = NewtonAscent(matrix, psi, np.zeros(len(targets)), alpha)
     for step in range(MOST_STEPS + 1):
+        a, f = ascent.alpha, ascent.values
         curvature = w * loss.curvature(targets, f)
         root = np.sqrt(curvature)
         np.multiply(matrix, root[:, None], out=work)
         work *= root
         np.einsum("ii->i", work)[:] += 1.0
-        if not math.isfinite(best) or not factor(work):
+        if not math.isfinite(ascent.objective) or not factor(work):
             return None
         b = curvature * f - w * loss.slope(targets, f)
         right = np.asfortranarray((root * (matrix @ b))[:, None])
-        new = b - root * solve_factored(work, right)[:, 0]
-        towards, change = new - a, matrix @ new - f
-        length, found = 1.0, psi(a + towards, f + change)
-        for _ in range(MOST_HALVINGS):
-            if found >= best:
-                break
-            length *= 0.5
-            found = psi(a + length * towards, f + length * change)
-        gain = found - best
-        # It is not taken: the factor is of the point before it.
-        if gain <= LEAST_GAIN * max(1.0, abs(best)) or step == MOST_STEPS:
-            return ColumnMode(f, a, curvature, best, step)
-        a, f, best = a + length * towards, f + length * change, found
+        # The factor is of the point before the step: the last step is not taken.
+        if step == MOST_STEPS or not ascent.step(b - root * solve_factored(work, right)[:, 0]):
+            return ColumnMode(f, a, curvature, ascent.objective, step)
     raise AssertionError("unreachable")
 
 
@@ -183,15 +170,8 @@ def latent_predictions(
 ) -> tuple[FloatArray, FloatArray]:
     """Mean and variance of the latent function at r samples (Alg. 3.2): (r,) both.
 
-    Parameters
-    ----------
-    mode : ColumnMode
-    lower : (n, n) float64
-        Cholesky's factor of B, as `column_mode` leaves it.
-    cross : (n, r) float64
-        k(x_i, x).
-    prior : (r,) float64
-        k(x, x).
+    `lower` (n, n): Cholesky's factor of B, as `column_mode` leaves it. `cross` (n, r): k(x_i, x). `prior` (r,): k(x,
+    x).
     """
     half = np.asfortranarray(cross * np.sqrt(mode.curvature)[:, None])
     solve_half(lower, half)
@@ -199,18 +179,11 @@ def latent_predictions(
 
 
 class LabelEvidence(DenseObjective):
-    """log q(Y | X, theta) of labels; the last parameter, the noise, is of no account.
+    """log q(Y | X, theta) of labels; the last parameter, the noise, is of no account."""
 
-    Attributes
-    ----------
-    start : (n, t) float64 or None
-        Coefficients a where the search for a mode begins: those of a mode at parameters nearby save half of it.
-    reached : (n, t) float64 or None
-        Those of the mode that was found last.
-    """
-
+    # (n, t): coefficients a where the search for a mode begins: those of a mode at parameters nearby save half of it
     start: FloatArray | None = None
-    reached: FloatArray | None = None
+    reached: FloatArray | None = None  # (n, t): those of the mode that was found last
 
     @classmethod
     def probabilities(
@@ -223,16 +196,7 @@ class LabelEvidence(DenseObjective):
     ) -> FloatArray | None:
         """Averaged probabilities of the classes at r samples, (r, C); None where K is not positive definite.
 
-        Parameters
-        ----------
-        matrix : (n, n) float64
-            K.
-        targets : (n, t) float64
-        weights : (n,) float64 or None
-        cross : (n, r) float64
-            k(x_i, x).
-        prior : (r,) float64
-            k(x, x).
+        `matrix` (n, n): K. `targets` (n, t). `weights` (n,). `cross` (n, r): k(x_i, x). `prior` (r,): k(x, x).
         """
         raise NotImplementedError
 

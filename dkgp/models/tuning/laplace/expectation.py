@@ -33,8 +33,6 @@ from scipy.stats import qmc
 
 from dkgp.data.types import FloatArray, IntArray
 
-__all__ = ["RELATIVE_ERROR", "SOFTMAX_DRAWS", "averaged_sigmoid", "averaged_softmax", "expected_sigmoid"]
-
 STEP = 0.25
 FARTHEST, REACH = 10.0, 42.0
 # Below it sigma' is zero in float64, and with it all that nodes beyond could add.
@@ -60,15 +58,9 @@ SOFTMAX_DRAWS = 4096
 def expected_sigmoid(mean: FloatArray, variance: FloatArray) -> tuple[FloatArray, FloatArray]:
     """E[sigma(F)] and E[sigma(-F)] for F normal, either to `RELATIVE_ERROR` of itself.
 
-    Parameters
-    ----------
-    mean, variance : (r,) float64
-        The mean finite; the variance not negative, perhaps infinite.
+    `mean`, `variance` (r,): the mean finite; the variance not negative, perhaps infinite.
 
-    Returns
-    -------
-    positive, negative : (r,) float64
-        They add up to one. Below the smallest normal number what is left are its digits: an absolute error of 1e-307.
+    The two arrays, (r,), add up to one. Below the smallest normal number the error is an absolute one of 1e-307.
     """
     unknown = np.isinf(variance)
     variance = np.where(unknown, 0.0, variance)
@@ -100,11 +92,7 @@ def averaged_sigmoid(
 def averaged_softmax(mean: FloatArray, covariance: FloatArray) -> FloatArray:
     """Means of softmax over normal functions, by `SOFTMAX_DRAWS` fixed draws: (r, C), whose rows sum to one.
 
-    Parameters
-    ----------
-    mean : (r, C) float64
-    covariance : (r, C, C) float64
-        Positive semidefinite.
+    `mean` (r, C). `covariance` (r, C, C): positive semidefinite.
     """
     r, n_classes = mean.shape
     roots = _roots(covariance)

@@ -28,10 +28,8 @@ import scipy.special
 
 from dkgp.data.types import FloatArray
 from dkgp.models.tuning.dense_algebra import factor, fill_upper, invert_factored
-from dkgp.models.tuning.laplace.columns import LEAST_GAIN, MOST_HALVINGS, MOST_STEPS, LabelEvidence
+from dkgp.models.tuning.laplace.columns import MOST_STEPS, LabelEvidence, NewtonAscent
 from dkgp.models.tuning.laplace.expectation import averaged_softmax
-
-__all__ = ["SoftmaxEvidence", "SoftmaxMode", "softmax_mode"]
 
 # A sample that counts for nothing; its logarithm has to exist.
 LEAST_WEIGHT = 1e-12
@@ -39,30 +37,18 @@ LEAST_WEIGHT = 1e-12
 
 @dataclass(frozen=True)
 class SoftmaxMode:
-    """The mode, and what the evidence and predictions take of its curvature.
+    """The mode, and what the evidence and predictions take of its curvature."""
 
-    Attributes
-    ----------
-    values, alpha, probabilities : (n, C) float64
-        f, a and pi; f = K a.
-    inner : (C, n, n) float64
-        E_c.
-    root : (n, n) float64
-        M.
-    objective, log_determinant : float
-        Psi, and log|I + K W|.
-    steps : int
-        Newton's.
-    """
-
+    # (n, C): f, a and pi; f = K a
     values: FloatArray
     alpha: FloatArray
     probabilities: FloatArray
-    inner: FloatArray
-    root: FloatArray
+    inner: FloatArray  # (C, n, n): E_c
+    root: FloatArray  # (n, n): M
+    # Psi, and log|I + K W|
     objective: float
     log_determinant: float
-    steps: int
+    steps: int  # Newton's
 
     def whitened(self, right: FloatArray) -> FloatArray:
         """M^-1 times the right side (n, t)."""
@@ -70,9 +56,9 @@ class SoftmaxMode:
 
     def solved(self, right: FloatArray) -> FloatArray:
         """R times the right side (n, C)."""
-        own = np.column_stack([inner @ column for inner, column in zip(self.inner, right.T, strict=True)])
-        shared = scipy.linalg.cho_solve((self.root, True), own.sum(axis=1), check_finite=False)
-        return np.asarray(own - np.column_stack([inner @ shared for inner in self.inner]))
+        separate = np.column_stack([inner @ column for inner, column in zip(self.inner, right.T, strict=True)])
+        shared = scipy.linalg.cho_solve((self.root, True), separate.sum(axis=1), check_finite=False)
+        return np.asarray(separate - np.column_stack([inner @ shared for inner in self.inner]))
 
 
 def softmax_mode(
@@ -80,57 +66,39 @@ def softmax_mode(
 ) -> SoftmaxMode | None:
     """Find the mode by Newton's iterations; None where a matrix is not positive definite.
 
-    Parameters
-    ----------
-    matrix : (n, n) float64
-        K, both triangles.
-    one_hot : (n, C) float64
-    weights : (n,) float64, optional
-    alpha : (n, C) float64, optional
-        Where to start, if it is better than zero, the default.
+    `matrix` (n, n): K, both triangles. `one_hot` (n, C). `weights` (n,). `alpha` (n, C): where to start, if it is
+    better than zero, the default.
     """
     n, n_classes = one_hot.shape
     w = np.ones(n) if weights is None else np.maximum(weights, LEAST_WEIGHT)
-    a = f = np.zeros((n, n_classes))
 
     def psi(coefficients: FloatArray, values: FloatArray) -> float:
         fit = np.einsum("ic,ic->i", one_hot, values) - scipy.special.logsumexp(values, axis=1)
         return float(-0.5 * np.vdot(coefficients, values) + w @ fit)
 
-    best, inner, root = psi(a, f), np.empty((n_classes, n, n)), np.empty((n, n))
-    if alpha is not None:
-        there = matrix @ alpha
-        if (better := psi(alpha, there)) > best:
-            a, f, best = alpha, there, better
+    ascent = NewtonAscent(matrix, psi, np.zeros((n, n_classes)), alpha)
+    inner, root = np.empty((n_classes, n, n)), np.empty((n, n))
     for step in range(MOST_STEPS + 1):
+        a, f = ascent.alpha, ascent.values
         probabilities = scipy.special.softmax(f, axis=1)
         logs = _inner(matrix, w[:, None] * probabilities, inner)
         np.sum(inner, axis=0, out=root)
-        whole = np.asfortranarray(root)
-        if logs is None or not math.isfinite(best) or not factor(whole):
+        lower = np.asfortranarray(root)
+        if logs is None or not math.isfinite(ascent.objective) or not factor(lower):
             return None
-        determinant = logs + 2.0 * float(np.log(np.diagonal(whole)).sum()) - float(np.log(w).sum())
-        mode = SoftmaxMode(f, a, probabilities, inner, np.tril(whole), best, determinant, step)
+        determinant = logs + 2.0 * float(np.log(np.diagonal(lower)).sum()) - float(np.log(w).sum())
+        mode = SoftmaxMode(f, a, probabilities, inner, np.tril(lower), ascent.objective, determinant, step)
         mean = np.einsum("ic,ic->i", probabilities, f)
         b = w[:, None] * (probabilities * (f - mean[:, None]) + one_hot - probabilities)
-        new = b - mode.solved(matrix @ b)
-        towards, change = new - a, matrix @ new - f
-        length, found = 1.0, psi(a + towards, f + change)
-        for _ in range(MOST_HALVINGS):
-            if found >= best:
-                break
-            length *= 0.5
-            found = psi(a + length * towards, f + length * change)
-        if found - best <= LEAST_GAIN * max(1.0, abs(best)) or step == MOST_STEPS:
+        if step == MOST_STEPS or not ascent.step(b - mode.solved(matrix @ b)):
             return mode
-        a, f, best = a + length * towards, f + length * change, found
     raise AssertionError("unreachable")
 
 
 def _inner(matrix: FloatArray, curvature: FloatArray, out: FloatArray) -> float | None:
     """Fill in E_c of all classes; the sum of log|B_c|, or None where one is not positive definite."""
     logs = 0.0
-    for column, found in zip(curvature.T, out, strict=True):
+    for column, target in zip(curvature.T, out, strict=True):
         root = np.sqrt(column)
         work = np.asfortranarray(matrix * root * root[:, None])
         np.einsum("ii->i", work)[:] += 1.0
@@ -140,8 +108,8 @@ def _inner(matrix: FloatArray, curvature: FloatArray, out: FloatArray) -> float 
         if not invert_factored(work):
             return None
         fill_upper(work)
-        np.multiply(work, root, out=found)
-        found *= root[:, None]
+        np.multiply(work, root, out=target)
+        target *= root[:, None]
     return logs
 
 

@@ -12,10 +12,12 @@ from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.models.classification.basis.settings import BasisSettings
 from dkgp.models.classification.basis.train import TrainedOnBasis, train_on_basis
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.hyperparameters import Hyperparameters
 from tests.solvers.basis_risk.dense import dense_minimum
+from tests.watching import in_context
 
 KERNEL = SquaredExponential((0.3, 0.3, 0.3))
 
@@ -39,16 +41,16 @@ def trained(
     size: int = 30,
     threads: int = 2,
     settings: dict[str, Any] | None = None,
+    weights: np.ndarray | None = None,
     **more: Any,
 ) -> TrainedOnBasis:
     """Train on a basis in this process."""
     executor = LocalExecutor(threads)
     try:
         return train_on_basis(
-            dataset,
-            labels,
+            LabelledData(dataset, labels, weights),
             Hyperparameters(kernel, 1.0),
-            executor,
+            in_context(executor, more),
             BasisSettings(size, **{"tolerance": 1e-8, **(settings or {})}),
             likelihood=Likelihood.of(link, multi_class, labels.n_classes),
             **more,

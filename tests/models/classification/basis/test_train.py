@@ -17,8 +17,8 @@ from dkgp.errors import CheckpointError, InputError, InterruptedRunError, Memory
 from dkgp.kernels import SquaredExponential
 from dkgp.models.classification.basis.posterior import BasisPosterior
 from dkgp.models.classification.basis.settings import BASES, BasisSettings
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels, label_weights
-from dkgp.models.classification.records import basis_record
 from dkgp.solvers import Checkpointing
 from tests.models.classification.basis.problems import KERNEL, samples, trained
 
@@ -173,7 +173,7 @@ def test_a_store_holds_the_model(form: str, multi_class: str, rng: np.random.Gen
     dataset, labels = samples(rng, 150, 3)
     found = trained(dataset, labels, form=form, multi_class=multi_class, size=12, settings={"certify": True})
     url = str(tmp_path / "model.zarr")
-    save_classifier(url, basis_record(found, dataset, labels))
+    save_classifier(url, found.record(LabelledData(dataset, labels)))
     record = open_classifier(url)
     assert record.is_sparse
     assert (record.form, record.regularisation) == (form, 1.0)
@@ -186,11 +186,7 @@ def test_a_store_holds_the_model(form: str, multi_class: str, rng: np.random.Gen
 
 def test_what_is_refused(rng: np.random.Generator) -> None:
     dataset, labels = samples(rng, 50, 3)
-    short = Labels(labels.classes, labels.codes[:49])
     for words, call in (
-        (r"labels of 49 samples", lambda: trained(dataset, short)),
-        (r"finite and not negative", lambda: trained(dataset, labels, weights=np.full(50, -1.0))),
-        (r"'c1' have weight 0", lambda: trained(dataset, labels, weights=(labels.codes != 1).astype(float))),
         (r"`form` is 'logistic' or 'gp'", lambda: trained(dataset, labels, form="exact")),
         (r"`regularisation` must be positive", lambda: trained(dataset, labels, regularisation=-1.0)),
         (r"unknown prototypes 'nearest'", lambda: BasisSettings(basis="nearest")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -80,3 +81,13 @@ def refined_decisions(
         decisions = cross @ (solved[:, :-1] - solved[:, -1:] * intercept) + intercept
         change, before = np.abs(decisions - before), decisions
     return decisions.astype(np.float64), change.astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Approximation:
+    """An approximate solution of Kbar E = [Y, 1], as `DecisionCertificate.of` takes it."""
+
+    alpha: np.ndarray
+    gradient: np.ndarray
+    stepped: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    product_error: float = 0.0

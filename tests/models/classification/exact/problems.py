@@ -11,23 +11,21 @@ import numpy as np
 
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.cache import worker_cache
-from dkgp.data import Dataset
-from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.kernels import Kernel
-from dkgp.models.classification.exact.certificate import certified_labels
+from dkgp.models.classification.bounds import certified_labels
 from dkgp.models.classification.exact.decisions import certified_decisions
-from dkgp.models.classification.exact.train import TrainedExact, train_exact
-from dkgp.models.classification.labels import Labels, decided
+from dkgp.models.classification.exact.train import ExactSettings, TrainedExact, train_exact
+from dkgp.models.classification.labels import decided
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.operators.block_tasks import BlockContext
 from tests.models.classification.exact.dense_lssvm import dense_decisions, digits_decisions
-from tests.models.exact_gp import mp
+from tests.models.classification.problems import Problem, digit_ratios
 
 _RUNS = itertools.count()
 
 
 @dataclass(eq=False)
-class LabelProblem:
+class LabelProblem(Problem):
     """Raw inputs (n, d), codes (n,), raw test inputs (r, d), kernel and noise of the standardised ones."""
 
     X: np.ndarray
@@ -40,30 +38,14 @@ class LabelProblem:
     settings: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
-    def dataset(self) -> Dataset:
-        return memory_dataset(self.X, self.codes.astype(np.float64))
-
-    @cached_property
-    def labels(self) -> Labels:
-        return Labels(tuple(f"c{code}" for code in range(int(self.codes.max()) + 1)), self.codes)
-
-    @cached_property
-    def tests(self) -> np.ndarray:
-        return np.asarray(self.dataset.standardisation.inputs(self.T))
-
-    @cached_property
     def trained(self) -> TrainedExact:
         executor = LocalExecutor(1)
         try:
             return train_exact(
-                self.dataset,
-                self.labels,
+                self.data,
                 Hyperparameters(self.kernel, self.noise_variance),
                 executor,
-                weights=self.weights,
-                fit_intercept=self.fit_intercept,
-                calibrate=False,
-                **self.settings,
+                ExactSettings(fit_intercept=self.fit_intercept, calibrate=False, **self.settings),
             )
         finally:
             executor.close()
@@ -87,13 +69,7 @@ class LabelProblem:
     def digit_ratios(self) -> np.ndarray:
         """Error over bound of each decision, by 50 digits: (r, t)."""
         decisions, bounds = self.predicted
-        exact = digits_decisions(*self.reference)
-        return np.array(
-            [
-                [float(abs(mp.mpf(float(f)) - true) / mp.mpf(float(b))) for f, b, true in zip(*rows, strict=True)]
-                for rows in zip(decisions, bounds, exact, strict=True)
-            ]
-        )
+        return digit_ratios(decisions, bounds, digits_decisions(*self.reference))
 
     def dense_errors(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Errors of the decisions by a dense float64 solve, their bounds, and which certified labels are wrong."""

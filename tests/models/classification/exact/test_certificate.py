@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dkgp.kernels import Kernel, Matern12, Matern52, SquaredExponential, parse_kernel
-from dkgp.models.classification.exact.certificate import DecisionCertificate, certified_labels
+from dkgp.models.classification.bounds import certified_labels
+from dkgp.models.classification.exact.certificate import DecisionCertificate
 from dkgp.models.classification.labels import decided
 from dkgp.solvers import Cholesky, ConjugateGradient, FactorPreconditioning, GreedyBlockCoordinateDescent, MaxIterations
-from tests.models.classification.exact.dense_lssvm import refined_decisions
+from tests.models.classification.exact.dense_lssvm import Approximation, refined_decisions
 from tests.models.classification.exact.problems import LabelProblem
 
 EARLY: dict[str, Any] = {"solver": ConjugateGradient(None), "tolerance": 1e-300, "limits": MaxIterations(2)}
@@ -231,7 +232,9 @@ def hand_made(shift: float, tilt: float) -> tuple[float, float]:
     gradient = kbar @ solved - np.hstack([y, np.ones((n, 1))])
     intercept = solved[:, :1].sum(axis=0) / solved[:, 1].sum() + tilt
     alpha = solved[:, :1] - solved[:, 1:] * intercept
-    certificate = DecisionCertificate.of(alpha, intercept, solved, gradient, noise, amplitude, np.ones(n))
+    certificate = DecisionCertificate.of(
+        alpha, intercept, Approximation(solved, gradient), noise, amplitude, np.ones(n)
+    )
     decision = intercept[None]
     bound = certificate.decision_error_bound(decision, np.zeros(1), np.full(1, amplitude), np.ones(1))
     return abs(float(decision[0, 0]) - 0.2), float(bound[0, 0])

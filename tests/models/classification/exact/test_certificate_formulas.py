@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from dkgp.errors import InputError
-from dkgp.models.classification.exact.certificate import DecisionCertificate, certified_labels
+from dkgp.models.classification.bounds import certified_labels
+from dkgp.models.classification.exact.certificate import DecisionCertificate
 from dkgp.models.classification.exact.stopping import DecisionError
 from dkgp.models.rounding import product_roundings, step_roundings
 from dkgp.solvers import Progress
+from tests.models.classification.exact.dense_lssvm import Approximation
 from tests.models.exact_gp import mp
 
 U = mp.mpf(2) ** -53
@@ -44,11 +46,11 @@ class Sample:
         e, diagonal = many(errors), many(self.diagonal)
         self.scale = [mp.sqrt(diagonal[i]) * (1 + 4 * U * e[i]) for i in range(n)]
 
-    def certificate(self, **options: Any) -> DecisionCertificate:
-        return DecisionCertificate.of(
-            self.alpha, self.intercept, self.solved, self.gradient, self.noise, self.diagonal, self.errors,
-            stepped=self.stepped, product_error=self.product, **options,
-        )  # fmt: skip
+    def certificate(self, columns: int | None = None) -> DecisionCertificate:
+        """Of so many columns of the solution; by default of all."""
+        stepped = np.zeros((0, 0)) if self.stepped is None else self.stepped[:, :columns]
+        found = Approximation(self.solved[:, :columns], self.gradient[:, :columns], stepped, self.product)
+        return DecisionCertificate.of(self.alpha, self.intercept, found, self.noise, self.diagonal, self.errors)
 
     def off(self, column: int, columns: int) -> list[Any]:
         n, s, e, noise = self.n, self.scale, many(self.errors), many(self.noise)
@@ -115,8 +117,8 @@ def test_residuals_as_the_proofs_add_them_up(rng: np.random.Generator, name: str
     ones = sample.off(2, 3)
     assert near(certificate.ones_residual, sample.length(many(sample.gradient[:, 2]), ones))
     # Without an intercept there are two columns only, and each is its own.
-    bare = sample.certificate(fit_intercept=False)
-    expected = [sample.length(many(sample.gradient[:, column]), sample.off(column, 3)) for column in range(2)]
+    bare = sample.certificate(columns=2)
+    expected = [sample.length(many(sample.gradient[:, column]), sample.off(column, 2)) for column in range(2)]
     assert all(near(length, value) for length, value in zip(bare.residual, expected, strict=True))
     assert (bare.imbalance, bare.intercept, bare.ones_residual) == ((0.0, 0.0), False, 0.0)
 
@@ -146,7 +148,7 @@ def test_the_sum_of_ones_is_never_below_what_any_gaussian_process_has() -> None:
     n, half = 5, np.full(5, 0.5)
     # E = 0 says nothing; Cauchy's inequality does: n^2 / (1'K 1 + sum s2) at K = 4 everywhere.
     certificate = DecisionCertificate.of(
-        np.zeros((n, 1)), np.zeros(1), np.zeros((n, 2)), np.zeros((n, 2)), half, 4.0, np.zeros(n)
+        np.zeros((n, 1)), np.zeros(1), Approximation(np.zeros((n, 2)), np.zeros((n, 2))), half, 4.0, np.zeros(n)
     )
     low, high = certificate.ones_sum
     assert low == pytest.approx(25.0 / (100.0 + 2.5), rel=1e-13)

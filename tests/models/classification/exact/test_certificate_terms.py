@@ -13,6 +13,7 @@ from dkgp.models.classification.exact.certificate import DecisionCertificate
 from dkgp.models.classification.exact.decisions import certified_decisions
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.block_tasks import BlockContext
+from tests.models.classification.exact.dense_lssvm import Approximation
 from tests.models.exact_gp import entry, mp, numbers
 
 
@@ -69,7 +70,12 @@ class Case:
         exact = np.append(self.kx, 1.0) @ np.linalg.solve(self.bordered, np.append(self.y, 0.0))
         decision = self.kx @ alpha + intercept
         certificate = DecisionCertificate.of(
-            alpha, intercept, solved, -residuals, self.noise, np.einsum("ij,ij->i", self.Z, self.Z), np.ones(self.n)
+            alpha,
+            intercept,
+            Approximation(solved, -residuals),
+            self.noise,
+            np.einsum("ij,ij->i", self.Z, self.Z),
+            np.ones(self.n),
         )
         prior, ones = np.array([self.z @ self.z]), np.array([self.kx @ solved[:, 1]])
         bound = certificate.decision_error_bound(decision[None], ones, prior, np.ones(1))
@@ -97,7 +103,7 @@ def test_roundings_of_the_gradient_alone(rng: np.random.Generator) -> None:
         right, errors = operator.matmat(solved), operator.row_errors()
     executor.close()
     certificate = DecisionCertificate.of(
-        solved[:, :1], np.zeros(1), solved, np.zeros((n, 2)), noise, 1.0, errors, fit_intercept=True
+        solved[:, :1], np.zeros(1), Approximation(solved, np.zeros((n, 2))), noise, 1.0, errors
     )
     rows = numbers(X)
     matrix = [[entry(kernel, a, b) + (mp.mpf(noise) if a is b else 0) for b in rows] for a in rows]
@@ -120,7 +126,7 @@ def test_roundings_of_the_decision_alone(rng: np.random.Generator) -> None:
     alpha, intercept = rng.normal(size=(n, 2)) * 1e7, np.array([0.3, -1e9])
     errors = np.full(n, 10.0)
     certificate = DecisionCertificate.of(
-        alpha, intercept, np.zeros((n, 3)), np.zeros((n, 3)), 1.0, 1.0, errors, fit_intercept=True
+        alpha, intercept, Approximation(np.zeros((n, 3)), np.zeros((n, 3))), 1.0, 1.0, errors
     )
     bare = replace(certificate, residual=(0.0, 0.0), imbalance=(0.0, 0.0))
     context = BlockContext("roundings", ArrayInputs(X), kernel, n)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,17 +13,18 @@ from dkgp.cluster import LocalExecutor
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import MemoryBudgetError
 from dkgp.kernels import SquaredExponential
-from dkgp.models.classification.fixed_size.memory import FixedSizeMemory, plan_fixed_size
-from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
+from dkgp.models.classification.fixed_size.settings import FixedSizeMemory, FixedSizeSettings
 from dkgp.models.classification.fixed_size.train import train_fixed_size
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels
 
 MEBIBYTE = 2**20
 
 
 def plan(n: int = 100_000, **changed: Any) -> FixedSizeMemory:
-    given = {"pool": 1000, "max_basis": None, "folds": 10, "together": 3, "threads": 2, "shares_process": True}
-    return plan_fixed_size(n, 20, 1, **{**given, "cache_bytes": 2**20, **changed})
+    settings = FixedSizeSettings(pool=changed.pop("pool", 1000))
+    executor: Any = SimpleNamespace(threads_per_process=2, shares_memory=changed.pop("shares_memory", True))
+    return settings.memory(n, 20, 1, executor, 2**20, **changed)
 
 
 def test_fewer_kernels_go_together_where_all_would_not_fit() -> None:
@@ -33,7 +35,7 @@ def test_fewer_kernels_go_together_where_all_would_not_fit() -> None:
     assert plan(budget_bytes=most.coordinator_bytes - 1).together == 2
     assert plan(budget_bytes=1).together == 1
     # Elsewhere a worker takes nothing here.
-    assert plan(shares_process=False).coordinator_bytes < most.coordinator_bytes
+    assert plan(shares_memory=False).coordinator_bytes < most.coordinator_bytes
 
 
 def test_a_plan_that_does_not_fit_is_refused_with_numbers() -> None:
@@ -64,7 +66,7 @@ def test_what_is_taken_is_less_than_what_was_planned(rng: np.random.Generator) -
     executor = LocalExecutor(2)
     kernel = SquaredExponential(gamma=(0.5, 0.5, 0.5))
     tracemalloc.start()
-    train_fixed_size(dataset, labels, settings, executor, kernel=kernel)
+    train_fixed_size(LabelledData(dataset, labels), settings, executor, kernel=kernel)
     taken = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     executor.close()

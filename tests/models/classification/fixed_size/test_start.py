@@ -9,6 +9,7 @@ from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import InputError
 from dkgp.kernels import Linear, Matern32, SquaredExponential
 from dkgp.models.classification.fixed_size.start import median_kernel, start_kernel
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels
 from dkgp.models.classification.scaling import scaled
 
@@ -30,13 +31,13 @@ def test_the_labels_tell_length_scales_where_there_is_something_to_tell(rng: np.
     X = rng.standard_normal((1100, 4))
     codes = (np.sin(2.0 * X[:, 1]) > 0.0).astype(int)
     dataset, labels = memory_dataset(X, codes.astype(float)), Labels(("a", "b"), codes)
-    kernel, how = start_kernel(dataset, labels, isotropic=False)
+    kernel, how = start_kernel(LabelledData(dataset, labels), isotropic=False)
     assert how == "likelihood"
     assert isinstance(kernel, SquaredExponential)
     assert kernel.gamma[1] > 10.0 * max(kernel.gamma[0], *kernel.gamma[2:])
-    assert start_kernel(dataset, labels, isotropic=True) == (median_kernel(dataset), "median")
+    assert start_kernel(LabelledData(dataset, labels), isotropic=True) == (median_kernel(dataset), "median")
     few = memory_dataset(X[:300], codes[:300].astype(float))
-    assert start_kernel(few, labels.subset(np.arange(300)), isotropic=False)[1] == "median"
+    assert start_kernel(LabelledData(few, labels.subset(np.arange(300))), isotropic=False)[1] == "median"
 
 
 def test_a_scale_is_of_inverse_squared_lengths_alone() -> None:

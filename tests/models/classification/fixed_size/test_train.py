@@ -19,9 +19,11 @@ from dkgp.errors import CheckpointError, InputError, InterruptedRunError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.fixed_size.train import TrainedFixedSize, train_fixed_size
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels, decided
 from dkgp.solvers import Checkpointing
 from tests.cluster.executors.test_sums import on_dask
+from tests.watching import in_context
 
 
 @pytest.fixture
@@ -45,7 +47,8 @@ def held(X: NDArray[np.float64], labels: Labels) -> Dataset:
 
 def trained(X: Any, labels: Labels, executor: Any, **options: Any) -> TrainedFixedSize:
     kept = {name: options.pop(name) for name in list(options) if name in FixedSizeSettings.__dataclass_fields__}
-    return train_fixed_size(held(X, labels), labels, FixedSizeSettings(**kept), executor, **options)
+    data = LabelledData(held(X, labels), labels, options.pop("weights", None))
+    return train_fixed_size(data, FixedSizeSettings(**kept), in_context(executor, options), **options)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -181,12 +184,6 @@ def test_what_is_refused(rng: np.random.Generator, one_thread: LocalExecutor) ->
         trained(X, Labels(("a", "b"), np.arange(60) // 55), one_thread)
     with pytest.raises(InputError, match="`noise_variance` must be positive and finite; got 0.0"):
         trained(X, labels, one_thread, noise_variance=0.0)
-    with pytest.raises(InputError, match="weights must be finite and not negative"):
-        trained(X, labels, one_thread, weights=np.full(60, -1.0))
-    with pytest.raises(InputError, match="the class 'ring 1' have weight 0 in all"):
-        trained(X, labels, one_thread, weights=1.0 - labels.codes)
-    with pytest.raises(InputError, match="expected a weight for each of 60 samples; got shape"):
-        trained(X, labels, one_thread, weights=np.ones(59))
     with pytest.raises(InputError, match=r"`search` must be one of profile, annealing, none; got 'best'"):
         FixedSizeSettings(search="best")
     with pytest.raises(InputError, match="`folds` must be at least 2; got 1"):

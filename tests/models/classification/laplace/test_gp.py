@@ -15,15 +15,16 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from dkgp.cluster import LocalExecutor
 from dkgp.data import Dataset, dataset_from_arrays, open_classifier, open_prediction, save_classifier
 from dkgp.data.stores.memory_dataset import memory_dataset
-from dkgp.data.stores.memory_model import memory_classifier
+from dkgp.data.stores.models.memory import memory_classifier
 from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import Kernel, SquaredExponential, parse_kernel
 from dkgp.models import Hyperparameters
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels
 from dkgp.models.classification.laplace.averages import averaged
 from dkgp.models.classification.laplace.train import TrainedGP, train_gp
 from dkgp.models.classification.likelihoods import Likelihood
-from dkgp.models.classification.records import gp_record
+from dkgp.models.classification.logistic.stopping import RiskSettings
 from dkgp.models.prediction.class_predictor import ClassPredictor
 from dkgp.models.prediction.predict import predict
 from dkgp.models.tuning.laplace.columns import (
@@ -33,18 +34,12 @@ from dkgp.models.tuning.laplace.columns import (
     latent_predictions,
 )
 from dkgp.models.variance.variances import VarianceSettings
+from tests.models.classification.problems import noisy_sine
 
 FloatArray = NDArray[np.float64]
 KERNEL = SquaredExponential(gamma=(0.6, 0.1, 0.1), variance=5.0)
 LOSSES = {"logit": LogitLoss.loss, "probit": ProbitLabelLoss.loss}
 VERSIONS = count()
-
-
-def labelled(rng: np.random.Generator, n: int, classes: int = 2) -> tuple[Dataset, Labels]:
-    X = rng.standard_normal((n, 3))
-    latent = 3.0 * np.sin(2.0 * X[:, 0]) + rng.logistic(size=n)
-    codes = np.digitize(latent, np.quantile(latent, np.linspace(0.0, 1.0, classes + 1)[1:-1])).astype(np.int64)
-    return memory_dataset(X, codes.astype(np.float64)), Labels(tuple("abcd"[:classes]), codes)
 
 
 def exact(
@@ -67,7 +62,8 @@ def trained(data: Dataset, labels: Labels, name: str, kernel: Kernel = KERNEL, *
     executor = LocalExecutor(2)
     try:
         likelihood = Likelihood.of(name, "ovr", labels.n_classes)  # type: ignore[arg-type]
-        return train_gp(data, labels, Hyperparameters(kernel, 1.0), executor, likelihood=likelihood, **settings)
+        samples = LabelledData(data, labels, settings.pop("weights", None))
+        return train_gp(samples, Hyperparameters(kernel, 1.0), executor, RiskSettings(likelihood, **settings))
     finally:
         executor.close()
 
@@ -91,9 +87,9 @@ def require_held(found: Any, means: FloatArray, variances: FloatArray, name: str
 def test_no_interval_misses_the_exact_approximation(
     name: str, classes: int, tolerance: float, rng: np.random.Generator
 ) -> None:
-    data, labels = labelled(rng, 150, classes)
+    data, labels = noisy_sine(rng, 150, classes)
     model = trained(data, labels, name, tolerance=tolerance)
-    record = memory_classifier(gp_record(model, data, labels), data)
+    record = memory_classifier(model.record(LabelledData(data, labels)), data)
     test = rng.standard_normal((60, 3)) * 1.5
     found = ClassPredictor(record, f"gp-{next(VERSIONS)}")(test)
     seen = (test - data.standardisation.input_mean) / data.standardisation.input_std
@@ -106,10 +102,10 @@ def test_no_interval_misses_the_exact_approximation(
 
 @pytest.mark.parametrize("expression", ["matern32 + 0.5 * linear", "4.0 * rbf[0] * matern52[1, 2]"])
 def test_any_kernel_and_weights(expression: str, rng: np.random.Generator) -> None:
-    data, labels = labelled(rng, 120)
+    data, labels = noisy_sine(rng, 120)
     kernel, weights = parse_kernel(expression, 3), rng.choice([0.0, 0.5, 2.0], 120)
     model = trained(data, labels, "logit", kernel, weights=weights)
-    record = memory_classifier(gp_record(model, data, labels, weights), data)
+    record = memory_classifier(model.record(LabelledData(data, labels, weights)), data)
     test = rng.standard_normal((40, 3))
     found = ClassPredictor(record, f"gp-{next(VERSIONS)}")(test)
     seen = (test - data.standardisation.input_mean) / data.standardisation.input_std
@@ -122,10 +118,10 @@ def test_any_kernel_and_weights(expression: str, rng: np.random.Generator) -> No
 def test_no_interval_misses_the_exact_approximation_of_2000(
     name: str, settings: dict[str, float], rng: np.random.Generator
 ) -> None:
-    data, labels = labelled(rng, 2000)
+    data, labels = noisy_sine(rng, 2000)
     kernel = parse_kernel("5.0 * matern32(length_scale=0.6)", 3)
     model = trained(data, labels, name, kernel)
-    record = memory_classifier(gp_record(model, data, labels), data)
+    record = memory_classifier(model.record(LabelledData(data, labels)), data)
     test = rng.standard_normal((300, 3)) * 1.5
     variance = VarianceSettings(**settings)  # type: ignore[arg-type]
     found = ClassPredictor(record, f"gp-{next(VERSIONS)}", variance=variance)(test)
@@ -134,11 +130,11 @@ def test_no_interval_misses_the_exact_approximation_of_2000(
 
 
 def test_probabilities_are_scikit_learns(rng: np.random.Generator) -> None:
-    data, labels = labelled(rng, 500, 3)
+    data, labels = noisy_sine(rng, 500, 3)
     scales = 1.0 / np.sqrt(2.0 * np.asarray(KERNEL.gamma))
     theirs = GaussianProcessClassifier(ConstantKernel(5.0) * RBF(scales), optimizer=None, max_iter_predict=1000)
     theirs.fit(data.inputs(0, 500), labels.codes)
-    record = memory_classifier(gp_record(trained(data, labels, "logit"), data, labels), data)
+    record = memory_classifier(trained(data, labels, "logit").record(LabelledData(data, labels)), data)
     test = rng.standard_normal((50, 3))
     found = ClassPredictor(record, f"gp-{next(VERSIONS)}")(test)
     seen = (test - data.standardisation.input_mean) / data.standardisation.input_std
@@ -148,13 +144,13 @@ def test_probabilities_are_scikit_learns(rng: np.random.Generator) -> None:
 def test_stores_are_resumed_and_have_the_same_bits_on_any_number_of_workers(
     rng: np.random.Generator, tmp_path: Path
 ) -> None:
-    data, labels = labelled(rng, 150, 3)
+    data, labels = noisy_sine(rng, 150, 3)
     train = dataset_from_arrays(
         tmp_path / "train.zarr", data.inputs(0, 150), labels.codes.astype(np.float64), chunk_rows=60
     )
     test = dataset_from_arrays(tmp_path / "test.zarr", rng.standard_normal((90, 3)), None, chunk_rows=30)
     url = str(tmp_path / "model.zarr")
-    save_classifier(url, gp_record(trained(train, labels, "logit"), train, labels), dataset=train)
+    save_classifier(url, trained(train, labels, "logit").record(LabelledData(train, labels)), dataset=train)
     model, settings = open_classifier(url), VarianceSettings(batch_size=16)
     stored = []
 
@@ -191,14 +187,14 @@ def test_stores_are_resumed_and_have_the_same_bits_on_any_number_of_workers(
 
 
 def test_what_is_refused(rng: np.random.Generator, tmp_path: Path) -> None:
-    data, labels = labelled(rng, 60, 3)
+    data, labels = noisy_sine(rng, 60, 3)
     executor = LocalExecutor(1)
     try:
-        given = (data, labels, Hyperparameters(KERNEL, 1.0), executor)
+        given = (LabelledData(data, labels), Hyperparameters(KERNEL, 1.0), executor)
         with pytest.raises(InputError, match=r"one matrix of order 180, .* GB"):
-            train_gp(*given, likelihood=Likelihood("softmax", 3))
+            train_gp(*given, RiskSettings(Likelihood("softmax", 3)))
         with pytest.raises(InputError, match="has no regularisation, got 0.5"):
-            train_gp(*given, likelihood=Likelihood("logit", 3), regularisation=0.5)
+            train_gp(*given, RiskSettings(Likelihood("logit", 3), regularisation=0.5))
     finally:
         executor.close()
 
@@ -207,10 +203,10 @@ def test_a_mode_that_is_far_from_found_says_so(rng: np.random.Generator) -> None
     """Whatever the mode, the intervals hold; far from it they tell little, and nothing wrong."""
     from dkgp.solvers import MaxIterations
 
-    data, labels = labelled(rng, 120)
+    data, labels = noisy_sine(rng, 120)
     model = trained(data, labels, "probit", limits=MaxIterations(1))
     assert not model.summary["converged"]
-    record = memory_classifier(gp_record(model, data, labels), data)
+    record = memory_classifier(model.record(LabelledData(data, labels)), data)
     test = rng.standard_normal((30, 3))
     found = ClassPredictor(record, f"gp-{next(VERSIONS)}")(test)
     seen = (test - data.standardisation.input_mean) / data.standardisation.input_std
@@ -237,7 +233,7 @@ def _hostile(rng: np.random.Generator) -> dict[str, tuple[FloatArray, NDArray[np
 def test_no_hostile_problem_breaks_an_interval(name: str, what: str, rng: np.random.Generator) -> None:
     X, codes, kernel = _hostile(rng)[what]
     data, labels = memory_dataset(X, codes.astype(np.float64)), Labels(tuple("abc"[: codes.max() + 1]), codes)
-    record = memory_classifier(gp_record(trained(data, labels, name, kernel), data, labels), data)
+    record = memory_classifier(trained(data, labels, name, kernel).record(LabelledData(data, labels)), data)
     test = np.concatenate([rng.standard_normal((20, 3)), 1e3 * rng.standard_normal((5, 3)), X[:5]])
     found = ClassPredictor(record, f"gp-{next(VERSIONS)}")(test)
     seen = (test - data.standardisation.input_mean) / data.standardisation.input_std

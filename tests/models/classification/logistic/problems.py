@@ -11,23 +11,23 @@ from typing import Any
 import numpy as np
 
 from dkgp.cluster import LocalExecutor
-from dkgp.data import ClassifierRecord, Dataset, memory_classifier
-from dkgp.data.stores.memory_dataset import memory_dataset
+from dkgp.data import ClassifierRecord, memory_classifier
 from dkgp.kernels import Kernel, SquaredExponential
-from dkgp.models.classification.labels import Labels, decided
+from dkgp.models.classification.labels import decided
 from dkgp.models.classification.likelihoods import Likelihood, LikelihoodName
+from dkgp.models.classification.logistic.stopping import RiskSettings
 from dkgp.models.classification.logistic.train import TrainedLogistic, train_logistic
-from dkgp.models.classification.records import logistic_record
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.prediction.class_predictor import ClassPredicted, ClassPredictor
 from tests.models.classification.logistic.dense_risk import digits_minimiser, long_minimiser
-from tests.models.exact_gp import mp
+from tests.models.classification.problems import Problem, digit_ratios
+from tests.watching import in_context
 
 _RUNS = itertools.count()
 
 
 @dataclass(eq=False)
-class RiskProblem:
+class RiskProblem(Problem):
     """Raw inputs (n, d), codes (n,), raw test inputs (r, d), kernel of the standardised ones, likelihood and lambda."""
 
     X: np.ndarray
@@ -41,39 +41,23 @@ class RiskProblem:
     n_classes: int | None = None
 
     @cached_property
-    def dataset(self) -> Dataset:
-        return memory_dataset(self.X, self.codes.astype(np.float64))
-
-    @cached_property
-    def labels(self) -> Labels:
-        n_classes = self.n_classes or max(2, int(self.codes.max()) + 1)
-        return Labels(tuple(f"c{code}" for code in range(n_classes)), self.codes)
-
-    @cached_property
     def likelihood(self) -> Likelihood:
         return Likelihood(self.name, self.labels.n_classes)
 
     @cached_property
-    def tests(self) -> np.ndarray:
-        return np.asarray(self.dataset.standardisation.inputs(self.T))
-
-    @cached_property
     def trained(self) -> TrainedLogistic:
+        settings = dict(self.settings)
         with closing(LocalExecutor(1)) as executor:
             return train_logistic(
-                self.dataset,
-                self.labels,
+                self.data,
                 Hyperparameters(self.kernel, 1.0),
-                executor,
-                likelihood=self.likelihood,
-                regularisation=self.regularisation,
-                weights=self.weights,
-                **self.settings,
+                in_context(executor, settings),
+                RiskSettings(self.likelihood, self.regularisation, **settings),
             )
 
     @cached_property
     def record(self) -> ClassifierRecord:
-        return memory_classifier(logistic_record(self.trained, self.dataset, self.labels, self.weights), self.dataset)
+        return memory_classifier(self.trained.record(self.data), self.dataset)
 
     @cached_property
     def predicted(self) -> ClassPredicted:
@@ -94,12 +78,7 @@ class RiskProblem:
         exact, miss = self.digits
         found = self.predicted
         assert miss < 1e-18 * found.bounds.min() + 1e-30, "the reference is not exact enough"
-        return np.array(
-            [
-                [float(abs(mp.mpf(float(f)) - true) / mp.mpf(float(b))) for f, b, true in zip(*rows, strict=True)]
-                for rows in zip(found.decision, found.bounds, exact, strict=True)
-            ]
-        )
+        return digit_ratios(found.decision, found.bounds, exact)
 
     def long_errors(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Errors beyond what the reference may miss, bounds, and which certified labels are wrong."""

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dkgp.errors import InputError
-from dkgp.models.classification.logistic.certificate import Found, GradientLength, RiskCertificate, _around, _Sizes
+from dkgp.models.classification.logistic.certificate import GradientLength, Minimum, RiskCertificate, _around, _sizes_of
 from dkgp.models.classification.logistic.stopping import RiskError
 from dkgp.models.rounding import product_roundings
 from dkgp.solvers import Progress
@@ -64,7 +64,7 @@ class Case:
         self.diagonal, self.errors = rng.uniform(1.0, 4.0, n), errors
         e, diagonal = many(errors), many(self.diagonal)
         self.scale = [mp.sqrt(diagonal[i]) * (1 + 2 * U * (2 * e[i] + 8)) for i in range(n)]
-        self.found = Found(
+        self.found = Minimum(
             self.penalty, self.alpha, self.values, self.gradient, self.image, product_error=product, noise=self.noise
         )
 
@@ -143,7 +143,7 @@ def test_lengths_of_gradients_as_the_proofs_add_them_up(rng: np.random.Generator
 def test_a_length_is_told_apart_from_its_roundings() -> None:
     """g'K g = 0 as computed: what is left of the length is all rounding, sums and products."""
     n, one, zero = 4, np.ones((4, 1)), np.zeros((4, 1))
-    found = Found(1.0, zero, zero, one, np.array([[1.0], [-1.0], [1.0], [-1.0]]) * 1e6, noise=0.0)
+    found = Minimum(1.0, zero, zero, one, np.array([[1.0], [-1.0], [1.0], [-1.0]]) * 1e6, noise=0.0)
     length = GradientLength.of(found, zero, Squared(False), 1e-12, np.zeros(n)).length[0]  # type: ignore[arg-type]
     # 1.01 (n + 8) u sum |terms|, and each |v| times 2 u |w| and 1.01 times that.
     expected = 1.01 * (12.0 * float(U) * 4e6 + 1.01 * 4.0 * 2.0 * float(U) * 1e6)
@@ -217,7 +217,7 @@ def test_coupled_decisions_share_a_radius_of_any_size(radius: float) -> None:
 
 def test_products_of_sizes_are_as_large_as_they_are(rng: np.random.Generator) -> None:
     K, vectors = 1e-6 * rng.uniform(0.0, 1.0, (9, 9)), rng.normal(size=(9, 2))
-    sizes = _Sizes.of(9, 1e-6, np.zeros(9))
+    sizes = _sizes_of(9, 1e-6, np.zeros(9))
     exact = K @ np.abs(vectors)
     found = _around(vectors, sizes, 0.0, lambda v: (K @ v, 0.0))
     assert (found > exact).all()

@@ -13,7 +13,7 @@ import pytest
 from dkgp.cluster import LocalExecutor
 from dkgp.kernels import SquaredExponential
 from dkgp.models.classification.likelihoods import Likelihood, LikelihoodName
-from dkgp.models.classification.logistic.certificate import Found, GradientLength, RiskCertificate
+from dkgp.models.classification.logistic.certificate import GradientLength, Minimum, RiskCertificate
 from dkgp.models.rounding import UNIT, product_roundings
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from tests.models.classification.logistic.dense_risk import exact_slopes
@@ -22,7 +22,9 @@ from tests.models.exact_gp import entry, mp, numbers
 NO_ERRORS = np.zeros(1)
 
 
-def certified(found: Found, likelihood: Likelihood, targets: np.ndarray, share: float, **more: Any) -> RiskCertificate:
+def certified(
+    found: Minimum, likelihood: Likelihood, targets: np.ndarray, share: float, **more: Any
+) -> RiskCertificate:
     n = len(found.alpha)
     length = GradientLength.of(found, targets, likelihood, 1.0, np.zeros(n), **more)
     return RiskCertificate.of(found, length, share, 1.0, np.zeros(n))
@@ -48,7 +50,7 @@ def test_where_the_loss_says_nothing_the_bound_is_reached(name: LikelihoodName, 
     alpha = np.array([[0.6, 0.0, -0.8]]) if name == "softmax" else np.array([[0.7]])
     for regularisation in (0.3, 1.0, 8.0):
         gradient = regularisation * alpha
-        found = Found(regularisation, alpha, alpha, gradient, gradient)
+        found = Minimum(regularisation, alpha, alpha, gradient, gradient)
         certificate = certified(found, likelihood, targets, share, weights=np.array([1e-12]))
         decisions = found.stepped(share)
         bounds = certificate.decision_error_bound(decisions, np.ones(1), NO_ERRORS)
@@ -64,7 +66,7 @@ def test_a_gradient_that_is_told_wrongly_is_made_up_for(told: float, share: floa
     """The exact function is zero, and the gradient all of the penalty's; what is told of it is a share, or more."""
     alpha, likelihood = np.array([[0.7]]), Likelihood("logit", 2)
     gradient = told * 2.0 * alpha
-    found = Found(2.0, alpha, alpha, gradient, gradient)
+    found = Minimum(2.0, alpha, alpha, gradient, gradient)
     certificate = certified(found, likelihood, np.ones((1, 1)), share, weights=np.array([1e-12]))
     decisions = found.stepped(share)
     bound = certificate.decision_error_bound(decisions, np.ones(1), NO_ERRORS)[0, 0]
@@ -75,7 +77,7 @@ def test_a_gradient_that_is_told_wrongly_is_made_up_for(told: float, share: floa
 
 def test_columns_that_are_problems_of_their_own_have_their_own_bounds() -> None:
     targets, alpha = np.array([[1.0, -1.0, -1.0]]), np.array([[0.6, 0.0, -0.8]])
-    found = Found(2.0, alpha, alpha, 2.0 * alpha, 2.0 * alpha)
+    found = Minimum(2.0, alpha, alpha, 2.0 * alpha, 2.0 * alpha)
     certificate = certified(found, Likelihood("logit", 3), targets, 0.0, weights=np.array([1e-12]))
     np.testing.assert_allclose(certificate.radius, [0.6, 0.0, 0.8], atol=1e-11)
 
@@ -128,7 +130,7 @@ def test_roundings_of_the_gradient_alone(
     ):
         values, errors = operator.matmat(alpha) - noise * alpha, operator.row_errors()
     gradient = likelihood.loss.slope(targets, values) + regularisation * alpha
-    found = Found(regularisation, alpha, values, gradient, np.zeros_like(gradient), noise=noise)
+    found = Minimum(regularisation, alpha, values, gradient, np.zeros_like(gradient), noise=noise)
     length = GradientLength.of(found, targets, likelihood, 1.0, errors)
     sharp = GradientLength.of(
         found,
@@ -173,7 +175,7 @@ def test_the_length_of_a_gradient_allows_for_what_its_product_rounds(rng: np.ran
             BlockedKernelOperator(kernel, 1e-300, ArrayInputs(X), executor) as one,
         ):
             image, errors = one.matmat(g), one.row_errors()
-        found = Found(1.0, 0.0 * g, 0.0 * g, g, image)
+        found = Minimum(1.0, 0.0 * g, 0.0 * g, g, image)
         length = GradientLength.of(found, np.ones((n, 1)), Likelihood("logit", 2), 1.0, errors).length[0]
         rows = numbers(X)
         exact = mp.fsum(
@@ -194,7 +196,7 @@ def test_products_that_are_approximate_are_allowed_for(rng: np.random.Generator)
     for sign in (-1.0, 1.0):
         values = K @ alpha + sign * error
         gradient = likelihood.loss.slope(targets, values) + alpha
-        found = Found(1.0, alpha, values, gradient, K @ gradient - error * np.sign(gradient), product_error=error)
+        found = Minimum(1.0, alpha, values, gradient, K @ gradient - error * np.sign(gradient), product_error=error)
         length = GradientLength.of(found, targets, likelihood, 1.0, np.zeros(n))
         assert float(np.linalg.norm(gradient)) <= length.length[0]
         true = likelihood.loss.slope(targets, alpha) + alpha
@@ -211,7 +213,7 @@ def test_sums_may_be_off_by_every_addition_on_the_way(sign: float, rng: np.rando
     assert away > 0.05
     values = true + sign * away
     gradient = likelihood.loss.slope(targets, values) + 1e-30 * alpha
-    found = Found(1e-30, alpha, values, gradient, gradient)
+    found = Minimum(1e-30, alpha, values, gradient, gradient)
     length = GradientLength.of(found, targets, likelihood, 1.0, np.zeros(n))
     assert length.off[0] >= float(np.abs(likelihood.loss.slope(targets, true) - gradient).sum())
 
@@ -222,7 +224,7 @@ def test_a_slope_that_is_not_the_losses_is_seen(rng: np.random.Generator) -> Non
     alpha, targets = rng.normal(size=(n, 1)), np.ones((n, 1))
     weights = rng.uniform(0.5, 2.0, n)
     gradient = likelihood.loss.slope(targets, alpha) + alpha  # without the weights
-    found = Found(1.0, alpha, alpha, gradient, gradient)
+    found = Minimum(1.0, alpha, alpha, gradient, gradient)
     length = GradientLength.of(found, targets, likelihood, 1.0, np.zeros(n), weights)
     true = weights[:, None] * likelihood.loss.slope(targets, alpha) + alpha
     assert length.off[0] >= float(np.linalg.norm(true - gradient))
@@ -250,7 +252,7 @@ def test_the_centre_is_rounded_and_says_so(rng: np.random.Generator) -> None:
     n = 30
     alpha = rng.normal(size=(n, 1)) * 1e12
     gradient = rng.normal(size=(n, 1))
-    found = Found(1.0, alpha, alpha, gradient, gradient)
+    found = Minimum(1.0, alpha, alpha, gradient, gradient)
     length = GradientLength((1e-12,), (0.0,), coupled=False)
     certificate = RiskCertificate.of(found, length, 0.5, 1.0, np.zeros(n))
     exact = [mp.mpf(float(a)) - mp.mpf(float(g)) / 2 for a, g in zip(alpha[:, 0], gradient[:, 0], strict=True)]

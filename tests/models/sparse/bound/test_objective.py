@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.cluster.executors.base import BlockExecutor
-from dkgp.cluster.executors.here import HereExecutor
+from dkgp.cluster.executors.base import BlockExecutor, HereExecutor
 from dkgp.data import Dataset, dataset_from_arrays
 from dkgp.data.types import Progress
 from dkgp.errors import InputError, InterruptedRunError, NumericalError
 from dkgp.kernels import Linear, SquaredExponential
+from dkgp.models import RunContext
 from dkgp.models.sparse.bound import slopes as slopes_module
 from dkgp.models.sparse.bound.objective import BoundObjective, BoundValue
 from dkgp.operators import ArrayInputs
@@ -118,7 +118,9 @@ def everywhere(dataset: Dataset, executor: BlockExecutor) -> list[bytes]:
     found = []
     for fitc in (False, True):
         for kernel in (SquaredExponential((0.5, 0.8, 0.3)), Linear(weight=(1.0, 0.5, 2.0))):
-            objective = BoundObjective(dataset, dataset.all_targets(), executor, fitc=fitc, coordinator_input_bytes=0)
+            objective = BoundObjective(
+                dataset, dataset.all_targets(), RunContext(executor, coordinator_input_bytes=0), fitc=fitc
+            )
             value = objective(kernel, 0.05, Z if kernel.stationary else Z[:3])
             found.append(np.append(value.gradient, [value.value, value.left]).tobytes())
     return found
@@ -178,7 +180,7 @@ def test_a_pass_can_be_interrupted(one_thread: LocalExecutor) -> None:
         if progress.phase == "slopes":
             raise InterruptedRunError("enough")
 
-    objective = BoundObjective(ArrayInputs(X), Y, one_thread, watch=watch)
+    objective = BoundObjective(ArrayInputs(X), Y, RunContext(one_thread, within=watch))
     with pytest.raises(InterruptedRunError, match="enough"):
         objective(SquaredExponential((0.5, 0.8, 0.3)), 0.05, Z)
 

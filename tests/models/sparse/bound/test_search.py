@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,10 @@ from dkgp.models.sparse.bound import search as search_module
 from dkgp.models.sparse.bound.objective import BoundObjective, BoundValue
 from dkgp.models.sparse.bound.search import DRAWS, plan_bound, tune_by_bound
 from dkgp.models.sparse.bound.trail import Trail
+from dkgp.models.tuning.likelihood_search import SearchSettings
+from dkgp.models.tuning.problem import Choices
 from dkgp.operators import ArrayInputs
+from tests.watching import in_context
 
 N, D = 300, 2
 
@@ -29,6 +32,17 @@ def arrays(n: int = N) -> tuple[np.ndarray, np.ndarray]:
     X = rng.standard_normal((n, D))
     y = np.sin(2.0 * X[:, 0]) + 0.2 * rng.standard_normal(n)
     return X, y / y.std()
+
+
+def searched(dataset: Dataset, executor: Any, **options: Any) -> Hyperparameters:
+    """`tune_by_bound`, its keywords sorted into the context, what may move, and the search."""
+    context = in_context(executor, options)
+    own = {name: options.pop(name) for name in ("objective", "basis_size", "note", "trail") if name in options}
+    choices, settings = (
+        part(**{item.name: options[item.name] for item in fields(part) if item.name in options})
+        for part in (Choices, SearchSettings)
+    )
+    return tune_by_bound(dataset, context, choices, settings, **own)
 
 
 @pytest.fixture
@@ -50,18 +64,15 @@ def test_all_samples_as_the_basis_find_what_the_likelihood_of_all_finds(
 ) -> None:
     X, y = arrays(80)
     dataset = memory_dataset(X, y)
-    found = tune_by_bound(dataset, one_thread, objective=objective, basis_size=80, tolerance=1e-6)
+    found = searched(dataset, one_thread, objective=objective, basis_size=80, tolerance=1e-6)
     exact = tune(dataset.inputs(0, 80), dataset.all_targets(), subset=80, tolerance=1e-6)
-    assert found.sparse is not None
-    assert exact.log_marginal_likelihood is not None
     assert found.sparse["value"] == pytest.approx(exact.log_marginal_likelihood, abs=1e-3)
     np.testing.assert_allclose(values(found)[[0, -1]], values(exact)[[0, -1]], rtol=1e-2)
     assert (found.objective, found.converged, found.n_samples) == (objective, True, 80)
 
 
 def test_what_is_found_is_a_maximum_and_never_above_the_likelihood(dataset: Dataset, one_thread: LocalExecutor) -> None:
-    found = tune_by_bound(dataset, one_thread, basis_size=12, tolerance=1e-7, learn_variance=True)
-    assert found.sparse is not None
+    found = searched(dataset, one_thread, basis_size=12, tolerance=1e-7, learn_variance=True)
     samples = np.array(found.sparse["samples"])
     assert len(samples) == found.sparse["basis_size"] <= 12
     X, Y = dataset.inputs(0, N), dataset.all_targets()
@@ -77,36 +88,31 @@ def test_what_is_found_is_a_maximum_and_never_above_the_likelihood(dataset: Data
 
 def test_bases_are_chosen_again_while_the_bound_grows(dataset: Dataset, one_thread: LocalExecutor) -> None:
     told: list[str] = []
-    found = tune_by_bound(dataset, one_thread, basis_size=6, note=told.append)
-    assert found.sparse is not None
+    found = searched(dataset, one_thread, basis_size=6, note=told.append)
     rounds = found.sparse["rounds"]
     assert len(rounds) == len(told) > 1
     grown = np.diff([each["value"] for each in rounds])
     assert (grown > 1e-4 * abs(rounds[0]["value"])).all()
     assert found.sparse["value"] == rounds[-1]["value"]
-    assert found.evaluations is not None
     # Each round begins where another draw was better; the last one is followed by draws that are not.
     drawn = found.evaluations - sum(each["evaluations"] for each in rounds)
     assert len(rounds) - 1 + DRAWS <= drawn <= DRAWS * len(rounds)
-    assert plain(tune_by_bound(dataset, one_thread, basis_size=6)) == plain(found)
-    other = tune_by_bound(dataset, one_thread, basis_size=6, seed=1)
-    assert other.sparse is not None
+    assert plain(searched(dataset, one_thread, basis_size=6)) == plain(found)
+    other = searched(dataset, one_thread, basis_size=6, seed=1)
     assert other.sparse["samples"] != found.sparse["samples"]
 
 
 def test_a_basis_that_cannot_follow_is_warned_of(one_thread: LocalExecutor) -> None:
     X, y = arrays(200)
     rough = {"gamma*": (2.0, 20.0)}
-    few, many = (tune_by_bound(memory_dataset(X, y), one_thread, basis_size=size, bounds=rough) for size in (3, 150))
+    few, many = (searched(memory_dataset(X, y), one_thread, basis_size=size, bounds=rough) for size in (3, 150))
     assert any("3 basis samples leave" in message and "larger basis" in message for message in few.warnings)
     assert not any("basis samples leave" in message for message in many.warnings)
     assert few.noise_variance > 1.5 * many.noise_variance
 
 
 def test_more_starting_points_keep_the_best(dataset: Dataset, one_thread: LocalExecutor) -> None:
-    one, three = (tune_by_bound(dataset, one_thread, basis_size=10, restarts=count) for count in (1, 3))
-    assert one.sparse is not None
-    assert three.sparse is not None
+    one, three = (searched(dataset, one_thread, basis_size=10, restarts=count) for count in (1, 3))
     assert {each["start"] for each in three.sparse["rounds"]} == {0, 1, 2}
     best = max(three.sparse["rounds"], key=lambda each: each["value"])
     assert three.sparse["value"] == best["value"] >= one.sparse["value"]
@@ -114,7 +120,7 @@ def test_more_starting_points_keep_the_best(dataset: Dataset, one_thread: LocalE
 
 
 def test_kernels_bounds_fixed_values_priors_and_white_noise(dataset: Dataset, one_thread: LocalExecutor) -> None:
-    found = tune_by_bound(
+    found = searched(
         dataset,
         one_thread,
         kernel="matern32 + 0.5 * linear + white",
@@ -128,7 +134,7 @@ def test_kernels_bounds_fixed_values_priors_and_white_noise(dataset: Dataset, on
     assert told["noise_variance"].fixed
     assert all(0.1 <= each.value <= 5.0 for name, each in told.items() if "gamma" in name)
     assert found.log_prior is not None
-    alone = tune_by_bound(dataset, one_thread, basis_size=10, fixed={"*": 0.5})
+    alone = searched(dataset, one_thread, basis_size=10, fixed={"*": 0.5})
     assert (alone.evaluations, alone.converged) == (1, True)
 
 
@@ -144,31 +150,27 @@ def test_where_the_evidence_does_not_exist_the_search_steps_back(
         return own(self, kernel, noise_variance, basis)
 
     monkeypatch.setattr(BoundObjective, "__call__", brittle)
-    found = tune_by_bound(dataset, one_thread, basis_size=10)
+    found = searched(dataset, one_thread, basis_size=10)
     assert refused
     assert found.noise_variance >= 0.2
     monkeypatch.setattr(BoundObjective, "__call__", lambda *given: brittle(given[0], given[1], 0.1, given[3]))
     with pytest.raises(NumericalError, match="existed at no starting point: rounding exceeds the noise variance"):
-        tune_by_bound(dataset, one_thread, basis_size=10)
+        searched(dataset, one_thread, basis_size=10)
 
 
 def test_noise_at_its_lower_bound_survives(one_thread: LocalExecutor) -> None:
     """Targets without noise, a smooth kernel, and samples that are there twice: rounding is near."""
     X, _ = arrays(100)
     X = np.repeat(X, 2, axis=0)
-    found = tune_by_bound(memory_dataset(X, X[:, 0] + 0.1 * X[:, 1] ** 2), one_thread, basis_size=60)
+    found = searched(memory_dataset(X, X[:, 0] + 0.1 * X[:, 1] ** 2), one_thread, basis_size=60)
     assert found.noise_variance < 1e-4
-    assert found.sparse is not None
     assert np.isfinite(found.sparse["value"])
     assert len(np.unique(X[found.sparse["samples"]], axis=0)) == found.sparse["basis_size"]
 
 
 def test_mere_noise_is_said_to_be(one_thread: LocalExecutor, rng: np.random.Generator) -> None:
-    found = tune_by_bound(
-        memory_dataset(rng.standard_normal((200, 2)), rng.standard_normal(200)), one_thread, basis_size=8
-    )
+    found = searched(memory_dataset(rng.standard_normal((200, 2)), rng.standard_normal(200)), one_thread, basis_size=8)
     assert any("no structure found" in message for message in found.warnings)
-    assert found.sparse is not None
     assert len({each["start"] for each in found.sparse["rounds"]}) > 1  # others were tried
 
 
@@ -187,11 +189,11 @@ class Stop:
 def test_a_search_that_is_interrupted_is_resumed_to_the_same_bits(
     dataset: Dataset, one_thread: LocalExecutor, tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = plain(tune_by_bound(dataset, one_thread, basis_size=8))
+    expected = plain(searched(dataset, one_thread, basis_size=8))
     url, run = str(tmp_path / "trail.json"), {"seed": 0, "kernel": None}
     trail = Trail(url, run)
     with pytest.raises(InterruptedRunError, match=f"evaluations are saved in {url}"):
-        tune_by_bound(dataset, one_thread, basis_size=8, trail=trail, interrupted=Stop(after))
+        searched(dataset, one_thread, basis_size=8, trail=trail, interrupted=Stop(after))
     again = Trail(url, run)
     assert again.load() is (len(trail) > 0)
     assert len(again) == len(trail)
@@ -202,7 +204,7 @@ def test_a_search_that_is_interrupted_is_resumed_to_the_same_bits(
         return own(self, kernel, noise_variance, basis)
 
     monkeypatch.setattr(BoundObjective, "__call__", counted)
-    assert plain(tune_by_bound(dataset, one_thread, basis_size=8, trail=again)) == expected
+    assert plain(searched(dataset, one_thread, basis_size=8, trail=again)) == expected
     assert len(calls) == len(again) - len(trail)
     again.remove()
     assert not Path(url).exists()
@@ -212,7 +214,7 @@ def test_an_interruption_without_a_trail_says_that_nothing_is_saved(
     dataset: Dataset, one_thread: LocalExecutor
 ) -> None:
     with pytest.raises(InterruptedRunError, match="nothing was saved"):
-        tune_by_bound(dataset, one_thread, basis_size=8, interrupted=Stop(20))
+        searched(dataset, one_thread, basis_size=8, interrupted=Stop(20))
 
 
 def test_trails_of_other_runs_and_damaged_ones(tmp_path: Path) -> None:
@@ -227,7 +229,6 @@ def test_trails_of_other_runs_and_damaged_ones(tmp_path: Path) -> None:
     assert same.load()
     known, outcome = same.find(basis, parameters)
     assert known
-    assert outcome is not None
     assert (outcome.value, outcome.left) == (value.value, value.left)
     assert outcome.gradient.tobytes() == value.gradient.tobytes()
     assert same.find(basis, parameters + 1.0) == (True, None)
@@ -251,7 +252,7 @@ def test_a_trail_is_written_now_and_then(tmp_path: Path) -> None:
 
 
 def test_the_file_carries_the_record(dataset: Dataset, one_thread: LocalExecutor, tmp_path: Path) -> None:
-    found = tune_by_bound(dataset, one_thread, basis_size=8)
+    found = searched(dataset, one_thread, basis_size=8)
     write_hyperparameters(tmp_path / "h.json", found)
     assert read_hyperparameters(tmp_path / "h.json") == found
 
@@ -263,19 +264,18 @@ def test_what_cannot_be_is_refused_before_anything_is_read(
     dataset = memory_dataset(X, y)
     monkeypatch.setattr(search_module, "BoundObjective", None)
     with pytest.raises(InputError, match="a basis has 1 to 300 samples here; `basis_size` asks for 301"):
-        tune_by_bound(dataset, one_thread, basis_size=301)
+        searched(dataset, one_thread, basis_size=301)
     with pytest.raises(InputError, match="no hyperparameter is called 'length'"):
-        tune_by_bound(dataset, one_thread, basis_size=8, bounds={"length": (0.1, 1.0)})
+        searched(dataset, one_thread, basis_size=8, bounds={"length": (0.1, 1.0)})
     with pytest.raises(InputError, match="tolerance must be positive"):
-        tune_by_bound(dataset, one_thread, basis_size=8, tolerance=0.0)
+        searched(dataset, one_thread, basis_size=8, tolerance=0.0)
     start = Hyperparameters(SquaredExponential((0.1, 0.2)), 0.1)
     with pytest.raises(InputError, match="another kernel than the one to tune"):
-        tune_by_bound(dataset, one_thread, basis_size=8, kernel="matern32", start=start)
+        searched(dataset, one_thread, basis_size=8, kernel="matern32", start=start)
 
 
 def test_memory_is_planned() -> None:
-    plan = {"threads": 2, "shares_process": True, "cache_bytes": 2**30}
-    small, large = (plan_bound(10**5, 10, m, 1, **plan) for m in (500, 1000))  # type: ignore[arg-type]
+    small, large = (plan_bound(10**5, 10, m, 1, LocalExecutor(2), 2**30) for m in (500, 1000))
     assert large.coordinator_bytes > small.coordinator_bytes
     with pytest.raises(MemoryBudgetError, match="1,000 basis samples is projected to need"):
         large.require(large.coordinator_bytes - 1)

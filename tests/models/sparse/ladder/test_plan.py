@@ -12,7 +12,7 @@ from dkgp.models.sparse.ladder import LadderTarget, Rung
 from dkgp.models.sparse.ladder.costs import ExactModel, passes_seconds, product_seconds, rung_seconds
 from dkgp.models.sparse.ladder.plan import LadderPlan
 from dkgp.models.sparse.ladder.target import Step
-from dkgp.models.sparse.train import SparseSettings
+from dkgp.models.sparse.settings import SparseSettings
 from dkgp.solvers import Choice
 from dkgp.solvers.greedy_basis.settings import GreedySettings
 from dkgp.solvers.stopping import StopReason

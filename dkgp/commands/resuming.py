@@ -1,0 +1,161 @@
+"""Earlier runs: the checkpoint that one goes on from, and an unfinished model that may be replaced.
+
+What belongs to another run is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dkgp.cluster.arithmetic import own_arithmetic
+from dkgp.commands.job_options import TrainingJob
+from dkgp.commands.reporting.documents import plain
+from dkgp.commands.reporting.outputs import check_output_file
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.data import (
+    CheckpointStore,
+    Dataset,
+    is_committed,
+    open_any_model,
+    recognise,
+)
+from dkgp.data.remote.storage import exists, is_local, join, read_object
+from dkgp.data.stores.models.exact import MODEL_KIND
+from dkgp.errors import CheckpointError, InterruptedRunError, StoreError
+from dkgp.solvers import Checkpointing
+from dkgp.solvers.registry import resuming
+
+
+def checkpointing_of(
+    job: TrainingJob, identity: dict[str, Any], solver: dict[str, Any] | None, reporter: Reporter
+) -> Checkpointing:
+    """Check the place of a job's checkpoints, and what is there: one to go on from, or one to be replaced.
+
+    Parameters
+    ----------
+    identity, solver : dict
+        The run's and its solver's settings, as checkpoints hold them; without the latter, what determines the run is
+        in the former, and a checkpoint may hold more.
+
+    Raises
+    ------
+    CheckpointError
+        What is there belongs to another run.
+    InputError, StorageError
+        The place cannot be written to.
+    """
+    url = job.checkpoint_url
+    store = CheckpointStore(url)
+    if is_local(url):
+        check_output_file(Path(url) / "checkpoint", replace=True, option="--checkpoint")
+    checkpointing = Checkpointing(store, job.checkpoint_seconds, identity, job.resume)
+    if not job.resume:
+        if has_checkpoint(store):
+            reporter.warn(
+                f"the checkpoint in '{url}' is of an earlier run and will be replaced; --resume would go on from it"
+            )
+        return checkpointing
+    latest = checkpointing.latest()
+    if latest is None:
+        reporter.warn(f"there is no checkpoint in '{url}' to resume; training starts from the beginning")
+        return checkpointing
+    for name in latest.skipped:
+        reporter.warn(f"the checkpoint {name} in '{url}' is damaged; going on from the one before it")
+    if solver is None:
+        held = dict(latest.metadata.get("identity") or {})
+        _require_same(url, {name: value for name, value in held.items() if name in identity}, identity)
+    else:
+        for name, expected in {"identity": identity, "solver": solver}.items():
+            _require_same(url, latest.metadata.get(name), expected)
+    reporter.note(f"resuming after round {latest.metadata['state']['iteration']}")
+    differences = own_arithmetic().differences(latest.metadata.get("arithmetic"))
+    if differences is not None:
+        reporter.warn(
+            f"the checkpoint in '{url}' was written where the arithmetic is another ({differences}): the model will "
+            "meet its tolerance and its certificate will hold, but its last bits may differ from those of a run that "
+            "had stayed there"
+        )
+    return checkpointing
+
+
+@contextmanager
+def going_on(checkpointing: Checkpointing | None) -> Iterator[None]:
+    """Say of an interruption how to go on, where there is a checkpoint to go on from."""
+    try:
+        yield
+    except InterruptedRunError as error:
+        if checkpointing is None or not has_checkpoint(checkpointing.store):
+            raise
+        url = checkpointing.store.url
+        kept = "" if error.checkpoint is not None else f"; what is done is saved in {url}"
+        raise InterruptedRunError(f"{error}{kept}. Go on with the same command and --resume", url) from None
+
+
+def remove_checkpoint(store: CheckpointStore) -> None:
+    """Remove the checkpoints of a run that is done."""
+    store.clear()
+    if is_local(store.url):
+        # The folder goes too, unless something else lies in it.
+        with contextlib.suppress(OSError):
+            os.rmdir(store.url)
+
+
+def difference(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+    """Say in which name two runs differ first; None where they are the same. A name that one lacks counts, too."""
+    expected = plain(wanted)
+    for name in {**expected, **made}:
+        if made.get(name) != expected.get(name):
+            if name == "fingerprint":
+                return "data set"
+            what = name.replace("_", " ")
+            return f"{what} (its {what}: {made.get(name)!r}; this run's: {expected.get(name)!r})"
+    return None
+
+
+def is_unfinished_model(url: str, dataset: Dataset, kind: str = MODEL_KIND) -> bool:
+    """True if a model of these data is there that resuming may replace: it stopped short, or its writing did."""
+    if not exists(url) or recognise(url) != kind:
+        return False
+    try:
+        model = open_any_model(url)
+    except StoreError:
+        return _was_begun(url, dataset)
+    return model.fingerprint == dataset.fingerprint and not model.summary.get("converged", True)
+
+
+def has_checkpoint(store: CheckpointStore) -> bool:
+    """True if there is a checkpoint, a damaged one included."""
+    try:
+        return exists(store.url) and store.load_latest() is not None
+    except CheckpointError:
+        return True
+
+
+def _require_same(url: str, found: object, expected: dict[str, Any]) -> None:
+    held = found if isinstance(found, dict) else {}
+    other = difference(held, expected)
+    if other is not None:
+        same = f"what it was written with ({resuming(held)})" if "solver" in expected else "the same data and options"
+        raise CheckpointError(
+            f"the checkpoint in '{url}' belongs to another {other}. Resume with {same}, or start afresh without "
+            "--resume"
+        )
+
+
+def _was_begun(url: str, dataset: Dataset) -> bool:
+    """True if the writing of a model of these data began there and did not end; no manifest is there yet."""
+    if is_committed(url):
+        return False  # finished, and damaged since: that is for the user to look at
+    try:
+        begun = json.loads(read_object(join(url, "zarr.json")))["attributes"]
+    except FileNotFoundError:
+        return True  # on an object store, the claim alone, which says that it is a model's place
+    except (ValueError, KeyError):
+        return False
+    return bool(begun.get("fingerprint") == dataset.fingerprint)

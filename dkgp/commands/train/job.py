@@ -1,0 +1,63 @@
+"""The job that `dkgp train` is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from dkgp.commands.job_options import AS_IN_THE_PAPER, BY_REFERENCE, DATASET, HYPER, MODEL_OUT, TrainingJob
+from dkgp.commands.solver_options import SolverOptions
+from dkgp.data.remote.storage import exists
+from dkgp.errors import UsageError
+from dkgp.options import Part
+from dkgp.registry import Option
+from dkgp.solvers.registry import Need, said, solvers_that_need
+
+
+def _tiles() -> dict[str, str]:
+    place = f"Where {' or '.join(solvers_that_need(Need.FOLDER))} keeps its factor"
+    return {"help": f"{place}, to go on with after an interruption.  [default: OUT.tiles]"}
+
+
+TILES = Option(metavar="FOLDER", place="write", late=_tiles)
+TREE_ERROR = Option(
+    help="Take kernel products by a tree that prunes what hardly contributes, each entry good to E, a tenth of "
+    "`tolerance` or less. Pays for 2 or 3 features (at most 6) with short length scales; the certificate allows for "
+    "it.",
+    metavar="E",
+    above=0,
+)
+WARM_START = Option(help="Start from a model of the same data, exact or sparse.", metavar="MODEL", place="read")
+
+
+@dataclass(frozen=True)
+class TrainJob(TrainingJob):
+    """A model to train: data, hyperparameters, solver, and where everything goes."""
+
+    dataset: Annotated[str, DATASET]
+    hyper: Annotated[str, HYPER]
+    out: Annotated[str, MODEL_OUT]
+    solver: Annotated[SolverOptions, Part()] = field(default_factory=SolverOptions)
+    as_in_the_paper: Annotated[bool | tuple[str, ...], AS_IN_THE_PAPER] = False
+    tiles: Annotated[str | None, TILES] = None
+    tree_error: Annotated[float | None, TREE_ERROR] = None
+    warm_start: Annotated[str | None, WARM_START] = None
+    by_reference: Annotated[bool, BY_REFERENCE] = False
+
+    @property
+    def tiles_url(self) -> str | None:
+        """The place of tiles; None for a solver that has none."""
+        if not self.solver.needs(Need.FOLDER):
+            return None
+        return self.tiles or f"{self.out.rstrip('/')}.tiles"
+
+    def check_tiles(self) -> None:
+        """Refuse a place for tiles where the solver has none; `UsageError`."""
+        if self.tiles is not None and self.tiles_url is None:
+            named = said(solvers_that_need(Need.FOLDER))
+            raise UsageError(f"`tiles` belongs to {named}; got `solver` {self.solver.solver}")
+
+    @property
+    def begun(self) -> bool:
+        """True if an earlier run left something to go on from: a checkpoint, or its model."""
+        return exists(self.out) or exists(self.checkpoint_url)

@@ -1,0 +1,220 @@
+"""`dkgp train`: a dataset store and hyperparameters to a model store, with checkpoints, progress, a log and a plot."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from dkgp.cluster import BlockExecutor
+from dkgp.commands.reporting.documents import Document, plain
+from dkgp.commands.reporting.plots import plot_convergence
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.resuming import checkpointing_of, difference
+from dkgp.commands.run import Outcome, TrainingRun, finished_run, warn_of_labels
+from dkgp.commands.solving import check_tree_error, check_tree_kernel, input_bytes, planned_solve, solving
+from dkgp.commands.train.job import TrainJob
+from dkgp.commands.train.warm_start import Start, warm_start
+from dkgp.data import CheckpointStore, ModelRecord, open_model
+from dkgp.data.remote.storage import exists
+from dkgp.data.stores.models.exact import MODEL_KIND
+from dkgp.errors import CheckpointError, ClusterError
+from dkgp.models import Hyperparameters
+from dkgp.models.exact import TrainedModel, run_identity, save, train
+from dkgp.models.memory import MemoryPlan
+from dkgp.operators.block_tasks import feature_width
+from dkgp.solvers import Checkpointing, Choice, Solver
+from dkgp.solvers.registry import AUTO, Need, solver_memory, solver_names, solvers_that_need
+
+
+class TrainRun(TrainingRun):
+    """A run of `dkgp train`.
+
+    Attributes
+    ----------
+    choice : Choice or None
+        The solver that "auto" stands for, and why; the job's solver is that one from `open` on.
+    solver : Solver
+        With all that it chooses by itself chosen; from `prepare` on.
+    start : Start
+        Coefficients that the solve starts from; from `prepare` on.
+    """
+
+    command, kind = "train", MODEL_KIND
+    job: TrainJob
+    hyperparameters: Hyperparameters
+    solver: Solver
+
+    def __init__(self, job: TrainJob, reporter: Reporter) -> None:
+        super().__init__(job, reporter)
+        self._requested = self.job
+        self.choice: Choice | None = None
+        self.start = Start()
+
+    def open(self) -> None:
+        """Open data and hyperparameters, and choose the solver that "auto" stands for; resumed, it is the same."""
+        super().open()
+        self.choose_solver()
+
+    def tell(self) -> None:
+        """Warn of labels, and name the solver that "auto" stands for."""
+        warn_of_labels(self.dataset, self.hyperparameters, self.reporter)
+        self.tell_choice()
+
+    def tell_choice(self) -> None:
+        """Name the solver that "auto" stands for, and why."""
+        if self.choice is not None:
+            self.reporter.note(f"the solver is {self.choice.solver}: {self.choice.reason}")
+
+    def choose_solver(self, *, one_arithmetic: bool = True) -> None:
+        """Replace the solver "auto" by the one it stands for, of workers that compute alike or not."""
+        job = self._requested
+        resumes_other = job.resume and job.solver.solver == AUTO and _resumes_unlike_workers(job)
+        solver, self.choice = job.solver.decided(
+            self.dataset,
+            self.hyperparameters,
+            tree_error=job.tree_error,
+            memory_bytes=job.memory_limit_bytes,
+            one_arithmetic=one_arithmetic and not resumes_other,
+        )
+        self.job = replace(job, solver=solver)
+
+    def prepare(self) -> None:
+        """Refuse tiles, trees and solver's settings that do not fit, and read what the solve starts from."""
+        job = self.job
+        job.check_tiles()
+        self.solver = self.built()
+        job.solver.stopping()
+        check_tree_error(job.tree_error, job.solver.tolerance, self.solver.name)
+        if job.tree_error is not None:
+            check_tree_kernel(self.hyperparameters.kernel)
+        if job.warm_start is not None:
+            self.start = warm_start(job.warm_start, self.dataset, self.hyperparameters, self.identity, self.reporter)
+
+    def built(self) -> Solver:
+        """The solver with all that it chooses by itself chosen."""
+        data = self.dataset
+        return self.job.solver.build(data.n_samples, data.n_features, data.n_targets, self.reporter, self.job.tiles_url)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Everything that a checkpoint must share beside the solver's settings."""
+        hyperparameters = self.hyperparameters
+        return run_identity(self.dataset, hyperparameters.kernel, hyperparameters.noise_variance, self.job.tree_error)
+
+    def checkpoints(self) -> Checkpointing:
+        """Return where the state of the solve is saved."""
+        return checkpointing_of(self.job, self.identity, self.solver.settings(), self.reporter)
+
+    def work(self, executor: BlockExecutor) -> tuple[TrainedModel, MemoryPlan]:
+        """Plan the memory, and solve."""
+        if self.must_choose_again(executor):
+            self.choose_solver(one_arithmetic=False)
+            self.tell_choice()
+            self.refuse()
+        job, dataset, kernel = self.job, self.dataset, self.hyperparameters.kernel
+        plan = planned_solve(
+            self,
+            kernel,
+            dataset.n_targets,
+            solver_memory(self.solver, dataset.n_samples, feature_width(kernel)),
+            executor,
+            needs_inputs=job.solver.solver if job.solver.needs(Need.INPUTS) else None,
+            products=None if self.choice is None else self.choice.products,
+        )
+        with solving(self, executor, input_bytes(plan), job.solver.tolerance) as context:
+            trained = train(
+                dataset,
+                kernel,
+                self.hyperparameters.noise_variance,
+                context,
+                solver=self.solver,
+                stopping=job.solver.stopping(),
+                initial=self.start.alpha,
+                initial_gradient=self.start.gradient,
+            )
+        return trained, plan
+
+    def must_choose_again(self, executor: BlockExecutor) -> bool:
+        """True if workers differ and the solver of "auto" minds; `ClusterError` for a solver that was named."""
+        if not self.job.solver.needs(Need.ROUNDS):
+            return False
+        try:
+            executor.require_one_arithmetic()
+        except ClusterError as error:
+            if self.choice is not None:
+                return True
+            others = [name for name in solver_names() if name not in solvers_that_need(Need.ROUNDS)]
+            raise ClusterError(f"{error}. Such solvers are {', '.join(others)}") from None
+        return False
+
+    def save(
+        self, trained: tuple[TrainedModel, MemoryPlan], measured: Mapping[str, Any], *, overwrite: bool
+    ) -> Outcome:
+        """Write the model; a solve that stopped short is saved all the same."""
+        model, plan = trained
+        chosen = {} if self.choice is None else {"auto": self.choice.to_json()}
+        summary = {**model.summary, "solver": self.job.solver.solver, **chosen, **measured}
+        model = replace(model, summary=summary)
+        save(model, self.job.out, self.dataset, by_reference=self.job.by_reference, overwrite=overwrite)
+        history = [progress.to_json() for progress in model.solution.history]
+        return Outcome(model, summary, model.certificate.to_json(), history, plan.to_json())
+
+    def stored(self) -> ModelRecord:
+        """Open the model at `job.out`."""
+        return open_model(self.job.out)
+
+    def difference(self, model: ModelRecord, converged: bool) -> str | None:
+        """Say in which name the stored model's run differs: data, hyperparameters, settings, or a tolerance missed."""
+        made = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
+        made |= {"tree_error": model.summary["tree_error"]} if "tree_error" in model.summary else {}
+        made |= {**model.summary.get("settings", {}), "by_reference": model.by_reference}
+        other = difference(made, {**self.identity, **self.built().settings(), "by_reference": self.job.by_reference})
+        if other is None and converged and not self.job.solver.is_met(model.summary):
+            reached = model.summary["gradient_inf_norm"]
+            return f"tolerance (it stopped at max|g| = {reached:.3g}; this run's: {self.job.solver.tolerance:g})"
+        return other
+
+    def draw(self, outcome: Outcome) -> None:
+        """Draw the convergence, where there were rounds."""
+        summary = outcome.summary
+        title = (
+            f"{self.job.solver.solver}: n = {summary['n']:,}, d = {summary['d']}, "
+            f"{summary['column_passes']:.2f} column passes"
+        )
+        if self.job.plot is not None and outcome.history:
+            plot_convergence(self.job.plot, outcome.history, tolerance=self.job.solver.tolerance, title=title)
+
+    def described(self, outcome: Outcome) -> Document:
+        """Return the model's part of the record."""
+        return {
+            **plain(outcome.summary),
+            "tolerance": self.job.solver.tolerance,
+            "certificate": plain(outcome.certificate),
+            "memory_plan": outcome.memory_plan,
+        }
+
+    def warnings(self, outcome: Outcome) -> list[str]:
+        """Say of a solve that stopped short why."""
+        summary = outcome.summary
+        return [] if summary["converged"] else [f"not converged: {summary['reason']}; {summary['advice']}"]
+
+
+def run_train(job: TrainJob, reporter: Reporter) -> Document:
+    """Train and save; see `TrainingRun.run`."""
+    return TrainRun(job, reporter).run()
+
+
+def finished_training(job: TrainJob, reporter: Reporter) -> Document | None:
+    """Return the record of the model at `job.out` where it is what the job would make; see `TrainingRun.finished`."""
+    return finished_run(TrainRun, job, reporter)
+
+
+def _resumes_unlike_workers(job: TrainJob) -> bool:
+    """True if the checkpoint is of a solver that "auto" took since workers differed, or may as well have taken so."""
+    with contextlib.suppress(CheckpointError):
+        latest = CheckpointStore(job.checkpoint_url).load_latest() if exists(job.checkpoint_url) else None
+        name = None if latest is None else dict(latest.metadata.get("solver") or {}).get("solver")
+        return name in solver_names() and name not in solvers_that_need(Need.ROUNDS)
+    return False

@@ -1,0 +1,75 @@
+"""`--warm-start`: what a solve starts from, of an exact model or a sparse one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.resuming import difference
+from dkgp.data import ClassifierRecord, Dataset, open_any_model
+from dkgp.data.stores.models.sparse import SparseRecord
+from dkgp.errors import InputError
+from dkgp.models import Hyperparameters
+from dkgp.models.sparse.start import start_from_sparse
+from dkgp.models.sparse.stored import opened_sparse
+from dkgp.operators.base import FloatArray
+
+
+@dataclass(frozen=True)
+class Start:
+    """Coefficients (n, p), and their gradient where it is known; None for a start from zero."""
+
+    alpha: FloatArray | None = None
+    gradient: FloatArray | None = None
+
+
+def warm_start(
+    url: str, dataset: Dataset, hyperparameters: Hyperparameters, identity: Mapping[str, Any], reporter: Reporter
+) -> Start:
+    """Start from the model at `url`; its gradient, where it knows it, saves a float64 product.
+
+    From zero, where that takes less time than from a sparse model; the reporter is told. Raises `InputError` where the
+    model is of other samples, or a classifier.
+    """
+    model = open_any_model(url)
+    if isinstance(model, ClassifierRecord):
+        raise InputError(
+            f"'{url}' is a classifier, whose coefficients are no regression's; a warm start needs a model of the same "
+            "targets. Leave --warm-start out, or name such a model"
+        )
+    if model.fingerprint != dataset.fingerprint:
+        raise InputError(
+            f"the model '{url}' was trained on other data than '{dataset.url}'; a warm start needs a model of the same "
+            "samples. Leave --warm-start out, or name such a model"
+        )
+    made = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
+    if isinstance(model, SparseRecord):
+        if difference(made, {name: identity[name] for name in made}) is not None:
+            reporter.warn(
+                f"the sparse model '{url}' has other hyperparameters than this run: its residual says nothing of the "
+                "solution, and the solve starts from zero. Choose a sparse model of the same ones, or an exact model"
+            )
+            return Start()
+        return _sparse_start(model, dataset, hyperparameters, reporter)
+    state = model.training_state() if difference(made, identity) is None else None
+    return Start(model.alpha, None if state is None else state[1])
+
+
+def _sparse_start(
+    record: SparseRecord, dataset: Dataset, hyperparameters: Hyperparameters, reporter: Reporter
+) -> Start:
+    """Start from a sparse model's residual over the noise, where it pays."""
+    kernel, noise_variance = hyperparameters.kernel, hyperparameters.noise_variance
+    start = start_from_sparse(dataset, opened_sparse(record), kernel, noise_variance)
+    shares = ", ".join(f"{100.0 * share:.3g} %" for share in start.share)
+    gain = (
+        f"the residual of {record.basis_size:,} basis samples leaves {shares} of the way from zero to the solution's "
+        f"objective, by {start.rows:,} rows of a product"
+    )
+    if start.alpha is None:
+        reporter.note(f"the sparse model is no start: {gain}; the solve starts from zero, and saves its product")
+    else:
+        reporter.note(f"the solve starts from the sparse model, which takes one product in float64: {gain}")
+    return Start(start.alpha)

@@ -1,0 +1,162 @@
+"""`dkgp tune --refine`: what a search on subsets has found, refined on all samples of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import psutil
+
+from dkgp.cluster import BlockExecutor
+from dkgp.commands.reporting.memory import available_bytes
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.signals import interruptible
+from dkgp.data import Dataset
+from dkgp.errors import InterruptedRunError, UsageError
+from dkgp.models import Hyperparameters, RunContext
+from dkgp.models.memory import tiles_that_fit
+from dkgp.models.refinement.memory import RefineMemory, plan_refinement
+from dkgp.models.refinement.record import Refinement, RefineSettings
+from dkgp.models.refinement.refine import refine
+from dkgp.models.refinement.space import RefineSpace
+from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
+
+
+def check_refinement(settings: RefineSettings | None, *, only: bool, start: str | None, kernel: str | None) -> None:
+    """Refuse options that do not go together; `UsageError`."""
+    if not only:
+        return
+    if settings is None:
+        raise UsageError("--refine-only needs the settings of a refinement; give --refine too")
+    if start is None:
+        raise UsageError("--refine-only refines the values of a file; name it with --start FILE")
+    if kernel is not None:
+        raise UsageError("--refine-only refines the kernel of --start; leave --kernel out")
+
+
+def check_refinement_memory(
+    dataset: Dataset, settings: RefineSettings, executor: BlockExecutor, cache_bytes: int
+) -> RefineMemory:
+    """Project the memory of a refinement; the coordinator holds all inputs only where that fits too.
+
+    Raises
+    ------
+    MemoryBudgetError
+        It does not fit either way.
+    InputError
+        A preconditioner's rank that does not fit its memory.
+    """
+    resident = int(psutil.Process().memory_info().rss)
+    budget = resident + available_bytes()
+    n, d = dataset.n_samples, dataset.n_features
+    plan = partial(
+        plan_refinement,
+        n,
+        d,
+        dataset.n_targets,
+        settings,
+        executor,
+        resident_bytes=resident,
+        cache_bytes=cache_bytes,
+    )
+    if coordinator_input_bytes_needed(n, d) <= DEFAULT_COORDINATOR_INPUT_BYTES:
+        holding = plan(holds_inputs=True)
+        if holding.coordinator_bytes <= budget:
+            return _with_tiles(holding, executor, n, budget)
+    lean = plan(holds_inputs=False)
+    lean.require(budget)
+    return _with_tiles(lean, executor, n, budget)
+
+
+def _with_tiles(plan: RefineMemory, executor: BlockExecutor, n: int, budget_bytes: int) -> RefineMemory:
+    """The same with room for tiles that are kept."""
+    return replace(plan, tiles_bytes=tiles_that_fit(executor.tiles, n, plan.spare_bytes(budget_bytes)))
+
+
+def refine_found(
+    dataset: Dataset,
+    start: Hyperparameters,
+    settings: RefineSettings,
+    executor: BlockExecutor,
+    reporter: Reporter,
+    *,
+    learn_variance: bool,
+    named: Mapping[str, Any],
+    cache_bytes: int,
+) -> tuple[Hyperparameters, Refinement]:
+    """Refine, with one line a step; the hyperparameters to write carry the record of what was done.
+
+    Parameters
+    ----------
+    start : Hyperparameters
+        Where to start.
+    learn_variance : bool
+        Whether the amplitude of a plain kernel moves too.
+    named : mapping
+        `bounds`, `fixed` and `priors`, as `dkgp.models.tune` takes them.
+    cache_bytes : int
+        Budget of a worker's cache.
+
+    Raises
+    ------
+    InputError, MemoryBudgetError
+        Found before any work.
+    NumericalError
+        The kernel matrix is not positive definite at the start.
+    ClusterError
+        The cluster was lost.
+    """
+    settings = settings.decided(dataset, start)
+    plan = check_refinement_memory(dataset, settings, executor, cache_bytes)
+    executor.tiles = replace(executor.tiles, bytes=plan.tiles_bytes)
+    space = RefineSpace.of(start, dataset.feature_names, learn_variance=learn_variance, **named)
+    reporter.note(
+        f"refining {int(space.space.free.sum())} hyperparameters on {dataset.n_samples:,} samples with "
+        f"{settings.probes} probes"
+    )
+
+    with interruptible(reporter.warn) as interruption:
+        refinement = refine(
+            dataset,
+            space,
+            RunContext(
+                executor,
+                callback=lambda step: reporter.note(str(step)),
+                interrupted=interruption,
+                # What the plan found room for: all inputs at the coordinator, or none.
+                coordinator_input_bytes=DEFAULT_COORDINATOR_INPUT_BYTES if plan.inputs_bytes else 0,
+            ),
+            settings,
+            note=reporter.note,
+        )
+    if refinement.kept == "refined":
+        reporter.note(refinement.verdict)
+    elif not refinement.interrupted:
+        reporter.warn(refinement.verdict)
+    short = sum(step.relative_residual > settings.tolerance for step in refinement.history)
+    if short:
+        reporter.warn(
+            f"in {short} of {len(refinement.history)} steps {settings.max_passes:g} passes did not solve to a relative "
+            f"residual of {settings.tolerance:g}, and gradients have larger errors: raise --refine-max-passes, "
+            "--refine-rank or --refine-tol"
+        )
+    kept = refinement.hyperparameters
+    record = {**refinement.to_json(), "memory_plan": plan.to_json()}
+    return replace(kept, refinement=record), refinement
+
+
+def raise_if_interrupted(refinement: Refinement | None, out: str) -> None:
+    """Say how to go on, once the hyperparameters so far have been written to `out`.
+
+    Raises
+    ------
+    InterruptedRunError
+        The refinement was interrupted.
+    """
+    if refinement is not None and refinement.interrupted:
+        raise InterruptedRunError(
+            f"{refinement.verdict}; they are in '{out}'. Go on from there with the same command and --start '{out}' "
+            "--refine-only, and another --out or --overwrite"
+        )

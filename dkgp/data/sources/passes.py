@@ -1,0 +1,237 @@
+"""The two passes over a source: the first reads and checks every value, the second writes the stores.
+
+So bad input is found while nothing has been written and nothing that was there has been replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.data.remote.storage import remove_tree
+from dkgp.data.sources.base import Block, Column, Source
+from dkgp.data.sources.label_codes import SettledLabels, settled_labels
+from dkgp.data.sources.selection import Selection
+from dkgp.data.sources.split import mask_from_column
+from dkgp.data.stores.dataset import Dataset
+from dkgp.data.stores.dataset_writer import MINIMUM_TRAINING_SAMPLES, DatasetWriter
+from dkgp.data.types import BoolArray, FloatArray, Progress, ProgressCallback
+from dkgp.errors import InputError
+
+# Beyond so many different inputs, or so many samples, repeated inputs are not counted.
+_MOST_INPUTS = 5000
+_MOST_SAMPLES = 1_000_000
+
+
+class Passes:
+    """The passes over the chosen columns of a source; `check` comes first, then `write`.
+
+    Memory holds a byte a sample where there is a test mask among the columns, and two where there are labels.
+    """
+
+    def __init__(self, source: Source, selection: Selection, progress: ProgressCallback | None) -> None:
+        self.n_samples = 0
+        self._source, self._selection, self._progress = source, selection, progress
+        self._mask_blocks: list[BoolArray] = []
+        # Of labels only: their codes as they came, and which inputs there were.
+        self._codes: list[NDArray[np.int16]] = []
+        self._inputs = DistinctInputs()
+
+    def check(self) -> None:
+        """Read everything once; `InputError` for what cannot be used."""
+        selection = self._selection
+        columns = selection.columns
+        bad_counts = np.zeros(len(columns), dtype=np.int64)
+        first_bad: dict[int, str] = {}
+        lowest, highest = np.full(len(columns), np.inf), np.full(len(columns), -np.inf)
+        for block in self._blocks("check"):
+            values = block.values
+            self.n_samples += len(values)
+            # A sum is finite only if all its terms are, and needs no temporary; where it overflows, look closer.
+            with np.errstate(all="ignore"):
+                suspicious = not np.isfinite(values.sum())
+            if suspicious:
+                bad = ~np.isfinite(values)
+                bad_counts += bad.sum(axis=0)
+                for index in np.flatnonzero(bad.any(axis=0)).tolist():
+                    row = int(np.argmax(bad[:, index]))
+                    first_bad.setdefault(index, f"{_kind_of(values[row, index])} in {block.place(row)}")
+            if not first_bad:
+                self._remember(values)
+            if len(values):
+                lowest, highest = np.minimum(lowest, values.min(axis=0)), np.maximum(highest, values.max(axis=0))
+        if first_bad:
+            raise _not_finite(columns, bad_counts, first_bad)
+        self._check_enough()
+        weights = lowest[len(selection.features) + len(selection.targets) :]
+        for column, least in zip(selection.weights, weights, strict=False):
+            if least <= 0.0:
+                raise InputError(f"The weights '{column.name}' go down to {least:g}; expected positive numbers.")
+        self._check_constant(lowest == highest, lowest)
+
+    def labels(self) -> SettledLabels | None:
+        """The labels of all samples, after the first pass; None where the target is a number."""
+        encoder = self._selection.encoder
+        return None if encoder is None else settled_labels(encoder, self._codes)
+
+    def mask_column(self) -> BoolArray | None:
+        """The test mask that a column holds, (n,), after the first pass; None where no column is one."""
+        return np.concatenate(self._mask_blocks) if self._mask_blocks else None
+
+    def repeated_inputs(self) -> list[str]:
+        """A warning where most samples of a classification repeat the inputs of others."""
+        return self._inputs.warnings()
+
+    def write(
+        self, outputs: list[str], mask: BoolArray | None, overwrite: bool, chunk_rows: int | None
+    ) -> tuple[Dataset, Dataset | None, list[str]]:
+        """Write the store, or those for training and for testing by a mask; return also what was warned of."""
+        selection = self._selection
+        n_test = 0 if mask is None else int(mask.sum())
+        with ExitStack() as stack:
+            writers = [
+                stack.enter_context(
+                    DatasetWriter.create(
+                        url,
+                        [column.name for column in selection.features],
+                        [column.name for column in selection.targets],
+                        chunk_rows,
+                        overwrite,
+                        size,
+                        None if selection.encoder is None else selection.encoder.classes,
+                        selection.weights[0].name if selection.weights else None,
+                    )
+                )
+                for url, size in zip(outputs, (self.n_samples - n_test, n_test), strict=False)
+            ]
+            start = 0
+            for block in self._blocks("write"):
+                parts = self._parts(block.values)
+                stop = start + len(block.values)
+                if mask is None:
+                    writers[0].append(*parts)
+                else:
+                    is_test = mask[start:stop]
+                    if len(is_test) < len(block.values):
+                        raise InputError(f"'{self._source.url}' changed while it was read; ingest it again.")
+                    writers[0].append(*(part[~is_test] for part in parts))
+                    writers[1].append(*(part[is_test] for part in parts))
+                start = stop
+            train = writers[0].finish()
+            if mask is None:
+                return train, None, writers[0].warnings
+            try:
+                test = writers[1].finish(train.standardisation)
+            except BaseException:
+                # Half a result is none.
+                remove_tree(train.url)
+                raise
+            return train, test, writers[0].warnings
+
+    def _blocks(self, phase: str) -> Iterator[Block]:
+        source, encoder = self._source, self._selection.encoder
+        n_rows = 0 if encoder is None else encoder.rows_seen
+        for block in source.blocks(self._selection.columns):
+            n_rows += len(block.values)
+            if encoder is not None and encoder.rows_seen < n_rows:
+                # A source that knows of no labels gave numbers; they are labels too.
+                column = len(self._selection.features)
+                block.values[:, column] = encoder(block.values[:, column], block.place)
+            yield block
+            if self._progress is not None:
+                self._progress(Progress(phase, block.position, source.total, source.unit))
+
+    def _remember(self, values: FloatArray) -> None:
+        selection = self._selection
+        d = len(selection.features)
+        if selection.mask is not None:
+            self._mask_blocks.append(mask_from_column(values[:, -1], selection.mask.name))
+        if selection.encoder is not None:
+            self._codes.append(values[:, d].astype(np.int16))
+            self._inputs.update(values[:, :d])
+
+    def _parts(self, values: FloatArray) -> list[FloatArray]:
+        """Inputs, targets and weights."""
+        d, p = len(self._selection.features), len(self._selection.targets)
+        return [values[:, :d], values[:, d : d + p], values[:, d + p : d + p + len(self._selection.weights)]]
+
+    def _check_enough(self) -> None:
+        n, needed = self.n_samples, MINIMUM_TRAINING_SAMPLES if self._selection.targets else 1
+        if n < needed:
+            raise InputError(
+                f"'{self._source.url}' holds {n} sample{'' if n == 1 else 's'}; at least {needed} "
+                f"{'is' if needed == 1 else 'are'} needed."
+            )
+
+    def _check_constant(self, constant: BoolArray, values: FloatArray) -> None:
+        """`InputError` where there is nothing to learn, or nothing to learn it from (labels: `LabelEncoder.settle`)."""
+        d = len(self._selection.features)
+        if self._selection.encoder is not None:
+            if constant[:d].all():
+                raise InputError(
+                    f"All {self.n_samples} samples have the same inputs, so that nothing tells the classes apart; "
+                    "choose other features."
+                )
+            return
+        for index, column in enumerate(self._selection.targets, start=d):
+            if constant[index]:
+                raise InputError(
+                    f"The target '{column.name}' is constant: all {self.n_samples} samples hold {values[index]:g}. "
+                    "There is nothing to learn; choose another target."
+                )
+
+
+class DistinctInputs:
+    """Counts different inputs as they pass: a model of few prototypes can have no more than there are of them.
+
+    Up to a few thousand; beyond that nothing need be said.
+    """
+
+    def __init__(self) -> None:
+        self.n_samples = 0
+        self._seen: set[bytes] | None = set()
+
+    def update(self, rows: FloatArray) -> None:
+        """Take in raw inputs, (rows, d)."""
+        self.n_samples += len(rows)
+        if self._seen is None:
+            return
+        # Adding 0.0 makes one zero of the two. Piece by piece, since most tables have too many at once.
+        for start in range(0, len(rows), _MOST_INPUTS):
+            # Digests, since there may be many features.
+            self._seen.update(_digest(row) for row in rows[start : start + _MOST_INPUTS] + 0.0)
+            if len(self._seen) > _MOST_INPUTS or self.n_samples > _MOST_SAMPLES:
+                self._seen = None
+                return
+
+    def warnings(self) -> list[str]:
+        """One, if at least half of the samples repeat the inputs of another."""
+        if self._seen is None or 2 * len(self._seen) > self.n_samples:
+            return []
+        return [
+            f"Only {len(self._seen)} of the {self.n_samples} samples have inputs of their own; the others repeat them. "
+            f"A model has no more than {len(self._seen)} prototypes to choose from."
+        ]
+
+
+def _digest(row: FloatArray) -> bytes:
+    return hashlib.blake2b(row.tobytes(), digest_size=16).digest()
+
+
+def _kind_of(value: float) -> str:
+    return "a missing value or NaN" if np.isnan(value) else "infinity" if value > 0 else "minus infinity"
+
+
+def _not_finite(columns: Sequence[Column], counts: NDArray[np.int64], first: dict[int, str]) -> InputError:
+    lines = [
+        f"'{columns[index].name}' holds {where} ({counts[index]} such value{'' if counts[index] == 1 else 's'} in all)"
+        for index, where in list(first.items())[:5]
+    ]
+    more = f"; {len(first) - 5} more columns too" if len(first) > 5 else ""
+    return InputError(
+        f"The data are not finite: {'; '.join(lines)}{more}. Remove those rows, fill them in, or leave the column out."
+    )

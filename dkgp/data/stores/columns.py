@@ -1,0 +1,83 @@
+"""Names of a data set's columns and classes, checked before anything is written under them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dkgp.data.classes import check_classes
+from dkgp.data.stores.manifest import json_bytes
+from dkgp.data.types import Json
+from dkgp.errors import InputError
+
+
+@dataclass(frozen=True)
+class ColumnNames:
+    """Names of features, targets and, where the one target is a label, classes; the weights' where there are such."""
+
+    features: tuple[str, ...]
+    targets: tuple[str, ...]
+    classes: tuple[str, ...] | None = None
+    weight: str | None = None
+
+    @classmethod
+    def checked(
+        cls,
+        features: Sequence[str],
+        targets: Sequence[str],
+        classes: Sequence[str] | None = None,
+        weight: str | None = None,
+    ) -> ColumnNames:
+        """The names as tuples; `InputError` where columns share a name, or the classes do not fit the targets."""
+        names = cls(tuple(map(str, features)), tuple(map(str, targets)), None, weight)
+        if not names.features:
+            raise InputError("There is no feature; expected at least one column besides the target.")
+        _require_distinct("feature", names.features)
+        _require_distinct("target", names.targets)
+        if weight is not None:
+            _require_distinct("feature", (*names.features, weight))
+        both = [name for name in names.targets if name in {*names.features, weight}]
+        if both:
+            raise InputError(f"The target '{both[0]}' is among the features; leave it out of them.")
+        if classes is None:
+            return names
+        if len(names.targets) != 1:
+            raise InputError(f"Labels are one column; got {len(names.targets)} targets and the classes of a label.")
+        return cls(names.features, names.targets, check_classes(classes), weight)
+
+    @classmethod
+    def of_shape(
+        cls,
+        d: int,
+        p: int,
+        features: Sequence[str] | None,
+        targets: Sequence[str] | None,
+        classes: Sequence[str] | None,
+    ) -> ColumnNames:
+        """The names for d features and p targets; by default x0, x1, ... and y, or y0, y1, ... for several."""
+        numbered = ["y"] if p == 1 else [f"y{column}" for column in range(p)]
+        if features is None:
+            features = [f"x{column}" for column in range(d)]
+        return cls.checked(features, numbered if targets is None else targets, classes)
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """The weights' column, none where all samples count alike."""
+        return () if self.weight is None else (self.weight,)
+
+    def to_json(self) -> Json:
+        """The names as a store has them; of classes only where there are labels."""
+        named: Json = {"feature_names": list(self.features), "target_names": list(self.targets)}
+        return named if self.classes is None else {**named, "classes": list(self.classes)}
+
+    def fingerprint_header(self, n_samples: int) -> bytes:
+        """The part of a fingerprint beside the values: the names, and how many samples."""
+        return json_bytes({**self.to_json(), "n_samples": n_samples})
+
+
+def _require_distinct(column: str, names: tuple[str, ...]) -> None:
+    repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if repeated:
+        raise InputError(
+            f"The {column} name '{repeated[0]}' occurs {names.count(repeated[0])} times; names must differ."
+        )

@@ -1,1 +1,0 @@
-"""Stores of linear regressions."""

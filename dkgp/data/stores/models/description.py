@@ -1,0 +1,207 @@
+"""Descriptions that stored models of every kind have of themselves; their arrays, checked and written.
+
+A kind of model is a record that derives from `TrainedRecord`: its fields are the arrays and the JSON of its store.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata as package_metadata
+from typing import Any, ClassVar, Required, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.data.stores.arrays import StoredArray, row_ranges
+from dkgp.data.stores.dataset import Dataset
+from dkgp.data.stores.standardisation import Standardisation
+from dkgp.data.stores.writable import NewStore
+from dkgp.data.types import Json
+from dkgp.errors import InputError, NumericalError
+
+# What a store that is being written says of itself, to who resumes or looks.
+SHOWN = ("kernel", "noise_variance", "feature_names", "target_names", "fingerprint", "versions")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TrainedRecord:
+    """Record of something that was trained.
+
+    Attributes
+    ----------
+    url
+        Where the store is.
+    standardisation, feature_names, target_names, fingerprint
+        Of the training set.
+    summary
+        What the command that trained it prints as JSON.
+    versions
+        Versions of the software that wrote the model.
+    training_url
+        Where the training set was.
+    """
+
+    url: str
+    standardisation: Standardisation
+    feature_names: tuple[str, ...]
+    target_names: tuple[str, ...]
+    fingerprint: str
+    summary: Json
+    versions: dict[str, str]
+    training_url: str
+
+    _as_written: ClassVar[tuple[str, ...]] = ("fingerprint", "summary", "versions", "training_url")
+
+    @property
+    def n_features(self) -> int:
+        """Number of features, d."""
+        return len(self.feature_names)
+
+    @property
+    def n_targets(self) -> int:
+        """Number of targets, p."""
+        return len(self.target_names)
+
+    def described(self) -> Json:
+        """The description as JSON, but for its address."""
+        return {
+            "standardisation": self.standardisation.to_json(),
+            "feature_names": list(self.feature_names),
+            "target_names": list(self.target_names),
+            **{name: getattr(self, name) for name in self._as_written},
+        }
+
+    @classmethod
+    def description_in(cls, url: str, content: Json) -> dict[str, Any]:
+        """The description's fields from a store's JSON, as keywords of the record; `KeyError` where one is missing."""
+        return {
+            "url": url,
+            "standardisation": Standardisation.from_json(content["standardisation"]),
+            "feature_names": tuple(content["feature_names"]),
+            "target_names": tuple(content["target_names"]),
+            **{name: content[name] for name in cls._as_written},
+        }
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ModelDescription(TrainedRecord):
+    """Description that kernel models of every kind have of themselves.
+
+    Attributes
+    ----------
+    kernel
+        The kernel's JSON.
+    noise_variance
+        s2, on the standardised scale.
+    history, certificate, summary
+        As given to who saved it.
+    """
+
+    kernel: Json
+    noise_variance: float
+    history: list[Json]
+    certificate: Json
+
+    _as_written = (*TrainedRecord._as_written, "kernel", "noise_variance", "history", "certificate")
+
+    @classmethod
+    def description_in(cls, url: str, content: Json) -> dict[str, Any]:
+        """As of every record."""
+        return {**super().description_in(url, content), "noise_variance": float(content["noise_variance"])}
+
+
+class TrainingFacts(TypedDict, total=False):
+    """Facts that a model has to tell of its training.
+
+    The kernel's JSON; s2 on the standardised scale; and, as JSON, a record per round, what is proven about the
+    solution, and what `train --json` prints.
+    """
+
+    kernel: Required[Json]
+    noise_variance: Required[float]
+    history: Sequence[Mapping[str, Any]]
+    certificate: Json | None
+    summary: Json | None
+
+
+def about_model(
+    dataset: Dataset,
+    *,
+    kernel: Json,
+    noise_variance: float,
+    history: Sequence[Mapping[str, Any]] = (),
+    certificate: Json | None = None,
+    summary: Json | None = None,
+    url: str = "",
+) -> dict[str, Any]:
+    """The fields of `ModelDescription` for a model of a training set, made by this software."""
+    return {
+        **about_training(dataset, summary or {}, url),
+        "kernel": kernel,
+        "noise_variance": float(noise_variance),
+        "history": [dict(record) for record in history],
+        "certificate": certificate or {},
+    }
+
+
+def about_training(dataset: Dataset, summary: Json, url: str = "") -> dict[str, Any]:
+    """The fields of `TrainedRecord` for what was trained on a data set by this software."""
+    return {
+        "url": url,
+        "standardisation": dataset.standardisation,
+        "feature_names": dataset.feature_names,
+        "target_names": dataset.target_names,
+        "fingerprint": dataset.fingerprint,
+        "summary": summary,
+        "versions": software_versions(),
+        "training_url": dataset.url,
+    }
+
+
+def software_versions() -> dict[str, str]:
+    """Versions of what a model is made with."""
+    versions = {"python": platform.python_version()}
+    for package in ("dkgp", "numpy", "scipy", "numba", "zarr", "dask"):
+        try:
+            versions[package] = package_metadata.version(package)
+        except package_metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions
+
+
+def require_noise(noise_variance: float) -> None:
+    """Refuse a noise variance that no model can have; `InputError`."""
+    if not (np.isfinite(noise_variance) and noise_variance > 0):
+        raise InputError(f"The noise variance must be positive; got {noise_variance}.")
+
+
+def checked_arrays(record: TrainedRecord, shapes: Mapping[str, tuple[int, ...]], model: str) -> dict[str, NDArray[Any]]:
+    """A record's arrays as they are written, by name; `model` is what messages call it.
+
+    Raises `InputError` where one has another shape than expected, `NumericalError` where it holds a NaN or infinity.
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, shape in shapes.items():
+        values = np.asarray(getattr(record, name))
+        if values.shape != shape:
+            raise InputError(f"'{name}' of {model} has shape {values.shape}; expected {shape}.")
+        if not np.isfinite(values).all():
+            raise NumericalError(f"'{name}' of {model} is not finite; the model is not saved.")
+        arrays[name] = np.ascontiguousarray(values, dtype=np.int64 if name == "indices" else np.float64)
+    return arrays
+
+
+def read_arrays(arrays: Mapping[str, StoredArray]) -> dict[str, Any]:
+    """All of the arrays, in the types that they are stored in; `StoreError` where a chunk is missing or damaged."""
+    return {name: stored.read_as_stored(0, stored.shape[0]) for name, stored in arrays.items()}
+
+
+def write_inputs(store: NewStore, dataset: Dataset, chunk_rows: int) -> None:
+    """Copy the standardised inputs of a training set, which a model of all samples predicts from."""
+    names = {"names": list(dataset.feature_names), "scale": "standardised"}
+    shape = (dataset.n_samples, dataset.n_features)
+    inputs = store.create_array("inputs", shape, ("sample", "feature"), chunk_rows, names)
+    for start, stop in row_ranges(dataset.n_samples, chunk_rows):
+        inputs.write(start, dataset.inputs(start, stop))

@@ -1,0 +1,206 @@
+"""Trained models in a Zarr store: what is needed to predict, and how it came about.
+
+A model carries its support inputs, so that it predicts without its training set, unless it is saved by reference. Those
+that also carry targets and gradient can be trained further.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Unpack
+
+import numpy as np
+
+from dkgp.data.remote.storage import normalise_url
+from dkgp.data.stores.arrays import StoredArray, open_arrays, row_ranges, target_layout
+from dkgp.data.stores.dataset import Dataset
+from dkgp.data.stores.memory_dataset import RowArray, assembled_dataset
+from dkgp.data.stores.models.description import (
+    SHOWN,
+    ModelDescription,
+    TrainingFacts,
+    about_model,
+    require_noise,
+    write_inputs,
+)
+from dkgp.data.stores.models.references import check_reference, referenced_training_set
+from dkgp.data.stores.writable import new_store
+from dkgp.data.types import FloatArray, IntArray, Json, Location
+from dkgp.errors import InputError, NumericalError, StoreError
+
+MODEL_KIND = "model"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ModelRecord(ModelDescription):
+    """A model as it is stored; picklable.
+
+    Attributes
+    ----------
+    alpha
+        Coefficients, shape (n, p), on the standardised scale.
+    by_reference
+        Whether the support inputs lie in the training set's store.
+    """
+
+    alpha: FloatArray
+    chunk_rows: int
+    by_reference: bool
+    _support: StoredArray | Dataset = field(repr=False)
+    # Standardised targets y and gradient Kbar alpha - y, where the model has them.
+    _targets: StoredArray | None = field(default=None, repr=False)
+    _gradient: StoredArray | None = field(default=None, repr=False)
+
+    @property
+    def reference(self) -> str:
+        """Place of the support inputs, for a model by reference; "" for one that carries them."""
+        return self._support.url if isinstance(self._support, Dataset) else ""
+
+    @property
+    def n_samples(self) -> int:
+        """Number of support inputs, n."""
+        return int(self.alpha.shape[0])
+
+    def inputs(self, start: int, stop: int) -> FloatArray:
+        """Standardised support inputs [start, stop), shape (stop - start, d), bit-identical to the training set's.
+
+        Raises `StoreError` where a chunk is missing or damaged.
+        """
+        if isinstance(self._support, Dataset):
+            return self._support.inputs(start, stop)
+        return self._support.read(start, stop)
+
+    def input_rows(self, indices: IntArray) -> FloatArray:
+        """Standardised support inputs at `indices`, shape (len(indices), d). Errors as for `inputs`."""
+        if isinstance(self._support, Dataset):
+            return self._support.input_rows(indices)
+        return self._support.rows(indices)
+
+    def training_state(self) -> tuple[Dataset, FloatArray] | None:
+        """The training set and the float64 gradient Kbar alpha - y (n, p): what training goes on from; None without.
+
+        Raises `StoreError` where a chunk is missing or damaged.
+        """
+        if self._targets is None or self._gradient is None:
+            return None
+        gradient = self._gradient.read(0, self.n_samples).reshape(self.n_samples, -1)
+        if isinstance(self._support, Dataset):
+            return self._support, gradient
+        inputs: RowArray = self._support
+        dataset = assembled_dataset(
+            inputs, self._targets, self.standardisation, self.feature_names, self.target_names, self.fingerprint
+        )
+        return dataset, gradient
+
+    def row_chunks(self) -> list[tuple[int, int]]:
+        """Row ranges [start, stop) of the chunks of the support inputs, in order."""
+        return row_ranges(self.n_samples, self.chunk_rows)
+
+
+def save_model(
+    url: Location,
+    *,
+    alpha: FloatArray,
+    dataset: Dataset,
+    gradient: FloatArray | None = None,
+    by_reference: bool = False,
+    overwrite: bool = False,
+    chunk_rows: int | None = None,
+    **facts: Unpack[TrainingFacts],
+) -> None:
+    """Write a model store.
+
+    Parameters
+    ----------
+    url
+        Local path or fsspec URL.
+    alpha
+        Coefficients on the standardised scale, shape (n, p) or (n,) for one target.
+    dataset
+        The training set.
+    gradient
+        Kbar alpha - y, shape as `alpha`. With it the targets are kept, too, and the model can be trained further.
+    by_reference
+        Refer to the training set's store instead of copying its inputs. The model is then of use only as long as
+        that store is where it is now, unchanged.
+    overwrite
+        Replace a model store that is there. Anything else that is there is left alone.
+    chunk_rows
+        Rows of a chunk; default the training set's.
+    facts
+        `kernel`, the kernel's JSON, and `noise_variance`, s2 on the standardised scale, positive; and, as JSON,
+        `history`, a record per round, `certificate`, what is proven about the solution, and `summary`, what
+        `train --json` prints.
+
+    Raises
+    ------
+    InputError
+        `alpha` does not fit the training set; the noise variance is not positive.
+    NumericalError
+        `alpha` holds a NaN or infinity.
+    OutputExistsError, StorageError
+        The place is taken, or cannot be written to; what was written is removed.
+    """
+    coefficients = np.asarray(alpha, dtype=np.float64)
+    if coefficients.ndim == 1:
+        coefficients = coefficients[:, None]
+    n, p = dataset.n_samples, dataset.n_targets
+    if coefficients.shape != (n, p):
+        raise InputError(f"alpha has shape {np.shape(alpha)}; '{dataset.url}' needs ({n}, {p}).")
+    require_noise(facts["noise_variance"])
+    if not np.isfinite(coefficients).all():
+        row = int(np.argmax(~np.isfinite(coefficients).all(axis=1)))
+        raise NumericalError(f"alpha is not finite (row {row}); the model is not saved. Raise the noise variance.")
+    if gradient is not None and np.size(gradient) != coefficients.size:
+        raise InputError(f"The gradient has shape {np.shape(gradient)}; expected that of alpha, {coefficients.shape}.")
+    if by_reference:
+        check_reference(dataset.url)
+    content: Json = {
+        **ModelDescription(**about_model(dataset, **facts)).described(),
+        "by_reference": by_reference,
+        "chunk_rows": chunk_rows or dataset.chunk_rows,
+    }
+    shape, dimensions = target_layout(n, p)
+    vectors = {"alpha": coefficients}
+    if gradient is not None:
+        vectors |= {"targets": dataset.all_targets(), "gradient": np.asarray(gradient, dtype=np.float64)}
+    with new_store(normalise_url(url), MODEL_KIND, {name: content[name] for name in SHOWN}, overwrite) as store:
+        for name, values in vectors.items():
+            store.write_array(name, values.reshape(shape), dimensions)
+        if not by_reference:
+            write_inputs(store, dataset, content["chunk_rows"])
+        store.commit(content)
+
+
+def open_model(url: Location, *, reference: str | None = None) -> ModelRecord:
+    """Open a model store; `alpha` is read, the support inputs are read when they are asked for.
+
+    Parameters
+    ----------
+    url
+        Local path or fsspec URL.
+    reference
+        Where the training set lies that a model by reference has to name, "" where it may name none: what another
+        process has found and checked. By default whatever `require_reference` lets pass.
+
+    Raises
+    ------
+    StoreError
+        Nothing there, another kind of store, unfinished, or with a missing or damaged chunk; for a model by reference
+        also a training set that is gone, has changed or may not be named.
+    """
+    address, content, arrays = open_arrays(url, MODEL_KIND)
+    try:
+        n = arrays["alpha"].shape[0]
+        by_reference = bool(content["by_reference"])
+        return ModelRecord(
+            **ModelRecord.description_in(address, content),
+            alpha=arrays["alpha"].read(0, n).reshape(n, -1),
+            chunk_rows=int(content["chunk_rows"]),
+            by_reference=by_reference,
+            _support=referenced_training_set(address, content, reference) if by_reference else arrays["inputs"],
+            _targets=arrays.get("targets"),
+            _gradient=arrays.get("gradient"),
+        )
+    except KeyError as error:
+        raise StoreError(f"The manifest of '{address}' lacks {error}; save the model again.") from error

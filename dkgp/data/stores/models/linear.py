@@ -1,0 +1,89 @@
+"""Linear regressions in a Zarr store: weights by feature, and the path that they were chosen of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dkgp.data.remote.storage import normalise_url
+from dkgp.data.stores.arrays import open_arrays
+from dkgp.data.stores.dataset import Dataset
+from dkgp.data.stores.models.description import TrainedRecord, about_training, read_arrays
+from dkgp.data.stores.writable import new_store
+from dkgp.data.types import FloatArray, Json, Location
+from dkgp.errors import NumericalError, StoreError
+
+LINEAR_MODEL_KIND = "linear model"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LinearRecord(TrainedRecord):
+    """A linear regression as it is stored; picklable.
+
+    Attributes
+    ----------
+    coefficients, intercept
+        On the standardised scale, shape (d, p) and (p,).
+    summary
+        What `pursue --json` prints: method, how the cardinality was chosen, the path of each target.
+    """
+
+    coefficients: FloatArray
+    intercept: FloatArray
+
+
+def save_linear_model(
+    url: Location,
+    dataset: Dataset,
+    coefficients: FloatArray,
+    intercept: FloatArray,
+    summary: Json,
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Write a linear regression's store.
+
+    Parameters
+    ----------
+    url
+        Local path or fsspec URL.
+    dataset
+        The training set.
+    coefficients, intercept
+        On the standardised scale, shape (d, p) and (p,).
+    summary
+        JSON.
+    overwrite
+        Replace such a store that is there. Anything else that is there is left alone.
+
+    Raises
+    ------
+    NumericalError
+        A weight is a NaN or infinity.
+    OutputExistsError, StorageError
+        The place is taken, or cannot be written to; what was written is removed.
+    """
+    if not (np.isfinite(coefficients).all() and np.isfinite(intercept).all()):
+        raise NumericalError("the weights are not finite; the model is not saved")
+    content = TrainedRecord(**about_training(dataset, summary)).described()
+    shown = {name: content[name] for name in ("feature_names", "target_names", "fingerprint", "versions")}
+    with new_store(normalise_url(url), LINEAR_MODEL_KIND, shown, overwrite) as store:
+        store.write_array("coefficients", coefficients, ("feature", "target"))
+        store.write_array("intercept", intercept, ("target",))
+        store.commit(content)
+
+
+def open_linear_model(url: Location) -> LinearRecord:
+    """Open a linear regression's store; all of it is read.
+
+    Raises
+    ------
+    StoreError
+        Nothing there, another kind of store, unfinished, or with a missing or damaged chunk.
+    """
+    address, content, arrays = open_arrays(url, LINEAR_MODEL_KIND)
+    try:
+        return LinearRecord(**LinearRecord.description_in(address, content), **read_arrays(arrays))
+    except (KeyError, TypeError) as error:
+        raise StoreError(f"The manifest of '{address}' lacks {error}; save the model again.") from error

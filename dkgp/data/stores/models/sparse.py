@@ -1,0 +1,115 @@
+"""Sparse models in a Zarr store: basis, weights and triangles, which predict without any training set.
+
+The arrays are those of the model alone, 8 (2 m^2 + m (d + p)) bytes for m basis samples; a fit to n of them leaves
+nothing of size n. What is proven of the model, and how it came about, is JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dkgp.data.remote.storage import normalise_url
+from dkgp.data.stores.arrays import open_arrays
+from dkgp.data.stores.models.description import SHOWN, ModelDescription, checked_arrays, read_arrays, require_noise
+from dkgp.data.stores.writable import new_store
+from dkgp.data.types import FloatArray, IntArray, Json, Location
+from dkgp.errors import StoreError
+
+SPARSE_MODEL_KIND = "sparse model"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SparseRecord(ModelDescription):
+    """A sparse model as it is stored; picklable.
+
+    Attributes
+    ----------
+    method
+        The method's name.
+    prototypes
+        Basis samples, standardised, shape (m, d).
+    weights
+        Shape (m, p), on the standardised scale.
+    lower, normal
+        Triangles, shape (m, m), in Fortran order; a subset of data has no second one.
+    indices
+        Which training samples the basis samples are; None where they are none.
+    basis_noise
+        Their own noise, shape (m,); None where all samples have s2, or the basis samples are none of them.
+    """
+
+    method: str
+    prototypes: FloatArray
+    weights: FloatArray
+    lower: FloatArray
+    normal: FloatArray | None = None
+    indices: IntArray | None = None
+    basis_noise: FloatArray | None = None
+
+    @property
+    def basis_size(self) -> int:
+        """Number of basis samples, m."""
+        return len(self.prototypes)
+
+
+def save_sparse_model(url: Location, record: SparseRecord, *, overwrite: bool = False) -> None:
+    """Write a sparse model's store.
+
+    Parameters
+    ----------
+    url
+        Local path or fsspec URL.
+    record
+        Written but for its own address.
+    overwrite
+        Replace a sparse model's store that is there. Anything else that is there is left alone.
+
+    Raises
+    ------
+    InputError
+        Arrays that do not fit each other or the training set; a noise variance that is not positive.
+    NumericalError
+        An array holds a NaN or infinity.
+    OutputExistsError, StorageError
+        The place is taken, or cannot be written to; what was written is removed.
+    """
+    m, d, p = record.basis_size, record.n_features, record.n_targets
+    shapes: dict[str, tuple[int, ...]] = {
+        "prototypes": (m, d),
+        "weights": (m, p),
+        "lower": (m, m),
+        "normal": (m, m),
+        "indices": (m,),
+        "basis_noise": (m,),
+    }
+    present = {name: shape for name, shape in shapes.items() if getattr(record, name) is not None}
+    arrays = checked_arrays(record, present, "the sparse model")
+    require_noise(record.noise_variance)
+    content: Json = {**record.described(), "method": record.method}
+    shown = {name: content[name] for name in (*SHOWN, "method")}
+    with new_store(normalise_url(url), SPARSE_MODEL_KIND, shown, overwrite) as store:
+        for name, values in arrays.items():
+            columns = "feature" if name == "prototypes" else "target" if name == "weights" else "other"
+            store.write_array(name, values, ("basis", columns)[: values.ndim])
+        store.commit(content)
+
+
+def open_sparse_model(url: Location) -> SparseRecord:
+    """Open a sparse model's store; all of it is read.
+
+    Raises
+    ------
+    StoreError
+        Nothing there, another kind of store, unfinished, or with a missing or damaged chunk.
+    """
+    address, content, arrays = open_arrays(url, SPARSE_MODEL_KIND)
+    values = read_arrays(arrays)
+    for name in {"lower", "normal"} & values.keys():
+        # As triangular solves take them, so that nobody copies them again.
+        values[name] = np.asfortranarray(values[name])
+    try:
+        return SparseRecord(**SparseRecord.description_in(address, content), method=content["method"], **values)
+    except (KeyError, TypeError) as error:
+        raise StoreError(f"The manifest of '{address}' lacks {error}; save the model again.") from error

@@ -1,0 +1,80 @@
+"""A trained classifier, whatever its method, and the record that stores hold of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dkgp.data import ClassifierRecord
+from dkgp.data.stores.models.description import about_model
+from dkgp.kernels import Kernel
+from dkgp.models.classification.calibration import Calibration
+from dkgp.models.classification.labelled import LabelledData
+
+
+class Certificate(Protocol):
+    """The proof of a classifier's decisions."""
+
+    @property
+    def assumes(self) -> str | None:
+        """The assumption that had to be taken on trust; None where everything is proven."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TrainedClassifier(ABC):
+    """The result of training by any method.
+
+    Attributes
+    ----------
+    kernel : Kernel
+        Of the standardised inputs, without white noise.
+    noise_variance : float
+        s2 of a sample of weight one. Likelihoods have none: 1 stands in stores, which have one of every model.
+    classes : tuple of str
+    certificate
+        None where nothing is proven.
+    calibration : Calibration or None
+        From decisions to probabilities, fitted to decisions at samples that were left out.
+    history : list of dict
+        The search's or the solve's records, in plain JSON types.
+    summary : dict
+        n, d, classes, method, converged, seconds and so on: see each method.
+    """
+
+    kernel: Kernel
+    noise_variance: float = 1.0
+    classes: tuple[str, ...]
+    certificate: Certificate | None = None
+    calibration: Calibration | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    @abstractmethod
+    def stored(self) -> dict[str, Any]:
+        """The fields of a `ClassifierRecord` that are the method's own, its form among them."""
+
+    def proofs(self) -> dict[str, Any] | None:
+        """The certificate as a store has it."""
+        return None if self.certificate is None else self.certificate.to_json()
+
+    def record(self, data: LabelledData, summary: dict[str, Any] | None = None) -> ClassifierRecord:
+        """The model as it is stored, of the data that it was trained on; `summary` is stored instead of its own."""
+        about = about_model(
+            data.dataset,
+            kernel=self.kernel.to_json(),
+            noise_variance=self.noise_variance,
+            history=self.history,
+            certificate=self.proofs(),
+            summary=self.summary if summary is None else summary,
+        )
+        return ClassifierRecord(
+            **about,
+            classes=self.classes,
+            class_weights=data.class_weights(),
+            calibration=None if self.calibration is None else self.calibration.to_json(),
+            **self.stored(),
+        )

@@ -1,0 +1,191 @@
+"""A regression to train a sparse model of, and a model that has been trained: the same for a basis and for a ladder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.data import Dataset
+from dkgp.errors import InputError
+from dkgp.kernels import Kernel, fold_white
+from dkgp.models.context import RunContext
+from dkgp.models.sparse.certificate import SparseCertificate, certify
+from dkgp.models.sparse.errors import SampleErrors
+from dkgp.models.sparse.fit import Basis, SparseFit
+from dkgp.models.sparse.model import SparseModel
+from dkgp.models.sparse.risk import descent_bound, subset_bound
+from dkgp.models.sparse.settings import SparseSettings
+from dkgp.operators import BlockedKernelOperator
+from dkgp.operators.base import FloatArray, Noise
+from dkgp.solvers import Solution
+from dkgp.solvers.greedy_basis.settings import GreedyBasis
+from dkgp.solvers.stopping import StopReason
+
+
+@dataclass(frozen=True)
+class TrainedSparse:
+    """A sparse model, what is proven of it, and how it came about.
+
+    Attributes
+    ----------
+    model : SparseModel
+    noise_variance : float
+        White noise that was part of the kernel included; with noise by sample, that of one whose `relative_noise` is 1.
+    basis : Basis
+    certificate : SparseCertificate
+    greedy : GreedyBasis or None
+        The choice, where it was greedy.
+    summary : dict
+        n, d, p, method, basis, basis_size, seconds by part, kernel_evaluations, converged, reason, advice, passes,
+        decrement, excess, rms_bound, best, gap, elbo, evidence_upper, divergence.
+    basis_noise : (m,) float64 or None
+        The basis samples' own, where the noise is by sample and the basis is of samples.
+    """
+
+    model: SparseModel
+    noise_variance: float
+    basis: Basis
+    certificate: SparseCertificate
+    greedy: GreedyBasis | None
+    summary: dict[str, Any] = field(default_factory=dict)
+    basis_noise: FloatArray | None = None
+
+    @property
+    def converged(self) -> bool:
+        """True unless a gap or a distance was asked for and not met."""
+        return bool(self.summary["converged"])
+
+
+@dataclass(frozen=True)
+class SparseProblem:
+    """Samples, kernel and noise as a sparse model is trained on them, checked."""
+
+    dataset: Dataset
+    kernel: Kernel  # without white noise, which is part of the noise
+    noise_variance: float  # of a sample whose `relative_noise` is 1
+    noise: Noise  # of the samples
+    targets: FloatArray  # (n, p), standardised
+
+    @classmethod
+    def of(
+        cls, dataset: Dataset, kernel: Kernel, noise_variance: float, relative_noise: FloatArray | None = None
+    ) -> SparseProblem:
+        """Check what is trained on; parameters and errors are those of `train_sparse`."""
+        if dataset.n_targets == 0:
+            raise InputError(
+                f"'{dataset.url}' has no targets; training needs at least one. Ingest the data again and name it"
+            )
+        kernel, noise_variance = fold_white(kernel, noise_variance)
+        noise = noise_by_sample(noise_variance, relative_noise, dataset.n_samples)
+        return cls(dataset, kernel, noise_variance, noise, dataset.all_targets())
+
+    def context(self, context: RunContext | BlockExecutor) -> RunContext:
+        """The context, its checkpoints those of samples of this noise."""
+        context = RunContext.of(context)
+        if context.checkpointing is None or not isinstance(self.noise, np.ndarray):
+            return context
+        identity = {**context.checkpointing.identity, "noise by sample": sha256(self.noise.tobytes()).hexdigest()}
+        return replace(context, checkpointing=replace(context.checkpointing, identity=identity))
+
+    def certify(
+        self, operator: BlockedKernelOperator, fit: SparseFit, basis: Basis, greedy: GreedyBasis | None
+    ) -> SparseCertificate:
+        """Certify a fit, with the bounds that its basis samples, and those chosen for the dual, prove."""
+        certificate = certify(operator, fit, self.targets, subset=basis.indices)
+        if greedy is None or not len(greedy.dual):
+            return certificate
+        # As large as the basis, and chosen for this.
+        return certificate.with_bound("subset", subset_bound(operator, greedy.dual, self.targets))
+
+    def with_descent(
+        self, operator: BlockedKernelOperator, certificate: SparseCertificate, model: SparseModel, solution: Solution
+    ) -> SparseCertificate:
+        """A model's certificate, with the bound that a solve of the exact system proves."""
+        errors = SampleErrors.of(operator, model.prototypes)
+        return certificate.with_bound("descent", descent_bound(operator, solution, self.targets, errors))
+
+    def trained(
+        self,
+        settings: SparseSettings,
+        fit: SparseFit,
+        basis: Basis,
+        greedy: GreedyBasis | None,
+        certificate: SparseCertificate,
+        record: dict[str, Any],
+    ) -> TrainedSparse:
+        """The trained model; in its summary what `record` says counts, in plain JSON types."""
+        regressors, reason = fit.regressors, _reason(settings, basis, greedy)
+        summary = {
+            "n": self.dataset.n_samples,
+            "d": self.dataset.n_features,
+            "p": self.dataset.n_targets,
+            "method": settings.method,
+            "basis": settings.chosen_basis,
+            "basis_size": len(basis.inputs),
+            "converged": reason.converged,
+            "reason": reason.message,
+            "advice": reason.advice,
+            "rounds": greedy.history[-1].round if greedy is not None and greedy.history else 0,
+            "passes": 0 if regressors is None else regressors.passes,
+            "decrement": None if regressors is None else regressors.decrement.tolist(),
+            **certificate.summary(),
+            **record,
+        }
+        basis_noise = basis.noise_of(self.noise)
+        return TrainedSparse(fit.model, self.noise_variance, basis, certificate, greedy, summary, basis_noise)
+
+
+def _reason(settings: SparseSettings, basis: Basis, greedy: GreedyBasis | None) -> StopReason:
+    """The reason to stop, and why a basis is smaller than it was asked to be."""
+    if greedy is not None:
+        return greedy.reason
+    size, asked = len(basis.inputs), settings.basis_size
+    fewer = f": others add nothing that float64 could tell; {asked:,} were asked for" if size < asked else ""
+    return StopReason("size", True, f"{size:,} basis samples{fewer}")
+
+
+def noise_by_sample(noise_variance: float, relative: FloatArray | None, n: int) -> Noise:
+    """The noise of n samples, s2 times what each has of it.
+
+    Raises `InputError`: another number of samples, or values that are not positive and finite.
+    """
+    if relative is None:
+        return noise_variance
+    values = np.asarray(relative, dtype=np.float64)
+    if values.shape != (n,):
+        raise InputError(f"`relative_noise` has shape {values.shape}; expected ({n},), a value for each sample")
+    usable = np.isfinite(values) & (values > 0.0)
+    if not usable.all():
+        row = int(np.argmin(usable))
+        raise InputError(f"`relative_noise` must be positive and finite; got {values[row]} for sample {row}")
+    return np.asarray(noise_variance * values)
+
+
+class PartSeconds:
+    """Seconds of a run by its parts, such as "choice" and "fit"."""
+
+    def __init__(self, *parts: str) -> None:
+        self._seconds = dict.fromkeys(parts, 0.0)
+
+    @contextmanager
+    def measured(self, part: str) -> Iterator[None]:
+        """Add what is done in the meantime to a part."""
+        began = time.perf_counter()
+        yield
+        self._seconds[part] = self._seconds.get(part, 0.0) + time.perf_counter() - began
+
+    @property
+    def total(self) -> float:
+        """All parts together."""
+        return sum(self._seconds.values())
+
+    def to_json(self) -> dict[str, float]:
+        """Each part, to milliseconds."""
+        return {part: round(seconds, 3) for part, seconds in self._seconds.items()}

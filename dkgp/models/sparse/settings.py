@@ -1,0 +1,215 @@
+"""Settings of a sparse model, with their flags and helps, and the memory that a fit takes: refused with numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.cluster.tile_budget import TileBudget
+from dkgp.errors import InputError
+from dkgp.models.memory import Memory, kept_that_fits, mib, remainder
+from dkgp.models.sparse.bases import BLIND_BASES
+from dkgp.models.sparse.methods import METHODS, SparseMethod, method_named
+from dkgp.operators.cross.columns import slab_bytes
+from dkgp.operators.cross.memory import cross_bytes
+from dkgp.options import SEED, check_ranges, documented
+from dkgp.registry import Group, Option
+from dkgp.solvers.greedy_basis.engine import CANDIDATES_AT_ONCE
+from dkgp.solvers.greedy_basis.settings import CANDIDATES, GreedySettings
+
+# m x m matrices that are there at once while a fit is certified: L, C, C C', a fit with more noise, and while L's
+# inverse is judged, that, its absolute value and two pieces.
+COORDINATOR_MATRICES = 8
+
+
+@dataclass(frozen=True)
+class SparseMemory(Memory):
+    """Projected peaks, in bytes, beside what a process holds already."""
+
+    basis_size: int
+    # At the coordinator: m x m matrices, n-vectors, and what a greedy choice holds.
+    matrices_bytes: int
+    vectors_bytes: int
+    choice_bytes: int
+    worker_bytes: int  # of each worker's process; in the coordinator's where the cluster is
+    shares_process: bool
+    useful_bytes: int = 0  # of a growing basis' columns in all samples: workers have a use for them during the choice
+    kept_bytes: int = 0  # what each worker's process may keep of them; gone before the fit
+
+    @property
+    def computation(self) -> str:
+        """The fit."""
+        return f"a sparse model of {self.basis_size:,} basis samples"
+
+    @property
+    def coordinator_parts(self) -> int:
+        """Bytes of matrices, vectors and the choice."""
+        return self.matrices_bytes + self.vectors_bytes + self.choice_bytes
+
+    @property
+    def worker_parts(self) -> int:
+        """Bytes of tasks under way, features, and columns that are kept."""
+        return self.worker_bytes + self.kept_bytes
+
+    def advice(self, resident_bytes: int) -> str:
+        """The parts, and the settings of a sparse model that make them smaller."""
+        return (
+            f"Matrices of that size {mib(self.matrices_bytes)} (a quarter with half the `basis_size`), vectors "
+            f"{mib(self.vectors_bytes)}, choice {mib(self.choice_bytes)} (less with a smaller `per_round`, and not "
+            f"`exhaustive`), workers {mib(self.worker_bytes)} (elsewhere on a cluster of processes or at a scheduler), "
+            f"{remainder(resident_bytes)}"
+        )
+
+    def with_kept(self, wanted: TileBudget, budget_bytes: int, resident_bytes: int = 0) -> SparseMemory:
+        """The same with room for columns that are kept, as much as is wanted, is of use, and fits.
+
+        Raises `MemoryBudgetError` where a user's own figure does not fit.
+        """
+        spare_bytes = self.spare_bytes(budget_bytes, resident_bytes)
+        return replace(self, kept_bytes=kept_that_fits(wanted, self.useful_bytes, spare_bytes, "the basis' columns"))
+
+
+def plan_sparse(
+    n: int,
+    d: int,
+    m: int,
+    p: int,
+    executor: BlockExecutor,
+    cache_bytes: int,
+    *,
+    width: int | None = None,
+    greedy: GreedySettings | None = None,
+) -> SparseMemory:
+    """Project the peak of a fit of m of n samples with d features and p targets, and of its certificate.
+
+    `cache_bytes` is the budget of a worker's feature cache, `width` the kernel's `feature_width`, by default d.
+    `greedy` are the settings of a greedy choice: its sums have k columns for each of q candidates, and its tasks'
+    pieces a row, of `CANDIDATES_AT_ONCE` at most.
+    """
+    threads = executor.threads_per_process
+    candidates = factors = 0
+    if greedy is not None:
+        candidates = n if greedy.exhaustive else min(n, greedy.per_round * (greedy.candidates + greedy.kept))
+        factors = 1 + greedy.tracks_gap
+    cross = cross_bytes(n, d, m, 3 * p)
+    # A greedy choice looks at candidates in float32, too.
+    features = min(cache_bytes, (12 if candidates else 8) * n * ((width or d) + 1))
+    sums, every = (8 * q * (m + p + 2) for q in (min(candidates, CANDIDATES_AT_ONCE), candidates))
+    return SparseMemory(
+        m,
+        COORDINATOR_MATRICES * 8 * m * m,
+        8 * n * (8 * p + 10),
+        factors * 8 * m * m + 2 * sums + 2 * every,
+        cross.worker(threads) + features + (3 * threads + 6) * sums,
+        executor.shares_memory,
+        slab_bytes(n, m) if candidates else 0,
+    )
+
+
+# Defaults: rounds of a choice, whatever m, and candidates of a draw that are scored after refitting.
+ROUNDS, SCREEN = 50, 2
+# Of matching pursuit: earlier candidates that are scored again.
+KEPT = 59
+# Of a basis that is chosen greedily.
+GREEDY = Group("Options of a greedy basis")
+
+
+BY_METHOD = ", ".join(
+    f"{basis} for {', '.join(name for name, method in METHODS.items() if method.basis == basis)}"
+    for basis in dict.fromkeys(method.basis for method in METHODS.values())
+)
+METHOD = Option(
+    help="; ".join(f"{name}: {method.help}" for name, method in METHODS.items()) + ".", choices=tuple(METHODS)
+)
+BASIS = Option(
+    help=f"How basis samples are chosen; greedy alone looks at the targets.  [default: {BY_METHOD}]",
+    choices=(*BLIND_BASES, "greedy"),
+)
+CANDIDATE_COUNT = Option(help="Drawn at random for each greedy choice.", least=1, group=GREEDY)
+PER_ROUND = Option(
+    help="Choices by the same weights, before they are fitted again; 1 is the papers'.  [default: a fiftieth of the "
+    "basis]",
+    least=1,
+    group=GREEDY,
+)
+EXHAUSTIVE = Option(help="Score every sample at every choice; for small data.", group=GREEDY)
+SCREENED = Option(
+    help="Score no more than K of each draw in full, the best by a cheaper score; 0: all.  [default: 2, all of sggp "
+    "with one choice a round]",
+    metavar="K",
+    least=0,
+    group=GREEDY,
+)
+SCORE_ROWS = Option(
+    help="Screen on a fresh random sample of so many rows.  [default: all]", metavar="ROWS", least=1, group=GREEDY
+)
+CERTIFY_PASSES = Option(
+    help="Spend passes of block coordinate descent over the kernel's columns on a tighter certificate; of "
+    "`basis_size` auto, products on it at most.",
+    metavar="PASSES",
+    least=0,
+)
+
+
+@documented
+@dataclass(frozen=True)
+class SparseSettings:
+    """Settings of a sparse model: method, basis (the method's own by default), and what is spent on its certificate.
+
+    The basis has `basis_size` samples at most, 1,000 by default; a greedy choice ends at the duality gap `gap`, where
+    that is given. With several choices a round, the best two of each draw are scored after refitting by default.
+    """
+
+    method: Annotated[str, METHOD] = "vfe"
+    basis_size: int = 1000
+    basis: Annotated[str | None, BASIS] = None
+    gap: float | None = None
+    candidates: Annotated[int, CANDIDATE_COUNT] = CANDIDATES
+    per_round: Annotated[int | None, PER_ROUND] = None
+    exhaustive: Annotated[bool, EXHAUSTIVE] = False
+    screen: Annotated[int | None, SCREENED] = None
+    score_rows: Annotated[int | None, SCORE_ROWS] = None
+    certify_passes: Annotated[float, CERTIFY_PASSES] = 0.0
+    seed: Annotated[int, SEED] = 0
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.gap is not None and self.chosen_basis != "greedy":
+            raise InputError(
+                f"a duality gap is reached by a greedy basis; this one is {self.chosen_basis}. Choose `basis` greedy, "
+                "or leave out the gap"
+            )
+
+    @property
+    def sparse_method(self) -> SparseMethod:
+        """The method."""
+        return method_named(self.method)
+
+    @property
+    def chosen_basis(self) -> str:
+        """The basis' name, the method's own unless a user said otherwise."""
+        return self.basis or self.sparse_method.basis
+
+    def greedy(self) -> GreedySettings:
+        """Settings of the greedy choice: by the risk after refitting, or for matching pursuit with the others held."""
+        pursuit = self.method == "mpgp"
+        per_round = self.per_round or max(1, self.basis_size // ROUNDS)
+        screened = per_round > 1 and not (pursuit or self.exhaustive)
+        return GreedySettings(
+            self.basis_size,
+            "single" if pursuit else "refit",
+            self.candidates,
+            per_round,
+            self.exhaustive,
+            KEPT if pursuit else 0,
+            (SCREEN if screened else 0) if self.screen is None else self.screen,
+            self.score_rows,
+            self.gap,
+            seed=self.seed,
+        )
+
+    def memory(self, n: int, d: int, p: int, executor: BlockExecutor, cache_bytes: int, width: int) -> SparseMemory:
+        """Project what training takes."""
+        greedy = self.greedy() if self.chosen_basis == "greedy" else None
+        return plan_sparse(n, d, min(self.basis_size, n), p, executor, cache_bytes, width=width, greedy=greedy)

@@ -1,0 +1,188 @@
+"""The work of conjugate gradients on a factor, phase by phase: of a solve, and of predictive variances."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+from dkgp.operators.low_rank.pivots import samples_drawn_from
+from dkgp.solvers.prices import NOTHING, Phase, Sizes, Work, check_phase, product_phase
+
+# A leaf's halo is found among so many samples for each of it; half of all on average where there are fewer.
+SEARCHED = 40.0
+# LAPACK on some hundred rows takes longer for an operation than a large product does.
+LEAF_ALGEBRA = 1.5
+# T is read once, and used twice, where there are no landmarks.
+ONE_SWEEP = 1.25
+# Samples of a batch whose widths are looked at after each product.
+LOOKED_AT = 64
+
+
+def _products(sizes: Sizes, times: float, kept: float) -> list[Phase]:
+    """Products, of which the first fills the tiles that are kept."""
+    if not kept or sizes.double:  # what is kept is float32
+        return [product_phase("products", sizes, times)]
+    reading = product_phase("products", sizes, max(0.0, times - 1.0), kept=kept)
+    filling = replace(reading.shared, filled=reading.shared.kept, kept=0.0)
+    return [replace(reading, name="first product", times=min(1.0, times), shared=filling), reading]
+
+
+def conjugate_phases(
+    sizes: Sizes,
+    products: float,
+    *,
+    halo: int = 0,
+    leaf: int = 0,
+    rank: int = 0,
+    checks: float = 1.0,
+    spilled: float = 0.0,
+    kept: float = 0.0,
+) -> list[Phase]:
+    """Phases of conjugate gradients on a block-Vecchia factor, a low-rank one (`halo` and `leaf` 0), both, or none.
+
+    - `products`, `checks`: expected: float32 products with K, one an iteration, and float64 ones.
+    - `spilled`: share of the leaves that lies on disk.
+    - `kept`: share of K that workers keep.
+    """
+    n, p = sizes.n, sizes.p
+    phases = []
+    if leaf:
+        phases.append(Phase("order", 1.0, alone=_ordering(sizes, leaf)))
+    if rank:
+        phases.append(_landmarks(sizes, rank))
+    if leaf:
+        build = leaves_work(sizes, halo, leaf, rank)
+    else:
+        build = Work(double_entries=float(n) * rank, double_operations=2.0 * float(n) * rank**2)
+    if rank or leaf:
+        small = Work(double_operations=rank**3 / 3.0)
+        pieces = max(1, n // leaf) if leaf else sizes.blocks
+        phases.append(
+            Phase("factor", 1.0, build, threaded=small, rounds=2, pieces=pieces, returned=8.0 * rank**2 * sizes.blocks)
+        )
+    phases += _products(sizes, products, kept)
+    if rank or leaf:
+        numbers = n * (halo + leaf / 2.0 + rank)
+        # Forward and backward, each once through the factor.
+        moved = Work(
+            bytes=4.0 * numbers * (2.0 if rank else ONE_SWEEP),
+            spilled=4.0 * numbers * spilled * (2.0 if rank else 1.0),
+            operations=4.0 * (p - 1) * numbers,
+        )
+        vector = 8.0 * n * p
+        phases.append(
+            Phase(
+                "application",
+                products + 1.0,
+                moved,
+                alone=Work(vectors=6.0 * n * p),
+                rounds=2 if rank else 1,
+                pieces=pieces,
+                sent=vector,
+                sent_to_each=8.0 * rank * p,
+                returned=vector,
+            )
+        )
+    return [*phases, check_phase(sizes, checks)]
+
+
+def _ordering(sizes: Sizes, leaf: int) -> Work:
+    """Finding a kd order: at each level a variance and a partition of everything."""
+    levels = max(1.0, math.log2(max(2.0, sizes.n / leaf)))
+    return Work(vectors=sizes.n * levels * (sizes.d + 10.0))
+
+
+def _landmarks(sizes: Sizes, rank: int) -> Phase:
+    """Drawing pivots among some samples."""
+    pool = float(min(sizes.n, samples_drawn_from(rank)))
+    work = Work(double_entries=pool * rank, double_operations=2.0 * pool * rank**2)
+    return Phase("landmarks", 1.0, threaded=work)
+
+
+def leaves_work(sizes: Sizes, halo: int, leaf: int, rank: int) -> Work:
+    """Building all leaves of a block-Vecchia factor: halos, tiles, and one Cholesky factor of halo and leaf."""
+    n, s, g, r = float(sizes.n), float(min(halo, sizes.n)), float(min(leaf, sizes.n)), float(rank)
+    m, leaves = s + g, n / g
+    search = n * min(SEARCHED * s, n / 2.0) * 2.0 * (sizes.d + 1.0)
+    triangles = s**3 / 3.0 + 2.0 * g * s * s + 2.0 * g * g * s + 2.0 / 3.0 * g**3
+    algebra = LEAF_ALGEBRA * (triangles + r * (m * m + 2.0 * g * m))
+    return Work(
+        entries=leaves * m * m / 2.0,
+        double_entries=leaves * m * r,
+        operations=search + leaves * algebra,
+        double_operations=leaves * r * r * (m + g),
+    )
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Test samples whose variances are found in batches.
+
+    - `tests`, `batches`, `together`: samples; tasks; samples at most that are solved for together.
+    - `rank`, `halo`, `local`: landmarks of the factor that proves; samples of a halo of the factor that preconditions,
+      0 for none; samples of a local solution.
+    - `double`: whether the factor that proves is float64.
+    - `single_products`, `double_products`: products with K that a sample takes part in, in each precision.
+    """
+
+    tests: int
+    batches: int
+    together: int
+    rank: int
+    halo: int
+    local: int
+    double: bool
+    single_products: float
+    double_products: float
+
+
+def variance_phases(sizes: Sizes, batches: Batches) -> list[Phase]:
+    """Phases of predictive variances; those of a factor that suffices by itself take no products."""
+    n, t, rank, halo = float(sizes.n), float(batches.tests), batches.rank, batches.halo
+    single, double = batches.single_products, batches.double_products
+    built = _in(batches.double, n * rank, 2.0 * n * rank**2)
+    order = NOTHING
+    if halo:
+        built = _sum(built, leaves_work(sizes, halo, -(-halo // 2), 0))
+        order = _ordering(sizes, -(-halo // 2))
+    at_once = min(batches.together, math.ceil(t / max(1, batches.batches)))
+    groups = math.ceil(t / at_once)
+    # What is proven of a sample: 6 n R, each time (`dkgp.models.variance.sizes`).
+    proofs = max(1.0, double)
+    work = [
+        Work(double_entries=n * t),
+        _in(batches.double or not (single + double), proofs * groups * n * rank, proofs * t * 6.0 * n * rank),
+        Work(double_entries=double * groups * n * n, double_operations=double * t * 2.0 * n * n),
+    ]
+    # Conjugate directions: their products with each other, and what they are taken times.
+    algebra = 10.0 * n * at_once * t
+    if single:
+        local = float(min(batches.local, sizes.n))
+        applications = (single + 1.0) * t * 4.0 * n * (halo + halo / 4.0)
+        expected = single * groups * min(at_once, LOOKED_AT) * 4.0 * n * rank
+        solutions = t * LEAF_ALGEBRA * local**3 / 3.0
+        work.append(
+            Work(
+                entries=single * groups * n * n + t * (2.0 * n + local * local) + 2.0 * single * groups * n * rank,
+                operations=single * (2.0 * n * n * t + algebra) + applications + expected + solutions,
+                vectors=2.0 * t,
+            )
+        )
+    elif double:
+        work.append(Work(double_operations=double * (4.0 * n * rank * t + algebra)))
+    returned = 8.0 * t * (2 * sizes.p + 3)
+    return [
+        _landmarks(sizes, rank),
+        Phase("factor", 1.0, each=built, alone=order),
+        Phase("batches", 1.0, _sum(*work), rounds=1, pieces=batches.batches, returned=returned),
+    ]
+
+
+def _in(double: bool, entries: float, operations: float) -> Work:
+    if double:
+        return Work(double_entries=entries, double_operations=operations)
+    return Work(entries=entries, operations=operations)
+
+
+def _sum(*works: Work) -> Work:
+    return Work(**{each.name: sum(getattr(work, each.name) for work in works) for each in fields(Work)})

@@ -1,0 +1,62 @@
+"""Commands in processes of their own, that are killed or interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import dkgp
+
+PROGRAM = [sys.executable, "-m", "dkgp.cli"]
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(Path(dkgp.__file__).resolve().parents[1]),
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+
+
+def killed(place: str, command: list[object], *, call: int = 1, after: bool = False) -> None:
+    """Run a command that is killed (kill -9) when it calls `place`, MODULE:NAME, so many times, or after that call."""
+    module, name = place.split(":")
+    *holders, function = name.split(".")
+    # The module by its full name: a package may export a function named like one of its modules.
+    code = f"""
+import functools, os, signal, sys
+import {module}
+holder = functools.reduce(getattr, {holders!r}, sys.modules[{module!r}])
+real, calls = getattr(holder, {function!r}), []
+def dying(*arguments, **options):
+    calls.append(None)
+    result = real(*arguments, **options) if {after} or len(calls) < {call} else None
+    if len(calls) == {call}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+setattr(holder, {function!r}, dying)
+from dkgp.cli import main
+main(sys.argv[1:])
+"""
+    ended = subprocess.run(
+        [PROGRAM[0], "-c", code, *map(str, command)], env=ENVIRONMENT, capture_output=True, timeout=120, check=False
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+
+
+def signalled(command: list[object], number: signal.Signals, log: Path, lines: int) -> tuple[str, str]:
+    """Run a command that gets a signal once its log has so many lines; what it wrote to its streams, ended by that."""
+    running = subprocess.Popen(
+        [*PROGRAM, *map(str, command)], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    until = time.monotonic() + 60.0
+    while running.poll() is None and time.monotonic() < until:
+        if log.exists() and log.read_bytes().count(b"\n") >= lines:
+            break
+        time.sleep(0.01)
+    running.send_signal(number)
+    stdout, stderr = running.communicate(timeout=60)
+    assert running.returncode == 130, stderr
+    return stdout, stderr

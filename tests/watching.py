@@ -1,0 +1,14 @@
+"""Keywords of a test's own training run, sorted into its context and the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dkgp.models import RunContext
+
+CONTEXT = ("callback", "within", "checkpointing", "interrupted", "coordinator_input_bytes", "tree_error")
+
+
+def in_context(executor: Any, options: dict[str, Any]) -> RunContext:
+    """The context of a training run; its keywords are taken out of `options`."""
+    return RunContext(executor, **{name: options.pop(name) for name in CONTEXT if name in options})
