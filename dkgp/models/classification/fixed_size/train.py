@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dkgp.cluster.executors.base import BlockExecutor, split_evenly
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data.types import Progress
-from dkgp.errors import InputError
+from dkgp.errors import CheckpointError, InputError
 from dkgp.kernels import Kernel, fold_white, kernel_from_json
 from dkgp.models.classification.calibration import fit_calibration
 from dkgp.models.classification.fixed_size.annealing import AnnealingSearch
@@ -90,6 +90,7 @@ class _State:
     indices: IndexArray | None
     search: Search | None
     folds: int
+    labels: str  # their digest
     passes: int = 0
     best: Chosen | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -110,6 +111,7 @@ class _State:
         """The rest, in plain JSON types."""
         return {
             "iteration": self.passes,
+            "labels": self.labels,
             "start": self.start.to_json(),
             "started_by": self.started_by,
             "search": None if self.search is None else self.search.state(),
@@ -175,14 +177,15 @@ def train_fixed_size(
         kernel, white = fold_white(kernel, 0.0)
         if noise_variance is None and white > 0.0:
             noise_variance = white
-    context = RunContext.of(context)
+    context, identity = RunContext.of(context), data.identity
+    labels_digest = str(identity["labels"])
     checkpoints = Checkpoints(
         context.checkpointing,
         {
             **settings.identity(),
             "kernel": None if kernel is None else kernel.to_json(),
             "noise_variance": noise_variance,
-            "weights": data.identity["weights"],
+            "weights": identity["weights"],
             "own_search": None if search is None else search.name,
         },
         dict,
@@ -190,6 +193,9 @@ def train_fixed_size(
     checkpoint = checkpoints.latest()
     if checkpoint is not None:
         held = checkpoint.metadata["state"]
+        # Checkpoints of earlier versions do not tell; those of a command have its data's fingerprint, labels included.
+        if held.get("labels", labels_digest) != labels_digest:
+            raise CheckpointError("the checkpoint belongs to another run: its samples have other labels")
         start, started_by = kernel_from_json(held["start"]), str(held["started_by"])
     elif kernel is not None:
         start, started_by = kernel, "given"
@@ -207,7 +213,7 @@ def train_fixed_size(
         laps.end("prototypes")
         if search is None:
             search = _search(settings, noise_variance)
-        state = _State(start, started_by, prototypes, indices, search, settings.folds)
+        state = _State(start, started_by, prototypes, indices, search, settings.folds, labels_digest)
         if checkpoint is not None:
             state.restore(checkpoint.metadata["state"], checkpoint.arrays)
         _Passes(state, targets, settings, noise_variance, checkpoints, context.callback, check).run(operator, together)

@@ -1,0 +1,191 @@
+"""What every trainer of a model keeps to: whoever computes, whenever it is stopped, whatever it is told."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.cluster import BlockExecutor, ClusterOptions, LocalExecutor, open_executor
+from dkgp.data import open_classifier, save_classifier
+from dkgp.data.stores.checkpoint import CheckpointStore
+from dkgp.errors import CheckpointError, InterruptedRunError
+from dkgp.kernels import SquaredExponential
+from dkgp.models import Hyperparameters, RunContext, SparseSettings, train, train_sparse
+from dkgp.models.classification.basis.settings import BasisSettings
+from dkgp.models.classification.basis.train import train_on_basis
+from dkgp.models.classification.exact.train import ExactSettings, train_exact
+from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
+from dkgp.models.classification.fixed_size.train import train_fixed_size
+from dkgp.models.classification.labelled import LabelledData
+from dkgp.models.classification.labels import Labels
+from dkgp.models.classification.laplace.train import train_gp
+from dkgp.models.classification.likelihoods import Likelihood
+from dkgp.models.classification.logistic.stopping import RiskSettings
+from dkgp.models.classification.logistic.train import train_logistic
+from dkgp.models.classification.trained import TrainedClassifier
+from dkgp.solvers import Checkpointing, GreedyBlockCoordinateDescent
+from tests.models.classification.problems import noisy_sine
+
+Trainer = Callable[[LabelledData, RunContext], Any]
+
+KERNEL = SquaredExponential((0.3, 0.3, 0.3))
+HYPERPARAMETERS = Hyperparameters(KERNEL, 0.1)
+LOGIT = Likelihood.of("logit", "ovr", 2)
+SOLVER = GreedyBlockCoordinateDescent(block_size=20)
+
+REGRESSIONS: dict[str, Trainer] = {
+    "exact GP": lambda data, context: train(data.dataset, KERNEL, 0.1, context, solver=SOLVER),
+    "sparse GP": lambda data, context: train_sparse(
+        data.dataset, KERNEL, 0.1, context, SparseSettings("sggp", 12, per_round=4)
+    ),
+}
+CLASSIFIERS: dict[str, Trainer] = {
+    "exact LS-SVM": lambda data, context: train_exact(data, HYPERPARAMETERS, context, ExactSettings(SOLVER)),
+    "logistic": lambda data, context: train_logistic(data, HYPERPARAMETERS, context, RiskSettings(LOGIT)),
+    "GP": lambda data, context: train_gp(data, HYPERPARAMETERS, context, RiskSettings(LOGIT)),
+    "logistic on a basis": lambda data, context: train_on_basis(
+        data, HYPERPARAMETERS, context, BasisSettings(12), likelihood=LOGIT
+    ),
+    "GP on a basis": lambda data, context: train_on_basis(
+        data, HYPERPARAMETERS, context, BasisSettings(12), likelihood=LOGIT, form="gp"
+    ),
+    "fixed-size LS-SVM": lambda data, context: train_fixed_size(data, FixedSizeSettings(24, folds=3), context),
+}
+TRAINERS = REGRESSIONS | CLASSIFIERS
+
+every_trainer = pytest.mark.parametrize("trainer", TRAINERS.values(), ids=TRAINERS)
+every_classifier = pytest.mark.parametrize("trainer", CLASSIFIERS.values(), ids=CLASSIFIERS)
+
+
+@pytest.fixture
+def data(rng: np.random.Generator) -> LabelledData:
+    return LabelledData(*noisy_sine(rng))
+
+
+def arrays_of(value: Any) -> dict[str, np.ndarray]:
+    """The arrays of a trained model, those of the models within it too, by their path."""
+    if isinstance(value, np.ndarray):
+        return {"": value}
+    if not dataclasses.is_dataclass(value):
+        return {}
+    return {
+        f"{field.name}.{path}": array
+        for field in dataclasses.fields(value)
+        for path, array in arrays_of(getattr(value, field.name)).items()
+    }
+
+
+def bits_of(model: Any) -> dict[str, bytes]:
+    arrays = arrays_of(model)
+    assert any(array.dtype == np.float64 and array.any() for array in arrays.values())
+    return {path: array.tobytes() for path, array in arrays.items()}
+
+
+def summary_of(model: Any) -> dict[str, Any]:
+    return dict(model.summary if hasattr(model, "summary") else model.model.summary)
+
+
+def subclasses(kind: type) -> set[type]:
+    return {kind} if not kind.__subclasses__() else set().union(*map(subclasses, kind.__subclasses__()))
+
+
+def test_every_kind_of_trained_classifier_is_tried(data: LabelledData, executor: BlockExecutor) -> None:
+    trained = {type(trainer(data, RunContext(executor))) for trainer in CLASSIFIERS.values()}
+    ours = {kind for kind in subclasses(TrainedClassifier) if kind.__module__.startswith("dkgp.")}
+    assert ours <= trained, "a new trainer has a line in CLASSIFIERS"
+
+
+@every_trainer
+def test_the_bits_do_not_tell_who_computed(trainer: Trainer, data: LabelledData, executor: BlockExecutor) -> None:
+    expected = bits_of(trainer(data, RunContext(executor)))
+    one = LocalExecutor(1)
+    try:
+        assert bits_of(trainer(data, RunContext(one))) == expected
+    finally:
+        one.close()
+    with open_executor(ClusterOptions(kind="local", workers=2), data.n) as dask:
+        assert bits_of(trainer(data, RunContext(dask))) == expected
+
+
+@every_trainer
+def test_a_watch_changes_nothing(trainer: Trainer, data: LabelledData, executor: BlockExecutor, tmp_path: Path) -> None:
+    told: list[Any] = []
+    checkpointing = Checkpointing(CheckpointStore(str(tmp_path)), 0.0)
+    context = RunContext(executor, callback=told.append, checkpointing=checkpointing, interrupted=lambda: False)
+    assert bits_of(trainer(data, context)) == bits_of(trainer(data, RunContext(executor)))
+    assert told
+
+
+@every_trainer
+def test_inputs_are_left_as_they_were(trainer: Trainer, data: LabelledData, executor: BlockExecutor) -> None:
+    before = data.dataset.inputs(0, data.n).tobytes(), data.dataset.all_targets().tobytes(), data.labels.codes.tobytes()
+    trainer(data, RunContext(executor))
+    after = data.dataset.inputs(0, data.n).tobytes(), data.dataset.all_targets().tobytes(), data.labels.codes.tobytes()
+    assert before == after
+
+
+@every_trainer
+def test_an_interrupted_run_goes_on_to_the_same_bits(
+    trainer: Trainer, data: LabelledData, executor: BlockExecutor, tmp_path: Path
+) -> None:
+    whole, store = trainer(data, RunContext(executor)), CheckpointStore(str(tmp_path))
+
+    def saved() -> bool:
+        return store.load_latest() is not None
+
+    with pytest.raises(InterruptedRunError):
+        trainer(data, RunContext(executor, checkpointing=Checkpointing(store, 0.0), interrupted=saved))
+    assert saved()
+    resumed = trainer(data, RunContext(executor, checkpointing=Checkpointing(store, 0.0, resume=True)))
+    assert bits_of(resumed) == bits_of(whole)
+
+
+@every_classifier
+def test_a_checkpoint_of_other_labels_is_refused(
+    trainer: Trainer, data: LabelledData, executor: BlockExecutor, tmp_path: Path
+) -> None:
+    store = CheckpointStore(str(tmp_path))
+    trainer(data, RunContext(executor, checkpointing=Checkpointing(store, 0.0)))
+    other = LabelledData(data.dataset, Labels(data.labels.classes, 1 - data.labels.codes))
+    with pytest.raises(CheckpointError, match="another run"):
+        trainer(other, RunContext(executor, checkpointing=Checkpointing(store, 0.0, resume=True)))
+
+
+@every_trainer
+def test_the_summary_is_plain_json(trainer: Trainer, data: LabelledData, executor: BlockExecutor) -> None:
+    model = trainer(data, RunContext(executor))
+    summary = summary_of(model)
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    assert summary["n"] == data.n
+    assert summary["seconds"] > 0.0
+
+
+@every_classifier
+def test_a_classifiers_store_holds_what_was_trained(
+    trainer: Trainer, data: LabelledData, executor: BlockExecutor, tmp_path: Path
+) -> None:
+    model = trainer(data, RunContext(executor))
+    record = model.record(data)
+    save_classifier(str(tmp_path / "model.zarr"), record, dataset=data.dataset)
+    stored = open_classifier(str(tmp_path / "model.zarr"))
+    assert stored.classes == data.labels.classes
+    assert stored.form == record.form
+    assert bits_of(stored) == bits_of(record)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CLASSIFIERS if name != "fixed-size LS-SVM"]
+)  # it draws folds by class
+def test_classes_that_change_places_turn_the_decisions_round(
+    name: str, data: LabelledData, executor: BlockExecutor
+) -> None:
+    turned = LabelledData(data.dataset, Labels(data.labels.classes[::-1], 1 - data.labels.codes))
+    one, other = (CLASSIFIERS[name](each, RunContext(executor)).stored() for each in (data, turned))
+    weights = next(array for array in ("weights", "alpha") if array in one)
+    np.testing.assert_allclose(one[weights], -other[weights], rtol=1e-5, atol=1e-6)
