@@ -58,6 +58,12 @@ CLASSIFIERS: dict[str, Trainer] = {
     "fixed-size LS-SVM": lambda data, context: train_fixed_size(data, FixedSizeSettings(24, folds=3), context),
 }
 TRAINERS = REGRESSIONS | CLASSIFIERS
+COUNTS = {
+    "iterations",
+    "passes",
+    "basis_size",
+    "cardinality",
+}  # of a summary: what a run did, however often it was stopped
 
 every_trainer = pytest.mark.parametrize("trainer", TRAINERS.values(), ids=TRAINERS)
 every_classifier = pytest.mark.parametrize("trainer", CLASSIFIERS.values(), ids=CLASSIFIERS)
@@ -144,6 +150,8 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
     assert saved()
     resumed = trainer(data, RunContext(executor, checkpointing=Checkpointing(store, 0.0, resume=True)))
     assert bits_of(resumed) == bits_of(whole)
+    expected, found = summary_of(whole), summary_of(resumed)
+    assert {name: found[name] for name in COUNTS & found.keys()} == {n: expected[n] for n in COUNTS & expected.keys()}
 
 
 @every_classifier
@@ -177,11 +185,15 @@ def test_a_classifiers_store_holds_what_was_trained(
     assert stored.classes == data.labels.classes
     assert stored.form == record.form
     assert bits_of(stored) == bits_of(record)
+    trained = vars(model) | vars(getattr(model, "model", model))
+    names = [name for name in model.stored() if isinstance(trained.get(name), np.ndarray)]
+    assert {"weights", "alpha"} & set(names)
+    for name in names:
+        np.testing.assert_array_equal(getattr(stored, name), trained[name])
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in CLASSIFIERS if name != "fixed-size LS-SVM"]
-)  # it draws folds by class
+# The fixed-size LS-SVM draws its folds class by class, so it is cross-validated on others.
+@pytest.mark.parametrize("name", [name for name in CLASSIFIERS if name != "fixed-size LS-SVM"])
 def test_classes_that_change_places_turn_the_decisions_round(
     name: str, data: LabelledData, executor: BlockExecutor
 ) -> None:
