@@ -58,12 +58,8 @@ CLASSIFIERS: dict[str, Trainer] = {
     "fixed-size LS-SVM": lambda data, context: train_fixed_size(data, FixedSizeSettings(24, folds=3), context),
 }
 TRAINERS = REGRESSIONS | CLASSIFIERS
-COUNTS = {
-    "iterations",
-    "passes",
-    "basis_size",
-    "cardinality",
-}  # of a summary: what a run did, however often it was stopped
+# Of a summary: what a run did, however often it was stopped.
+COUNTS = {"iterations", "passes", "basis_size", "cardinality"}
 
 every_trainer = pytest.mark.parametrize("trainer", TRAINERS.values(), ids=TRAINERS)
 every_classifier = pytest.mark.parametrize("trainer", CLASSIFIERS.values(), ids=CLASSIFIERS)
@@ -163,6 +159,22 @@ def test_a_checkpoint_of_other_labels_is_refused(
     other = LabelledData(data.dataset, Labels(data.labels.classes, 1 - data.labels.codes))
     with pytest.raises(CheckpointError, match="another run"):
         trainer(other, RunContext(executor, checkpointing=Checkpointing(store, 0.0, resume=True)))
+
+
+def test_a_fixed_size_checkpoint_that_does_not_tell_its_labels_is_taken(
+    data: LabelledData, executor: BlockExecutor, tmp_path: Path
+) -> None:
+    """As earlier versions wrote them."""
+    trainer, store = CLASSIFIERS["fixed-size LS-SVM"], CheckpointStore(str(tmp_path))
+    whole = trainer(data, RunContext(executor, checkpointing=Checkpointing(store, 0.0)))
+    latest = store.load_latest()
+    assert latest is not None
+    state = {name: value for name, value in latest.metadata["state"].items() if name != "labels"}
+    assert len(state) < len(latest.metadata["state"])
+    store.clear()
+    store.save(state["iteration"], latest.arrays, {**latest.metadata, "state": state})
+    resumed = trainer(data, RunContext(executor, checkpointing=Checkpointing(store, 0.0, resume=True)))
+    assert bits_of(resumed) == bits_of(whole)
 
 
 @every_trainer

@@ -195,7 +195,10 @@ def train_fixed_size(
         held = checkpoint.metadata["state"]
         # Checkpoints of earlier versions do not tell; those of a command have its data's fingerprint, labels included.
         if held.get("labels", labels_digest) != labels_digest:
-            raise CheckpointError("the checkpoint belongs to another run: its samples have other labels")
+            raise CheckpointError(
+                "the checkpoint belongs to another run: its samples have other labels. Resume with the same data and "
+                "options, or start afresh without `resume`"
+            )
         start, started_by = kernel_from_json(held["start"]), str(held["started_by"])
     elif kernel is not None:
         start, started_by = kernel, "given"
