@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from llvmlite import binding
 
-from dkgp.cluster.arithmetic import own_arithmetic
+from dkgp.cluster.arithmetic import process_arithmetic
 
 _AVX2 = ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
@@ -91,7 +91,7 @@ def main() -> None:
         print("no other target is known for this processor: the tests run as they are", file=sys.stderr)
         return
     # The widest first: beside a processor that has it, the host's own BLAS may be Haswell's.
-    held = " ".join(own_arithmetic().blas)
+    held = " ".join(process_arithmetic().blas)
     blas = next(
         name for name in ("SkylakeX", "Haswell", "Sandybridge") if name in blas_architectures() and name not in held
     )

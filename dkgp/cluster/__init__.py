@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 from dkgp.cluster.cache import FeatureCache, worker_cache
+from dkgp.cluster.client_executor import Announcer
 from dkgp.cluster.configuration import configured_options
-from dkgp.cluster.connect import ClusterOptions, open_executor
+from dkgp.cluster.connect import open_executor
 from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor, PendingRound
-from dkgp.cluster.given_client import Announcer
+from dkgp.cluster.options import ClusterOptions
 
 __all__ = [
     "Announcer",

@@ -1,9 +1,9 @@
-"""Arithmetic of a process: its BLAS, NumPy's vector code, the C library. Where two differ, so may the last bits.
+"""Arithmetic of a process: its BLAS, NumPy's vector code, the C library. Where these differ, last bits may differ.
 
 Kernel entries and their products are dkgp's own loops, the same on every processor, and a cluster may mix processors as
 long as its workers do nothing else. Tasks that take products or factors from LAPACK, or functions from NumPy or the C
-library, are marked `needs_one_arithmetic`; which worker runs which of them is a matter of timing, so before the first
-one runs, all workers are compared, and those that join later are let in only if they are like the others.
+library, are marked `needs_one_arithmetic`. Timing decides which worker runs which of them, so all workers are compared
+before the first one runs, and those that join later are let in only if they are like the others.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Arithmetic:
 
 
 @cache
-def own_arithmetic() -> Arithmetic:
+def process_arithmetic() -> Arithmetic:
     """The arithmetic of this process."""
     processor = compilation_target()[1]
     # MKL does not say which code it runs, and Apple's library does not show at all: the processor decides.
@@ -102,13 +102,13 @@ def is_marked(task: Callable[..., Any]) -> bool:
 
 
 def fetch_arithmetic(client: Client) -> dict[str, Arithmetic]:
-    """Ask all workers: by address. One that leaves at this moment, or has no dkgp to answer with, is left out.
+    """Ask all workers, by address. A worker that leaves at this moment, or has no dkgp, is left out.
 
     `ClusterError` where somebody does not answer.
     """
     try:
         workers: dict[str, Arithmetic] = client.sync(
-            client._run, own_arithmetic, on_error="ignore", callback_timeout=_ANSWER_SECONDS
+            client._run, process_arithmetic, on_error="ignore", callback_timeout=_ANSWER_SECONDS
         )
     except (TimeoutError, OSError) as error:
         raise ClusterError(
@@ -154,7 +154,7 @@ _ADVICE = (
 
 def unfit(required: Arithmetic | None) -> str | None:
     """The reason why this process may not join, if any; `required` is the arithmetic of the run's workers."""
-    arithmetic = own_arithmetic()
+    arithmetic = process_arithmetic()
     parts = arithmetic.parts
     if not arithmetic.fused:
         return f"on this worker's host, {arithmetic.host}, {no_fused_multiply_add(arithmetic.processor)}"

@@ -63,7 +63,7 @@ class FeatureCache:
     def get(self, key: Hashable, build: Callable[[], ValueT], keep: Callable[[ValueT], bool] | None = None) -> ValueT:
         """Return the value under `key`; where it is missing it is built, while other threads that ask for it wait.
 
-        What `keep` says no to is not kept.
+        A value is not kept where `keep` returns false of it.
         """
         with self._lock:
             self._drop_abandoned()
@@ -117,8 +117,8 @@ class FeatureCache:
     def abandon(self, *prefix: Hashable) -> None:
         """Forget what `discard` would, now or at the next use; what finalizers call.
 
-        The garbage collector runs those on any thread in the midst of anything, with this cache's own lock held too:
-        waiting for it there would be waiting for ever.
+        The garbage collector runs finalizers on any thread at any moment, even while that thread holds this cache's
+        lock: to wait for the lock there would be to wait for ever.
         """
         self._abandoned.append(prefix)
         if self._lock.acquire(blocking=False):
@@ -146,7 +146,7 @@ class FeatureCache:
 
 
 def _starts(key: tuple[Hashable, ...], prefix: tuple[Hashable, ...]) -> bool:
-    """True if a key starts so; a run `a/b` belongs to the run `a`."""
+    """True if a key starts with a prefix; a run `a/b` belongs to the run `a`."""
     if key[: len(prefix)] == prefix:
         return True
     run, of = key[:1], prefix[:1]
@@ -176,6 +176,6 @@ def worker_scratch() -> str | None:
 
 
 def set_worker_scratch(folder: str) -> None:
-    """Tell `worker_scratch` of a worker process."""
+    """Set what `worker_scratch` returns; called in worker processes."""
     global _scratch
     _scratch = folder

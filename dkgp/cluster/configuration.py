@@ -1,7 +1,7 @@
 """Cluster options from dask's configuration: its files, environment variables, and a file named on the command line.
 
-What is said outright wins over the file, the file over the rest of dask's configuration. Where an option says outright
-which cluster to use, what is configured for another one is left aside: a queue's name means nothing to processes here.
+Explicit options win over that file, and the file over the rest of dask's configuration. Where an option names another
+cluster than the configured one, the configured settings are ignored: a queue's name means nothing to processes here.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ _CERTIFICATES = ("tls_ca", "tls_cert", "tls_key")
 _SECURITY = (*_CERTIFICATES, "plain_text")
 
 
-def configured_options(given: Mapping[str, Any]) -> ClusterOptions:
-    """Return the options that are given (fields of `ClusterOptions`; None means not given), over those configured.
+def configured_options(explicit: Mapping[str, Any]) -> ClusterOptions:
+    """Return the explicit options (fields of `ClusterOptions`; None means not given), over those configured.
 
     Raises
     ------
@@ -100,7 +100,9 @@ def configured_options(given: Mapping[str, Any]) -> ClusterOptions:
     InputError
         The configuration file is missing or no YAML.
     """
-    options = {name: value for name, value in given.items() if value is not None and value is not False and value != {}}
+    options = {
+        name: value for name, value in explicit.items() if value is not None and value is not False and value != {}
+    }
     configured = _configured(options.get("config_file"))
     where = [name for name in _WHERE if name in options]
     if where:

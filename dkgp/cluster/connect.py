@@ -1,12 +1,13 @@
-"""Finding or starting a cluster: by address, by scheduler file, of any kind that can be started, or from configuration.
+"""Connecting to a cluster, or starting one: by address, scheduler file, kind, or configuration.
 
 Precedence: scheduler > scheduler file > kind > dask configuration (`scheduler-address`, `DASK_SCHEDULER_ADDRESS`) >
-default. A cluster started here is always closed; one that was found never is.
+default. A cluster that is started here is always closed; one that ran already never is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,19 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import dask.config
 
+from dkgp.cluster.client_executor import Announcer, LogAnnouncer, executor_on, patience
 from dkgp.cluster.configuration import set_config_file
 from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
-from dkgp.cluster.given_client import Announcer, LogAnnouncer, executor_on, patience
 from dkgp.cluster.kinds import KINDS
 from dkgp.cluster.options import ClusterOptions, UnreachableSchedulerError
 from dkgp.cluster.starters.security import plain_text_warning, secure_address, security_for_start, security_from
 from dkgp.cluster.tile_budget import budget_here
-from dkgp.errors import ClusterError
+from dkgp.errors import ClusterError, DkgpError, UsageError
 
 if TYPE_CHECKING:
     from distributed import Client, Security
-
-__all__ = ["ClusterOptions", "UnreachableSchedulerError", "open_executor"]
 
 # Below this many samples a round is shorter than the scheduler's round trip.
 SMALL_PROBLEM_SAMPLES = 20_000
@@ -41,7 +40,7 @@ _NOTE_SECONDS = 5.0
 def open_executor(
     options: ClusterOptions, n_samples: int, announcer: Announcer | None = None
 ) -> Iterator[BlockExecutor]:
-    """Find or start what the options ask for.
+    """Connect to the cluster that the options name, or start one.
 
     Parameters
     ----------
@@ -88,13 +87,13 @@ def _dask(options: ClusterOptions, address: str | None, stack: ExitStack, announ
         client = _started(options, security_for_start(options), stack)
     else:
         security = security_from(options)
-        client = _found(secure_address(address, security), options.connect_timeout_seconds, security, stack)
+        client = _connected(secure_address(address, security), options.connect_timeout_seconds, security, stack)
     kind = KINDS.find(options.kind)
     in_process = address is None and kind.in_process
     if not in_process and (plain := plain_text_warning(_address(client))):
         announcer.warn(plain)
     if address is not None:
-        with suppress(Exception):  # some schedulers run no code of others; what is wrong besides is found below
+        with suppress(Exception):  # some schedulers run no code of others; anything else that is wrong shows below
             client.sync(client._run_on_scheduler, forget_orphans, callback_timeout=options.connect_timeout_seconds)
     _wait_for_workers(client, options, address, announcer)
     owns_workers, tiles = address is None and kind.on_this_machine, None
@@ -105,8 +104,6 @@ def _dask(options: ClusterOptions, address: str | None, stack: ExitStack, announ
 
 def _started(options: ClusterOptions, security: Security | None, stack: ExitStack) -> Client:
     from distributed import Client
-
-    from dkgp.cluster.starters.start import start_cluster
 
     cluster = start_cluster(options, security, stack)
     seconds = options.connect_timeout_seconds
@@ -119,7 +116,51 @@ def _started(options: ClusterOptions, security: Security | None, stack: ExitStac
         ) from error
 
 
-def _found(address: str, seconds: float, security: Security | None, stack: ExitStack) -> Client:
+def start_cluster(options: ClusterOptions, security: Security | None, stack: ExitStack) -> Any:
+    """Start the cluster that the options ask for, to be closed with the stack.
+
+    `UsageError` for settings that the cluster's class does not take; `ClusterError` where it could not be started.
+    """
+    kind = KINDS.find(options.kind)
+    if kind.start is None:
+        raise UsageError(f"`cluster` {kind.name} starts no cluster")
+    if not kind.in_process:
+        _leave_folders_out(stack)
+    if kind.queues and options.workers is None and options.adaptive is None:
+        raise UsageError(f"`cluster` {kind.name} needs the number of workers: give `workers` N or `adaptive` MIN MAX")
+    if kind.extra is not None:
+        kind.extra.require(f"`cluster` {kind.name}")
+    try:
+        cluster = kind.start(options, security, stack)
+        if options.adaptive is not None:
+            least, most = options.adaptive
+            cluster.adapt(minimum=least, maximum=most, **(kind.adaptive or {}))
+        return cluster
+    except DkgpError:
+        raise
+    except (TypeError, ValueError, AssertionError) as error:
+        settings = f" (settings: {', '.join(sorted(options.settings))})" if options.settings else ""
+        raise UsageError(f"`cluster` {kind.name} could not be started as asked for{settings}: {error}") from error
+    except Exception as error:  # each of these packages raises what it likes
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        raise ClusterError(f"the {kind.name} cluster could not be started: {reason}{kind.failure_hint}") from error
+
+
+def _leave_folders_out(stack: ExitStack) -> None:
+    """Keep processes that are started here from importing what lies in the folder that they are started in.
+
+    That may be a folder of data, with somebody else's `struct.py` in it. A folder that this process's own path names
+    stays importable for its workers.
+    """
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    if before is None:
+        stack.callback(os.environ.pop, "PYTHONSAFEPATH", None)
+    else:
+        stack.callback(os.environ.__setitem__, "PYTHONSAFEPATH", before)
+
+
+def _connected(address: str, seconds: float, security: Security | None, stack: ExitStack) -> Client:
     from distributed import Client
 
     try:
@@ -140,7 +181,7 @@ def _found(address: str, seconds: float, security: Security | None, stack: ExitS
 
 
 def _knock(address: str, timeout_seconds: float, security: Security | None) -> None:
-    """See that a scheduler answers: dask's own client would wait for ever on a port that accepts and says nothing."""
+    """Check that a scheduler answers: dask's client would wait for ever on a port that accepts and says nothing."""
     from distributed import Security
     from distributed.comm.core import connect
 
@@ -155,7 +196,7 @@ def _knock(address: str, timeout_seconds: float, security: Security | None) -> N
 
 
 def _wait_for_workers(client: Client, options: ClusterOptions, address: str | None, announcer: Announcer) -> None:
-    """Wait for as many workers as were asked for; go on with fewer when time is up, but not with none."""
+    """Wait for the workers that were asked for; when time is up go on with fewer, but not with none."""
     needed = options.workers or (options.adaptive or (1, 1))[0]
     queued = address is None and KINDS.find(options.kind).queues
     patience = options.worker_wait_seconds or (QUEUE_WAIT_SECONDS if queued else WORKERS_WAIT_SECONDS)

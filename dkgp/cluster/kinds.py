@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from dkgp.registry import Extra, Registry
 
-# An adaptive cluster grows where a round keeps its workers busy for longer than this, and gives a worker back that has
-# been of no use for so many intervals on end: rounds are short, and so is the pause between two of them.
+# An adaptive cluster grows where a round keeps its workers busy for longer than `target_duration`, and gives a worker
+# back that was idle for `wait_count` intervals: rounds are short, and so are the pauses between them.
 ADAPTIVE_LOCALLY: Mapping[str, Any] = {"interval": "5s", "wait_count": 60, "target_duration": "500ms"}
 
 
@@ -28,7 +28,7 @@ class ClusterKind:
     # is to close the cluster; returns one of dask's cluster objects. None where no cluster is needed at all.
     start: Callable[..., Any] | None
     extra: Extra | None = None
-    # "given": it is handed the user's, or some made for the run; "own": it brings its own; "none": it has none.
+    # "given": the user's, or some made for the run, are handed to it; "own": it brings its own; "none": it has none.
     certificates: Literal["given", "own", "none"] = "none"
     # Its workers are this process; or processes that this one starts.
     in_process: bool = False
@@ -38,8 +38,8 @@ class ClusterKind:
     # Further arguments for the cluster's `adapt`; None where its size cannot follow the work.
     adaptive: Mapping[str, Any] | None = None
     takes_settings: bool = True
-    # The key of dask's configuration for the folder of its workers' output, which is named by the setting
-    # "log_directory" and is the current one by default.
+    # Key in dask's configuration of the folder for its workers' output; the setting "log_directory" overrides it, and
+    # the current folder is the default.
     log_setting: str | None = None
     # Advice where workers do not come, and what to add to an error of starting it.
     no_workers: str = "see the messages above"

@@ -33,9 +33,9 @@ def _kinds() -> dict[str, Any]:
     by_help: dict[str, list[str]] = {}
     for kind in kinds:
         by_help.setdefault(kind.help, []).append(kind.name)
-    told = "; ".join(f"{', '.join(names)}: {text}" for text, names in by_help.items())
+    described = "; ".join(f"{', '.join(names)}: {text}" for text, names in by_help.items())
     precedence = "Precedence: `scheduler`, `scheduler_file`, `cluster`, dkgp.cluster in dask's configuration."
-    return {"choices": tuple(kind.name for kind in kinds), "help": f"{told}. {precedence}"}
+    return {"choices": tuple(kind.name for kind in kinds), "help": f"{described}. {precedence}"}
 
 
 def _setting(value: str) -> tuple[str, Any]:
@@ -215,9 +215,9 @@ class ClusterOptions:
         if self.tls_key and not self.tls_cert:
             raise UsageError("`tls_key` is the key of a certificate; give `tls_cert` as well")
         if bool(self.tls_ca) != bool(self.tls_cert):
-            given, missing = ("`tls_ca`", "`tls_cert`") if self.tls_ca else ("`tls_cert`", "`tls_ca`")
+            present, missing = ("`tls_ca`", "`tls_cert`") if self.tls_ca else ("`tls_cert`", "`tls_ca`")
             raise UsageError(
-                f"got {given} without {missing}: both sides of a connection show a certificate, and each checks that "
+                f"got {present} without {missing}: both sides of a connection show a certificate, and each checks that "
                 "the authority has signed the other's. Give both"
             )
         if not self.plain_text:
@@ -267,8 +267,8 @@ class ClusterOptions:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return "; did you mean X?" for the known name that is most like a wrong one, or nothing."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {found[0]}?" if found else ""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _address_from_file(path: str) -> str:

@@ -41,7 +41,7 @@ def process_threads() -> int:
 
 
 def set_process_threads(threads: int) -> None:
-    """Tell `process_threads` of a worker process."""
+    """Set what `process_threads` returns; called in worker processes."""
     global _process_threads
     _process_threads = threads
 
@@ -52,10 +52,9 @@ _helpers: ThreadPoolExecutor | None = None
 def in_parallel(work: Callable[[int], None], count: int, threads: int | None = None) -> None:
     """Call `work(0) .. work(count - 1)`, shared between this thread and the coordinator's helpers.
 
-    The pieces must not depend on each other. How the whole is cut into pieces is the caller's, and must not depend on
-    the number of threads, so that neither does the result. Calls may nest. When a piece raises, no further ones are
-    begun, and the exception comes out once the pieces under way have ended. `work` spends its time without the GIL;
-    `threads` are as many as there are cores by default.
+    The pieces must not depend on each other, and their number must not depend on that of threads, so that the result
+    does not either. Calls may nest. When a piece raises, no further ones are begun, and the exception is raised once
+    the pieces under way have ended. `work` must release the GIL; `threads` are as many as there are cores by default.
     """
     global _helpers
     helpers = min(threads or available_cores(), count) - 1
@@ -107,7 +106,7 @@ def blas_libraries() -> list[LibController]:
 
 def _set_blas_threads(library: LibController, threads: int) -> None:
     # Recent threadpoolctl lets one thread of the process, the first to try, set OpenBLAS's count and silently ignores
-    # all others. A solve may run in any thread; that two do not get into each other's way is seen to here.
+    # all others. A solve may run in any thread; the lock here keeps two from getting into each other's way.
     release = getattr(library, "clear_controlling_thread", None)
     if release is not None:
         release(force=True)

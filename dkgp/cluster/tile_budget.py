@@ -8,10 +8,9 @@ from typing import Any
 
 import psutil
 
-# Unless a user says how much: one part in so many of a worker's memory, or of what is available where workers have no
-# limit.
+# By default a third of a worker's memory, or of what is available where workers have no limit.
 SHARE = 3
-# What dkgp's own choice takes without a gain that is worth a share of the memory.
+# The most that a budget of dkgp's choice takes where tiles pay, but not enough for the whole share.
 MODEST_BYTES = 1024**3
 
 
@@ -21,28 +20,28 @@ class TileBudget:
 
     # In each worker's process.
     bytes: int = 0
-    # Workers find out if it pays (see `dkgp.operators.keeping`): a budget of dkgp's own choice.
+    # True of a budget that dkgp has chosen: workers measure whether it pays (see `dkgp.operators.keeping`).
     measured: bool = False
-    # That the run is foreseen to take with the whole matrix; a run that foresees none tells on its way.
+    # Products with the whole matrix that the run is foreseen to take; None where the solver foresees them on its way.
     products: float | None = None
 
     @property
     def modest_bytes(self) -> int:
-        """Bytes that may be kept where it pays at all; of dkgp's own, more only where much is gained."""
+        """Bytes that may be kept where that pays at all; more of a measured budget only where much is gained."""
         return min(self.bytes, MODEST_BYTES) if self.measured else self.bytes
 
 
-def budget_here(wanted: int | str, processes: int = 1, worker_memory_bytes: int | None = None) -> TileBudget:
-    """The budget of each of so many worker processes on this machine; `wanted` are bytes, or "auto"."""
-    if isinstance(wanted, int):
-        return TileBudget(wanted)
+def budget_here(size: int | str, processes: int = 1, worker_memory_bytes: int | None = None) -> TileBudget:
+    """The budget of each of so many worker processes on this machine; `size` is a number of bytes, or "auto"."""
+    if isinstance(size, int):
+        return TileBudget(size)
     memory = worker_memory_bytes or int(psutil.virtual_memory().available) // max(1, processes)
     return TileBudget(memory // SHARE, measured=True)
 
 
-def budget_elsewhere(wanted: int | str, workers: Iterable[Mapping[str, Any]]) -> TileBudget:
-    """The budget of each worker that a scheduler describes; one without a limit says nothing of the memory it has."""
-    if isinstance(wanted, int):
-        return TileBudget(wanted)
+def budget_elsewhere(size: int | str, workers: Iterable[Mapping[str, Any]]) -> TileBudget:
+    """The budget of each worker that a scheduler describes; nothing where one has no limit, which hides its memory."""
+    if isinstance(size, int):
+        return TileBudget(size)
     memory = min((int(worker.get("memory_limit") or 0) for worker in workers), default=0)
     return TileBudget(memory // SHARE, measured=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Where one of these differs, tasks fail or, worse, compute something else.
 _DECISIVE = ("dkgp", "python", "dask", "distributed")
-# Where one of these does, they work as a rule; the bits of a result may differ.
+# Where one of these differs, tasks work as a rule, but the bits of a result may differ.
 _OTHERS = ("numpy", "scipy", "numba", "llvmlite", "zarr", "cloudpickle", "msgpack")
 _ANSWER_SECONDS = 60.0
 _MOST_NAMED = 3
@@ -59,16 +59,15 @@ def fetch_versions(client: Client) -> Software:
             f"scheduler and workers did not all answer within {_ANSWER_SECONDS:.0f} s ({type(error).__name__}). Look "
             "for a worker that is frozen or unreachable, and take it out of the cluster"
         ) from error
-    installed = get_versions(packages=packages)
     return Software(
-        _plain(installed),
+        _plain(get_versions(packages=packages)),
         _plain(scheduler),
-        {address: _plain(found) for address, found in workers.items() if isinstance(found, dict)},
+        {address: _plain(installed) for address, installed in workers.items() if isinstance(installed, dict)},
     )
 
 
-def _plain(found: Mapping[str, Any]) -> dict[str, str | None]:
-    packages = dict(found["packages"])
+def _plain(installed: Mapping[str, Any]) -> dict[str, str | None]:
+    packages = dict(installed["packages"])
     # From "3.11.7.final.0" what decides whether code can travel: the minor version.
     packages["python"] = ".".join(str(packages["python"]).split(".")[:2])
     return packages
@@ -95,9 +94,9 @@ def compare_versions(software: Software) -> list[str]:
 
 
 def _differs(software: Software, name: str) -> bool:
-    wanted = software.client.get(name)
-    return software.scheduler.get(name) != wanted or any(
-        found.get(name) != wanted for found in software.workers.values()
+    expected = software.client.get(name)
+    return software.scheduler.get(name) != expected or any(
+        installed.get(name) != expected for installed in software.workers.values()
     )
 
 
@@ -105,14 +104,16 @@ def _table(software: Software, names: list[str]) -> list[str]:
     rows = [("package", "this process", "scheduler", "workers")]
     for name in names:
         held: dict[str, list[str]] = {}
-        for address, found in sorted(software.workers.items()):
-            held.setdefault(_shown(found.get(name)), []).append(address)
-        wanted = _shown(software.client.get(name))
-        parts = [f"{version} ({_named(addresses)})" for version, addresses in sorted(held.items()) if version != wanted]
-        same = len(held.get(wanted, []))
+        for address, installed in sorted(software.workers.items()):
+            held.setdefault(_shown(installed.get(name)), []).append(address)
+        expected = _shown(software.client.get(name))
+        parts = [
+            f"{version} ({_named(addresses)})" for version, addresses in sorted(held.items()) if version != expected
+        ]
+        same = len(held.get(expected, []))
         if same:
-            parts.append(f"{wanted} ({same} of {len(software.workers)})")
-        rows.append((name, wanted, _shown(software.scheduler.get(name)), "; ".join(parts)))
+            parts.append(f"{expected} ({same} of {len(software.workers)})")
+        rows.append((name, expected, _shown(software.scheduler.get(name)), "; ".join(parts)))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return [
         "  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]])

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dkgp.cluster.arithmetic import own_arithmetic
+from dkgp.cluster.arithmetic import process_arithmetic
 from dkgp.commands.job_options import TrainingJob
 from dkgp.commands.reporting.documents import plain
 from dkgp.commands.reporting.outputs import check_output_file
@@ -74,7 +74,7 @@ def checkpointing_of(
         for name, expected in {"identity": identity, "solver": solver}.items():
             _require_same(url, latest.metadata.get(name), expected)
     reporter.note(f"resuming after round {latest.metadata['state']['iteration']}")
-    differences = own_arithmetic().differences(latest.metadata.get("arithmetic"))
+    differences = process_arithmetic().differences(latest.metadata.get("arithmetic"))
     if differences is not None:
         reporter.warn(
             f"the checkpoint in '{url}' was written where the arithmetic is another ({differences}): the model will "

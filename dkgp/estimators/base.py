@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from dkgp.cluster.given_client import is_in_process
+from dkgp.cluster.client_executor import is_in_process
 from dkgp.data import Dataset
 from dkgp.estimators.fitted import Fitted, Workspace
 from dkgp.estimators.outputs import predictions

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from dkgp.cluster.given_client import is_in_process
+from dkgp.cluster.client_executor import is_in_process
 from dkgp.data import append_rows
 from dkgp.data.sources.labelled import label
 from dkgp.errors import InputError

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
-from dkgp.cluster.given_client import open_client_executor
+from dkgp.cluster.client_executor import open_client_executor
 from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, fold_white, kernel_from_json, parse_kernel

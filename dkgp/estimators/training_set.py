@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dkgp.cluster import ClusterOptions
-from dkgp.cluster.given_client import is_in_process
+from dkgp.cluster.client_executor import is_in_process
 from dkgp.data import Dataset, dataset_from_arrays, memory_dataset
 from dkgp.data.sources.ingest_blocks import ingest_blocks
 from dkgp.data.sources.labelled import is_labelled, labelled_targets

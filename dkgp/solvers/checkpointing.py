@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from dkgp.cluster.arithmetic import own_arithmetic
+from dkgp.cluster.arithmetic import process_arithmetic
 from dkgp.data.stores.checkpoint import Checkpoint, CheckpointStore
 from dkgp.data.types import Progress
 from dkgp.errors import CheckpointError, InterruptedRunError
@@ -124,7 +124,7 @@ class Checkpoints:
             "identity": self._settings.identity,
             "solver": self._solver,
             # The dense algebra is this process's BLAS's: who goes on elsewhere keeps the tolerance, not the bits.
-            "arithmetic": own_arithmetic().to_json(),
+            "arithmetic": process_arithmetic().to_json(),
             "state": state.metadata(),
             "loop": self._loop(),
         }

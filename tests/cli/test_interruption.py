@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.cluster.arithmetic import own_arithmetic
+from dkgp.cluster.arithmetic import process_arithmetic
 from dkgp.data import CheckpointStore, open_model
 from tests.cli.invoke import document_of, refused, run, run_json
 
@@ -75,7 +75,7 @@ def test_resuming_where_the_arithmetic_is_another_says_what_holds(
     assert found is not None
     metadata = dict(found.metadata)
     own = metadata.pop("arithmetic")
-    assert own == own_arithmetic().to_json()
+    assert own == process_arithmetic().to_json()
     assert {"processor", "blas", "vectors", "library"} <= set(own)
     if recorded != "nothing":  # as checkpoints were before this was recorded
         metadata["arithmetic"] = (

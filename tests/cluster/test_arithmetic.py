@@ -21,7 +21,7 @@ from dkgp.cluster.arithmetic import (
     fetch_arithmetic,
     is_marked,
     needs_one_arithmetic,
-    own_arithmetic,
+    process_arithmetic,
     require_fused_workers,
     require_one_arithmetic,
     unfit,
@@ -62,7 +62,7 @@ def named(*held: Arithmetic) -> dict[str, Arithmetic]:
 
 
 def test_what_this_process_computes_with() -> None:
-    own = own_arithmetic()
+    own = process_arithmetic()
     libraries = [library for library in threadpool_info() if library["user_api"] == "blas"]
     assert len(own.blas) == len(libraries) > 0
     for library in libraries:
@@ -193,7 +193,7 @@ def test_an_unlike_worker_that_joins_late_leaves_before_it_has_taken_a_task(
     worker = ("dask", "worker", address, "--nthreads", "1", "--no-dashboard", "--no-nanny")
     worker += ("--local-directory", str(tmp_path))
     odd = {"OPENBLAS_CORETYPE": "Sandybridge"}
-    if "Sandybridge" in own_arithmetic().blas[0]:
+    if "Sandybridge" in process_arithmetic().blas[0]:
         pytest.skip("this processor's own BLAS is the odd one's")
     start_process(*worker)
     with open_executor(ClusterOptions(scheduler=address, round_deadline_seconds=60.0), 1) as executor:

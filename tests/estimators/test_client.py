@@ -12,7 +12,7 @@ from distributed import Client
 from sklearn.base import clone
 
 from dkgp import GPRegressor
-from dkgp.cluster.given_client import is_in_process, open_client_executor
+from dkgp.cluster.client_executor import is_in_process, open_client_executor
 from dkgp.errors import UsageError
 from tests.estimators.conftest import KERNEL, NOISE, Problem
 

@@ -20,12 +20,17 @@ BlockTask: TypeAlias = Callable[..., list[Any]]
 
 @dataclass(frozen=True)
 class RoundTasks:
-    """The tasks of a round, `task(*arguments, group)` for each group; see `Rounds.submit`."""
+    """The tasks of a round, `task(*arguments, group)` for each group; `name` labels them on a dashboard.
+
+    `owners` names, for each group, the worker that it had better run on, because something is kept there (see
+    `dkgp.cluster.executors.homes`). Another one runs it where that one is gone or behind.
+    """
 
     task: BlockTask
     arguments: tuple[Any, ...]
     groups: Sequence[Sequence[Any]]
     owners: Sequence[str] | None = None
+    name: str = ""
 
     def run(self, index: int) -> list[Any]:
         """Run one task here."""
@@ -43,7 +48,17 @@ class PendingRound(Protocol):
 
 
 class Rounds(Protocol):
-    """Runs rounds of tasks: an executor, or whoever counts what its tasks evaluate."""
+    """Runs rounds of tasks, and sums: an executor, or an operator that counts what its tasks evaluate."""
+
+    def start(self, tasks: RoundTasks) -> PendingRound:
+        """Start one round."""
+
+    def start_sum(self, tasks: RoundTasks, combine: Combine) -> PendingSum:
+        """Start a round whose tasks return one value each, a list of one, of which the sum is wanted.
+
+        The values are added where they are computed, in a tree that the number of groups alone determines (see
+        `dkgp.cluster.executors.sums`); `combine` adds two and changes neither. Only the sum comes back.
+        """
 
     def submit(
         self,
@@ -53,11 +68,20 @@ class Rounds(Protocol):
         groups: Sequence[Sequence[Any]],
         owners: Sequence[str] | None = None,
     ) -> PendingRound:
-        """Start one round; `name` labels its tasks on a dashboard.
+        """Start one round of the tasks that the arguments describe, see `RoundTasks`."""
+        return self.start(RoundTasks(task, arguments, groups, owners, name))
 
-        `owners` names, for each group, the worker that it had better run on, because something is kept there (see
-        `dkgp.cluster.executors.homes`). Another one runs it where that one is gone or behind.
-        """
+    def submit_sum(
+        self,
+        name: str,
+        task: BlockTask,
+        arguments: tuple[Any, ...],
+        groups: Sequence[Sequence[Any]],
+        combine: Combine,
+        owners: Sequence[str] | None = None,
+    ) -> PendingSum:
+        """Start the sum of the tasks that the arguments describe, see `start_sum`."""
+        return self.start_sum(RoundTasks(task, arguments, groups, owners, name), combine)
 
 
 class BlockExecutor(Rounds, Protocol):
@@ -97,22 +121,6 @@ class BlockExecutor(Rounds, Protocol):
     def workers(self) -> Mapping[str, int]:
         """Threads by worker process that keeps things of its own between rounds; one, by any name, in one process."""
 
-    def submit_sum(
-        self,
-        name: str,
-        task: BlockTask,
-        arguments: tuple[Any, ...],
-        groups: Sequence[Sequence[Any]],
-        combine: Combine,
-        owners: Sequence[str] | None = None,
-    ) -> PendingSum:
-        """Start a round whose tasks return one value each, a list of one, of which the sum is wanted.
-
-        They are added where they are computed, in a tree that the number of groups alone determines (see
-        `dkgp.cluster.executors.sums`); `combine` adds two and changes neither. Only the sum comes back. `owners` is
-        for the tasks, as in `submit`.
-        """
-
     def require_one_arithmetic(self) -> None:
         """Refuse workers whose BLAS and vector code differ, before work starts whose bits depend on them."""
 
@@ -147,7 +155,7 @@ class LocalRound:
         return [value for future in self._futures for value in future.result()]
 
 
-class LocalExecutor:
+class LocalExecutor(BlockExecutor):
     """Block tasks on this process's own threads: no scheduler, no messages.
 
     Parameters
@@ -184,28 +192,13 @@ class LocalExecutor:
         """All threads, of this process."""
         return {"": self._threads}
 
-    def submit(
-        self,
-        name: str,
-        task: BlockTask,
-        arguments: tuple[Any, ...],
-        groups: Sequence[Sequence[Any]],
-        owners: Sequence[str] | None = None,
-    ) -> PendingRound:
+    def start(self, tasks: RoundTasks) -> PendingRound:
         """Start one round on the pool."""
-        return LocalRound([self._pool.submit(task, *arguments, group) for group in groups])
+        return LocalRound([self._pool.submit(tasks.task, *tasks.arguments, group) for group in tasks.groups])
 
-    def submit_sum(
-        self,
-        name: str,
-        task: BlockTask,
-        arguments: tuple[Any, ...],
-        groups: Sequence[Sequence[Any]],
-        combine: Combine,
-        owners: Sequence[str] | None = None,
-    ) -> PendingSum:
+    def start_sum(self, tasks: RoundTasks, combine: Combine) -> PendingSum:
         """Start a sum of tasks that run here."""
-        return SumHere(self.submit, name, task, arguments, groups, combine)
+        return SumHere(self.submit, tasks.name, tasks.task, tasks.arguments, tasks.groups, combine)
 
     def require_one_arithmetic(self) -> None:
         """Threads of one process compute alike."""
@@ -232,21 +225,10 @@ class HereExecutor(LocalExecutor):
         """All of the process, at work or not."""
         return process_threads()
 
-    def submit(
-        self,
-        name: str,
-        task: BlockTask,
-        arguments: tuple[Any, ...],
-        groups: Sequence[Sequence[Any]],
-        owners: Sequence[str] | None = None,
-    ) -> PendingRound:
+    def start(self, tasks: RoundTasks) -> PendingRound:
         """Run one round."""
-        futures: list[Future[list[Any]]] = [Future() for _ in groups]
-
-        def run(index: int) -> None:
-            futures[index].set_result(task(*arguments, list(groups[index])))
-
-        in_parallel(run, len(groups), self._threads)
+        futures: list[Future[list[Any]]] = [Future() for _ in tasks.groups]
+        in_parallel(lambda index: futures[index].set_result(tasks.run(index)), len(futures), self._threads)
         return LocalRound(futures)
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from distributed import Client
 
 from dkgp.cluster.arithmetic import fetch_arithmetic, is_marked, require_fused_workers, require_one_arithmetic
-from dkgp.cluster.executors.base import BlockTask, PendingRound, RoundTasks
+from dkgp.cluster.executors.base import BlockExecutor, PendingRound, RoundTasks
 from dkgp.cluster.executors.dask_rounds import (
     RESUMABLE,
     Calls,
@@ -31,8 +31,6 @@ from dkgp.cluster.executors.worker_setup import WorkerSetup
 from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import ClusterError
 
-__all__ = ["DaskExecutor", "WorkerSetup"]
-
 PARALLELISM_REFRESH_SECONDS = 5.0
 # A task costs the scheduler, the worker and the client a few milliseconds of Python; this many entries take 15 to 20.
 LEAST_TASK_EVALUATIONS = 40_000_000
@@ -42,7 +40,7 @@ CLOSE_SECONDS = 5.0
 CLIENT_BATCH_SECONDS = 0.001
 
 
-class DaskExecutor:
+class DaskExecutor(BlockExecutor):
     """Runs rounds through a Dask client, which it never closes.
 
     A round that takes longer than its deadline, or has had no workers for as long, is an error instead of a hang.
@@ -53,6 +51,8 @@ class DaskExecutor:
 
     overlaps = True
     least_task_evaluations = LEAST_TASK_EVALUATIONS
+    shares_memory = False
+    overlap_evaluations = sys.maxsize
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class DaskExecutor:
         self._lock = threading.Lock()
         self._threads: dict[str, int] = {}
         self._threads_known_at = -PARALLELISM_REFRESH_SECONDS
-        self.shares_memory = in_process
-        self.overlap_evaluations = IN_PROCESS_OVERLAP_EVALUATIONS if in_process else sys.maxsize
+        if in_process:
+            self.shares_memory, self.overlap_evaluations = True, IN_PROCESS_OVERLAP_EVALUATIONS
         # A client sends at most one message in 10 ms; a round's start would wait behind the last one's release.
         batch = getattr(client, "scheduler_comm", None)
         if batch is not None and hasattr(batch, "interval"):
@@ -140,39 +140,23 @@ class DaskExecutor:
                 f"workers could not be set up: {error}. They need the same dkgp, Python and NumPy as this process"
             ) from error
 
-    def submit(
-        self,
-        name: str,
-        task: BlockTask,
-        arguments: tuple[Any, ...],
-        groups: Sequence[Sequence[Any]],
-        owners: Sequence[str] | None = None,
-    ) -> PendingRound:
+    def start(self, tasks: RoundTasks) -> PendingRound:
         """Start one round: one task for each group."""
-        label = self._label(name, task, arguments)
-        tasks = RoundTasks(task, arguments, groups, owners)
+        label = self._label(tasks)
         if self.shares_memory:
             mailbox = Mailbox(tasks)
-            self._calls.post(label, mailbox, min(self.parallelism, len(groups)))
+            self._calls.post(label, mailbox, min(self.parallelism, len(tasks.groups)))
             return InProcessRound(self._calls, mailbox, label[2], self._deadline)
         return DaskRound(self._client, label, tasks, self._deadline)
 
-    def submit_sum(
-        self,
-        name: str,
-        task: BlockTask,
-        arguments: tuple[Any, ...],
-        groups: Sequence[Sequence[Any]],
-        combine: Combine,
-        owners: Sequence[str] | None = None,
-    ) -> PendingSum:
+    def start_sum(self, tasks: RoundTasks, combine: Combine) -> PendingSum:
         """Start a sum: one task for each group, and one for each addition."""
         if self.shares_memory:
-            return SumHere(self.submit, name, task, arguments, groups, combine, InProcessRound.look)
-        label, tasks = self._label(name, task, arguments), RoundTasks(task, arguments, groups, owners)
-        return DaskSum(self._client, label, tasks, self._deadline, combine)
+            look = InProcessRound.look
+            return SumHere(self.submit, tasks.name, tasks.task, tasks.arguments, tasks.groups, combine, look)
+        return DaskSum(self._client, self._label(tasks), tasks, self._deadline, combine)
 
-    def _label(self, name: str, task: BlockTask, arguments: tuple[Any, ...]) -> Label:
+    def _label(self, tasks: RoundTasks) -> Label:
         """Number a round, where there is a cluster to run it and, if need be, one arithmetic."""
         with self._lock:
             self._round += 1
@@ -180,9 +164,9 @@ class DaskExecutor:
         if self._client.status not in ("running", "connecting"):
             raise ClusterError(f"the cluster was lost: the client is {self._client.status}; {RESUMABLE}")
         # A task may be handed another one to run.
-        if is_marked(task) or any(callable(argument) and is_marked(argument) for argument in arguments):
+        if any(callable(part) and is_marked(part) for part in (tasks.task, *tasks.arguments)):
             self.require_one_arithmetic()
-        return name, self._run, number
+        return tasks.name, self._run, number
 
     def close(self) -> None:
         """Take the workers' set-up off the cluster, so that others may join it again; the client stays open."""

@@ -122,10 +122,10 @@ class DaskRound(_Round):
             wait(self._futures, timeout=seconds)
 
     def _move_on(self) -> None:
-        """Begin tasks whose owners are gone again, for anybody.
+        """Start tasks again whose owners are gone, for any worker to take.
 
-        The scheduler does so itself while it has other workers. Where all were lost at once it forgets, when others
-        come, that the owner was a hint (distributed issue 7346).
+        The scheduler does so itself while it has other workers. Where all workers were lost at once it forgets that the
+        owner was a hint (distributed issue 7346).
         """
         if self._owners is None:
             return
@@ -165,7 +165,7 @@ class DaskRound(_Round):
         return failure
 
     def _start_over(self, error: BaseException, until: float) -> None:
-        """Submit the round again once the client has its scheduler back, where it gets it back in time."""
+        """Submit the round again, if the client has its scheduler back in time."""
         self._release()
         self._attempt += 1
         while self._client.status == "connecting" and time.monotonic() < until:
@@ -182,9 +182,9 @@ class DaskRound(_Round):
 
 
 class DaskSum(DaskRound):
-    """A sum on worker processes: tasks that add what other tasks left on the workers; the root alone is fetched.
+    """A sum on worker processes: tasks add what other tasks left on the workers, and the root alone is fetched.
 
-    A value that was added is let go of. Lost with its worker before it is, the scheduler has it computed again.
+    A value is released once it is added. One that is lost with its worker before is computed again.
     """
 
     def __init__(
@@ -220,16 +220,16 @@ class DaskSum(DaskRound):
                 nodes[root] = self._submit(number, self._combine, *below, retries=TASK_RETRIES)
                 self._parts.append(nodes[root])
         self._parts.remove(nodes[root])
-        # Who knows them is the tree; here they are watched until they are done, and not held beyond.
+        # They are watched until they are done, and not held beyond: their values belong to the tree.
         self._leaves = [nodes[0, leaf] for leaf in range(leaves) if nodes[0, leaf] is not nodes[root]]
         return [nodes[root]]
 
-    def result(self, told: Progress | None = None) -> Any:
+    def result(self, progress: Progress | None = None) -> Any:
         """Wait for the root, and fetch it."""
-        self._progress = told
+        self._progress = progress
         root, leaves = super().result()[0], len(self._tasks.groups)
-        if told is not None and self._seen < leaves:
-            told(leaves, leaves)
+        if progress is not None and self._seen < leaves:
+            progress(leaves, leaves)
         return root
 
     def _wait(self, seconds: float) -> None:
@@ -253,7 +253,7 @@ class DaskSum(DaskRound):
             self._progress(done, len(self._tasks.groups))
 
     def _move_on(self) -> None:
-        """Begin the sum again, for anybody, where owners of leaves are gone (see `DaskRound`)."""
+        """Start the sum again, for any worker, where owners of leaves are gone (see `DaskRound`)."""
         if self._owners is None:
             return
         with suppress(OSError, TimeoutError):
@@ -327,7 +327,7 @@ class Calls:
         self._lock = threading.Lock()
 
     def post(self, label: Label, mailbox: Mailbox, threads: int) -> None:
-        """Have so many threads work on a round, those that are there and others that are called."""
+        """Put up to `threads` threads to work on a round: those that wait already, and others that are called."""
         missing = self._desk.post(mailbox, threads)
         called = [
             self._client.submit(serve, self._desk.number, key=(*label, index), pure=False) for index in range(missing)
@@ -344,7 +344,7 @@ class Calls:
                 self._futures.remove(future)
 
     def failed(self) -> str | None:
-        """Status of a task that will not work on anything any more; whoever asks next is told of the others."""
+        """Status of a task that has failed, which is then forgotten; None where none has."""
         with self._lock:
             for future in self._futures:
                 if future.status in ("error", "cancelled", "lost"):

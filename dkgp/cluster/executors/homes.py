@@ -1,7 +1,7 @@
-"""Homes of repeated work: pieces that workers keep something of go to the same worker time and again.
+"""Homes of repeated work: a piece of which a worker keeps something goes to that worker again.
 
-Nothing depends on it but time. A worker that gets a piece it has nothing of computes it, and so does any other while
-the piece's own worker is busy, gone or not yet back.
+Only time depends on it. A worker that has nothing of a piece computes it anew, as another one does while the piece's
+home is busy or gone.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dkgp.cluster.executors.base import split_evenly
 class Homes:
     """The worker of each of `pieces` pieces of work, numbered from 0.
 
-    A piece stays with its worker while that lives. One that joins gets its share of the others', spread over all that
-    they have; those of one that is gone go to whoever has the fewest for its threads.
+    A piece stays with its worker while that lives. A worker that joins takes its share from the others, spread over
+    their pieces; the pieces of one that is gone go to the worker with the fewest for its threads.
     """
 
     def __init__(self, pieces: int) -> None:

@@ -1,10 +1,10 @@
 """Arguments and results of rounds on an in-process cluster, handed over in memory.
 
-Fetching a result through the scheduler takes two more round trips than computing it, 5 to 10 ms in all; what it sends
-it pickles; and each task of its own takes 2 ms of everybody's Python. Where workers share the coordinator's process
-the scheduler sees one task for each thread instead, which works on the rounds' tasks as long as there are any: it takes
-their arguments from the waiting thread and leaves their results there. A moment longer than that: a solve's next round
-mostly follows at once, and finds them still there, so that it begins without a word to the scheduler.
+Fetching a result through the scheduler takes two more round trips than computing it, 5 to 10 ms in all; arguments and
+results are pickled; and each task costs all threads 2 ms of Python. Where workers share the coordinator's process the
+scheduler therefore sees one task for each thread. It works on the rounds' tasks as long as there are any, takes their
+arguments from the waiting thread, and hands results back in memory. It waits a moment for the next round of a solve,
+which mostly follows at once and then begins without a message to the scheduler.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Mailbox:
 
 
 class Desk:
-    """An executor's rounds, and the cluster's threads that come for them, and find it by its `number`."""
+    """An executor's rounds, for the cluster's threads that work on them; these find the desk by its `number`."""
 
     def __init__(self) -> None:
         self.number = next(_numbers)
@@ -95,7 +95,7 @@ class Desk:
         _open[self.number] = self
 
     def post(self, mailbox: Mailbox, threads: int) -> int:
-        """Put a round on the desk; return how many threads have to be called for so many to work on it."""
+        """Put a round on the desk; return how many threads must be called, so that `threads` work on it."""
         with self._changed:
             self._rounds.append(weakref.ref(mailbox))
             self._changed.notify_all()
@@ -134,7 +134,7 @@ class Desk:
                 self._changed.wait(remaining)
 
     def forget(self) -> None:
-        """Count on one thread less, since it will not come or has gone."""
+        """Count one thread less: it has gone, or will not come."""
         with self._changed:
             self._called = max(0, self._called - 1)
 

@@ -1,10 +1,10 @@
 """Sums of what tasks return, in a binary tree that the number of tasks alone determines.
 
-The leaves are a round's tasks in order, the node (level, i) adds the nodes (level - 1, 2 i) and (level - 1, 2 i + 1),
-and the last one of a level of odd length goes up as it is. Whoever computes which of them, and when, the additions are
-the same ones, and so are the bits.
+The leaves are a round's tasks in order. The node (level, i) adds the nodes (level - 1, 2 i) and (level - 1, 2 i + 1);
+the last node of a level of odd length goes up as it is. The additions, and so the bits, are the same whichever worker
+computes which node, and when.
 
-In one process whoever brings the second of two neighbours adds them: as many values are held as threads are at work,
+In one process the thread that brings the second of two neighbours adds them: one value is held for each thread at work,
 and one for each level of the tree.
 """
 
@@ -17,19 +17,19 @@ from typing import Any, Protocol, TypeAlias
 Combine: TypeAlias = Callable[[Any, Any], Any]
 """The sum of two values, which must leave both as they are: a node that is lost with its worker is added again"""
 Progress: TypeAlias = Callable[[int, int], None]
-"""Hears how many leaves are done, and of how many"""
+"""Called with the number of leaves that are done, and of all"""
 WATCH_SECONDS = 0.2
 
 
 class PendingSum(Protocol):
     """A sum that was started."""
 
-    def result(self, told: Progress | None = None) -> Any:
-        """Wait for the root, and return it; what `told` raises ends the wait, and the sum."""
+    def result(self, progress: Progress | None = None) -> Any:
+        """Wait for the root, and return it; what `progress` raises ends the wait, and the sum."""
 
 
 def nodes_of(leaves: int) -> Iterator[tuple[int, int]]:
-    """Nodes (level, index) of a tree of so many leaves, each after the two that it adds and as soon as may be."""
+    """Nodes (level, index) of a tree with so many leaves, each as soon as the two that it adds are there."""
     return (node for leaf in range(leaves) for node in _up_from(leaf, leaves))
 
 
@@ -112,7 +112,7 @@ class SumHere:
         leaves = [[(leaf, group)] for leaf, group in enumerate(groups)]
         self._pending = submit(name, _put_leaf, (self._tree, task, arguments), leaves)
 
-    def result(self, told: Progress | None = None) -> Any:
+    def result(self, progress: Progress | None = None) -> Any:
         """Wait for the root, and return it."""
         tree, seen = self._tree, 0
         try:
@@ -120,12 +120,12 @@ class SumHere:
                 tree.wait(seen)
                 if self._look is not None:
                     self._look(self._pending)
-                if told is not None and tree.done > seen:
+                if progress is not None and tree.done > seen:
                     seen = tree.done
-                    told(seen, tree.leaves)
+                    progress(seen, tree.leaves)
             self._pending.result()
-            if told is not None and seen < tree.leaves:
-                told(tree.leaves, tree.leaves)
+            if progress is not None and seen < tree.leaves:
+                progress(tree.leaves, tree.leaves)
         finally:
             tree.abandoned = True
         root, tree.root = tree.root, None

@@ -1,4 +1,4 @@
-"""Set-up of a worker as it joins, whenever it does: the thread and memory budgets, or the door."""
+"""Set-up of a worker that joins: its thread and memory budgets; or its refusal."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _PREFIX = "dkgp-worker-setup-"
 class WorkerSetup(WorkerPlugin):
     """Prepares a worker for block tasks, late joiners included: one BLAS thread, a feature cache within a budget.
 
-    A worker with another dkgp, or none, cannot join while this is registered, nor one whose processor or arithmetic
-    does not do: what unpickling raises ends it before it has taken a task. (What `setup` raises in a worker that joins
-    is logged and otherwise ignored.)
+    While this is registered, a worker with another dkgp or none cannot join, nor one with an unfit processor or
+    arithmetic: unpickling raises, which ends the worker before it has taken a task. (What `setup` itself raises in a
+    worker that joins is logged and otherwise ignored.)
 
     Prepared features may take `cache_bytes` in the worker's process. With `ignore_interrupts` a terminal's Ctrl-C is
     left to the coordinator, which stops in good order: for processes that it started itself. `client_id` and `run` tell
@@ -72,7 +72,7 @@ class WorkerSetup(WorkerPlugin):
 
 
 def forget_orphans(dask_scheduler: Any) -> None:
-    """Let go, on the scheduler, of set-ups whose coordinator was killed: they keep other versions out for ever."""
+    """Remove set-ups from a scheduler whose coordinator was killed: they would keep other versions out for ever."""
     for name in list(dask_scheduler.worker_plugins):
         if name.startswith(_PREFIX) and name.removeprefix(_PREFIX).partition("/")[0] not in dask_scheduler.clients:
             del dask_scheduler.worker_plugins[name]

@@ -34,7 +34,7 @@ def kube_arguments(options: ClusterOptions) -> dict[str, Any]:
     arguments: dict[str, Any] = {"quiet": True, **settings}
     if not settings.get("custom_cluster_spec"):
         environment = settings.get("env") or {}
-        # As for every process that is started here: see `dkgp.cluster.starters.start`.
+        # As for every process that is started here: see `dkgp.cluster.connect`.
         safe = {"PYTHONSAFEPATH": "1"}
         is_mapping = isinstance(environment, dict)
         arguments["env"] = {**safe, **environment} if is_mapping else [*map(_kube_variable, safe.items()), *environment]

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from dkgp import __version__
-from dkgp.cluster.arithmetic import own_arithmetic
+from dkgp.cluster.arithmetic import process_arithmetic
 from dkgp.cluster.threads import available_cores
 from dkgp.commands.reporting.documents import Document, dump, is_document, plain
 from dkgp.commands.reporting.outputs import check_output_file, write_text
@@ -101,7 +101,7 @@ def report(
             "platform": platform.platform(),
             "processor": _processor(),
             "compiled_for": _compiled_for(),
-            "blas": list(own_arithmetic().blas),
+            "blas": list(process_arithmetic().blas),
             "cores": available_cores(),
             "memory_bytes": int(psutil.virtual_memory().total),
             "python": platform.python_version(),

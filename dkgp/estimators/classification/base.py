@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from dkgp.cluster import BlockExecutor
-from dkgp.cluster.given_client import is_in_process
+from dkgp.cluster.client_executor import is_in_process
 from dkgp.data.classes import class_name
 from dkgp.errors import InputError
 from dkgp.estimators.base import KernelEstimator

@@ -13,8 +13,8 @@ import dask
 import pytest
 
 from dkgp.cluster import ClusterOptions
+from dkgp.cluster.connect import start_cluster
 from dkgp.cluster.starters import jobqueue
-from dkgp.cluster.starters import start as starters
 from dkgp.cluster.starters.gateway import gateway_arguments
 from dkgp.cluster.starters.jobqueue import job_arguments, lifetime_arguments, start_jobqueue, walltime_seconds
 from dkgp.cluster.starters.kubernetes import kube_arguments
@@ -293,7 +293,7 @@ def test_kubernetes_clusters_are_sized_and_closed(monkeypatch: pytest.MonkeyPatc
     with ExitStack() as stack:
         settings = {"image": "registry/dkgp:1"}
         options = ClusterOptions(kind="kubernetes", settings=settings, plain_text=True, **size)
-        cluster = starters.start_cluster(options, None, stack)
+        cluster = start_cluster(options, None, stack)
     assert cluster.calls == calls
 
 
@@ -327,11 +327,11 @@ def test_a_gateways_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dask_gateway, "Gateway", FakeGateway)
     settings = {"address": "https://gateway", "shutdown_on_close": True}
     with ExitStack() as stack:
-        starters.start_cluster(ClusterOptions(kind="gateway", settings=settings, **SIZES), None, stack)
+        start_cluster(ClusterOptions(kind="gateway", settings=settings, **SIZES), None, stack)
     assert FakeGateway.cluster.arguments == {"worker_cores": 4, "worker_memory": 8.0, "shutdown_on_close": True}
     assert FakeGateway.cluster.calls == ["scale 3", "close"]
     with ExitStack() as stack, pytest.raises(UsageError, match="has no setting 'image'. Known: .*worker_cores"):
-        starters.start_cluster(ClusterOptions(kind="gateway", settings={"image": "x"}, workers=1), None, stack)
+        start_cluster(ClusterOptions(kind="gateway", settings={"image": "x"}, workers=1), None, stack)
 
 
 def test_a_gateways_arguments_fit_its_classes() -> None:

@@ -12,7 +12,7 @@ import random
 
 import numpy as np
 
-from dkgp.cluster.arithmetic import own_arithmetic
+from dkgp.cluster.arithmetic import process_arithmetic
 from dkgp.kernels import (
     Constant,
     Kernel,
@@ -84,7 +84,7 @@ def main() -> None:
                     hashed(*evaluator.pair(A, B, right, left)),
                     hashed(kernel.diagonal(X)),
                 ]
-    print(json.dumps({"arithmetic": own_arithmetic().to_json(), "hashes": found}))
+    print(json.dumps({"arithmetic": process_arithmetic().to_json(), "hashes": found}))
 
 
 if __name__ == "__main__":

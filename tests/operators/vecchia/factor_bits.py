@@ -8,7 +8,7 @@ import json
 import numpy as np
 
 from dkgp.cluster import LocalExecutor
-from dkgp.cluster.arithmetic import own_arithmetic
+from dkgp.cluster.arithmetic import process_arithmetic
 from dkgp.kernels import SquaredExponential
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.vecchia.factor import VecchiaFactor
@@ -36,7 +36,7 @@ def report() -> dict[str, object]:
         for name, array in {**arrays, "alpha": solution.alpha}.items():
             hashes[f"{name} {noise}"] = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
     executor.close()
-    return {"arithmetic": own_arithmetic().to_json(), "hashes": hashes, "gradient": largest}
+    return {"arithmetic": process_arithmetic().to_json(), "hashes": hashes, "gradient": largest}
 
 
 if __name__ == "__main__":

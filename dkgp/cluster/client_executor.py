@@ -1,4 +1,4 @@
-"""Rounds on a Dask client that is there, such as one that a caller has and keeps; remarks on it to an announcer."""
+"""Rounds on a Dask client: one that a caller brings and keeps, or one that `connect` has opened."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Announcer(Protocol):
 
 
 class LogAnnouncer:
-    """Speaks through Python's logging, for callers that listen to nothing else."""
+    """Writes messages to Python's log, for callers that take them in no other way."""
 
     def note(self, message: str) -> None:
         """Log at level INFO."""
@@ -92,7 +92,7 @@ def executor_on(
     owns_workers: bool = False,
     tiles: TileBudget | None = None,
 ) -> DaskExecutor:
-    """Return the executor of a client; `tiles` are what the workers' own description says by default."""
+    """Return the executor of a client; by default the budget of tiles follows from what the workers say they have."""
     from dkgp.cluster.executors.dask import DaskExecutor
     from dkgp.cluster.versions import compare_versions, fetch_versions
 
