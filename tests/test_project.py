@@ -118,7 +118,7 @@ INTRUDERS: dict[str, list[tuple[str, str, str]]] = {
         ("cli/group", "import uvicorn", WEB),
         ("solvers/auto", "from rich.progress import Progress", TERMINAL),
         ("data/new", "", "Sources fill stores, stores lie on remote or local disks"),
-        ("operators/dense", "import dkgp.operators.tree.memory", ROOMS_OF_OPERATORS),
+        ("operators/dense", "import dkgp.operators.tree.kd_tree", ROOMS_OF_OPERATORS),
         ("service/roots", "import dkgp.service.web.pages", ROOMS_OF_SERVICE),
         ("kernels/stationary", "def later():\n    import dkgp.kernels.tiles.stages", ROOMS_OF_KERNELS),
         ("solvers/driver", "import dkgp.solvers.smo", ROOMS_OF_SOLVERS),

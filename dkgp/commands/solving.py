@@ -25,7 +25,7 @@ from dkgp.models.warm_up import compiling_bytes
 from dkgp.operators import ArrayInputs, TreeKernelOperator
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
-from dkgp.operators.tree.memory import building_bytes, tree_bytes
+from dkgp.operators.tree.kd_tree import building_bytes, tree_bytes
 from dkgp.solvers import MaxPasses, MaxSeconds, StoppingRule
 from dkgp.solvers.registry import Need, SolverMemory, solvers_that_need
 

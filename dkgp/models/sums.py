@@ -13,8 +13,7 @@ from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import NumericalError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.tree.cross import cross_sums, near_order
-from dkgp.operators.tree.forest import require_few_features
+from dkgp.operators.tree.forest import cross_sums, near_order, require_few_features
 
 # Rows that a task takes at a time.
 PIECE_ROWS = 512

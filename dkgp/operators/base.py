@@ -19,7 +19,7 @@ from dkgp.kernels.tiles.evaluator import Precision
 
 FloatArray = NDArray[np.float64]
 IndexArray = NDArray[np.intp]
-# What lies on the diagonal beside K: s2, or s2_i by sample (n,).
+# The noise on the diagonal beside K: s2, or s2_i by sample (n,).
 Noise = float | FloatArray
 
 
@@ -105,8 +105,8 @@ class KernelOperator(ABC):
         """Bytes kept of K between products, and why so many or so few; empty where nothing ever is."""
         return {}
 
-    def foresee(self, done: int, left: float) -> None:  # noqa: B027  - most operators keep nothing
-        """Say before a round how many rounds a solve has done, and how many it foresees, this one included."""
+    def foresee(self, done: int, remaining: float) -> None:  # noqa: B027  - most operators keep nothing
+        """Tell the operator, before a round, how many rounds are done, and how many are foreseen, this one included."""
 
     @property
     def kernel_evaluations(self) -> int:

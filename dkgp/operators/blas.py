@@ -38,6 +38,11 @@ def lapack(routine: str, *arguments: Argument) -> int:
     return info.value
 
 
+def leading_dimension(matrix: NDArray[Any]) -> int:
+    """Numbers from one row of a matrix to the next, or from one column where columns lie whole in memory."""
+    return max(matrix.strides) // matrix.itemsize
+
+
 def _call(library: str, routine: str, arguments: tuple[Argument, ...], *last: Any) -> None:
     dtype = next(argument.dtype for argument in arguments if isinstance(argument, np.ndarray))
     letter, scalar = _SCALARS[dtype]

@@ -41,10 +41,9 @@ class CachedRows:
 
 @dataclass(frozen=True)
 class BlockContext:
-    """Everything a block task needs to know besides its payload; a few hundred bytes on the wire.
+    """Everything that a block task needs besides its payload; a few hundred bytes on the wire.
 
-    The cut into blocks depends on n alone, never on who computes: with rows padded to whole vectors it is the last
-    thing a result could depend on.
+    The cut into blocks depends on n alone, not on who computes, so that results do not either.
     """
 
     run_id: str

@@ -7,7 +7,6 @@ of a task that was lost with its worker, and run again, count once.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dkgp.cluster.cache import worker_cache
-from dkgp.cluster.executors.base import BlockExecutor, BlockTask, PendingRound, split_evenly
+from dkgp.cluster.executors.base import BlockExecutor, BlockTask, PendingRound, Rounds, RoundTasks, split_evenly
 from dkgp.cluster.executors.sums import Combine, PendingSum, Progress
 from dkgp.errors import InputError
 from dkgp.kernels import EntryCount, Features, Kernel, counting
@@ -53,7 +52,7 @@ def coordinator_input_bytes_needed(n: int, d: int, width: int | None = None) -> 
     return n * (16 * d + 4 * ((width or d) + 1))
 
 
-class BlockedKernelOperator(KernelOperator):
+class BlockedKernelOperator(KernelOperator, Rounds):
     """Kbar by row blocks, each block's products computed by stateless tasks of an executor.
 
     Parameters
@@ -110,32 +109,18 @@ class BlockedKernelOperator(KernelOperator):
         """Kernel entries worth evaluating at the coordinator instead of waiting for a round."""
         return self.executor.overlap_evaluations
 
-    def submit(
-        self,
-        name: str,
-        task: BlockTask,
-        arguments: tuple[Any, ...],
-        groups: Sequence[Sequence[Any]],
-        owners: Sequence[str] | None = None,
-    ) -> PendingRound:
-        """Start a round of tasks (see `BlockExecutor.submit`), and count the entries that they evaluate."""
-        hints = () if owners is None else (owners,)
-        return CountedRound(self.executor.submit(name, counted_task, (task, *arguments), groups, *hints), self.entries)
+    def start(self, tasks: RoundTasks) -> PendingRound:
+        """Start a round of tasks, and count the entries that they evaluate."""
+        arguments, hints = (tasks.task, *tasks.arguments), () if tasks.owners is None else (tasks.owners,)
+        pending = self.executor.submit(tasks.name, counted_task, arguments, tasks.groups, *hints)
+        return CountedRound(pending, self.entries)
 
-    def submit_sum(
-        self,
-        name: str,
-        task: BlockTask,
-        arguments: tuple[Any, ...],
-        groups: Sequence[Sequence[Any]],
-        combine: Combine,
-        owners: Sequence[str] | None = None,
-    ) -> PendingSum:
-        """Start a sum of what tasks return (see `BlockExecutor.submit_sum`), and count the entries they evaluate."""
-        both, hints = partial(_add_counted, combine), () if owners is None else (owners,)
-        return CountedSum(
-            self.executor.submit_sum(name, counted_task, (task, *arguments), groups, both, *hints), self.entries
-        )
+    def start_sum(self, tasks: RoundTasks, combine: Combine) -> PendingSum:
+        """Start a sum of what tasks return, and count the entries that they evaluate."""
+        arguments, hints = (tasks.task, *tasks.arguments), () if tasks.owners is None else (tasks.owners,)
+        both = partial(_add_counted, combine)
+        pending = self.executor.submit_sum(tasks.name, counted_task, arguments, tasks.groups, both, *hints)
+        return CountedSum(pending, self.entries)
 
     def inputs(self, indices: IndexArray) -> FloatArray:
         """Standardised inputs of the samples `indices`, in that order: (m, d)."""
@@ -207,9 +192,9 @@ class BlockedKernelOperator(KernelOperator):
         self.kept_share = self._products.kept_share
         return result
 
-    def foresee(self, done: int, left: float) -> None:
-        """Let workers know how long tiles will be of use."""
-        self._products.foresee(done, left)
+    def foresee(self, done: int, remaining: float) -> None:
+        """Tell workers how long tiles will be of use."""
+        self._products.foresee(done, remaining)
 
     @property
     def kept(self) -> dict[str, Any]:
@@ -222,13 +207,13 @@ class BlockedKernelOperator(KernelOperator):
         return self._products.kept_bytes
 
     def close(self) -> None:
-        """Forget what this run keeps: its tiles, and here its features; a worker's go as new runs need room."""
+        """Forget this run's tiles, and its features in this process; a worker drops features as new runs need room."""
         self._products.close()
         worker_cache().discard_run(self.context.run_id)
         self._resident = self._resident_rows = None
 
     def _cut(self, count: int, tasks_per_thread: int, evaluations: int) -> list[list[int]]:
-        """Cut so many pieces of work into tasks, fewer where they would be too small to pay."""
+        """Cut `count` pieces of work into tasks; into fewer, where they would be too small to pay."""
         parts, least = self.executor.parallelism * tasks_per_thread, self.executor.least_task_evaluations
         if least:
             parts = min(parts, max(1, round(evaluations / least)))

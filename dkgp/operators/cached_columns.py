@@ -1,9 +1,8 @@
 """Kbar with its columns kept: each kernel column is evaluated once, by the round that needs it first.
 
-Where all of K fits in memory in float32 (4 n^2 bytes), a solve that comes back to the same columns again and again pays
-for one pass over the kernel matrix at most; every later product with a column reads it, which takes about as long as
-evaluating a cheap kernel does, and no worker. Solves that start near their end, such as the one after new samples, are
-made of such products.
+Where all of K fits in memory in float32 (4 n^2 bytes), a solve that returns to the same columns pays for one pass over
+the kernel matrix at most. Every later product with a column reads it, without a worker and about as fast as a cheap
+kernel is evaluated. Solves that start near their solution, such as the one after new samples, consist of such products.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Contractions of the kernel matrix's derivatives: sum_ij W_ij dK_ij / dlog(parameter), never with an (n, n) array.
 
 The weights of a likelihood's gradient are of low rank: W = N C N' with a few n-vectors N = [alpha, V, Z] and a small
-symmetric C. So a tile of W is made where it is used, from the rows of N. K is symmetric too: of two tiles that mirror
-each other one is evaluated, and counts twice. Several C share each evaluation of the kernel.
+symmetric C. A tile of W is made where it is used, from rows of N. K is symmetric too, so one of two mirrored tiles is
+evaluated, and counts twice. Several C share each evaluation of the kernel.
 """
 
 from __future__ import annotations

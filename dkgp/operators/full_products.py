@@ -1,11 +1,12 @@
 """Products with the whole of K: its lower half in pieces, each evaluated or read once for both of its products.
 
 A piece is a few blocks by a few blocks. A worker adds up a piece's products, and the coordinator adds up the pieces,
-one after the other. How K is cut and in which order sums run depends on n alone, so that bits do not depend on the
-workers, or on the tiles that they keep. How pieces are grouped into tasks, and their workers, depend on the cluster: a
-piece goes where its tiles may be kept.
+one after the other. The cut of K and the order of sums depend on n alone, so that bits depend neither on the workers
+nor on the tiles that they keep. The grouping of pieces into tasks, and their workers, depend on the cluster: a piece
+goes where its tiles may be kept.
 
-Pieces go out in rounds of bounded size, the next one before the last is in, so that workers do not wait for additions.
+Pieces are submitted in rounds of bounded size, each before the last one is done, so that workers do not wait for
+additions.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ SINGLE_BLOCKS = 16
 ROUND_BYTES = 32 * 1024**2
 # Pieces a thread gets in a round at least: small rounds leave some waiting for others.
 LEAST_PIECES = 4
-# A task on another process costs the coordinator 4 ms of Python, which workers on the same cores have to wait for: so
-# many entries take a tenth of a second. More tasks for a thread in a round only help where workers differ.
+# A task on another process costs the coordinator 4 ms of Python, during which workers on the same cores wait; so many
+# entries take a tenth of a second. More tasks for a thread in a round only help where workers differ.
 TASK_ENTRIES = 500_000_000
 MOST_TASKS = 8
 # How long workers may take to forget.
@@ -77,7 +78,7 @@ class PieceWork:
 
 @dataclass(frozen=True)
 class PieceProduct:
-    """A piece's share of the product, by block; entries that were read for it, and evaluated; why they are kept."""
+    """A piece's part of the product, by block; entries that were read and evaluated for it; why tiles are kept."""
 
     parts: dict[int, FloatArray]
     entries_read: int
@@ -163,20 +164,20 @@ class FullProducts:
         self.kept_share, self.kept_bytes = 0.0, 0
         # In plain JSON types: the most bytes that a product has read, and the latest reason.
         self.kept: dict[str, Any] = {"bytes": 0, "reason": ""}
-        self._rounds_done, self._rounds_left, self._rounds = 0, 0.0, 0
+        self._rounds_done, self._rounds_remaining, self._rounds = 0, 0.0, 0
         self._opened_at = time.perf_counter()
         self._last: tuple[float, float] | None = None  # when the last product began, and its seconds
 
-    def foresee(self, done: int, left: float) -> None:
-        """Take in how many rounds a solve has done, and how many it foresees from where it stands."""
-        self._rounds_done, self._rounds_left, self._rounds = done, left, self._rounds + 1
+    def foresee(self, done: int, remaining: float) -> None:
+        """Note how many rounds a solve has done, and how many it foresees from here."""
+        self._rounds_done, self._rounds_remaining, self._rounds = done, remaining, self._rounds + 1
 
     def _keeping(self, precision: Precision) -> Keeping | None:
         """Terms for the next product; float64 is for checks, and evaluated."""
         budget = self._executor.tiles
         if precision == "double" or budget.bytes <= 0:
             return None
-        products, share = self._products_left(budget.products or 0.0), 0.0
+        products, share = self._products_remaining(budget.products or 0.0), 0.0
         if self._last is not None:
             now, (began, seconds) = time.perf_counter(), self._last
             share = products * seconds / (now - self._opened_at + products * (now - began))
@@ -185,9 +186,9 @@ class FullProducts:
         bytes_a_worker = kept_bytes_of(self._context.n) // max(1, len(self._executor.workers))
         return Keeping(budget, self._turns, bytes_a_worker, products, share)
 
-    def _products_left(self, foreseen: float) -> float:
-        """Products that are left of those foreseen at the start, or that the rounds left take, whichever is more."""
-        by_rounds = self._rounds_left * max(1.0, self._turns / max(1, self._rounds - 1))
+    def _products_remaining(self, foreseen: float) -> float:
+        """Products that remain of those foreseen at the start, or that the remaining rounds take: the larger number."""
+        by_rounds = self._rounds_remaining * max(1.0, self._turns / max(1, self._rounds - 1))
         return max(0.0, foreseen - max(self._turns, self._rounds_done), by_rounds)
 
     def add(self, V: FloatArray, precision: Precision, result: FloatArray) -> Iterator[tuple[int, int]]:

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dkgp.data.stores.memory_dataset import MemoryArray
+from dkgp.data.stores.row_arrays import MemoryArray
 from dkgp.errors import InputError
 
 

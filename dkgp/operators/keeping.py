@@ -1,19 +1,18 @@
-"""Keeping tiles of K: if it pays, and for how many bytes of them; the rule behind `--cache-tiles auto`.
+"""Whether keeping tiles of K pays, and how many bytes of them; the rule behind `--cache-tiles auto`.
 
 A tile that is kept is evaluated once more, on pages that are new, and read in every product that follows; one that is
 not is evaluated in every product. For the L products that the solver foresees, the next one included, keeping saves
 
     1 - (keeping + (L - 1) reading) / (L evaluating)
 
-of the seconds that a tile takes, and of the run this times the share of K that fits, times the share of the run that
-those products take. All that fits is kept where the run is to get shorter by `LARGE_GAIN`, a modest amount
-(`TileBudget.modest_bytes`) where by `LEAST_GAIN`, and nothing otherwise.
+of the seconds that a tile takes. Of the run it saves this share, times the share of K that fits, times the share of the
+run that those products take. All that fits is kept where that is more than `LARGE_GAIN`, a modest amount
+(`TileBudget.modest_bytes`) where it is more than `LEAST_GAIN`, and nothing otherwise.
 
-The seconds are each worker's own, measured in the run itself (`Watch`): the first product is evaluated, and the first
-tile that is kept after it tells the rest. New pages are touched a step at a time before a tile goes there, so that dear
-ones are noticed within a step, wherever they begin; then no more is kept. What is kept is freed where reading comes to
-save too little. Until then either loses at most a hundredth of the remaining products' time. Bits do not depend on any
-of this.
+Every worker measures its seconds during the run (`Watch`): the first product is evaluated, and the first tile that is
+kept after it gives the other prices. New pages are touched in steps before a tile is written there, so that expensive
+ones are noticed within a step; then no more is kept. Kept tiles are freed once reading them saves too little. Until
+then either loses at most a hundredth of the remaining products' time. Bits do not depend on any of this.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from dkgp.cluster.tile_budget import TileBudget
 
 # Shares of the run that must be saved: to keep a modest amount, and to keep all that fits.
 LEAST_GAIN, LARGE_GAIN = 0.05, 0.25
-# Reading counts for so much more than one thread measures that reads alone: memory is shared by all.
+# Reading costs this much more than a thread measures that reads alone: all threads share the memory.
 READ_TOGETHER = 1.5
-# Share of the remaining products' time, if evaluated, that dear pages, and dear reading, may cost.
+# Share of the remaining products' time, if evaluated, that expensive pages, or expensive reading, may cost.
 SLACK = 0.01
 # Pages are touched in steps of so much.
 STEP_BYTES = 4 * 1024**2
@@ -65,7 +64,7 @@ def bytes_that_pay(budget: TileBudget, wanted_bytes: int, saved: float, run_shar
 
 
 def most_bytes(budget: TileBudget, wanted_bytes: int, products: float | None) -> int:
-    """Bytes that a worker may come to keep, were evaluating all there is to a run: what memory is planned by.
+    """Most bytes that a worker may come to keep, as if a run were evaluation alone: memory is planned with them.
 
     `products` are those foreseen, of which the first is evaluated; None where nothing is foreseen.
     """
@@ -113,7 +112,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.evaluating, self.keeping, self.reading = _Rate(), _Rate(), _Rate()
-        # Nothing more is kept; nothing is.
+        # No more tiles are kept; no tile is.
         self.pages_are_dear = self.given_up = False
         self._trying = self._doubts = False
         self._overrun = 0.0
@@ -123,7 +122,7 @@ class Watch:
         self._lock = threading.Lock()
 
     def bytes_to_keep(self, keeping: Keeping) -> int:
-        """Bytes that may be kept now; the first to ask once evaluating has a price finds out the others."""
+        """Bytes that may be kept now; the first thread that asks once evaluating has a price measures the others."""
         with self._lock:
             self._begin(keeping)
             if self.pages_are_dear or self.given_up or math.isnan(self.evaluating.value):
@@ -140,7 +139,7 @@ class Watch:
         return saved_share(keeping.products, self.evaluating.value, self.keeping.value, self.reading.value)
 
     def touch(self, entries: NDArray[Any], keeping: Keeping) -> float | None:
-        """Touch the pages of tiles to be kept and return the seconds; None once they are too dear."""
+        """Touch the pages of tiles to be kept and return the seconds; None once pages are too expensive."""
         memory, total = entries.view(np.uint8), 0.0
         for start in range(0, memory.nbytes, STEP_BYTES):
             step = memory[start : start + STEP_BYTES]
@@ -155,20 +154,20 @@ class Watch:
         return total
 
     def note_evaluated(self, seconds: float, count: int, warm: bool) -> None:
-        """Take in what evaluating tiles of so many bytes took; `warm` unless code may have been loaded for it."""
+        """Record the seconds of evaluating tiles; `warm` unless code may have been loaded for it."""
         with self._lock:
             self.warm = True
             if warm:
                 self.evaluating.add(seconds, count)
 
     def note_kept(self, seconds: float, count: int) -> bool:
-        """Take in what touching and filling took; true if reading has no price yet."""
+        """Record the seconds of touching and filling; true if reading has no price yet."""
         with self._lock:
             self.keeping.add(seconds, count)
             return math.isnan(self.reading.value)
 
     def note_read(self, seconds: float, count: int, keeping: Keeping) -> None:
-        """Take in what reading took."""
+        """Record the seconds of reading."""
         with self._lock:
             self._begin(keeping)
             self.reading.add(seconds, count)
@@ -179,12 +178,12 @@ class Watch:
             self._doubts = lost > self._slack(keeping)
 
     def stop_trying(self) -> None:
-        """Let another thread find out what keeping and reading take."""
+        """Leave it to another thread to measure keeping and reading."""
         with self._lock:
             self._trying = False
 
     def note_read_alone(self, seconds: float, count: int) -> None:
-        """Take in what reading took a thread while others did not."""
+        """Record the seconds of reading by one thread alone."""
         with self._lock:
             self.reading.add(READ_TOGETHER * seconds, count)
             self._trying = False
@@ -192,11 +191,11 @@ class Watch:
 
     @property
     def doubts(self) -> bool:
-        """True if reading has been late, or another while has passed: evaluating needs to be looked at again."""
+        """True if reading has been slow, or some products have passed: evaluating is to be measured again."""
         return self._doubts or self._turn >= self._look_at
 
     def reconsider(self, seconds: float, count: int) -> None:
-        """Take in what evaluating takes now, and give up where reading saves too little."""
+        """Record what evaluating takes now, and give up where reading saves too little."""
         with self._lock:
             self.evaluating = _Rate(seconds, count)
             reading = (self._late if self._doubts else self.reading).value
@@ -244,7 +243,7 @@ def touch_pages(memory: NDArray[np.uint8]) -> None:
 def timed(work: Callable[[], None]) -> float:
     """Seconds of its thread's own time, new pages and waiting for memory included, that some work takes.
 
-    On a busy machine the clock on the wall would tell of others, and evaluating and reading are not timed together.
+    The wall clock would also count other processes, and evaluating and reading are not timed at the same moment.
     """
     began = time.thread_time()
     work()

@@ -1,11 +1,11 @@
 """Tiles of K that a worker keeps from one product for the next: filled once, within a budget, and read from then on.
 
-A product goes through all of K, so a cache that drops the tiles used longest ago would be emptied by every product that
-is larger than it, each tile shortly before its turn. Here tiles that do not fit are evaluated time and again, and
-others make room only once a whole product has passed them by, because their blocks have moved to another worker or
-their run is over.
+A product goes through all of K, so a cache that drops the least recently used tiles would drop each tile shortly before
+its turn, in every product that is larger than the cache. Here tiles that do not fit are evaluated again in every
+product, and a tile makes room only if a whole product has not used it: its blocks have moved to another worker, or its
+run is over.
 
-Where dkgp itself has chosen the budget, every use is timed, and the run's `Watch` says what may be kept
+Where dkgp has chosen the budget, every use is timed, and the run's `Watch` decides what may be kept
 (`dkgp.operators.keeping`). Bits do not depend on it.
 """
 
@@ -81,7 +81,7 @@ class TileCache:
         self.nbytes = 0
 
     def use(self, request: TileRequest[KeptT], work: Callable[[KeptT | None], None]) -> bool:
-        """Do `work` once with the tiles: filled ones, ones that it fills, or none; return True if they were filled."""
+        """Do `work` once with tiles that are filled, that it fills, or without; return True if they were filled."""
         if request.keeping.budget.measured:
             return self._use_watched(request, work)
         with self.lent(request) as tiles:
@@ -142,7 +142,7 @@ class TileCache:
     def _keep_or_evaluate(
         self, request: TileRequest[KeptT], watch: Watch, work: Callable[[KeptT | None], None]
     ) -> None:
-        """Keep a pair's tiles where that pays; forget them where their pages, or the first reading, are too dear."""
+        """Keep a pair's tiles where that pays; drop them where their pages, or the first reading, are too expensive."""
         keeping = request.keeping
         allowed = watch.bytes_to_keep(keeping)
         if allowed:

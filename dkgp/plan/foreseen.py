@@ -23,7 +23,7 @@ from dkgp.models.memory import MemoryPlan, Processes, plan_within, tiles_that_fi
 from dkgp.models.solver_choice import probe_of
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.keeping import READ_TOGETHER, bytes_that_pay, saved_share
-from dkgp.operators.vecchia.memory import vecchia_bytes
+from dkgp.operators.vecchia.factor import vecchia_bytes
 from dkgp.solvers import Choice, Cholesky, ConjugateGradient, GreedyBlockCoordinateDescent, GreedySelection, Solver
 from dkgp.solvers.auto import expected_count
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning

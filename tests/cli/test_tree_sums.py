@@ -14,7 +14,7 @@ from dkgp.data import open_dataset, open_model
 from dkgp.errors import InputError, MemoryBudgetError, UsageError
 from dkgp.kernels import SquaredExponential
 from dkgp.operators.tree.forest import Forest
-from dkgp.operators.tree.memory import tree_bytes
+from dkgp.operators.tree.kd_tree import tree_bytes
 from dkgp.service.specification import job_from_options, options_from_job
 from dkgp.solvers.registry import SolverMemory
 from tests.cli.invoke import refused, run, run_json

@@ -195,7 +195,7 @@ def test_what_the_tree_cannot_serve_is_refused(
         with pytest.raises(InputError, match="up to 6 features; got 7"):
             train(wide, SquaredExponential((1.0,) * 7), NOISE, RunContext(executor, tree_error=1e-5))
         monkeypatch.setattr(
-            "dkgp.operators.tree.memory.worker_cache", lambda: type("Small", (), {"budget_bytes": 20_000})
+            "dkgp.operators.tree.kd_tree.worker_cache", lambda: type("Small", (), {"budget_bytes": 20_000})
         )
         with pytest.raises(MemoryBudgetError, match=r"the tree over 900 samples takes [\d,]+ bytes .* holds 20,000"):
             trained(terrain, executor)

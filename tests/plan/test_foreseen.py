@@ -21,7 +21,7 @@ from dkgp.models.memory import RUNTIME_BYTES, Processes, plan_training
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.keeping import LEAST_GAIN, READ_TOGETHER
 from dkgp.operators.kept_tiles import worker_tiles
-from dkgp.operators.vecchia.memory import vecchia_bytes
+from dkgp.operators.vecchia.factor import vecchia_bytes
 from dkgp.plan.figures import MachineFigures
 from dkgp.plan.foreseen import Foreseen, Tiles, foresee
 from dkgp.plan.network import ClusterFigures, Network

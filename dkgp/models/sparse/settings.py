@@ -12,7 +12,7 @@ from dkgp.models.memory import Memory, kept_that_fits, mib, remainder
 from dkgp.models.sparse.bases import BLIND_BASES
 from dkgp.models.sparse.methods import METHODS, SparseMethod, method_named
 from dkgp.operators.cross.columns import slab_bytes
-from dkgp.operators.cross.memory import cross_bytes
+from dkgp.operators.cross.runs import cross_bytes
 from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import Group, Option
 from dkgp.solvers.greedy_basis.engine import CANDIDATES_AT_ONCE

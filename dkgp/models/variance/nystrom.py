@@ -42,9 +42,8 @@ from dkgp.operators.low_rank.landmark_rows import ROWS_AT_ONCE, LandmarkRows, wh
 from dkgp.operators.low_rank.pivots import counted, jitter, regularised_factor
 from dkgp.operators.low_rank.products import FactorRows, LandmarkTriangle
 from dkgp.operators.vecchia.embedding import embedding_landmarks
-from dkgp.operators.vecchia.factor import VecchiaProduct, VecchiaRecipe
+from dkgp.operators.vecchia.factor import VecchiaProduct, VecchiaRecipe, vecchia_bytes
 from dkgp.operators.vecchia.leaves import Leaves
-from dkgp.operators.vecchia.memory import vecchia_bytes
 from dkgp.operators.vecchia.tasks import build_task
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.models.variance.nystrom import factor_bytes
 from dkgp.models.variance.search import vectors_at_once
 from dkgp.operators.low_rank.landmark_rows import ROWS_AT_ONCE
-from dkgp.operators.vecchia.memory import vecchia_bytes
+from dkgp.operators.vecchia.factor import vecchia_bytes
 
 MEBIBYTE = 1024**2
 LEAST_MEMORY_BYTES = 704 * MEBIBYTE

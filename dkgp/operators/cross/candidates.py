@@ -34,7 +34,7 @@ from dkgp.kernels.tiles.loops import (
 )
 from dkgp.kernels.vector_math import FAST_MATH, prefer_full_vectors
 from dkgp.operators.base import FloatArray, IndexArray, check_indices
-from dkgp.operators.blas import blas
+from dkgp.operators.blas import blas, leading_dimension
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.columns import SLAB_COLUMNS, Slab, columns_between, scratch, slabs
 from dkgp.operators.cross.kernel import prototypes_of, summed_runs
@@ -196,7 +196,7 @@ def _in_double(work: CandidatePass, run: Run, residual: FloatArray) -> tuple[Flo
         for features, where in run.pieces(context, "double", piece_rows(q + SLAB_COLUMNS)):
             columns = weighted = columns_between(evaluator, candidates, features, "candidates")
             if "variances" in run.rows:
-                weighted = scratch("weighted", len(columns), _stride(columns), columns.dtype)[:, :q]
+                weighted = scratch("weighted", len(columns), leading_dimension(columns), columns.dtype)[:, :q]
                 np.multiply(columns, 1.0 / run.rows["variances"][where, None], out=weighted)
             for slab in basis:
                 of_basis = slab.columns(features, where)
@@ -204,10 +204,9 @@ def _in_double(work: CandidatePass, run: Run, residual: FloatArray) -> tuple[Flo
                     residual[where] -= of_basis @ work.weights[slab.first : slab.last]
                 if work.between:
                     # Row after row is column by column of the transpose: K_S D K_C' of the slab, added in place.
-                    blas(
-                        "gemm", b"N", b"T", slab.last - slab.first, q, len(of_basis), 1.0, of_basis, _stride(of_basis),
-                        weighted, _stride(weighted), 1.0, cross[slab.first :], k,
-                    )  # fmt: skip
+                    sizes = slab.last - slab.first, q, len(of_basis)
+                    factors = of_basis, leading_dimension(of_basis), weighted, leading_dimension(weighted)
+                    blas("gemm", b"N", b"T", *sizes, 1.0, *factors, 1.0, cross[slab.first :], k)
             right = residual[where]
             projected += weighted.T @ right
             squares += np.einsum("ij,ij->j", columns, weighted)
@@ -216,11 +215,6 @@ def _in_double(work: CandidatePass, run: Run, residual: FloatArray) -> tuple[Flo
             scaled = right / run.rows["variances"][where, None] if "variances" in run.rows else right
             misfit += np.einsum("it,it->t", right, scaled)
     return projected, squares, cross, gram, misfit
-
-
-def _stride(rows: FloatArray) -> int:
-    """Numbers from one row to the next."""
-    return rows.strides[0] // rows.itemsize
 
 
 def column_moments(

@@ -1,12 +1,11 @@
 """Columns of K(X, Z) in memory that is used again, and those of a growing basis, which workers keep.
 
-New memory has a price for every page, on virtual machines several times that of the entries written to it: a thread
+Every page of new memory costs time, on virtual machines several times that of the entries written to it, so a thread
 uses the same memory for all its pieces.
 
-A basis that grows has its columns kept in slabs of `SLAB_COLUMNS` for each run of blocks, within a worker's budget of
-tiles (`dkgp.operators.kept_tiles`). Kept columns are read; others, for which there was no room, or whose worker died,
-are evaluated. Slabs have the same layout and go through the same operations either way, so that bits do not depend on
-it.
+The columns of a growing basis are kept in slabs of `SLAB_COLUMNS` for each run of blocks, within a worker's budget of
+tiles (`dkgp.operators.kept_tiles`). Kept columns are read; those without room, or whose worker died, are evaluated.
+Slabs have the same layout and pass the same operations either way, so that bits do not depend on it.
 """
 
 from __future__ import annotations

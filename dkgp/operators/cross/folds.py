@@ -14,7 +14,7 @@ from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.kernels import Features, Kernel, TileEvaluator
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.operators.blas import blas
+from dkgp.operators.blas import blas, leading_dimension
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.cross.columns import columns_between, scratch
 from dkgp.operators.cross.runs import MOST_RUNS, Run, RunSums, piece_rows
@@ -84,7 +84,7 @@ def _add_fold(
             targets = scale[first:last, None] * targets
         projected += columns @ targets
         # The upper triangle of BLAS, column by column, is the lower one here, row by row.
-        stride = columns.strides[1] // columns.itemsize
+        stride = leading_dimension(columns)
         blas("syrk", b"U", b"N", m, last - first, 1.0, columns, stride, float(first > 0), square, m)
     _add_triangle(gram, square)
 

@@ -1,6 +1,7 @@
 """Runs of blocks: the leaves of a sum over all samples. How samples are cut into them depends on n alone.
 
-A run's task works on its blocks in pieces of rows, and comes with its own rows of the n-vectors that it needs.
+A run's task works on its blocks in pieces of rows, and brings the rows of the n-vectors that it needs. Runs and pieces
+decide what memory such sums take (`cross_bytes`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 
-# More workers than this stay idle in a sum; a value passes through six additions at most.
+# A sum employs no more workers than this; a value passes through six additions at most.
 MOST_RUNS = 64
 LARGEST_PIECE, SMALLEST_PIECE, PIECE_ENTRIES = 1024, 256, 2**21
 
@@ -28,12 +29,12 @@ class Run:
 
     blocks: list[int]  # neighbours
     rows: Mapping[str, FloatArray]  # the run's rows of the n-vectors that its task takes, by name
-    chosen: IndexArray | None = None  # samples of the blocks that are worked on, sorted; None for all of them
+    selected: IndexArray | None = None  # samples of the blocks that are worked on, sorted; None for all of them
 
     def samples(self, context: BlockContext) -> int:
         """Number of its samples."""
-        if self.chosen is not None:
-            return len(self.chosen)
+        if self.selected is not None:
+            return len(self.selected)
         return context.bounds(self.blocks[-1])[1] - context.bounds(self.blocks[0])[0]
 
     def pieces(self, context: BlockContext, precision: Precision, longest: int) -> Iterator[tuple[Features, slice]]:
@@ -42,9 +43,9 @@ class Run:
         for block in self.blocks:
             start, stop = context.bounds(block)
             features = context.block_features(block, precision)
-            if self.chosen is not None:
-                first, last = np.searchsorted(self.chosen, (start, stop))
-                features = features.take(self.chosen[first:last] - start)
+            if self.selected is not None:
+                first, last = np.searchsorted(self.selected, (start, stop))
+                features = features.take(self.selected[first:last] - start)
             for begin in range(0, features.n, longest):
                 end = min(begin + longest, features.n)
                 yield features.slice(begin, end), slice(done + begin, done + end)
@@ -65,9 +66,9 @@ def added(left: RunSums, right: RunSums) -> RunSums:
 
 
 def accumulated(left: RunSums, right: RunSums) -> RunSums:
-    """The sums of two neighbours in the memory of the left one: for sums in one process, where nothing is lost.
+    """The sums of two neighbours in the memory of the left one, for sums in one process, where no worker is lost.
 
-    One sum less is held while two are added, in half the time of an addition.
+    That takes half the time, and the memory of one sum less.
     """
     for total, more in zip(left.sums, right.sums, strict=True):
         total += more
@@ -97,3 +98,33 @@ def runs_of(
         rows = {name: values[where] for name, values in vectors.items() if values is not None}
         runs.append([Run(blocks, rows, None if samples is None else samples[where])])
     return runs
+
+
+@dataclass(frozen=True)
+class CrossBytes:
+    """Projected bytes of a whitened Gram."""
+
+    thread: int  # of each thread of a worker: a task's sum and its piece of F, and an addition of two sums
+    process: int  # L and the prototypes' features, while L is made, and sums that wait for their neighbours
+    coordinator: int  # the sum, F' D V, and n-vectors on their way
+
+    def worker(self, threads: int) -> int:
+        """Bytes of a worker's process with so many threads."""
+        return self.process + threads * self.thread
+
+    def in_process(self, threads: int) -> int:
+        """Bytes of one process that does everything itself, with so many threads."""
+        return self.worker(threads) + self.coordinator
+
+
+def cross_bytes(n: int, d: int, m: int, t: int = 1) -> CrossBytes:
+    """Project the memory of a whitened Gram of n samples of d features with m prototypes and t right-hand sides."""
+    matrix = 8 * m * m
+    levels = max(1, (MOST_RUNS - 1).bit_length())
+    piece = 8 * (m + 16) * piece_rows(m)
+    run = -(-n // MOST_RUNS) * 8 * (2 * t + 3)
+    return CrossBytes(
+        thread=3 * matrix + 2 * piece + run,
+        process=3 * matrix + levels * matrix + 16 * m * (d + 2),
+        coordinator=2 * matrix + 8 * (m + n) * (t + 2),
+    )

@@ -18,7 +18,7 @@ from dkgp.cluster.cache import worker_cache
 from dkgp.kernels import Features, TileEvaluator
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray
-from dkgp.operators.blas import blas
+from dkgp.operators.blas import blas, leading_dimension
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.cross.columns import columns_between
 from dkgp.operators.cross.runs import Run, RunSums, piece_rows
@@ -51,13 +51,8 @@ class Prototypes:
 
 
 def _columns(evaluator: TileEvaluator, prototypes: Features, rows: Features) -> NDArray[Any]:
-    """K(Z, X_b): (m, b), its columns apart by what `_stride` says; good until this thread asks again."""
+    """K(Z, X_b): (m, b), columns whole in memory; valid until this thread's next call."""
     return columns_between(evaluator, prototypes, rows, "columns").T
-
-
-def _stride(columns: NDArray[Any]) -> int:
-    """Numbers from one column to the next, the leading dimension of BLAS."""
-    return columns.strides[1] // columns.itemsize
 
 
 @needs_one_arithmetic
@@ -81,7 +76,7 @@ def _gram(prototypes: Prototypes, whitened: bool, fitc: bool, product: bool, run
     squares = np.empty(run.samples(context))
     for rows, where in run.pieces(context, "double", piece_rows(m)):
         columns = _columns(evaluator, features, rows)
-        stride = _stride(columns)
+        stride = leading_dimension(columns)
         if triangle is not None:
             blas("trsm", b"L", b"L", b"N", b"N", m, rows.n, 1.0, triangle.lower, m, columns, stride)
         squares[where] = np.einsum("ij,ij->i", columns.T, columns.T)

@@ -7,8 +7,8 @@ With landmarks I and L L' = K_II (a jitter included), F = K_nI L^-T gives Q = F 
 Where the noise is by sample, D = diag(s2_i), all is scaled first: with S = diag(sqrt(s2 / s2_i)), s2 the least of it,
 (Q + D)^-1 = S (S Q S + s2 I)^-1 S, so that rows of F and vectors times S take the place of F and r.
 
-A block of F is built by the first worker that needs it and kept in its cache; lost, it is built again. The landmarks'
-inputs and vectors alone travel. A process that solves by itself holds F whole (`FactorRows`).
+The first worker that needs a block of F builds it and keeps it in its cache; a block that is lost is built again. Only
+the landmarks' inputs and vectors travel. A process that solves by itself holds F whole (`FactorRows`).
 
 An F beyond `HELD_BYTES` is not held. Its rows exist while F'F is computed, in float64; from then on F z = K_nI (L^-T z)
 and F' r = L^-1 (K_In r) take 2 n R kernel entries, where a product with K takes n^2 / 2. Whether it is held depends on
@@ -76,7 +76,7 @@ class _FactorContext:
 
         cache = worker_cache()
         rank = len(self.landmark_inputs)
-        # Evicted, F would be built again for every product; its user planned with this memory.
+        # If F were evicted, every product would build it again; memory was planned with it.
         cache.budget_bytes = max(cache.budget_bytes, 4 * self.context.n * rank + 16 * rank * rank)
         return cache.get((self.context.run_id, self.label, block), build)
 

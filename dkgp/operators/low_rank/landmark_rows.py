@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from dkgp.cluster.threads import in_parallel
 from dkgp.kernels import Features, TileEvaluator
 from dkgp.operators.base import FloatArray
-from dkgp.operators.blas import blas
+from dkgp.operators.blas import blas, leading_dimension
 
 Pieces = list[tuple[Features, slice]]
 # Landmarks that a thread takes at a time.
 LANDMARKS_AT_ONCE = 512
-# Rows of F that are there at once while F'F is found.
+# Rows of F that are held at once while F'F is computed.
 ROWS_AT_ONCE = 4096
 
 
@@ -51,7 +51,7 @@ def multiply_pieces(
             if stored.strides[1] != stored.itemsize:
                 stored = np.ascontiguousarray(stored)
             weights = np.ascontiguousarray(vectors[columns_where], dtype=dtype)
-            stride = stored.strides[0] // stored.itemsize
+            stride = leading_dimension(stored)
             started = time.perf_counter()
             sizes = count, features.n, others.n
             blas("gemm", b"N", b"T", *sizes, scale, weights, count, stored, stride, 1.0, target, count)

@@ -1,4 +1,4 @@
-"""A tree over all samples as each process keeps it, sums over its weighted points, and the kernels that it serves."""
+"""A tree over all samples as each process keeps it, the kernels that it serves, and sums over its weighted points."""
 
 from __future__ import annotations
 
@@ -148,3 +148,37 @@ class WeightedTree:
         )  # fmt: skip
         evaluator.count(evaluated)
         return np.ascontiguousarray(out.T), bounds
+
+
+def near_order(context: BlockContext, inputs: FloatArray) -> IndexArray:
+    """Order of points (r, d) in which neighbours of a kernel's profile stand together: (r,)."""
+    return KDTree.of(scaled(context.evaluator("double"), inputs)).order
+
+
+def cross_sums(
+    context: BlockContext, inputs: FloatArray, weights: FloatArray, error: float
+) -> tuple[FloatArray, FloatArray]:
+    """K(inputs, X) @ weights in float64, and by how much each entry may miss that, roundings included: (r, t) both.
+
+    Points that are near each other are quick to sum at: pass many points in `near_order`, some hundreds at a time. A
+    result depends on the arguments alone.
+
+    This process keeps the tree of the context's X, and the sums over its nodes of the `weights` (n, t), which must be
+    the same at each call. Pruning costs an entry at most `error`.
+    """
+    forest, evaluator = forest_of(context), TileEvaluator(context.kernel, "double", expanded=False)
+    walk = worker_cache().get(
+        (context.run_id, "weighted tree"),
+        lambda: WeightedTree.of(forest, evaluator.amplitude * weights[forest.tree.order]),
+    )
+    tree = KDTree.of(scaled(context.evaluator("double"), inputs))
+    leaves = np.flatnonzero(tree.right < 0)
+    coordinate = max(forest.coordinate, float(np.abs(tree.points).max(axis=0).sum()))
+    errors = np.full(weights.shape[1], error)
+    sums, bounds = np.empty((2, len(inputs), weights.shape[1]))
+    for leaf in leaves:
+        places = np.array([tree.first[leaf] * LEAF_ROWS, min(int(tree.last[leaf]) * LEAF_ROWS, len(inputs))])
+        box = (tree.low[leaf : leaf + 1], tree.high[leaf : leaf + 1])
+        rows = tree.order[places[0] : places[1]]
+        sums[rows], bounds[rows] = walk.at(evaluator, tree.points, places, *box, errors, coordinate)
+    return sums, bounds

@@ -1,4 +1,4 @@
-"""A kd-tree over scaled inputs, and the compiled walk that sums kernel contributions query by query.
+"""A kd-tree over scaled inputs, its memory, and the compiled walk that sums kernel contributions query by query.
 
 A query is a node of about a hundred samples. It meets the tree from the root: a part across which the kernel hardly
 varies, seen from the query's box, contributes one number; elsewhere the walk goes down, and the leaves that it reaches
@@ -12,14 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dkgp.cluster.cache import worker_cache
+from dkgp.errors import MemoryBudgetError
 from dkgp.kernels.tiles.blocks import LANES
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.tiles.loops import FLUSH_COLUMNS, tile_matmat
 from dkgp.kernels.tiles.stages import BULGE, STEEPEST, VALUE, profile_at
 from dkgp.operators.base import FloatArray, IndexArray
 
-# Small, so that little is evaluated which lies beyond reach; a tile wants more rows than that, so a query holds several
-# leaves.
+# Small, so that little is evaluated that lies beyond reach; a tile needs more rows, so a query holds several leaves.
 LEAF_ROWS = 32
 QUERY_LEAVES = 4
 # The walk holds at most one node a level.
@@ -31,7 +32,7 @@ _EPS = 2.0**-52
 
 @dataclass(frozen=True)
 class KDTree:
-    """Points cut in two at the median of their widest feature, again and again.
+    """Points, cut in two at the median of their widest feature, recursively.
 
     Leaves hold `LEAF_ROWS` neighbours, but for the last one. Nodes are in preorder: a node's left child is the next.
     """
@@ -97,6 +98,27 @@ class KDTree:
     def leaf_starts(self, active: IndexArray) -> IndexArray:
         """Positions where each leaf begins in a sorted list of points, and the list's length: (leaves + 1,)."""
         return np.searchsorted(active, np.arange(self.n_leaves + 1) * LEAF_ROWS).astype(np.intp)
+
+
+def tree_bytes(n: int, d: int) -> int:
+    """Bytes of the tree over n samples that each process keeps: points, their order and places, and the nodes."""
+    nodes = 2 * -(-n // LEAF_ROWS)
+    return n * (8 * d + 16) + nodes * (16 * d + 24) + 8 * nodes
+
+
+def building_bytes(n: int, d: int) -> int:
+    """Bytes that making the tree takes besides: the inputs in blocks, joined, and by node."""
+    return 3 * 8 * n * d
+
+
+def require_room(n: int, d: int) -> None:
+    """Refuse a tree over n samples that this process's cache cannot keep, so that each product would build it anew."""
+    needed, budget = tree_bytes(n, d), worker_cache().budget_bytes
+    if needed > budget:
+        raise MemoryBudgetError(
+            f"the tree over {n:,} samples takes {needed:,} bytes in each process; its cache holds {budget:,}. Allow a "
+            "larger cache, or leave tree sums out"
+        )
 
 
 @cached_njit(nogil=True)
@@ -202,7 +224,7 @@ def sum_queries(  # type: ignore[no-untyped-def]
             constant[t], spent[t], rounded[t], mass[t] = 0.0, 0.0, 0.0, 0.0
             allowed[t] = errors[t] / magnitudes[0, t] if magnitudes[0, t] > 0.0 else 0.0
         # Down the tree: every part may cost its share of the weights.
-        found, taken, depth = 0, 0, 1
+        near_count, taken, depth = 0, 0, 1
         stack[0] = 0
         while depth > 0:
             depth -= 1
@@ -223,11 +245,12 @@ def sum_queries(  # type: ignore[no-untyped-def]
                 stack[depth], stack[depth + 1] = right[node], node + 1
                 depth += 2
             else:
-                near[found], near_half[found] = node, half
-                near_nearest[found], near_farthest[found] = nearest, farthest
-                found += 1
-        # Nearly all weights are far away and cost next to nothing; what they left buys leaves, the cheapest first.
-        for i in np.argsort(near_half[:found]):
+                near[near_count], near_half[near_count] = node, half
+                near_nearest[near_count], near_farthest[near_count] = nearest, farthest
+                near_count += 1
+        # Nearly all weights are far away and cost next to nothing; the error that remains goes to leaves, the cheapest
+        # first.
+        for i in np.argsort(near_half[:near_count]):
             node = near[i]
             fits = True
             for t in range(targets):
@@ -242,11 +265,11 @@ def sum_queries(  # type: ignore[no-untyped-def]
                     mass[t] += sensitive * magnitudes[node, t]
                 near[i] = -1
         kept = 0
-        for i in range(found):
+        for i in range(near_count):
             if near[i] >= 0:
                 near[kept], near_nearest[kept], near_farthest[kept] = near[i], near_nearest[i], near_farthest[i]
                 kept += 1
-        found = kept
+        near_count = kept
         for t in range(targets):
             out[t, start - base : start - base + count] = constant[t]
         # The rest, evaluated.
@@ -258,16 +281,16 @@ def sum_queries(  # type: ignore[no-untyped-def]
         part = part_held[: targets * padded].reshape(targets, padded)
         columns_of_query = 0
         i = 0
-        while i < found:
+        while i < near_count:
             stop, size = i, 0
-            while stop < found:
+            while stop < near_count:
                 leaf = first[near[stop]]
                 if size + starts[leaf + 1] - starts[leaf] > BATCH:
                     break
                 size += starts[leaf + 1] - starts[leaf]
                 stop += 1
             columns = columns_held[: d * size].reshape(d, size)
-            chosen = weights_held[: size * targets].reshape(size, targets)
+            near_weights = weights_held[: size * targets].reshape(size, targets)
             filled = 0
             while i < stop:
                 leaf = first[near[i]]
@@ -283,11 +306,11 @@ def sum_queries(  # type: ignore[no-untyped-def]
                     for f in range(d):
                         columns[f, filled] = points[active[c], f] - centre[f]
                     for t in range(targets):
-                        chosen[filled, t] = weights[c, t]
+                        near_weights[filled, t] = weights[c, t]
                     filled += 1
                 i += 1
             tile_matmat(
-                rows, nothing, columns, nothing, size, chosen, part, program, QUERY_LEAVES * LEAF_ROWS
+                rows, nothing, columns, nothing, size, near_weights, part, program, QUERY_LEAVES * LEAF_ROWS
             )  # fmt: skip
             for t in range(targets):
                 for row in range(count):

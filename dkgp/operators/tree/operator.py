@@ -20,7 +20,7 @@ from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.inputs import InputSource
 from dkgp.operators.tree.forest import WeightedTree, forest_of, require_few_features
-from dkgp.operators.tree.memory import require_room
+from dkgp.operators.tree.kd_tree import require_room
 
 # Regions differ in how many neighbours their samples have. Where tasks travel, each takes all weights with it.
 TASKS_PER_THREAD = {True: 4, False: 2}

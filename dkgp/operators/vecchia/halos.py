@@ -1,4 +1,7 @@
-"""Halos: the samples of lower order that are nearest to any sample of a leaf.
+"""The kd order of points, cut into leaves, and halos: the samples before a leaf that are nearest to any of its own.
+
+Points are cut in two at the median of their widest feature, recursively. Equal values are ordered by the sample's
+number, so that the order is the same in every process, duplicates included.
 
 Distances are those of the kernel's tiles: differences squared and summed in one order, so that the nearest samples do
 not depend on the processor. Leaves whose box is farther away than the nearest samples so far are skipped.
@@ -20,6 +23,45 @@ from dkgp.operators.base import IndexArray
 
 # Points that are compared with a leaf's own at a time.
 _ROWS = 256
+# Points that the widest feature is estimated from.
+_SAMPLED = 4096
+
+
+def leaf_count(n: int, leaf: int) -> int:
+    """Leaves of at most `leaf` samples."""
+    return -(-n // leaf)
+
+
+def kd_order(points: NDArray[np.float32], leaf: int) -> tuple[NDArray[np.int32], IndexArray]:
+    """Order points (n, e) by median splits on the widest feature, into leaves of at most `leaf` samples, nearly equal.
+
+    Returns the sample at each place (n,), ascending within a leaf, and the places where leaves begin, and n.
+    """
+    n = len(points)
+    order = np.arange(n, dtype=np.int32)
+    bounds = [0]
+    pending = [(0, n, leaf_count(n, leaf))]
+    while pending:
+        start, stop, leaves = pending.pop()
+        if leaves == 1:
+            bounds.append(stop)
+            continue
+        samples = order[start:stop].copy()
+        below = leaves // 2
+        size = (stop - start) * below // leaves
+        sampled = points[samples[:: -(-len(samples) // _SAMPLED)]]
+        keys = _keys(points[samples, int(sampled.var(axis=0, dtype=np.float64).argmax())])
+        first = keys < np.partition(keys, size)[size]
+        order[start : start + size], order[start + size : stop] = samples[first], samples[~first]
+        pending += [(start + size, stop, leaves - below), (start, start + size, below)]
+    return order, np.asarray(bounds, dtype=np.intp)
+
+
+def _keys(values: NDArray[np.float32]) -> NDArray[Any]:
+    """Integers that are ordered as values (m,) are, equal ones by their place."""
+    bits = (values + np.float32(0.0)).view(np.uint32)  # minus zero is zero
+    ascending = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.uint64)
+    return (ascending << np.uint64(32)) | np.arange(len(values), dtype=np.uint64)
 
 
 class OrderedPoints:
@@ -95,21 +137,21 @@ def _address(typing_context, array, offset):  # type: ignore[no-untyped-def]
 
 
 @cached_njit(nogil=True, fastmath=FAST_MATH)
-def _least_distances(panels: Any, starts: Any, stops: Any, own: Any, places: Any, distances: Any) -> None:
-    """Fill `places` with the ranges' places, and `distances` with min_j |point - own[j]|^2 of each.
+def _least_distances(panels: Any, starts: Any, stops: Any, leaf_points: Any, places: Any, distances: Any) -> None:
+    """Fill `places` with the ranges' places, and `distances` with min_j |point - leaf_points[j]|^2 of each.
 
-    Points lie in panels of `LANES`, feature by feature; `own` in whole tiles of columns, the last one repeated.
+    Points lie in panels of `LANES`, feature by feature; `leaf_points` in whole tiles of columns, the last one repeated.
     """
     prefer_full_vectors()
     features = panels.shape[1]
-    tile, greatest = np.empty((TILE_COLUMNS, _ROWS), own.dtype), np.empty(_ROWS, own.dtype)
+    tile, greatest = np.empty((TILE_COLUMNS, _ROWS), leaf_points.dtype), np.empty(_ROWS, leaf_points.dtype)
     filled = 0
     for k in range(len(starts)):
         first = starts[k] // LANES * LANES
         while first < stops[k]:
             rows = min(_ROWS, -(-(stops[k] - first) // LANES) * LANES)
             greatest[:] = -np.inf
-            for column in range(0, own.shape[0], TILE_COLUMNS):
+            for column in range(0, leaf_points.shape[0], TILE_COLUMNS):
                 fill_differences(
                     _address(tile, 0),
                     _ROWS,
@@ -117,7 +159,7 @@ def _least_distances(panels: Any, starts: Any, stops: Any, own: Any, places: Any
                     rows,
                     _address(panels, first * features),
                     features,
-                    _address(own, column * features),
+                    _address(leaf_points, column * features),
                 )
                 for j in range(TILE_COLUMNS):
                     for i in range(rows):

@@ -21,7 +21,7 @@ from dkgp.kernels import Features, TileEvaluator
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import blas, lapack
 
-# Rows of T that are kept with one width: beyond the last one's own column they hold zeros.
+# Rows of T that are stored with one width; zeros follow a row's last column.
 STRIP_ROWS = 64
 # Loops take so many rows at a time, and so many numbers of a row: rows and widths are whole multiples, zeros beyond.
 ROWS, LANES = 4, 16

@@ -20,8 +20,7 @@ from dkgp.operators.base import IndexArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.low_rank.factor import LowRankFactor, LowRankPreconditioner, low_rank_bytes
 from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, samples_drawn_from, stand_in
-from dkgp.operators.vecchia.factor import VecchiaFactor
-from dkgp.operators.vecchia.memory import vecchia_bytes
+from dkgp.operators.vecchia.factor import VecchiaFactor, vecchia_bytes
 from dkgp.solvers.conjugate.growth import MOST_LEVELS, Price
 from dkgp.solvers.conjugate.phases import conjugate_phases
 from dkgp.solvers.prices import Phase, Prices, Sizes, core_seconds

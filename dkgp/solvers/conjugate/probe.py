@@ -45,7 +45,7 @@ from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.operators.base import FloatArray
 from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, counted
 from dkgp.operators.vecchia.embedding import EMBEDDING_RANK, is_one_distance
-from dkgp.operators.vecchia.order import kd_order
+from dkgp.operators.vecchia.halos import kd_order
 from dkgp.solvers.conjugate.block import BlockDirections
 
 # Powers of m / n.

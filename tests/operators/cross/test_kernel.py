@@ -20,7 +20,7 @@ from dkgp.kernels import Kernel, Linear, SquaredExponential
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.cross import runs as runs_module
 from dkgp.operators.cross.kernel import CrossKernel
-from dkgp.operators.cross.memory import cross_bytes
+from dkgp.operators.cross.runs import cross_bytes
 from dkgp.operators.low_rank import products
 from dkgp.operators.low_rank.pivots import jitter
 from tests.cluster.executors.test_sums import on_dask

@@ -8,7 +8,7 @@ import pytest
 from dkgp.kernels import Matern32, SquaredExponential
 from dkgp.operators import ArrayInputs
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.tree.cross import cross_sums, near_order
+from dkgp.operators.tree.forest import cross_sums, near_order
 
 N = 900
 

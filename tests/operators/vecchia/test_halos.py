@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from dkgp.operators.vecchia import halos
-from dkgp.operators.vecchia.halos import OrderedPoints
-from dkgp.operators.vecchia.order import kd_order
+from dkgp.operators.vecchia.halos import OrderedPoints, kd_order
 
 
 def ordered(points: np.ndarray, leaf: int) -> OrderedPoints:

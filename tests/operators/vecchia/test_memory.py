@@ -11,8 +11,7 @@ from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import LocalExecutor
 from dkgp.kernels import SquaredExponential
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
-from dkgp.operators.vecchia.factor import VecchiaFactor
-from dkgp.operators.vecchia.memory import vecchia_bytes
+from dkgp.operators.vecchia.factor import VecchiaFactor, vecchia_bytes
 
 
 @pytest.mark.parametrize(("halo", "leaf", "rank"), [(200, 100, 0), (0, 130, 40), (150, 75, 64), (5000, 500, 0)])

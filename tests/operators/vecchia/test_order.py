@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dkgp.operators.vecchia.order import kd_order, leaf_count
+from dkgp.operators.vecchia.halos import kd_order, leaf_count
 
 
 @pytest.mark.parametrize(("n", "leaf"), [(1, 1), (7, 10), (100, 1), (1000, 64), (1013, 37)])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dkgp.operators.vecchia.leaf import Leaf, values_held
-from dkgp.operators.vecchia.scratch import ScratchFile
+from dkgp.operators.vecchia.leaves import ScratchFile
 
 
 def leaf(rng: np.random.Generator, halo: int, rows: int, rank: int) -> Leaf:

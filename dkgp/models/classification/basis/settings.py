@@ -10,8 +10,7 @@ from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError
 from dkgp.models.classification.prototypes import PROTOTYPES, check_prototypes
 from dkgp.models.memory import Memory, mib, remainder
-from dkgp.operators.cross.memory import cross_bytes
-from dkgp.operators.cross.runs import MOST_RUNS, piece_rows
+from dkgp.operators.cross.runs import MOST_RUNS, cross_bytes, piece_rows
 from dkgp.solvers.basis_risk.minimise import MOST_BLOCK_ROWS
 from dkgp.solvers.basis_risk.problem import GRAM_BYTES
 from dkgp.solvers.basis_risk.state import MOST_PAIRS
