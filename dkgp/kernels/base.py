@@ -311,6 +311,11 @@ class Kernel(ABC):
 
     # ---------------------------------------------------------------------------------------------- for subclasses
 
+    def settle(self, **values: Any) -> None:
+        """Replace the fields of a frozen dataclass by their checked values."""
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
     def one_side(self, values: ArrayLike) -> FloatArray:
         """Rows as (a, d) float64; `InputError` where they do not fit the kernel."""
         rows = np.asarray(values, dtype=np.float64)

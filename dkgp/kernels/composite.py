@@ -67,7 +67,7 @@ class _Parts(Composite):
                 f"the parts of a {self.type_name} must have the same number of features; got {sorted(counts)}. "
                 "Give a kernel of some features its place with kernel.on(features, n_features)"
             )
-        object.__setattr__(self, "parts", tuple(flat))
+        self.settle(parts=tuple(flat))
 
     @property
     def children(self) -> tuple[Kernel, ...]:

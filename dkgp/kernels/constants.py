@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from dkgp.errors import InputError
 from dkgp.kernels.base import FloatArray, Kernel, Parameter, Pullback, Settings, register_kernel, require_positive
-from dkgp.kernels.fields import VARIANCE_BOUNDS, PlainKernel, known_settings
+from dkgp.kernels.fields import VARIANCE_BOUNDS, PlainKernel, checked_features, known_settings
 from dkgp.kernels.program import ProgramBuilder
 from dkgp.kernels.spectrum import RandomFeatures, Waves
 
@@ -25,11 +25,8 @@ class _Featureless(PlainKernel):
     featureless: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self.settle(variance=require_positive("the kernel's variance", self.variance))
-        count = self.n_features
-        if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 0:
-            raise InputError(f"n_features must be a whole number from 1, or left out; got {count!r}")
-        self.settle(n_features=int(count))
+        variance = require_positive("the kernel's variance", self.variance)
+        self.settle(variance=variance, n_features=checked_features(self.n_features))
 
     @property
     def stationary(self) -> bool:

@@ -107,11 +107,14 @@ class DistanceKernel(LengthScaleKernel):
 
     def __call__(self, A: ArrayLike, B: ArrayLike) -> FloatArray:
         """Evaluate all pairs by direct differences in float64; see `Kernel.__call__`."""
-        left, right = self.rows(A, B)
+        return self.variance * self.profile(self.scaled_distances(*self.rows(A, B)))
+
+    def scaled_distances(self, left: FloatArray, right: FloatArray) -> FloatArray:
+        """s of all pairs of rows (a, d) and (b, d), by direct differences: (a, b)."""
         s = np.zeros((left.shape[0], right.shape[0]))
         for column, weight in enumerate(self.feature_gamma):
             s += weight * (left[:, None, column] - right[None, :, column]) ** 2
-        return self.variance * self.profile(s)
+        return s
 
     def diagonal(self, A: ArrayLike) -> FloatArray:
         """k(x, x) = v f(0) for each row of `A`."""

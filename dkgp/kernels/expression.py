@@ -1,8 +1,8 @@
 """Kernels as text: `"matern32 + linear"`, `"rbf['lat', 'lon'] * periodic['day'](period=0.8) + 0.5 * constant + white"`.
 
-The text is read as a Python expression, and of Python only names, +, *, numbers, feature brackets and named settings
-are understood; nothing is ever evaluated. What a name stands for, and which settings it takes, its kernel says.
-`kernel_text` writes a kernel down again, with the numbers of its parts.
+The text is parsed as a Python expression, of which only names, +, *, numbers, feature brackets and named settings are
+accepted; nothing is ever evaluated. The kernel of a name defines its settings. `kernel_text` writes a kernel as text
+again, with the numbers of its parts.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def checked_features(n_features: Any, **per_feature: tuple[float, ...]) -> int:
     """Number of features: `n_features`, or where that is 0 as many as there are values."""
     if isinstance(n_features, bool) or not isinstance(n_features, int | np.integer) or n_features < 0:
         raise InputError(f"n_features must be a whole number from 1, or left out; got {n_features!r}")
-    total = int(n_features) or max(len(values) for values in per_feature.values())
+    total = int(n_features) or max((len(values) for values in per_feature.values()), default=0)
     for name, values in per_feature.items():
         if len(values) not in (1, total):
             raise InputError(f"{name} needs one value for each of {total} features, or one for all; got {len(values)}")
@@ -119,11 +119,6 @@ class PlainKernel(Kernel):
 
     # Numbers that a description must give although they have a default.
     required: ClassVar[tuple[str, ...]] = ()
-
-    def settle(self, **values: Any) -> None:
-        """Put checked values in the place of the fields as they were given."""
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
 
     def to_json(self) -> dict[str, Any]:
         """`{"type": ..., "variance": v, "gamma": [...]}` and so on; `n_features` where no list tells."""

@@ -6,7 +6,7 @@ values; the other steps combine the tiles on the stack. A sum of two kernels so 
 addition within the cache.
 
 A leaf applies its `Profile`, which a kernel's own file declares, to its inputs: the compiled loop over entries, how it
-rounds, and how fast it falls. The loops, the bounds on their errors and the tree sums read all this from there.
+rounds, and how fast it falls. The loops, the bounds on their errors and the tree sums read these from the profile.
 """
 
 from __future__ import annotations

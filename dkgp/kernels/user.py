@@ -1,8 +1,8 @@
 """A kernel that is a user's own plain function, compiled when it is used.
 
 The function is written for numbers: `def cauchy(s): return 1.0 / (1.0 + s)`. Stores and hyperparameter files never hold
-code, only the name that a function was registered under; whoever reads one registers the function first. To workers
-the function itself travels, with the kernel.
+code, only the name that a function was registered under; a process that reads a name registers the function first. The
+function itself travels to workers, with the kernel.
 """
 
 from __future__ import annotations
@@ -104,18 +104,17 @@ class UserKernel(Kernel):
         if self.derivative is not None and not callable(self.derivative):
             raise InputError(f"its derivative must be callable; got {self.derivative!r}")
         if self.name is None:
-            object.__setattr__(self, "name", name_of_function(self.function))
-        object.__setattr__(self, "variance", require_positive("the kernel's variance", self.variance))
+            self.settle(name=name_of_function(self.function))
+        self.settle(variance=require_positive("the kernel's variance", self.variance))
         if self.of == "pair":
             if self.gamma != () or self.derivative is not None:
                 raise InputError("a function of two rows has no gamma and no derivative in s; leave both out")
             if not self.n_features:
                 raise InputError("a function of two rows needs n_features, the number of features of a row; got none")
-            object.__setattr__(self, "n_features", checked_features(self.n_features))
+            self.settle(n_features=checked_features(self.n_features))
         else:
             gamma = checked_per_feature("gamma", self.gamma, zero=True)
-            object.__setattr__(self, "gamma", gamma)
-            object.__setattr__(self, "n_features", checked_features(self.n_features, gamma=gamma))
+            self.settle(gamma=gamma, n_features=checked_features(self.n_features, gamma=gamma))
         self._probe()
 
     @classmethod
@@ -156,14 +155,13 @@ class UserKernel(Kernel):
     def __call__(self, A: ArrayLike, B: ArrayLike) -> FloatArray:
         """Call the function for each pair, in Python; see `Kernel.__call__`."""
         left, right = self.rows(A, B)
+        values: FloatArray
         if self.of == "pair":
             values = np.array([[float(self.function(a, b)) for b in right] for a in left]).reshape(
                 len(left), len(right)
             )
         else:
-            s = np.zeros((left.shape[0], right.shape[0]))
-            for column, weight in enumerate(self._plain().feature_gamma):
-                s += weight * (left[:, None, column] - right[None, :, column]) ** 2
+            s = self._plain().scaled_distances(left, right)
             values = np.array([float(self.function(float(value))) for value in s.ravel()]).reshape(s.shape)
         return self.variance * values
 

@@ -56,7 +56,7 @@ class Scaled(_Wrapped):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "scale", require_positive("the scale of a kernel", self.scale))
+        self.settle(scale=require_positive("the scale of a kernel", self.scale))
 
     def __call__(self, A: ArrayLike, B: ArrayLike) -> FloatArray:
         """Multiply the kernel's values; see `Kernel.__call__`."""
@@ -163,8 +163,7 @@ class ActiveDimensions(_Wrapped):
                 f"a kernel of {self.kernel.n_features} features cannot be on {len(features)}, {list(features)}; "
                 "expected one feature for each of the kernel's"
             )
-        object.__setattr__(self, "features", features)
-        object.__setattr__(self, "n_features", total)
+        self.settle(features=features, n_features=total)
 
     def __call__(self, A: ArrayLike, B: ArrayLike) -> FloatArray:
         """The kernel's values on its columns; see `Kernel.__call__`."""

@@ -27,8 +27,9 @@ from dkgp.cluster import LocalExecutor
 from dkgp.cluster.threads import available_cores
 from dkgp.errors import InputError
 from dkgp.kernels import Features, Kernel, SquaredExponential, TileEvaluator
-from dkgp.kernels.tiles.code_cache import FILLED_FOLDER, SOURCES_STAMP, cache_folder, compile_target
+from dkgp.kernels.tiles.code_cache import FILLED_FOLDER, SOURCES_STAMP, cache_folder
 from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.kernels.tiles.kept_code import compile_target
 from dkgp.kernels.tiles.stages import stage_address, stage_names
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, TreeKernelOperator
 from dkgp.operators.low_rank.products import FactorRows

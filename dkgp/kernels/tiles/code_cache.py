@@ -1,13 +1,13 @@
-"""Compiled code that is kept on disk, and thrown away when any source it was made of has changed.
+"""Compiled code that is kept on disk, and dropped when any source that it was made of has changed.
 
-Numba keeps compiled code beside the function's own file and looks at that file alone, while the code also holds what
-was called and inlined from others. Here the stamp on kept code covers all files whose functions are inlined elsewhere,
-so that an upgrade never runs loops with the arithmetic of the version before. Those are the files of `dkgp.kernels` and
-the function's own; a compiled function of dkgp is decorated with `cached_njit`, wherever it is.
+Numba keeps compiled code beside a function's file and checks that file alone, while the code also holds functions that
+were inlined from other files. Here the stamp on kept code covers all files of `dkgp.kernels` and the function's own, so
+that an upgrade never runs loops with the arithmetic of the version before. Every compiled function of dkgp is decorated
+with `cached_njit`.
 
 Any number of processes may fill one cache. While one of them compiles a function the others wait, and read it: so
 helpers can compile ahead of a run in the background. A folder that was filled beforehand
-(`dkgp.kernels.tiles.kept_code`) is looked at first and never written.
+(`dkgp.kernels.tiles.kept_code`) is read first and never written.
 """
 
 from __future__ import annotations
@@ -29,21 +29,10 @@ from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
 
-from dkgp.kernels.tiles.kept_code import compile_target, describe, kept_folder
+from dkgp.kernels.tiles.kept_code import describe, kept_folder
 
-__all__ = [
-    "FILLED_FOLDER",
-    "SOURCES_STAMP",
-    "c_function",
-    "cache_folder",
-    "cached_njit",
-    "compile_target",
-    "describe_here",
-    "is_stamped",
-]
-
-# What one function takes to compile, and much more on a machine that is busy; a process that holds a place longer has
-# failed at it, and each compiles for itself.
+# Much more than one function takes to compile, on a busy machine too: a process that holds a place for longer has
+# failed, and the others compile for themselves.
 _WAIT_SECONDS = 120.0
 _POLL_SECONDS = 0.02
 _LOCK_FILE = "dkgp.lock"

@@ -1,4 +1,4 @@
-"""From a kernel's tile program to the table of stages that the compiled loops run.
+"""Encoding of a kernel's tile program: the table of stages that the compiled loops run.
 
 The steps become an expression first. Constants are folded into the terms that they multiply, so a sum of two scaled
 kernels costs one pass over the tile beside its two profiles, and factors of the whole kernel cost nothing. A product of
@@ -39,8 +39,7 @@ EXPANDED_UP_TO_SQUARED_NORM = 64.0
 # that one of them may get: beside values of one, 2**-24 is a rounding of float32.
 LOWEST_EXPONENT = {4: -96.0, 8: -960.0}
 HIGHEST_FLOOR = -24.0
-# Roundings that are the same share of every squared distance, or dot product: of a scale, counted on both sides, and
-# others that are not counted input by input.
+# Roundings of every squared distance or dot product that are not counted input by input, such as those of scales.
 SCALE_ROUNDINGS = 12
 # Entries of a smaller kernel may be no numbers of sixteen digits any more.
 LEAST_PRODUCT = 1e-280
@@ -338,7 +337,7 @@ def _check_group(number: int, group: InputGroup, n_features: int) -> None:
 
 
 def require_digits(kernel: Kernel) -> None:
-    """Refuse products and multiples, anywhere in a kernel, that may come so near to zero on their way that digits go.
+    """Refuse products and multiples, anywhere in a kernel, whose intermediate values may be too small for all digits.
 
     Magnitudes are k(x, x) at inputs of one standard deviation each; the error names them. Profiles, weights and
     amplitudes may be multiplied in any order: the least product of any order is that of the magnitudes below one.

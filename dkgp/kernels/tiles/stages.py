@@ -29,7 +29,7 @@ from dkgp.kernels.vector_math import FAST_MATH, fma, prefer_full_vectors, stay_a
 
 # Parameters of an entry stage; the last is the floor of the exponent.
 PARAMETERS = 3
-# Where `falling_functions` holds the address of which of a `Profile`'s functions.
+# Places of a `Profile`'s functions among the addresses of `falling_functions`.
 VALUE, STEEPEST, BULGE = range(3)
 
 
