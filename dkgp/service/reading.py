@@ -1,8 +1,8 @@
-"""JSON of others, read into dataclasses by pydantic: strict, finite, of bounded length, and wrong by field.
+"""JSON from outside, read into dataclasses by pydantic: strict, finite, of bounded length; errors name the field.
 
-pydantic's `TypeAdapter` cannot be asked for a job's dataclass itself: it takes strictness from the class, which would
-then know of the service, it would read the cluster, and which options a solver has is known only at run time. So it is
-asked for a model with the same fields, whose values then make the dataclass, with its own checks.
+pydantic's `TypeAdapter` cannot read a job's dataclass itself: strictness is a setting of the class, which would then
+know of the service; it would read the cluster too; and the options of a solver are known only at run time. So it reads
+a model with the same fields, whose values then make the dataclass, with its own checks.
 """
 
 from __future__ import annotations

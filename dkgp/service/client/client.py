@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import dkgp.errors
 from dkgp.commands.reporting.documents import Document
 from dkgp.errors import DkgpError, InputError, ServiceError, UsageError, WaitTimeoutError
-from dkgp.service.client.patience import Patience
-from dkgp.service.client.transport import TRANSIENT_STATUSES, open_connection, transport_error
+from dkgp.service.client.transport import TRANSIENT_STATUSES, Patience, open_connection, transport_error
 from dkgp.service.queue.records import TERMINAL, JobStateError, QueueFullError, UnknownJobError
 
 if TYPE_CHECKING:
@@ -28,10 +27,11 @@ WAIT_POLL_SECONDS = (0.1, 2.0)
 class ServiceClient:
     """Calls a jobs service.
 
-    A call that finds nobody, a torn connection or a busy service is repeated, with growing pauses, for `retry_seconds`.
-    Repeating is harmless: a submission carries a key by which the service knows it again. `tell` takes what the user
-    should know, such as that there is no answer yet. Where `is_there` says that the service of the token no longer
-    listens, nothing is sent; `transport` answers instead of the network. An address that is none is a `UsageError`.
+    A call that gets no answer, loses its connection or meets a busy service is repeated, with growing pauses, for
+    `retry_seconds`. Repeating is harmless: a submission carries a key by which the service recognises it. `tell` is
+    called with what the user should know, such as that there is no answer yet. Nothing is sent once `is_there` says
+    that the service of the token no longer listens; `transport` answers instead of the network. A malformed address is
+    a `UsageError`.
     """
 
     def __init__(
@@ -290,12 +290,7 @@ def _error_of(response: httpx.Response, url: str) -> DkgpError:
     expected = by_status.get(status, ServiceError)
     named = getattr(dkgp.errors, kind, None)
     # The same error has the same exit code here as where the command is run itself.
-    if (
-        status in (403, 422)
-        and kind in dkgp.errors.__all__
-        and isinstance(named, type)
-        and issubclass(named, DkgpError)
-    ):
+    if status in (403, 422) and isinstance(named, type) and issubclass(named, DkgpError):
         try:
             return named(message)
         except TypeError:

@@ -1,13 +1,15 @@
-"""The client's connection: where it may go, what it carries, and its failures in words."""
+"""The client's connection: where it may go, what it carries, how long it is tried again, and its failures in words."""
 
 from __future__ import annotations
 
+import random
 import ssl
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from dkgp.errors import MissingExtraError, ServiceError, UsageError
+from dkgp.errors import DkgpError, MissingExtraError, ServiceError, UsageError
 from dkgp.service.settings import check_token, is_loopback_address
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 TRANSIENT_STATUSES = frozenset({429, 502, 503, 504})
 
 TIMEOUT_SECONDS = 30.0
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 5.0
 
 
 class _FinalServiceError(ServiceError):
@@ -98,3 +102,39 @@ def _checked_host(url: str) -> str:
     if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
         raise UsageError(f"{url!r} is no address of a service; expected http://host:port or https://host:port")
     return host
+
+
+class Patience:
+    """Pauses after failures that may pass by themselves, for so many seconds; `tell` is called with the first one.
+
+    tenacity would not do: its deadline belongs to one call and counts from the first attempt, while this one counts
+    from the first failure since anything went well, in the middle of a stream too.
+    """
+
+    def __init__(self, seconds: float, tell: Callable[[str], None]) -> None:
+        self.failures = 0
+        self._seconds, self._tell = seconds, tell
+        self._since = 0.0
+
+    def reset(self) -> None:
+        """Begin anew: something went well."""
+        self.failures = 0
+
+    def after_failure(self, error: DkgpError, wanted_pause: float | None = None) -> None:
+        """Pause, as long at least as the other side asked for; raise the error where the deadline has passed.
+
+        An error whose attribute `transient` is false is raised at once.
+        """
+        now = time.monotonic()
+        if not self.failures:
+            self._since = now
+        remaining = self._since + self._seconds - now
+        if remaining <= 0 or not getattr(error, "transient", True):
+            raise error
+        if not self.failures:
+            self._tell(f"{error}; trying again for {self._seconds:.0f} s")
+        pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(self.failures, 16), LONGEST_PAUSE_SECONDS)
+        # Spread, so that many clients of one service that comes back do not all come back at once.
+        pause *= random.uniform(0.5, 1.0)
+        self.failures += 1
+        time.sleep(min(max(pause, wanted_pause or 0.0), remaining))

@@ -22,7 +22,7 @@ from dkgp.service.queue.records import JobRecord, State
 
 StopReason = Literal["cancel", "deadline", "stop"]
 
-# Looked at for one whose lock is free; the lock of a waiting job is held for moments only, while its process ends.
+# Jobs that are tried for a free lock; the lock of a waiting job is held for moments only, while its process ends.
 CLAIM_CANDIDATES = 20
 
 

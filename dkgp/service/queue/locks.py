@@ -1,4 +1,4 @@
-"""Locks between processes that the kernel lets go when their holder dies, however it dies."""
+"""Locks between processes, which the kernel releases when their holder dies, however it dies."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class FileLock:
             is_same_file = os.path.samestat(os.fstat(handle), os.stat(path))
             if not is_same_file:
                 return None
-            # Free of effect where this very open file holds the lock already.
+            # No effect where this very open file holds the lock already.
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.set_inheritable(handle, False)
         except OSError:

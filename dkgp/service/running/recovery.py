@@ -1,13 +1,14 @@
 """Recovery of a job's attempt from what earlier attempts of the same job left.
 
-Before a job runs for the first time, the runner notes what lies at the places the job writes to. Later attempts
-compare: what is not as it was then is this job's own work. Where that is unfinished they go on with it. Where it is
-complete (the process died after finishing its output, before it recorded that) it counts as done and is not made again.
+Before a job runs for the first time, the runner notes what lies at the places that the job writes to. What has changed
+since is the job's work. Later attempts go on with it where it is unfinished. Where it is complete (the process died
+after finishing its output, before it recorded that) it counts as done and is not made again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -39,6 +40,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", "TrainJob", "SparseJob", "ClassifyJob")
 
+# What returns the document of a run whose model is finished; loaded only where it is needed.
+_FINISHED = {
+    "TrainJob": ("dkgp.commands.train", "finished_training"),
+    "SparseJob": ("dkgp.commands.sparse", "finished_sparse"),
+    "ClassifyJob": ("dkgp.commands.classify", "finished_classify"),
+}
+
 # What tells one version of an object from the next, under the names that the file systems give it.
 _TELLING = ("ino", "mtime", "size", "ETag", "etag", "LastModified", "last_modified", "updated", "generation")
 
@@ -68,13 +76,15 @@ class Traces:
 
     def is_own(self, url: str) -> bool:
         """True if something is there that some attempt of this job made."""
-        before, now = self._first.get(url, {}), self._now[url]
-        return bool(now) and not (before.items() & now.items())
+        return self._changed_since(self._first, url)
 
     def is_new(self, url: str) -> bool:
         """True if something is there that was made since the user last submitted or resumed the job."""
-        before, now = self._latest.get(url, {}), self._now[url]
-        return bool(now) and not (before.items() & now.items())
+        return self._changed_since(self._latest, url)
+
+    def _changed_since(self, before: Mapping[str, dict[str, str]], url: str) -> bool:
+        now = self._now[url]
+        return bool(now) and not (before.get(url, {}).items() & now.items())
 
     def is_free(self, url: str) -> bool:
         """True if nothing is there that is not this job's."""
@@ -111,29 +121,11 @@ def going_on(job: Any, traces: Traces, reporter: Reporter) -> Job | Document:
     return _GOING_ON[command](job, traces, reporter)
 
 
-def _train(job: TrainJob, traces: Traces, reporter: Reporter) -> Job | Document:
-    from dkgp.commands.train import finished_training
-
-    return _trained(job, traces, reporter, finished_training)
-
-
-def _sparse(job: SparseJob, traces: Traces, reporter: Reporter) -> Job | Document:
-    from dkgp.commands.sparse import finished_sparse
-
-    return _trained(job, traces, reporter, finished_sparse)
-
-
-def _classify(job: ClassifyJob, traces: Traces, reporter: Reporter) -> Job | Document:
-    from dkgp.commands.classify import finished_classify
-
-    return _trained(job, traces, reporter, finished_classify)
-
-
-def _trained(
-    job: T, traces: Traces, reporter: Reporter, finished: Callable[[T, Reporter], Document | None]
-) -> T | Document:
+def _trained(job: T, traces: Traces, reporter: Reporter) -> T | Document:
+    """A training run: one that is done returns its document; otherwise it resumes from a whole checkpoint."""
     if traces.is_new(job.out):
-        document = finished(job, reporter)
+        module, function = _FINISHED[type(job).__name__]
+        document: Document | None = getattr(importlib.import_module(module), function)(job, reporter)
         if document is not None:
             return document
     _clear(job.out, traces, reporter)
@@ -163,9 +155,9 @@ def _evaluate(job: EvaluateJob, traces: Traces, reporter: Reporter) -> Job | Doc
 
 
 _GOING_ON: dict[str, Callable[[Any, Traces, Reporter], Job | Document]] = {
-    "train": _train,
-    "sparse": _sparse,
-    "classify": _classify,
+    "train": _trained,
+    "sparse": _trained,
+    "classify": _trained,
     "tune": _tune,
     "predict": _predict,
     "evaluate": _evaluate,

@@ -1,4 +1,4 @@
-"""Starts a process for each job, watches it, ends it where that is asked for, takes over what a dead service left.
+"""Starts a process for each job, watches it, ends it on request, and takes over the jobs of a dead service.
 
 Every running job is looked after by one service, named in its row. A service holds a lock as long as it lives; when
 that lock is free, another service on the same queue adopts its jobs. The jobs' processes do not notice.
@@ -108,10 +108,10 @@ class Supervisor:
             self._presence = None
 
     def wake(self) -> None:
-        """Look at the queue now: a job was submitted, or is to be cancelled."""
+        """Look at the queue now: a job was submitted or cancelled."""
         self._wake.set()
 
-    # A round of the loop: see to the jobs that run, then fill the places that are free.
+    # A round of the loop: look after the jobs that run, then start others where there is room.
 
     def _loop(self) -> None:
         while not self._stopping.is_set():
@@ -158,7 +158,7 @@ class Supervisor:
             if stop_reason is not None:
                 self._end(job, stop_reason, kill)
         for key, child in list(self._children.items()):
-            # Its own record was enough: this only lets the process go.
+            # The process has recorded its end: this only reaps it.
             if key not in {(job.id, job.attempt) for job in running} and child.poll() is not None:
                 del self._children[key]
                 self._asked_at.pop(key, None)

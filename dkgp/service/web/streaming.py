@@ -1,7 +1,7 @@
 """Streams of a job's events: any number of followers, one thread that looks at the files for all of them.
 
-Not by sse-starlette: of this file it would do the blank line that keeps a silent stream alive (two lines), and it
-speaks another format, server-sent events, where callers read one JSON object a line with whatever reads lines.
+sse-starlette would replace two lines of this file, the blank line that keeps a silent stream alive. It writes
+server-sent events, while callers here read one JSON object a line.
 """
 
 from __future__ import annotations

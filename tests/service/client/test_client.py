@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from dkgp.errors import DkgpError, ExitCode, InputError, MemoryBudgetError, ServiceError, UsageError, WaitTimeoutError
-from dkgp.service.client import patience
+from dkgp.service.client import transport as patience
 from dkgp.service.client.client import ServiceClient, exit_code_of
 from dkgp.service.client.transport import is_this_machine
 from dkgp.service.queue.records import JobStateError, QueueFullError, UnknownJobError
