@@ -35,15 +35,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _LAYERS = ("cluster", "data", "errors", "estimators", "kernels", "models", "operators", "solvers")
-_ESTIMATORS = (
-    "ConjugateDirectionsPursuit",
-    "FixedSizeLSSVC",
-    "GPClassifier",
-    "GPRegressor",
-    "KernelLogisticClassifier",
-    "LSSVC",
-    "SparseGPRegressor",
-)
+_ESTIMATORS = tuple(sorted({*__all__} - {"__version__"}))
 
 
 def __getattr__(name: str) -> Any:

@@ -6,14 +6,12 @@ import click
 
 from dkgp import __version__
 from dkgp.cli.bench import bench
-from dkgp.cli.info import info
-from dkgp.cli.ingest import ingest
 from dkgp.cli.job_commands import classify, demo, evaluate, plan, predict, pursue, sparse, train, tune
 from dkgp.cli.options import examples
+from dkgp.cli.plain_commands import info, ingest, warm_up
 from dkgp.cli.service.jobs import cancel, jobs, logs, resume, status, wait
 from dkgp.cli.service.serve import serve
 from dkgp.cli.service.submit import submit
-from dkgp.cli.warm_up import warm_up
 
 
 @click.group(

@@ -22,17 +22,6 @@ def examples(*lines: str) -> str:
     return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def together(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
-    """Return the decorators as one, the first of them the outermost."""
-
-    def decorate(function: F) -> F:
-        for decorator in reversed(decorators):
-            function = decorator(function)
-        return function
-
-    return decorate
-
-
 def cluster_options(function: F) -> F:
     """Add the options that say where the work runs; `cluster_from` takes the values."""
 
@@ -57,13 +46,3 @@ def cluster_from(options: dict[str, Any]) -> ClusterOptions:
     fields = options_of(ClusterOptions)
     values = read_options(fields, {name: options.pop(option.name) for name, option in fields.items()})
     return configured_options({**values, "settings": dict(values.get("settings", ()))})
-
-
-def overwrite_option(function: F) -> F:
-    """`--overwrite`."""
-    return click.option("--overwrite", is_flag=True, help="Replace outputs that exist.")(function)
-
-
-def seed_option(function: F) -> F:
-    """`--seed`."""
-    return click.option("--seed", type=int, default=0, show_default=True, help="Of all random draws.")(function)

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dkgp.cli.options import together
-
 if TYPE_CHECKING:
     from dkgp.commands.reporting.progress import Reporter
     from dkgp.service.client.client import ServiceClient
@@ -25,7 +23,7 @@ FOLLOW_RETRY_SECONDS = 600.0
 
 def service_options(function: F) -> F:
     """Add the options that say where the service is and how to be let in; `client_from` takes the values."""
-    return together(
+    options = (
         click.option(
             "--service",
             metavar="URL",
@@ -44,7 +42,10 @@ def service_options(function: F) -> F:
             metavar="SECONDS",
             help="How long to try while the service does not answer.  [default: 15; 600 where a job is waited for]",
         ),
-    )(function)
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
 
 
 def client_from(options: dict[str, Any], reporter: Reporter, *, patient: bool = False) -> ServiceClient:

@@ -1,4 +1,4 @@
-"""`dkgp ingest`."""
+"""Commands whose options are written here and not declared by a job: `dkgp ingest`, `dkgp info`, `dkgp warm-up`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dkgp.cli.declared import DeclaredCommand, click_option, declared_options
-from dkgp.cli.options import examples, overwrite_option, seed_option
+from dkgp.cli.options import examples
 from dkgp.cli.running import runs
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ def _formats() -> dict[str, str]:
 @click.option("--test-out", metavar="STORE", help="Where the test samples go.")
 @declared_options(_format_options)
 @click.option("--chunk-rows", type=int, help="Rows of a chunk.  [default: about 8192]")
-@seed_option
-@overwrite_option
+@click.option("--seed", type=int, default=0, show_default=True, help="Of all random draws.")
+@click.option("--overwrite", is_flag=True, help="Replace outputs that exist.")
 @runs()
 def ingest(reporter: Reporter, **options: Any) -> Document:
     """Read SOURCES (files, globs, folders, URLs) into the dataset store OUT.
@@ -81,3 +81,46 @@ def ingest(reporter: Reporter, **options: Any) -> Document:
     of_format = {name: options.pop(name) for name in format_options()}
     features = [name.strip() for group in options.pop("features") for name in group.split(",") if name.strip()]
     return run_ingest(IngestJob(features=tuple(features) or None, options=of_format, **options), reporter)
+
+
+@click.command(epilog=examples("dkgp info model.zarr --json", "dkgp info"))
+@click.argument("location", required=False)
+@runs()
+def info(reporter: Reporter, location: str | None) -> Document:
+    """Describe a store, checkpoint folder or hyperparameter file at LOCATION; without one, this installation."""
+    from dkgp.commands.info import InfoJob, run_info
+
+    return run_info(InfoJob(location), reporter)
+
+
+@click.command(
+    "warm-up",
+    epilog=examples(
+        "dkgp warm-up",
+        "dkgp warm-up --into /opt/dkgp/compiled --target x86-64-v3",
+    ),
+)
+@click.option(
+    "--into",
+    metavar="FOLDER",
+    help="A folder to be read only, by processes in whose environment DKGP_COMPILED=FOLDER.  [default: the cache that "
+    "runs of this user use: NUMBA_CACHE_DIR, or beside dkgp's files]",
+)
+@click.option(
+    "--target",
+    type=click.Choice(["host", "x86-64-v3"]),
+    default="host",
+    show_default=True,
+    help="Processor to compile for: this machine's own, or any with AVX2 and fused multiply-add. With --into.",
+)
+@click.option("--processes", type=click.IntRange(1), help="How many compile at the same time.  [default: one a core]")
+@runs()
+def warm_up(reporter: Reporter, **options: Any) -> Document:
+    """Compile beforehand all that runs would compile first, and say where it is and how long it took.
+
+    For administrators: of images, of shared environments, of machines that are about to be timed. A run compiles what
+    it needs by itself, once, in the background as far as it can. Users' kernel functions are compiled in each process.
+    """
+    from dkgp.commands.warm_up import WarmUpJob, run_warm_up
+
+    return run_warm_up(WarmUpJob(**options), reporter)
