@@ -17,34 +17,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from dkgp.data.remote.addresses import is_local, join, normalise_url, shown
+# Addresses and what lies there go together: whoever reads or writes needs both.
+from dkgp.data.remote.addresses import is_local as is_local
+from dkgp.data.remote.addresses import join as join
+from dkgp.data.remote.addresses import normalise_url as normalise_url
+from dkgp.data.remote.addresses import shown as shown
 from dkgp.data.remote.claims import CLAIM_NAME, Claim
 from dkgp.data.remote.object_store import backend, call, open_remote, put, remove_many
 from dkgp.data.types import Location
 from dkgp.errors import OutputExistsError, StorageError
-
-__all__ = [
-    "exists",
-    "expand_glob",
-    "filesystem",
-    "is_file",
-    "is_folder",
-    "is_local",
-    "join",
-    "list_folder",
-    "list_object_bytes",
-    "normalise_url",
-    "object_bytes",
-    "open_object",
-    "read_object",
-    "remove_object",
-    "remove_store",
-    "remove_tree",
-    "shown",
-    "sync_tree",
-    "translate_write_errors",
-    "write_object",
-]
 
 TEMPORARY_PREFIX = ".dkgp-temporary-"
 _REMOVED_AT_ONCE = 1000

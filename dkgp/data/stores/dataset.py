@@ -15,7 +15,7 @@ import numpy as np
 from dkgp.data.classes import code_map, codes_of_numbers, codes_of_targets, plain_names, signs_of
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import StoredArray, row_ranges
-from dkgp.data.stores.manifest import check_complete, read_manifest
+from dkgp.data.stores.manifest import check_complete, described_whole, read_manifest
 from dkgp.data.stores.standardisation import Standardisation
 from dkgp.data.types import FloatArray, IntArray, Json, Location, quoted
 from dkgp.errors import InputError, StoreError
@@ -83,9 +83,9 @@ class Dataset:
         # Which stored columns a read takes, in which order, before anything is dropped by the standardisation.
         self._input_columns: IntArray | None = None
         self._target_columns: IntArray | None = None
-        # How a read turns targets into codes of another training set's classes: by own code (-1: none), or by name.
+        # How a read turns targets into codes of another training set's classes: by stored code (-1: none), or by name.
         self._recoding: IntArray | Literal["by name"] | None = None
-        # Of how many classes a read turns codes into signs; None where it does not.
+        # Number of classes whose codes a read turns into signs; None where it does not.
         self._signs: int | None = None
 
     @property
@@ -347,7 +347,5 @@ def open_dataset(url: Location) -> Dataset:
     address = normalise_url(url)
     manifest = read_manifest(address, DATASET_KIND)
     check_complete(address, manifest)
-    try:
+    with described_whole(address, "write the store again"):
         return Dataset(address, manifest)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise StoreError(f"The manifest of '{address}' lacks {error}; write the store again.") from error

@@ -7,10 +7,11 @@ A store without a manifest was never finished, and is refused.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -32,7 +33,7 @@ from dkgp.data.types import Json
 from dkgp.errors import OutputExistsError, StorageError, StoreError
 
 MANIFEST_NAME = "dkgp-manifest.json"
-# Of each kind of store, that which is written; older ones are read. Datasets: 2 may name classes and weigh
+# The format of each kind of store that is written; older ones are read. Datasets: 2 may name classes and weigh
 # samples. Predictions: 2 may hold decisions, classes and probabilities.
 FORMAT_VERSIONS = {"dataset": 2, "prediction": 3, "classifier": 2}
 _KIND_ATTRIBUTE = "dkgp_store"
@@ -188,6 +189,15 @@ def check_complete(url: str, manifest: Json) -> None:
                     f"{chunk_place(url, chunk, shape[0], chunk_rows)} is damaged: it has {sizes[chunk]} bytes, "
                     f"{expected_bytes} were written. Write the store again."
                 )
+
+
+@contextlib.contextmanager
+def described_whole(url: str, advice: str) -> Iterator[None]:
+    """Turn errors about fields that a store's manifest lacks into a `StoreError`, which ends with the advice."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        raise StoreError(f"The manifest of '{url}' lacks {error}; {advice}.") from error
 
 
 def json_bytes(content: Any) -> bytes:

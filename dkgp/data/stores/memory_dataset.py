@@ -1,6 +1,6 @@
 """Data sets in memory, and data sets with rows added: the same handle as a store's, without the store.
 
-Rows are held as they are read, standardised. Those in memory stay in their process (see `Resident`).
+Rows are held standardised, as they are read. Rows in memory stay in their process (see `MemoryArray`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,114 +16,10 @@ from dkgp.data.classes import codes_of_targets
 from dkgp.data.stores.arrays import default_chunk_rows
 from dkgp.data.stores.columns import ColumnNames
 from dkgp.data.stores.dataset import Dataset
-from dkgp.data.stores.resident import Resident
+from dkgp.data.stores.row_arrays import AppendedRows, InputsOf, InSourceUnits, MemoryArray, RowArray
 from dkgp.data.stores.standardisation import RunningMoments, Standardisation
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
-
-
-class RowArray(Protocol):
-    """Rows of numbers, readable by range and by index; a `StoredArray` is one."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(n, columns)."""
-
-    def read(self, start: int, stop: int) -> FloatArray:
-        """Rows [start, stop)."""
-
-    def rows(self, indices: IntArray) -> FloatArray:
-        """The rows at `indices`, in that order."""
-
-
-class MemoryArray(Resident):
-    """Rows in this process's memory; `values` (n, columns) are neither copied nor written to."""
-
-    elsewhere = (
-        "A task asked for rows that are in another process's memory. Workers in other processes need them in a "
-        "store that they can read: ingest the data first, or give the estimator `store=`, a folder or URL."
-    )
-
-    def __init__(self, values: ArrayLike) -> None:
-        self._values = np.asarray(values, dtype=np.float64)
-        self.shape: tuple[int, ...] = self._values.shape
-
-    def read(self, start: int, stop: int) -> FloatArray:
-        """Rows [start, stop), a view."""
-        if not 0 <= start <= stop <= self.shape[0]:
-            raise InputError(f"Rows {start} to {stop} were asked for; there are {self.shape[0]} rows.")
-        return self._values[start:stop]
-
-    def rows(self, indices: IntArray) -> FloatArray:
-        """The rows at `indices`, in that order."""
-        return self._values[np.asarray(indices, dtype=np.intp)]
-
-
-def _row_array(rows: RowArray | FloatArray) -> RowArray:
-    return MemoryArray(rows) if isinstance(rows, np.ndarray) else rows
-
-
-class _InputsOf:
-    """The standardised inputs of a data set as a row array."""
-
-    def __init__(self, dataset: Dataset) -> None:
-        self._dataset = dataset
-        self.shape: tuple[int, ...] = (dataset.n_samples, dataset.n_features)
-
-    def read(self, start: int, stop: int) -> FloatArray:
-        return self._dataset.inputs(start, stop)
-
-    def rows(self, indices: IntArray) -> FloatArray:
-        return self._dataset.input_rows(indices)
-
-
-class _Appended:
-    """The rows of two arrays, one after the other."""
-
-    def __init__(self, first: RowArray, second: RowArray) -> None:
-        self.first, self.second = first, second
-        self._cut = first.shape[0]
-        self.shape: tuple[int, ...] = (self._cut + second.shape[0], *first.shape[1:])
-
-    def read(self, start: int, stop: int) -> FloatArray:
-        if stop <= self._cut:
-            return self.first.read(start, stop)
-        if start >= self._cut:
-            return self.second.read(start - self._cut, stop - self._cut)
-        return np.concatenate([self.first.read(start, self._cut), self.second.read(0, stop - self._cut)])
-
-    def rows(self, indices: IntArray) -> FloatArray:
-        ordered = np.asarray(indices)
-        result = np.empty((len(ordered), *self.shape[1:]))
-        early = ordered < self._cut
-        result[early] = self.first.rows(ordered[early])
-        result[~early] = self.second.rows(ordered[~early] - self._cut)
-        return result
-
-
-class _InSourceUnits:
-    """Rows in the units of their source, to rounding, of rows that a map has standardised.
-
-    Columns that the map dropped are those of `constants` (columns,); NaN where nobody knows what they were.
-    """
-
-    def __init__(
-        self, rows: RowArray, mean: FloatArray, std: FloatArray, kept: Sequence[bool], constants: FloatArray
-    ) -> None:
-        self._rows, self._mean, self._std = rows, mean, std
-        self._kept, self._constants = np.asarray(kept, dtype=bool), constants
-        self.shape: tuple[int, ...] = (rows.shape[0], len(constants))
-
-    def read(self, start: int, stop: int) -> FloatArray:
-        return self._back(self._rows.read(start, stop))
-
-    def rows(self, indices: IntArray) -> FloatArray:
-        return self._back(self._rows.rows(indices))
-
-    def _back(self, values: FloatArray) -> FloatArray:
-        result = np.tile(self._constants, (len(values), 1))
-        result[:, self._kept] = values.reshape(len(values), -1) * self._std + self._mean
-        return result
 
 
 class AssembledDataset(Dataset):
@@ -151,7 +46,9 @@ class AssembledDataset(Dataset):
         self.fingerprint = fingerprint
         self.n_samples = int(n)
         self.chunk_rows = chunk_rows or default_chunk_rows(n, d + len(target_names))
-        self.standard_inputs, self.standard_targets = _row_array(inputs), _row_array(targets)
+        self.standard_inputs, self.standard_targets = (
+            MemoryArray(rows) if isinstance(rows, np.ndarray) else rows for rows in (inputs, targets)
+        )
         self.classes, self.class_counts = classes, None
         self.weight_name, self._weight_array = None, None
         self._input_columns = self._target_columns = self._recoding = self._signs = None
@@ -194,7 +91,7 @@ class AssembledDataset(Dataset):
         """The same data in the units of their source, to be mapped as those of a store are, when they are read."""
         raw, standardisation = object.__new__(Dataset), self.standardisation
         vars(raw).update(vars(self))
-        inputs = _InSourceUnits(
+        inputs = InSourceUnits(
             self.standard_inputs,
             standardisation.input_mean,
             standardisation.input_std,
@@ -205,7 +102,7 @@ class AssembledDataset(Dataset):
         # Codes are their own standardised form.
         codes = self.classes is not None or self._signs is not None
         mean, std = (np.zeros(p), np.ones(p)) if codes else (standardisation.target_mean, standardisation.target_std)
-        targets = _InSourceUnits(self.standard_targets, mean, std, (True,) * p, np.zeros(p))
+        targets = InSourceUnits(self.standard_targets, mean, std, (True,) * p, np.zeros(p))
         vars(raw).update(_input_array=inputs, _target_array=targets if self.target_names else None)
         return raw
 
@@ -370,7 +267,7 @@ def append_rows(dataset: Dataset, X: ArrayLike, y: ArrayLike) -> Dataset:
     if isinstance(dataset, AssembledDataset):
         held = dataset.standard_inputs, dataset.standard_targets
     else:
-        held = _InputsOf(dataset), MemoryArray(dataset.all_targets())
+        held = InputsOf(dataset), MemoryArray(dataset.all_targets())
     digest = hashlib.sha256(dataset.fingerprint.encode())
     for values in added:
         digest.update(np.ascontiguousarray(values, dtype="<f8").tobytes())
@@ -391,9 +288,9 @@ def _joined(held: RowArray, added: FloatArray) -> RowArray:
     """Old and new rows as one; those in memory are put together, so that many updates do not make many parts."""
     if isinstance(held, MemoryArray):
         return MemoryArray(np.concatenate([held.read(0, held.shape[0]), added]))
-    if isinstance(held, _Appended):
-        return _Appended(held.first, _joined(held.second, added))
-    return _Appended(held, MemoryArray(added))
+    if isinstance(held, AppendedRows):
+        return AppendedRows(held.first, _joined(held.second, added))
+    return AppendedRows(held, MemoryArray(added))
 
 
 def _finite_pair(X: ArrayLike, y: ArrayLike) -> tuple[FloatArray, FloatArray]:

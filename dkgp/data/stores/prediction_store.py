@@ -30,16 +30,16 @@ from dkgp.data.stores.arrays import (
     StoredType,
     create_name_array,
     default_chunk_rows,
+    open_arrays,
     row_ranges,
     target_layout,
 )
 from dkgp.data.stores.manifest import (
-    check_complete,
     chunk_keys,
     commit,
+    described_whole,
     is_committed,
     json_bytes,
-    read_manifest,
     recognise,
 )
 from dkgp.data.stores.writable import new_store
@@ -381,10 +381,6 @@ def open_prediction(url: Location) -> Prediction:
     StoreError
         Nothing there, another kind of store, unfinished, or with a missing or damaged chunk.
     """
-    address = normalise_url(url)
-    manifest = read_manifest(address, PREDICTION_KIND)
-    check_complete(address, manifest)
-    try:
-        return Prediction(address, manifest["metadata"])
-    except KeyError as error:
-        raise StoreError(f"The manifest of '{address}' lacks {error}; predict again.") from error
+    address, plan, _ = open_arrays(url, PREDICTION_KIND)
+    with described_whole(address, "predict again"):
+        return Prediction(address, plan)

@@ -21,9 +21,10 @@ import numpy as np
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import StoredArray, open_arrays
 from dkgp.data.stores.dataset import Dataset
+from dkgp.data.stores.manifest import described_whole
 from dkgp.data.stores.models.description import (
     SHOWN,
-    ModelDescription,
+    SupportedDescription,
     checked_arrays,
     read_arrays,
     require_noise,
@@ -32,7 +33,7 @@ from dkgp.data.stores.models.description import (
 from dkgp.data.stores.models.references import check_reference, referenced_training_set
 from dkgp.data.stores.writable import new_store
 from dkgp.data.types import FloatArray, IntArray, Json, Location
-from dkgp.errors import InputError, NumericalError, StoreError
+from dkgp.errors import InputError, NumericalError
 
 CLASSIFIER_KIND = "classifier"
 ClassifierForm = Literal["fixed-size", "exact", "logistic", "gp"]
@@ -41,7 +42,7 @@ _JSON = ("class_weights", "calibration", "path")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ClassifierRecord(ModelDescription):
+class ClassifierRecord(SupportedDescription):
     """A classifier as it is stored; picklable.
 
     Attributes
@@ -66,8 +67,6 @@ class ClassifierRecord(ModelDescription):
         with softmax, whose columns hang together, (1, t m, t m).
     likelihood, regularisation
         Of a logistic one or a Gaussian process: the likelihood as JSON, and lambda.
-    by_reference, chunk_rows
-        Of one of all samples: whether the support inputs lie in the training set's store, and the rows of their chunks.
     class_weights
         Weight of each class by name; None where they weigh the same.
     calibration
@@ -89,12 +88,9 @@ class ClassifierRecord(ModelDescription):
     posterior_lower: FloatArray | None = None
     likelihood: Json | None = None
     regularisation: float | None = None
-    by_reference: bool = False
-    chunk_rows: int = 1
     class_weights: dict[str, float] | None = None
     calibration: Json | None = None
     path: list[Json] = field(default_factory=list)
-    _support: StoredArray | Dataset | None = field(default=None, repr=False)
 
     @property
     def n_outputs(self) -> int:
@@ -118,22 +114,12 @@ class ClassifierRecord(ModelDescription):
         assert held is not None
         return held
 
-    @property
-    def reference(self) -> str:
-        """Place of the support inputs, for one by reference; "" for what carries them."""
-        return self._support.url if isinstance(self._support, Dataset) else ""
-
     def inputs(self, start: int, stop: int) -> FloatArray:
         """Standardised points [start, stop) that decisions are sums over, shape (stop - start, d).
 
         Raises `StoreError` where a chunk is missing or damaged.
         """
-        if self.prototypes is not None:
-            return self.prototypes[start:stop]
-        assert self._support is not None
-        return (
-            self._support.inputs(start, stop) if isinstance(self._support, Dataset) else self._support.read(start, stop)
-        )
+        return super().inputs(start, stop) if self.prototypes is None else self.prototypes[start:stop]
 
 
 def save_classifier(
@@ -216,7 +202,7 @@ def open_classifier(url: Location, *, reference: str | None = None) -> Classifie
     address, content, arrays = open_arrays(url, CLASSIFIER_KIND)
     support: StoredArray | Dataset | None = arrays.pop("inputs", None)
     values = read_arrays(arrays)
-    try:
+    with described_whole(address, "save the model again"):
         by_reference = bool(content["by_reference"])
         return ClassifierRecord(
             **ClassifierRecord.description_in(address, content),
@@ -231,8 +217,6 @@ def open_classifier(url: Location, *, reference: str | None = None) -> Classifie
             **values,
             _support=referenced_training_set(address, content, reference) if by_reference else support,
         )
-    except (KeyError, TypeError) as error:
-        raise StoreError(f"The manifest of '{address}' lacks {error}; save the model again.") from error
 
 
 _DIMENSIONS = {

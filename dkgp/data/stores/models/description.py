@@ -1,4 +1,4 @@
-"""Descriptions that stored models of every kind have of themselves; their arrays, checked and written.
+"""What stored models of every kind say of themselves; their arrays, checked and written.
 
 A kind of model is a record that derives from `TrainedRecord`: its fields are the arrays and the JSON of its store.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata as package_metadata
 from typing import Any, ClassVar, Required, TypedDict
 
@@ -18,10 +18,10 @@ from dkgp.data.stores.arrays import StoredArray, row_ranges
 from dkgp.data.stores.dataset import Dataset
 from dkgp.data.stores.standardisation import Standardisation
 from dkgp.data.stores.writable import NewStore
-from dkgp.data.types import Json
+from dkgp.data.types import FloatArray, IntArray, Json
 from dkgp.errors import InputError, NumericalError
 
-# What a store that is being written says of itself, to who resumes or looks.
+# What a store that is being written says of itself, for whoever resumes or reads it.
 SHOWN = ("kernel", "noise_variance", "feature_names", "target_names", "fingerprint", "versions")
 
 
@@ -87,7 +87,7 @@ class TrainedRecord:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ModelDescription(TrainedRecord):
-    """Description that kernel models of every kind have of themselves.
+    """Description of a kernel model, of any kind.
 
     Attributes
     ----------
@@ -112,8 +112,45 @@ class ModelDescription(TrainedRecord):
         return {**super().description_in(url, content), "noise_variance": float(content["noise_variance"])}
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SupportedDescription(ModelDescription):
+    """Description of a model that is a sum over the training samples, whose inputs it carries or refers to.
+
+    Attributes
+    ----------
+    by_reference
+        Whether the support inputs lie in the training set's store.
+    chunk_rows
+        Rows of a chunk of the support inputs.
+    """
+
+    by_reference: bool = False
+    chunk_rows: int = 1
+    _support: StoredArray | Dataset | None = field(default=None, repr=False)
+
+    @property
+    def reference(self) -> str:
+        """Place of the support inputs, for a model by reference; "" for one that carries them."""
+        return self._support.url if isinstance(self._support, Dataset) else ""
+
+    def inputs(self, start: int, stop: int) -> FloatArray:
+        """Standardised support inputs [start, stop), shape (stop - start, d), bit-identical to the training set's.
+
+        Raises `StoreError` where a chunk is missing or damaged.
+        """
+        assert self._support is not None
+        return (
+            self._support.inputs(start, stop) if isinstance(self._support, Dataset) else self._support.read(start, stop)
+        )
+
+    def input_rows(self, indices: IntArray) -> FloatArray:
+        """Standardised support inputs at `indices`, shape (len(indices), d). Errors as for `inputs`."""
+        assert self._support is not None
+        return self._support.input_rows(indices) if isinstance(self._support, Dataset) else self._support.rows(indices)
+
+
 class TrainingFacts(TypedDict, total=False):
-    """Facts that a model has to tell of its training.
+    """Facts about a model's training.
 
     The kernel's JSON; s2 on the standardised scale; and, as JSON, a record per round, what is proven about the
     solution, and what `train --json` prints.

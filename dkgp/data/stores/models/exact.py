@@ -14,10 +14,12 @@ import numpy as np
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import StoredArray, open_arrays, row_ranges, target_layout
 from dkgp.data.stores.dataset import Dataset
-from dkgp.data.stores.memory_dataset import RowArray, assembled_dataset
+from dkgp.data.stores.manifest import described_whole
+from dkgp.data.stores.memory_dataset import assembled_dataset
 from dkgp.data.stores.models.description import (
     SHOWN,
     ModelDescription,
+    SupportedDescription,
     TrainingFacts,
     about_model,
     require_noise,
@@ -25,70 +27,44 @@ from dkgp.data.stores.models.description import (
 )
 from dkgp.data.stores.models.references import check_reference, referenced_training_set
 from dkgp.data.stores.writable import new_store
-from dkgp.data.types import FloatArray, IntArray, Json, Location
-from dkgp.errors import InputError, NumericalError, StoreError
+from dkgp.data.types import FloatArray, Json, Location
+from dkgp.errors import InputError, NumericalError
 
 MODEL_KIND = "model"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ModelRecord(ModelDescription):
+class ModelRecord(SupportedDescription):
     """A model as it is stored; picklable.
 
     Attributes
     ----------
     alpha
         Coefficients, shape (n, p), on the standardised scale.
-    by_reference
-        Whether the support inputs lie in the training set's store.
     """
 
     alpha: FloatArray
-    chunk_rows: int
-    by_reference: bool
-    _support: StoredArray | Dataset = field(repr=False)
     # Standardised targets y and gradient Kbar alpha - y, where the model has them.
     _targets: StoredArray | None = field(default=None, repr=False)
     _gradient: StoredArray | None = field(default=None, repr=False)
-
-    @property
-    def reference(self) -> str:
-        """Place of the support inputs, for a model by reference; "" for one that carries them."""
-        return self._support.url if isinstance(self._support, Dataset) else ""
 
     @property
     def n_samples(self) -> int:
         """Number of support inputs, n."""
         return int(self.alpha.shape[0])
 
-    def inputs(self, start: int, stop: int) -> FloatArray:
-        """Standardised support inputs [start, stop), shape (stop - start, d), bit-identical to the training set's.
-
-        Raises `StoreError` where a chunk is missing or damaged.
-        """
-        if isinstance(self._support, Dataset):
-            return self._support.inputs(start, stop)
-        return self._support.read(start, stop)
-
-    def input_rows(self, indices: IntArray) -> FloatArray:
-        """Standardised support inputs at `indices`, shape (len(indices), d). Errors as for `inputs`."""
-        if isinstance(self._support, Dataset):
-            return self._support.input_rows(indices)
-        return self._support.rows(indices)
-
     def training_state(self) -> tuple[Dataset, FloatArray] | None:
         """The training set and the float64 gradient Kbar alpha - y (n, p): what training goes on from; None without.
 
         Raises `StoreError` where a chunk is missing or damaged.
         """
-        if self._targets is None or self._gradient is None:
+        if self._support is None or self._targets is None or self._gradient is None:
             return None
         gradient = self._gradient.read(0, self.n_samples).reshape(self.n_samples, -1)
         if isinstance(self._support, Dataset):
             return self._support, gradient
-        inputs: RowArray = self._support
         dataset = assembled_dataset(
-            inputs, self._targets, self.standardisation, self.feature_names, self.target_names, self.fingerprint
+            self._support, self._targets, self.standardisation, self.feature_names, self.target_names, self.fingerprint
         )
         return dataset, gradient
 
@@ -190,7 +166,7 @@ def open_model(url: Location, *, reference: str | None = None) -> ModelRecord:
         also a training set that is gone, has changed or may not be named.
     """
     address, content, arrays = open_arrays(url, MODEL_KIND)
-    try:
+    with described_whole(address, "save the model again"):
         n = arrays["alpha"].shape[0]
         by_reference = bool(content["by_reference"])
         return ModelRecord(
@@ -202,5 +178,3 @@ def open_model(url: Location, *, reference: str | None = None) -> ModelRecord:
             _targets=arrays.get("targets"),
             _gradient=arrays.get("gradient"),
         )
-    except KeyError as error:
-        raise StoreError(f"The manifest of '{address}' lacks {error}; save the model again.") from error

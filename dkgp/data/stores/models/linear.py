@@ -9,10 +9,11 @@ import numpy as np
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import open_arrays
 from dkgp.data.stores.dataset import Dataset
+from dkgp.data.stores.manifest import described_whole
 from dkgp.data.stores.models.description import TrainedRecord, about_training, read_arrays
 from dkgp.data.stores.writable import new_store
 from dkgp.data.types import FloatArray, Json, Location
-from dkgp.errors import NumericalError, StoreError
+from dkgp.errors import NumericalError
 
 LINEAR_MODEL_KIND = "linear model"
 
@@ -83,7 +84,5 @@ def open_linear_model(url: Location) -> LinearRecord:
         Nothing there, another kind of store, unfinished, or with a missing or damaged chunk.
     """
     address, content, arrays = open_arrays(url, LINEAR_MODEL_KIND)
-    try:
+    with described_whole(address, "save the model again"):
         return LinearRecord(**LinearRecord.description_in(address, content), **read_arrays(arrays))
-    except (KeyError, TypeError) as error:
-        raise StoreError(f"The manifest of '{address}' lacks {error}; save the model again.") from error

@@ -12,10 +12,10 @@ import numpy as np
 
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import open_arrays
+from dkgp.data.stores.manifest import described_whole
 from dkgp.data.stores.models.description import SHOWN, ModelDescription, checked_arrays, read_arrays, require_noise
 from dkgp.data.stores.writable import new_store
 from dkgp.data.types import FloatArray, IntArray, Json, Location
-from dkgp.errors import StoreError
 
 SPARSE_MODEL_KIND = "sparse model"
 
@@ -109,7 +109,5 @@ def open_sparse_model(url: Location) -> SparseRecord:
     for name in {"lower", "normal"} & values.keys():
         # As triangular solves take them, so that nobody copies them again.
         values[name] = np.asfortranarray(values[name])
-    try:
+    with described_whole(address, "save the model again"):
         return SparseRecord(**SparseRecord.description_in(address, content), method=content["method"], **values)
-    except (KeyError, TypeError) as error:
-        raise StoreError(f"The manifest of '{address}' lacks {error}; save the model again.") from error

@@ -1,0 +1,146 @@
+"""Rows of numbers, readable by range and by index: in memory, of a data set, appended to others, in source units."""
+
+from __future__ import annotations
+
+import uuid
+import weakref
+from collections.abc import Sequence
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dkgp.data.stores.dataset import Dataset
+from dkgp.data.types import FloatArray, IntArray
+from dkgp.errors import ClusterError, InputError
+
+_IN_MEMORY: weakref.WeakValueDictionary[str, MemoryArray] = weakref.WeakValueDictionary()
+
+
+class RowArray(Protocol):
+    """Rows of numbers, readable by range and by index; a `StoredArray` is one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(n, columns)."""
+
+    def read(self, start: int, stop: int) -> FloatArray:
+        """Rows [start, stop)."""
+
+    def rows(self, indices: IntArray) -> FloatArray:
+        """The rows at `indices`, in that order."""
+
+
+class MemoryArray:
+    """Rows in this process's memory; `values` (n, columns) are neither copied nor written to.
+
+    It pickles to a token of a few bytes that only this process can redeem: tasks of an in-process cluster share the
+    rows, and a task in another process gets an error when it reads them.
+    """
+
+    def __init__(self, values: ArrayLike) -> None:
+        self._values = np.asarray(values, dtype=np.float64)
+        self.shape: tuple[int, ...] = self._values.shape
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        token = self.__dict__.setdefault("_token", uuid.uuid4().hex)
+        _IN_MEMORY[token] = self
+        return _redeem, (token,)
+
+    def read(self, start: int, stop: int) -> FloatArray:
+        """Rows [start, stop), a view."""
+        if not 0 <= start <= stop <= self.shape[0]:
+            raise InputError(f"Rows {start} to {stop} were asked for; there are {self.shape[0]} rows.")
+        return self._values[start:stop]
+
+    def rows(self, indices: IntArray) -> FloatArray:
+        """The rows at `indices`, in that order."""
+        return self._values[np.asarray(indices, dtype=np.intp)]
+
+
+def _redeem(token: str) -> MemoryArray | _Elsewhere:
+    return _IN_MEMORY.get(token) or _Elsewhere()
+
+
+class _Elsewhere:
+    # Raised on use: an error already while the message is being read would cost the worker its connection.
+    shape = (0,)
+    n_samples = n_features = 0
+    centre = None
+
+    def read(self, *rows: Any) -> NoReturn:
+        raise ClusterError(
+            "A task asked for rows that are in another process's memory. Workers in other processes need them in a "
+            "store that they can read: ingest the data first, or give the estimator `store=`, a folder or URL."
+        )
+
+    inputs = rows = read
+
+
+class InputsOf:
+    """The standardised inputs of a data set as a row array."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+        self.shape: tuple[int, ...] = (dataset.n_samples, dataset.n_features)
+
+    def read(self, start: int, stop: int) -> FloatArray:
+        """Rows [start, stop)."""
+        return self._dataset.inputs(start, stop)
+
+    def rows(self, indices: IntArray) -> FloatArray:
+        """The rows at `indices`, in that order."""
+        return self._dataset.input_rows(indices)
+
+
+class AppendedRows:
+    """The rows of two arrays, one after the other."""
+
+    def __init__(self, first: RowArray, second: RowArray) -> None:
+        self.first, self.second = first, second
+        self._cut = first.shape[0]
+        self.shape: tuple[int, ...] = (self._cut + second.shape[0], *first.shape[1:])
+
+    def read(self, start: int, stop: int) -> FloatArray:
+        """Rows [start, stop)."""
+        if stop <= self._cut:
+            return self.first.read(start, stop)
+        if start >= self._cut:
+            return self.second.read(start - self._cut, stop - self._cut)
+        return np.concatenate([self.first.read(start, self._cut), self.second.read(0, stop - self._cut)])
+
+    def rows(self, indices: IntArray) -> FloatArray:
+        """The rows at `indices`, in that order."""
+        ordered = np.asarray(indices)
+        result = np.empty((len(ordered), *self.shape[1:]))
+        early = ordered < self._cut
+        result[early] = self.first.rows(ordered[early])
+        result[~early] = self.second.rows(ordered[~early] - self._cut)
+        return result
+
+
+class InSourceUnits:
+    """Rows in the units of their source, to rounding, of rows that a map has standardised.
+
+    Columns that the map dropped are those of `constants` (columns,); NaN where nobody knows what they were.
+    """
+
+    def __init__(
+        self, rows: RowArray, mean: FloatArray, std: FloatArray, kept: Sequence[bool], constants: FloatArray
+    ) -> None:
+        self._rows, self._mean, self._std = rows, mean, std
+        self._kept, self._constants = np.asarray(kept, dtype=bool), constants
+        self.shape: tuple[int, ...] = (rows.shape[0], len(constants))
+
+    def read(self, start: int, stop: int) -> FloatArray:
+        """Rows [start, stop)."""
+        return self._back(self._rows.read(start, stop))
+
+    def rows(self, indices: IntArray) -> FloatArray:
+        """The rows at `indices`, in that order."""
+        return self._back(self._rows.rows(indices))
+
+    def _back(self, values: FloatArray) -> FloatArray:
+        result = np.tile(self._constants, (len(values), 1))
+        result[:, self._kept] = values.reshape(len(values), -1) * self._std + self._mean
+        return result
