@@ -120,7 +120,7 @@ def solve(description: dict[str, Any], dataset: Dataset, hyper: Hyperparameters)
         run(warm, decided)
         began = time.perf_counter()
         decided, choice = options.decided(dataset, hyper)
-        chosen_seconds = time.perf_counter() - began
+        choice_seconds = time.perf_counter() - began
         trained = run(dataset, decided)
         seconds = time.perf_counter() - began
     solution = trained.solution
@@ -131,7 +131,7 @@ def solve(description: dict[str, Any], dataset: Dataset, hyper: Hyperparameters)
         "alpha": solution.alpha,
         "seconds": seconds,
         "start_seconds": start_seconds,
-        "seconds_by_part": _parts(solution, seconds, chosen_seconds if choice is not None else 0.0),
+        "seconds_by_part": _parts(solution, seconds, choice_seconds if choice is not None else 0.0),
         "alpha_error_bound": float(max(trained.certificate.alpha_error_bound)),
         "cluster_warnings": reporter.warnings,
         "solver": solution.solver,
@@ -141,9 +141,9 @@ def solve(description: dict[str, Any], dataset: Dataset, hyper: Hyperparameters)
     }
 
 
-def _parts(solution: Solution, seconds: float, chosen_seconds: float) -> dict[str, float]:
+def _parts(solution: Solution, seconds: float, choice_seconds: float) -> dict[str, float]:
     """Seconds by part of a solve: the choice of a solver, the phases of all rounds, and the rest, such as checks."""
-    parts = {**({"choose": chosen_seconds} if chosen_seconds else {}), **solution.seconds_by_part}
+    parts = {**({"choose": choice_seconds} if choice_seconds else {}), **solution.seconds_by_part}
     return {**parts, "rest": seconds - sum(parts.values())}
 
 

@@ -128,11 +128,11 @@ def _row(name: str, runs: list[dict[str, Any]], n: int) -> dict[str, Any]:
         "entries": last["kernel_evaluations"] / n**2 if "kernel_evaluations" in last else None,
         "rmse": last.get("rmse"),
         "gradient_inf_norm": last.get("gradient_inf_norm"),
-        "note": notes[name] if name in notes else _said(runs, n),
+        "note": notes[name] if name in notes else _note_of(runs, n),
     }
 
 
-def _said(runs: list[dict[str, Any]], n: int) -> str:
+def _note_of(runs: list[dict[str, Any]], n: int) -> str:
     """A solver's sizes, where its time went (medians), tiles that it read, and whether it was cut off."""
     last = runs[-1]
     sizes = ", ".join(f"{name} {value:,}" for name, value in _sizes(last["solver"]))

@@ -87,10 +87,10 @@ class JobCommand(DeclaredCommand):
 
         values = dict(options)
         if values.get("as_in_the_paper"):
-            values["as_in_the_paper"] = self._left_to_the_paper(values)
+            values["as_in_the_paper"] = self._paper_settings(values)
         return make(self.kind, values, {ClusterOptions: _configured})
 
-    def _left_to_the_paper(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+    def _paper_settings(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """The options that the command line does not give, where a paper may decide them."""
         from dkgp.commands.presets import left_open
 

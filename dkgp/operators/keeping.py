@@ -1,4 +1,4 @@
-"""Whether keeping tiles of K pays, and how many bytes of them; the rule behind `--cache-tiles auto`.
+"""The rule behind `--cache-tiles auto`: if keeping tiles of K pays, and how many bytes of them.
 
 A tile that is kept is evaluated once more, on pages that are new, and read in every product that follows; one that is
 not is evaluated in every product. For the L products that the solver foresees, the next one included, keeping saves

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError, MissingExtraError, StorageError
-from dkgp.service.own_folder import TOKEN_NAME, own_token, require_private_folder
-from dkgp.service.own_services import Announcement, announce
+from dkgp.service.announcements import Announcement, announce
+from dkgp.service.private_folder import TOKEN_NAME, private_token, require_private_folder
 from dkgp.service.settings import ServiceSettings, is_loopback, resolve
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ def run_serve(
     with listen(settings.host, settings.port) as listener, contextlib.ExitStack() as stack:
         folder = Path(settings.folder)
         require_private_folder(folder)
-        has_own_token = settings.token is None and not settings.no_token
-        if has_own_token:
-            settings = replace(settings, token=own_token(folder))
+        makes_token = settings.token is None and not settings.no_token
+        if makes_token:
+            settings = replace(settings, token=private_token(folder))
         queue = JobQueue(Path(settings.folder), max_queued=settings.max_queued)
         stack.callback(queue.close)
         url = url_of(listener, settings.host)
@@ -81,15 +81,15 @@ def run_serve(
         began = time.monotonic()
         _warn(settings, reporter)
         started: Document = {"command": "serve", "url": url, "pid": os.getpid(), "folder": settings.folder}
-        announcement = _announced(listener, folder, reporter) if has_own_token else None
+        announcement = _announced(listener, folder, reporter) if makes_token else None
         if announcement is not None:
             stack.callback(announcement.withdraw)
 
         def announced() -> None:
             reporter.note(f"dkgp serve: {url}")
-            if has_own_token:
+            if makes_token:
                 reporter.note(f"your own commands find its token, {folder / TOKEN_NAME}, by themselves")
-            if has_own_token and sys.stderr.isatty():
+            if makes_token and sys.stderr.isatty():
                 # Not into the log of a service manager. A browser sends what follows the # to nobody.
                 reporter.note(f"in a browser: {url}/#token={settings.token}")
             on_listening(started)

@@ -53,8 +53,8 @@ def client_from(options: dict[str, Any], reporter: Reporter, *, patient: bool = 
 
     One that is `patient`, since its command waits for a job, tries longer while the service does not answer.
     """
+    from dkgp.service.announcements import find_service
     from dkgp.service.client.client import ServiceClient
-    from dkgp.service.own_services import find_own_service
     from dkgp.service.settings import read_token
 
     values = {name: options.pop(name) for name in SERVICE_NAMES}
@@ -62,13 +62,13 @@ def client_from(options: dict[str, Any], reporter: Reporter, *, patient: bool = 
     if retry is None:
         retry = FOLLOW_RETRY_SECONDS if patient else CALL_RETRY_SECONDS
     url, token = values["service"], read_token(values["token_file"])
-    own_service = None
+    announced = None
     if token is None:
-        own_service = find_own_service(url or DEFAULT_URL) or (find_own_service(None) if url is None else None)
+        announced = find_service(url or DEFAULT_URL) or (find_service(None) if url is None else None)
     return ServiceClient(
-        url or DEFAULT_URL if own_service is None else own_service.url,
-        token=token if own_service is None else own_service.token(),
+        url or DEFAULT_URL if announced is None else announced.url,
+        token=token if announced is None else announced.token(),
         retry_seconds=retry,
         tell=reporter.warn,
-        is_there=None if own_service is None else own_service.is_there,
+        is_there=None if announced is None else announced.is_there,
     )

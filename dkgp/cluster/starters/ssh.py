@@ -99,10 +99,10 @@ def certificates_on_hosts(arguments: Mapping[str, Any], security: Any) -> Iterat
     content = pem_of(security)
     places = _places(arguments)
     try:
-        _on_each(places, f"umask 077 && mkdir -p {folder} && cat > {folder}/{_CERTIFICATE}", content)
+        _run_on_all(places, f"umask 077 && mkdir -p {folder} && cat > {folder}/{_CERTIFICATE}", content)
         yield f"{folder}/{_CERTIFICATE}"
     finally:
-        _on_each(places, f"rm -rf {folder}", None)
+        _run_on_all(places, f"rm -rf {folder}", None)
 
 
 def _places(arguments: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -116,7 +116,7 @@ def _places(arguments: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return places
 
 
-def _on_each(places: list[tuple[str, dict[str, Any]]], command: str, content: str | None) -> None:
+def _run_on_all(places: list[tuple[str, dict[str, Any]]], command: str, content: str | None) -> None:
     import asyncssh
 
     async def run(host: str, options: dict[str, Any]) -> None:

@@ -74,7 +74,7 @@ class Traces:
             write_object(self._path, json.dumps(noted).encode())
         self._first, self._latest, self._now = noted["first"], noted["latest"], now
 
-    def is_own(self, url: str) -> bool:
+    def made_by_job(self, url: str) -> bool:
         """True if something is there that some attempt of this job made."""
         return self._changed_since(self._first, url)
 
@@ -88,7 +88,7 @@ class Traces:
 
     def is_free(self, url: str) -> bool:
         """True if nothing is there that is not this job's."""
-        return not self._now[url] or self.is_own(url)
+        return not self._now[url] or self.made_by_job(url)
 
     def _noted(self) -> Any:
         try:
@@ -129,21 +129,23 @@ def _trained(job: T, traces: Traces, reporter: Reporter) -> T | Document:
         if document is not None:
             return document
     _clear(job.out, traces, reporter)
-    resume = job.resume or (traces.is_own(job.checkpoint_url) and _has_whole_checkpoint(job.checkpoint_url, reporter))
+    resume = job.resume or (
+        traces.made_by_job(job.checkpoint_url) and _has_whole_checkpoint(job.checkpoint_url, reporter)
+    )
     return replace(job, resume=resume, overwrite=_may_replace(job, traces))
 
 
 def _tune(job: TuneJob, traces: Traces, reporter: Reporter) -> Job | Document:
     # A file that is the job's own and whole counts as done; one that an interruption left is made again, from the
     # checkpoint of a search on all samples where that is the job's own too.
-    begun = job.checkpoint_url is not None and traces.is_own(job.checkpoint_url)
+    begun = job.checkpoint_url is not None and traces.made_by_job(job.checkpoint_url)
     resume = job.resume or traces.is_new(job.out) or begun
     return replace(job, resume=resume, overwrite=_may_replace(job, traces))
 
 
 def _predict(job: PredictJob, traces: Traces, reporter: Reporter) -> Job | Document:
     _clear(job.out, traces, reporter)
-    if not traces.is_own(job.out):
+    if not traces.made_by_job(job.out):
         return job
     if _can_be_resumed(job.out):
         return replace(job, resume=True)
@@ -193,7 +195,7 @@ def _clear(url: str, traces: Traces, reporter: Reporter) -> None:
     Such a place is no store yet, or no longer one, and would be taken for somebody's own folder. Where anything lies
     in it that no store has, it is left alone.
     """
-    if not traces.is_own(url) or recognise(url) is not None:
+    if not traces.made_by_job(url) or recognise(url) is not None:
         return
     names = {name.split("/")[0] for name in list_object_bytes(url)}
     if names and all(name in _STORE_NAMES or name.startswith(TEMPORARY_PREFIX) for name in names):

@@ -52,7 +52,7 @@ class _Feed:
     size: int = -1
     looked_at_state: float = float("-inf")
     terminal_since: float | None = None
-    said_end: bool = False
+    end_sent: bool = False
 
     def look(self, queue: JobQueue, now: float) -> tuple[list[Event], bool]:
         """Read what is new, the last of it where it is much; say whether that was the end. Runs in a thread."""
@@ -66,11 +66,11 @@ class _Feed:
                 events.extend(page)
             self.size = size
         if events:
-            self.said_end = _says_end(events[-1])
+            self.end_sent = _is_end(events[-1])
             if any(event.get("kind") == "state" for event in events):
                 self._look_at_state(queue, now)
         silent = self.terminal_since is not None and now - self.terminal_since > LAST_EVENT_SECONDS
-        return list(events), silent or (self.terminal_since is not None and self.said_end)
+        return list(events), silent or (self.terminal_since is not None and self.end_sent)
 
     def _look_at_state(self, queue: JobQueue, now: float) -> None:
         self.looked_at_state = now
@@ -236,7 +236,7 @@ def _size(path: Path) -> int:
         return -1
 
 
-def _says_end(event: Event) -> bool:
+def _is_end(event: Event) -> bool:
     return event.get("kind") == "state" and event.get("state") in TERMINAL
 
 

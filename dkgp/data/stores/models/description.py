@@ -1,4 +1,4 @@
-"""What stored models of every kind say of themselves; their arrays, checked and written.
+"""The description that stored models of every kind share; their arrays, checked and written.
 
 A kind of model is a record that derives from `TrainedRecord`: its fields are the arrays and the JSON of its store.
 """

@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from dkgp.service.own_folder import read_own_token
+from dkgp.service.private_folder import read_private_token
 from dkgp.service.queue.locks import FileLock
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True)
-class OwnService:
+class AnnouncedService:
     """A service of this user that listens on this machine.
 
     `url` has a numeric address, so that no name leads elsewhere.
@@ -40,8 +40,8 @@ class OwnService:
     record: Path
 
     def token(self) -> str:
-        """Read the token; errors as of `read_own_token`."""
-        return read_own_token(self.token_file)
+        """Read the token; errors as of `read_private_token`."""
+        return read_private_token(self.token_file)
 
     def is_there(self) -> bool:
         """True if the service still listens."""
@@ -90,7 +90,7 @@ def announce(listener: socket.socket, token_file: Path) -> Announcement:
     return Announcement(lock)
 
 
-def find_own_service(url: str | None) -> OwnService | None:
+def find_service(url: str | None) -> AnnouncedService | None:
     """Return this user's service at an address, or the only one that there is where no address is given.
 
     An address is `http://host:port`, the host an address of this machine or `localhost`.
@@ -101,7 +101,7 @@ def find_own_service(url: str | None) -> OwnService | None:
     return services[0] if services else None
 
 
-def _service(path: Path, url: str | None) -> OwnService | None:
+def _service(path: Path, url: str | None) -> AnnouncedService | None:
     """The service of a record, at an address if one is given; None where it is not that one or does not run."""
     try:
         if not _is_ours(path) or not _is_locked(path):
@@ -112,7 +112,7 @@ def _service(path: Path, url: str | None) -> OwnService | None:
         if host is None:
             return None
         name = f"[{host}]" if host.version == 6 else str(host)
-        return OwnService(f"http://{name}:{port}", Path(content["token_file"]), path)
+        return AnnouncedService(f"http://{name}:{port}", Path(content["token_file"]), path)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -11,7 +11,7 @@ import pytest
 
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.errors import InputError, UsageError
-from dkgp.service.own_folder import own_token, read_own_token, require_private_folder
+from dkgp.service.private_folder import private_token, read_private_token, require_private_folder
 from dkgp.service.serve import run_serve
 from dkgp.service.settings import ServiceSettings
 
@@ -65,7 +65,7 @@ def test_the_token_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         with ThreadPoolExecutor(8) as pool:
-            tokens = set(pool.map(lambda _: own_token(tmp_path), range(32)))
+            tokens = set(pool.map(lambda _: private_token(tmp_path), range(32)))
     finally:
         os.umask(before)
     assert len(tokens) == 1
@@ -78,7 +78,7 @@ def test_tokens_of_two_folders_differ(tmp_path: Path) -> None:
     made = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        made.append(own_token(tmp_path / name))
+        made.append(private_token(tmp_path / name))
     assert made[0] != made[1]
 
 
@@ -86,21 +86,21 @@ def test_a_token_that_was_planted_or_opened_is_refused(tmp_path: Path, monkeypat
     token = tmp_path / "token"
     token.symlink_to("/etc/hostname")
     with pytest.raises(InputError, match="cannot be read"):
-        own_token(tmp_path)
+        private_token(tmp_path)
     token.unlink()
     os.mkfifo(token, 0o600)
     with pytest.raises(InputError, match="no file of yours"):
-        own_token(tmp_path)
+        private_token(tmp_path)
     token.unlink()
     token.write_text("short\n")
     token.chmod(0o640)
     with pytest.raises(InputError, match=r"open to others \(mode 0640\); remove it and start `dkgp serve` again"):
-        own_token(tmp_path)
+        private_token(tmp_path)
     token.chmod(0o600)
     with pytest.raises(UsageError, match="at least 16"):
-        own_token(tmp_path)
+        private_token(tmp_path)
     token.write_text("a-token-of-somebody-elses\n")
-    assert read_own_token(token) == "a-token-of-somebody-elses"
+    assert read_private_token(token) == "a-token-of-somebody-elses"
     monkeypatch.setattr(os, "geteuid", lambda: token.stat().st_uid + 1)
     with pytest.raises(InputError, match="no file of yours"):
-        read_own_token(token)
+        read_private_token(token)

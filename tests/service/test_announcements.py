@@ -17,8 +17,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dkgp.cli import main
-from dkgp.service.own_folder import own_token
-from dkgp.service.own_services import announce, find_own_service
+from dkgp.service.announcements import announce, find_service
+from dkgp.service.private_folder import private_token
 from dkgp.service.serve import listen
 from tests.data.stores.references import knocks
 
@@ -35,7 +35,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def token_file(tmp_path: Path) -> Path:
     (tmp_path / "queue").mkdir()
-    own_token(tmp_path / "queue")
+    private_token(tmp_path / "queue")
     return tmp_path / "queue" / "token"
 
 
@@ -47,7 +47,7 @@ def test_a_service_is_found_where_it_listens_and_nowhere_else(token_file: Path, 
         assert stat.S_IMODE(record.stat().st_mode) == 0o600
         assert token_file.read_text().strip() not in record.read_text()
         for url in (f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port}/", f"http://localhost:{port}", None):
-            found = find_own_service(url)
+            found = find_service(url)
             assert found is not None, url
             # A name may lead elsewhere, on the way of another address family too.
             assert found.url == f"http://127.0.0.1:{port}"
@@ -65,10 +65,10 @@ def test_a_service_is_found_where_it_listens_and_nowhere_else(token_file: Path, 
             "http://127.0.0.1:port",
             "nonsense",
         ):
-            assert find_own_service(url) is None, url
+            assert find_service(url) is None, url
         announcement.withdraw()
         assert list(state.iterdir()) == []
-        assert find_own_service(None) is None
+        assert find_service(None) is None
         assert not found.is_there()
 
 
@@ -77,18 +77,18 @@ def test_a_service_at_all_addresses_is_found_on_this_machine(token_file: Path) -
         port = listener.getsockname()[1]
         announcement = announce(listener, token_file)
         for url in (f"http://127.0.0.1:{port}", f"http://localhost:{port}", None):
-            found = find_own_service(url)
+            found = find_service(url)
             assert found is not None
             assert found.url == f"http://127.0.0.1:{port}"
-        assert find_own_service(f"http://192.0.2.1:{port}") is None
+        assert find_service(f"http://192.0.2.1:{port}") is None
         announcement.withdraw()
 
 
 def test_of_several_services_one_has_to_be_named(token_file: Path) -> None:
     with listen("127.0.0.1", 0) as one, listen("127.0.0.1", 0) as other:
         kept = [announce(one, token_file), announce(other, token_file)]
-        assert find_own_service(None) is None
-        assert find_own_service(f"http://127.0.0.1:{one.getsockname()[1]}") is not None
+        assert find_service(None) is None
+        assert find_service(f"http://127.0.0.1:{one.getsockname()[1]}") is not None
         for announcement in kept:
             announcement.withdraw()
 
@@ -99,24 +99,24 @@ def test_a_record_is_not_trusted_where_others_could_have_written_it(
     with listen("127.0.0.1", 0) as listener:
         announcement = announce(listener, token_file)
         (record,) = state.iterdir()
-        assert find_own_service(None) is not None
+        assert find_service(None) is not None
         for path in (record, state):
             mode = stat.S_IMODE(path.stat().st_mode)
             path.chmod(mode | stat.S_IWOTH)
-            assert find_own_service(None) is None
+            assert find_service(None) is None
             path.chmod(mode)
         # Homes are shared between machines, on each of which 127.0.0.1 is another.
         with monkeypatch.context() as patch:
             patch.setattr(socket, "gethostname", lambda: "another")
-            assert find_own_service(None) is None
-        assert find_own_service(None) is not None
+            assert find_service(None) is None
+        assert find_service(None) is not None
         announcement.withdraw()
 
 
 SERVE = """
 import sys, time
 from pathlib import Path
-from dkgp.service.own_services import announce
+from dkgp.service.announcements import announce
 from dkgp.service.serve import listen
 listener = listen("127.0.0.1", int(sys.argv[1]))
 announcement = announce(listener, Path(sys.argv[2]))
@@ -130,7 +130,7 @@ def test_the_token_does_not_go_to_who_listens_where_a_service_was_killed(token_f
     process = subprocess.Popen([sys.executable, "-c", SERVE, "0", str(token_file)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     port = int(process.stdout.readline())
-    found = find_own_service(None)
+    found = find_service(None)
     assert found is not None
     assert found.url == f"http://127.0.0.1:{port}"
     process.send_signal(signal.SIGKILL)
@@ -139,7 +139,7 @@ def test_the_token_does_not_go_to_who_listens_where_a_service_was_killed(token_f
     heard: list[bytes] = []
     with socket.create_server(("127.0.0.1", port)) as squatter:
         squatter.settimeout(0.2)
-        assert find_own_service(f"http://127.0.0.1:{port}") is None
+        assert find_service(f"http://127.0.0.1:{port}") is None
         # A command that was following the service when it died does not tell the squatter either.
         from dkgp.errors import ServiceError
         from dkgp.service.client.client import ServiceClient
@@ -228,7 +228,7 @@ def test_serve_then_submit_by_the_same_user_just_works(
     if os.geteuid() == 0:  # only root can be somebody else
         assert_no_way_in(url, tmp_path / "queue" / "token")
     # The next start finds the same token.
-    assert own_token(tmp_path / "queue") == token
+    assert private_token(tmp_path / "queue") == token
 
 
 def test_no_token_has_to_be_said(serving: Callable[..., dict[str, Any]], tmp_path: Path, state: Path) -> None:

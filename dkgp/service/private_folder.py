@@ -43,7 +43,7 @@ def require_private_folder(folder: Path) -> None:
         )
 
 
-def own_token(folder: Path) -> str:
+def private_token(folder: Path) -> str:
     """Return the token in the service's folder; the first service makes it, for its owner alone to read.
 
     `InputError` or `UsageError` where what is there is no token, or others can read it.
@@ -64,10 +64,10 @@ def own_token(folder: Path) -> str:
             pass
         finally:
             temporary.unlink(missing_ok=True)
-    return read_own_token(path)
+    return read_private_token(path)
 
 
-def read_own_token(path: Path) -> str:
+def read_private_token(path: Path) -> str:
     """Return the token in a file of this user's that nobody else can read.
 
     `InputError` where it is somebody else's, open to others or unreadable; `UsageError` where it holds no token.
