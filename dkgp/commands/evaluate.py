@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.commands.job_options import DATASET, OVERWRITE
-from dkgp.commands.reporting.class_plot import plot_classes
+from dkgp.commands.reporting.class_plots import plot_classes
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.outputs import check_side_files
 from dkgp.commands.reporting.plots import plot_predictions

@@ -6,11 +6,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from dkgp.cluster import ClusterOptions, open_executor
+from dkgp.cluster import BlockExecutor, ClusterOptions
 from dkgp.commands.job_options import DATASET, OVERWRITE
 from dkgp.commands.reporting.documents import Document, plain
-from dkgp.commands.reporting.memory import PeakMemory
-from dkgp.commands.reporting.progress import Reporter, WorkProgress, announce
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.run import Run
 from dkgp.commands.signals import interruptible
 from dkgp.commands.solving import check_tree_kernel, require_tree_room
 from dkgp.data import (
@@ -29,7 +29,8 @@ from dkgp.data import (
 from dkgp.data.remote.storage import exists, normalise_url
 from dkgp.data.stores.prediction_store import PREDICTION_KIND
 from dkgp.kernels import fold_white, kernel_from_json
-from dkgp.models.prediction.predict import predict
+from dkgp.models.context import RunContext
+from dkgp.models.prediction.predict import Destination, PredictSummary, predict
 from dkgp.models.sparse.methods import method_named
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.models.warm_up import helped
@@ -74,89 +75,92 @@ class PredictJob:
         check_ranges(self)
 
 
-def run_predict(job: PredictJob, reporter: Reporter) -> Document:
-    """Predict; return the number of samples, seconds, the largest certified error of the mean, and how variances went.
+class PredictRun(Run):
+    """A run of `dkgp predict`.
 
     A variance whose interval is wider than wanted is a warning: it holds all the same. So are variances of a sparse
     model that are proven wrong, or known to be too small.
-
-    Raises
-    ------
-    InputError
-        Stores that do not fit together, or a test store with a NaN; nothing has been written.
-    InterruptedRunError
-        A signal asked for the end.
-    ClusterError
-        No cluster, or one that was lost.
     """
-    if not job.resume:
-        ensure_writable(job.out, job.overwrite, PREDICTION_KIND)
-    elif not exists(job.out):
-        reporter.warn(f"there is no prediction store at '{job.out}' to resume; predicting starts from the beginning")
-    is_linear = recognise(normalise_url(job.model)) == LINEAR_MODEL_KIND
-    model: AnyModel | LinearRecord = open_linear_model(job.model) if is_linear else open_any_model(job.model)
-    dataset = open_dataset(job.dataset)
-    compiling: AbstractContextManager[Any] = nullcontext()
-    if not isinstance(model, LinearRecord):
-        compiling = helped(kernel_from_json(model.kernel))
-        if job.tree_error is not None:
-            _check_tree(job, model)
-    with PeakMemory() as memory:
-        with (
-            compiling,
-            open_executor(job.cluster, dataset.n_samples, reporter) as executor,
-            reporter.work("predict") as show,
-            interruptible(reporter.note) as interruption,
-        ):
-            announce(executor, reporter)
-            summary = predict(
-                model,
-                dataset,
-                job.out,
-                executor,
-                variance=job.variance,
-                chunk_rows=job.chunk_rows,
-                progress=lambda done, total: show(WorkProgress("samples", done, total, "samples")),
-                note=reporter.note,
-                overwrite=job.overwrite,
-                resume=job.resume,
-                interrupted=interruption,
-                tree_error=job.tree_error,
-                plug_in=job.plug_in,
+
+    command = "predict"
+    job: PredictJob
+    model: AnyModel | LinearRecord
+
+    def check(self) -> None:
+        """Refuse a store that is there already, or tell that there is none to go on with."""
+        out = self.job.out
+        if not self.job.resume:
+            ensure_writable(out, self.job.overwrite, PREDICTION_KIND)
+        elif not exists(out):
+            self.reporter.warn(
+                f"there is no prediction store at '{out}' to resume; predicting starts from the beginning"
             )
-        peak_bytes = memory.bytes
-    figures = summary.to_json()
-    if summary.classes is None:
-        figures.pop("classes")
-    else:
-        _warn_of_latent(summary.classes.get("latent_variance"), reporter)
-    if job.variance is not None and summary.variance is not None:
-        if job.variance.basis is not None:
-            _warn_of_bases(summary.variance, reporter)
-        if isinstance(model, SparseRecord):
-            figures["variance"] = _sparse_variance_figures(summary.variance, summary.n_samples, reporter)
+
+    def open(self) -> None:
+        """Open the model, and the test samples."""
+        is_linear = recognise(normalise_url(self.job.model)) == LINEAR_MODEL_KIND
+        self.model = open_linear_model(self.job.model) if is_linear else open_any_model(self.job.model)
+        self.dataset = open_dataset(self.job.dataset)
+
+    def refuse(self) -> None:
+        """Refuse a tree that cannot serve, or that workers could not keep."""
+        model = self.model
+        if self.job.tree_error is None or isinstance(model, LinearRecord | SparseRecord):
+            return  # there is none: that is refused, too, where predicting begins
+        if isinstance(model, ClassifierRecord) and model.is_sparse:
+            return
+        kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
+        check_tree_kernel(kernel)
+        n = model.n_samples if isinstance(model, ModelRecord) else model.n_support
+        require_tree_room(n, feature_width(kernel), self.job.cluster.cache_bytes)
+
+    def compiling(self) -> AbstractContextManager[None]:
+        """Compile what the kernel takes, where there is one."""
+        return nullcontext() if isinstance(self.model, LinearRecord) else helped(kernel_from_json(self.model.kernel))
+
+    def work(self, executor: BlockExecutor) -> PredictSummary:
+        """Predict, region by region, into the store."""
+        job, note = self.job, self.reporter.note
+        with self.reporter.work("predict") as show, interruptible(note) as interruption:
+            return predict(
+                self.model,
+                self.dataset,
+                Destination(job.out, job.chunk_rows, overwrite=job.overwrite, resume=job.resume),
+                RunContext(executor, tree_error=job.tree_error, within=show, interrupted=interruption),
+                variance=job.variance,
+                plug_in=job.plug_in,
+                note=note,
+            )
+
+    def conclude(self, result: PredictSummary, peak_bytes: int) -> Document:
+        """Return the number of samples, seconds, the largest certified error of the mean, and how variances went."""
+        job, reporter, figures = self.job, self.reporter, result.to_json()
+        if result.classes is None:
+            figures.pop("classes")
         else:
-            figures["variance"] = _variance_figures(summary.variance, job.variance, reporter)
-    return {
-        "command": "predict",
-        "out": job.out,
-        "model": model.url,
-        "dataset": dataset.url,
-        **plain(figures),
-        **({} if job.tree_error is None else {"tree_error": job.tree_error}),
-        "peak_memory_bytes": peak_bytes,
-        "warnings": list(reporter.warnings),
-    }
+            _warn_of_latent(result.classes.get("latent_variance"), reporter)
+        if job.variance is not None and result.variance is not None:
+            if job.variance.basis is not None:
+                _warn_of_bases(result.variance, reporter)
+            if isinstance(self.model, SparseRecord):
+                figures["variance"] = _sparse_variance_figures(result.variance, result.n_samples, reporter)
+            else:
+                figures["variance"] = _variance_figures(result.variance, job.variance, reporter)
+        return {
+            "command": self.command,
+            "out": job.out,
+            "model": self.model.url,
+            "dataset": self.dataset.url,
+            **plain(figures),
+            **({} if job.tree_error is None else {"tree_error": job.tree_error}),
+            "peak_memory_bytes": peak_bytes,
+            "warnings": list(reporter.warnings),
+        }
 
 
-def _check_tree(job: PredictJob, model: AnyModel) -> None:
-    """Refuse, before anything is started, a tree that cannot serve, or that workers could not keep."""
-    if isinstance(model, SparseRecord) or (isinstance(model, ClassifierRecord) and model.is_sparse):
-        return  # there is none: that is refused, too, where predicting begins
-    kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
-    check_tree_kernel(kernel)
-    n = model.n_samples if isinstance(model, ModelRecord) else model.n_support
-    require_tree_room(n, feature_width(kernel), job.cluster.cache_bytes)
+def run_predict(job: PredictJob, reporter: Reporter) -> Document:
+    """Predict into a store; see `Run.run`."""
+    return PredictRun(job, reporter).run()
 
 
 def _variance_figures(figures: dict[str, Any], settings: VarianceSettings, reporter: Reporter) -> Document:

@@ -7,16 +7,15 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from dkgp.cluster import ClusterOptions, open_executor
+from dkgp.cluster import BlockExecutor, ClusterOptions
 from dkgp.commands.job_options import DATASET, MEMORY_LIMIT, MODEL_OUT, OVERWRITE
 from dkgp.commands.reporting.documents import Document, plain
-from dkgp.commands.reporting.memory import PeakMemory, memory_budget
+from dkgp.commands.reporting.memory import memory_budget
+from dkgp.commands.reporting.model_plots import plot_weights
 from dkgp.commands.reporting.outputs import check_side_files
-from dkgp.commands.reporting.progress import Reporter, WorkProgress, announce
-from dkgp.commands.reporting.weights_plot import plot_weights
-from dkgp.commands.run import warn_of_labels
-from dkgp.data import LINEAR_MODEL_KIND, Dataset, ensure_writable, open_dataset, save_linear_model
-from dkgp.errors import InputError
+from dkgp.commands.reporting.progress import Reporter, WorkProgress
+from dkgp.commands.run import Run, warn_of_labels
+from dkgp.data import LINEAR_MODEL_KIND, Dataset, ensure_writable, save_linear_model
 from dkgp.models.linear.train import LinearSettings, PathOfTarget, TrainedLinear, train_linear
 from dkgp.operators.base import FloatArray
 from dkgp.options import Part, check_ranges
@@ -43,64 +42,73 @@ class PursueJob:
         check_ranges(self)
 
 
-def run_pursue(job: PursueJob, reporter: Reporter) -> Document:
-    """Find and save; return the path of each target, what was chosen of it, seconds and memory.
+class PursueRun(Run):
+    """A run of `dkgp pursue`."""
 
-    Raises
-    ------
-    InputError
-        Anything that can be found wrong with data or settings; nothing has been written.
-    MemoryBudgetError
-        What the choice takes does not fit.
-    ClusterError
-        No cluster, or one that was lost.
-    """
-    check_side_files(job.plot, None, replace=job.overwrite)
-    ensure_writable(job.out, job.overwrite, LINEAR_MODEL_KIND)
-    dataset = open_dataset(job.dataset)
-    if dataset.n_targets == 0:
-        raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again with --target")
-    warn_of_labels(dataset, None, reporter)
-    with PeakMemory() as memory:
-        with open_executor(job.cluster, dataset.n_samples, reporter) as executor, reporter.work("pursue") as show:
-            announce(executor, reporter)
-            resident, budget = memory_budget(job.memory_limit_bytes)
-            trained = train_linear(
-                dataset,
-                job.settings,
+    command = "pursue"
+    job: PursueJob
+
+    def check(self) -> None:
+        """Refuse outputs that are there already."""
+        check_side_files(self.job.plot, None, replace=self.job.overwrite)
+        ensure_writable(self.job.out, self.job.overwrite, LINEAR_MODEL_KIND)
+
+    def open(self) -> None:
+        """Open the data."""
+        self.dataset = self.open_data()
+
+    def tell(self) -> None:
+        """Warn of labels."""
+        warn_of_labels(self.dataset, None, self.reporter)
+
+    def work(self, executor: BlockExecutor) -> TrainedLinear:
+        """Choose the features of each target, within the memory."""
+        resident, budget = memory_budget(self.job.memory_limit_bytes)
+        with self.reporter.work("pursue") as show:
+            return train_linear(
+                self.dataset,
+                self.job.settings,
                 executor,
                 memory_bytes=max(0, budget - resident),
                 told=lambda what, done, of: show(WorkProgress(what, done, of, "parts")),
             )
-        peak_bytes = memory.bytes
-    targets = [
-        _of_target(dataset, target, some, float(trained.intercept[target]))
-        for target, some in enumerate(trained.targets)
-    ]
-    summary: dict[str, Any] = {
-        "method": job.settings.method,
-        "choice": _choice(job.settings),
-        "n": dataset.n_samples,
-        "d": dataset.n_features,
-        "p": dataset.n_targets,
-        "targets": targets,
-        "passes": trained.passes,
-        "seconds": trained.seconds,
-        "peak_memory_bytes": peak_bytes,
-    }
-    summary = plain(summary)
-    _warn(job, trained, reporter, dataset)
-    save_linear_model(job.out, dataset, trained.coefficients, trained.intercept, summary, overwrite=job.overwrite)
-    if job.plot is not None:
-        plot_weights(job.plot, trained.targets, dataset, title=f"{job.settings.method}: {summary['choice']}")
-    return {
-        "command": "pursue",
-        "out": job.out,
-        "dataset": dataset.url,
-        **summary,
-        "plot": job.plot,
-        "warnings": list(reporter.warnings),
-    }
+
+    def conclude(self, result: TrainedLinear, peak_bytes: int) -> Document:
+        """Save the weights; return the path of each target, what was chosen of it, seconds and memory."""
+        job, dataset, method = self.job, self.dataset, self.job.settings.method
+        summary: dict[str, Any] = plain(
+            {
+                "method": method,
+                "choice": _choice(job.settings),
+                "n": dataset.n_samples,
+                "d": dataset.n_features,
+                "p": dataset.n_targets,
+                "targets": [
+                    _of_target(dataset, target, path, float(result.intercept[target]))
+                    for target, path in enumerate(result.targets)
+                ],
+                "passes": result.passes,
+                "seconds": result.seconds,
+                "peak_memory_bytes": peak_bytes,
+            }
+        )
+        _warn(job, result, self.reporter, dataset)
+        save_linear_model(job.out, dataset, result.coefficients, result.intercept, summary, overwrite=job.overwrite)
+        if job.plot is not None:
+            plot_weights(job.plot, result.targets, dataset, title=f"{method}: {summary['choice']}")
+        return {
+            "command": self.command,
+            "out": job.out,
+            "dataset": dataset.url,
+            **summary,
+            "plot": job.plot,
+            "warnings": list(self.reporter.warnings),
+        }
+
+
+def run_pursue(job: PursueJob, reporter: Reporter) -> Document:
+    """Find a linear regression and save it; see `Run.run`."""
+    return PursueRun(job, reporter).run()
 
 
 def _choice(settings: LinearSettings) -> str:

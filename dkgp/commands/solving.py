@@ -15,8 +15,8 @@ from dkgp.cluster import BlockExecutor, LocalExecutor
 from dkgp.commands.reporting.memory import memory_budget
 from dkgp.commands.reporting.progress import Measure, SolveProgress
 from dkgp.commands.reporting.records import RecordLog
-from dkgp.commands.run import TrainingRun
 from dkgp.commands.signals import interruptible
+from dkgp.commands.training import TrainingRun
 from dkgp.errors import MemoryBudgetError, UsageError
 from dkgp.kernels import Kernel
 from dkgp.models.context import RunContext
@@ -24,7 +24,7 @@ from dkgp.models.memory import MemoryPlan, Processes, plan_within
 from dkgp.models.warm_up import compiling_bytes
 from dkgp.operators import ArrayInputs, TreeKernelOperator
 from dkgp.operators.block_tasks import feature_width
-from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
+from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
 from dkgp.operators.tree.kd_tree import building_bytes, tree_bytes
 from dkgp.solvers import MaxPasses, MaxSeconds, StoppingRule
 from dkgp.solvers.registry import Need, SolverMemory, solvers_that_need
@@ -59,7 +59,7 @@ def planned_solve(
         It does not fit.
     """
     tree_error, n, width = run.job.tree_error, run.dataset.n_samples, feature_width(kernel)
-    resident, budget = memory_budget(run.job.memory_limit_bytes)
+    resident, budget = room(run, kernel)
     cache = run.job.cluster.cache_bytes
     repeats = memory.repeats_products and tree_error is None
     if tree_error is not None:
@@ -71,8 +71,7 @@ def planned_solve(
         columns,
         memory,
         Processes(
-            # A checkpoint that has been read becomes part of the vectors, which the plan counts.
-            resident_bytes=resident - run.held_bytes + compiling_bytes(kernel),
+            resident_bytes=resident,
             shares_process=executor.shares_memory,
             overlaps=executor.overlaps,
             cache_bytes=cache,
@@ -84,6 +83,21 @@ def planned_solve(
     plan = plan.with_tiles(tiles, n, budget)
     executor.tiles = replace(tiles, bytes=plan.tiles_bytes)
     return plan
+
+
+def room(run: TrainingRun, kernel: Kernel) -> tuple[int, int]:
+    """Bytes that this process will hold before the work, compiled code included, and what the run may take in all.
+
+    A checkpoint that has been read becomes part of the vectors, which a plan counts.
+    """
+    resident, budget = memory_budget(run.job.memory_limit_bytes)
+    return resident + compiling_bytes(kernel) - run.held_bytes, budget
+
+
+def inputs_within(run: TrainingRun, width: int, free_bytes: int) -> int:
+    """Bytes of all inputs where the coordinator has room for them beside the work; none otherwise."""
+    needed = coordinator_input_bytes_needed(run.dataset.n_samples, run.dataset.n_features, width)
+    return needed if needed <= min(DEFAULT_COORDINATOR_INPUT_BYTES, free_bytes) else 0
 
 
 def input_bytes(plan: MemoryPlan) -> int:

@@ -8,7 +8,7 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
 from dkgp.models.exact import TrainedModel, save, train
 from dkgp.models.hyperparameters import Hyperparameters, read_hyperparameters, write_hyperparameters
-from dkgp.models.prediction import PredictSummary, predict
+from dkgp.models.prediction import Destination, PredictSummary, predict
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.sparse.stored import open_sparse, save_sparse
 from dkgp.models.sparse.train import train_sparse
@@ -24,6 +24,7 @@ from dkgp.models.variance import VarianceSettings
 
 __all__ = [
     "Certificate",
+    "Destination",
     "Hyperparameters",
     "LogNormal",
     "PredictSummary",

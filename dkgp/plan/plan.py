@@ -12,6 +12,7 @@ from dkgp.cluster.tile_budget import budget_here
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import available_bytes
 from dkgp.commands.reporting.outputs import check_output_file, check_side_files
+from dkgp.commands.reporting.plots import plot_plan
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.sparse import SparseJob
 from dkgp.data import Dataset, open_dataset
@@ -27,7 +28,6 @@ from dkgp.plan.foreseen import Foreseen, foresee
 from dkgp.plan.job import PlanJob
 from dkgp.plan.likelihoods import ForeseenLikelihood, LikelihoodSettings, foresee_likelihood
 from dkgp.plan.network import ClusterFigures, measure_cluster
-from dkgp.plan.plot import plot_plan
 from dkgp.plan.record import read_bench, read_figures, with_bench, write_figures
 from dkgp.plan.sparse import ForeseenSparse, foresee_sparse
 from dkgp.plan.variances import ForeseenVariances, foresee_variances

@@ -195,9 +195,6 @@ def _check_training(job: TrainJob | SparseJob | ClassifyJob) -> None:
 
 
 def _check_tune(job: TuneJob) -> None:
-    from dkgp.commands.tune.bound import check_bound_options
-    from dkgp.commands.tune.refine import check_refinement
-    from dkgp.commands.tune.run import check_label_options
     from dkgp.models.tuning.likelihood_search import SearchSettings
     from dkgp.models.tuning.scores import check_folds
     from dkgp.models.tuning.subsets import plan_subsets
@@ -205,10 +202,7 @@ def _check_tune(job: TuneJob) -> None:
     SearchSettings(job.seed, job.learn_variance, job.tolerance, job.restarts)
     plan_subsets(MANY_SAMPLES, job.subset, subsets=job.subsets, seed=job.seed, holdout=job.holdout)
     check_folds(job.folds, job.subset)
-    check_refinement(job.refine, only=job.refine_only, start=job.start, kernel=job.kernel)
-    check_bound_options(job)
-    check_label_options(job)
-    job.named()
+    job.check()
     _check_plot(job.plot)
 
 

@@ -33,7 +33,7 @@ def model(pipeline: dict[str, Any], tmp_path: Path) -> Path:
 def test_train_killed_after_its_model_was_saved_is_done(pipeline: dict[str, Any], tmp_path: Path) -> None:
     out, plot, log = tmp_path / "model.zarr", tmp_path / "run.png", tmp_path / "run.jsonl"
     command = train(pipeline, out, "--plot", plot, "--log-json", log, "--checkpoint-every", 0)
-    killed("dkgp.commands.run:TrainingRun.report", command)
+    killed("dkgp.commands.training:TrainingRun.report", command)
     assert (tmp_path / "model.zarr.checkpoint").exists()
     assert not plot.exists()
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
@@ -100,7 +100,7 @@ def test_train_leaves_models_of_other_data_and_hyperparameters_alone(
 def test_tune_killed_after_its_file_was_written_is_done(pipeline: dict[str, Any], tmp_path: Path) -> None:
     out = tmp_path / "hyper.json"
     command = ["tune", pipeline["ingest"]["train"], "--out", out, "--subset", 150, "--json"]
-    killed("dkgp.commands.tune.run:_conclude", command)
+    killed("dkgp.commands.tune.run:TuneRun.report", command)
     written = out.read_bytes()
     result = run(*command, "--resume")
     assert "were complete when an earlier run ended" in result.stderr

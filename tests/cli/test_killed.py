@@ -17,7 +17,7 @@ from tests.cli.invoke import document_of, refused, run, run_json
 from tests.cli.processes import killed, signalled
 from tests.cli.runs import CLASSIFY, RUNS, SPARSE, TRAIN, bits
 
-REPORT = "dkgp.commands.run:TrainingRun.report"
+REPORT = "dkgp.commands.training:TrainingRun.report"
 SAVE = "dkgp.data.stores.checkpoint:CheckpointStore.save"
 PASS = "dkgp.models.classification.fixed_size.train:fold_systems"
 # A model is being laid out, and about to be whole.

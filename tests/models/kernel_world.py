@@ -13,7 +13,7 @@ from dkgp.data import Dataset, ModelRecord, open_model, open_prediction
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.kernels import Kernel, parse_kernel
 from dkgp.models.exact import save, train
-from dkgp.models.prediction.predict import PredictSummary, predict
+from dkgp.models.prediction.predict import Destination, PredictSummary, predict
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.solvers import Cholesky, GradientInfNorm
 
@@ -56,7 +56,9 @@ class Fitted:
     ) -> tuple[dict[str, np.ndarray], PredictSummary]:
         """What a prediction store holds, standardised; and what the run said of itself."""
         url = str(self.folder / f"{name}.zarr")
-        summary = predict(self.model, self.test, url, executor, variance=variance, chunk_rows=TESTS, overwrite=True)
+        summary = predict(
+            self.model, self.test, Destination(url, chunk_rows=TESTS, overwrite=True), executor, variance=variance
+        )
         stored, standardisation = open_prediction(url), self.model.standardisation
         scale = float(standardisation.target_std[0])
         values = {name: stored.read(name).reshape(-1) for name in stored.variables}

@@ -20,7 +20,7 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
 from dkgp.models.exact import TrainedModel, run_identity, save, train
 from dkgp.models.metrics import evaluate
-from dkgp.models.prediction.predict import predict
+from dkgp.models.prediction.predict import Destination, predict
 from dkgp.solvers import GradientInfNorm, GreedyBlockCoordinateDescent, MaxIterations, Progress
 from tests.watching import in_context
 
@@ -157,7 +157,7 @@ def test_error_bounds_hold_and_are_not_absurd(
 
 
 def test_evaluation_is_equation_16(world: World, model: ModelRecord, executor: BlockExecutor, tmp_path: Path) -> None:
-    predict(model, world.test, str(tmp_path / "p"), executor, chunk_rows=64)
+    predict(model, world.test, Destination(str(tmp_path / "p"), chunk_rows=64), executor)
     found = evaluate(open_prediction(str(tmp_path / "p")), world.test)
     squared = (world.y_test - world.mean) ** 2
     per_target = np.sqrt(np.mean(squared / world.y_train.var(axis=0), axis=0))
@@ -277,7 +277,7 @@ def expected(world: World, model: ModelRecord) -> FloatArray:
 def test_chunks_make_no_difference(
     world: World, model: ModelRecord, executor: BlockExecutor, expected: FloatArray, tmp_path: Path, chunk_rows: int
 ) -> None:
-    predict(model, world.test, str(tmp_path / "p"), executor, chunk_rows=chunk_rows)
+    predict(model, world.test, Destination(str(tmp_path / "p"), chunk_rows=chunk_rows), executor)
     assert predicted(tmp_path / "p").tobytes() == expected.tobytes()
 
 
@@ -333,10 +333,8 @@ def test_progress_counts_up_to_all(world: World, model: ModelRecord, executor: B
     predict(
         model,
         world.test,
-        str(tmp_path / "p"),
-        executor,
-        chunk_rows=64,
-        progress=lambda done, total: seen.append((done, total)),
+        Destination(str(tmp_path / "p"), chunk_rows=64),
+        RunContext(executor, within=lambda now: seen.append((now.done, now.total))),
     )
     assert seen == [(64, 230), (128, 230), (192, 230), (230, 230)]
 
@@ -368,10 +366,14 @@ def test_an_interrupted_prediction_goes_on_where_it_was(
     url = str(tmp_path / "p")
     asked = iter([False, False, True])
     with pytest.raises(InterruptedRunError, match="after 128 of 230") as caught:
-        predict(model, world.test, url, executor, chunk_rows=64, interrupted=lambda: next(asked))
+        predict(
+            model, world.test, Destination(url, chunk_rows=64), RunContext(executor, interrupted=lambda: next(asked))
+        )
     assert str(caught.value.checkpoint) == url
     counting, seen = Counting(executor), []
-    predict(model, world.test, url, counting, resume=True, progress=lambda done, total: seen.append(done))
+    predict(
+        model, world.test, Destination(url, resume=True), RunContext(counting, within=lambda now: seen.append(now.done))
+    )
     assert counting.rows == [(128, 192), (192, 230)]
     assert seen == [192, 230]
     assert predicted(tmp_path / "p").tobytes() == expected.tobytes()
@@ -382,9 +384,9 @@ def test_a_failed_prediction_keeps_what_was_done(
 ) -> None:
     url = str(tmp_path / "p")
     with pytest.raises(NumericalError):
-        predict(model, world.test, url, Counting(executor, fail_after=1), chunk_rows=100)
+        predict(model, world.test, Destination(url, chunk_rows=100), Counting(executor, fail_after=1))
     counting = Counting(executor)
-    predict(model, world.test, url, counting, resume=True)
+    predict(model, world.test, Destination(url, resume=True), counting)
     assert counting.rows == [(100, 200), (200, 230)]
     assert predicted(tmp_path / "p").tobytes() == expected.tobytes()
 
@@ -402,7 +404,7 @@ def test_resuming_a_finished_prediction_computes_nothing(
 ) -> None:
     predict(model, world.test, str(tmp_path / "p"), executor)
     counting = Counting(executor)
-    predict(model, world.test, str(tmp_path / "p"), counting, resume=True)
+    predict(model, world.test, Destination(str(tmp_path / "p"), resume=True), counting)
     assert counting.rounds == 0
     assert predicted(tmp_path / "p").tobytes() == expected.tobytes()
 
@@ -414,8 +416,8 @@ def test_resuming_with_other_data_or_model_is_refused(
     predict(model, world.test, url, executor)
     before = predicted(tmp_path / "p").tobytes()
     with pytest.raises(InputError, match="other data"):
-        predict(model, world.train, url, executor, resume=True)
+        predict(model, world.train, Destination(url, resume=True), executor)
     save(tight, str(tmp_path / "m"), world.train)
     with pytest.raises(InputError, match="another model"):
-        predict(open_model(str(tmp_path / "m")), world.test, url, executor, resume=True)
+        predict(open_model(str(tmp_path / "m")), world.test, Destination(url, resume=True), executor)
     assert predicted(tmp_path / "p").tobytes() == before

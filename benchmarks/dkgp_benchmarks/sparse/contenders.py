@@ -27,7 +27,7 @@ from dkgp.data import Dataset, open_dataset, open_model, open_prediction, save_m
 from dkgp.kernels import TileEvaluator
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import TrainedModel, train
-from dkgp.models.prediction.predict import predict
+from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.sparse.train import SparseSettings, train_sparse
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.blas import blas
@@ -114,7 +114,7 @@ def exact(description: dict[str, Any], dataset: Dataset, found: Hyperparameters)
         )
         began, out = time.perf_counter(), str(place.with_suffix(".zarr"))
         settings = VarianceSettings(gap=VARIANCE_GAP, latent=True)
-        predict(open_model(model), test, out, executor, variance=settings, overwrite=True)
+        predict(open_model(model), test, Destination(out, overwrite=True), executor, variance=settings)
         predict_seconds = time.perf_counter() - began
     prediction, scale = open_prediction(out), dataset.standardisation
     mean = (prediction.read("mean") - scale.target_mean) / scale.target_std

@@ -7,10 +7,10 @@ from typing import Any
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.classify.job import ClassifyJob
 from dkgp.commands.classify.run import ClassifyRun
-from dkgp.commands.reporting.memory import memory_budget
-from dkgp.commands.reporting.path_plot import plot_path
+from dkgp.commands.reporting.class_plots import plot_path
 from dkgp.commands.reporting.records import RecordLog
 from dkgp.commands.signals import interruptible
+from dkgp.commands.solving import inputs_within, room
 from dkgp.data import ClassifierRecord
 from dkgp.errors import UsageError
 from dkgp.kernels import Kernel, SquaredExponential, fold_white
@@ -20,9 +20,8 @@ from dkgp.models.classification.fixed_size.train import train_fixed_size
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import stratified_folds
 from dkgp.models.context import RunContext
-from dkgp.models.warm_up import compiling_bytes
 from dkgp.operators.block_tasks import feature_width
-from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
+from dkgp.operators.blocked import coordinator_input_bytes_needed
 
 
 class FixedSizeRun(ClassifyRun):
@@ -103,17 +102,16 @@ class FixedSizeRun(ClassifyRun):
         n, d = self.dataset.n_samples, self.dataset.n_features
         expected = SquaredExponential(gamma=(1.0,) * d) if kernel is None else kernel
         width = feature_width(expected)
-        resident, budget = memory_budget(self.job.memory_limit_bytes)
-        resident += compiling_bytes(expected) - self.held_bytes
-        inputs = coordinator_input_bytes_needed(n, d, width)
+        resident, budget = room(self, expected)
 
         def plan(free: int) -> FixedSizeMemory:
             outputs, cache = self.labels.n_outputs, self.job.cluster.cache_bytes
             return self.job.settings.memory(n, d, outputs, executor, cache, width, budget_bytes=free)
 
-        memory = plan(budget - resident - inputs)
-        if inputs > DEFAULT_COORDINATOR_INPUT_BYTES or resident + memory.coordinator_bytes + inputs > budget:
-            inputs, memory = 0, plan(budget - resident)
+        memory = plan(budget - resident - coordinator_input_bytes_needed(n, d, width))
+        inputs = inputs_within(self, width, budget - resident - memory.coordinator_bytes)
+        if not inputs:
+            memory = plan(budget - resident)
         memory.require(budget, resident)
         return memory, inputs
 

@@ -11,7 +11,7 @@ from dkgp.commands.classify.run import ClassifyRun
 from dkgp.commands.presets import settled
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.commands.run import finished_run
+from dkgp.commands.training import finished_run
 from dkgp.errors import InputError, UsageError
 from dkgp.options import Declared, foreign_options
 
@@ -21,14 +21,14 @@ METHODS: dict[str, type[ClassifyRun]] = {
 
 
 def run_classify(job: ClassifyJob, reporter: Reporter) -> Document:
-    """Train and save; see `TrainingRun.run`."""
+    """Train and save; see `Run.run`."""
     job = settled("classify", job)
     check_job(job)
     return METHODS[_method(job)](job, reporter).run()
 
 
 def finished_classify(job: ClassifyJob, reporter: Reporter) -> Document | None:
-    """Return the record of the model at `job.out` where it is what the job would make; see `TrainingRun.finished`."""
+    """Return the record of the model at `job.out` where it is what the job would make; see `TrainingRun.done`."""
     try:
         return finished_run(METHODS[_method(settled("classify", job))], job, reporter)
     except InputError:

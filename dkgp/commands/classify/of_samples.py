@@ -8,8 +8,8 @@ from typing import Any
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.classify.job import ClassifyJob
 from dkgp.commands.classify.run import ClassifyRun
+from dkgp.commands.reporting.class_plots import plot_risk
 from dkgp.commands.reporting.progress import Measure
-from dkgp.commands.reporting.risk_plot import plot_risk
 from dkgp.commands.solving import (
     check_tree_error,
     check_tree_kernel,

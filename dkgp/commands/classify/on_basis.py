@@ -7,18 +7,15 @@ from typing import Any, ClassVar, Literal
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.classify.job import ClassifyJob
 from dkgp.commands.classify.run import ClassifyRun
-from dkgp.commands.reporting.memory import memory_budget
-from dkgp.commands.reporting.risk_plot import plot_newton
-from dkgp.commands.solving import solving
+from dkgp.commands.reporting.class_plots import plot_newton
+from dkgp.commands.solving import inputs_within, room, solving
 from dkgp.data import ClassifierRecord
 from dkgp.kernels import Kernel, fold_white
 from dkgp.models.classification.basis.settings import DEFAULT_BASIS, BasisMemory, BasisSettings
 from dkgp.models.classification.basis.train import train_on_basis
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood
-from dkgp.models.warm_up import compiling_bytes
 from dkgp.operators.block_tasks import feature_width
-from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
 
 
 class LogisticOnBasisRun(ClassifyRun):
@@ -78,16 +75,12 @@ class LogisticOnBasisRun(ClassifyRun):
 
     def _planned(self, kernel: Kernel, executor: BlockExecutor) -> tuple[BasisMemory, int]:
         """The projected memory, and bytes of inputs that the coordinator may hold; `MemoryBudgetError` beyond it."""
-        likelihood, cache = self.likelihood, self.job.cluster.cache_bytes
-        n, d, width = self.dataset.n_samples, self.dataset.n_features, feature_width(kernel)
-        resident, budget = memory_budget(self.job.memory_limit_bytes)
-        resident += compiling_bytes(kernel) - self.held_bytes
+        likelihood, cache, width = self.likelihood, self.job.cluster.cache_bytes, feature_width(kernel)
+        n, d = self.dataset.n_samples, self.dataset.n_features
+        resident, budget = room(self, kernel)
         plan = self.settings.memory(n, d, likelihood.n_outputs, executor, cache, width, coupled=likelihood.coupled)
         plan.require(budget, resident)
-        inputs = coordinator_input_bytes_needed(n, d, width)
-        if inputs > DEFAULT_COORDINATOR_INPUT_BYTES or resident + plan.coordinator_bytes + inputs > budget:
-            inputs = 0
-        return plan, inputs
+        return plan, inputs_within(self, width, budget - resident - plan.coordinator_bytes)
 
     def plot(self, path: str, record: ClassifierRecord, title: str) -> None:
         """Draw Newton's steps."""

@@ -10,11 +10,11 @@ from dkgp.cluster import BlockExecutor
 from dkgp.commands.classify.job import ClassifyJob
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.resuming import checkpointing_of, difference
-from dkgp.commands.run import Outcome, TrainingRun
+from dkgp.commands.training import Outcome, TrainingRun
 from dkgp.data import ClassifierRecord, open_classifier, open_dataset, save_classifier
 from dkgp.data.stores.models.classifier import CLASSIFIER_KIND
 from dkgp.kernels import fold_white
-from dkgp.models import Hyperparameters, read_hyperparameters
+from dkgp.models import Hyperparameters
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels, label_weights, labels_of
@@ -72,9 +72,7 @@ class ClassifyRun(TrainingRun):
         self.labels = labels_of(self.dataset)
         self.hyperparameters = None
         if self.job.hyper is not None:
-            self.hyperparameters = read_hyperparameters(
-                self.job.hyper, n_features=self.dataset.n_features, feature_names=self.dataset.feature_names
-            )
+            self.hyperparameters = self.read_hyperparameters(self.job.hyper)
 
     def prepare(self) -> None:
         """Weigh the samples, refuse what does not go with the data, and tell what is odd."""

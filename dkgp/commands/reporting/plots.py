@@ -6,6 +6,7 @@ Matplotlib is an extra: it is imported when a plot is drawn, always with the bac
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -146,28 +147,68 @@ def plot_run(
             _draw_calibration(panels[2], coverage)
 
 
+def plot_plan(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]], *, title: str) -> None:
+    """Draw seconds, with their interval, and worker-hours against the number of workers.
+
+    Parameters
+    ----------
+    path : path
+        .png, .pdf or .svg; matplotlib is installed, which `check_side_files` sees to.
+    rows : sequence of mappings
+        Of the plan's document.
+    """
+    with drawn(path, 10.0, 4.0, title) as figure:
+        left, right = figure.subplots(1, 2)
+        workers = [row["workers"] for row in rows]
+        seconds = [row["seconds"] for row in rows]
+        left.fill_between(
+            workers, [row["seconds_low"] for row in rows], [row["seconds_high"] for row in rows], alpha=0.2, linewidth=0
+        )
+        left.plot(workers, seconds, marker="o", label="planned")
+        left.plot(
+            workers, [seconds[0] * workers[0] / count for count in workers], "--", color="grey", label="in proportion"
+        )
+        left.set(xscale="log", yscale="log", xlabel="workers", ylabel="seconds", xticks=workers, xticklabels=workers)
+        left.legend()
+        right.plot(workers, [row["worker_hours"] for row in rows], marker="o")
+        right.set(
+            xscale="log", yscale="log", xlabel="workers", ylabel="worker-hours", xticks=workers, xticklabels=workers
+        )
+        for axis in (left, right):
+            axis.minorticks_off()
+            axis.grid(alpha=0.3)
+
+
 def _panels(figure: Figure, count: int) -> list[SubFigure]:
     """Return as many panels, side by side."""
     side_by_side: list[SubFigure] = np.ravel(np.asarray(figure.subfigures(1, count), dtype=object)).tolist()
     return side_by_side
 
 
-def _column(history: History, name: str) -> FloatArray:
-    return np.asarray([float(record[name]) for record in history])
+def column(history: History, name: str) -> FloatArray:
+    """Return a figure of each record; what is not known is nan, which is not drawn."""
+    return np.asarray([math.nan if record[name] is None else float(record[name]) for record in history])
+
+
+def finish(*axes: Axes, legend: str | None = "small") -> None:
+    """Draw the grid of axes, and their legend in letters of that size."""
+    for axis in axes:
+        axis.grid(alpha=0.3)
+        if legend is not None:
+            axis.legend(fontsize=legend)
 
 
 def _draw_gradient(axis: Axes, history: History, against: str, tolerance: float) -> None:
-    axis.semilogy(_column(history, against), _column(history, "gradient_inf_norm"), marker=".", markersize=3)
+    axis.semilogy(column(history, against), column(history, "gradient_inf_norm"), marker=".", markersize=3)
     axis.axhline(tolerance, color="grey", linestyle="--", linewidth=1, label=f"tolerance {tolerance:g}")
     axis.set_ylabel("max |g|")
-    axis.grid(alpha=0.3)
-    axis.legend()
+    finish(axis, legend="medium")
 
 
 def _draw_objective(axis: Axes, history: History, against: str, label: str) -> None:
-    axis.plot(_column(history, against), _column(history, "objective"), marker=".", markersize=3)
+    axis.plot(column(history, against), column(history, "objective"), marker=".", markersize=3)
     axis.set(xlabel=label, ylabel="objective")
-    axis.grid(alpha=0.3)
+    finish(axis, legend=None)
 
 
 def _draw_predictions(axis: Axes, truth: FloatArray, mean: FloatArray) -> None:
@@ -177,7 +218,7 @@ def _draw_predictions(axis: Axes, truth: FloatArray, mean: FloatArray) -> None:
     ends = [float(min(truths.min(), means.min())), float(max(truths.max(), means.max()))]
     axis.plot(ends, ends, color="grey", linewidth=1)
     axis.set(xlabel="true target", ylabel="predicted mean")
-    axis.grid(alpha=0.3)
+    finish(axis, legend=None)
 
 
 def _draw_calibration(panel: SubFigure, coverage: CoverageCurve) -> None:
@@ -196,7 +237,7 @@ def _draw_calibration(panel: SubFigure, coverage: CoverageCurve) -> None:
         for index, name in enumerate(coverage.target_names):
             shown = name if len(coverage.target_names) > 1 else "predicted variances"
             axis.plot(levels, unit * (observed[:, index] - origin), label=shown if index < MOST_NAMES else None)
-        axis.grid(alpha=0.3)
+        finish(axis, legend=None)
     top.set(ylabel="observed coverage", xlim=(0, 1), ylim=(0, 1))
     top.legend(loc="best", fontsize="small")
     bottom.set(xlabel="expected coverage of central intervals", ylabel="difference, %")

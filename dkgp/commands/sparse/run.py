@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 
 from dkgp.cluster import BlockExecutor
-from dkgp.commands.reporting.basis_plot import plot_basis
 from dkgp.commands.reporting.documents import Document, plain
-from dkgp.commands.reporting.memory import memory_budget
+from dkgp.commands.reporting.model_plots import plot_basis
 from dkgp.commands.reporting.progress import ChoiceProgress, Reporter
 from dkgp.commands.reporting.records import RecordLog
 from dkgp.commands.resuming import checkpointing_of, difference
-from dkgp.commands.run import Outcome, TrainingRun, finished_run, warn_of_labels
+from dkgp.commands.run import warn_of_labels
 from dkgp.commands.signals import interruptible
+from dkgp.commands.solving import inputs_within, room
 from dkgp.commands.sparse.given import digest, read_given_basis
 from dkgp.commands.sparse.job import SparseJob
+from dkgp.commands.training import Outcome, TrainingRun, finished_run
 from dkgp.data.stores.models.sparse import SPARSE_MODEL_KIND, SparseRecord, open_sparse_model
 from dkgp.models import Hyperparameters
 from dkgp.models.context import RunContext
@@ -29,10 +30,8 @@ from dkgp.models.sparse.problem import SparseProblem, TrainedSparse
 from dkgp.models.sparse.settings import SparseMemory
 from dkgp.models.sparse.stored import save_sparse
 from dkgp.models.sparse.train import train_sparse
-from dkgp.models.warm_up import compiling_bytes
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import feature_width
-from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
 from dkgp.solvers import Checkpointing
 
 # Of the targets' standard deviation: the mean of the targets alone is about one away from the exact mean.
@@ -60,6 +59,7 @@ class SparseRun(TrainingRun):
     def check(self) -> None:
         """Refuse options that do not go together."""
         self.job.check()
+        super().check()
 
     def open(self) -> None:
         """Open data, hyperparameters and a given basis; the job's size is what it means for these data."""
@@ -97,16 +97,13 @@ class SparseRun(TrainingRun):
     def _plan(self, executor: BlockExecutor) -> _Plan:
         """Project the memory, and what of the inputs the coordinator holds; `MemoryBudgetError` beyond the budget."""
         job, dataset, kernel = self.job, self.dataset, self.hyperparameters.kernel
-        resident, budget = memory_budget(job.memory_limit_bytes)
-        resident += compiling_bytes(kernel) - self.held_bytes
+        resident, budget = room(self, kernel)
         n, d, width = dataset.n_samples, dataset.n_features, feature_width(kernel)
         # A ladder refuses each rung by itself: what it begins with is what must have room.
         size = job.settings.basis_size if job.target is None else min(FIRST_RUNG, job.settings.basis_size)
         settings = replace(job.settings, basis_size=size)
         plan = settings.memory(n, d, dataset.n_targets, executor, job.cluster.cache_bytes, width)
-        inputs = coordinator_input_bytes_needed(n, d, width)
-        if inputs > DEFAULT_COORDINATOR_INPUT_BYTES or resident + plan.coordinator_bytes + inputs > budget:
-            inputs = 0
+        inputs = inputs_within(self, width, budget - resident - plan.coordinator_bytes)
         plan.require(budget, resident)
         # What a ladder's first rung has a use for is all that its later ones keep.
         plan = plan.with_kept(executor.tiles, budget - inputs, resident)
@@ -230,10 +227,10 @@ class SparseRun(TrainingRun):
 
 
 def run_sparse(job: SparseJob, reporter: Reporter) -> Document:
-    """Train, certify and save; see `TrainingRun.run`."""
+    """Train, certify and save; see `Run.run`."""
     return SparseRun(job, reporter).run()
 
 
 def finished_sparse(job: SparseJob, reporter: Reporter) -> Document | None:
-    """Return the record of the model at `job.out` where it is what the job would make; see `TrainingRun.finished`."""
+    """Return the record of the model at `job.out` where it is what the job would make; see `TrainingRun.done`."""
     return finished_run(SparseRun, job, reporter)

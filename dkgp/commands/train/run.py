@@ -12,10 +12,11 @@ from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.plots import plot_convergence
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.resuming import checkpointing_of, difference
-from dkgp.commands.run import Outcome, TrainingRun, finished_run, warn_of_labels
+from dkgp.commands.run import warn_of_labels
 from dkgp.commands.solving import check_tree_error, check_tree_kernel, input_bytes, planned_solve, solving
 from dkgp.commands.train.job import TrainJob
 from dkgp.commands.train.warm_start import Start, warm_start
+from dkgp.commands.training import Outcome, TrainingRun, finished_run
 from dkgp.data import CheckpointStore, ModelRecord, open_model
 from dkgp.data.remote.storage import exists
 from dkgp.data.stores.models.exact import MODEL_KIND
@@ -202,12 +203,12 @@ class TrainRun(TrainingRun):
 
 
 def run_train(job: TrainJob, reporter: Reporter) -> Document:
-    """Train and save; see `TrainingRun.run`."""
+    """Train and save; see `Run.run`."""
     return TrainRun(job, reporter).run()
 
 
 def finished_training(job: TrainJob, reporter: Reporter) -> Document | None:
-    """Return the record of the model at `job.out` where it is what the job would make; see `TrainingRun.finished`."""
+    """Return the record of the model at `job.out` where it is what the job would make; see `TrainingRun.done`."""
     return finished_run(TrainRun, job, reporter)
 
 

@@ -4,7 +4,15 @@
 
 from __future__ import annotations
 
+from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.tune.bound import BoundRun
 from dkgp.commands.tune.job import TuneJob
-from dkgp.commands.tune.run import run_tune
+from dkgp.commands.tune.run import TuneRun
 
 __all__ = ["TuneJob", "run_tune"]
+
+
+def run_tune(job: TuneJob, reporter: Reporter) -> Document:
+    """Tune and write the hyperparameter file; return its content and where it is. See `Run.run`."""
+    return (TuneRun if job.evidence is None else BoundRun)(job, reporter).run()

@@ -10,9 +10,12 @@ from typing import Annotated, Any, Literal
 from dkgp.cluster import ClusterOptions
 from dkgp.commands.job_options import DATASET, OVERWRITE
 from dkgp.errors import InputError, UsageError
+from dkgp.models import Hyperparameters
 from dkgp.models.refinement.record import RefineSettings
-from dkgp.models.sparse.bound.search import Evidence
+from dkgp.models.sparse.bound.search import EVIDENCES, Evidence
+from dkgp.models.tuning.likelihood_search import ProgressCallback, SearchSettings
 from dkgp.models.tuning.priors import LogNormal, as_prior
+from dkgp.models.tuning.problem import Choices
 from dkgp.models.tuning.tasks import LabelLikelihood, Objective
 from dkgp.options import SEED, Part
 from dkgp.registry import Option
@@ -80,6 +83,9 @@ REFINE = Part(
 )
 REFINE_ONLY = Option(help="Refine the values of `start`; no search on subsets.")
 
+# Options that a search on all samples has no use for.
+OF_SUBSETS = ("subset", "subsets", "folds", "holdout")
+
 
 @dataclass(frozen=True)
 class TuneJob:
@@ -125,6 +131,44 @@ class TuneJob:
         """The checkpoint's place, of a search on all samples."""
         return None if self.evidence is None else f"{self.out}.checkpoint"
 
+    def check(self) -> None:
+        """Refuse options that do not go together, or are of another form than they have.
+
+        Raises
+        ------
+        UsageError
+        """
+        self.named()
+        self._check_evidence()
+        if self.likelihood is not None and self.objective != "likelihood":
+            raise UsageError(
+                f"`objective` {self.objective} is of regressions; leave it out with the `likelihood` of labels, whose "
+                "evidence is maximised"
+            )
+        if self.likelihood is not None and self.refine is not None:
+            raise UsageError("`refine` is of regressions; leave it out with the `likelihood` of labels")
+        if not self.refine_only:
+            return
+        if self.refine is None:
+            raise UsageError("--refine-only needs the settings of a refinement; give --refine too")
+        if self.start is None:
+            raise UsageError("--refine-only refines the values of a file; name it with --start FILE")
+        if self.kernel is not None:
+            raise UsageError("--refine-only refines the kernel of --start; leave --kernel out")
+
+    def _check_evidence(self) -> None:
+        """Refuse options of subsets where all samples are looked at, and of these where subsets are."""
+        if self.evidence is None and self.basis_size is not None:
+            raise UsageError(
+                f"`basis_size` is of the objectives {' and '.join(EVIDENCES)}; this one, {self.objective}, looks at a "
+                "subset. Choose one of them, or leave it out"
+            )
+        for name in OF_SUBSETS if self.evidence is not None else ():
+            if getattr(self, name) != getattr(type(self), name):
+                raise UsageError(
+                    f"`objective` {self.objective} looks at all samples; leave out `{name}`, which is of subsets"
+                )
+
     def named(self) -> dict[str, Any]:
         """Parse the options that name single hyperparameters, for `tune_dataset`; `UsageError` for another form."""
         return {
@@ -132,6 +176,16 @@ class TuneJob:
             "fixed": parse_fixed(self.fixed),
             "priors": parse_priors(self.priors),
         }
+
+    def choices(self, start: Hyperparameters | None) -> Choices:
+        """Return what is searched for, from these hyperparameters on."""
+        return Choices(
+            self.kernel, self.of_subsets, start=start, folds=self.folds, likelihood=self.likelihood, **self.named()
+        )
+
+    def search(self, progress: ProgressCallback | None = None) -> SearchSettings:
+        """Return how it is searched for, and who watches."""
+        return SearchSettings(self.seed, self.learn_variance, self.tolerance, self.restarts, progress=progress)
 
 
 def parse_bounds(texts: Iterable[str]) -> dict[str, tuple[float, float]]:

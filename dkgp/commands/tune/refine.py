@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import psutil
 
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.reporting.memory import available_bytes
-from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.run import Run
 from dkgp.commands.signals import interruptible
-from dkgp.data import Dataset
-from dkgp.errors import InterruptedRunError, UsageError
+from dkgp.errors import InterruptedRunError
 from dkgp.models import Hyperparameters, RunContext
 from dkgp.models.memory import tiles_that_fit
 from dkgp.models.refinement.memory import RefineMemory, plan_refinement
-from dkgp.models.refinement.record import Refinement, RefineSettings
+from dkgp.models.refinement.record import RefineSettings
 from dkgp.models.refinement.refine import refine
 from dkgp.models.refinement.space import RefineSpace
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
 
 
-def check_refinement(settings: RefineSettings | None, *, only: bool, start: str | None, kernel: str | None) -> None:
-    """Refuse options that do not go together; `UsageError`."""
-    if not only:
-        return
-    if settings is None:
-        raise UsageError("--refine-only needs the settings of a refinement; give --refine too")
-    if start is None:
-        raise UsageError("--refine-only refines the values of a file; name it with --start FILE")
-    if kernel is not None:
-        raise UsageError("--refine-only refines the kernel of --start; leave --kernel out")
-
-
-def check_refinement_memory(
-    dataset: Dataset, settings: RefineSettings, executor: BlockExecutor, cache_bytes: int
-) -> RefineMemory:
+def check_refinement_memory(run: Run, settings: RefineSettings, executor: BlockExecutor) -> RefineMemory:
     """Project the memory of a refinement; the coordinator holds all inputs only where that fits too.
 
     Raises
@@ -48,6 +31,7 @@ def check_refinement_memory(
     InputError
         A preconditioner's rank that does not fit its memory.
     """
+    dataset = run.dataset
     resident = int(psutil.Process().memory_info().rss)
     budget = resident + available_bytes()
     n, d = dataset.n_samples, dataset.n_features
@@ -59,7 +43,7 @@ def check_refinement_memory(
         settings,
         executor,
         resident_bytes=resident,
-        cache_bytes=cache_bytes,
+        cache_bytes=run.job.cluster.cache_bytes,
     )
     if coordinator_input_bytes_needed(n, d) <= DEFAULT_COORDINATOR_INPUT_BYTES:
         holding = plan(holds_inputs=True)
@@ -75,29 +59,8 @@ def _with_tiles(plan: RefineMemory, executor: BlockExecutor, n: int, budget_byte
     return replace(plan, tiles_bytes=tiles_that_fit(executor.tiles, n, plan.spare_bytes(budget_bytes)))
 
 
-def refine_found(
-    dataset: Dataset,
-    start: Hyperparameters,
-    settings: RefineSettings,
-    executor: BlockExecutor,
-    reporter: Reporter,
-    *,
-    learn_variance: bool,
-    named: Mapping[str, Any],
-    cache_bytes: int,
-) -> tuple[Hyperparameters, Refinement]:
-    """Refine, with one line a step; the hyperparameters to write carry the record of what was done.
-
-    Parameters
-    ----------
-    start : Hyperparameters
-        Where to start.
-    learn_variance : bool
-        Whether the amplitude of a plain kernel moves too.
-    named : mapping
-        `bounds`, `fixed` and `priors`, as `dkgp.models.tune` takes them.
-    cache_bytes : int
-        Budget of a worker's cache.
+def refined(run: Run, start: Hyperparameters, executor: BlockExecutor) -> Hyperparameters:
+    """Refine from a start on, with one line a step; the hyperparameters to write carry the record of what was done.
 
     Raises
     ------
@@ -108,10 +71,11 @@ def refine_found(
     ClusterError
         The cluster was lost.
     """
-    settings = settings.decided(dataset, start)
-    plan = check_refinement_memory(dataset, settings, executor, cache_bytes)
+    job, dataset, reporter = run.job, run.dataset, run.reporter
+    settings: RefineSettings = job.refine.decided(dataset, start)
+    plan = check_refinement_memory(run, settings, executor)
     executor.tiles = replace(executor.tiles, bytes=plan.tiles_bytes)
-    space = RefineSpace.of(start, dataset.feature_names, learn_variance=learn_variance, **named)
+    space = RefineSpace.of(start, dataset.feature_names, learn_variance=job.learn_variance, **job.named())
     reporter.note(
         f"refining {int(space.space.free.sum())} hyperparameters on {dataset.n_samples:,} samples with "
         f"{settings.probes} probes"
@@ -144,10 +108,10 @@ def refine_found(
         )
     kept = refinement.hyperparameters
     record = {**refinement.to_json(), "memory_plan": plan.to_json()}
-    return replace(kept, refinement=record), refinement
+    return replace(kept, refinement=record)
 
 
-def raise_if_interrupted(refinement: Refinement | None, out: str) -> None:
+def raise_if_interrupted(tuned: Hyperparameters, out: str) -> None:
     """Say how to go on, once the hyperparameters so far have been written to `out`.
 
     Raises
@@ -155,8 +119,9 @@ def raise_if_interrupted(refinement: Refinement | None, out: str) -> None:
     InterruptedRunError
         The refinement was interrupted.
     """
-    if refinement is not None and refinement.interrupted:
+    refinement = tuned.refinement
+    if refinement is not None and refinement["interrupted"]:
         raise InterruptedRunError(
-            f"{refinement.verdict}; they are in '{out}'. Go on from there with the same command and --start '{out}' "
+            f"{refinement['verdict']}; they are in '{out}'. Go on from there with the same command and --start '{out}' "
             "--refine-only, and another --out or --overwrite"
         )

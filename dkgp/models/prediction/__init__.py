@@ -4,6 +4,6 @@
 
 from __future__ import annotations
 
-from dkgp.models.prediction.predict import PredictSummary, predict
+from dkgp.models.prediction.predict import Destination, PredictSummary, predict
 
-__all__ = ["PredictSummary", "predict"]
+__all__ = ["Destination", "PredictSummary", "predict"]

@@ -15,6 +15,7 @@ from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import AnyModel, ClassifierRecord, Dataset, LinearRecord, PredictionWriter, SparseRecord, exists
 from dkgp.errors import InputError
+from dkgp.models.context import RunContext
 from dkgp.models.prediction.classes import class_rounds
 from dkgp.models.prediction.exact import exact_rounds
 from dkgp.models.prediction.linear import LinearRounds
@@ -61,21 +62,37 @@ class PredictSummary:
         return dict(self.__dict__)
 
 
+@dataclass(frozen=True)
+class Destination:
+    """The prediction store that predictions go to.
+
+    Parameters
+    ----------
+    url : str
+        Where it is.
+    chunk_rows : int, optional
+        Rows of a chunk of the store, and of a region.
+    overwrite : bool
+        Replace what is there.
+    resume : bool
+        Continue a prediction store that was interrupted; regions already there are not computed again.
+    """
+
+    url: str
+    chunk_rows: int | None = None
+    overwrite: bool = False
+    resume: bool = False
+
+
 def predict(
     model: AnyModel | LinearRecord,
     dataset: Dataset,
-    url: str,
-    executor: BlockExecutor,
+    out: Destination | str,
+    context: RunContext | BlockExecutor,
     *,
     variance: VarianceSettings | None = None,
-    chunk_rows: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    note: Callable[[str], None] | None = None,
-    overwrite: bool = False,
-    resume: bool = False,
-    interrupted: Callable[[], bool] | None = None,
-    tree_error: float | None = None,
     plug_in: bool = False,
+    note: Callable[[str], None] | None = None,
 ) -> PredictSummary:
     """Predict means with their proven error bounds, and variances in proven intervals, to a prediction store.
 
@@ -90,30 +107,22 @@ def predict(
     model : ModelRecord, SparseRecord, ClassifierRecord or LinearRecord
     dataset : Dataset
         Test inputs; its features are matched to the model's by name and mapped by the model's standardisation.
-    url : str
+    out : Destination or str
         Where the prediction store goes; values are in the targets' own units.
-    executor : BlockExecutor
+    context : RunContext or BlockExecutor
+        Who computes. Its `within` is called with the samples that are done, of all; `interrupted` is asked between
+        regions, and when it answers true the regions done stay, to be resumed. With `tree_error`, sums over all
+        training samples are taken by a tree that prunes what hardly contributes, each standardised mean or decision
+        good to this; bounds allow for it. For a kernel that falls with the distance, of few features.
     variance : VarianceSettings, optional
         Predict variances too: of a new observation, noise included, unless `latent` asks for the function's own. The
         store's `variance` is the proven upper end of the interval; of a sparse model its method's own, and the
         interval that of the exact model's.
-    chunk_rows : int, optional
-        Rows of a chunk of the store, and of a region.
-    progress : callable, optional
-        Called with (samples done, samples in all).
-    note : callable, optional
-        Called with a line on what is being prepared.
-    overwrite : bool
-    resume : bool
-        Continue a prediction store that was interrupted; regions already there are not computed again.
-    interrupted : callable, optional
-        Asked between regions; when it answers true the regions done stay, for `resume`.
-    tree_error : float, optional
-        Take sums over all training samples by a tree that prunes what hardly contributes, each standardised mean or
-        decision good to this; bounds allow for it. For a kernel that falls with the distance, of few features.
     plug_in : bool
         Of a Gaussian process classifier: take the likelihood's probabilities at the decisions, without averaging them
         over the variances of its latent functions.
+    note : callable, optional
+        Called with a line on what is being prepared.
 
     Returns
     -------
@@ -131,18 +140,20 @@ def predict(
         Variances, or a sparse model, do not fit in their working memory.
     """
     started = time.perf_counter()
+    context, out = RunContext.of(context), out if isinstance(out, Destination) else Destination(out)
+    executor, url = context.executor, out.url
     of_classes = isinstance(model, ClassifierRecord)
     if plug_in and not (isinstance(model, ClassifierRecord) and model.form == "gp"):
         raise InputError(
             f"`plug_in` is for the averaged probabilities of a Gaussian process classifier, and '{model.url}' is none; "
             "leave it out"
         )
-    sums = _sums(model, None if of_classes else variance, tree_error, plug_in)
+    sums = _sums(model, None if of_classes else variance, context.tree_error, plug_in)
     names = () if of_classes else model.target_names
     test = dataset.as_seen_by(model.feature_names, names, model.standardisation)
     _require_finite(test)
     version = f"{model.fingerprint}-{time.time_ns():x}"
-    writer = PredictionWriter.open_to_resume(url) if resume and exists(url) else None
+    writer = PredictionWriter.open_to_resume(url) if out.resume and exists(url) else None
     try:
         with single_threaded_blas():
             rounds: Rounds
@@ -170,7 +181,7 @@ def predict(
                 **rounds.attributes,
             }
             if writer is None:
-                rows = rounds.region_rows if chunk_rows is None else chunk_rows
+                rows = rounds.region_rows if out.chunk_rows is None else out.chunk_rows
                 writer = PredictionWriter.create(
                     url,
                     dataset.n_samples,
@@ -178,7 +189,7 @@ def predict(
                     rounds.variables,
                     rows,
                     attributes,
-                    overwrite,
+                    out.overwrite,
                     rounds.classes,
                 )
             elif writer.attributes != attributes:
@@ -186,7 +197,7 @@ def predict(
                     f"'{url}' was predicted from another model or other data, or with other settings; "
                     "start afresh with `overwrite`"
                 )
-            streamed = stream(writer, rounds, progress, note, interrupted)
+            streamed = stream(writer, rounds, context, note)
     finally:
         worker_cache().discard_run(version)
     seconds = time.perf_counter() - started

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from dkgp.cluster.executors.base import PendingRound
-from dkgp.data import PredictionWriter, open_prediction
+from dkgp.data import PredictionWriter, Progress, open_prediction
 from dkgp.errors import InterruptedRunError
 from dkgp.models.classification.metrics import given_widths
 from dkgp.models.metrics import GapTally, gap_figures, outside_interval
 from dkgp.operators.base import FloatArray
+from dkgp.solvers.watch import Watch
 
 MEANS = ("mean", "mean_error_bound")
 VARIANCES = (*MEANS, "variance", "variance_lower", "variance_upper")
@@ -141,14 +142,8 @@ class Streamed:
         return {**figures, "computed": self.computed}
 
 
-def stream(
-    writer: PredictionWriter,
-    rounds: Rounds,
-    progress: Callable[[int, int], None] | None,
-    note: Callable[[str], None] | None,
-    interrupted: Callable[[], bool] | None,
-) -> Streamed:
-    """Compute, write and finish what a store lacks.
+def stream(writer: PredictionWriter, rounds: Rounds, watch: Watch, note: Callable[[str], None] | None) -> Streamed:
+    """Compute, write and finish what a store lacks; the watch is told of samples that are done, and asked for an end.
 
     Raises
     ------
@@ -160,7 +155,7 @@ def stream(
             preparation = rounds.prepare()
             if note is not None and preparation is not None:
                 note(preparation)
-        regions = _write(writer, rounds, progress, interrupted)
+        regions = _write(writer, rounds, watch)
         writer.commit()
     except BaseException:
         if not writer.done_regions():
@@ -173,12 +168,7 @@ def stream(
     return Streamed(list(regions.values()), computed)
 
 
-def _write(
-    writer: PredictionWriter,
-    rounds: Rounds,
-    progress: Callable[[int, int], None] | None,
-    interrupted: Callable[[], bool] | None,
-) -> dict[int, Region]:
+def _write(writer: PredictionWriter, rounds: Rounds, watch: Watch) -> dict[int, Region]:
     """Compute and write what is missing; return what there is to say of each region, by its first row."""
     regions: dict[int, Region] = {}
     todo = deque(
@@ -189,7 +179,7 @@ def _write(
     done = writer.n_samples - sum(stop - start for start, stop in todo)
     under_way: deque[tuple[int, int, PendingRound]] = deque()
     while todo or under_way:
-        if interrupted is not None and interrupted():
+        if watch.interrupted is not None and watch.interrupted():
             raise InterruptedRunError(
                 f"interrupted after {done} of {writer.n_samples} test samples; continue with `resume`", writer.url
             )
@@ -201,8 +191,8 @@ def _write(
         writer.write(start, **values)
         regions[start] = Region.of(values, writer.attributes)
         done += stop - start
-        if progress is not None:
-            progress(done, writer.n_samples)
+        if watch.within is not None:
+            watch.within(Progress("samples", done, writer.n_samples, "samples"))
     return regions
 
 

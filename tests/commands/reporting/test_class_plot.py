@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from dkgp.commands.reporting.class_plot import plot_classes
-from dkgp.commands.reporting.tables.classes import evaluated_class_tables
+from dkgp.commands.reporting.class_plots import plot_classes
+from dkgp.commands.reporting.tables.classify import evaluated_class_tables
 from dkgp.models.classification.evaluation import OperatingCurve
 from dkgp.models.classification.metrics import ClassMetrics, class_metrics, operating_curve
 

@@ -17,7 +17,7 @@ from dkgp.kernels import SquaredExponential
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import labels_of
 from dkgp.models.prediction.class_predictor import ClassPredictor
-from dkgp.models.prediction.predict import predict
+from dkgp.models.prediction.predict import Destination, predict
 from tests.cluster.executors.test_sums import on_dask
 from tests.models.classification.basis.problems import exact_decisions, trained
 
@@ -47,7 +47,12 @@ def stored(rng: np.random.Generator, folder: Path, n_classes: int = 3, **more: A
 
 
 def predicted(folder: Path, unseen: Dataset, executor: Any, name: str = "pred") -> dict[str, np.ndarray]:
-    predict(open_classifier(folder / "model.zarr"), unseen, str(folder / f"{name}.zarr"), executor, chunk_rows=ROWS)
+    predict(
+        open_classifier(folder / "model.zarr"),
+        unseen,
+        Destination(str(folder / f"{name}.zarr"), chunk_rows=ROWS),
+        executor,
+    )
     held = open_prediction(str(folder / f"{name}.zarr"))
     return {variable: held.read(variable) for variable in held.variables}
 

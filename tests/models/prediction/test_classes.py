@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,8 @@ from dkgp.models.classification.calibration import Calibration
 from dkgp.models.classification.exact.train import ExactSettings, train_exact
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import labels_of
-from dkgp.models.prediction.predict import predict
+from dkgp.models.context import RunContext
+from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.variance.variances import VarianceSettings
 
 K, TESTS, ROWS = 9, 700, 200
@@ -68,10 +70,20 @@ def fixed(train: Dataset, n_classes: int, seed: int = 0) -> ClassifierRecord:
     )
 
 
-def predicted(record: ClassifierRecord, unseen: Dataset, folder: Path, **options: Any) -> dict[str, np.ndarray]:
+def predicted(
+    record: ClassifierRecord,
+    unseen: Dataset,
+    folder: Path,
+    *,
+    interrupted: Callable[[], bool] | None = None,
+    variance: VarianceSettings | None = None,
+    **place: Any,
+) -> dict[str, np.ndarray]:
     save_classifier(folder / "model.zarr", record, overwrite=True)
     with closing(LocalExecutor(2)) as executor:
-        predict(open_classifier(folder / "model.zarr"), unseen, str(folder / "pred.zarr"), executor, **options)
+        context = RunContext(executor, interrupted=interrupted)
+        out = Destination(str(folder / "pred.zarr"), **place)
+        predict(open_classifier(folder / "model.zarr"), unseen, out, context, variance=variance)
     stored = open_prediction(str(folder / "pred.zarr"))
     return {name: stored.read(name) for name in stored.variables}
 
@@ -143,7 +155,7 @@ def test_an_interrupted_prediction_goes_on_where_it_was(
     )
     with closing(LocalExecutor(2)) as executor:
         model = open_classifier(tmp_path / "model.zarr")
-        summary = predict(model, unseen, str(tmp_path / "pred.zarr"), executor, resume=True)
+        summary = predict(model, unseen, Destination(str(tmp_path / "pred.zarr"), resume=True), executor)
         assert written == [400, 600]
         stored = open_prediction(str(tmp_path / "pred.zarr"))
         for name, values in whole.items():
@@ -154,7 +166,7 @@ def test_an_interrupted_prediction_goes_on_where_it_was(
         assert summary.classes["computed"] == 300
         other = replace(model, fingerprint="other")
         with pytest.raises(InputError, match="was predicted from another model"):
-            predict(other, unseen, str(tmp_path / "pred.zarr"), executor, resume=True)
+            predict(other, unseen, Destination(str(tmp_path / "pred.zarr"), resume=True), executor)
 
 
 def test_variances_are_refused(train: Dataset, unseen: Dataset, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from dkgp.models.classification.logistic.stopping import RiskSettings
 from dkgp.models.classification.logistic.train import train_logistic
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.prediction.class_predictor import ClassPredictor
-from dkgp.models.prediction.predict import predict
+from dkgp.models.prediction.predict import Destination, predict
 from tests.models.classification.logistic.dense_risk import dense_minimiser
 
 KERNEL = SquaredExponential((0.4, 0.4, 0.4))
@@ -60,7 +60,7 @@ def test_a_stored_models_predictions_are_those_of_the_dense_minimiser(
         model = open_classifier(tmp_path / "model.zarr")
         found: list[dict[str, np.ndarray]] = []
         for name, rows in (("one", None), ("few", 100), ("all", TESTS)):
-            summary = predict(model, unseen, str(tmp_path / name), executor, chunk_rows=rows)
+            summary = predict(model, unseen, Destination(str(tmp_path / name), chunk_rows=rows), executor)
             stored = open_prediction(str(tmp_path / name))
             assert stored.variables == VARIABLES
             found.append({variable: stored.read(variable) for variable in VARIABLES})

@@ -22,8 +22,9 @@ from dkgp.data import (
 )
 from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError
 from dkgp.kernels import Matern32
+from dkgp.models.context import RunContext
 from dkgp.models.metrics import evaluate
-from dkgp.models.prediction.predict import predict
+from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.prediction.sparse import PIECE_ROWS, SparsePredictor
 from dkgp.models.prediction.sparse_rounds import PredictionMemory
 from dkgp.models.sparse.stored import open_sparse, save_sparse
@@ -77,7 +78,13 @@ def content(url: Path) -> dict[str, bytes]:
 def expected(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     url = tmp_path_factory.mktemp("expected") / "p"
     with opened("none", 1) as executor:
-        predict(world.model("vfe"), world.test, str(url), executor, variance=VarianceSettings(), chunk_rows=CHUNK)
+        predict(
+            world.model("vfe"),
+            world.test,
+            Destination(str(url), chunk_rows=CHUNK),
+            executor,
+            variance=VarianceSettings(),
+        )
     return content(url)
 
 
@@ -87,7 +94,9 @@ def test_the_store_holds_what_rows_in_memory_get(method: str, latent: bool, worl
     model = world.model(method)
     with opened("none", 2) as executor:
         settings = VarianceSettings(latent=latent)
-        summary = predict(model, world.test, str(tmp_path / "p"), executor, variance=settings, chunk_rows=PIECE_ROWS)
+        summary = predict(
+            model, world.test, Destination(str(tmp_path / "p"), chunk_rows=PIECE_ROWS), executor, variance=settings
+        )
     found = SparsePredictor(open_sparse(model.url), variance=True, latent=latent)(world.X_test)
     stored = open_prediction(str(tmp_path / "p"))
     for name in stored.variables:
@@ -123,7 +132,13 @@ def test_the_same_bits_on_any_threads(
 ) -> None:
     with opened(kind, workers) as executor:
         settings = VarianceSettings()
-        predict(world.model("vfe"), world.test, str(tmp_path / "p"), executor, variance=settings, chunk_rows=CHUNK)
+        predict(
+            world.model("vfe"),
+            world.test,
+            Destination(str(tmp_path / "p"), chunk_rows=CHUNK),
+            executor,
+            variance=settings,
+        )
     assert content(tmp_path / "p") == expected
 
 
@@ -131,7 +146,13 @@ def test_the_same_bits_on_any_threads(
 def test_the_same_bits_in_other_processes(world: World, expected: dict[str, bytes], tmp_path: Path) -> None:
     settings = VarianceSettings()
     with opened("processes", 2) as executor:
-        predict(world.model("vfe"), world.test, str(tmp_path / "p"), executor, variance=settings, chunk_rows=CHUNK)
+        predict(
+            world.model("vfe"),
+            world.test,
+            Destination(str(tmp_path / "p"), chunk_rows=CHUNK),
+            executor,
+            variance=settings,
+        )
         resident = memory_sparse_model(world.model("vfe"))
         with pytest.raises(Exception, match="dkgp-model"):
             predict(resident, world.test, str(tmp_path / "q"), executor)
@@ -142,7 +163,7 @@ def test_the_same_bits_in_other_processes(world: World, expected: dict[str, byte
 def test_means_alone_and_a_model_that_is_not_stored(world: World, expected: dict[str, bytes], tmp_path: Path) -> None:
     resident = memory_sparse_model(world.model("vfe"))
     with opened("none", 2) as executor:
-        summary = predict(resident, world.test, str(tmp_path / "p"), executor, chunk_rows=CHUNK)
+        summary = predict(resident, world.test, Destination(str(tmp_path / "p"), chunk_rows=CHUNK), executor)
     assert summary.variance is None
     assert open_prediction(str(tmp_path / "p")).variables == ("mean", "mean_error_bound")
     assert content(tmp_path / "p")["mean"] == expected["mean"]
@@ -152,16 +173,16 @@ def test_interrupted_and_resumed_to_the_same_bits(world: World, expected: dict[s
     url, settings, model = str(tmp_path / "p"), VarianceSettings(), world.model("vfe")
     answers = iter([False, True])
     with opened("none", 1) as executor:
-        options: dict[str, Any] = {"variance": settings, "chunk_rows": CHUNK}
+        out, resumed_out = Destination(url, chunk_rows=CHUNK), Destination(url, chunk_rows=CHUNK, resume=True)
         with pytest.raises(InterruptedRunError, match="continue with `resume`"):
-            predict(model, world.test, url, executor, interrupted=lambda: next(answers), **options)
+            predict(model, world.test, out, RunContext(executor, interrupted=lambda: next(answers)), variance=settings)
         for other in (world.model("sr"), replace(model, fingerprint="another")):
             with pytest.raises(InputError, match="from another model or other data, or with other settings"):
-                predict(other, world.test, url, executor, resume=True, **options)
+                predict(other, world.test, resumed_out, executor, variance=settings)
         with pytest.raises(InputError, match="other settings"):
-            predict(model, world.test, url, executor, resume=True, variance=VarianceSettings(latent=True))
-        resumed = predict(model, world.test, url, executor, resume=True, **options)
-        again = predict(model, world.test, url, executor, resume=True, **options)
+            predict(model, world.test, Destination(url, resume=True), executor, variance=VarianceSettings(latent=True))
+        resumed = predict(model, world.test, resumed_out, executor, variance=settings)
+        again = predict(model, world.test, resumed_out, executor, variance=settings)
     assert content(tmp_path / "p") == expected
     assert resumed.variance is not None
     assert again.variance is not None

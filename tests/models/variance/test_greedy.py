@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import Dataset, dataset_from_arrays, open_prediction
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.kernels import Features, Linear, Matern32, SquaredExponential, TileEvaluator
-from dkgp.models.prediction.predict import predict
+from dkgp.models.context import RunContext
+from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.rounding import EPS
 from dkgp.models.variance.greedy import BasisBounds, BasisSearch
 from dkgp.models.variance.settings import VarianceSettings
@@ -218,15 +219,16 @@ def test_other_settings_and_other_ways_are_refused(
     with pytest.raises(MemoryBudgetError, match=r"a basis of 400 samples takes .* Lower `basis`, or raise"):
         predict(world.model, few, str(tmp_path / "p"), executor, variance=little)
 
-    def predicted(out: str, variance: VarianceSettings, **more: Any) -> None:
-        predict(world.model, few, str(tmp_path / out), executor, variance=variance, **more)
+    def predicted(out: str, variance: VarianceSettings, asked: Callable[[], bool] | None = None, **place: Any) -> None:
+        context = RunContext(executor, interrupted=asked)
+        predict(world.model, few, Destination(str(tmp_path / out), **place), context, variance=variance)
 
     for out, first, second in (
         ("basis", VarianceSettings(basis=50), VarianceSettings()),
         ("factor", VarianceSettings(batch_size=4), VarianceSettings(basis=50)),
     ):
         with pytest.raises(Exception, match="interrupted after"):
-            predicted(out, first, chunk_rows=4, interrupted=iter([False, True, True]).__next__)
+            predicted(out, first, iter([False, True, True]).__next__, chunk_rows=4)
         with pytest.raises(InputError, match="found its variances another way"):
             predicted(out, second, resume=True)
         predicted(out, first, resume=True)

@@ -16,8 +16,9 @@ from dkgp.cluster import BlockExecutor, PendingRound
 from dkgp.data import ModelRecord, open_dataset, open_factor, open_model, open_prediction
 from dkgp.errors import ExitCode, InputError, InterruptedRunError, MemoryBudgetError, StoreError
 from dkgp.kernels import SquaredExponential
+from dkgp.models.context import RunContext
 from dkgp.models.exact import save, train
-from dkgp.models.prediction.predict import predict
+from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.variance import kept_factor
 from dkgp.models.variance.nystrom import NystromFactor
 from dkgp.models.variance.sizes import building_bytes
@@ -311,11 +312,11 @@ def test_resuming_with_a_factor_kept_meanwhile(
     asked = iter([False, True])
     with pytest.raises(InterruptedRunError):
         predict(
-            model, world.test, str(tmp_path / "p"), executor, variance=KEPT, interrupted=lambda: next(asked)
-        )  # fmt: skip
+            model, world.test, str(tmp_path / "p"), RunContext(executor, interrupted=lambda: next(asked)), variance=KEPT
+        )
     assert open_factor(model.url, fingerprint=model.fingerprint) is not None
     counting = Counting(executor)
-    predict(model, world.test, str(tmp_path / "p"), counting, variance=QUICK, resume=True)
+    predict(model, world.test, Destination(str(tmp_path / "p"), resume=True), counting, variance=QUICK)
     assert counting.batches == [(30, 60), (60, 90)]
     assert content(tmp_path / "p") == expected
 

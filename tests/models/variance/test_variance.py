@@ -17,8 +17,9 @@ from dkgp.data.sources.synthetic import friedman1
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.errors import InputError, InterruptedRunError, NumericalError
 from dkgp.kernels import SquaredExponential
+from dkgp.models.context import RunContext
 from dkgp.models.exact import save, train
-from dkgp.models.prediction.predict import PredictSummary, predict
+from dkgp.models.prediction.predict import Destination, PredictSummary, predict
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.solvers import MaxIterations
 from tests.models.variance.variance_world import NOISE, QUICK, TESTS, Counting, N, World, content, gaps
@@ -169,9 +170,12 @@ def test_chunks_cut_batches_and_bounds_stay_true(
 ) -> None:
     counting, seen = Counting(executor), []
     predict(
-        world.model, world.test, str(tmp_path / "p"), counting, variance=QUICK, chunk_rows=chunk_rows,
-        progress=lambda done, total: seen.append((done, total)),
-    )  # fmt: skip
+        world.model,
+        world.test,
+        Destination(str(tmp_path / "p"), chunk_rows=chunk_rows),
+        RunContext(counting, within=lambda now: seen.append((now.done, now.total))),
+        variance=QUICK,
+    )
     sizes = [stop - start for start, stop in counting.batches]
     assert sum(sizes) == TESTS
     assert max(sizes) == min(chunk_rows, 30)
@@ -196,7 +200,9 @@ def test_the_factor_is_announced(world: World, executor: BlockExecutor, tmp_path
 def interrupt(world: World, executor: BlockExecutor, url: Path, settings: VarianceSettings = QUICK) -> None:
     asked = iter([False, True])
     with pytest.raises(InterruptedRunError, match="after 30 of 90") as caught:
-        predict(world.model, world.test, str(url), executor, variance=settings, interrupted=lambda: next(asked))
+        predict(
+            world.model, world.test, str(url), RunContext(executor, interrupted=lambda: next(asked)), variance=settings
+        )
     assert str(caught.value.checkpoint) == str(url)
 
 
@@ -206,9 +212,12 @@ def test_an_interrupted_run_goes_on_where_it_was(
     interrupt(world, executor, tmp_path / "p")
     counting, seen = Counting(executor), []
     summary = predict(
-        world.model, world.test, str(tmp_path / "p"), counting, variance=QUICK, resume=True,
-        progress=lambda done, total: seen.append(done),
-    ).variance  # fmt: skip
+        world.model,
+        world.test,
+        Destination(str(tmp_path / "p"), resume=True),
+        RunContext(counting, within=lambda now: seen.append(now.done)),
+        variance=QUICK,
+    ).variance
     assert counting.batches == [(30, 60), (60, 90)]
     assert seen == [60, 90]
     assert summary is not None
@@ -221,7 +230,13 @@ def test_sizes_left_out_are_those_of_the_run_to_resume(
     world: World, executor: BlockExecutor, whole: tuple[Path, PredictSummary], tmp_path: Path
 ) -> None:
     interrupt(world, executor, tmp_path / "p")
-    predict(world.model, world.test, str(tmp_path / "p"), executor, variance=VarianceSettings(gap=0.01), resume=True)
+    predict(
+        world.model,
+        world.test,
+        Destination(str(tmp_path / "p"), resume=True),
+        executor,
+        variance=VarianceSettings(gap=0.01),
+    )
     assert content(tmp_path / "p") == content(whole[0])
 
 
@@ -229,9 +244,15 @@ def test_a_failed_run_keeps_what_was_done(
     world: World, executor: BlockExecutor, whole: tuple[Path, PredictSummary], tmp_path: Path
 ) -> None:
     with pytest.raises(NumericalError, match="on purpose"):
-        predict(world.model, world.test, str(tmp_path / "p"), Counting(executor, 2), variance=QUICK, chunk_rows=30)
+        predict(
+            world.model,
+            world.test,
+            Destination(str(tmp_path / "p"), chunk_rows=30),
+            Counting(executor, 2),
+            variance=QUICK,
+        )
     counting = Counting(executor)
-    predict(world.model, world.test, str(tmp_path / "p"), counting, variance=QUICK, resume=True)
+    predict(world.model, world.test, Destination(str(tmp_path / "p"), resume=True), counting, variance=QUICK)
     assert 0 < len(counting.batches) < 3
     assert content(tmp_path / "p") == content(whole[0])
 
@@ -247,7 +268,7 @@ def test_resuming_a_finished_run_computes_nothing(
 ) -> None:
     shutil.copytree(whole[0], tmp_path / "p")
     counting = Counting(executor)
-    predict(world.model, world.test, str(tmp_path / "p"), counting, variance=QUICK, resume=True)
+    predict(world.model, world.test, Destination(str(tmp_path / "p"), resume=True), counting, variance=QUICK)
     assert counting.names == []
     assert content(tmp_path / "p") == content(whole[0])
 
@@ -271,11 +292,13 @@ def test_resuming_with_other_settings_is_refused(
     interrupt(world, executor, tmp_path / "p")
     before = sorted(str(path) for path in (tmp_path / "p").rglob("*"))
     with pytest.raises(InputError, match="`overwrite`"):
-        predict(world.model, world.test, str(tmp_path / "p"), executor, variance=OTHERS[other], resume=True)
+        predict(
+            world.model, world.test, Destination(str(tmp_path / "p"), resume=True), executor, variance=OTHERS[other]
+        )
     assert sorted(str(path) for path in (tmp_path / "p").rglob("*")) == before
 
 
 def test_adding_variances_to_a_run_without_is_refused(world: World, executor: BlockExecutor, tmp_path: Path) -> None:
     predict(world.model, world.test, str(tmp_path / "p"), executor)
     with pytest.raises(InputError, match="`overwrite`"):
-        predict(world.model, world.test, str(tmp_path / "p"), executor, variance=QUICK, resume=True)
+        predict(world.model, world.test, Destination(str(tmp_path / "p"), resume=True), executor, variance=QUICK)

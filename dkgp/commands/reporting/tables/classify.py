@@ -1,14 +1,19 @@
-"""Record of a classifier as tables: its classes, prototypes or certificate, what was searched, and what it took."""
+"""A classifier as tables: its record, what it predicted, and how predicted classes compare with the true ones."""
 
 from __future__ import annotations
 
 from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.tables.layout import Rows, assumed_rows, seconds_of, size, table_of
+from dkgp.commands.reporting.tables.layout import Rows, assumed_rows, cost_rows, stored_rows, table_of, titled
 from dkgp.kernels import kernel_text
 
 MOST_CLASSES = 8
+# A confusion matrix of more classes than that is in the JSON, and in the plot.
+MOST_CONFUSED = 12
+MOST_LETTERS = 16
 # Methods with a likelihood, in words, and the models that certified labels are those of.
 PROBABILISTIC = {"logistic": "kernel logistic regression", "gp": "Gaussian process classification"}
 EXACT_OF = {
@@ -28,11 +33,8 @@ def classify_tables(document: Document) -> list[RenderableType]:
         *assumed_rows(document),
         ("probabilities", _probabilities(document)),
         ("kernel entries evaluated", f"{document['kernel_evaluations']:.3g}"),
-        ("seconds", seconds_of(document)),
-        ("peak memory, all processes", size(document["peak_memory_bytes"])),
+        *cost_rows(document),
     ]
-    if document["checkpoint"] is not None:
-        rows.append(("checkpoint", f"{document['checkpoint']} (go on with --resume)"))
     return [table_of("Trained" if document["converged"] else "Stopped before convergence", rows)]
 
 
@@ -49,13 +51,10 @@ def classifier_info_tables(document: Document) -> list[RenderableType]:
         ("weights of classes", "all the same" if weights is None else _by_name(weights)),
         ("probabilities", _probabilities(document)),
         *assumed_rows(summary),
-        ("training set", document["fingerprint"]),
-        ("dkgp", document["versions"].get("dkgp", "unknown")),
-        ("stored", size(document["stored_bytes"])),
     ]
     if document["by_reference"]:
-        rows.insert(-3, ("inputs", "in the training set's store, by reference"))
-    return [table_of("", rows)]
+        rows.append(("inputs", "in the training set's store, by reference"))
+    return [table_of("", rows + stored_rows(document))]
 
 
 def predicted_class_rows(classes: Document, n: int) -> Rows:
@@ -78,6 +77,58 @@ def predicted_class_rows(classes: Document, n: int) -> Rows:
     if latent is not None:
         rows.append(("latent variances", f"to {latent['gap_mean']:.2g} on average, {latent['gap_max']:.2g} at most"))
     return rows
+
+
+def evaluated_class_tables(document: Document) -> list[RenderableType]:
+    """Return the tables of an evaluation of classes."""
+    rows: Rows = [("samples", f"{document['n']:,}")]
+    if document["abstained"] is not None:
+        rows.append(("abstained from", f"{document['abstained']:.2%} of all, whose labels are not certified"))
+    rows += [
+        ("error", f"{document['error_rate']:.2%}"),
+        ("balanced error", f"{document['balanced_error']:.2%}"),
+    ]
+    several = len(document["classes"]) > 2
+    for name, words in (
+        ("auc", "area under the curve" + (", mean of each class against the rest" if several else "")),
+        ("log_loss", "log loss"),
+        ("brier", "Brier score"),
+        ("ece", "expected calibration error"),
+    ):
+        if document[name] is not None:
+            rows.append((words, f"{document[name]:.4f}"))
+    if document["certified_share"] is not None:
+        rows.append(("certified labels", _certified(document)))
+    if document["interval_width_mean"] is not None:
+        mean, most = document["interval_width_mean"], document["interval_width_max"]
+        rows.append(("probabilities certified within", f"intervals {mean:.3g} wide on average, {most:.3g} at most"))
+    tables: list[RenderableType] = [table_of("Evaluated", rows)]
+    if len(document["classes"]) <= MOST_CONFUSED:
+        tables.append(_confusion(document))
+    return tables
+
+
+def _certified(document: Document) -> str:
+    """Share of labels that are proven to be the exact model's, and how the others do; the exact model errs as well."""
+    certified = f"{document['certified_share']:.2%}"
+    if document["certified_error_rate"] is not None:
+        certified += f", {document['certified_errors']:,} of them wrong ({document['certified_error_rate']:.2%})"
+    if document["uncertified_error_rate"] is not None:
+        certified += f"; of the others {document['uncertified_error_rate']:.2%} wrong"
+    return certified
+
+
+def _confusion(document: Document) -> RenderableType:
+    names = [
+        Text(name if len(name) <= MOST_LETTERS else name[: MOST_LETTERS - 1] + "…") for name in document["classes"]
+    ]
+    table = Table(box=None, pad_edge=False)
+    table.add_column("true", style="dim")
+    for name in names:
+        table.add_column(name, justify="right")
+    for name, row in zip(names, document["confusion"], strict=True):
+        table.add_row(name, *(f"{count:,}" for count in row))
+    return titled("True labels (rows) by given labels (columns)", table)
 
 
 def _about(document: Document) -> Rows:

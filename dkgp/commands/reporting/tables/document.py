@@ -9,13 +9,21 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.tables.classes import evaluated_class_tables
-from dkgp.commands.reporting.tables.classify import classifier_info_tables, classify_tables, predicted_class_rows
-from dkgp.commands.reporting.tables.layout import Rows, assumed_rows, figure, seconds_of, size, table_of, titled
+from dkgp.commands.reporting.tables.classify import (
+    classifier_info_tables,
+    classify_tables,
+    evaluated_class_tables,
+    predicted_class_rows,
+)
+from dkgp.commands.reporting.tables.layout import Rows, assumed_rows, cost_rows, figure, size, table_of, titled
+from dkgp.commands.reporting.tables.models import (
+    linear_info_tables,
+    pursue_tables,
+    sparse_info_tables,
+    sparse_tables,
+    tune_tables,
+)
 from dkgp.commands.reporting.tables.plan import plan_tables
-from dkgp.commands.reporting.tables.pursue import linear_info_tables, pursue_tables
-from dkgp.commands.reporting.tables.sparse import sparse_info_tables, sparse_tables
-from dkgp.commands.reporting.tables.tune import tune_tables
 from dkgp.commands.reporting.terminal import duration
 from dkgp.kernels import kernel_text
 
@@ -85,8 +93,7 @@ def _training_rows(document: Document) -> Rows:
         ("rounds, column passes", f"{document['iterations']}, {document['column_passes']:.2f}"),
         ("kernel entries evaluated", _entries(document["kernel_evaluations"], document["n"])),
         *_kept(document),
-        ("seconds", seconds_of(document)),
-        ("peak memory, all processes", size(document["peak_memory_bytes"])),
+        *cost_rows(document),
     ]
 
 
@@ -104,8 +111,6 @@ def _entries(count: int, n: int) -> str:
 
 def _train(document: Document) -> list[RenderableType]:
     rows = [("model", document["out"]), *_training_rows(document)]
-    if document["checkpoint"] is not None:
-        rows.append(("checkpoint", f"{document['checkpoint']} (go on with --resume)"))
     return [table_of("Trained" if document["converged"] else "Stopped before convergence", rows)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -27,6 +27,18 @@ def titled(title: str, table: Table) -> RenderableType:
     """Return a table under a title."""
     # A table's own title is broken to the table's width.
     return Group(Text(title, style="bold"), table) if title else table
+
+
+def grid(
+    headings: Sequence[str], rows: Iterable[Sequence[str | Text]], *, left: Collection[str] = (), lines: bool = True
+) -> Table:
+    """Return a table of figures under headings, to the right but for those to the left; with lines, or bare."""
+    table = Table() if lines else Table(box=None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in left else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def figure(value: object) -> str:
@@ -59,3 +71,20 @@ def seconds_of(document: Mapping[str, Any]) -> str:
 def assumed_rows(document: Mapping[str, Any]) -> Rows:
     """A row for what bounds take on trust, where they do."""
     return [("bounds assume", document["assumes"])] if document.get("assumes") else []
+
+
+def cost_rows(document: Mapping[str, Any]) -> Rows:
+    """Rows that end a trained model's table: seconds, memory, and the checkpoint to go on from."""
+    rows = [("seconds", seconds_of(document)), ("peak memory, all processes", size(document["peak_memory_bytes"]))]
+    if document["checkpoint"] is not None:
+        rows.append(("checkpoint", f"{document['checkpoint']} (go on with --resume)"))
+    return rows
+
+
+def stored_rows(document: Mapping[str, Any]) -> Rows:
+    """Rows that end a stored model's table: what it was trained on and by, and its size."""
+    return [
+        ("training set", document["fingerprint"]),
+        ("dkgp", document["versions"].get("dkgp", "unknown")),
+        ("stored", size(document["stored_bytes"])),
+    ]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.tables.layout import Rows, size, table_of
+from dkgp.commands.reporting.tables.layout import Rows, grid, size, table_of
 from dkgp.commands.reporting.terminal import duration
 
 
 def plan_tables(document: Document) -> list[RenderableType]:
     """Return the tables of a plan: the problem, the workers, what they keep, variances, and what a validation found."""
-    tables = [_summary(document), _workers(document), Text(_sentence(document))]
     return [
-        *tables,
+        _summary(document),
+        _workers(document),
+        Text(_sentence(document)),
         *_kept(document),
         *_sparse(document),
         *_classifier(document),
@@ -45,20 +45,26 @@ def _milliseconds(*seconds: float) -> str:
 
 def _workers(document: Document) -> RenderableType:
     phases = _phases(document)
-    table = Table()
-    for heading in ("workers", "time", "between", *phases, "memory of each", "worker-hours", "limit"):
-        table.add_column(heading, justify="left" if heading == "limit" else "right")
-    for row in document["workers"]:
-        table.add_row(
-            f"{row['workers']:,}",
-            duration(row["seconds"]),
-            f"{duration(row['seconds_low'])} and {duration(row['seconds_high'])}",
-            *(duration(row["phases"].get(name, 0.0)) for name in phases),
+    headings = ("workers", "time", "between", *phases, "memory of each", "worker-hours", "limit")
+    rows = (
+        (
+            *_times(row, row["workers"], phases),
             size(row["worker_memory_bytes"]),
             f"{row['worker_hours']:.3g}",
             row["limit"],
         )
-    return table
+        for row in document["workers"]
+    )
+    return grid(headings, rows, left=("limit",))
+
+
+def _times(costs: Document, workers: int, phases: list[str]) -> list[str]:
+    """Cells that begin a row: workers, time, between what it lies where that is known, and that of each phase."""
+    between = []
+    if "seconds_low" in costs:
+        between = [f"{duration(costs['seconds_low'])} and {duration(costs['seconds_high'])}"]
+    parts = (duration(costs["phases"].get(name, 0.0)) for name in phases)
+    return [f"{workers:,}", duration(costs["seconds"]), *between, *parts]
 
 
 def _phases(document: Document) -> list[str]:
@@ -70,14 +76,13 @@ def _kept(document: Document) -> list[RenderableType]:
     """Tiles that workers keep, and the time that they save; no table where there are none."""
     if not any(row["tiles"]["share"] for row in document["workers"]):
         return []
-    table = Table()
-    for heading in ("workers", "K kept", "memory of each", "at most", "a product", "saved"):
-        table.add_column(heading, justify="right")
+    rows = []
     for row in document["workers"]:
         tiles = row["tiles"]
         seconds = (f"{tiles[name]:.3g} s" for name in ("product_seconds", "saved_seconds"))
         memory = (size(tiles[name]) for name in ("bytes", "most_bytes"))
-        table.add_row(f"{row['workers']:,}", f"{tiles['share']:.0%}", *memory, *seconds)
+        rows.append((f"{row['workers']:,}", f"{tiles['share']:.0%}", *memory, *seconds))
+    table = grid(("workers", "K kept", "memory of each", "at most", "a product", "saved"), rows)
     return [Text("Kept between products", style="bold"), table]
 
 
@@ -93,20 +98,16 @@ def _variances(document: Document) -> list[RenderableType]:
         ("factors", size(figures["factor_bytes"])),
         ("a sample that is solved for", size(figures["sample_bytes"])),
     ]
-    table = Table()
     phases = list(document["workers"][0]["variance"]["phases"])
-    for heading in ("workers", "time", "between", *phases, "samples a batch", "memory of each"):
-        table.add_column(heading, justify="right")
-    for row in document["workers"]:
-        costs = row["variance"]
-        table.add_row(
-            f"{row['workers']:,}",
-            duration(costs["seconds"]),
-            f"{duration(costs['seconds_low'])} and {duration(costs['seconds_high'])}",
-            *(duration(costs["phases"][name]) for name in phases),
-            f"{costs['batch_size']:,}",
-            size(costs["worker_memory_bytes"]),
-        )
+    headings = ("workers", "time", "between", *phases, "samples a batch", "memory of each")
+    costs_by_workers = {row["workers"]: row["variance"] for row in document["workers"]}
+    table = grid(
+        headings,
+        (
+            (*_times(costs, workers, phases), f"{costs['batch_size']:,}", size(costs["worker_memory_bytes"]))
+            for workers, costs in costs_by_workers.items()
+        ),
+    )
     return [table_of("Variances", rows), table]
 
 
@@ -114,13 +115,8 @@ def _sparse(document: Document) -> list[RenderableType]:
     figures = document["sparse"]
     if figures is None:
         return []
-    rows = [
-        ("method, basis", f"{figures['method']}, {figures['basis_size']:,} samples ({figures['basis']})"),
-        ("kernel entries", f"{figures['kernel_evaluations']:.3g}"),
-        ("coordinator's memory", size(document["workers"][0]["sparse"]["coordinator_memory_bytes"])),
-        ("the model's store", size(figures["model_bytes"])),
-    ]
-    return [table_of("Sparse model", rows), _smaller_workers(document, "sparse")]
+    basis = f"{figures['method']}, {figures['basis_size']:,} samples ({figures['basis']})"
+    return _beside(document, "sparse", "Sparse model", [("method, basis", basis)])
 
 
 def _classifier(document: Document) -> list[RenderableType]:
@@ -128,53 +124,46 @@ def _classifier(document: Document) -> list[RenderableType]:
     if figures is None:
         return []
     if "likelihood" in figures:
-        return [table_of("Classifier", _likelihood(document)), _smaller_workers(document, "classify")]
+        return _beside(document, "classify", "Classifier", _likelihood(figures))
+    search = f"about {figures['kernels']} kernels in {figures['passes']} passes over the data"
     rows = [
         ("prototypes", f"{figures['pool']:,} to choose among ({figures['prototypes']})"),
-        (
-            "search",
-            f"{figures['search']}: about {figures['kernels']} kernels in {figures['passes']} passes over the data",
-        ),
-        ("kernel entries", f"{figures['kernel_evaluations']:.3g}"),
-        ("coordinator's memory", size(document["workers"][0]["classify"]["coordinator_memory_bytes"])),
-        ("the model's store", size(figures["model_bytes"])),
+        ("search", f"{figures['search']}: {search}"),
     ]
-    return [table_of("Classifier", rows), _smaller_workers(document, "classify")]
+    return _beside(document, "classify", "Classifier", rows)
 
 
-def _likelihood(document: Document) -> Rows:
-    """Rows on a classifier with a likelihood: products or a basis, and what they take."""
-    figures = document["classify"]
+def _likelihood(figures: Document) -> Rows:
+    """Rows on a classifier with a likelihood: products or a basis."""
     products = figures["products"]
     samples = "all samples" if products else f"a basis of {figures['basis_size']:,} samples ({figures['basis']})"
     rows: Rows = [("method", f"{figures['method']} ({figures['likelihood']}): {samples}")]
     if products:
         between = f"between {products['low']:.0f} and {products['high']:.0f}"
         rows.append(("products", f"{products['expected']:.0f}, {between}"))
-    return [
+    return rows
+
+
+def _beside(document: Document, name: str, title: str, rows: Rows) -> list[RenderableType]:
+    """A model beside the exact one: what it is, what it takes, and a row for each number of workers."""
+    figures, costs_by_workers = document[name], {row["workers"]: row[name] for row in document["workers"]}
+    first = next(iter(costs_by_workers.values()))
+    about: Rows = [
         *rows,
         ("kernel entries", f"{figures['kernel_evaluations']:.3g}"),
-        ("coordinator's memory", size(document["workers"][0]["classify"]["coordinator_memory_bytes"])),
+        ("coordinator's memory", size(first["coordinator_memory_bytes"])),
         ("the model's store", size(figures["model_bytes"])),
     ]
-
-
-def _smaller_workers(document: Document, name: str) -> RenderableType:
-    """A row for each number of workers, with what a model beside the exact one takes."""
-    table = Table()
-    phases = list(document["workers"][0][name]["phases"])
-    for heading in ("workers", "time", *phases, "memory of each", "limit"):
-        table.add_column(heading, justify="left" if heading == "limit" else "right")
-    for row in document["workers"]:
-        costs = row[name]
-        table.add_row(
-            f"{row['workers']:,}",
-            duration(costs["seconds"]),
-            *(duration(costs["phases"][phase]) for phase in phases),
-            size(costs["worker_memory_bytes"]),
-            costs["limit"],
-        )
-    return table
+    phases = list(first["phases"])
+    table = grid(
+        ("workers", "time", *phases, "memory of each", "limit"),
+        (
+            (*_times(costs, workers, phases), size(costs["worker_memory_bytes"]), costs["limit"])
+            for workers, costs in costs_by_workers.items()
+        ),
+        left=("limit",),
+    )
+    return [table_of(title, about), table]
 
 
 def _products(counts: Document) -> str:
@@ -192,33 +181,25 @@ def _validation(document: Document) -> list[RenderableType]:
     figures = document["validation"]
     if figures is None:
         return []
-    table = Table()
-    for heading in (
-        "workers here",
-        "product, s",
-        "model",
-        "ratio",
-        "whole, s",
-        "model",
-        "ratio",
-        "a worker's peak",
-        "model",
-        "ratio",
-    ):
-        table.add_column(heading, justify="right")
-    for row in figures["rows"]:
-        table.add_row(
-            str(row["workers"]),
-            f"{row['product_seconds']:.4f}",
-            f"{row['product_seconds_model']:.4f}",
-            f"{row['product_to_model']:.2f}",
-            f"{row['seconds']:.2f}",
-            f"{row['seconds_model']:.2f}",
-            f"{row['seconds_to_model']:.2f}",
-            size(row["worker_peak_bytes"]),
-            size(row["worker_memory_bytes"]),
-            f"{row['worker_memory_to_model']:.2f}",
-        )
+    compared = ("model", "ratio")
+    table = grid(
+        ("workers here", "product, s", *compared, "whole, s", *compared, "a worker's peak", *compared),
+        (
+            (
+                str(row["workers"]),
+                f"{row['product_seconds']:.4f}",
+                f"{row['product_seconds_model']:.4f}",
+                f"{row['product_to_model']:.2f}",
+                f"{row['seconds']:.2f}",
+                f"{row['seconds_model']:.2f}",
+                f"{row['seconds_to_model']:.2f}",
+                size(row["worker_peak_bytes"]),
+                size(row["worker_memory_bytes"]),
+                f"{row['worker_memory_to_model']:.2f}",
+            )
+            for row in figures["rows"]
+        ),
+    )
     inside = "inside" if figures["within_interval"] else "outside"
     taken = (
         f"{figures['unit']} taken: {figures['taken']:.2f}; expected {figures['expected']:.2f}, {inside} the interval."

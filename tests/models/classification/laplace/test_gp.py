@@ -25,8 +25,9 @@ from dkgp.models.classification.laplace.averages import averaged
 from dkgp.models.classification.laplace.train import TrainedGP, train_gp
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic.stopping import RiskSettings
+from dkgp.models.context import RunContext
 from dkgp.models.prediction.class_predictor import ClassPredictor
-from dkgp.models.prediction.predict import predict
+from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.tuning.laplace.columns import (
     LogitLoss,
     ProbitLabelLoss,
@@ -158,16 +159,22 @@ def test_stores_are_resumed_and_have_the_same_bits_on_any_number_of_workers(
         """Interrupted after the first regions; other settings may not go on from there."""
         asked = count()
         with pytest.raises(InterruptedRunError):
-            predict(model, test, place, executor, variance=settings, interrupted=lambda: next(asked) > 1)
+            predict(model, test, place, RunContext(executor, interrupted=lambda: next(asked) > 1), variance=settings)
         with pytest.raises(InputError, match="started with"):
-            predict(model, test, place, executor, variance=VarianceSettings(batch_size=16, gap=0.5), resume=True)
+            predict(
+                model,
+                test,
+                Destination(place, resume=True),
+                executor,
+                variance=VarianceSettings(batch_size=16, gap=0.5),
+            )
 
     for threads in (1, 2, 5):
         executor, place = LocalExecutor(threads), str(tmp_path / f"p{threads}.zarr")
         try:
             if threads == 2:
                 begin(place, executor)
-            summary = predict(model, test, place, executor, variance=settings, resume=threads == 2)
+            summary = predict(model, test, Destination(place, resume=threads == 2), executor, variance=settings)
         finally:
             executor.close()
         prediction = open_prediction(place)

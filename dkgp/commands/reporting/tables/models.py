@@ -1,0 +1,273 @@
+"""Sparse and linear models, and hyperparameters, as tables: what was found, what is proven, what it took."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.tables.layout import (
+    Rows,
+    assumed_rows,
+    cost_rows,
+    grid,
+    size,
+    stored_rows,
+    table_of,
+    titled,
+)
+from dkgp.kernels import kernel_text
+from dkgp.models import TunedParameter
+
+# Targets with rows or tables of their own; rows of a path, and weights that are named in one.
+MOST_TARGETS, MOST_ROWS, MOST_WEIGHTS = 8, 16, 5
+# Bounds from below on the least risk, by what they are made of.
+_BOUNDS = {
+    "none": "nothing but zero",
+    "subset": "the exact model of a subset",
+    "residual": "the residual's direction",
+    "trace": "fits with more noise",
+    "descent": "passes over the kernel matrix",
+}
+
+
+def sparse_tables(document: Document) -> list[RenderableType]:
+    """Return the tables that show the record of `dkgp sparse`."""
+    rows: Rows = [
+        ("model", document["out"]),
+        ("samples, features, targets", f"{document['n']:,}, {document['d']}, {document['p']}"),
+        ("method, basis", f"{document['method']}, {document['basis_size']:,} samples ({document['basis']})"),
+        ("done", document["reason"]),
+        *_distances(document),
+        *_evidence(document),
+        *_rungs(document),
+        *assumed_rows(document),
+        ("kernel entries evaluated", f"{document['kernel_evaluations']:.3g}"),
+        *cost_rows(document),
+    ]
+    return [table_of("Trained, sparse" if document["converged"] else "Not as near as was asked for", rows)]
+
+
+def sparse_info_tables(document: Document) -> list[RenderableType]:
+    """Return the tables that show what `dkgp info` tells of a sparse model."""
+    noise = f"{document['noise_variance']:.4g} (standardised)" + (
+        ", by sample relative to this" if document["noise_by_sample"] else ""
+    )
+    rows: Rows = [
+        ("sparse model", document["location"]),
+        ("samples, features, targets", f"{document['n']:,}, {document['d']}, {document['p']}"),
+        ("method, basis", f"{document['method']}, {document['basis_size']:,} samples ({document['basis']})"),
+        ("kernel", kernel_text(document["kernel"], document["features"])),
+        ("noise variance", noise),
+        *_distances({**document, "target_names": document["targets"]}),
+        *_evidence(document),
+        *assumed_rows(document["certificate"]),
+        ("rounds of the choice", f"{document['rounds']:,}"),
+        *stored_rows(document),
+    ]
+    return [table_of("", rows)]
+
+
+def _distances(document: Document) -> Rows:
+    """Proofs of the mean, target by target."""
+    names = document["target_names"][:MOST_TARGETS]
+    rows: Rows = []
+    for target, name in enumerate(names):
+        of = f" of {name}" if len(names) > 1 else ""
+        bound = document["best"][target]
+        proven = f"{document['rms_bound_raw'][target]:.4g}, {document['rms_bound'][target]:.3g} of the targets' spread"
+        rows.append((f"RMS distance to the exact mean{of}", f"proven <= {proven} (by {_BOUNDS.get(bound, bound)})"))
+        gap = document["gap"][target]
+        rows.append((f"duality gap{of}", "the bounds say nothing" if gap is None else f"{gap:.3g}"))
+    return rows
+
+
+def _rungs(document: Document) -> Rows:
+    """The sizes that a basis grew through, and what the exact model would cost and gain."""
+    if "ladder" not in document:
+        return []
+    sizes = ", ".join(f"{rung['size']:,}: {rung['distance']:.3g}" for rung in document["ladder"]["rungs"])
+    return [("basis samples: proven distance", sizes), ("beside that", document["ladder"]["exact"]["words"])]
+
+
+def _evidence(document: Document) -> Rows:
+    """Bounds on log p(y), where the method has them."""
+    if document["elbo"] is None:
+        return []
+    bounds = f"{document['elbo']:.8g} to {document['evidence_upper']:.8g} nats"
+    return [
+        ("log evidence of the exact model", bounds),
+        ("KL from the exact posterior", f"at most {document['divergence']:.4g} nats"),
+    ]
+
+
+def pursue_tables(document: Document) -> list[RenderableType]:
+    """Return the tables that show the record of `dkgp pursue`."""
+    rows: Rows = [
+        ("model", document["out"]),
+        *_linear(document),
+        ("passes over the samples, seconds", f"{document['passes']:,}, {document['seconds']:.2f}"),
+        ("peak memory, all processes", size(document["peak_memory_bytes"])),
+    ]
+    return [table_of("Linear regression", rows), *_targets(document)]
+
+
+def linear_info_tables(document: Document) -> list[RenderableType]:
+    """Return the tables that show what `dkgp info` tells of a linear regression."""
+    rows: Rows = [
+        ("linear model", document["location"]),
+        *_linear(document),
+        *stored_rows(document),
+    ]
+    return [table_of("", rows), *_targets(document)]
+
+
+def _linear(document: Document) -> Rows:
+    return [
+        ("samples, features, targets", f"{document['n']:,}, {document['d']:,}, {document['p']}"),
+        ("method", document["method"]),
+        ("cardinality by", document["choice"]),
+    ]
+
+
+def _targets(document: Document) -> list[RenderableType]:
+    return [part for target in document["targets"][:MOST_TARGETS] for part in (_path(target), _weights(target))]
+
+
+def _path(target: Document) -> RenderableType:
+    scored = target["score"] is not None
+    rows = []
+    for record in _shown(target):
+        k = record["cardinality"]
+        joined = ", ".join([*record["joined"], *(f"without {name}" for name in record["left"])])
+        cells = [f"{k} *" if k == target["cardinality"] else str(k), joined, _root(record["error"])]
+        named = list(record["weights"].items())[:MOST_WEIGHTS]
+        more = [f"{len(record['weights']) - len(named)} more"] if len(record["weights"]) > len(named) else []
+        weights = ", ".join([*(f"{name} {weight:.4g}" for name, weight in named), *more])
+        rows.append([Text(cell) for cell in [*cells, *([_root(record["score"])] if scored else []), weights]])
+    headings = ["features", "joined", "RMSE, training", *(["RMSE, left out"] if scored else []), "weights"]
+    table = grid(headings, rows, left=("joined", "weights"))
+    return titled(f"Path of {target['name']} (* chosen; it ends with: {target['reason']})", table)
+
+
+def _weights(target: Document) -> RenderableType:
+    rows = [(name, f"{weight:.6g}") for name, weight in target["weights"].items()]
+    return table_of(f"{target['name']}, by feature", [("intercept", f"{target['intercept']:.6g}"), *rows])
+
+
+def _shown(target: Document) -> list[Document]:
+    """The first steps, those about the one that was chosen, and the last."""
+    path, chosen = target["path"], target["cardinality"]
+    if len(path) <= MOST_ROWS:
+        return list(path)
+    some = {*range(MOST_ROWS // 2), *range(chosen - 3, chosen + 4), len(path) - 1}
+    return [record for record in path if record["cardinality"] in some]
+
+
+def _root(squared: float | None) -> str:
+    return "unknown" if squared is None else f"{math.sqrt(squared):.5g}"
+
+
+def tune_tables(document: Document) -> list[RenderableType]:
+    """Return the tables that show the document of `dkgp tune`."""
+    rows = [("hyperparameters", document["out"])]
+    likelihood = document.get("likelihood")
+    noise = f"{document['noise_variance']:.4g}"
+    rows.append(("noise variance", noise) if likelihood is None else ("likelihood", likelihood))
+    if "variance" in document["kernel"]:
+        rows.append(("amplitude", f"{document['kernel']['variance']:.4g}"))
+    subsets = document.get("subsets", 1)
+    if subsets > 1:
+        rows.append(("subsets", f"{subsets} of {document['subset_size']:,} samples"))
+    for name, title in (
+        ("log_marginal_likelihood", "log marginal likelihood" if likelihood is None else "log evidence (Laplace)"),
+        ("leave_one_out_log_likelihood", "leave-one-out log likelihood"),
+        ("log_prior", "log density of the priors"),
+    ):
+        if document.get(name) is not None:
+            rows.append((title, f"{document[name]:.2f}"))
+    if (sparse := document.get("sparse")) is not None:
+        title = "variational bound" if document.get("objective") == "bound" else "FITC likelihood"
+        rows += [(title, f"{sparse['value']:.2f}"), ("basis samples", f"{sparse['basis_size']:,}")]
+    if "converged" in document:  # values to refine may have been given by hand
+        rows += [
+            ("converged", f"{'yes' if document['converged'] else 'no'}, {document['evaluations']} evaluations"),
+            ("seconds", f"{document['seconds']:.1f}"),
+        ]
+    if document.get("plot") is not None:
+        rows.append(("plot", document["plot"]))
+    shown = [table_of("Tuned", rows)]
+    if document.get("parameters"):
+        shown.append(_parameters([TunedParameter.from_json(item) for item in document["parameters"]]))
+    if document.get("scores"):
+        shown.append(_scores(document))
+    if document.get("refinement"):
+        shown += _refined(document["refinement"])
+    return shown
+
+
+def _parameters(parameters: list[TunedParameter]) -> RenderableType:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", overflow="fold", style="dim")
+    for title in ("value", "length scale", ""):
+        table.add_column(title, justify="right")
+    for parameter in parameters:
+        scale = parameter.length_scale
+        table.add_row(
+            # As it is: rich would take what stands in brackets for markup.
+            Text(parameter.name),
+            f"{parameter.value:.4g}",
+            "" if scale is None else f"{scale:.4g}",
+            "fixed" if parameter.fixed else "",
+        )
+    return titled("Hyperparameters (gamma = 1 / (2 length scale^2), standardised)", table)
+
+
+def _scores(document: Document) -> RenderableType:
+    of_labels = document.get("likelihood") is not None
+    figures = {"rmse": "RMSE", "nlpd": "NLPD", "coverage_95": "coverage of 95 %"}
+    if of_labels:
+        figures = {"error_rate": "error rate", "log_loss": "log loss"}
+    rows = [
+        (
+            f"{scores['folds']} folds" if group == "folds" else f"{scores['rows']:,} rows held out",
+            *(f"{scores[name]:.4f}" for name in figures),
+        )
+        for group, scores in document["scores"].items()
+    ]
+    table = grid(("scores of", *figures.values()), rows, left=("scores of",), lines=False)
+    return titled("Scores (averaged probabilities)" if of_labels else "Scores (standardised targets)", table)
+
+
+def _refined(refinement: Document) -> list[RenderableType]:
+    """What a refinement did, and how held-out samples were predicted before and after."""
+    history = refinement["history"]
+    rows = [
+        ("values kept", "refined" if refinement["kept"] == "refined" else "those to start from"),
+        ("ended because", refinement["reason"]),
+        ("steps", f"{max(0, len(history) - 1)}"),
+        ("column passes", f"{refinement['column_passes']:.0f}, and {refinement['contractions']} of derivatives"),
+        ("seconds", f"{refinement['seconds']:.1f}"),
+    ]
+    if history:
+        last = next(step for step in reversed(history) if step["accepted"])
+        rows.insert(3, ("log likelihood", f"{last['gain']:+.1f}, error {last['gain_error']:.2g}"))
+        rows.insert(4, ("gradient", f"{last['gradient_norm']:.3g}, error {last['error_norm']:.2g}"))
+    shown = [table_of("Refined on all samples", rows)]
+    before, after = refinement["before"], refinement["after"]
+    if before is not None and after is not None:
+        shown.append(_compared(refinement["n_held_out"], before, after))
+    return shown
+
+
+def _compared(held_out: int, before: Document, after: Document) -> RenderableType:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("", style="dim")
+    for title in ("NLPD", "RMSE", "95 % coverage"):
+        table.add_column(title, justify="right")
+    for name, score in (("before", before), ("after", after)):
+        table.add_row(name, f"{score['nlpd']:.4f}", f"{score['rmse']:.4f}", f"{score['coverage_95']:.3f}")
+    return titled(f"{held_out:,} held-out samples (standardised)", table)

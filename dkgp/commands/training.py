@@ -1,0 +1,208 @@
+"""A training run, as `dkgp train`, `sparse` and `classify` share it: checkpoints, a model to save, plot and record.
+
+A process may be killed at any moment, also between the last byte of its model and its end: the same command with
+`--resume` then goes on as if it had not been.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dkgp.commands.presets import announce_preset, preset_record, settled
+from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.outputs import check_side_files
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.resuming import has_checkpoint, is_unfinished_model, remove_checkpoint
+from dkgp.commands.run import Run
+from dkgp.data import CheckpointStore, ensure_writable
+from dkgp.data.stores.models.references import check_reference
+from dkgp.errors import InputError
+from dkgp.models import Hyperparameters, read_hyperparameters
+from dkgp.models.warm_up import helped
+from dkgp.solvers import Checkpointing
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A model as a run reports it, trained just now or read from its store; in plain JSON types but for the model."""
+
+    model: Any
+    summary: Mapping[str, Any]
+    certificate: Mapping[str, Any] | None
+    history: Sequence[Mapping[str, Any]]
+    memory_plan: Document | None = None
+
+
+class TrainingRun(Run):
+    """A run that trains a model and saves it.
+
+    A model that misses what was asked for is saved all the same, with `converged` false in its record. Where a run that
+    is resumed had saved its model before it was killed, there is nothing left to do: its record is returned.
+
+    Attributes
+    ----------
+    kind
+        Of the store that it writes.
+    job
+        With the paper's settings, where it asks for them.
+    hyperparameters
+        From `open` on; None where they are to be found from the data.
+    """
+
+    kind: ClassVar[str]
+    hyperparameters: Hyperparameters | None
+    _overwrite = False
+
+    def __init__(self, job: Any, reporter: Reporter) -> None:
+        super().__init__(settled(self.command, job), reporter)
+
+    # ------------------------------------------------------------------------------------------------------ the course
+
+    def check(self) -> None:
+        """Tell which settings are a paper's."""
+        announce_preset(self.command, self.job, self.reporter)
+
+    def open(self) -> None:
+        """Open data and hyperparameters."""
+        self.dataset = self.open_data()
+        self.hyperparameters = self.read_hyperparameters(self.job.hyper)
+
+    def read_hyperparameters(self, location: str) -> Hyperparameters:
+        """Read hyperparameters for these data; `InputError` where they are for others."""
+        d, names = self.dataset.n_features, self.dataset.feature_names
+        return read_hyperparameters(location, n_features=d, feature_names=names)
+
+    def finished(self) -> Document | None:
+        """Return the record of the model at `job.out` where a run that is resumed had saved it."""
+        if not self.job.resume:
+            return None
+        try:
+            model = self.stored()
+        except InputError:
+            return None
+        return self.done(model, converged=True)
+
+    def refuse(self) -> None:
+        """Refuse outputs, data and settings that do not fit; look at the checkpoint."""
+        job = self.job
+        if getattr(job, "by_reference", False):
+            check_reference(self.dataset.url)
+        self._overwrite = job.overwrite or (job.resume and is_unfinished_model(job.out, self.dataset, self.kind))
+        ensure_writable(job.out, self._overwrite, self.kind)
+        check_side_files(job.plot, job.log_json, replace=job.overwrite or job.resume)
+        self.prepare()
+        self.checkpointing = self.checkpoints()
+
+    def compiling(self) -> AbstractContextManager[None]:
+        """Compile what the kernel and the method take."""
+        return helped(None if self.hyperparameters is None else self.hyperparameters.kernel, self.compiles)
+
+    def conclude(self, result: Any, peak_bytes: int) -> Document:
+        """Save the model, and report."""
+        measured = {"peak_memory_bytes": peak_bytes, **preset_record(self.command, self.job)}
+        return self.report(self.save(result, measured, overwrite=self._overwrite))
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of a checkpoint that was looked at, and waits for the work."""
+        return 0 if self.checkpointing is None else self.checkpointing.held_bytes
+
+    def begin(self) -> None:
+        """Remove an earlier run's checkpoints, now that nothing can be refused any more."""
+        if self.checkpointing is not None and not self.job.resume:
+            self.checkpointing.store.clear()
+
+    def done(self, model: Any, *, converged: bool = False) -> Document | None:
+        """Return the record of a stored model where it is what this run would make; do what is left to do.
+
+        For a run that ended between saving its model and saying so. None where the model is incomplete, or of other
+        data, hyperparameters or settings; with `converged`, also where it misses what was asked for.
+        """
+        job = self.job
+        try:
+            if converged and not model.summary["converged"]:
+                return None
+            other = self.difference(model, converged)
+        except InputError:
+            return None
+        if other is not None:
+            self.reporter.note(f"the model '{job.out}' is of a run with another {other}")
+            return None
+        self.reporter.note(f"the model '{job.out}' is done: it was complete when an earlier run ended")
+        check_side_files(job.plot, None, replace=True)
+        return self.report(Outcome(model, model.summary, model.certificate, model.history))
+
+    def report(self, outcome: Outcome) -> Document:
+        """End a run whose model is saved: draw the plot, describe it, warn, remove checkpoints that are done with."""
+        job, checkpoints = self.job, CheckpointStore(self.job.checkpoint_url)
+        if job.plot is not None:
+            self.draw(outcome)
+        kept = not outcome.summary["converged"] and has_checkpoint(checkpoints)
+        if outcome.summary["converged"]:
+            remove_checkpoint(checkpoints)
+        for warning in self.warnings(outcome):
+            self.reporter.warn(warning)
+        return {
+            "command": self.command,
+            "out": job.out,
+            "dataset": self.dataset.url,
+            **self.described(outcome),
+            "resumed": job.resume,
+            "checkpoint": job.checkpoint_url if kept else None,
+            "plot": job.plot,
+            "log_json": job.log_json,
+            "warnings": list(self.reporter.warnings),
+        }
+
+    # ------------------------------------------------------------------------------------------------ what differs
+
+    @property
+    def compiles(self) -> tuple[str, ...]:
+        """Compiled code that it needs besides the kernel's; see `dkgp.models.warm_up.helped`."""
+        return ()
+
+    def prepare(self) -> None:
+        """Refuse what does not go with the data, and read what else the work begins with; `InputError`."""
+
+    @abstractmethod
+    def checkpoints(self) -> Checkpointing | None:
+        """Return where the state is saved, once what is there is known to be this run's; None without checkpoints."""
+
+    @abstractmethod
+    def save(self, trained: Any, measured: Mapping[str, Any], *, overwrite: bool) -> Outcome:
+        """Write the model, with what was `measured` of the run in its summary."""
+
+    @abstractmethod
+    def stored(self) -> Any:
+        """Open the model at `job.out`; `InputError` where it is none of this kind."""
+
+    @abstractmethod
+    def difference(self, model: Any, converged: bool) -> str | None:
+        """Say in which name a stored model's run differs from this one; None where it is this run's."""
+
+    @abstractmethod
+    def draw(self, outcome: Outcome) -> None:
+        """Draw the course of the run into the job's plot."""
+
+    @abstractmethod
+    def described(self, outcome: Outcome) -> Document:
+        """Return the model's part of the record."""
+
+    @abstractmethod
+    def warnings(self, outcome: Outcome) -> list[str]:
+        """Return what a user must know of the model, in words."""
+
+
+def finished_run(run: type[TrainingRun], job: Any, reporter: Reporter) -> Document | None:
+    """Return what `TrainingRun.done` does of a job that nothing is known of yet; None where it cannot be run."""
+    try:
+        training = run(job, reporter)
+        model = training.stored()  # quickly told, where there is no model at all
+        training.open()
+    except InputError:
+        return None
+    return training.done(model)
