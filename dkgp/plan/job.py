@@ -14,7 +14,7 @@ from dkgp.models.sparse.methods import METHODS
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.options import Part, check_ranges
-from dkgp.plan.likelihoods import LikelihoodSettings
+from dkgp.plan.smaller import LikelihoodSettings
 from dkgp.registry import Option, byte_count, whole_numbers
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -21,15 +21,13 @@ from dkgp.models import Hyperparameters, read_hyperparameters, tune_dataset
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import labels_of
-from dkgp.plan.classify import ForeseenClassifier, foresee_classifier
 from dkgp.plan.figures import MachineFigures, measure_machine
 from dkgp.plan.fleet import Fleet, Projection, most_useful_workers, product_seconds, project
 from dkgp.plan.foreseen import Foreseen, foresee
 from dkgp.plan.job import PlanJob
-from dkgp.plan.likelihoods import ForeseenLikelihood, LikelihoodSettings, foresee_likelihood
 from dkgp.plan.network import ClusterFigures, measure_cluster
 from dkgp.plan.record import read_bench, read_figures, with_bench, write_figures
-from dkgp.plan.sparse import ForeseenSparse, foresee_sparse
+from dkgp.plan.smaller import LikelihoodSettings, Smaller, foresee_classifier, foresee_likelihood, foresee_sparse
 from dkgp.plan.variances import ForeseenVariances, foresee_variances
 from dkgp.solvers.prices import Sizes
 
@@ -70,14 +68,17 @@ def run_plan(job: PlanJob, reporter: Reporter) -> Document:
         reporter.note(f"the solver is {foreseen.solver.name}: {foreseen.choice.reason}")
     memory = foreseen.memory_plan(job.cluster.cache_bytes, limit)
     variances = _foresee_variances(job, dataset, hyperparameters)
-    sparse = _foresee_sparse(job, dataset, hyperparameters, memory.resident_bytes)
-    classifier = _foresee_classifier(job, dataset, hyperparameters, memory.resident_bytes, foreseen.sizes)
+    smaller = {
+        "sparse": _foresee_sparse(job, dataset, hyperparameters),
+        "classify": _foresee_classifier(job, dataset, hyperparameters, foreseen.sizes.blocks),
+    }
+    for each in filter(None, smaller.values()):
+        _require_room(job, each, memory.resident_bytes)
     cluster = _measure_cluster(job, reporter)
     machine = kept or _measure_machine(job, dataset, hyperparameters, reporter)
     machine = machine if bench is None else with_bench(machine, bench)
     rows = [
-        _row(job, count, foreseen, variances, (sparse, classifier), machine, cluster, memory.resident_bytes)
-        for count in job.workers
+        _row(job, count, foreseen, variances, smaller, machine, cluster, memory.resident_bytes) for count in job.workers
     ]
     useful = most_useful_workers(job.workers, [row["seconds"] for row in rows])
     document: Document = {
@@ -90,8 +91,7 @@ def run_plan(job: PlanJob, reporter: Reporter) -> Document:
         "tolerance": job.solver.tolerance,
         **plain(foreseen.to_json()),
         "variance": None if variances is None else plain(variances.to_json()),
-        "sparse": None if sparse is None else plain(sparse.to_json()),
-        "classify": None if classifier is None else plain(classifier.to_json()),
+        **{name: None if each is None else plain(each.record) for name, each in smaller.items()},
         "threads_per_worker": job.threads_per_worker,
         "one_machine": job.one_machine,
         "workers": rows,
@@ -137,40 +137,33 @@ def _foresee_variances(job: PlanJob, dataset: Dataset, hyperparameters: Hyperpar
         ) from None
 
 
-def _foresee_sparse(
-    job: PlanJob, dataset: Dataset, hyperparameters: Hyperparameters, resident_bytes: int
-) -> ForeseenSparse | None:
+def _foresee_sparse(job: PlanJob, dataset: Dataset, hyperparameters: Hyperparameters) -> Smaller | None:
     settings = job.sparse_settings()
     if settings is None:
         return None
     asked = SparseJob(job.dataset, job.hyper or "", "", settings, job.basis_size)
     asked.check()
-    sized = asked.sized(dataset.n_samples)
-    sparse = foresee_sparse(dataset, hyperparameters, sized.settings, job.cluster.cache_bytes)
-    budget = job.memory_limit_bytes or resident_bytes + available_bytes()
-    sparse.memory(job.workers[0], job.threads_per_worker).require(budget, resident_bytes)
-    return sparse
+    settings = asked.sized(dataset.n_samples).settings
+    return foresee_sparse(dataset, hyperparameters, settings, job.cluster.cache_bytes)
 
 
 def _foresee_classifier(
-    job: PlanJob, dataset: Dataset, hyperparameters: Hyperparameters, resident_bytes: int, sizes: Sizes
-) -> ForeseenClassifier | ForeseenLikelihood | None:
-    settings = job.classifier_settings()
-    if settings is None:
-        return None
-    if isinstance(settings, LikelihoodSettings):
-        if job.hyper is None:  # those of a regression have another amplitude
-            search = LabelTuning(min(job.subset, dataset.n_samples), settings.seed, likelihood="logit")
-            hyperparameters = tune_labels(LabelledData(dataset, labels_of(dataset)), search)
-        likely = foresee_likelihood(dataset, hyperparameters, settings, job.cluster.cache_bytes, sizes.blocks)
-        budget = job.memory_limit_bytes or resident_bytes + available_bytes()
-        likely.memory(job.workers[0], job.threads_per_worker).require(budget, resident_bytes)
-        return likely
-    classifier = foresee_classifier(dataset, hyperparameters, settings, job.cluster.cache_bytes)
+    job: PlanJob, dataset: Dataset, hyperparameters: Hyperparameters, blocks: int
+) -> Smaller | None:
+    settings, cache_bytes = job.classifier_settings(), job.cluster.cache_bytes
+    if not isinstance(settings, LikelihoodSettings):
+        return None if settings is None else foresee_classifier(dataset, hyperparameters, settings, cache_bytes)
+    if job.hyper is None:  # those of a regression have another amplitude
+        search = LabelTuning(min(job.subset, dataset.n_samples), settings.seed, likelihood="logit")
+        hyperparameters = tune_labels(LabelledData(dataset, labels_of(dataset)), search)
+    return foresee_likelihood(dataset, hyperparameters, settings, cache_bytes, blocks)
+
+
+def _require_room(job: PlanJob, smaller: Smaller, resident_bytes: int) -> None:
+    """Refuse what does not fit on the fewest workers; `MemoryBudgetError`."""
     budget = job.memory_limit_bytes or resident_bytes + available_bytes()
-    memory = classifier.memory(job.workers[0], job.threads_per_worker, budget - resident_bytes)
+    memory = smaller.memory(job.workers[0], job.threads_per_worker, budget - resident_bytes)
     memory.require(budget, resident_bytes)
-    return classifier
 
 
 def _measure_cluster(job: PlanJob, reporter: Reporter) -> ClusterFigures:
@@ -207,7 +200,7 @@ def _row(
     workers: int,
     foreseen: Foreseen,
     variances: ForeseenVariances | None,
-    smaller: tuple[ForeseenSparse | None, ForeseenClassifier | ForeseenLikelihood | None],
+    smaller: Mapping[str, Smaller | None],
     machine: MachineFigures,
     cluster: ClusterFigures,
     resident_bytes: int,
@@ -254,7 +247,7 @@ def _row(
         "variance": None if variances is None else _variance_row(variances, fleet, foreseen.sizes, machine, cluster),
         **{
             name: None if each is None else _smaller_row(each, fleet, foreseen.sizes, machine, cluster, resident_bytes)
-            for name, each in zip(("sparse", "classify"), smaller, strict=True)
+            for name, each in smaller.items()
         },
     }
 
@@ -282,7 +275,7 @@ def _variance_row(
 
 
 def _smaller_row(
-    foreseen: ForeseenSparse | ForeseenClassifier | ForeseenLikelihood,
+    foreseen: Smaller,
     fleet: Fleet,
     sizes: Sizes,
     machine: MachineFigures,
@@ -290,7 +283,7 @@ def _smaller_row(
     resident_bytes: int,
 ) -> dict[str, Any]:
     """Return what a sparse model, or a classifier, takes on so many workers."""
-    expected = project(foreseen.phases(), sizes, machine.prices, fleet)
+    expected = project(foreseen.phases, sizes, machine.prices, fleet)
     memory = foreseen.memory(fleet.workers, fleet.threads_per_worker)
     return {
         "seconds": expected.total,

@@ -12,11 +12,13 @@ from dkgp.data import Dataset, memory_dataset
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
+from dkgp.models.classification.fixed_size.foreseen import explored
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.fixed_size.train import train_fixed_size
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import labels_of
-from dkgp.plan.classify import foresee_classifier
+from dkgp.operators.block_tasks import feature_width
+from dkgp.plan.smaller import foresee_classifier
 
 N = 1200
 FOUND = Hyperparameters(SquaredExponential((1.0, 1.0)), 0.1)
@@ -33,7 +35,7 @@ def dataset() -> Dataset:
 @pytest.mark.parametrize("search", ["none", "profile"])
 def test_entries_are_foreseen_as_a_run_takes_them(dataset: Dataset, search: str) -> None:
     settings = FixedSizeSettings(pool=100, folds=5, search=search)
-    foreseen = foresee_classifier(dataset, FOUND, settings, 2**30).to_json()
+    foreseen = foresee_classifier(dataset, FOUND, settings, 2**30).record
     with closing(LocalExecutor(1)) as executor:
         data = LabelledData(dataset, labels_of(dataset))
         taken = train_fixed_size(data, settings, executor, kernel=FOUND.kernel).summary
@@ -45,27 +47,25 @@ def test_memory_is_what_the_run_asks_for(dataset: Dataset) -> None:
     settings = FixedSizeSettings(pool=300)
     foreseen = foresee_classifier(dataset, FOUND, settings, 2**20)
     with closing(LocalExecutor(2)) as executor:
-        expected = settings.memory(N, 2, 1, executor, 2**20, foreseen.width)
+        expected = settings.memory(N, 2, 1, executor, 2**20, feature_width(FOUND.kernel))
     found = foreseen.memory(4, 2)
     assert found.worker_bytes == expected.worker_bytes
-    assert not found.shares_process  # workers are elsewhere in a plan
+    # Workers are elsewhere in a plan.
     assert found.coordinator_bytes <= expected.coordinator_bytes
 
 
 def test_work_grows_with_the_pool_and_the_kernels(dataset: Dataset) -> None:
     def phases(**given: object) -> dict[str, float]:
         foreseen = foresee_classifier(dataset, FOUND, FixedSizeSettings(**given), 2**30)  # type: ignore[arg-type]
-        return {phase.name: phase.times * phase.shared.double_operations for phase in foreseen.phases()}
+        return {phase.name: phase.times * phase.shared.double_operations for phase in foreseen.phases}
 
     small, large = phases(pool=100), phases(pool=200)
     assert list(small) == ["prototypes", "search", "paths", "fit"]
     assert large["search"] == pytest.approx(4.0 * small["search"], rel=0.02)
     assert phases(pool=100, search="none")["search"] == pytest.approx(small["search"] / 7.0)
     # A path that nothing stops goes through the pool.
-    with_end, without = (
-        foresee_classifier(dataset, FOUND, FixedSizeSettings(pool=400, stop=stop), 2**30) for stop in ((10, 1e-3), None)
-    )
-    assert (with_end.explored, without.explored) == (80.0, 400.0)
+    ends = [explored(FixedSizeSettings(pool=400, stop=stop), N) for stop in ((10, 1e-3), None)]
+    assert ends == [80.0, 400.0]
     # No pool is larger than the data.
     assert phases(pool=10**6) == phases(pool=N)
 

@@ -18,7 +18,7 @@ from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import labels_of
 from dkgp.models.classification.logistic.stopping import RiskSettings
 from dkgp.models.classification.logistic.train import train_logistic
-from dkgp.plan.likelihoods import LikelihoodSettings, foresee_likelihood
+from dkgp.plan.smaller import LikelihoodSettings, foresee_likelihood
 
 N = 1500
 FOUND = Hyperparameters(SquaredExponential((1.0, 1.0), 5.0), 1.0)
@@ -42,27 +42,27 @@ def test_products_are_foreseen_from_subsets(dataset: Dataset, monkeypatch: pytes
         labels = labels_of(dataset)
         risk = RiskSettings(settings.likelihood(labels), method="auto")
         taken = train_logistic(LabelledData(dataset, labels), FOUND, executor, risk).summary
-    assert foreseen.products is not None
-    assert foreseen.products.low <= taken["column_passes"] <= foreseen.products.high
-    assert foreseen.products.low < foreseen.products.expected < foreseen.products.high
+    products = foreseen.record["products"]
+    assert products["low"] <= taken["column_passes"] <= products["high"]
+    assert products["low"] < products["expected"] < products["high"]
     room = foreseen.memory(2, 1)
     with pytest.raises(MemoryBudgetError, match="projected to need"):
         room.require(2**20)
-    assert sum(phase.times for phase in foreseen.phases() if phase.name == "products") >= foreseen.products.low
+    assert sum(phase.times for phase in foreseen.phases if phase.name == "products") >= products["low"]
 
 
 def test_a_basis_is_foreseen_as_a_run_takes_it(dataset: Dataset) -> None:
     settings = LikelihoodSettings("gp", basis_size=60)
     foreseen = foresee_likelihood(dataset, FOUND, settings, 2**30, 1)
-    assert foreseen.products is None
+    assert foreseen.record["products"] is None
     with closing(LocalExecutor(1)) as executor:
         labels, basis = labels_of(dataset), BasisSettings(60)
         likelihood = settings.likelihood(labels)
         data = LabelledData(dataset, labels)
         taken = train_on_basis(data, FOUND, executor, basis, likelihood=likelihood, form="gp").summary
-    entries = foreseen.to_json()["kernel_evaluations"]
+    entries = foreseen.record["kernel_evaluations"]
     assert taken["kernel_evaluations"] / 3.0 < entries < 3.0 * taken["kernel_evaluations"]
-    assert [phase.name for phase in foreseen.phases()] == ["choice", "steps", "Hessians"]
+    assert [phase.name for phase in foreseen.phases] == ["choice", "steps", "Hessians"]
 
 
 def test_targets_that_are_no_labels_are_refused() -> None:

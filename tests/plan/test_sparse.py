@@ -12,7 +12,8 @@ from dkgp.data import Dataset, memory_dataset
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
 from dkgp.models.sparse.train import SparseSettings, train_sparse
-from dkgp.plan.sparse import foresee_sparse
+from dkgp.operators.block_tasks import feature_width
+from dkgp.plan.smaller import foresee_sparse
 
 N = 2000
 KERNEL = SquaredExponential((2.0, 1.0, 0.5))
@@ -30,14 +31,14 @@ def test_entries_are_foreseen_as_a_run_takes_them(dataset: Dataset, settings: Sp
     foreseen = foresee_sparse(dataset, Hyperparameters(KERNEL, 0.05), settings, 2**30)
     with closing(LocalExecutor(1)) as executor:
         taken = train_sparse(dataset, KERNEL, 0.05, executor, settings).summary["kernel_evaluations"]
-    assert 0.5 * taken < foreseen.to_json()["kernel_evaluations"] < 1.5 * taken
+    assert 0.5 * taken < foreseen.record["kernel_evaluations"] < 1.5 * taken
 
 
 def test_memory_is_what_the_run_asks_for(dataset: Dataset) -> None:
     settings = SparseSettings("mpgp", 300)
     foreseen = foresee_sparse(dataset, Hyperparameters(KERNEL, 0.05), settings, 2**20)
     with closing(LocalExecutor(2)) as executor:
-        expected = settings.memory(N, 3, 1, executor, 2**20, foreseen.width)
+        expected = settings.memory(N, 3, 1, executor, 2**20, feature_width(KERNEL))
     found = foreseen.memory(4, 2)
     assert found.worker_bytes == expected.worker_bytes
     # Workers are elsewhere in a plan.
@@ -47,11 +48,11 @@ def test_memory_is_what_the_run_asks_for(dataset: Dataset) -> None:
 def test_phases_are_those_of_the_basis(dataset: Dataset) -> None:
     def names(settings: SparseSettings) -> list[str]:
         foreseen = foresee_sparse(dataset, Hyperparameters(KERNEL, 0.05), settings, 2**30)
-        return [phase.name for phase in foreseen.phases()]
+        return [phase.name for phase in foreseen.phases]
 
     assert names(SparseSettings("vfe", 100)) == ["fit", "algebra"]
     assert names(SparseSettings("vfe", 100, "greedy")) == ["choice", "fit", "algebra"]
     one = foresee_sparse(dataset, Hyperparameters(KERNEL, 0.05), SparseSettings("sggp", 100, per_round=1), 2**30)
     many = foresee_sparse(dataset, Hyperparameters(KERNEL, 0.05), SparseSettings("sggp", 100, per_round=20), 2**30)
-    rounds = [each.phases()[0].times * each.phases()[0].rounds for each in (one, many)]
+    rounds = [each.phases[0].times * each.phases[0].rounds for each in (one, many)]
     assert rounds == [100.0, 10.0]

@@ -243,7 +243,7 @@ def _scores(document: Document) -> RenderableType:
 
 
 def _refined(refinement: Document) -> list[RenderableType]:
-    """What a refinement did, and how held-out samples were predicted before and after."""
+    """Tables of a refinement: its steps, and how held-out samples were predicted before and after."""
     history = refinement["history"]
     rows = [
         ("values kept", "refined" if refinement["kept"] == "refined" else "those to start from"),

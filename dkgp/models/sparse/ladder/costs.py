@@ -6,7 +6,7 @@ words alone, they are scaled by what the rungs so far took beside what was proje
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dkgp.cluster.executors.base import BlockExecutor
@@ -14,7 +14,9 @@ from dkgp.data import Dataset
 from dkgp.kernels import Kernel
 from dkgp.models.memory import Processes, plan_within
 from dkgp.models.solver_choice import choose_solver_for
+from dkgp.models.sparse.settings import SparseSettings
 from dkgp.operators.block_tasks import feature_width
+from dkgp.operators.cross.runs import MOST_RUNS
 from dkgp.solvers import Choice, Solver
 from dkgp.solvers.auto import GREEDY_OVERHEAD
 from dkgp.solvers.block_descent.block_size import automatic_block_size, descent_phases
@@ -62,6 +64,39 @@ def rung_phases(n: int, size: int, before: int = 0, greedy: GreedySettings | Non
                 ),
             )
         )
+    return phases
+
+
+def sparse_phases(settings: SparseSettings, n: int, d: int, p: int) -> list[Phase]:
+    """The work of a model whose size is settled, in its order, with its messages; a sum's leaves are its tasks."""
+    m = settings.basis_size
+    greedy = settings.greedy() if settings.chosen_basis == "greedy" else None
+    basis_bytes = 8.0 * m * (d + p)
+    fit, algebra, *choices = rung_phases(n, m, greedy=greedy)
+    phases = [
+        replace(
+            fit,
+            rounds=FIT_PASSES,
+            pieces=MOST_RUNS,
+            sent_to_each=basis_bytes + 8.0 * m * m,
+            returned=8.0 * m * m,
+        ),
+        algebra,
+    ]
+    if greedy is not None:
+        each, count = choices[0], greedy.per_round
+        looked_at = count * greedy.candidates + greedy.kept
+        choice = Phase(
+            "choice",
+            each.times / count,
+            Work(**{name: count * value for name, value in asdict(each.shared).items()}),
+            # Scores of many are taken first, then sums of those that were chosen.
+            rounds=1 if count == 1 else 2,
+            pieces=MOST_RUNS,
+            sent_to_each=0.5 * basis_bytes + 8.0 * looked_at * d,
+            returned=8.0 * looked_at * 0.5 * m,
+        )
+        phases.insert(0, choice)
     return phases
 
 
