@@ -18,16 +18,9 @@ from dkgp.commands.job_options import TrainingJob
 from dkgp.commands.reporting.documents import plain
 from dkgp.commands.reporting.outputs import check_output_file
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.data import (
-    CheckpointStore,
-    Dataset,
-    is_committed,
-    open_any_model,
-    recognise,
-)
+from dkgp.data import CheckpointStore, Dataset, is_committed, recognise
 from dkgp.data.remote.storage import exists, is_local, join, read_object
-from dkgp.data.stores.models.exact import MODEL_KIND
-from dkgp.errors import CheckpointError, InterruptedRunError, StoreError
+from dkgp.errors import CheckpointError, InterruptedRunError
 from dkgp.solvers import Checkpointing
 from dkgp.solvers.registry import resuming
 
@@ -118,15 +111,14 @@ def difference(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None
     return None
 
 
-def is_unfinished_model(url: str, dataset: Dataset, kind: str = MODEL_KIND) -> bool:
-    """True if a model of these data is there that resuming may replace: it stopped short, or its writing did."""
-    if not exists(url) or recognise(url) != kind:
-        return False
-    try:
-        model = open_any_model(url)
-    except StoreError:
-        return _was_begun(url, dataset)
-    return model.fingerprint == dataset.fingerprint and not model.summary.get("converged", True)
+def is_unfinished_model(url: str, dataset: Dataset, kind: str, model: Any | None) -> bool:
+    """True if a model of these data is there that resuming may replace: it stopped short, or its writing did.
+
+    `model` is what was opened there; None where nothing of the kind, and whole, is.
+    """
+    if model is None:
+        return exists(url) and recognise(url) == kind and _was_begun(url, dataset)
+    return bool(model.fingerprint == dataset.fingerprint and not model.summary.get("converged", True))
 
 
 def has_checkpoint(store: CheckpointStore) -> bool:

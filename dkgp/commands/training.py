@@ -56,6 +56,7 @@ class TrainingRun(Run):
     kind: ClassVar[str]
     hyperparameters: Hyperparameters | None
     _overwrite = False
+    _earlier: Any | None = None  # of a run that is resumed, the model at `job.out`
 
     def __init__(self, job: Any, reporter: Reporter) -> None:
         super().__init__(settled(self.command, job), reporter)
@@ -81,17 +82,18 @@ class TrainingRun(Run):
         if not self.job.resume:
             return None
         try:
-            model = self.stored()
+            self._earlier = self.stored()
         except InputError:
             return None
-        return self.done(model, converged=True)
+        return self.done(self._earlier, converged=True)
 
     def refuse(self) -> None:
         """Refuse outputs, data and settings that do not fit; look at the checkpoint."""
         job = self.job
         if getattr(job, "by_reference", False):
             check_reference(self.dataset.url)
-        self._overwrite = job.overwrite or (job.resume and is_unfinished_model(job.out, self.dataset, self.kind))
+        unfinished = job.resume and is_unfinished_model(job.out, self.dataset, self.kind, self._earlier)
+        self._overwrite = job.overwrite or unfinished
         ensure_writable(job.out, self._overwrite, self.kind)
         check_side_files(job.plot, job.log_json, replace=job.overwrite or job.resume)
         self.prepare()

@@ -104,7 +104,7 @@ def run_plan(job: PlanJob, reporter: Reporter) -> Document:
         "plot": job.plot,
     }
     if job.validate:
-        from dkgp.plan.validation.validate import validate
+        from dkgp.plan.validation.scaling import validate
 
         document["validation"] = plain(validate(dataset, hyperparameters, foreseen, machine, reporter))
     if job.plot is not None:

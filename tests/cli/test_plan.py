@@ -193,7 +193,7 @@ def test_a_figures_file_that_is_something_else_is_left_alone(problem: tuple[Path
 @pytest.mark.slow
 def test_a_plan_is_compared_with_real_runs(problem: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     train, hyper = problem
-    monkeypatch.setattr("dkgp.plan.validation.validate.WORKERS", (1,))
+    monkeypatch.setattr("dkgp.plan.validation.scaling.WORKERS", (1,))
     options = ("--hyper", hyper, "--solver", "gbcd", "--block-size", 50, "--workers", "1,2", "--validate")
     found = run_json("plan", train, *options)["validation"]
     assert [row["workers"] for row in found["rows"]] == [1]

@@ -117,7 +117,7 @@ def test_solves_that_end_early_are_told_of(store: Path, bad: Path, tmp_path: Pat
 
 
 def test_memory_that_is_not_there_is_refused_with_numbers(store: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(refine_job, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(refine_job, "memory_budget", lambda: (0, 1000))
     monkeypatch.setattr(tune_job, "available_bytes", lambda: 2**40)
     out = tmp_path / "hyper.json"
     refused(run("tune", store, "--out", out, "--refine"), "refining is projected to need")

@@ -132,7 +132,7 @@ def test_a_checkpoint_of_another_search_is_not_gone_on_from(
 def test_more_memory_than_there_is_is_refused_with_numbers(
     train: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tune_bound, "available_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(tune_bound, "memory_budget", lambda: (0, 1_000_000))
     result = run("tune", train, "--out", tmp_path / "hyper.json", *OPTIONS)
     refused(result, "12 basis samples is projected to need", "MiB", "--basis-size")
     assert list(tmp_path.iterdir()) == []

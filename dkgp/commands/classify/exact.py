@@ -12,7 +12,6 @@ from dkgp.commands.reporting.plots import plot_convergence
 from dkgp.commands.solving import (
     check_tree_error,
     check_tree_gradient,
-    check_tree_kernel,
     effort_limits,
     input_bytes,
     planned_solve,
@@ -21,10 +20,8 @@ from dkgp.commands.solving import (
 from dkgp.data import ClassifierRecord, Dataset
 from dkgp.errors import InputError, UsageError
 from dkgp.kernels import Kernel, fold_white
-from dkgp.models import Hyperparameters
 from dkgp.models.classification.exact.stopping import DecisionError
 from dkgp.models.classification.exact.train import ExactSettings, solver_for_labels, train_exact
-from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.context import RunContext
 from dkgp.operators.block_tasks import feature_width
 from dkgp.solvers import Solver
@@ -50,11 +47,6 @@ class ExactRun(ClassifyRun):
     def takes_noise(self) -> bool:
         """True: s2 = 1/gamma_K is part of the problem."""
         return True
-
-    def check_hyperparameters(self, hyperparameters: Hyperparameters | None) -> None:
-        """Refuse a kernel or features that a tree cannot serve."""
-        if hyperparameters is not None and self.job.tree_error is not None:
-            check_tree_kernel(fold_white(hyperparameters.kernel, hyperparameters.noise_variance)[0])
 
     def identity(self) -> dict[str, Any]:
         """Return the options of the method; an intercept is there, or it is not."""
@@ -82,7 +74,6 @@ class ExactRun(ClassifyRun):
             products=choice["auto"]["products"] if choice else None,
         )
         with solving(self, executor, input_bytes(plan), tolerance) as context:
-            data = LabelledData(dataset, labels, weights)
             settings = ExactSettings(
                 solver=solver,
                 tolerance=job.tolerance,
@@ -91,7 +82,7 @@ class ExactRun(ClassifyRun):
                 calibrate=job.settings.probability,
                 seed=job.settings.seed,
             )
-            trained = train_exact(data, hyperparameters, context, settings)
+            trained = train_exact(self.data, hyperparameters, context, settings)
         summary = {
             **trained.summary,
             **choice,
@@ -99,7 +90,7 @@ class ExactRun(ClassifyRun):
             "memory_plan": plan.to_json(),
             "gradient_tolerance": tolerance,
         }
-        return trained.record(data, summary)
+        return trained.record(self.data, summary)
 
     def plot(self, path: str, record: ClassifierRecord, title: str) -> None:
         """Draw the convergence, where there were rounds."""

@@ -17,7 +17,6 @@ from dkgp.kernels import Kernel, SquaredExponential, fold_white
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.fixed_size.settings import FixedSizeMemory
 from dkgp.models.classification.fixed_size.train import train_fixed_size
-from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import stratified_folds
 from dkgp.models.context import RunContext
 from dkgp.operators.block_tasks import feature_width
@@ -74,9 +73,8 @@ class FixedSizeRun(ClassifyRun):
                 )
                 log.write({"iteration": record["pass"], **record})
 
-            data = LabelledData(self.dataset, self.labels, self.weights)
             trained = train_fixed_size(
-                data,
+                self.data,
                 job.settings,
                 RunContext(
                     executor,
@@ -90,7 +88,7 @@ class FixedSizeRun(ClassifyRun):
                 noise_variance=noise_variance,
                 together=plan.together,
             )
-        record = trained.record(data)
+        record = trained.record(self.data)
         record.summary["memory_plan"] = plan.to_json()
         return record
 

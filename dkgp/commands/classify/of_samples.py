@@ -12,7 +12,6 @@ from dkgp.commands.reporting.class_plots import plot_risk
 from dkgp.commands.reporting.progress import Measure
 from dkgp.commands.solving import (
     check_tree_error,
-    check_tree_kernel,
     effort_limits,
     input_bytes,
     planned_solve,
@@ -23,7 +22,6 @@ from dkgp.errors import InputError, UsageError
 from dkgp.kernels import fold_white
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.exact.train import DECISION_TOLERANCE
-from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.laplace.train import require_separate, train_gp
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic.stopping import RiskSettings
@@ -53,11 +51,6 @@ class LogisticRun(ClassifyRun):
         """The likelihood of the labels."""
         return self.job.likelihood(self.labels)
 
-    def check_hyperparameters(self, hyperparameters: Hyperparameters | None) -> None:
-        """Refuse a kernel or features that a tree cannot serve."""
-        if hyperparameters is not None and self.job.tree_error is not None:
-            check_tree_kernel(fold_white(hyperparameters.kernel, hyperparameters.noise_variance)[0])
-
     def identity(self) -> dict[str, Any]:
         """Return the options of the method, and the likelihood."""
         likelihood, regularisation = self.likelihood.to_json(), self.job.regularisation
@@ -65,14 +58,13 @@ class LogisticRun(ClassifyRun):
 
     def work(self, executor: BlockExecutor) -> ClassifierRecord:
         """Minimise the risk until decisions, or the risk itself, are near enough."""
-        job, dataset, labels, likelihood = self.job, self.dataset, self.labels, self.likelihood
+        job, dataset, likelihood = self.job, self.dataset, self.likelihood
         hyperparameters = self.kernel_and_noise()
         kernel, _ = fold_white(hyperparameters.kernel, hyperparameters.noise_variance)
         memory = risk_memory(job.solver, dataset.n_samples, likelihood.n_outputs, dataset.n_features)
         plan = planned_solve(self, kernel, likelihood.n_outputs, memory, executor)
         goal: tuple[float, Measure] = (job.tolerance, "distance") if job.gap is None else (job.gap, "duality_gap")
         with solving(self, executor, input_bytes(plan), goal[0], measure=goal[1]) as context:
-            data = LabelledData(dataset, labels, self.weights)
             settings = RiskSettings(
                 likelihood,
                 regularisation=job.regularisation,
@@ -83,9 +75,9 @@ class LogisticRun(ClassifyRun):
                 seed=job.settings.seed,
             )
             train = train_gp if self.method == "gp" else train_logistic
-            trained = train(data, hyperparameters, context, settings)
+            trained = train(self.data, hyperparameters, context, settings)
         summary = {**trained.summary, "method": self.method, "memory_plan": plan.to_json()}
-        return trained.record(data, summary)
+        return trained.record(self.data, summary)
 
     def plot(self, path: str, record: ClassifierRecord, title: str) -> None:
         """Draw the gap of the risk by products."""

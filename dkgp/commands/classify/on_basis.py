@@ -13,7 +13,6 @@ from dkgp.data import ClassifierRecord
 from dkgp.kernels import Kernel, fold_white
 from dkgp.models.classification.basis.settings import DEFAULT_BASIS, BasisMemory, BasisSettings
 from dkgp.models.classification.basis.train import train_on_basis
-from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.operators.block_tasks import feature_width
 
@@ -54,15 +53,13 @@ class LogisticOnBasisRun(ClassifyRun):
 
     def work(self, executor: BlockExecutor) -> ClassifierRecord:
         """Choose the basis, take Newton's steps, and prove the distance where that was asked for."""
-        job, dataset, labels = self.job, self.dataset, self.labels
-        hyperparameters = self.kernel_and_noise()
+        job, hyperparameters = self.job, self.kernel_and_noise()
         plan, inputs_bytes = self._planned(
             fold_white(hyperparameters.kernel, hyperparameters.noise_variance)[0], executor
         )
         with solving(self, executor, inputs_bytes, job.tolerance, measure="relative_residual") as context:
-            data = LabelledData(dataset, labels, self.weights)
             trained = train_on_basis(
-                data,
+                self.data,
                 hyperparameters,
                 context,
                 self.settings,
@@ -71,7 +68,7 @@ class LogisticOnBasisRun(ClassifyRun):
                 regularisation=job.regularisation,
             )
         summary = {**trained.summary, "method": self.form, "memory_plan": plan.to_json()}
-        return trained.record(data, summary)
+        return trained.record(self.data, summary)
 
     def _planned(self, kernel: Kernel, executor: BlockExecutor) -> tuple[BasisMemory, int]:
         """The projected memory, and bytes of inputs that the coordinator may hold; `MemoryBudgetError` beyond it."""

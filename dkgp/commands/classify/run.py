@@ -10,6 +10,7 @@ from dkgp.cluster import BlockExecutor
 from dkgp.commands.classify.job import ClassifyJob
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.resuming import checkpointing_of, difference
+from dkgp.commands.solving import check_tree_kernel
 from dkgp.commands.training import Outcome, TrainingRun
 from dkgp.data import ClassifierRecord, open_classifier, open_dataset, save_classifier
 from dkgp.data.stores.models.classifier import CLASSIFIER_KIND
@@ -82,13 +83,20 @@ class ClassifyRun(TrainingRun):
             self.caution(self.hyperparameters)
 
     def check_hyperparameters(self, hyperparameters: Hyperparameters | None) -> None:
-        """Refuse hyperparameters, or data, that the method cannot serve; `InputError`."""
+        """Refuse hyperparameters, or data, that the method, or a tree, cannot serve; `InputError`."""
+        if hyperparameters is not None and self.job.tree_error is not None:
+            check_tree_kernel(fold_white(hyperparameters.kernel, hyperparameters.noise_variance)[0])
 
     def caution(self, hyperparameters: Hyperparameters) -> None:
         """Tell of hyperparameters that were found for another likelihood than the method's."""
         caution = likelihood_caution(hyperparameters, self.evidence)
         if caution is not None:
             self.reporter.warn(caution)
+
+    @property
+    def data(self) -> LabelledData:
+        """The samples with their labels and weights."""
+        return LabelledData(self.dataset, self.labels, self.weights)
 
     @property
     def evidence(self) -> LabelLikelihood | None:
@@ -112,7 +120,7 @@ class ClassifyRun(TrainingRun):
                 progress=progress,
                 likelihood=self.evidence,
             )
-            hyperparameters = tune_labels(LabelledData(self.dataset, self.labels, self.weights), search)
+            hyperparameters = tune_labels(self.data, search)
         self.check_hyperparameters(hyperparameters)
         return hyperparameters
 

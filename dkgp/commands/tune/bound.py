@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import psutil
-
 from dkgp.cluster import BlockExecutor
-from dkgp.commands.reporting.memory import available_bytes
+from dkgp.commands.reporting.memory import memory_budget
 from dkgp.commands.reporting.outputs import check_output_file
 from dkgp.commands.signals import interruptible
 from dkgp.commands.tune.run import TuneRun
@@ -59,9 +57,8 @@ class BoundRun(TuneRun):
         assert job.evidence is not None
         executor.require_one_arithmetic()
         n, d, p = dataset.n_samples, dataset.n_features, dataset.n_targets
-        resident = int(psutil.Process().memory_info().rss)
-        plan = plan_bound(n, d, size, p, executor, job.cluster.cache_bytes)
-        plan.require(resident + available_bytes(), resident)
+        resident, budget = memory_budget()
+        plan_bound(n, d, size, p, executor, job.cluster.cache_bytes).require(budget, resident)
         self.trail = Trail(job.checkpoint_url, self.signature)
         if job.resume and self.trail.load():
             reporter.note(f"going on from '{self.trail.url}', {len(self.trail)} evaluations")

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-import psutil
-
 from dkgp.cluster import BlockExecutor
-from dkgp.commands.reporting.memory import available_bytes
+from dkgp.commands.reporting.memory import memory_budget
 from dkgp.commands.run import Run
 from dkgp.commands.signals import interruptible
 from dkgp.errors import InterruptedRunError
@@ -32,8 +30,7 @@ def check_refinement_memory(run: Run, settings: RefineSettings, executor: BlockE
         A preconditioner's rank that does not fit its memory.
     """
     dataset = run.dataset
-    resident = int(psutil.Process().memory_info().rss)
-    budget = resident + available_bytes()
+    resident, budget = memory_budget()
     n, d = dataset.n_samples, dataset.n_features
     plan = partial(
         plan_refinement,

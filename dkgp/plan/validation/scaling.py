@@ -1,4 +1,4 @@
-"""Runs on growing numbers of worker processes, and what the cost model says of them.
+"""Runs on growing numbers of worker processes, and what the cost model says of them; so `dkgp plan --validate`.
 
 Each worker has one thread. A product alone is timed with nothing else going on; beside its speed-up stands the
 machine's own ceiling: as many threads that evaluate entries and do nothing else, against one.
@@ -6,22 +6,28 @@ machine's own ceiling: as many threads that evaluate entries and do nothing else
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from dkgp.cluster import ClusterOptions
+from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.commands.reporting.measurements import median, median_ratio
 from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.commands.solver_options import SolverOptions
-from dkgp.models import read_hyperparameters
+from dkgp.data import Dataset
+from dkgp.models import Hyperparameters, read_hyperparameters, write_hyperparameters
 from dkgp.plan.figures import MachineFigures
 from dkgp.plan.fleet import Fleet, product_seconds, project
 from dkgp.plan.foreseen import Foreseen
-from dkgp.plan.network import ClusterFigures
+from dkgp.plan.network import ClusterFigures, measure_cluster
 from dkgp.plan.validation.entries import entry_seconds
-from dkgp.plan.validation.processes import run_contender
+from dkgp.plan.validation.processes import run_contender, write_warm_up
 from dkgp.plan.validation.run import MODULE
+
+# Worker processes that a plan is held against.
+WORKERS = (1, 2)
 
 
 @dataclass(frozen=True)
@@ -134,3 +140,30 @@ def compare_with_model(
             }
         )
     return rows
+
+
+def validate(
+    dataset: Dataset, hyperparameters: Hyperparameters, foreseen: Foreseen, machine: MachineFigures, reporter: Reporter
+) -> dict[str, Any]:
+    """Train for each number of workers once; return rows as `dkgp bench scaling` has them, and the passes taken.
+
+    Each worker has one thread and shares this machine with the coordinator, whatever the plan is for. The model is
+    given the products or passes that were taken: how well those were foreseen is said apart.
+    """
+    with tempfile.TemporaryDirectory(prefix="dkgp-plan-") as folder:
+        warm, hyper = str(Path(folder) / "warm.zarr"), str(Path(folder) / "hyper.json")
+        write_warm_up(dataset, warm)
+        write_hyperparameters(hyper, hyperparameters)
+        problem = {"train": dataset.url, "warm": warm, "hyper": hyper}
+        scaling = measure_scaling(problem, foreseen.options, WORKERS, 1, reporter)
+    # The plan may be for another cluster; these runs were on worker processes here.
+    with open_executor(ClusterOptions(kind="processes", workers=1, threads_per_worker=1), 0, reporter) as executor:
+        cluster = measure_cluster(executor)
+    taken, counts = scaling.runs[WORKERS[0]][0]["column_passes"], foreseen.counts
+    return {
+        "rows": compare_with_model(scaling, foreseen, machine, cluster),
+        "unit": counts.unit,
+        "taken": taken,
+        "expected": counts.expected,
+        "within_interval": counts.low <= taken <= counts.high,
+    }
