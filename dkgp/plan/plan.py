@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dkgp.cluster import open_executor
@@ -29,7 +29,7 @@ from dkgp.plan.network import ClusterFigures, measure_cluster
 from dkgp.plan.record import read_bench, read_figures, with_bench, write_figures
 from dkgp.plan.smaller import LikelihoodSettings, Smaller, foresee_classifier, foresee_likelihood, foresee_sparse
 from dkgp.plan.variances import ForeseenVariances, foresee_variances
-from dkgp.solvers.prices import Sizes
+from dkgp.solvers.prices import Phase
 
 __all__ = ["PlanJob", "run_plan"]
 
@@ -77,9 +77,8 @@ def run_plan(job: PlanJob, reporter: Reporter) -> Document:
     cluster = _measure_cluster(job, reporter)
     machine = kept or _measure_machine(job, dataset, hyperparameters, reporter)
     machine = machine if bench is None else with_bench(machine, bench)
-    rows = [
-        _row(job, count, foreseen, variances, smaller, machine, cluster, memory.resident_bytes) for count in job.workers
-    ]
+    layout = _Layout(job, foreseen, variances, smaller, machine, cluster, memory.resident_bytes)
+    rows = [layout.row(count) for count in job.workers]
     useful = most_useful_workers(job.workers, [row["seconds"] for row in rows])
     document: Document = {
         "command": "plan",
@@ -195,103 +194,90 @@ def _measure_machine(
     return machine
 
 
-def _row(
-    job: PlanJob,
-    workers: int,
-    foreseen: Foreseen,
-    variances: ForeseenVariances | None,
-    smaller: Mapping[str, Smaller | None],
-    machine: MachineFigures,
-    cluster: ClusterFigures,
-    resident_bytes: int,
-) -> dict[str, Any]:
-    fleet = Fleet(
-        workers,
-        job.threads_per_worker,
-        machine.speedups,
-        cluster.network,
-        one_machine=job.one_machine,
-        least_task_evaluations=cluster.least_task_evaluations,
-    )
+@dataclass(frozen=True)
+class _Layout:
+    """A run, and what goes with it, laid out on any number of workers."""
 
-    cache, limit = job.cluster.cache_bytes, job.memory_limit_bytes
-    memory = foreseen.memory_plan(cache, limit, workers, resident_bytes=resident_bytes)
-    spilled = foreseen.spilled(cache, workers)
-    wanted = cluster.tiles
-    if job.one_machine:
-        wanted = budget_here(job.cluster.cache_tiles, workers, job.cluster.worker_memory_bytes)
-    tiles = foreseen.tiles(wanted, workers, machine.prices)
+    job: PlanJob
+    foreseen: Foreseen
+    variances: ForeseenVariances | None
+    smaller: Mapping[str, Smaller | None]
+    machine: MachineFigures
+    cluster: ClusterFigures
+    resident_bytes: int  # of the coordinator, before the work
 
-    def projected(count: float) -> Projection:
-        phases = foreseen.phases(count, spilled=spilled, kept=tiles.share)
-        return project(phases, foreseen.sizes, machine.prices, fleet)
+    def row(self, workers: int) -> dict[str, Any]:
+        """Return what all of it takes on so many workers."""
+        job, foreseen, machine, cluster = self.job, self.foreseen, self.machine, self.cluster
+        fleet = Fleet(
+            workers,
+            job.threads_per_worker,
+            machine.speedups,
+            cluster.network,
+            one_machine=job.one_machine,
+            least_task_evaluations=cluster.least_task_evaluations,
+        )
+        cache, limit = job.cluster.cache_bytes, job.memory_limit_bytes
+        memory = foreseen.memory_plan(cache, limit, workers, resident_bytes=self.resident_bytes)
+        spilled, wanted = foreseen.spilled(cache, workers), cluster.tiles
+        if job.one_machine:
+            wanted = budget_here(job.cluster.cache_tiles, workers, job.cluster.worker_memory_bytes)
+        tiles = foreseen.tiles(wanted, workers, machine.prices)
+        counts = foreseen.counts
+        expected, low, high = (
+            self._projected(foreseen.phases(count, spilled=spilled, kept=tiles.share), fleet)
+            for count in (counts.expected, counts.low, counts.high)
+        )
+        evaluated, read = (
+            product_seconds(foreseen.sizes, machine.prices, fleet, kept=kept) for kept in (0.0, tiles.share)
+        )
+        worker_plan = replace(memory, tiles_bytes=tiles.most_bytes)
+        return {
+            "workers": workers,
+            "threads": fleet.threads,
+            "seconds": expected.total,
+            "seconds_low": low.total,
+            "seconds_high": high.total,
+            "worker_hours": workers * expected.total / 3600.0,
+            "phases": expected.seconds,
+            "limit": expected.limit,
+            "spilled_share": spilled,
+            "tiles": {**asdict(tiles), "product_seconds": read, "saved_seconds": evaluated - read},
+            "worker_memory_bytes": worker_plan.worker_process_bytes(cluster.worker_resident_bytes),
+            "coordinator_memory_bytes": memory.coordinator_bytes,
+            "variance": None if self.variances is None else self._variances(self.variances, fleet),
+            **{name: None if each is None else self._smaller(each, fleet) for name, each in self.smaller.items()},
+        }
 
-    evaluated, read = (product_seconds(foreseen.sizes, machine.prices, fleet, kept=kept) for kept in (0.0, tiles.share))
-    counts = foreseen.counts
-    expected = projected(counts.expected)
-    return {
-        "workers": workers,
-        "threads": fleet.threads,
-        "seconds": expected.total,
-        "seconds_low": projected(counts.low).total,
-        "seconds_high": projected(counts.high).total,
-        "worker_hours": workers * expected.total / 3600.0,
-        "phases": expected.seconds,
-        "limit": expected.limit,
-        "spilled_share": spilled,
-        "tiles": {**asdict(tiles), "product_seconds": read, "saved_seconds": evaluated - read},
-        "worker_memory_bytes": replace(memory, tiles_bytes=tiles.most_bytes).worker_process_bytes(
-            cluster.worker_resident_bytes
-        ),
-        "coordinator_memory_bytes": memory.coordinator_bytes,
-        "variance": None if variances is None else _variance_row(variances, fleet, foreseen.sizes, machine, cluster),
-        **{
-            name: None if each is None else _smaller_row(each, fleet, foreseen.sizes, machine, cluster, resident_bytes)
-            for name, each in smaller.items()
-        },
-    }
+    def _projected(self, phases: Sequence[Phase], fleet: Fleet) -> Projection:
+        return project(phases, self.foreseen.sizes, self.machine.prices, fleet)
 
+    def _variances(self, variances: ForeseenVariances, fleet: Fleet) -> dict[str, Any]:
+        run, single, double = variances.on(fleet.workers, fleet.threads_per_worker), variances.single, variances.double
+        expected, low, high = (
+            self._projected(variances.phases(run, self.foreseen.sizes, *products), fleet)
+            for products in ((single.count, double.count), (single.low, double.low), (single.high, double.high))
+        )
+        return {
+            "seconds": expected.total,
+            "seconds_low": low.total,
+            "seconds_high": high.total,
+            "phases": expected.seconds,
+            "batch_size": run.plan["batch_size"],
+            "together": run.plan["together"],
+            "worker_memory_bytes": variances.worker_bytes(run, self.cluster.worker_resident_bytes),
+        }
 
-def _variance_row(
-    variances: ForeseenVariances, fleet: Fleet, sizes: Sizes, machine: MachineFigures, cluster: ClusterFigures
-) -> dict[str, Any]:
-    """Return what a prediction's variances take on so many workers."""
-    run = variances.on(fleet.workers, fleet.threads_per_worker)
-
-    def projected(single: float, double: float) -> Projection:
-        return project(variances.phases(run, sizes, single, double), sizes, machine.prices, fleet)
-
-    single, double = variances.single, variances.double
-    expected = projected(single.count, double.count)
-    return {
-        "seconds": expected.total,
-        "seconds_low": projected(single.low, double.low).total,
-        "seconds_high": projected(single.high, double.high).total,
-        "phases": expected.seconds,
-        "batch_size": run.plan["batch_size"],
-        "together": run.plan["together"],
-        "worker_memory_bytes": variances.worker_bytes(run, cluster.worker_resident_bytes),
-    }
-
-
-def _smaller_row(
-    foreseen: Smaller,
-    fleet: Fleet,
-    sizes: Sizes,
-    machine: MachineFigures,
-    cluster: ClusterFigures,
-    resident_bytes: int,
-) -> dict[str, Any]:
-    """Return what a sparse model, or a classifier, takes on so many workers."""
-    expected = project(foreseen.phases, sizes, machine.prices, fleet)
-    memory = foreseen.memory(fleet.workers, fleet.threads_per_worker)
-    return {
-        "seconds": expected.total,
-        "phases": expected.seconds,
-        "limit": expected.limit,
-        "worker_memory_bytes": cluster.worker_resident_bytes + memory.worker_bytes,
-        "coordinator_memory_bytes": resident_bytes + memory.coordinator_bytes,
-    }
+    def _smaller(self, smaller: Smaller, fleet: Fleet) -> dict[str, Any]:
+        expected = self._projected(smaller.phases, fleet)
+        memory = smaller.memory(fleet.workers, fleet.threads_per_worker)
+        return {
+            "seconds": expected.total,
+            "phases": expected.seconds,
+            "limit": expected.limit,
+            "worker_memory_bytes": self.cluster.worker_resident_bytes + memory.worker_bytes,
+            "coordinator_memory_bytes": self.resident_bytes + memory.coordinator_bytes,
+        }
 
 
 def _limit_after(useful: int, rows: Sequence[dict[str, Any]]) -> str:
