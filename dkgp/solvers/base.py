@@ -128,6 +128,12 @@ class PhaseClock:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
 
+    def count(self, seconds: dict[str, float]) -> None:
+        """Count the time since the last lap by the phases that another clock told apart in it."""
+        for phase, spent in seconds.items():
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+        self._last = time.perf_counter()
+
 
 def as_columns(values: ArrayLike, n: int, name: str, p: int | None = None) -> FloatArray:
     """Return vectors as (n, p) float64 numbers; refuse other shapes, and what is not finite."""

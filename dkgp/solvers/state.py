@@ -19,7 +19,7 @@ from dkgp.solvers.stopping import Progress
 class SolverState:
     """A solve between two rounds.
 
-    - `saved`: the arrays that a checkpoint holds, by the name of their attribute.
+    - `saved`, `counted`: the arrays and the numbers that a checkpoint holds, by the name of their attribute.
     - `alpha`, `gradient`, `rhs` (n, p): the solution so far, g = Kbar alpha - y by the solver's recursion, and y.
     - `iteration`, `columns`: rounds done and kernel columns evaluated for them.
     - `precision`: of the tiles of the coming rounds.
@@ -36,6 +36,7 @@ class SolverState:
     """
 
     saved: ClassVar[tuple[str, ...]] = ("alpha", "gradient", "moved")
+    counted: ClassVar[tuple[str, ...]] = ("iteration", "columns", "precision", "exact", "risk_width")
 
     alpha: FloatArray
     gradient: FloatArray
@@ -76,25 +77,19 @@ class SolverState:
 
     def metadata(self) -> dict[str, Any]:
         """Scalars of a checkpoint."""
-        return {
-            "iteration": self.iteration,
-            "columns": self.columns,
-            "precision": self.precision,
-            "exact": self.exact,
-            "risk_width": self.risk_width if math.isfinite(self.risk_width) else None,
-        }
+        numbers = {name: getattr(self, name) for name in self.counted}
+        return {**numbers, "risk_width": self.risk_width if math.isfinite(self.risk_width) else None}
 
     def read(self, arrays: dict[str, FloatArray], metadata: dict[str, Any]) -> None:
         """Take over a checkpoint's arrays and scalars."""
         for name in self.saved:
             setattr(self, name, arrays[name])
         self.stepped = arrays.get("stepped", self.stepped)
-        self.iteration = int(metadata["iteration"])
-        self.columns = int(metadata["columns"])
-        self.precision = metadata["precision"]
-        self.exact = bool(metadata["exact"])
-        width = metadata.get("risk_width")
-        self.risk_width = math.inf if width is None else float(width)
+        numbers = {"risk_width": None, **metadata}  # older checkpoints have none
+        for name in self.counted:
+            setattr(self, name, numbers[name])
+        if numbers["risk_width"] is None:
+            self.risk_width = math.inf
 
     def renew_gradient(self, operator: KernelOperator) -> None:
         """Compute the gradient anew in float64; it stays exact until a step."""

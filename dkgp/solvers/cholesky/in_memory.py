@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +10,7 @@ from dkgp.cluster.threads import in_parallel
 from dkgp.errors import InputError, MemoryBudgetError, NumericalError
 from dkgp.operators.base import FloatArray, KernelOperator, noise_at
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.solvers.base import Method
+from dkgp.solvers.base import Method, PhaseClock
 from dkgp.solvers.cholesky.blocked import factor_strips, solve_strips, strip_bounds
 from dkgp.solvers.prices import Phase, Sizes, Work, check_phase
 from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
@@ -90,21 +89,17 @@ class Cholesky(Method[CholeskyState]):
 
     def advance(self, operator: KernelOperator, state: CholeskyState) -> dict[str, float]:
         """Factor where there is no factor yet, and solve for the gradient that is left; seconds by phase."""
-        began = time.perf_counter()
-        timings = {}
-        threads = _threads(operator)
+        clock, threads = PhaseClock(), _threads(operator)
         if not state.factor:
             state.factor = _assemble(operator, threads)
-            timings["assemble"] = time.perf_counter() - began
+            clock.lap("assemble")
             factor_strips(state.factor, threads)
-            timings["factor"] = time.perf_counter() - began - timings["assemble"]
-        began = time.perf_counter()
+            clock.lap("factor")
         before = float(np.abs(state.gradient).max())
         state.alpha = state.alpha - solve_strips(state.factor, state.gradient)
-        timings["solve"] = time.perf_counter() - began
-        began = time.perf_counter()
+        clock.lap("solve")
         state.gradient = operator.matmat(state.alpha) - state.rhs
-        timings["update"] = time.perf_counter() - began
+        clock.lap("update")
         after = float(np.abs(state.gradient).max())
         if state.iteration and not after <= LEAST_GAIN * before:
             raise NumericalError(
@@ -113,7 +108,7 @@ class Cholesky(Method[CholeskyState]):
             )
         state.iteration += 1
         state.columns += operator.n
-        return timings
+        return clock.seconds
 
 
 def _threads(operator: KernelOperator) -> int | None:

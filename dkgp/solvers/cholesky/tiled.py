@@ -7,7 +7,6 @@ nearly: a few steps of conjugate gradients, each a float64 product, take the res
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,9 +14,9 @@ from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.tile_store import TileStore
 from dkgp.errors import InputError, NumericalError, StorageError, UsageError
 from dkgp.kernels.tiles.evaluator import Precision
-from dkgp.operators.base import FloatArray, KernelOperator
+from dkgp.operators.base import KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.solvers.base import Method
+from dkgp.solvers.base import Method, PhaseClock
 from dkgp.solvers.cholesky.factor_tasks import TileLayout
 from dkgp.solvers.cholesky.tile_factor import BrokenDownError, TileFactor
 from dkgp.solvers.conjugate.block import BlockState, iterate
@@ -40,19 +39,11 @@ class TiledCholeskyState(BlockState):
       again, to the same bits.
     """
 
+    counted = (*BlockState.counted, "panels", "tile_precision")
+
     panels: int = 0
     tile_precision: Precision = "single"
     factor: TileFactor | None = None
-
-    def metadata(self) -> dict[str, Any]:
-        """Scalars of a checkpoint."""
-        return {**super().metadata(), "panels": self.panels, "tile_precision": self.tile_precision}
-
-    def read(self, arrays: dict[str, FloatArray], metadata: dict[str, Any]) -> None:
-        """Take over a checkpoint's arrays and scalars."""
-        super().read(arrays, metadata)
-        self.panels = int(metadata["panels"])
-        self.tile_precision = metadata["tile_precision"]
 
 
 @dataclass(frozen=True)
@@ -139,16 +130,18 @@ class TiledCholesky(Method[TiledCholeskyState]):
         """Factor the next block column, or step towards the solution, in place; seconds by phase."""
         factor = state.factor
         assert factor is not None
-        timings: dict[str, float] = {}
+        clock = PhaseClock()
         if state.panels < factor.layout.n_panels:
-            began = time.perf_counter()
             done = self._factor_panel(operator, state, factor)
-            timings["factor"] = time.perf_counter() - began
+            clock.lap("factor")
             if not done:
                 state.iteration += 1
-                return timings
-        self._step(operator, state, factor, timings)
-        return timings
+                return clock.seconds
+        preconditioned = factor.solve(-state.gradient)
+        clock.lap("substitute")
+        iterate(operator, state, preconditioned)
+        clock.lap("update")
+        return clock.seconds
 
     def finish(self, state: TiledCholeskyState) -> None:
         """Remove the tiles of a solve that is done, unless they are to be kept."""
@@ -180,16 +173,6 @@ class TiledCholesky(Method[TiledCholeskyState]):
         state.columns += last - first
         state.panels += 1
         return state.panels == factor.layout.n_panels
-
-    def _step(
-        self, operator: KernelOperator, state: TiledCholeskyState, factor: TileFactor, timings: dict[str, float]
-    ) -> None:
-        began = time.perf_counter()
-        preconditioned = factor.solve(-state.gradient)
-        timings["substitute"] = time.perf_counter() - began
-        began = time.perf_counter()
-        iterate(operator, state, preconditioned)
-        timings["update"] = time.perf_counter() - began
 
     def _open(self, operator: KernelOperator, precision: Precision) -> TileFactor:
         if not isinstance(operator, BlockedKernelOperator):

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from dkgp.operators.base import FloatArray, KernelOperator
+from dkgp.operators.base import KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.solvers.risk.newton import NewtonState, RiskNewton
 
@@ -39,20 +39,11 @@ class AutoState(NewtonState):
     - `steps`: whether Newton's method has taken over.
     """
 
+    counted = (*NewtonState.counted, "widths", "projected", "steps")
+
     widths: list[float] = field(default_factory=list)
     projected: float | None = None
     steps: bool = False
-
-    def metadata(self) -> dict[str, Any]:
-        """Scalars of a checkpoint."""
-        choice = {"widths": self.widths, "projected": self.projected, "steps": self.steps}
-        return {**super().metadata(), **choice}
-
-    def read(self, arrays: dict[str, FloatArray], metadata: dict[str, Any]) -> None:
-        """Take over a checkpoint's arrays and scalars."""
-        super().read(arrays, metadata)
-        self.widths, self.projected = list(metadata["widths"]), metadata["projected"]
-        self.steps = bool(metadata["steps"])
 
     @property
     def chosen(self) -> dict[str, Any]:

@@ -10,12 +10,12 @@ The squared loss has closed forms: `dkgp.solvers.conjugate.kernel_cg`.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from dkgp.operators.base import FloatArray, KernelOperator
+from dkgp.solvers.base import PhaseClock
 from dkgp.solvers.conjugate.kernel_cg import ratio
 from dkgp.solvers.risk.method import RiskMethod, descend, descend_or_settle
 from dkgp.solvers.risk.state import RiskState
@@ -52,17 +52,17 @@ class RiskConjugateGradient(RiskMethod[DescentState]):
 
     def advance(self, operator: KernelOperator, state: DescentState) -> dict[str, float]:
         """One iteration, in place; seconds by phase."""
-        started = time.perf_counter()
-        slope = state.gradient
+        clock, slope = PhaseClock(), state.gradient
         slope_image = state.image_of_gradient(operator)
-        multiplied = time.perf_counter()
+        clock.lap("update")
         self.turn(state, slope, slope_image)
         line, steepest = (state.direction, state.image), (-slope, -slope_image)
         length = 1.0 / self.risk.regularisation
         state.direction, state.image = descend_or_settle(state, line, slope_image, steepest, length)
         state.before, state.square = slope, self.risk.inner(slope, slope_image)
         state.iteration += 1
-        return {"update": multiplied - started, "line search": time.perf_counter() - multiplied}
+        clock.lap("line search")
+        return clock.seconds
 
     def turn(self, state: DescentState, slope: FloatArray, slope_image: FloatArray) -> None:
         """Turn the direction towards the gradient; K h follows from K g, so that one product does."""
@@ -104,9 +104,8 @@ class RiskParameterConjugateGradient(RiskMethod[DescentState]):
 
     def advance(self, operator: KernelOperator, state: DescentState) -> dict[str, float]:
         """One iteration, in place; seconds by phase."""
-        started = time.perf_counter()
+        clock, gradient = PhaseClock(), state.gradient
         slope = state.image_of_gradient(operator)
-        gradient = state.gradient
         if not state.direction.size:
             state.direction = -slope
         else:
@@ -115,10 +114,11 @@ class RiskParameterConjugateGradient(RiskMethod[DescentState]):
             uphill = self.risk.inner(slope, state.direction) >= 0.0
             state.direction = np.where(uphill, -slope, state.direction)
         state.image = state.product(operator, state.direction)
-        multiplied = time.perf_counter()
+        clock.lap("update")
         state.before, state.square = slope, self.risk.inner(slope, slope)
         step = descend(state, (state.direction, state.image))
         if state.precision == "single" and ((step == 0.0) & (self.risk.inner(gradient, gradient) > 0.0)).any():
             state.precision = "double"
         state.iteration += 1
-        return {"update": multiplied - started, "line search": time.perf_counter() - multiplied}
+        clock.lap("line search")
+        return clock.seconds

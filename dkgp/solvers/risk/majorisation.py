@@ -10,7 +10,6 @@ conjugate to the last one, as nonlinear conjugate gradients do with a preconditi
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 
 from dkgp.operators.base import FloatArray, KernelOperator, Noise
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.solvers.base import Solver
+from dkgp.solvers.base import PhaseClock, Solver
 from dkgp.solvers.conjugate.gradient import ConjugateGradient, ConjugateGradientState
 from dkgp.solvers.conjugate.kernel_cg import ratio
 from dkgp.solvers.registry import build_solver
@@ -44,6 +43,7 @@ class MajorisationState(DescentState):
     """
 
     saved = (*DescentState.saved, "gradient_product")
+    counted = (*DescentState.counted, "rounds")
 
     rounds: int = 0
     gradient_product: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
@@ -57,13 +57,7 @@ class MajorisationState(DescentState):
 
     def metadata(self) -> dict[str, Any]:
         """Scalars of a checkpoint."""
-        step = None if self.step is None else self.step.metadata()
-        return {**super().metadata(), "rounds": self.rounds, "step": step}
-
-    def read(self, arrays: dict[str, FloatArray], metadata: dict[str, Any]) -> None:
-        """Take over a checkpoint's arrays and scalars."""
-        super().read(arrays, metadata)
-        self.rounds = int(metadata["rounds"])
+        return {**super().metadata(), "step": None if self.step is None else self.step.metadata()}
 
     def renew_gradient(self, operator: KernelOperator) -> None:
         """Compute values and gradient anew; the step under way, which began from the ones before, begins anew."""
@@ -140,24 +134,22 @@ class RiskMajorisation(RiskMethod[MajorisationState]):
 
     def advance(self, operator: KernelOperator, state: MajorisationState) -> dict[str, float]:
         """One round of the solve under way, and the step where that is its last, in place; seconds by phase."""
-        solver, started = self._solver(operator), time.perf_counter()
+        solver, clock = self._solver(operator), PhaseClock()
         if state.rounds == 0:
             state.gradient_product = state.image_of_gradient(operator)
             self._begin(solver, state)
         step = state.step
         assert step is not None
-        seconds = {"product": time.perf_counter() - started}
+        clock.lap("product")
         before = step.columns
-        for name, spent in solver.advance(state.shifted, step).items():
-            seconds[name] = seconds.get(name, 0.0) + spent
+        clock.count(solver.advance(state.shifted, step))
         state.columns += step.columns - before
         state.rounds += 1
-        started = time.perf_counter()
         if self._is_done(state, step):
             self._step(state, step)
-        seconds["line search"] = time.perf_counter() - started
+        clock.lap("line search")
         state.iteration += 1
-        return seconds
+        return clock.seconds
 
     def _begin(self, solver: Solver, state: MajorisationState) -> None:
         """Begin a solve at alpha, where its gradient is known; of conjugate gradients what was made serves on."""

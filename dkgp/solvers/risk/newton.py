@@ -65,6 +65,7 @@ class NewtonState(DescentState):
     """
 
     saved = (*DescentState.saved, "newton_image", "along", "along_image", "residual", "search", "energy")
+    counted = (*DescentState.counted, "inner", "descents", "until", "failures")
 
     inner: int = 0
     descents: int = 0
@@ -79,17 +80,6 @@ class NewtonState(DescentState):
     root: CurvatureRoot | None = None
     preconditioner: CurvaturePreconditioner | None = None
     refreshed: bool = False
-
-    def metadata(self) -> dict[str, Any]:
-        """Scalars of a checkpoint."""
-        counts = {"inner": self.inner, "descents": self.descents, "until": self.until, "failures": self.failures}
-        return {**super().metadata(), **counts}
-
-    def read(self, arrays: dict[str, FloatArray], metadata: dict[str, Any]) -> None:
-        """Take over a checkpoint's arrays and scalars."""
-        super().read(arrays, metadata)
-        self.inner, self.descents = int(metadata["inner"]), int(metadata["descents"])
-        self.until, self.failures = int(metadata["until"]), int(metadata["failures"])
 
     def renew_gradient(self, operator: KernelOperator) -> None:
         """Compute values and gradient anew; a step under way, made for the ones before, is given up."""

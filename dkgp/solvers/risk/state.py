@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -35,6 +34,7 @@ class RiskState(SolverState):
     """
 
     saved = (*SolverState.saved, "values", "gradient_image", "bound", "excess", "width")
+    counted = (*SolverState.counted, "doubt")
 
     risk: Risk = field(init=False)
     values: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
@@ -137,15 +137,6 @@ class RiskState(SolverState):
         second = 0.5 * risk.loss.curvature_bound * total * (p if risk.loss.coupled else 1) * of_values**2
         below = first + risk.inner(np.abs(self.gradient), ones) * of_image / (2.0 * risk.regularisation)
         return first + second, below
-
-    def metadata(self) -> dict[str, Any]:
-        """Scalars of a checkpoint."""
-        return {**super().metadata(), "doubt": self.doubt}
-
-    def read(self, arrays: dict[str, FloatArray], metadata: dict[str, Any]) -> None:
-        """Take over a checkpoint's arrays and scalars."""
-        super().read(arrays, metadata)
-        self.doubt = float(metadata["doubt"])
 
     def measured(self, operator: KernelOperator) -> Progress:
         """Return where the minimisation stands: the objective is the risk, targets added up."""

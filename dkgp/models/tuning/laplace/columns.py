@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 import scipy.special
@@ -37,50 +37,14 @@ from dkgp.models.tuning.dense_algebra import (
 )
 from dkgp.models.tuning.laplace.expectation import averaged_sigmoid
 from dkgp.models.tuning.marginal_likelihood import DenseObjective
-from dkgp.solvers.losses import LogisticLoss, Loss, ProbitLoss
+from dkgp.solvers.losses import LabelLoss, LogisticLoss, Loss, ProbitLoss
 
 LEAST_SUM = 1e-300
 MOST_STEPS, MOST_HALVINGS = 100, 40
 # Of Psi, relative: what a full step gains is half the square of the way that is left, in the norm of K^-1 + W.
 LEAST_GAIN = 1e-14
-# Where the probit loss's hazard has lost its digits; as in `dkgp.solvers.losses`.
-PROBIT_SERIES = -200.0
 
-
-class LabelLoss(Protocol):
-    """A loss of labels -1 and 1, and what the gradient of the evidence needs to know of its third derivative."""
-
-    @property
-    def loss(self) -> Loss:
-        """The loss, -log p(y | f)."""
-
-    def log_curvature_slope(self, targets: FloatArray, values: FloatArray) -> FloatArray:
-        """d log l''(y, f) / df."""
-
-
-class LogitLoss:
-    """-log sigma(y f)."""
-
-    loss: ClassVar[Loss] = LogisticLoss()
-
-    def log_curvature_slope(self, targets: FloatArray, values: FloatArray) -> FloatArray:
-        """1 - 2 sigma(f)."""
-        return np.asarray(-np.tanh(0.5 * values))
-
-
-class ProbitLabelLoss:
-    """-log Phi(y f)."""
-
-    loss: ClassVar[Loss] = ProbitLoss()
-
-    def log_curvature_slope(self, targets: FloatArray, values: FloatArray) -> FloatArray:
-        """y [(1 - W) / (h + z) - (h + z)] with z = y f, the hazard h = phi(z) / Phi(z) and W = h (h + z)."""
-        z = targets * values
-        hazard = -targets * self.loss.slope(targets, values)
-        tail = np.minimum(z, PROBIT_SERIES)
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            near = (1.0 - self.loss.curvature(targets, values)) / (hazard + z) - (hazard + z)
-        return np.asarray(targets * np.where(z < PROBIT_SERIES, 2.0 / tail**3, near))
+Mode = TypeVar("Mode")
 
 
 @dataclass(frozen=True)
@@ -95,38 +59,45 @@ class ColumnMode:
     steps: int  # Newton's
 
 
-class NewtonAscent:
-    """Newton's way up Psi: the coefficients a, the values f = K a, and Psi at them; from zero, or a better `start`."""
+def newton_ascent(
+    matrix: FloatArray,
+    psi: Callable[[FloatArray, FloatArray], float],
+    zero: FloatArray,
+    start: FloatArray | None,
+    expand: Callable[[FloatArray, FloatArray, float, int], tuple[Mode, FloatArray] | None],
+) -> Mode | None:
+    """Climb Psi from zero, or a better `start`, by Newton's steps, each half as far until Psi does not fall.
 
-    def __init__(
-        self,
-        matrix: FloatArray,
-        psi: Callable[[FloatArray, FloatArray], float],
-        zero: FloatArray,
-        start: FloatArray | None,
-    ) -> None:
-        self._matrix, self._psi = matrix, psi
-        self.alpha = self.values = zero
-        self.objective = psi(zero, zero)
-        if start is not None:
-            values = matrix @ start
-            if (better := psi(start, values)) > self.objective:
-                self.alpha, self.values, self.objective = start, values, better
+    `psi` takes coefficients a and values f = K a. `expand` takes these, Psi there and the steps so far to the mode, if
+    this is it, and the coefficients that Newton's step leads to; None where a matrix is not positive definite, and then
+    so is the result.
 
-    def step(self, target: FloatArray) -> bool:
-        """Go towards coefficients, half as far until Psi does not fall; False, and stay, where it gains nothing."""
-        towards, change = target - self.alpha, self._matrix @ target - self.values
-        length, objective = 1.0, self._psi(self.alpha + towards, self.values + change)
+    It stays apart from the Newton methods of `dkgp.solvers`: a step is exact, of factors that the evidence and its
+    gradient take as well, so that halving it is all the search that there need be.
+    """
+    alpha = values = zero
+    objective = psi(zero, zero)
+    if start is not None:
+        image = matrix @ start
+        if (better := psi(start, image)) > objective:
+            alpha, values, objective = start, image, better
+    for steps in range(MOST_STEPS + 1):
+        expanded = expand(alpha, values, objective, steps) if math.isfinite(objective) else None
+        if expanded is None:
+            return None
+        mode, target = expanded
+        towards, change = target - alpha, matrix @ target - values
+        length, reached = 1.0, psi(alpha + towards, values + change)
         for _ in range(MOST_HALVINGS):
-            if objective >= self.objective:
+            if reached >= objective:
                 break
             length *= 0.5
-            objective = self._psi(self.alpha + length * towards, self.values + length * change)
-        if objective - self.objective <= LEAST_GAIN * max(1.0, abs(self.objective)):
-            return False
-        self.alpha, self.values = self.alpha + length * towards, self.values + length * change
-        self.objective = objective
-        return True
+            reached = psi(alpha + length * towards, values + length * change)
+        # What was factored is of the point before the step: the last step is not taken.
+        if steps == MOST_STEPS or reached - objective <= LEAST_GAIN * max(1.0, abs(objective)):
+            return mode
+        alpha, values, objective = alpha + length * towards, values + length * change, reached
+    raise AssertionError("unreachable")
 
 
 def column_mode(
@@ -147,22 +118,19 @@ def column_mode(
     def psi(coefficients: FloatArray, values: FloatArray) -> float:
         return float(-0.5 * coefficients @ values - w @ loss.value(targets, values))
 
-    ascent = NewtonAscent(matrix, psi, np.zeros(len(targets)), alpha)
-    for step in range(MOST_STEPS + 1):
-        a, f = ascent.alpha, ascent.values
+    def expand(a: FloatArray, f: FloatArray, objective: float, steps: int) -> tuple[ColumnMode, FloatArray] | None:
         curvature = w * loss.curvature(targets, f)
         root = np.sqrt(curvature)
         np.multiply(matrix, root[:, None], out=work)
-        work *= root
+        np.multiply(work, root, out=work)
         np.einsum("ii->i", work)[:] += 1.0
-        if not math.isfinite(ascent.objective) or not factor(work):
+        if not factor(work):
             return None
         b = curvature * f - w * loss.slope(targets, f)
         right = np.asfortranarray((root * (matrix @ b))[:, None])
-        # The factor is of the point before the step: the last step is not taken.
-        if step == MOST_STEPS or not ascent.step(b - root * solve_factored(work, right)[:, 0]):
-            return ColumnMode(f, a, curvature, ascent.objective, step)
-    raise AssertionError("unreachable")
+        return ColumnMode(f, a, curvature, objective, steps), b - root * solve_factored(work, right)[:, 0]
+
+    return newton_ascent(matrix, psi, np.zeros(len(targets)), alpha, expand)
 
 
 def latent_predictions(
@@ -205,7 +173,7 @@ class _ColumnEvidence(LabelEvidence):
     """Of columns of signs, one against the rest, added up."""
 
     n_matrices = 3
-    label_loss: ClassVar[LabelLoss]
+    loss: ClassVar[LabelLoss]
     likelihood: ClassVar[Literal["logit", "probit"]]
 
     @classmethod
@@ -221,7 +189,7 @@ class _ColumnEvidence(LabelEvidence):
         work = np.empty(matrix.shape, order="F")
         positive, negative = np.empty((2, len(prior), targets.shape[1]))
         for column in range(targets.shape[1]):
-            mode = column_mode(matrix, targets[:, column], cls.label_loss.loss, work, weights)
+            mode = column_mode(matrix, targets[:, column], cls.loss, work, weights)
             if mode is None:
                 return None
             latent = latent_predictions(mode, work, cross, prior)
@@ -245,7 +213,7 @@ class _ColumnEvidence(LabelEvidence):
         value, reached = 0.0, np.empty(self._targets.shape)
         for column, targets in enumerate(self._targets.T):
             start = None if self.start is None else self.start[:, column]
-            mode = column_mode(matrix, targets, self.label_loss.loss, work, self._weights, start)
+            mode = column_mode(matrix, targets, self.loss, work, self._weights, start)
             if mode is None:
                 return None
             reached[:, column] = mode.alpha
@@ -265,7 +233,7 @@ class _ColumnEvidence(LabelEvidence):
         if not invert_factored(work):
             raise NumericalError("B = I + W^1/2 K W^1/2 has a zero on the diagonal of its factor; this cannot be")
         spread = 1.0 - np.diagonal(work)
-        s = -0.5 * spread * self.label_loss.log_curvature_slope(targets, mode.values)
+        s = -0.5 * spread * self.loss.log_curvature_slope(targets, mode.values)
         root = np.sqrt(mode.curvature)
         work *= root[:, None]
         work *= root
@@ -279,12 +247,12 @@ class _ColumnEvidence(LabelEvidence):
 class LogitEvidence(_ColumnEvidence):
     """Of the logistic likelihood."""
 
-    label_loss = LogitLoss()
+    loss = LogisticLoss()
     likelihood = "logit"
 
 
 class ProbitEvidence(_ColumnEvidence):
     """Of the probit likelihood."""
 
-    label_loss = ProbitLabelLoss()
+    loss = ProbitLoss()
     likelihood = "probit"

@@ -28,7 +28,7 @@ import scipy.special
 
 from dkgp.data.types import FloatArray
 from dkgp.models.tuning.dense_algebra import factor, fill_upper, invert_factored
-from dkgp.models.tuning.laplace.columns import MOST_STEPS, LabelEvidence, NewtonAscent
+from dkgp.models.tuning.laplace.columns import LabelEvidence, newton_ascent
 from dkgp.models.tuning.laplace.expectation import averaged_softmax
 
 # A sample that counts for nothing; its logarithm has to exist.
@@ -76,23 +76,22 @@ def softmax_mode(
         fit = np.einsum("ic,ic->i", one_hot, values) - scipy.special.logsumexp(values, axis=1)
         return float(-0.5 * np.vdot(coefficients, values) + w @ fit)
 
-    ascent = NewtonAscent(matrix, psi, np.zeros((n, n_classes)), alpha)
     inner, root = np.empty((n_classes, n, n)), np.empty((n, n))
-    for step in range(MOST_STEPS + 1):
-        a, f = ascent.alpha, ascent.values
+
+    def expand(a: FloatArray, f: FloatArray, objective: float, steps: int) -> tuple[SoftmaxMode, FloatArray] | None:
         probabilities = scipy.special.softmax(f, axis=1)
         logs = _inner(matrix, w[:, None] * probabilities, inner)
         np.sum(inner, axis=0, out=root)
         lower = np.asfortranarray(root)
-        if logs is None or not math.isfinite(ascent.objective) or not factor(lower):
+        if logs is None or not factor(lower):
             return None
         determinant = logs + 2.0 * float(np.log(np.diagonal(lower)).sum()) - float(np.log(w).sum())
-        mode = SoftmaxMode(f, a, probabilities, inner, np.tril(lower), ascent.objective, determinant, step)
+        mode = SoftmaxMode(f, a, probabilities, inner, np.tril(lower), objective, determinant, steps)
         mean = np.einsum("ic,ic->i", probabilities, f)
         b = w[:, None] * (probabilities * (f - mean[:, None]) + one_hot - probabilities)
-        if step == MOST_STEPS or not ascent.step(b - mode.solved(matrix @ b)):
-            return mode
-    raise AssertionError("unreachable")
+        return mode, b - mode.solved(matrix @ b)
+
+    return newton_ascent(matrix, psi, np.zeros((n, n_classes)), alpha, expand)
 
 
 def _inner(matrix: FloatArray, curvature: FloatArray, out: FloatArray) -> float | None:

@@ -29,17 +29,16 @@ from dkgp.models.context import RunContext
 from dkgp.models.prediction.class_predictor import ClassPredictor
 from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.tuning.laplace.columns import (
-    LogitLoss,
-    ProbitLabelLoss,
     column_mode,
     latent_predictions,
 )
 from dkgp.models.variance.variances import VarianceSettings
+from dkgp.solvers.losses import LogisticLoss, ProbitLoss
 from tests.models.classification.problems import noisy_sine
 
 FloatArray = NDArray[np.float64]
 KERNEL = SquaredExponential(gamma=(0.6, 0.1, 0.1), variance=5.0)
-LOSSES = {"logit": LogitLoss.loss, "probit": ProbitLabelLoss.loss}
+LOSSES = {"logit": LogisticLoss(), "probit": ProbitLoss()}
 VERSIONS = count()
 
 

@@ -12,12 +12,11 @@ from dkgp.kernels import SquaredExponential, parse_kernel
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.laplace.columns import (
     LogitEvidence,
-    LogitLoss,
     ProbitEvidence,
-    ProbitLabelLoss,
     column_mode,
     latent_predictions,
 )
+from dkgp.solvers.losses import LogisticLoss, ProbitLoss
 
 NAMES = ("a", "b", "c")
 SCALES, AMPLITUDE = np.array([1.0, 1.5, 2.0]), 4.0
@@ -51,7 +50,7 @@ def test_mode_evidence_gradient_and_probabilities_are_scikit_learns(rng):
     assert_allclose(slopes[3], gradient[0], rtol=1e-6, atol=1e-6)
     assert_allclose(-2.0 * slopes[:3], gradient[1:], rtol=1e-6, atol=1e-5)
     matrix, work = np.asfortranarray(KERNEL(inputs, inputs)), np.empty((500, 500), order="F")
-    mode = column_mode(matrix, signs[:, 0], LogitLoss.loss, work)
+    mode = column_mode(matrix, signs[:, 0], LogisticLoss(), work)
     assert_allclose(mode.values, theirs.base_estimator_.f_cached, atol=1e-6)
     test = rng.standard_normal((200, 3))
     ours = LogitEvidence.probabilities(matrix, signs, None, KERNEL(inputs, test), KERNEL.diagonal(test))
@@ -91,7 +90,7 @@ def test_whole_weights_are_repeated_samples(name, rng):
 def test_a_start_nearby_saves_steps_and_one_far_off_does_no_harm(name, rng):
     inputs, signs = labelled(rng, 80)
     matrix, work = np.asfortranarray(KERNEL(inputs, inputs)), np.empty((80, 80), order="F")
-    loss = EVIDENCES[name].label_loss.loss
+    loss = EVIDENCES[name].loss
     cold = column_mode(matrix, signs[:, 0], loss, work)
     warm = column_mode(matrix, signs[:, 0], loss, work, None, 1.01 * cold.alpha)
     wild = column_mode(matrix, signs[:, 0], loss, work, None, 1e3 * rng.standard_normal(80))
@@ -124,7 +123,7 @@ def test_latent_predictions_are_those_of_the_normal_approximation(rng):
     test = rng.standard_normal((7, 3))
     K, cross = KERNEL(inputs, inputs), KERNEL(inputs, test)
     work = np.empty((50, 50), order="F")
-    mode = column_mode(np.asfortranarray(K), signs[:, 0], ProbitLabelLoss.loss, work)
+    mode = column_mode(np.asfortranarray(K), signs[:, 0], ProbitLoss(), work)
     mean, variance = latent_predictions(mode, work, cross, KERNEL.diagonal(test))
     assert_allclose(mean, cross.T @ np.linalg.solve(K + 1e-12 * np.eye(50), mode.values), rtol=1e-4, atol=1e-6)
     inner = np.linalg.inv(K + np.diag(1.0 / mode.curvature))
@@ -147,10 +146,10 @@ def test_separable_labels_and_huge_amplitudes_do_no_harm(name, rng):
 
 def test_curvatures_slope_holds_far_out():
     z = np.array([-1e6, -1e3, -201.0, -199.0, -30.0, -3.0, 0.0, 3.0, 30.0])
-    loss = ProbitLabelLoss()
+    loss = ProbitLoss()
     found = loss.log_curvature_slope(np.ones_like(z), z)
     h = np.maximum(1e-3 * np.abs(z), 1e-3)
     with np.errstate(divide="ignore"):
-        logs = [np.log(loss.loss.curvature(np.ones_like(z), z + side * h)) for side in (-1.0, 1.0)]
+        logs = [np.log(loss.curvature(np.ones_like(z), z + side * h)) for side in (-1.0, 1.0)]
     assert_allclose(found, (logs[1] - logs[0]) / (2.0 * h), rtol=1e-2, atol=1e-6)
     assert_allclose(loss.log_curvature_slope(-np.ones_like(z), -z), -found)
