@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -143,48 +143,62 @@ def _require(name: str, value: float, least: float = 0.0) -> None:
         raise InputError(f"{name} must be finite and above {least:g}; got {value!r}")
 
 
+class ToTolerance(StoppingRule):
+    """Converged when a measure of progress has come down to a tolerance; a subclass says which, and in what words.
+
+    - `rule`, `message`: of the reason; the message has places for the `measure` and the `tolerance`.
+    - `subject`: what a tolerance that is refused is called.
+    """
+
+    rule: ClassVar[str]
+    message: ClassVar[str]
+    subject: ClassVar[str] = "the tolerance"
+    tolerance: float
+
+    def __post_init__(self) -> None:
+        _require(self.subject, self.tolerance)
+
+    @abstractmethod
+    def measure(self, progress: Progress) -> float:
+        """Return the measure, which falls with the gradient."""
+
+    def check(self, progress: Progress) -> StopReason | None:
+        """Compare the measure."""
+        measure = self.measure(progress)
+        if not measure <= self.tolerance:  # not: NaN is never converged
+            return None
+        message = self.message.format(measure=measure, tolerance=self.tolerance)
+        return StopReason(self.rule, True, message)
+
+    def left(self, progress: Progress) -> float:
+        """Compare the measure."""
+        return self.measure(progress) / self.tolerance
+
+
 @dataclass(frozen=True)
-class GradientInfNorm(StoppingRule):
+class GradientInfNorm(ToTolerance):
     """Converged when max |g| <= tolerance; the GBCD paper's criterion, 1e-4 there."""
 
+    rule = "gradient_inf_norm"
+    message = "max|g| = {measure:.3g} <= {tolerance:.3g}"
     tolerance: float = 1e-4
 
-    def __post_init__(self) -> None:
-        _require("the tolerance", self.tolerance)
-
-    def check(self, progress: Progress) -> StopReason | None:
-        """Compare max |g|."""
-        if not progress.gradient_inf_norm <= self.tolerance:  # not: NaN is never converged
-            return None
-        return StopReason(
-            "gradient_inf_norm", True, f"max|g| = {progress.gradient_inf_norm:.3g} <= {self.tolerance:.3g}"
-        )
-
-    def left(self, progress: Progress) -> float:
-        """Compare max |g|."""
-        return progress.gradient_inf_norm / self.tolerance
+    def measure(self, progress: Progress) -> float:
+        """max |g|."""
+        return progress.gradient_inf_norm
 
 
 @dataclass(frozen=True)
-class RelativeResidual(StoppingRule):
+class RelativeResidual(ToTolerance):
     """Converged when ||g|| / ||y|| <= tolerance for every target."""
 
+    rule = "relative_residual"
+    message = "||r||/||y|| = {measure:.3g} <= {tolerance:.3g}"
     tolerance: float = 1e-4
 
-    def __post_init__(self) -> None:
-        _require("the tolerance", self.tolerance)
-
-    def check(self, progress: Progress) -> StopReason | None:
-        """Compare the relative residual."""
-        if not progress.relative_residual <= self.tolerance:
-            return None
-        return StopReason(
-            "relative_residual", True, f"||r||/||y|| = {progress.relative_residual:.3g} <= {self.tolerance:.3g}"
-        )
-
-    def left(self, progress: Progress) -> float:
-        """Compare the relative residual."""
-        return progress.relative_residual / self.tolerance
+    def measure(self, progress: Progress) -> float:
+        """Largest ||g|| / ||y||."""
+        return progress.relative_residual
 
 
 @dataclass(frozen=True)
@@ -211,7 +225,7 @@ class ObjectiveGap(StoppingRule):
 
 
 @dataclass(frozen=True)
-class DualityGap(StoppingRule):
+class DualityGap(ToTolerance):
     """Converged when the regularised risk is proven to be near the least there is.
 
     With R(alpha) = ||y - K alpha||^2 / 2 + s2 alpha' K alpha / 2, Q = R - ||y||^2 / 2 and the objective f,
@@ -223,16 +237,13 @@ class DualityGap(StoppingRule):
     the two bounds' magnitudes.
     """
 
+    rule = "duality_gap"
+    message = "duality gap {measure:.3g} <= {tolerance:.3g}"
     tolerance: float = 0.025
 
-    def __post_init__(self) -> None:
-        _require("the tolerance", self.tolerance)
-
-    def check(self, progress: Progress) -> StopReason | None:
-        """Compare the relative gap."""
-        if not progress.duality_gap <= self.tolerance:
-            return None
-        return StopReason("duality_gap", True, f"duality gap {progress.duality_gap:.3g} <= {self.tolerance:.3g}")
+    def measure(self, progress: Progress) -> float:
+        """The relative gap."""
+        return progress.duality_gap
 
     def left(self, progress: Progress) -> float:
         """Compare the gap, which falls with the gradient's square."""

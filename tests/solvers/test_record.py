@@ -12,7 +12,7 @@ from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray
 from dkgp.operators.dense import DenseKernelOperator
 from dkgp.solvers import ConjugateGradient, GradientInfNorm, Progress, solve
-from dkgp.solvers.record import Record
+from dkgp.solvers.driver import Record
 from dkgp.solvers.watch import Watch
 from tests.solvers.problems import smooth_problem
 from tests.solvers.test_stopping import PROGRESS

@@ -24,7 +24,7 @@ from dkgp.data import Dataset, Standardisation
 from dkgp.data.stores.memory_dataset import assembled_dataset, memory_dataset
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.models.classification.bounds import certified_labels
-from dkgp.models.classification.exact.decisions import certified_decisions
+from dkgp.models.classification.exact.certificate import certified_decisions
 from dkgp.models.classification.exact.train import ExactSettings, TrainedExact, train_exact
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labelled import LabelledData

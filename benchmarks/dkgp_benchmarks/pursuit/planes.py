@@ -5,14 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from dkgp.cluster.threads import single_threaded_blas
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data.types import Progress
+from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray
+from dkgp.solvers.greedy_basis.bordered import BorderedFactor
 from dkgp.solvers.pursuit.engine import pursue
 from dkgp.solvers.pursuit.homotopy import homotopy
-from dkgp.solvers.pursuit.rivals import debiased
 from dkgp.solvers.pursuit.settings import PursuitSettings
+from dkgp.solvers.pursuit.systems import PursuitSystem, as_system, right_hand_sides
 from dkgp_benchmarks.pursuit.job import BenchPursuitJob, PaperFigure
 
 if TYPE_CHECKING:
@@ -208,3 +212,26 @@ def _swept(tables: FloatArray, index: int, *, enter: bool) -> FloatArray:
     swept[:, index] = swept[:, :, index] = shares if enter else -shares
     swept[:, index, index] = -1.0 / pivots
     return swept
+
+
+def debiased(system: PursuitSystem | ArrayLike, rhs: ArrayLike, support: ArrayLike) -> FloatArray:
+    """Least squares on a support: w of A_SS w = b_S in the support's order, zero of regressors in the others' span.
+
+    - `system`, `rhs`: as of `pursue`.
+    - `support` (k,): S, distinct.
+
+    Raises `InputError`: the support names a regressor that there is not.
+    """
+    system, S = as_system(system), np.asarray(support, dtype=np.intp)
+    if (wrong := S[(S < 0) | (system.size <= S)]).size:
+        raise InputError(f"a support names regressors from 0 to {system.size - 1:,}; got {wrong[0]}")
+    b = system.project(right_hand_sides(rhs))
+    weights = np.zeros((len(S), b.shape[1]))
+    if not len(S):
+        return weights
+    factor = BorderedFactor(len(S), b.shape[1])
+    with single_threaded_blas():
+        inner = system.columns(S)[S]
+        kept = factor.append(np.zeros((0, len(S))), inner, b[S])
+        weights[kept] = factor.solution()
+    return weights

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dkgp.commands.reporting.progress import SilentReporter
+from dkgp.errors import InputError
 from dkgp_benchmarks.pursuit import planes
 from dkgp_benchmarks.pursuit.job import BenchPursuitJob
 
@@ -47,3 +48,17 @@ def test_directions_in_the_plane() -> None:
     assert found.figures["SCDP steps"] == found.figures["conjugate gradient steps"] == 2
     assert found.figures["steepest descent steps"] > 5
     assert found.figures["first direction of SCDP has nonzero numbers"] == 1
+
+
+def test_least_squares_on_a_support(rng: np.random.Generator) -> None:
+    X, y = rng.standard_normal((50, 12)), rng.standard_normal(50)
+    X = np.hstack([X, X[:, :1]])
+    weights = planes.debiased(X.T @ X, X.T @ y, [4, 0, 7])
+    np.testing.assert_allclose(weights[:, 0], np.linalg.lstsq(X[:, [4, 0, 7]], y, rcond=None)[0], rtol=1e-9)
+    twice = planes.debiased(X.T @ X, X.T @ y, [4, 0, 12])
+    assert twice[2, 0] == 0.0
+    np.testing.assert_allclose(twice[:2, 0], np.linalg.lstsq(X[:, [4, 0]], y, rcond=None)[0], rtol=1e-9)
+    assert planes.debiased(X.T @ X, X.T @ y, []).shape == (0, 1)
+    for wrong in (-1, 3):
+        with pytest.raises(InputError, match=f"from 0 to 2; got {wrong}"):
+            planes.debiased(np.eye(3), np.ones(3), [0, wrong])

@@ -20,8 +20,7 @@ from dkgp.commands.solving import (
 from dkgp.data import ClassifierRecord, Dataset
 from dkgp.errors import InputError, UsageError
 from dkgp.kernels import Kernel, fold_white
-from dkgp.models.classification.exact.stopping import DecisionError
-from dkgp.models.classification.exact.train import ExactSettings, solver_for_labels, train_exact
+from dkgp.models.classification.exact.train import DecisionError, ExactSettings, solver_for_labels, train_exact
 from dkgp.models.context import RunContext
 from dkgp.operators.block_tasks import feature_width
 from dkgp.solvers import Solver

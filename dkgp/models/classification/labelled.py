@@ -21,6 +21,7 @@ from dkgp.models.tuning.tune import draw_subset
 from dkgp.operators.base import FloatArray
 from dkgp.solvers import Solution
 from dkgp.solvers.checkpointing import Checkpoints
+from dkgp.solvers.stopping import ToTolerance
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +117,14 @@ class LabelledData:
 def digest(array: Any, dtype: str) -> str | None:
     """SHA-256 of an array's bytes as `dtype`, in hexadecimal; None of none."""
     return None if array is None else sha256(np.ascontiguousarray(array, dtype=dtype).tobytes()).hexdigest()
+
+
+class DecisionTolerance(ToTolerance):
+    """Converged when decisions, and so labels and probabilities, are near the exact model's."""
+
+    rule = "decision_error"
+    message = "decisions within {measure:.3g} <= {tolerance:.3g}"
+    subject = "the tolerance of decisions"
 
 
 def solve_summary(solution: Solution, solver: str) -> dict[str, Any]:

@@ -19,8 +19,7 @@ from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.classification.basis.posterior import BasisPosterior
 from dkgp.models.classification.bounds import certified_labels
 from dkgp.models.classification.calibration import Calibration
-from dkgp.models.classification.exact.certificate import DecisionCertificate
-from dkgp.models.classification.exact.decisions import certified_decisions
+from dkgp.models.classification.exact.certificate import DecisionCertificate, certified_decisions
 from dkgp.models.classification.labels import decided
 from dkgp.models.classification.laplace.averages import averaged, averaged_intervals, averaged_softmax
 from dkgp.models.classification.laplace.train import LEAST_CURVATURE

@@ -198,12 +198,13 @@ class BasisDescent:
             `watch.interrupted` answered true.
         """
         self._callback = watch.callback
+        checkpoints = Checkpoints(None, {}, dict) if checkpoints is None else checkpoints
         with single_threaded_blas():
             state = start if isinstance(start, BasisRiskState) else self._start(start, indices)
             return self._descend(state, watch.interrupted, checkpoints)
 
     def _descend(
-        self, state: BasisRiskState, interrupted: Callable[[], bool] | None, checkpoints: Checkpoints | None
+        self, state: BasisRiskState, interrupted: Callable[[], bool] | None, checkpoints: Checkpoints
     ) -> BasisRiskSolution:
         problem = self._problem
         self._entries = problem.cross.operator.kernel_evaluations
@@ -215,9 +216,8 @@ class BasisDescent:
                 self._refresh(state)
             self._step(state)
             self._note(state, time.perf_counter() - began)
-            if checkpoints is not None:
-                checkpoints.save_if_due(state)
-        if checkpoints is not None and checkpoints.saved_iteration != state.iteration:
+            checkpoints.save_if_due(state)
+        if checkpoints.saved_iteration != state.iteration:
             checkpoints.save(state)
         if self._hessian and not (state.fresh.all() and state.factor.kind == self._fine):
             state.evaluated, state.factor = problem.factored(state.theta, self._fine)
@@ -440,11 +440,10 @@ def _quotient(left: FloatArray, right: FloatArray) -> FloatArray:
     return np.divide(left, right, out=np.zeros_like(left), where=right > 0.0)
 
 
-def _heed(state: BasisRiskState, interrupted: Callable[[], bool] | None, checkpoints: Checkpoints | None) -> None:
+def _heed(state: BasisRiskState, interrupted: Callable[[], bool] | None, checkpoints: Checkpoints) -> None:
     if interrupted is None or not interrupted():
         return
-    where = None if checkpoints is None else checkpoints.url
-    if checkpoints is not None:
-        checkpoints.save(state)
-    saved = "nothing was saved" if where is None else f"{state.iteration} steps are saved in {where}"
-    raise InterruptedRunError(f"interrupted after {state.iteration} steps; {saved}", where)
+    checkpoints.save(state)
+    url = checkpoints.url
+    saved = "nothing was saved" if url is None else f"{state.iteration} steps are saved in {url}"
+    raise InterruptedRunError(f"interrupted after {state.iteration} steps; {saved}", url)

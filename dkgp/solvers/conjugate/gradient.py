@@ -18,8 +18,7 @@ from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.registry import Option, whole_or_auto
 from dkgp.solvers.base import Method
 from dkgp.solvers.conjugate.block import BlockState, iterate
-from dkgp.solvers.conjugate.growth import Growth
-from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, Preconditioner, Preconditioning
+from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, Growth, Preconditioner, Preconditioning
 from dkgp.solvers.prices import Phase, Sizes
 from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
 from dkgp.solvers.stopping import Progress

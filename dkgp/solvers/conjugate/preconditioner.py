@@ -3,12 +3,17 @@
 With a halo it is the block-Vecchia factor (`dkgp.operators.vecchia`): samples in an order by place are cut into leaves,
 each conditioned on its halo, the samples before it that lie nearest; what a low-rank factor has of the matrix may be
 taken off first. With a halo of 0 it is the low-rank factor alone, M = F F' + s2 I.
+
+A factor grows where a solve proves harder than foreseen: one of twice the halo takes its place, and the search goes on.
+Decided by counts and residuals alone, so that a run comes to the same bits wherever it runs and however often it is
+resumed. What the last iterations gained says how many are left; a factor of twice the halo should need 2^-3/4 of them,
+and costs what it takes to make, by the nominal prices of `dkgp.solvers.prices`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -21,7 +26,6 @@ from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.low_rank.factor import LowRankFactor, LowRankPreconditioner, low_rank_bytes
 from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, samples_drawn_from, stand_in
 from dkgp.operators.vecchia.factor import VecchiaFactor, vecchia_bytes
-from dkgp.solvers.conjugate.growth import MOST_LEVELS, Price
 from dkgp.solvers.conjugate.phases import conjugate_phases
 from dkgp.solvers.prices import Phase, Prices, Sizes, core_seconds
 from dkgp.solvers.registry import SolverMemory
@@ -36,6 +40,13 @@ RANK_PER_SAMPLE, LARGEST_RANK_BESIDE_A_HALO = 0.01, 300
 # All leaves' factors take 3 n s^2 operations: with s = n / 20 that comes to 20 products at n = 30,000, and with
 # s = 8 sqrt(n) beyond. Too small a halo is worth less than none.
 HALO_PER_SAMPLE, HALO_PER_SQRT_N, LEAST_HALO = 0.05, 8.0, 256
+# Iterations whose residuals say how fast it goes; conjugate gradients' norms go up and down.
+WINDOW = 12
+# The number of products falls about as s^-3/4: kin40k and others, n = 30,000, s from 500 to 2,000.
+PRODUCTS_BY_HALO = 0.75
+# What must be gained beyond the price, for what is left is a guess.
+LEAST_RETURN = 1.5
+MOST_LEVELS = 3
 
 
 def factor_bytes_allowed(n: int) -> int:
@@ -61,6 +72,52 @@ class Preconditioning(Protocol):
 
     def build(self, operator: KernelOperator) -> Preconditioner:
         """Make M for an operator."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """Nominal seconds of a factor: to make it, and of an iteration with it, product included."""
+
+    build: float
+    iteration: float
+
+
+@dataclass
+class Growth:
+    """Count of how often the factor has grown, and how the residual fell since.
+
+    - `level`: times that the halo was doubled.
+    - `norms`: ||g|| before the last iterations with the factor at hand.
+    """
+
+    level: int = 0
+    norms: list[float] = field(default_factory=list)
+
+    def note(self, norm: float) -> None:
+        """Take in where an iteration starts from."""
+        self.norms = [*self.norms[-WINDOW:], norm]
+
+    def is_worth(self, left: float, now: Price, larger: Price) -> bool:
+        """True if a larger factor should pay, where the gradient must still fall by `left`."""
+        if self.level >= MOST_LEVELS or len(self.norms) <= WINDOW or not 1.0 < left < math.inf:
+            return False
+        fall = math.log(self.norms[0] / self.norms[-1]) / WINDOW if self.norms[-1] > 0.0 else math.inf
+        iterations = math.log(left) / max(fall, 1e-9)
+        fewer = iterations / math.pow(2.0, PRODUCTS_BY_HALO)
+        return iterations * now.iteration > fewer * larger.iteration + LEAST_RETURN * larger.build
+
+    def grow(self) -> None:
+        """Go on with a larger factor."""
+        self.level, self.norms = self.level + 1, []
+
+    def metadata(self) -> dict[str, Any]:
+        """Plain JSON types, for a checkpoint."""
+        return {"level": self.level, "norms": self.norms}
+
+    @classmethod
+    def of(cls, saved: dict[str, Any]) -> Growth:
+        """Go on from a checkpoint; one of before factors grew has no such thing."""
+        return cls(int(saved.get("level", 0)), list(saved.get("norms", ())))
 
 
 @dataclass(frozen=True)

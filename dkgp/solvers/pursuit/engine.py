@@ -83,7 +83,7 @@ class Pursuit:
         # Rows: columns of A; and L^-1 of them, where scores take it.
         self._columns = np.empty((self._most if self._all else 0, system.size))
         self._solved = np.empty((self._most if self._all and settings.score == "refit" else 0, system.size))
-        self._left = self._b.copy() if self._all else None  # b - A w
+        self._remaining = self._b.copy() if self._all else None  # b - A w
         self.iteration, self._empty = 0, 0
         self._scores: list[float] = []
         self._misfits: dict[int, float] = {}
@@ -109,7 +109,7 @@ class Pursuit:
     # ------------------------------------------------------------------------------------------------ rounds
 
     def _of_all(self, choices: int, first: tuple[int, ...]) -> int:
-        assert self._left is not None
+        assert self._remaining is not None
         picked = np.asarray(first, dtype=np.intp)
         if not len(picked):
             values = np.where(self._out, -1.0, self._values())
@@ -118,24 +118,28 @@ class Pursuit:
         if not len(picked):
             return 0
         columns = self._system.columns(picked)
-        joined = self._append(picked, columns[self.order], columns[picked], self._left[picked])
+        joined = self._append(picked, columns[self.order], columns[picked], self._remaining[picked])
         if not len(joined):
             return 0
         before = self._factor.size - len(joined)
         for number, place in enumerate(joined, before):
             self._columns[number] = columns[:, place]
-            if self._diagonal is not None and self.settings.score == "refit":
-                lower = self._factor.lower[number]
-                row = self._columns[number] - lower[:number] @ self._solved[:number]
-                self._solved[number] = row / lower[number]
-        k = self._factor.size
-        self._left = self._b - self._columns[:k].T @ self._factor.solution()
+        self._settle(before)
         return len(joined)
+
+    def _settle(self, first: int) -> None:
+        """Find L^-1 of the columns from number `first` on, where scores take it, and b - A w."""
+        k = self._factor.size
+        for number in range(first, k if self.settings.score == "refit" else first):
+            lower = self._factor.lower[number]
+            row = self._columns[number] - lower[:number] @ self._solved[:number]
+            self._solved[number] = row / lower[number]
+        self._remaining = self._b - self._columns[:k].T @ self._factor.solution()
 
     def _values(self) -> FloatArray:
         """Scores of all regressors."""
-        assert self._left is not None
-        gradient = self._unit * self._left
+        assert self._remaining is not None
+        gradient = self._unit * self._remaining
         if self._diagonal is None:
             return score("gradient", gradient, gradient, self._b[:, 0], None)
         schur = None
@@ -183,10 +187,7 @@ class Pursuit:
     def _record(self, seconds: float) -> None:
         k = self._factor.size
         residual = self._residual()
-        steepest = None
-        if self._left is not None:
-            remaining = np.abs(self._left[~self._out])
-            steepest = float(remaining.max()) if remaining.size else 0.0
+        steepest = None if self._remaining is None else self._steepest(self._remaining)
         judged = None
         if self._judge is not None:
             judged = float(self._judge(self.path(None)))
@@ -197,6 +198,10 @@ class Pursuit:
         self.history.append(
             PursuitProgress(self.iteration, k, objective, residual, steepest, judged, round(seconds, 6))
         )
+
+    def _steepest(self, remaining: FloatArray) -> float:
+        """max |g| of what is not chosen."""
+        return float(np.abs(remaining[~self._out]).max(initial=0.0))
 
     def _residual(self) -> float | None:
         """Squared residual: a difference of squares, or from residuals where that difference says too little."""
@@ -225,9 +230,8 @@ class Pursuit:
             return StopReason("residual", True, f"squared residual {residual:.3g} <= {settings.residual:.3g} by {k:,}")
         if k == self._system.size:
             return StopReason("size", True, f"all {k:,} regressors chosen")
-        if self._left is not None:
-            remaining = np.abs(self._left[~self._out])
-            steepest = float(remaining.max()) if remaining.size else 0.0
+        if self._remaining is not None:
+            steepest = self._steepest(self._remaining)
             floor = SOLVED_UNITS * float(np.finfo(float).eps) * float(np.abs(self._b).max(initial=0.0))
             if steepest <= (settings.tolerance or 0.0):
                 return StopReason("gradient", True, f"max |g| = {steepest:.3g} of all that is not chosen, by {k:,}")
@@ -293,12 +297,8 @@ class Pursuit:
         self._factor.restore(*(arrays[f"factor_{name}"] for name in ("lower", "diagonal", "half")))
         if self._all:
             self._columns[:k] = arrays["columns"]
-            for number in range(k if self.settings.score == "refit" else 0):
-                lower = self._factor.lower[number]
-                row = self._columns[number] - lower[:number] @ self._solved[:number]
-                self._solved[number] = row / lower[number]
             with single_threaded_blas():
-                self._left = self._b - self._columns[:k].T @ self._factor.solution()
+                self._settle(0)
         self.iteration, self._empty = int(metadata["iteration"]), int(metadata["empty"])
         self._scores = list(metadata["scores"])
         self._misfits = {int(size): float(value) for size, value in metadata["misfits"].items()}

@@ -1,4 +1,4 @@
-"""Rivals of conjugate directions on A w = b: matching pursuit, forward stagewise, least squares on a support.
+"""Rivals of conjugate directions on A w = b: matching pursuit and forward stagewise.
 
 Orthogonal matching pursuit is `pursue` itself, and orthogonal least squares that with `score="refit"`; least angles and
 the LASSO are in `dkgp.solvers.pursuit.homotopy`. Only columns of A are taken, each once: A may be X'X of rows.
@@ -12,10 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.solvers.greedy_basis.bordered import BorderedFactor
 from dkgp.solvers.pursuit.systems import PursuitSystem, as_system, right_hand_sides
 
 
@@ -111,29 +109,6 @@ def matching_pursuit(
         steps.append(done)
         seconds.append(time.perf_counter() - began)
     return RivalPath(np.asarray(order, dtype=np.intp), solutions, steps, seconds)
-
-
-def debiased(system: PursuitSystem | ArrayLike, rhs: ArrayLike, support: ArrayLike) -> FloatArray:
-    """Least squares on a support: w of A_SS w = b_S in the support's order, zero of regressors in the others' span.
-
-    - `system`, `rhs`: as of `pursue`.
-    - `support` (k,): S, distinct.
-
-    Raises `InputError`: the support names a regressor that there is not.
-    """
-    system, S = as_system(system), np.asarray(support, dtype=np.intp)
-    if (wrong := S[(S < 0) | (system.size <= S)]).size:
-        raise InputError(f"a support names regressors from 0 to {system.size - 1:,}; got {wrong[0]}")
-    b = system.project(right_hand_sides(rhs))
-    weights = np.zeros((len(S), b.shape[1]))
-    if not len(S):
-        return weights
-    factor = BorderedFactor(len(S), b.shape[1])
-    with single_threaded_blas():
-        inner = system.columns(S)[S]
-        kept = factor.append(np.zeros((0, len(S))), inner, b[S])
-        weights[kept] = factor.solution()
-    return weights
 
 
 def one_right_hand_side(system: PursuitSystem, rhs: ArrayLike) -> FloatArray:

@@ -1,4 +1,11 @@
-"""Methods for a regularised risk of any convex loss, each a file, through the driver that all solvers share."""
+"""Methods for a regularised risk of any convex loss, each a file, through the driver that all solvers share.
+
+Newton's method is told three times, for what a step is solved by differs, and with it the order of all arithmetic: here
+by conjugate gradients whose every product is a round that a killed run may lose; on a basis
+(`dkgp.solvers.basis_risk`) by a factor that is kept as the metric of quasi-Newton steps while it serves; in Laplace's
+evidence (`dkgp.models.tuning.laplace`) by the factors that its gradient takes as well. Losses and their curvatures
+(`dkgp.solvers.losses`) and the risk's dual bound are the same.
+"""
 
 # Hangs on dkgp/solvers/driver.py.
 
@@ -7,8 +14,15 @@ from __future__ import annotations
 from dkgp.solvers.risk.descent import RiskConjugateGradient, RiskGradientDescent, RiskParameterConjugateGradient
 from dkgp.solvers.risk.majorisation import RiskMajorisation
 from dkgp.solvers.risk.method import RiskMethod
-from dkgp.solvers.risk.methods import RISK_HELP, RISK_METHODS, method_for, risk_memory
-from dkgp.solvers.risk.minimise import RiskSolution, minimise_by, minimise_risk
+from dkgp.solvers.risk.minimise import (
+    RISK_HELP,
+    RISK_METHODS,
+    RiskSolution,
+    method_for,
+    minimise_by,
+    minimise_risk,
+    risk_memory,
+)
 from dkgp.solvers.risk.newton import RiskNewton
 from dkgp.solvers.risk.problem import Risk
 from dkgp.solvers.risk.state import RiskState

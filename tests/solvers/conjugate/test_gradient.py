@@ -22,7 +22,7 @@ from dkgp.solvers import (
     ParameterConjugateGradient,
     solve,
 )
-from dkgp.solvers.conjugate.growth import Growth, Price
+from dkgp.solvers.conjugate.preconditioner import Growth, Price
 from dkgp.solvers.prices import Sizes
 from dkgp.solvers.registry import SolverMemory, resuming, solver_memory
 from tests.solvers.problems import arm_problem, smooth_problem

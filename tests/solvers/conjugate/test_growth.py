@@ -12,7 +12,7 @@ from dkgp.cluster import LocalExecutor
 from dkgp.data import CheckpointStore
 from dkgp.errors import InterruptedRunError
 from dkgp.solvers import Checkpointing, ConjugateGradient, FactorPreconditioning, GradientInfNorm, Solution, solve
-from dkgp.solvers.conjugate.growth import MOST_LEVELS, WINDOW, Growth, Price
+from dkgp.solvers.conjugate.preconditioner import MOST_LEVELS, WINDOW, Growth, Price
 from dkgp.solvers.watch import Watch
 from tests.solvers.problems import arm_problem
 

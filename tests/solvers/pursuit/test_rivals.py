@@ -12,7 +12,7 @@ from dkgp.errors import InputError
 from dkgp.operators import ArrayInputs
 from dkgp.solvers import PursuitSettings, RowSystem, pursue
 from dkgp.solvers.pursuit.homotopy import HomotopyPath, homotopy
-from dkgp.solvers.pursuit.rivals import debiased, matching_pursuit
+from dkgp.solvers.pursuit.rivals import matching_pursuit
 
 
 def problem(rng: np.random.Generator, n: int = 50, d: int = 12) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -61,17 +61,6 @@ def test_the_largest_of_two_steps_is_orthogonal_least_squares(rng: np.random.Gen
         S = path.order[:k].tolist()
         left = {i: np.linalg.lstsq(X[:, [*S, i]], y, rcond=None)[1].item() for i in range(12) if i not in S}
         assert min(left, key=lambda i: left[i]) == path.order[k]
-
-
-def test_least_squares_on_a_support(rng: np.random.Generator) -> None:
-    X, y, _ = problem(rng)
-    X = np.hstack([X, X[:, :1]])
-    found = debiased(X.T @ X, X.T @ y, [4, 0, 7])
-    np.testing.assert_allclose(found[:, 0], np.linalg.lstsq(X[:, [4, 0, 7]], y, rcond=None)[0], rtol=1e-9)
-    twice = debiased(X.T @ X, X.T @ y, [4, 0, 12])
-    assert twice[2, 0] == 0.0
-    np.testing.assert_allclose(twice[:2, 0], np.linalg.lstsq(X[:, [4, 0]], y, rcond=None)[0], rtol=1e-9)
-    assert debiased(X.T @ X, X.T @ y, []).shape == (0, 1)
 
 
 def check(path: HomotopyPath, alphas: np.ndarray, coefficients: np.ndarray, n: int) -> None:
@@ -182,6 +171,3 @@ def test_numbers_of_regressors_that_make_no_sense_are_refused() -> None:
     for rival in (matching_pursuit, homotopy):
         with pytest.raises(InputError, match="`most` must not be negative; got -1"):
             rival(np.eye(3), np.ones(3), most=-1)
-    for wrong in (-1, 3):
-        with pytest.raises(InputError, match=f"from 0 to 2; got {wrong}"):
-            debiased(np.eye(3), np.ones(3), [0, wrong])

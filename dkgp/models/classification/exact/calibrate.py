@@ -1,17 +1,25 @@
-"""From decisions to probabilities, by the decisions of samples that are left out of a subset's own model."""
+"""From decisions to probabilities, by the decisions of samples that are left out of a subset's own model.
+
+With C = [[Kbar, 1], [1', 0]] and M the leading n x n part of its inverse, alpha = M y, and the decision at a fold F of
+samples by all others is y_F - M_FF^-1 alpha_F: of one sample, y_i - alpha_i / M_ii (Cawley, *Leave-one-out
+cross-validation based model selection criteria for weighted LS-SVMs*, 2006). With A = Kbar^-1 and S = 1'A1,
+M = A - (A1)(A1)'/S.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import Dataset
-from dkgp.data.types import IntArray
-from dkgp.errors import InputError
+from dkgp.data.types import FloatArray, IntArray
+from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.models.classification.calibration import Calibration, fit_calibration
-from dkgp.models.classification.exact.leave_one_out import left_out_decisions
 from dkgp.models.classification.labels import Labels
+from dkgp.models.tuning.dense_inverse import invert
 from dkgp.operators.base import Noise, noise_at
 
 # Of each class, where it has so many.
@@ -44,6 +52,49 @@ def calibrated(
     # A class that is rare has more samples in the subset than its share; probabilities are those of all samples.
     weights = (labels.counts() / labels.n_samples / (drawn.counts() / drawn.n_samples))[drawn.codes]
     return fit_calibration(decisions, drawn.codes, weights)
+
+
+def left_out_decisions(
+    matrix: FloatArray,
+    signs: FloatArray,
+    *,
+    fit_intercept: bool = True,
+    folds: Sequence[IntArray] | None = None,
+) -> FloatArray:
+    """Decisions (n, t) at each sample by those outside of its fold; by default each sample is left out by itself.
+
+    `matrix` is Kbar in Fortran order, and overwritten; `signs` (n, t) are labels, -1 and 1; `folds` are indices,
+    together each sample once. `NumericalError`: Kbar is not numerically positive definite, or without a fold nothing is
+    left to tell the intercept by.
+    """
+    n, t = signs.shape
+    inverse = invert(matrix, np.asfortranarray(np.column_stack([signs, np.ones(n)])))
+    if inverse is None:
+        raise NumericalError(
+            "the kernel matrix of a subset is not positive definite in float64, so that no sample of it can be left "
+            "out. Raise the noise variance"
+        )
+    solved = inverse[0]
+    alpha, ones = np.array(solved[:, :t]), solved[:, t] if fit_intercept else np.zeros(n)
+    total = float(ones.sum()) if fit_intercept else 1.0
+    if fit_intercept:
+        alpha -= np.outer(ones, solved[:, :t].sum(axis=0) / total)
+    decisions = np.empty_like(signs)
+    if folds is None:
+        diagonal = np.diagonal(matrix) - ones**2 / total
+        if not (diagonal > 0.0).all():
+            raise NumericalError("a sample that is left out leaves nothing to tell the intercept by; take more samples")
+        decisions[:] = signs - alpha / diagonal[:, None]
+        return decisions
+    for fold in folds:
+        # The lower triangle alone is meaningful.
+        block = np.array([[matrix[max(i, j), min(i, j)] for j in fold] for i in fold])
+        block -= np.outer(ones[fold], ones[fold]) / total
+        try:
+            decisions[fold] = signs[fold] - np.linalg.solve(block, alpha[fold])
+        except np.linalg.LinAlgError as error:
+            raise NumericalError("a fold leaves nothing to tell the intercept by; take more folds") from error
+    return decisions
 
 
 def drawn_by_class(labels: Labels, size: int, seed: int) -> IntArray:

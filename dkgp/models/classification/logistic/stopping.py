@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dkgp.errors import InputError
+from dkgp.models.classification.labelled import DecisionTolerance
 from dkgp.models.classification.likelihoods import Likelihood
-from dkgp.solvers import DualityGap, Progress, StoppingRule, StopReason
+from dkgp.solvers import DualityGap, Progress, StoppingRule
 from dkgp.solvers.registry import AUTO
 from dkgp.solvers.risk import RiskMethod
 
@@ -19,7 +19,7 @@ NO_NOISE = 2.0**-300
 
 
 @dataclass(frozen=True)
-class RiskError(StoppingRule):
+class RiskError(DecisionTolerance):
     """Converged when decisions are near the exact minimiser's: ||grad R|| / (2 lambda) max sqrt(k(x, x)) <= tolerance.
 
     That is the radius of the ball in which the minimiser lies (theorem 12), taken at the samples. What is proven of
@@ -36,24 +36,9 @@ class RiskError(StoppingRule):
     tolerance: float
     largest: float
 
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.tolerance) and self.tolerance > 0.0):
-            raise InputError(f"the tolerance of decisions must be finite and above 0; got {self.tolerance!r}")
-
-    def error(self, progress: Progress) -> float:
+    def measure(self, progress: Progress) -> float:
         """Distance that decisions may be at from the exact ones."""
         return progress.distance * math.sqrt(self.largest)
-
-    def check(self, progress: Progress) -> StopReason | None:
-        """Compare the decisions' error."""
-        error = self.error(progress)
-        if not error <= self.tolerance:
-            return None
-        return StopReason("decision_error", True, f"decisions within {error:.3g} <= {self.tolerance:.3g}")
-
-    def left(self, progress: Progress) -> float:
-        """Compare the decisions' error, which falls with the gradient."""
-        return self.error(progress) / self.tolerance
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 from dkgp.errors import InputError
 from dkgp.models.classification.bounds import certified_labels
 from dkgp.models.classification.exact.certificate import DecisionCertificate
-from dkgp.models.classification.exact.stopping import DecisionError
+from dkgp.models.classification.exact.train import DecisionError
 from dkgp.models.rounding import product_roundings, step_roundings
 from dkgp.solvers import Progress
 from tests.models.classification.exact.dense_lssvm import Approximation
@@ -252,19 +252,19 @@ def progress(norm: float) -> Progress:
 def test_the_rule_by_its_formula() -> None:
     # Two columns, V = 3 + 1 over s2 = 0.25: sqrt of 16.
     rule = DecisionError(0.1, 0.25, 3.0, level=1.0)
-    assert rule.error(progress(0.5)) == pytest.approx(2.0 * 0.5 * 4.0, rel=1e-15)
+    assert rule.measure(progress(0.5)) == pytest.approx(2.0 * 0.5 * 4.0, rel=1e-15)
     assert rule.left(progress(0.5)) == pytest.approx(40.0, rel=1e-15)
     assert rule.gradient_tolerance(9) == pytest.approx(0.1 / 2.0 / 12.0, rel=1e-14)
     # One column, and no level to be unsure of.
     bare = DecisionError(0.1, 0.25, 4.0, intercept=False, level=1.0)
     assert (bare.variance, rule.variance) == (4.0, 4.0)
-    assert bare.error(progress(0.5)) == pytest.approx(2.0, rel=1e-15)
+    assert bare.measure(progress(0.5)) == pytest.approx(2.0, rel=1e-15)
     assert bare.gradient_tolerance(9) == pytest.approx(0.1 / 12.0, rel=1e-14)
     # Where every decision is zero, whatever the coefficients are, any gradient will do.
     assert DecisionError(0.1, 0.25, 0.0, intercept=False).gradient_tolerance(9) == 0.1
     # By default there is an intercept, whose level nothing is known of.
     assert DecisionError(0.1, 0.25, 4.0) == DecisionError(0.1, 0.25, 4.0, True, 0.0)
-    assert DecisionError(0.1, 0.25, 4.0).error(progress(0.5)) == pytest.approx(4.0, rel=1e-15)
+    assert DecisionError(0.1, 0.25, 4.0).measure(progress(0.5)) == pytest.approx(4.0, rel=1e-15)
 
 
 def test_the_rule_is_met_at_its_tolerance_and_never_by_nan() -> None:

@@ -10,8 +10,7 @@ from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.classification.calibration import Calibration, fit_calibration
 from dkgp.models.classification.exact import calibrate
-from dkgp.models.classification.exact.calibrate import drawn_by_class
-from dkgp.models.classification.exact.leave_one_out import left_out_decisions
+from dkgp.models.classification.exact.calibrate import drawn_by_class, left_out_decisions
 from dkgp.models.classification.labels import Labels
 from tests.models.classification.exact.dense_lssvm import dense_decisions
 

@@ -13,8 +13,7 @@ from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import CheckpointError, InputError, InterruptedRunError
 from dkgp.kernels import SquaredExponential
-from dkgp.models.classification.exact.stopping import DecisionError
-from dkgp.models.classification.exact.train import ExactSettings, train_exact
+from dkgp.models.classification.exact.train import DecisionError, ExactSettings, train_exact
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels, label_weights
 from dkgp.models.hyperparameters import Hyperparameters
@@ -184,7 +183,7 @@ def test_the_rule_goes_by_the_tolerance(rng: np.random.Generator) -> None:
     close = trained(found, solver=ConjugateGradient(None), tolerance=1e-6)
     assert vague.summary["iterations"] < close.summary["iterations"]
     rule = DecisionError(0.1, 0.2, 1.0)
-    assert rule.error(vague.solution.progress) <= 0.1 < rule.error(vague.solution.history[0])
+    assert rule.measure(vague.solution.progress) <= 0.1 < rule.measure(vague.solution.history[0])
     assert rule.left(close.solution.progress) <= 1e-4
 
 
