@@ -101,20 +101,20 @@ class Record:
         if self._callback is not None:
             self._callback(progress)
 
-    def lefts(self, rule: StoppingRule, rounds: int = 4) -> list[float]:
+    def needed_falls(self, rule: StoppingRule, rounds: int = 4) -> list[float]:
         """By how much the gradient had to fall after each of the last rounds, the current one among them."""
-        return [rule.left(progress) for progress in self.history[-rounds:]]
+        return [rule.needed_fall(progress) for progress in self.history[-rounds:]]
 
     def rounds_left(self, rule: StoppingRule) -> float:
         """Rounds that the fall over the last ones foretells; zero where nothing does yet.
 
         Never more than twice those that there were: a residual that goes up and down tells little.
         """
-        lefts = self.lefts(rule, LEAST_FORETOLD + MOST_FORETOLD_BY)
-        if len(lefts) < LEAST_FORETOLD or not all(1.0 < left < math.inf for left in (lefts[0], lefts[-1])):
+        falls = self.needed_falls(rule, LEAST_FORETOLD + MOST_FORETOLD_BY)
+        if len(falls) < LEAST_FORETOLD or not all(1.0 < fall < math.inf for fall in (falls[0], falls[-1])):
             return 0.0
-        fall, most = math.log(lefts[0] / lefts[-1]) / (len(lefts) - 1), 2.0 * len(self.history)
-        return most if fall * most <= math.log(lefts[-1]) else math.log(lefts[-1]) / fall
+        fall, most = math.log(falls[0] / falls[-1]) / (len(falls) - 1), 2.0 * len(self.history)
+        return most if fall * most <= math.log(falls[-1]) else math.log(falls[-1]) / fall
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types, for a checkpoint."""
@@ -183,8 +183,8 @@ def run(
         renews = method.renews_in_rounds(operator)
         reason = rule.check(progress)
         while True:
-            state.left = rule.left(progress)
-            while reason is None and not precision.is_due(state, progress, record.lefts(rule) if renews else ()):
+            state.needed_fall = rule.needed_fall(progress)
+            while reason is None and not precision.is_due(state, progress, record.needed_falls(rule) if renews else ()):
                 interruption.heed(state)
                 operator.foresee(len(record.history), record.rounds_left(rule))
                 timings = method.advance(operator, state)
@@ -193,7 +193,7 @@ def run(
                     state = precision.start_over(state, progress, start)
                     progress = record.measure(state, timings)
                 record.add(progress)
-                reason, state.left = rule.check(progress), rule.left(progress)
+                reason, state.needed_fall = rule.check(progress), rule.needed_fall(progress)
                 checkpoints.save_if_due(state)
             # Before the gradient is verified: a run that resumes from here ends in the bits of one that never stopped.
             stopped_short = reason is not None and not reason.converged

@@ -303,8 +303,8 @@ class SoftmaxLoss:
 
     def value(self, targets: FloatArray, values: FloatArray) -> FloatArray:
         """log sum_c exp(z_c) - z_y: (n, 1)."""
-        own = np.sum(targets * values, axis=1, keepdims=True)
-        return np.asarray(scipy.special.logsumexp(values - own, axis=1, keepdims=True))
+        of_label = np.sum(targets * values, axis=1, keepdims=True)
+        return np.asarray(scipy.special.logsumexp(values - of_label, axis=1, keepdims=True))
 
     def slope(self, targets: FloatArray, values: FloatArray) -> FloatArray:
         """Pi - y, that of the label from the others', which keeps its digits where pi is nearly one."""

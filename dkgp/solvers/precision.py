@@ -82,22 +82,24 @@ class PrecisionPolicy:
         fresh.iteration, fresh.columns, fresh.precision = state.iteration, state.columns, "double"
         return fresh
 
-    def is_due(self, state: SolverState, progress: Progress, lefts: Sequence[float]) -> bool:
+    def is_due(self, state: SolverState, progress: Progress, falls: Sequence[float]) -> bool:
         """True if the gradient is to be computed anew before a rule is met: it has drifted, or the end is foreseen.
 
         Where float32 rounds were given up it is, before any of float64: they may have led anywhere.
 
-        `lefts` is by how much the gradient had to fall after each of the last rounds, of a method whose rounds can
+        `falls` is by how much the gradient had to fall after each of the last rounds, of a method whose rounds can
         compute it anew on their way. Then drift is no matter where the end comes before it is, and the round that
         should meet the tolerance, by what the last ones gained, is to be such a round.
         """
         if state.precision == "double" and state.moved.any():
             return True
         drift, norm, self._foreseen = self._drift(state), progress.gradient_inf_norm, False
-        if drift > LARGEST_DRIFT_SHARE * norm and not (lefts and drift * state.left <= LARGEST_DRIFT_AT_THE_END * norm):
+        if drift > LARGEST_DRIFT_SHARE * norm and not (
+            falls and drift * state.needed_fall <= LARGEST_DRIFT_AT_THE_END * norm
+        ):
             return True
-        falling = self._foresight and len(lefts) > 1 and lefts[-1] < lefts[0]
-        self._foreseen = falling and lefts[-1] * (lefts[-1] / lefts[0]) ** (1.0 / (len(lefts) - 1)) <= FORESEEN
+        falling = self._foresight and len(falls) > 1 and falls[-1] < falls[0]
+        self._foreseen = falling and falls[-1] * (falls[-1] / falls[0]) ** (1.0 / (len(falls) - 1)) <= FORESEEN
         return self._foreseen
 
     def _drift(self, state: SolverState) -> float:

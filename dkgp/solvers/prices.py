@@ -67,11 +67,11 @@ class Prices(Work):
             dense=0.0036,
             read=20.0,
         )
-        return cls(**{each.name: 1e-9 * getattr(nanoseconds, each.name) for each in fields(cls)})
+        return cls(**{kind.name: 1e-9 * getattr(nanoseconds, kind.name) for kind in fields(cls)})
 
     def seconds(self, work: Work) -> float:
         """Seconds of one core."""
-        return float(sum(getattr(self, each.name) * getattr(work, each.name) for each in fields(Work)))
+        return float(sum(getattr(self, kind.name) * getattr(work, kind.name) for kind in fields(Work)))
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,8 @@ class Phase:
 
     def core_seconds(self, prices: Prices) -> float:
         """Seconds of one core, all times together."""
-        work = sum(prices.seconds(each) for each in (self.shared, self.threaded, self.alone, self.each))
-        return self.times * (work + self.rounds * ROUND_SECONDS)
+        seconds = sum(prices.seconds(work) for work in (self.shared, self.threaded, self.alone, self.each))
+        return self.times * (seconds + self.rounds * ROUND_SECONDS)
 
 
 def core_seconds(phases: Iterable[Phase], prices: Prices) -> float:

@@ -100,7 +100,7 @@ class _Solvers(Registry[SolverDeclaration]):
             raise UsageError(f"'{AUTO}' stands for whichever solver suits the problem; name the solver otherwise")
         if not _is_own(declared):
             self.all()  # dkgp's own come first: a name that they have is not another's to take
-        others = {option.name: (option, each.name) for each in self._found.values() for option in each.options}
+        others = {option.name: (option, before.name) for before in self._found.values() for option in before.options}
         for option in declared.options:
             other, owner = others.get(option.name, (option, ""))
             if option.name in _GENERAL or option != other:
@@ -128,7 +128,7 @@ def register_solver(declaration: SolverDeclaration) -> SolverDeclaration:
 
 def _declarations() -> list[SolverDeclaration]:
     """All there are, by module: which one was imported first says nothing."""
-    return sorted(_DECLARED.all().values(), key=lambda each: (not _is_own(each), each.build.__module__))
+    return sorted(_DECLARED.all().values(), key=lambda solver: (not _is_own(solver), solver.build.__module__))
 
 
 def _is_own(declaration: SolverDeclaration) -> bool:
@@ -137,7 +137,7 @@ def _is_own(declaration: SolverDeclaration) -> bool:
 
 def solver_names() -> tuple[str, ...]:
     """Return the names of all solvers, dkgp's own first."""
-    return tuple(each.name for each in _declarations())
+    return tuple(solver.name for solver in _declarations())
 
 
 def declaration_of(name: str) -> SolverDeclaration:
@@ -147,17 +147,17 @@ def declaration_of(name: str) -> SolverDeclaration:
 
 def own_options() -> dict[str, Option]:
     """Return the options of all solvers by name."""
-    return {option.name: option for each in _declarations() for option in each.options}
+    return {option.name: option for solver in _declarations() for option in solver.options}
 
 
 def owners(option: str) -> tuple[str, ...]:
     """Return the solvers that have an option of this name."""
-    return tuple(each.name for each in _declarations() if option in {own.name for own in each.options})
+    return tuple(solver.name for solver in _declarations() if option in {known.name for known in solver.options})
 
 
 def solvers_that_need(need: Need) -> tuple[str, ...]:
     """Return the names of the solvers that ask for something."""
-    return tuple(each.name for each in _declarations() if need in each.needs)
+    return tuple(solver.name for solver in _declarations() if need in solver.needs)
 
 
 def said(names: Sequence[str]) -> str:
@@ -212,7 +212,7 @@ def build_solver(
     arguments = {option.name: options.get(option.name, option.default) for option in declared.options}
     general = {"precision": precision, "seed": seed, "folder": folder}
     parameters = inspect.signature(declared.build).parameters
-    return declared.build(**arguments, **{each: value for each, value in general.items() if each in parameters})
+    return declared.build(**arguments, **{name: value for name, value in general.items() if name in parameters})
 
 
 def resuming(settings: Mapping[str, Any]) -> str:

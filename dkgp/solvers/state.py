@@ -32,7 +32,8 @@ class SolverState:
       ||g||^2 / 2, targets added up; infinite where it knows of none.
     - `verified`: where the solve stood, before any step that came with it, when a recursion's gradient was last
       computed anew.
-    - `left`: by how much the gradient must still fall, as the driver notes before a round; see `StoppingRule.left`.
+    - `needed_fall`: by how much the gradient must still fall, as the driver notes before a round; see
+      `StoppingRule.needed_fall`.
     """
 
     saved: ClassVar[tuple[str, ...]] = ("alpha", "gradient", "moved")
@@ -49,7 +50,7 @@ class SolverState:
     moved: FloatArray = field(default_factory=lambda: np.zeros(1))
     risk_width: float = math.inf
     verified: Progress | None = None
-    left: float = math.inf
+    needed_fall: float = math.inf
 
     def begin(self, operator: KernelOperator, warm: bool, gradient: FloatArray | None) -> None:
         """Find the gradient at the start: -y at alpha = 0; at a warm start a float64 product where it is not given."""

@@ -87,7 +87,7 @@ class StoppingRule(ABC):
     def check(self, progress: Progress) -> StopReason | None:
         """Return a reason to stop now, or None."""
 
-    def left(self, progress: Progress) -> float:
+    def needed_fall(self, progress: Progress) -> float:
         """Return by how much the gradient must fall until this calls it solved; infinite where it never does."""
         return math.inf
 
@@ -109,9 +109,9 @@ class AnyOf(StoppingRule):
         reasons = [reason for rule in self.rules if (reason := rule.check(progress)) is not None]
         return next((reason for reason in reasons if reason.converged), reasons[0] if reasons else None)
 
-    def left(self, progress: Progress) -> float:
+    def needed_fall(self, progress: Progress) -> float:
         """Return the least that any rule leaves."""
-        return min(rule.left(progress) for rule in self.rules)
+        return min(rule.needed_fall(progress) for rule in self.rules)
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,9 @@ class AllOf(StoppingRule):
             "; ".join(reason.advice for reason in known if reason.advice),
         )
 
-    def left(self, progress: Progress) -> float:
+    def needed_fall(self, progress: Progress) -> float:
         """Return the most that any rule leaves."""
-        return max(rule.left(progress) for rule in self.rules)
+        return max(rule.needed_fall(progress) for rule in self.rules)
 
 
 def _require(name: str, value: float, least: float = 0.0) -> None:
@@ -170,7 +170,7 @@ class ToTolerance(StoppingRule):
         message = self.message.format(measure=measure, tolerance=self.tolerance)
         return StopReason(self.rule, True, message)
 
-    def left(self, progress: Progress) -> float:
+    def needed_fall(self, progress: Progress) -> float:
         """Compare the measure."""
         return self.measure(progress) / self.tolerance
 
@@ -218,7 +218,7 @@ class ObjectiveGap(StoppingRule):
         gap = progress.objective_gap_bound
         return StopReason("objective_gap", True, f"objective within {gap:.3g} of its minimum {progress.objective:.6g}")
 
-    def left(self, progress: Progress) -> float:
+    def needed_fall(self, progress: Progress) -> float:
         """Compare the bound, which falls with the gradient's square."""
         target = self.tolerance * abs(progress.objective)
         return math.sqrt(progress.objective_gap_bound / target) if target > 0.0 else math.inf
@@ -245,7 +245,7 @@ class DualityGap(ToTolerance):
         """The relative gap."""
         return progress.duality_gap
 
-    def left(self, progress: Progress) -> float:
+    def needed_fall(self, progress: Progress) -> float:
         """Compare the gap, which falls with the gradient's square."""
         return math.sqrt(max(progress.duality_gap, 0.0) / self.tolerance)
 

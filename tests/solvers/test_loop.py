@@ -52,7 +52,7 @@ class Descent(Method[SolverState]):
     state_type: ClassVar[type[SolverState]] = SolverState
 
     def advance(self, operator: KernelOperator, state: SolverState) -> dict[str, float]:
-        self.left.append(state.left)
+        self.left.append(state.needed_fall)
         step = -FLAT * state.gradient
         state.alpha = state.alpha + step
         state.gradient = state.gradient + operator.matmat(step)
@@ -105,14 +105,14 @@ def test_only_a_method_that_renews_on_its_way_is_foreseen_the_end_of(
 ) -> None:
     asked: list[list[float]] = []
 
-    def is_due(self: PrecisionPolicy, state: SolverState, progress: Progress, lefts: Any) -> bool:
-        asked.append(list(lefts))
+    def is_due(self: PrecisionPolicy, state: SolverState, progress: Progress, falls: Any) -> bool:
+        asked.append(list(falls))
         return False
 
     monkeypatch.setattr(PrecisionPolicy, "is_due", is_due)
     rule = GradientInfNorm(1e-6)
     solution, _ = solved(Descent(renewing=renewing), rule | MaxIterations(7))
-    expected = [[rule.left(progress) for progress in solution.history[:done]][-4:] for done in range(7)]
+    expected = [[rule.needed_fall(progress) for progress in solution.history[:done]][-4:] for done in range(7)]
     assert asked == (expected if renewing else [[]] * 7)
 
 
@@ -124,7 +124,7 @@ def test_between_two_rounds_a_wish_to_end_is_heeded() -> None:
 
 
 def test_before_a_gradient_is_computed_anew_a_wish_to_end_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PrecisionPolicy, "is_due", lambda self, state, progress, lefts: state.iteration == 2)
+    monkeypatch.setattr(PrecisionPolicy, "is_due", lambda self, state, progress, falls: state.iteration == 2)
     method, heard = Descent(renewing=True), []
     with pytest.raises(InterruptedRunError, match="interrupted after 2 rounds; nothing was saved"):
         solved(method, MaxIterations(9), callback=heard.append, interrupted=lambda: len(heard) == 2)

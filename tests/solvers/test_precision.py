@@ -193,15 +193,15 @@ def test_a_matrix_without_curvature_is_an_error_in_words() -> None:
             solve(operator, PROBLEM.y, solver=ConjugateGradient(None, precision))
 
 
-def state(moved: float, left: float) -> ConjugateGradientState:
+def state(moved: float, needed_fall: float) -> ConjugateGradientState:
     found = ConjugateGradient().start(PROBLEM.dense(), PROBLEM.y)
-    found.moved, found.left = np.array([moved]), left
+    found.moved, found.needed_fall = np.array([moved]), needed_fall
     return found
 
 
 class TestWhenItIsDue:
     @pytest.mark.parametrize(
-        ("lefts", "due"),
+        ("falls", "due"),
         [
             ((), False),
             ((1.2,), False),
@@ -212,18 +212,18 @@ class TestWhenItIsDue:
             ((2.0, 3.0), False),
         ],
     )
-    def test_the_end_is_foreseen_by_the_last_rounds(self, lefts: tuple[float, ...], due: bool) -> None:
-        found = state(0.0, lefts[-1] if lefts else np.inf)
+    def test_the_end_is_foreseen_by_the_last_rounds(self, falls: tuple[float, ...], due: bool) -> None:
+        found = state(0.0, falls[-1] if falls else np.inf)
         progress = found.measured(PROBLEM.dense())
         policy = PrecisionPolicy(PROBLEM.dense())
-        assert policy.is_due(found, progress, lefts) is due
+        assert policy.is_due(found, progress, falls) is due
         if due:
             # In vain, and the recursion was right about what it had: then it is waited for.
             assert policy.stalled(found, progress, progress, claimed=False) is None
-            assert not policy.is_due(found, progress, lefts)
+            assert not policy.is_due(found, progress, falls)
             again = PrecisionPolicy(PROBLEM.dense())
             again.resume(policy.to_json() | {"typical_entry": 1.0})
-            assert not again.is_due(found, progress, lefts)
+            assert not again.is_due(found, progress, falls)
 
     def test_drift_counts_where_it_would_matter_at_the_end(self) -> None:
         # A drift of about a seventh of the gradient, and an end that is near, or far below it.

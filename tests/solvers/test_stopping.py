@@ -143,14 +143,14 @@ def test_progress_survives_json() -> None:
 def test_what_is_left_is_by_how_much_the_gradient_must_fall() -> None:
     at = replace(PROGRESS, gradient_inf_norm=3e-3, relative_residual=5e-3, duality_gap=4.0, objective=-2.0)
     norm, residual, effort = GradientInfNorm(1e-3), RelativeResidual(1e-3), MaxPasses(1.0)
-    assert norm.left(at) == pytest.approx(3.0)
-    assert residual.left(at) == pytest.approx(5.0)
-    assert DualityGap(0.25).left(at) == pytest.approx(4.0)  # it falls with the gradient's square
-    assert DualityGap(0.25).left(replace(at, duality_gap=-1e-20)) == 0.0
+    assert norm.needed_fall(at) == pytest.approx(3.0)
+    assert residual.needed_fall(at) == pytest.approx(5.0)
+    assert DualityGap(0.25).needed_fall(at) == pytest.approx(4.0)  # it falls with the gradient's square
+    assert DualityGap(0.25).needed_fall(replace(at, duality_gap=-1e-20)) == 0.0
     gap = replace(at, objective_gap_bound=1.8)
-    assert ObjectiveGap(0.1).left(gap) == pytest.approx(3.0)
-    assert ObjectiveGap(0.1).left(replace(gap, objective=0.0)) == math.inf
-    assert effort.left(at) == math.inf
-    assert (norm | residual | effort).left(at) == norm.left(at)
-    assert (norm & residual).left(at) == residual.left(at)
-    assert (norm & effort).left(at) == math.inf
+    assert ObjectiveGap(0.1).needed_fall(gap) == pytest.approx(3.0)
+    assert ObjectiveGap(0.1).needed_fall(replace(gap, objective=0.0)) == math.inf
+    assert effort.needed_fall(at) == math.inf
+    assert (norm | residual | effort).needed_fall(at) == norm.needed_fall(at)
+    assert (norm & residual).needed_fall(at) == residual.needed_fall(at)
+    assert (norm & effort).needed_fall(at) == math.inf

@@ -317,7 +317,7 @@ def _race_rows(problem: RiskProblem, loss: str, runs: Sequence[RiskRun]) -> list
         if run.solution is not None:
             row |= {"gap": run.solution.solution.progress.duality_gap, "risk": risk, "above": risk / bound - 1.0}
             if run.method == "auto":
-                row |= {"note": f"took {run.solution.method}", "chosen": run.solution.chosen}
+                row |= {"note": f"took {run.solution.method}", "chosen": run.solution.choice}
         else:
             row["note"] = run.reason
         if reached:

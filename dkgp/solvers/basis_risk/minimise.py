@@ -27,8 +27,7 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError, InterruptedRunError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.cross.kernel import CrossKernel
-from dkgp.solvers.basis_risk.factors import Factor
-from dkgp.solvers.basis_risk.problem import BasisRisk, Evaluated, Mask
+from dkgp.solvers.basis_risk.problem import BasisRisk, Evaluated, Factor, Mask
 from dkgp.solvers.basis_risk.state import MOST_PAIRS, BasisRiskState
 from dkgp.solvers.basis_risk.tasks import Curvatures
 from dkgp.solvers.checkpointing import Checkpoints
@@ -40,7 +39,7 @@ from dkgp.solvers.watch import NOBODY, Watch
 # Coefficients of all columns together up to which a coupled loss's whole Hessian is factored.
 MOST_BLOCK_ROWS = 6000
 # Of Wolfe's conditions, the least share of a decrease, and of a slope the share that may be left; of a risk, roundings.
-DECREASE, LEFT, ROUNDING = 1e-4, 0.9, 1e-12
+DECREASE, SLOPE, ROUNDING = 1e-4, 0.9, 1e-12
 # A bound that falls to this share is a gain, and so many steps without any are enough.
 GAINED, MOST_IDLE = 0.9, 8
 # Steps by one factor before it is judged, and passes that a new one is expected to need besides its own.
@@ -308,9 +307,9 @@ class BasisDescent:
         now, before = self._bounds(state), state.before[-LEAST_STEPS]
         open_ = ~state.ended
         rate = (np.log(before[open_]) - np.log(now[open_])) / LEAST_STEPS
-        left = np.log(now[open_] * self._scale / self._tolerance)
+        remaining = np.log(now[open_] * self._scale / self._tolerance)
         with np.errstate(divide="ignore", invalid="ignore"):
-            to_come = np.where(rate > 0.0, left / rate, np.inf)
+            to_come = np.where(rate > 0.0, remaining / rate, np.inf)
         return bool(to_come.max() > self._price(int(open_.sum())) + AFTER)
 
     def _price(self, columns: int) -> float:
@@ -341,15 +340,15 @@ class BasisDescent:
             slope = problem.dots(old.gradient, direction)
         trial = problem.evaluate(state.theta + direction, open_, old)
         then, noise = problem.dots(trial.gradient, direction), ROUNDING * np.abs(old.risk)
-        enough = ~open_ | ((trial.risk <= old.risk + DECREASE * slope) & (then >= LEFT * slope))
-        enough |= (trial.risk <= old.risk + noise) & (np.abs(then) <= LEFT * np.abs(slope))
+        enough = ~open_ | ((trial.risk <= old.risk + DECREASE * slope) & (then >= SLOPE * slope))
+        enough |= (trial.risk <= old.risk + noise) & (np.abs(then) <= SLOPE * np.abs(slope))
         steps = open_.astype(np.float64)
         for place in np.flatnonzero(~enough):
             steps[place] = problem.line_minimum(state.theta, direction, old, trial, int(place))
         if not enough.all():
             trial = problem.evaluate(state.theta + steps * direction, ~enough, trial)
         better = open_ & (trial.risk <= old.risk + noise) & (steps > 0.0)
-        self._take(state, steps * better * direction, trial.chosen(better, old), better)
+        self._take(state, steps * better * direction, trial.where(better, old), better)
 
     def _take(self, state: BasisRiskState, step: FloatArray, new: Evaluated, better: Mask) -> None:
         """Take the steps that lower the risk; note those that did not, or by no more than roundings."""

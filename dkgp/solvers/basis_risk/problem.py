@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+import scipy.linalg
 import scipy.optimize
 from numpy.typing import NDArray
 
@@ -20,8 +21,7 @@ from dkgp.errors import InputError, NumericalError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.low_rank.landmark_rows import whiten
-from dkgp.solvers.basis_risk.factors import Factor, factor_of
-from dkgp.solvers.basis_risk.tasks import Curvatures, basis_risk_task
+from dkgp.solvers.basis_risk.tasks import Curvatures, basis_risk_task, block_pairs
 from dkgp.solvers.losses import Loss
 from dkgp.solvers.risk.problem import Risk
 
@@ -57,14 +57,52 @@ class Evaluated:
         values[:, columns], risk[problems], gradient[:, columns] = update.values, update.risk, update.gradient
         return Evaluated(values, risk, gradient, self.explained if update.explained is None else update.explained)
 
-    def chosen(self, where: Mask, other: Evaluated) -> Evaluated:
+    def where(self, mask: Mask, other: Evaluated) -> Evaluated:
         """These problems as they are here, the rest as of the other."""
-        if where.all():
+        if mask.all():
             return self
         values, risk, gradient = (
-            np.where(where, getattr(self, name), getattr(other, name)) for name in ("values", "risk", "gradient")
+            np.where(mask, getattr(self, name), getattr(other, name)) for name in ("values", "risk", "gradient")
         )
         return Evaluated(values, risk, gradient, self.explained)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Cholesky factors of a Hessian F'WF + lambda I: exact where Grams are of this point, else a preconditioner.
+
+    - `kind`: one for all columns, one for each, or one of all columns together.
+    - `lowers`: (q, q), q = m and one more with an intercept; of blocks (m t, m t).
+    - `coupled`: of a shared one: columns answer to their differences alone, and their mean to the penalty.
+    """
+
+    kind: Curvatures
+    lowers: tuple[FloatArray, ...]
+    coupled: bool
+    regularisation: float
+
+    def solve(self, right: FloatArray) -> FloatArray:
+        """H^-1 G for G (q, t): row by row in memory, as a checkpoint's arrays are, for sums depend on it."""
+        return np.ascontiguousarray(self._solve(right))
+
+    def _solve(self, right: FloatArray) -> FloatArray:
+        if self.kind == "columns":
+            return np.column_stack([_solved(lower, g[:, None]) for lower, g in zip(self.lowers, right.T, strict=True)])
+        if self.kind == "blocks":
+            return _solved(self.lowers[0], right.T.reshape(-1, 1)).reshape(right.T.shape).T
+        if not self.coupled:
+            return _solved(self.lowers[0], right)
+        mean = right.mean(axis=1, keepdims=True)
+        return np.asarray(_solved(self.lowers[0], right - mean) + mean / self.regularisation)
+
+    def arrays(self) -> dict[str, FloatArray]:
+        """Arrays of a checkpoint."""
+        return {"lowers": np.stack([lower.T for lower in self.lowers])}
+
+    @classmethod
+    def restored(cls, kind: Curvatures, lowers: FloatArray, coupled: bool, regularisation: float) -> Factor:
+        """Rebuild from a checkpoint's arrays."""
+        return cls(kind, tuple(np.ascontiguousarray(lower).T for lower in lowers), coupled, regularisation)
 
 
 @dataclass
@@ -147,12 +185,12 @@ class BasisRisk:
 
         Of `kind` "columns" only some problems' on request: the others are as `base` and `known` have them.
 
-        Raises `NumericalError`: see `factor_of`.
+        Raises `NumericalError`: one is not positive definite in float64.
         """
         (q, t), some = self.shape, np.ones(self.problems, dtype=bool) if of is None else of
         if kind != "columns":
-            found, sums = self._evaluated(theta, kind, np.arange(t))
-            return found, self._factor(kind, sums)
+            evaluated, sums = self._evaluated(theta, kind, np.arange(t))
+            return evaluated, self._factor(kind, sums)
         lowers: list[FloatArray] = [np.zeros((0, 0))] * t
         if known is not None:
             lowers = list(known.lowers) if known.kind == "columns" else [known.lowers[0]] * t
@@ -160,10 +198,10 @@ class BasisRisk:
         at_once, columns = max(1, GRAM_BYTES // (8 * q * q)), self._columns(some)
         for first in range(0, len(columns), at_once):
             part = columns[first : first + at_once]
-            found, sums = self._evaluated(theta[:, part], kind, part)
+            update, sums = self._evaluated(theta[:, part], kind, part)
             for column, lower in zip(part, self._factor(kind, sums).lowers, strict=True):
                 lowers[column] = lower
-            evaluated = evaluated.with_columns(found, part, part)
+            evaluated = evaluated.with_columns(update, part, part)
         return evaluated, Factor(kind, tuple(lowers), False, self.regularisation)
 
     def _columns(self, of: Mask) -> IndexArray:
@@ -171,7 +209,7 @@ class BasisRisk:
 
     def _factor(self, kind: Curvatures, sums: tuple[FloatArray, ...]) -> Factor:
         with single_threaded_blas():
-            return factor_of(
+            return _factor_of(
                 kind,
                 sums[3],
                 sums[4],
@@ -218,12 +256,12 @@ class BasisRisk:
         - `theta`, `direction` (q, t).
         - `start`, `end`: at theta, and at theta and the direction.
         """
-        own = slice(None) if self.loss.coupled else slice(problem, problem + 1)
-        z, d = theta[: self.cross.m, own], direction[: self.cross.m, own]
+        columns = slice(None) if self.loss.coupled else slice(problem, problem + 1)
+        z, d = theta[: self.cross.m, columns], direction[: self.cross.m, columns]
         linear = self.regularisation * float(np.einsum("ij,ij->", z, d))
         quadratic = self.regularisation * float(np.einsum("ij,ij->", d, d))
-        values, targets = start.values[:, own], self.targets[:, own]
-        image = end.values[:, own] - values
+        values, targets = start.values[:, columns], self.targets[:, columns]
+        image = end.values[:, columns] - values
 
         def slope(step: float) -> float:
             u = self.risk.slope(targets, values + step * image)
@@ -237,3 +275,65 @@ class BasisRisk:
         if not slope(upper) > 0.0:
             return upper
         return float(scipy.optimize.brentq(slope, 0.0, upper, xtol=1e-12 * upper, rtol=1e-10))
+
+
+def _factor_of(
+    kind: Curvatures,
+    grams: FloatArray,
+    borders: FloatArray,
+    corners: FloatArray,
+    regularisation: float,
+    *,
+    coupled: bool,
+    intercept: bool,
+) -> Factor:
+    """Factor Grams as tasks have summed them; they are overwritten.
+
+    Raises `NumericalError`: one is not positive definite in float64.
+    """
+    if kind == "blocks":
+        return Factor(kind, (_factored(_joined(grams), regularisation),), coupled, regularisation)
+    lowers = []
+    for gram, border, corner in zip(grams, borders, corners, strict=True):
+        matrix = gram.T
+        if intercept:
+            m = len(border)
+            matrix = np.zeros((m + 1, m + 1), order="F")
+            matrix[:m, :m] = gram.T
+            matrix[m, :m] = border
+            # Where no sample is curved, nothing tells of the intercept, and it stays.
+            matrix[m, m] = corner if corner > 0.0 else 1.0
+        lowers.append(_factored(matrix, regularisation, len(gram)))
+    return Factor(kind, tuple(lowers), coupled, regularisation)
+
+
+def _joined(grams: FloatArray) -> FloatArray:
+    """The Hessian of all columns from the Grams of their pairs: its lower triangle, in Fortran order."""
+    m = grams.shape[1]
+    t = round((np.sqrt(8 * len(grams) + 1) - 1) / 2)
+    matrix = np.zeros((t * m, t * m), order="F")
+    for gram, (c, other) in zip(grams, block_pairs(t), strict=True):
+        block = np.tril(gram.T)
+        if c != other:
+            block += np.tril(block, -1).T
+        matrix[c * m : (c + 1) * m, other * m : (other + 1) * m] = block
+    return matrix
+
+
+def _factored(matrix: FloatArray, regularisation: float, penalised: int | None = None) -> FloatArray:
+    """The factor of a matrix, of which the lower triangle holds, with the penalty on its first rows."""
+    where = np.arange(len(matrix) if penalised is None else penalised)
+    largest = float(matrix.diagonal().max(initial=0.0))
+    matrix[where, where] += regularisation
+    lower, trouble = scipy.linalg.lapack.dpotrf(matrix, lower=1, clean=1, overwrite_a=1)
+    if trouble or not np.isfinite(lower).all():
+        raise NumericalError(
+            f"the Hessian of {len(matrix):,} coefficients is not positive definite in float64: its entries go up to "
+            f"{largest:.3g}, whose rounding exceeds the `regularisation` {regularisation:.3g}. Raise it, or take fewer "
+            "basis samples"
+        )
+    return np.asarray(lower)
+
+
+def _solved(lower: FloatArray, right: FloatArray) -> FloatArray:
+    return np.asarray(whiten(lower, whiten(lower, right, transposed=False), transposed=True))

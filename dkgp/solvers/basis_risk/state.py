@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.solvers.basis_risk.factors import Factor
-from dkgp.solvers.basis_risk.problem import Evaluated
+from dkgp.solvers.basis_risk.problem import Evaluated, Factor
 from dkgp.solvers.stopping import Progress
 
 # Steps and changes of the gradient that are remembered.
@@ -59,7 +58,7 @@ class BasisRiskState:
             **{name: getattr(self.evaluated, name) for name in ("values", "risk", "gradient")},
             **self.factor.arrays(),
             "prototypes": self.prototypes,
-            **{name: getattr(self, name).astype(np.int64) for name in ("fresh", "stuck", "ended", "idle")},
+            **{name: getattr(self, name).astype(np.int64) for name in (*_MASKS, "idle")},
             "least": self.least,
         }
         if self.indices is not None:
@@ -84,7 +83,7 @@ class BasisRiskState:
         """Rebuild from a checkpoint."""
         kind, coupled, regularisation = metadata["factor"]
         steps, changes = arrays.get("steps", ()), arrays.get("changes", ())
-        fresh, stuck, ended = (arrays[name].astype(bool) for name in ("fresh", "stuck", "ended"))
+        masks: dict[str, Any] = {name: arrays[name].astype(bool) for name in _MASKS}
         return cls(
             theta=arrays["theta"],
             evaluated=Evaluated(
@@ -93,20 +92,15 @@ class BasisRiskState:
             factor=Factor.restored(kind, arrays["lowers"], bool(coupled), float(regularisation)),
             prototypes=arrays["prototypes"],
             indices=arrays.get("indices"),
-            fresh=fresh,
-            stuck=stuck,
-            ended=ended,
+            **masks,
             idle=arrays["idle"],
             least=arrays["least"],
             pairs=list(zip(steps, changes, strict=True)),
             before=list(arrays.get("before", ())),
-            iteration=int(metadata["iteration"]),
-            passes=int(metadata["passes"]),
-            gram_passes=int(metadata["gram_passes"]),
-            entries=int(metadata["entries"]),
-            seconds=float(metadata["seconds"]),
+            **{name: metadata[name] for name in _NUMBERS},
             history=[Progress(**record) for record in metadata["history"]],
         )
 
 
+_MASKS = ("fresh", "stuck", "ended")
 _NUMBERS = ("iteration", "passes", "gram_passes", "entries", "seconds")

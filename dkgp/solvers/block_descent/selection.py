@@ -147,22 +147,22 @@ class GreedySelection(Selection):
         diagonal = operator.diagonal()
         steps = self.steps(size)
         search_first = self.variables_per_step == 1 or self.exhaustive
-        chosen = np.zeros(operator.n, dtype=bool)
+        taken = np.zeros(operator.n, dtype=bool)
         scorer = _Scorer(self, subproblem, operator)
         draws = None if self.exhaustive else Draws(operator.n, size, self.candidates, seed, iteration)
         for number, count in enumerate(steps):
             if search_first and number == 0 and count == 1:
                 picked = best_in_groups(
-                    np.sum(gradient.everywhere() ** 2, axis=1) / diagonal, np.arange(operator.n), 1, chosen
+                    np.sum(gradient.everywhere() ** 2, axis=1) / diagonal, np.arange(operator.n), 1, taken
                 )
             elif draws is None:
                 everyone = np.arange(operator.n, dtype=np.intp)
-                picked = scorer.best(everyone, gradient, diagonal, chosen, groups=1, count=count)
+                picked = scorer.best(everyone, gradient, diagonal, taken, groups=1, count=count)
             else:
-                drawn = draws.take(count, chosen, operator.n - subproblem.size)
-                picked = scorer.best(drawn, gradient, diagonal, chosen, groups=count, count=count)
+                drawn = draws.take(count, taken, operator.n - subproblem.size)
+                picked = scorer.best(drawn, gradient, diagonal, taken, groups=count, count=count)
             if number == len(steps) - 1 and not search_first:
-                picked = _include_steepest(picked, gradient, diagonal, chosen)
+                picked = _include_steepest(picked, gradient, diagonal, taken)
             append(subproblem, gradient, picked)
 
 

@@ -136,7 +136,9 @@ class ConjugateGradient(Method[ConjugateGradientState]):
             settings = settings.grown(n, state.growth.level)
             larger = settings.grown(n)
             state.growth.note(float(np.linalg.norm(state.gradient)))
-            if larger != settings and state.growth.is_worth(state.left, settings.price(sizes), larger.price(sizes)):
+            if larger != settings and state.growth.is_worth(
+                state.needed_fall, settings.price(sizes), larger.price(sizes)
+            ):
                 state.growth.grow()
                 state.preconditioner, settings = None, larger
         if state.preconditioner is None:

@@ -185,4 +185,4 @@ def _in(double: bool, entries: float, operations: float) -> Work:
 
 
 def _sum(*works: Work) -> Work:
-    return Work(**{each.name: sum(getattr(work, each.name) for work in works) for each in fields(Work)})
+    return Work(**{kind.name: sum(getattr(work, kind.name) for work in works) for kind in fields(Work)})

@@ -97,12 +97,12 @@ class Growth:
         """Take in where an iteration starts from."""
         self.norms = [*self.norms[-WINDOW:], norm]
 
-    def is_worth(self, left: float, now: Price, larger: Price) -> bool:
-        """True if a larger factor should pay, where the gradient must still fall by `left`."""
-        if self.level >= MOST_LEVELS or len(self.norms) <= WINDOW or not 1.0 < left < math.inf:
+    def is_worth(self, needed_fall: float, now: Price, larger: Price) -> bool:
+        """True if a larger factor should pay, where the gradient must still fall by `needed_fall`."""
+        if self.level >= MOST_LEVELS or len(self.norms) <= WINDOW or not 1.0 < needed_fall < math.inf:
             return False
         fall = math.log(self.norms[0] / self.norms[-1]) / WINDOW if self.norms[-1] > 0.0 else math.inf
-        iterations = math.log(left) / max(fall, 1e-9)
+        iterations = math.log(needed_fall) / max(fall, 1e-9)
         fewer = iterations / math.pow(2.0, PRODUCTS_BY_HALO)
         return iterations * now.iteration > fewer * larger.iteration + LEAST_RETURN * larger.build
 

@@ -336,7 +336,7 @@ class Probe:
                 scaled = rank * share**LARGE_RANK
                 few = self._counted(subset, 0, 0, scaled, NOISE_OF_A_LARGE_RANK, math.floor(most / LARGE_RANK_RISK))
                 counts.append(None if few is None else round(few * LARGE_RANK_RISK))
-            count = min((each for each in counts if each is not None), default=None)
+            count = min((count for count in counts if count is not None), default=None)
             return math.inf if count is None or count > most else float(count)
         scaled = rank * share**RANK_BESIDE_A_HALO
         count = self._counted(subset, halo, leaf, scaled, NOISE_BESIDE_A_HALO, math.floor(most))

@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import CheckpointError, InputError
-from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.base import FloatArray, IndexArray, KernelOperator, noise_at
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.solvers.block_descent.draws import Draws, round_generator
 from dkgp.solvers.block_descent.selection import best_in_groups
+from dkgp.solvers.block_descent.subproblem import Subproblem, matmat_in_parallel
 from dkgp.solvers.checkpointing import Checkpoints, Interruption, Saved, run_rounds
 from dkgp.solvers.greedy_basis.bordered import BorderedFactor
-from dkgp.solvers.greedy_basis.dual import DualSubset
 from dkgp.solvers.greedy_basis.scores import Score, needs_basis_products, score
 from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedyProgress, GreedySettings
 from dkgp.solvers.greedy_basis.sums import Sums, SystemSums
@@ -41,7 +41,62 @@ CANDIDATES_AT_ONCE = 2048
 MOST_JOINED = 128
 # Rounds in a row whose candidates are all of the basis' span: the kernel's numerical rank, or so, is reached.
 MOST_EMPTY = 5
-ROWS_STREAM = 1 << 41
+# Random numbers apart from the draws of the basis itself: of S*, and of rows.
+DUAL_STREAM, ROWS_STREAM = 1 << 40, 1 << 41
+
+
+class DualSubset:
+    """The other half of Smola and Bartlett's gap: samples S* whose own exact model bounds the least risk from below.
+
+    Q*(a) = -y'a + a' Kbar a / 2 over a on S* has its minimum at the exact model of S* alone. S* grows by samples that
+    lower it most, each the best of its own draw, judged after refitting.
+
+    - `candidates`, `seed`: of each draw.
+    """
+
+    def __init__(
+        self, operator: KernelOperator, targets: FloatArray, capacity: int, candidates: int, seed: int
+    ) -> None:
+        self._operator, self._targets = operator, targets
+        self._candidates, self._seed = candidates, seed
+        self._subproblem = Subproblem(operator, capacity, targets.shape[1], single=False)
+        self._taken = np.zeros(operator.n, dtype=bool)
+
+    @property
+    def indices(self) -> IndexArray:
+        """S*, in the order of choice."""
+        return self._subproblem.indices.copy()
+
+    @property
+    def quadratic(self) -> FloatArray:
+        """Y' a on S*: by target at most y' Kbar^-1 y, but for roundings (p,)."""
+        active = self._subproblem
+        return np.asarray(np.sum(active.guide() * self._targets[active.indices], axis=0))
+
+    def take(self, indices: IndexArray) -> None:
+        """Add samples, one after the other, as a run did that is resumed."""
+        for index in indices:
+            self._append(np.asarray([index], dtype=np.intp))
+
+    def grow(self, size: int) -> None:
+        """Choose samples until there are so many."""
+        active, operator = self._subproblem, self._operator
+        while active.size < min(size, active.capacity):
+            draws = Draws(operator.n, 1, self._candidates, self._seed + DUAL_STREAM, active.size)
+            drawn = draws.take(1, self._taken, operator.n - active.size)
+            error, curvature = -self._targets[drawn], operator.diagonal()[drawn]
+            if active.size:
+                rows, columns = operator.features(drawn, "double"), active.features
+                error = error + matmat_in_parallel(operator.double, rows, columns, active.guide())
+                schur = curvature - np.sum(active.half_solve(active.rows(drawn)) ** 2, axis=1)
+                # What others leave of a sample's own variance is never less than its noise.
+                curvature = np.maximum(schur, noise_at(operator.noise, drawn))
+            scores = np.sum(error**2, axis=1) / curvature
+            self._append(best_in_groups(scores, drawn, 1, self._taken))
+
+    def _append(self, picked: IndexArray) -> None:
+        self._taken[picked] = True
+        self._subproblem.append(picked, -self._targets[picked])
 
 
 class GreedyEngine:
@@ -242,7 +297,7 @@ class GreedyEngine:
             "chosen": self.indices,
             "out": np.flatnonzero(self._out),
             "kept": self._kept,
-            "dual": np.empty(0, dtype=np.intp) if self._dual is None else self._dual.chosen,
+            "dual": np.empty(0, dtype=np.intp) if self._dual is None else self._dual.indices,
             **{f"factor_{name}": value for name, value in self._factor.arrays().items()},
         }
 
@@ -274,7 +329,7 @@ class GreedyEngine:
 
     def result(self, reason: StopReason) -> GreedyBasis:
         """Return the choice."""
-        dual = np.empty(0, dtype=np.intp) if self._dual is None else self._dual.chosen
+        dual = np.empty(0, dtype=np.intp) if self._dual is None else self._dual.indices
         return GreedyBasis(self.indices, self.weights, dual, reason, self.history, self._factor.system)
 
 

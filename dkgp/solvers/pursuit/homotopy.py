@@ -120,13 +120,13 @@ class _Active:
     def leave(self, place: int) -> None:
         """Let one go; rotations bring the factor of those that stay back to a triangle."""
         k = len(self.order)
-        left = np.delete(np.tril(self._lower[:k, :k]), place, axis=0)
+        rows = np.delete(np.tril(self._lower[:k, :k]), place, axis=0)
         for j in range(place, k - 1):
-            length = np.hypot(left[j, j], left[j, j + 1])
-            cosine, sine = left[j, j] / length, left[j, j + 1] / length
-            first, second = left[j:, j].copy(), left[j:, j + 1].copy()
-            left[j:, j], left[j:, j + 1] = cosine * first + sine * second, cosine * second - sine * first
-        self._lower[: k - 1, : k - 1] = left[:, : k - 1]
+            length = np.hypot(rows[j, j], rows[j, j + 1])
+            cosine, sine = rows[j, j] / length, rows[j, j + 1] / length
+            first, second = rows[j:, j].copy(), rows[j:, j + 1].copy()
+            rows[j:, j], rows[j:, j + 1] = cosine * first + sine * second, cosine * second - sine * first
+        self._lower[: k - 1, : k - 1] = rows[:, : k - 1]
         self._rows[place : k - 1] = self._rows[place + 1 : k].copy()
         self.out[self.order.pop(place)] = False
         self.signs.pop(place)
@@ -171,11 +171,11 @@ def homotopy(
     limit = 8 * system.size + 8 if breaks is None else breaks
     active, c = _Active(system), b.copy()
     top = level = float(np.abs(b).max(initial=0.0))
-    found = [Break(level, np.empty(0, dtype=np.intp), np.empty(0))]
+    path = [Break(level, np.empty(0, dtype=np.intp), np.empty(0))]
     gone: tuple[int, float] | None = None
     with single_threaded_blas():
         waiting = int(np.argmax(np.abs(c)))
-        while len(found) < limit and level > max(until, SOLVED * top):
+        while len(path) < limit and level > max(until, SOLVED * top):
             if waiting >= 0:
                 if len(active.order) >= most:
                     break
@@ -200,8 +200,8 @@ def homotopy(
             level = max(level - step, 0.0)
             if leaving >= 0:
                 active.weights[leaving] = 0.0
-            if step > TIED * level or leaving >= 0 or len(found) == 1:
-                found.append(_break(active, level, time.perf_counter() - began))
+            if step > TIED * level or leaving >= 0 or len(path) == 1:
+                path.append(_break(active, level, time.perf_counter() - began))
             gone = None
             if leaving >= 0:
                 gone = (active.order[leaving], active.signs[leaving])
@@ -209,7 +209,7 @@ def homotopy(
             c = b - active.image()
             if waiting < 0 and leaving < 0:
                 break
-    return HomotopyPath(system.size, found)
+    return HomotopyPath(system.size, path)
 
 
 def _break(active: _Active, level: float, seconds: float) -> Break:

@@ -101,14 +101,14 @@ class KernelSystem:
         return columns
 
     def candidates(
-        self, rhs: FloatArray, which: IndexArray, chosen: IndexArray, weights: FloatArray
+        self, rhs: FloatArray, which: IndexArray, path: IndexArray, weights: FloatArray
     ) -> CandidateProducts:
         """One pass over the entries of candidates, and of the path as far as workers do not keep them."""
-        Z, k, t = self._cross.prototypes, len(chosen), rhs.shape[1]
+        Z, k, t = self._cross.prototypes, len(path), rhs.shape[1]
         ones = self._intercept_products()
-        is_basis, is_candidate = chosen < self._pool, which < self._pool
+        is_basis, is_candidate = path < self._pool, which < self._pool
         residual = rhs if is_basis.all() else rhs - weights[~is_basis]
-        basis, new = Z[chosen[is_basis]], Z[which[is_candidate]]
+        basis, new = Z[path[is_basis]], Z[which[is_candidate]]
         gradient, between, inner = np.empty((len(which), t)), np.empty((k, len(which))), np.empty((len(which),) * 2)
         beta = weights[is_basis]
         if len(new):
@@ -124,10 +124,10 @@ class KernelSystem:
         if not is_candidate.all():
             # Its gradient by sums that are known: 1'D y - 1'D K_nS beta - nu b0.
             total = self._weighted(rhs).sum(axis=0)
-            of_basis = ones[chosen[is_basis]] @ beta
+            of_basis = ones[path[is_basis]] @ beta
             nu = self._total * (1.0 + INTERCEPT_SHARE)
             gradient[~is_candidate] = total - of_basis - nu * weights[~is_basis].sum(axis=0)
-            between[np.ix_(is_basis, ~is_candidate)] = ones[chosen[is_basis], None]
+            between[np.ix_(is_basis, ~is_candidate)] = ones[path[is_basis], None]
             between[np.ix_(~is_basis, ~is_candidate)] = nu
             inner[np.ix_(is_candidate, ~is_candidate)] = ones[which[is_candidate], None]
             inner[np.ix_(~is_candidate, is_candidate)] = ones[None, which[is_candidate]]
@@ -135,16 +135,16 @@ class KernelSystem:
         between[np.ix_(~is_basis, is_candidate)] = ones[None, which[is_candidate]]
         return CandidateProducts(gradient, between, inner)
 
-    def misfit(self, rhs: FloatArray, chosen: IndexArray, weights: FloatArray) -> float | None:
+    def misfit(self, rhs: FloatArray, path: IndexArray, weights: FloatArray) -> float | None:
         """(y - f)'D(y - f) + beta'K beta + nu b0^2, from residuals: one pass over the path's entries."""
-        inner = chosen < self._pool
+        inner = path < self._pool
         intercept = weights[~inner].sum(axis=0)
         nu = INTERCEPT_SHARE * self._total * float(np.sum(intercept**2))
         residual = rhs - intercept
         if not inner.any():
             return float(np.sum(residual * self._weighted(residual))) + nu
         beta = np.ascontiguousarray(weights[inner])
-        cross = CrossKernel(self._cross.operator, self._cross.prototypes[chosen[inner]])
+        cross = CrossKernel(self._cross.operator, self._cross.prototypes[path[inner]])
         squares = cross.residual(beta, residual, self._by_sample).squares
         return float(self._scale * squares.sum() + np.sum(beta * cross.inner(beta))) + nu
 

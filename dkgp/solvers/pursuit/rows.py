@@ -140,15 +140,15 @@ def row_columns_task(view: RowView, which: IndexArray, runs: list[RowRun]) -> li
 
 @needs_one_arithmetic
 def row_candidates_task(
-    view: RowView, which: IndexArray, chosen: IndexArray, weights: FloatArray, runs: list[RowRun]
+    view: RowView, which: IndexArray, path: IndexArray, weights: FloatArray, runs: list[RowRun]
 ) -> list[RunSums]:
-    """X_C'r, X_S'X_C, X_C'X_C and r'r for C = `which`, S = `chosen`, r = y - X_S w."""
+    """X_C'r, X_S'X_C, X_C'X_C and r'r for C = `which`, S = `path`, r = y - X_S w."""
     results = []
     for run in runs:
-        q, k, t = len(which), len(chosen), weights.shape[1]
+        q, k, t = len(which), len(path), weights.shape[1]
         gradient, between, inner, misfit = np.zeros((q, t)), np.zeros((k, q)), np.zeros((q, q)), np.zeros(t)
         for values, targets in run.pieces(view):
-            basis, new = values[:, chosen], values[:, which]
+            basis, new = values[:, path], values[:, which]
             residual = targets - basis @ weights
             gradient += new.T @ residual
             between += basis.T @ new
@@ -213,9 +213,9 @@ class RowSystem:
         told: Progress | None = None,
     ) -> None:
         self.n, self.size = int(source.n_samples), int(source.n_features)
-        for name, given in (("shift", shift), ("scale", scale)):
-            if given is not None and np.shape(given) != (self.size,):
-                raise InputError(f"`{name}` has shape {np.shape(given)}; expected ({self.size},)")
+        for name, numbers in (("shift", shift), ("scale", scale)):
+            if numbers is not None and np.shape(numbers) != (self.size,):
+                raise InputError(f"`{name}` has shape {np.shape(numbers)}; expected ({self.size},)")
         self._view = RowView(f"rows-{uuid.uuid4().hex[:12]}", source, shift, scale)
         self._executor, self._told = executor, told
         self._squares: FloatArray | None = None
@@ -299,16 +299,16 @@ class RowSystem:
         return np.asarray(columns)
 
     def candidates(
-        self, rhs: FloatArray, which: IndexArray, chosen: IndexArray, weights: FloatArray
+        self, rhs: FloatArray, which: IndexArray, path: IndexArray, weights: FloatArray
     ) -> CandidateProducts:
         """One pass, which multiplies candidates and path alone."""
-        gradient, between, inner, _ = self._sum("pcandidates", row_candidates_task, (which, chosen, weights), rhs)
+        gradient, between, inner, _ = self._sum("pcandidates", row_candidates_task, (which, path, weights), rhs)
         return CandidateProducts(gradient, between, inner)
 
-    def misfit(self, rhs: FloatArray, chosen: IndexArray, weights: FloatArray) -> float | None:
+    def misfit(self, rhs: FloatArray, path: IndexArray, weights: FloatArray) -> float | None:
         """|y - X_S w|^2: one pass."""
         nobody = np.empty(0, dtype=np.intp)
-        *_, misfit = self._sum("pcandidates", row_candidates_task, (nobody, chosen, weights), rhs)
+        *_, misfit = self._sum("pcandidates", row_candidates_task, (nobody, path, weights), rhs)
         return float(misfit.sum())
 
     def close(self) -> None:

@@ -47,11 +47,11 @@ class PursuitSystem(Protocol):
         """A's columns: (D, c)."""
 
     def candidates(
-        self, rhs: FloatArray, which: IndexArray, chosen: IndexArray, weights: FloatArray
+        self, rhs: FloatArray, which: IndexArray, path: IndexArray, weights: FloatArray
     ) -> CandidateProducts:
         """Products of candidates (q,) with each other, a path (k,), and what its weights (k, t) leave."""
 
-    def misfit(self, rhs: FloatArray, chosen: IndexArray, weights: FloatArray) -> float | None:
+    def misfit(self, rhs: FloatArray, path: IndexArray, weights: FloatArray) -> float | None:
         """Squared residual of weights (k, t), from residuals; None where only differences are to be had."""
 
 
@@ -139,13 +139,13 @@ class GramSystem:
         return np.asarray(self._matrix[which].T)
 
     def candidates(
-        self, rhs: FloatArray, which: IndexArray, chosen: IndexArray, weights: FloatArray
+        self, rhs: FloatArray, which: IndexArray, path: IndexArray, weights: FloatArray
     ) -> CandidateProducts:
         """See `PursuitSystem`."""
-        between = self._matrix[np.ix_(which, chosen)].T
+        between = self._matrix[np.ix_(which, path)].T
         return CandidateProducts(rhs[which] - between.T @ weights, between, self._matrix[np.ix_(which, which)])
 
-    def misfit(self, rhs: FloatArray, chosen: IndexArray, weights: FloatArray) -> float | None:
+    def misfit(self, rhs: FloatArray, path: IndexArray, weights: FloatArray) -> float | None:
         """None: there is no residual without targets."""
         return None
 

@@ -46,7 +46,7 @@ class AutoState(NewtonState):
     steps: bool = False
 
     @property
-    def chosen(self) -> dict[str, Any]:
+    def choice(self) -> dict[str, Any]:
         """The figures that the choice rests on, in plain JSON types."""
         return {
             "method": "newton" if self.steps else "kcg",
@@ -75,10 +75,10 @@ class AutoState(NewtonState):
     def _fall(self, width: float) -> float:
         """By how much a width must fall."""
         risk, gap = float(np.sum(self.risks)), float(np.sum(self.risks - self.bound))
-        if not math.isfinite(self.left):
+        if not math.isfinite(self.needed_fall):
             return width / (USUAL_GAP * risk) if risk > 0.0 else 1.0
         # The gap may be below the width, by an earlier bound; the rule tells by how much it must fall.
-        return self.left**2 * (max(width / gap, 1.0) if gap > 0.0 else 1.0)
+        return self.needed_fall**2 * (max(width / gap, 1.0) if gap > 0.0 else 1.0)
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ class RiskSolution:
         No function's risk is below it, rounding aside.
     method : str
         The method that was taken.
-    chosen : dict
+    choice : dict
         What a choice by "auto" rests on, in plain JSON types; empty where the method was named.
     product_error : float
         No entry of `values` or `gradient_image` is off by more than this, beyond rounding: 0 unless products are
@@ -121,7 +121,7 @@ class RiskSolution:
     risk: FloatArray
     lower_bound: FloatArray
     method: str
-    chosen: dict[str, Any] = field(default_factory=dict)
+    choice: dict[str, Any] = field(default_factory=dict)
     product_error: float = 0.0
 
     @property
@@ -215,8 +215,8 @@ def minimise_by(
     resolved = method.resolved(operator.n, operator.kernel.n_features, y.shape[1])
     solution, state = run(operator, y, resolved, stopping, initial=start, watch=watch)
     image = state.gradient_image if state.gradient_image.size else kernel_product(operator, state.gradient, "double")
-    chosen = state.chosen if isinstance(state, AutoState) else {}
-    name = chosen.get("method", resolved.name)
+    choice = state.choice if isinstance(state, AutoState) else {}
+    name = choice.get("method", resolved.name)
     return RiskSolution(
-        solution, state.values, image, state.risks, state.bound, name, chosen, product_error=state.product_error
+        solution, state.values, image, state.risks, state.bound, name, choice, product_error=state.product_error
     )

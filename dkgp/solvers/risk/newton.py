@@ -219,7 +219,11 @@ class RiskNewton(RiskMethod[NewtonState]):
         risks = state.risks
         gap = ratio(slope / (2.0 * self.risk.regularisation), np.abs(risks))
         share = np.minimum(LARGEST_SHARE, np.sqrt(gap))
-        enough = ENOUGH / state.left**2 if math.isfinite(state.left) and state.left > 1.0 else LARGEST_SHARE
+        enough = (
+            ENOUGH / state.needed_fall**2
+            if math.isfinite(state.needed_fall) and state.needed_fall > 1.0
+            else LARGEST_SHARE
+        )
         share = np.maximum(share, min(enough, LARGEST_SHARE))
         rounding = ROUNDING[state.precision] * self.risk.inner(state.gradient, state.newton_image)
         negligible = np.maximum(np.maximum(share, LEAST_SHARE) * slope, rounding)

@@ -20,7 +20,7 @@ from dkgp.models.rounding import EPS
 from dkgp.models.variance.greedy import BasisBounds, BasisSearch
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators import ArrayInputs
-from dkgp.solvers.greedy_basis.dual import STREAM
+from dkgp.solvers.greedy_basis.engine import DUAL_STREAM
 from dkgp.solvers.greedy_basis.settings import GreedySettings
 from tests.models.variance.variance_problems import KINDS, Long, VarianceProblem
 from tests.models.variance.variance_world import NAMES, TARGETS, TESTS, N, World, content, draw
@@ -71,7 +71,7 @@ def to_the_letter(
     S, S_star = list[int](), list[int]()
     while True:
         M = dealt(n, 59, seed, len(S))(without(S, n))
-        M_star = dealt(n, 59, seed + STREAM, len(S))(without(S_star, n))
+        M_star = dealt(n, 59, seed + DUAL_STREAM, len(S))(without(S_star, n))
         S.append(min(M, key=lambda i: q_of([*S, i])))
         S_star.append(min(sorted(M_star), key=lambda i: q_star_of([*S_star, i])))
         # (8): what is taken off the prior variance lies between -2 Q* and (|k|^2 + 2 Q) / s2.

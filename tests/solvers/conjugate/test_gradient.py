@@ -221,7 +221,7 @@ def test_a_larger_factor_is_weighed_by_the_prices_of_the_rounds_to_come(
     solver = ConjugateGradient(first)
     with PROBLEM.blocked(executor) as operator:
         state = solver.start(operator, PROBLEM.y)
-        state.precision, state.left = precision, 77.0
+        state.precision, state.needed_fall = precision, 77.0
         for _ in range(2):
             solver.advance(operator, state)
     sizes = Sizes(300, 3, 1, precision == "double")

@@ -11,8 +11,7 @@ import pytest
 
 from dkgp.cluster import LocalExecutor
 from dkgp.kernels import Kernel, Linear, Matern12, Periodic, Polynomial, RationalQuadratic, SquaredExponential
-from dkgp.solvers.greedy_basis.dual import STREAM
-from dkgp.solvers.greedy_basis.engine import choose_greedily
+from dkgp.solvers.greedy_basis.engine import DUAL_STREAM, choose_greedily
 from dkgp.solvers.greedy_basis.scores import SCORES
 from dkgp.solvers.greedy_basis.settings import CANDIDATES, GreedyBasis, GreedySettings
 from tests.solvers.greedy_basis.test_engine import Problem
@@ -66,7 +65,7 @@ class SmolaBartlett:
         while True:
             # Random subsets M of I and M* of I*, of size kappa.
             M = dealt(n, self.kappa, seed, len(S))(without(S, n))
-            M_star = dealt(n, self.kappa, seed + STREAM, len(S))(without(S_star, n))
+            M_star = dealt(n, self.kappa, seed + DUAL_STREAM, len(S))(without(S_star, n))
             S.append(min(M, key=lambda i: self.q_of(self.p_of([*S, i]) @ self.beta([*S, i]))))
             S_star.append(
                 min(M_star, key=lambda i: self.q_star_of(self.p_of([*S_star, i]) @ self.beta_star([*S_star, i])))

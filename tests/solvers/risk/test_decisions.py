@@ -34,9 +34,9 @@ RISK = Risk(LogisticLoss(), 0.1)
     ],
 )
 def test_by_how_much_a_width_must_fall(left: float, width: float, gap: float, expected: float) -> None:
-    state: Any = SimpleNamespace(left=left, risks=np.array([2.0, 3.0]), bound=np.array([2.0, 3.0 - gap]))
+    state: Any = SimpleNamespace(needed_fall=left, risks=np.array([2.0, 3.0]), bound=np.array([2.0, 3.0 - gap]))
     assert AutoState._fall(state, width) == pytest.approx(expected)
-    nothing: Any = SimpleNamespace(left=math.inf, risks=np.zeros(2), bound=np.zeros(2))
+    nothing: Any = SimpleNamespace(needed_fall=math.inf, risks=np.zeros(2), bound=np.zeros(2))
     assert AutoState._fall(nothing, width) == 1.0
 
 

@@ -140,7 +140,7 @@ def test_stopped_after_any_round_it_ends_in_the_same_bits(
             )
         resumed = minimised(executor, targets, loss, **options, checkpointing=again)
         assert bits(resumed) == bits(whole)
-        assert resumed.chosen == whole.chosen
+        assert resumed.choice == whole.choice
         assert len(resumed.solution.history) == len(whole.solution.history)
     again = Checkpointing(store, 1e9, {"data": "a"}, resume=True)
     with pytest.raises(
@@ -194,13 +194,13 @@ def test_majorisation_by_any_solver(solver: Any, executor: LocalExecutor, tmp_pa
 
 def test_auto_takes_newton_where_conjugate_gradients_would_take_long(executor: LocalExecutor) -> None:
     easy = minimised(executor, LABELS, LogisticLoss(), regularisation=10.0)
-    assert easy.method == easy.chosen["method"] == "kcg"
+    assert easy.method == easy.choice["method"] == "kcg"
     hard, plain = (
         minimised(executor, LABELS, LogisticLoss(), regularisation=1e-3, gap=1e-6, method=method)
         for method in ("auto", "kcg")
     )
-    assert hard.method == hard.chosen["method"] == "newton"
-    assert hard.chosen["projected_products"] > hard.chosen["most_products"]
+    assert hard.method == hard.choice["method"] == "newton"
+    assert hard.choice["projected_products"] > hard.choice["most_products"]
     assert 1.5 * hard.solution.progress.column_passes < plain.solution.progress.column_passes
     # Without rounds there is no preconditioner, and nothing to take over.
     dense = minimised_by(PROBLEM.dense(), LABELS, loss=LogisticLoss(), regularisation=1e-3, gap=1e-6, max_iterations=50)

@@ -181,7 +181,7 @@ def train_logistic(
         "sharpened": sharpened,
         "kept_share": kept_share,
         "weighted": data.weights is not None,
-        "chosen": solved.chosen,
+        "chosen": solved.choice,
         **({} if context.tree_error is None else {"tree_error": float(context.tree_error)}),
     }
     return TrainedLogistic(

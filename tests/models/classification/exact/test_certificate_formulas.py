@@ -253,7 +253,7 @@ def test_the_rule_by_its_formula() -> None:
     # Two columns, V = 3 + 1 over s2 = 0.25: sqrt of 16.
     rule = DecisionError(0.1, 0.25, 3.0, level=1.0)
     assert rule.measure(progress(0.5)) == pytest.approx(2.0 * 0.5 * 4.0, rel=1e-15)
-    assert rule.left(progress(0.5)) == pytest.approx(40.0, rel=1e-15)
+    assert rule.needed_fall(progress(0.5)) == pytest.approx(40.0, rel=1e-15)
     assert rule.gradient_tolerance(9) == pytest.approx(0.1 / 2.0 / 12.0, rel=1e-14)
     # One column, and no level to be unsure of.
     bare = DecisionError(0.1, 0.25, 4.0, intercept=False, level=1.0)

@@ -184,7 +184,7 @@ def test_the_rule_goes_by_the_tolerance(rng: np.random.Generator) -> None:
     assert vague.summary["iterations"] < close.summary["iterations"]
     rule = DecisionError(0.1, 0.2, 1.0)
     assert rule.measure(vague.solution.progress) <= 0.1 < rule.measure(vague.solution.history[0])
-    assert rule.left(close.solution.progress) <= 1e-4
+    assert rule.needed_fall(close.solution.progress) <= 1e-4
 
 
 @pytest.mark.parametrize("weighted", [False, True])

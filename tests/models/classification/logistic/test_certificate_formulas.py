@@ -236,7 +236,7 @@ def progress(distance: float) -> Progress:
 def test_the_rule_by_its_formula() -> None:
     rule = RiskError(0.5, 9.0)
     assert rule.measure(progress(0.25)) == 0.75
-    assert rule.left(progress(0.25)) == 1.5
+    assert rule.needed_fall(progress(0.25)) == 1.5
     assert rule.check(progress(0.25)) is None
     at = rule.check(progress(0.5 / 3.0))
     assert at is not None

@@ -286,5 +286,5 @@ def test_the_rule_goes_by_the_distance(rng: np.random.Generator) -> None:
     assert vague.summary["iterations"] < close.summary["iterations"]
     rule = RiskError(0.1, 1.0)
     assert rule.measure(vague.solution.progress) <= 0.1 < rule.measure(vague.solution.history[0])
-    assert rule.left(close.solution.progress) <= 1e-3
+    assert rule.needed_fall(close.solution.progress) <= 1e-3
     assert vague.solution.reason.rule == "decision_error"
