@@ -277,13 +277,13 @@ def _precision(name: str, sizes: Sizes) -> Literal["mixed", "double"]:
     return "double" if sizes.double and name != "cholesky" else "mixed"
 
 
-def _easy(found: _Factor, factor: float, double: bool) -> Choice:
-    """Choose for few samples: the factor of the matrix, unless what one look found takes half of its time."""
+def _easy(look: _Factor, factor: float, double: bool) -> Choice:
+    """Choose for few samples: the factor of the matrix, unless what one look came to takes half of its time."""
     projected = {"cholesky": factor}
-    if math.isinf(found.seconds):
-        return Choice("cholesky", f"{found.samples:,} samples are few for a problem that is not easy", projected)
-    projected["pcg"] = found.seconds
-    return found.choice(_others("pcg", projected), projected, double)
+    if math.isinf(look.seconds):
+        return Choice("cholesky", f"{look.samples:,} samples are few for a problem that is not easy", projected)
+    projected["pcg"] = look.seconds
+    return look.choice(_others("pcg", projected), projected, double)
 
 
 @dataclass(frozen=True)
@@ -384,11 +384,11 @@ class _Search:
         made, more = (self._seconds(count, halo, leaf, rank) for count in (0.0, 1.0))
         most = min(float(MOST_ITERATIONS), (min(self._limit, self.best.seconds) - made) / (more - made))
         count = self._probe.iterations(halo, leaf, rank, most) if most >= 1.0 else math.inf
-        seen = _Factor(self._sizes.n, halo, leaf, rank, count, made + count * (more - made))
-        self._seen[halo, rank] = seen
-        if seen.seconds < self.best.seconds:
-            self.best = seen
-        return seen
+        factor = _Factor(self._sizes.n, halo, leaf, rank, count, made + count * (more - made))
+        self._seen[halo, rank] = factor
+        if factor.seconds < self.best.seconds:
+            self.best = factor
+        return factor
 
     def _fits(self, halo: int, leaf: int, rank: int) -> bool:
         """True for a factor within the memory; a low-rank one that is too large to be held is evaluated."""

@@ -15,6 +15,11 @@ from dkgp.solvers.measures import measures
 from dkgp.solvers.stopping import Progress
 
 
+def nothing() -> FloatArray:
+    """An array that is not there yet."""
+    return np.zeros((0, 0))
+
+
 @dataclass
 class SolverState:
     """A solve between two rounds.
@@ -46,7 +51,7 @@ class SolverState:
     columns: int = 0
     precision: Precision = "single"
     exact: bool = False
-    stepped: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    stepped: FloatArray = field(default_factory=nothing)
     moved: FloatArray = field(default_factory=lambda: np.zeros(1))
     risk_width: float = math.inf
     verified: Progress | None = None
@@ -67,7 +72,7 @@ class SolverState:
 
         In float64 a recursion drifts too, if far less, and no bound on it is kept.
         """
-        self.exact, self.stepped = False, np.zeros((0, 0))
+        self.exact, self.stepped = False, nothing()
         if self.precision == "single":
             self.moved = self.moved + squared_norm
 
@@ -103,7 +108,7 @@ class SolverState:
             self.risk_width = math.inf
         self.gradient = gradient
         self.moved = np.zeros(gradient.shape[1])
-        self.exact, self.stepped = True, np.zeros((0, 0))
+        self.exact, self.stepped = True, nothing()
         self.verified = self.measured(operator) if recursion else None
 
     def measured(self, operator: KernelOperator) -> Progress:

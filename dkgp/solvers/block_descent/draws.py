@@ -43,42 +43,42 @@ class Draws:
         self._marks = np.zeros(n, dtype=np.int32)
         self._subsets = 0
 
-    def take(self, subsets: int, out: NDArray[np.bool_], left: int) -> IndexArray:
-        """Return the next subsets, one after the other: (subsets * min(kappa, left),).
+    def take(self, subsets: int, out: NDArray[np.bool_], remaining: int) -> IndexArray:
+        """Return the next subsets, one after the other: (subsets * min(kappa, remaining),).
 
         - `out` (n,): samples that are not in N.
-        - `left`: how many the others are.
+        - `remaining`: how many the others are.
         """
-        if left <= self._candidates:
+        if remaining <= self._candidates:
             return np.tile(np.flatnonzero(~out).astype(np.intp), subsets)
-        found = np.empty((subsets, self._candidates), dtype=np.intp)
+        dealt = np.empty((subsets, self._candidates), dtype=np.intp)
         held, first = 0, self._subsets + 1
         while True:
-            held, self._position = _deal(found, held, self.sequence, self._position, out, self._marks, first)
-            if held == found.size:
+            held, self._position = _deal(dealt, held, self.sequence, self._position, out, self._marks, first)
+            if held == dealt.size:
                 break
             self.sequence = self._more(max(LEAST_MORE, len(self.sequence) // 4))
             self._position = 0
         self._subsets += subsets
-        return found.ravel()
+        return dealt.ravel()
 
     def _more(self, count: int) -> IndexArray:
         return self._generator.integers(0, self._n, count, dtype=np.intp)
 
 
 @cached_njit(nogil=True)
-def _deal(found, held, sequence, position, out, marks, first):  # type: ignore[no-untyped-def]
-    """Fill the rows of `found` from `sequence`; return how many numbers they hold, and where the sequence goes on.
+def _deal(dealt, held, sequence, position, out, marks, first):  # type: ignore[no-untyped-def]
+    """Fill the rows of `dealt` from `sequence`; return how many numbers they hold, and where the sequence goes on.
 
     `marks` has for every sample the last subset that it was dealt to; the first row's is `first`.
     """
-    length, size = found.shape[1], found.size
+    length, size = dealt.shape[1], dealt.size
     while held < size and position < sequence.shape[0]:
         sample = sequence[position]
         position += 1
         subset = held // length
         if not out[sample] and marks[sample] != first + subset:
             marks[sample] = first + subset
-            found[subset, held - subset * length] = sample
+            dealt[subset, held - subset * length] = sample
             held += 1
     return held, position

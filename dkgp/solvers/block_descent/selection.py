@@ -177,7 +177,7 @@ class _Scorer:
         candidates: IndexArray,
         gradient: GradientView,
         diagonal: FloatArray,
-        chosen: np.ndarray,
+        taken: np.ndarray,
         groups: int,
         count: int,
     ) -> IndexArray:
@@ -197,15 +197,15 @@ class _Scorer:
         scores = np.sum(error**2, axis=1) / curvature
         if groups == 1 and count > 1:
             order = candidates[np.argsort(-scores, kind="stable")]
-            picked = order[~chosen[order]][:count]
-            chosen[picked] = True
+            picked = order[~taken[order]][:count]
+            taken[picked] = True
             return np.asarray(picked)
-        return np.asarray(best_in_groups(scores, candidates, groups, chosen))
+        return np.asarray(best_in_groups(scores, candidates, groups, taken))
 
 
 @cached_njit(nogil=True)
-def best_in_groups(scores, candidates, groups, chosen):  # type: ignore[no-untyped-def]
-    """Return the best candidate of each of `groups` equal runs that is not `chosen` yet, and mark it.
+def best_in_groups(scores, candidates, groups, taken):  # type: ignore[no-untyped-def]
+    """Return the best candidate of each of `groups` equal runs that is not `taken` yet, and mark it.
 
     Runs are served in order: a variable that an earlier run took leaves a later one with its next best, or none.
     """
@@ -216,22 +216,22 @@ def best_in_groups(scores, candidates, groups, chosen):  # type: ignore[no-untyp
         best, best_score = -1, -1.0
         for position in range(group * length, (group + 1) * length):
             variable = candidates[position]
-            if scores[position] > best_score and not chosen[variable]:
+            if scores[position] > best_score and not taken[variable]:
                 best, best_score = variable, scores[position]
         if best >= 0:
-            chosen[best] = True
+            taken[best] = True
             picked[count] = best
             count += 1
     return picked[:count]
 
 
 def _include_steepest(
-    picked: IndexArray, gradient: GradientView, diagonal: FloatArray, chosen: np.ndarray
+    picked: IndexArray, gradient: GradientView, diagonal: FloatArray, taken: np.ndarray
 ) -> IndexArray:
     steepest = int(np.argmax(np.sum(gradient.everywhere() ** 2, axis=1) / diagonal))
-    if chosen[steepest]:
+    if taken[steepest]:
         return picked
-    chosen[steepest] = True
+    taken[steepest] = True
     return np.append(picked[:-1], steepest) if len(picked) else np.asarray([steepest], dtype=np.intp)
 
 

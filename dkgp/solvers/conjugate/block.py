@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from dkgp.cluster.threads import in_parallel
 from dkgp.errors import NumericalError
 from dkgp.operators.base import FloatArray, KernelOperator
-from dkgp.solvers.state import SolverState
+from dkgp.solvers.state import SolverState, nothing
 from dkgp.solvers.stopping import Progress
 
 # Directions that the others span to this share of their length are left out; of float32 ones little more is there.
@@ -68,8 +68,8 @@ class BlockDirections:
     - `threads`: of this process, to share the work; results do not depend on their number.
     """
 
-    vectors: NDArray[Any] = field(default_factory=lambda: np.zeros((0, 0)))
-    images: NDArray[Any] = field(default_factory=lambda: np.zeros((0, 0)))
+    vectors: NDArray[Any] = field(default_factory=nothing)
+    images: NDArray[Any] = field(default_factory=nothing)
     threads: int = 1
     _curvature: _Curvature | None = field(default=None, init=False, repr=False)
 

@@ -19,7 +19,7 @@ from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.base import Method
 from dkgp.solvers.registry import SolverDeclaration, register_solver
-from dkgp.solvers.state import SolverState
+from dkgp.solvers.state import SolverState, nothing
 
 # Where <g, g>_K has sunk to this share of g'g, rounding is all that is left of it.
 NULL_SHARE = 1e-13
@@ -36,10 +36,10 @@ class LeastSquaresState(SolverState):
 
     saved = (*SolverState.saved, "direction", "image", "slope", "slope_image")
 
-    direction: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
-    image: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
-    slope: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
-    slope_image: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    direction: FloatArray = field(default_factory=nothing)
+    image: FloatArray = field(default_factory=nothing)
+    slope: FloatArray = field(default_factory=nothing)
+    slope_image: FloatArray = field(default_factory=nothing)
 
 
 @dataclass(frozen=True)

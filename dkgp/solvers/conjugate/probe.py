@@ -211,19 +211,19 @@ class _Subset:
             self._leaves[halo, leaf] = _Leaves.of(self.matrix, self.prior, self._points, halo, leaf)
         leaves = self._leaves[halo, leaf]
         data, columns, lengths = [], [], []
-        for samples, own in zip(leaves.samples, leaves.own, strict=True):
+        for samples, size in zip(leaves.samples, leaves.sizes, strict=True):
             block = self.matrix[np.ix_(samples, samples)].astype(np.float64)
             part = rows[:, samples]
             block -= part.T @ part
             damping = DAMPING_IN_DOUBLE if self.double else DAMPING
             block[np.diag_indices(len(samples))] += noise + damping * self.prior[samples]
             lower = scipy.linalg.lapack.dpotrf(block, lower=1, clean=1)[0]
-            ours = np.zeros((len(samples), own))
-            ours[np.arange(len(samples) - own, len(samples)), np.arange(own)] = 1.0
-            ours = scipy.linalg.lapack.dtrtrs(lower, ours, lower=1, trans=1)[0]
-            data.append(ours.T.ravel())
-            columns.append(np.tile(samples, own))
-            lengths += [len(samples)] * own
+            inverse = np.zeros((len(samples), size))
+            inverse[np.arange(len(samples) - size, len(samples)), np.arange(size)] = 1.0
+            inverse = scipy.linalg.lapack.dtrtrs(lower, inverse, lower=1, trans=1)[0]
+            data.append(inverse.T.ravel())
+            columns.append(np.tile(samples, size))
+            lengths += [len(samples)] * size
         starts = np.concatenate([[0], np.cumsum(lengths)])
         return scipy.sparse.csr_matrix((np.concatenate(data), np.concatenate(columns), starts), (self.m, self.m))
 
@@ -233,12 +233,12 @@ class _Leaves:
     """The samples of each leaf, its halo's first, and how many are its own."""
 
     samples: tuple[NDArray[np.intp], ...]
-    own: tuple[int, ...]
+    sizes: tuple[int, ...]
 
     @classmethod
     def of(cls, matrix: NDArray[Any], prior: FloatArray, points: NDArray[np.float32], halo: int, leaf: int) -> _Leaves:
         order, bounds = kd_order(points, leaf)
-        samples, own = [], []
+        samples, sizes = [], []
         root = np.sqrt(counted(prior))
         for start, stop in pairwise(bounds):
             leaf_samples, near = order[start:stop].astype(np.intp), order[:start].astype(np.intp)
@@ -246,8 +246,8 @@ class _Leaves:
                 alike = (matrix[leaf_samples][:, near] / root[leaf_samples, None]).max(axis=0) / root[near]
                 near = near[np.sort(np.argpartition(-alike, halo - 1)[:halo])]
             samples.append(np.concatenate([near, leaf_samples]))
-            own.append(len(leaf_samples))
-        return cls(tuple(samples), tuple(own))
+            sizes.append(len(leaf_samples))
+        return cls(tuple(samples), tuple(sizes))
 
 
 class Probe:

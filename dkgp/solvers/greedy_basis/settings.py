@@ -12,7 +12,8 @@ from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.solvers.greedy_basis.scores import SCORES, Score
 from dkgp.solvers.stopping import StopReason
 
-# Best of so many drawn at random is one of the best 5 % with a probability of 95 %: ceil(log .05 / log .95).
+# Best of so many drawn at random is one of the best 5 % with a probability of 95 %: ceil(log .05 / log .95);
+# section 3.5.2 of the pursuit paper.
 CANDIDATES = 59
 
 

@@ -13,9 +13,6 @@ from dkgp.operators.base import IndexArray
 from dkgp.solvers.block_descent.draws import round_generator
 from dkgp.solvers.greedy_basis.scores import SCORES, Score
 
-# Best of so many drawn at random is one of the best 5 % with a probability of 95 % (section 3.5.2 of the paper).
-CANDIDATES = 59
-
 
 @dataclass(frozen=True)
 class PursuitSettings:

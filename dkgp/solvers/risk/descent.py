@@ -19,6 +19,7 @@ from dkgp.solvers.base import PhaseClock
 from dkgp.solvers.conjugate.kernel_cg import ratio
 from dkgp.solvers.risk.method import RiskMethod, descend, descend_or_settle
 from dkgp.solvers.risk.state import RiskState
+from dkgp.solvers.state import nothing
 
 
 @dataclass
@@ -32,9 +33,9 @@ class DescentState(RiskState):
 
     saved = (*RiskState.saved, "direction", "image", "before", "square")
 
-    direction: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
-    image: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
-    before: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    direction: FloatArray = field(default_factory=nothing)
+    image: FloatArray = field(default_factory=nothing)
+    before: FloatArray = field(default_factory=nothing)
     square: FloatArray = field(default_factory=lambda: np.zeros(0))
 
 

@@ -24,7 +24,7 @@ from dkgp.solvers.registry import build_solver
 from dkgp.solvers.risk.descent import DescentState
 from dkgp.solvers.risk.method import RiskMethod, descend_or_settle
 from dkgp.solvers.risk.problem import Risk
-from dkgp.solvers.state import SolverState
+from dkgp.solvers.state import SolverState, nothing
 
 # A step is solved until so much of its gradient is left, or for so many rounds.
 SHARE_LEFT, MOST_ROUNDS = 0.1, 200
@@ -46,7 +46,7 @@ class MajorisationState(DescentState):
     counted = (*DescentState.counted, "rounds")
 
     rounds: int = 0
-    gradient_product: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    gradient_product: FloatArray = field(default_factory=nothing)
     step: SolverState | None = None
     shifted: KernelOperator = field(init=False)
 
@@ -187,4 +187,4 @@ class RiskMajorisation(RiskMethod[MajorisationState]):
         state.before, state.square = gradient, -overlap
         if state.precision == "single":
             state.moved = np.maximum(state.moved, step.moved)
-        state.rounds, state.gradient_product = 0, np.zeros((0, 0))
+        state.rounds, state.gradient_product = 0, nothing()

@@ -35,6 +35,7 @@ from dkgp.solvers.losses import CurvatureRoot
 from dkgp.solvers.risk.descent import DescentState, RiskConjugateGradient
 from dkgp.solvers.risk.method import RiskMethod, descend_or_settle
 from dkgp.solvers.risk.preconditioner import CurvaturePreconditioner, affordable_rank
+from dkgp.solvers.state import nothing
 
 # The last iteration's gain, as a share of the slope that is left: far from the least, and near it.
 LARGEST_SHARE, LEAST_SHARE = 0.1, 1e-8
@@ -71,11 +72,11 @@ class NewtonState(DescentState):
     descents: int = 0
     until: int = MOST_DESCENTS
     failures: int = 0
-    newton_image: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
-    along: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
-    along_image: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
-    residual: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
-    search: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    newton_image: FloatArray = field(default_factory=nothing)
+    along: FloatArray = field(default_factory=nothing)
+    along_image: FloatArray = field(default_factory=nothing)
+    residual: FloatArray = field(default_factory=nothing)
+    search: FloatArray = field(default_factory=nothing)
     energy: FloatArray = field(default_factory=lambda: np.zeros(0))
     root: CurvatureRoot | None = None
     preconditioner: CurvaturePreconditioner | None = None
@@ -89,7 +90,7 @@ class NewtonState(DescentState):
     def give_up_the_step(self) -> None:
         """Forget the step under way."""
         self.inner, self.root, self.refreshed = 0, None, False
-        self.newton_image = self.along = self.along_image = self.residual = self.search = np.zeros((0, 0))
+        self.newton_image = self.along = self.along_image = self.residual = self.search = nothing()
         self.energy = np.zeros(0)
 
     def curvature(self) -> CurvatureRoot:
@@ -143,7 +144,7 @@ class RiskNewton(RiskMethod[NewtonState]):
         """One iteration of a step, or the product that it begins with, in place; seconds by phase."""
         if self._is_far(operator, state):
             return RiskConjugateGradient(self.risk, self.precision).advance(operator, state)
-        state.direction = state.image = state.before = np.zeros((0, 0))
+        state.direction = state.image = state.before = nothing()
         clock = PhaseClock()
         if not state.search.size:
             state.newton_image = state.image_of_gradient(operator)

@@ -14,7 +14,7 @@ import numpy as np
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.conjugate.kernel_cg import kernel_product, ratio
 from dkgp.solvers.risk.problem import Risk
-from dkgp.solvers.state import SolverState
+from dkgp.solvers.state import SolverState, nothing
 from dkgp.solvers.stopping import Progress
 
 
@@ -37,8 +37,8 @@ class RiskState(SolverState):
     counted = (*SolverState.counted, "doubt")
 
     risk: Risk = field(init=False)
-    values: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
-    gradient_image: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    values: FloatArray = field(default_factory=nothing)
+    gradient_image: FloatArray = field(default_factory=nothing)
     bound: FloatArray = field(default_factory=lambda: np.zeros(0))
     excess: FloatArray = field(default_factory=lambda: np.zeros(0))
     width: FloatArray = field(default_factory=lambda: np.zeros(0))
@@ -69,7 +69,7 @@ class RiskState(SolverState):
     def settle(self) -> None:
         """Let the gradient follow from alpha and the values."""
         self.gradient = self.risk.gradient(*self.here)
-        self.gradient_image = np.zeros((0, 0))
+        self.gradient_image = nothing()
 
     def product(self, operator: KernelOperator, vectors: FloatArray) -> FloatArray:
         """K V in the precision of the round, counted: (n, t)."""
