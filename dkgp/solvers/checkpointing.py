@@ -137,6 +137,12 @@ class Checkpoints:
             self.save(state)
 
 
+def interrupted(when: str, url: str | None, what: str = "state") -> InterruptedRunError:
+    """The error that ends a run as was asked for: `when` that was, and `what` is saved in `url`, where there is one."""
+    saved = "nothing was saved" if url is None else f"{what} saved in {url}"
+    return InterruptedRunError(f"interrupted {when}; {saved}", url)
+
+
 class Interruption:
     """The end of a solve that `wanted` asks for, its state saved.
 
@@ -153,7 +159,7 @@ class Interruption:
         self._state = state
         if self._wanted is not None and self._wanted():
             self._checkpoints.save(state)
-            self._end(f"after {state.iteration} rounds")
+            raise interrupted(f"after {state.iteration} rounds", self._url)
 
     def heed_within(self, progress: Progress) -> None:
         """Raise `InterruptedRunError` in the course of a round, where the rounds before it are saved, or cannot be."""
@@ -161,12 +167,12 @@ class Interruption:
             return
         done = 0 if self._state is None else self._state.iteration
         if done == (self._checkpoints.saved_iteration or 0) or self._checkpoints.url is None:
-            self._end(f"in round {done + 1}")
+            raise interrupted(f"in round {done + 1}", self._url)
 
-    def _end(self, when: str) -> None:
-        url = None if self._checkpoints.saved_iteration is None else self._checkpoints.url
-        saved = "nothing was saved" if url is None else f"state saved in {url}"
-        raise InterruptedRunError(f"interrupted {when}; {saved}", url)
+    @property
+    def _url(self) -> str | None:
+        """Place of what is saved, if anything is."""
+        return None if self._checkpoints.saved_iteration is None else self._checkpoints.url
 
 
 def run_rounds(

@@ -12,7 +12,7 @@ import numpy as np
 
 from dkgp.data import Dataset
 from dkgp.data.types import Progress
-from dkgp.errors import InputError, InterruptedRunError
+from dkgp.errors import InputError
 from dkgp.kernels import Kernel, check_positive_definite, fold_white, has_user_function
 from dkgp.models.classification.labels import Labels
 from dkgp.models.context import RunContext
@@ -20,7 +20,7 @@ from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.tuning.tune import draw_subset
 from dkgp.operators.base import FloatArray
 from dkgp.solvers import Solution
-from dkgp.solvers.checkpointing import Checkpoints
+from dkgp.solvers.checkpointing import Checkpoints, interrupted
 from dkgp.solvers.stopping import ToTolerance
 
 
@@ -174,9 +174,8 @@ def interruption(
     def check(progress: Progress | None) -> None:
         if context.interrupted is None or not context.interrupted():
             return
-        where = None if checkpoints.saved_iteration is None else checkpoints.url
-        kept = "nothing was saved" if where is None else f"{checkpoints.saved_iteration} {unit} are saved in {where}"
+        url = None if checkpoints.saved_iteration is None else checkpoints.url
         place = phase if phase is not None or progress is None else progress.phase
-        raise InterruptedRunError(f"interrupted in the {place}; {kept}", where)
+        raise interrupted(f"in the {place}", url, f"{checkpoints.saved_iteration} {unit} are")
 
     return check

@@ -8,7 +8,6 @@ from typing import Any
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset
 from dkgp.data.types import Progress
-from dkgp.errors import InterruptedRunError
 from dkgp.kernels import Kernel
 from dkgp.models.context import RunContext
 from dkgp.models.sparse.bases import blind_basis, given_basis
@@ -19,6 +18,7 @@ from dkgp.models.sparse.settings import SparseSettings
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.solvers import GreedyBlockCoordinateDescent, MaxPasses, solve
+from dkgp.solvers.checkpointing import interrupted
 from dkgp.solvers.greedy_basis.engine import choose_greedily
 from dkgp.solvers.greedy_basis.settings import GreedyBasis
 from dkgp.solvers.stopping import StopReason
@@ -73,9 +73,8 @@ def train_sparse(
 
         def heed(progress: Progress) -> None:
             if run.interrupted is not None and run.interrupted():
-                where = None if greedy is None or run.checkpointing is None else run.checkpointing.store.url
-                kept = "nothing was saved" if where is None else f"the basis is saved in {where}"
-                raise InterruptedRunError(f"interrupted in the {progress.phase}; {kept}", where)
+                url = None if greedy is None or run.checkpointing is None else run.checkpointing.store.url
+                raise interrupted(f"in the {progress.phase}", url, "the basis is")
 
         with operator.watched(heed, run.within):
             require_range(operator, targets)

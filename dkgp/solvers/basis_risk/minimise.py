@@ -24,13 +24,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.errors import InputError, InterruptedRunError
+from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.solvers.basis_risk.problem import BasisRisk, Evaluated, Factor, Mask
 from dkgp.solvers.basis_risk.state import MOST_PAIRS, BasisRiskState
 from dkgp.solvers.basis_risk.tasks import Curvatures
-from dkgp.solvers.checkpointing import Checkpoints
+from dkgp.solvers.checkpointing import Checkpoints, interrupted
 from dkgp.solvers.losses import Loss
 from dkgp.solvers.risk.problem import Risk
 from dkgp.solvers.stopping import Progress, StopReason
@@ -203,13 +203,16 @@ class BasisDescent:
             return self._descend(state, watch.interrupted, checkpoints)
 
     def _descend(
-        self, state: BasisRiskState, interrupted: Callable[[], bool] | None, checkpoints: Checkpoints
+        self, state: BasisRiskState, interruption: Callable[[], bool] | None, checkpoints: Checkpoints
     ) -> BasisRiskSolution:
         problem = self._problem
         self._entries = problem.cross.operator.kernel_evaluations
         self._began = time.perf_counter()
         while (reason := self._reason(state)) is None:
-            _heed(state, interrupted, checkpoints)
+            if interruption is not None and interruption():
+                checkpoints.save(state)
+                done = f"{state.iteration} steps"
+                raise interrupted(f"after {done}", checkpoints.url, f"{done} are")
             began = time.perf_counter()
             if self._pays(state):
                 self._refresh(state)
@@ -437,12 +440,3 @@ class BasisDescent:
 def _quotient(left: FloatArray, right: FloatArray) -> FloatArray:
     """left / right, and zero where a column has not moved."""
     return np.divide(left, right, out=np.zeros_like(left), where=right > 0.0)
-
-
-def _heed(state: BasisRiskState, interrupted: Callable[[], bool] | None, checkpoints: Checkpoints) -> None:
-    if interrupted is None or not interrupted():
-        return
-    checkpoints.save(state)
-    url = checkpoints.url
-    saved = "nothing was saved" if url is None else f"{state.iteration} steps are saved in {url}"
-    raise InterruptedRunError(f"interrupted after {state.iteration} steps; {saved}", url)

@@ -26,7 +26,7 @@ import numpy as np
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset
 from dkgp.data.types import FloatArray, Progress
-from dkgp.errors import InputError, InterruptedRunError, NumericalError
+from dkgp.errors import InputError, NumericalError
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.sparse.bases import blind_basis
@@ -40,6 +40,7 @@ from dkgp.models.tuning.marginal_likelihood import DenseObjective
 from dkgp.models.tuning.problem import Choices, SearchProblem
 from dkgp.models.tuning.subsets import require_finite
 from dkgp.models.tuning.tasks import SubsetSummary
+from dkgp.solvers.checkpointing import interrupted
 
 Evidence: TypeAlias = Literal["bound", "fitc"]
 EVIDENCES: dict[Evidence, str] = {"bound": "variational bound", "fitc": "FITC likelihood"}
@@ -237,10 +238,7 @@ class _Run:
     def _require_no_interruption(self, where: str) -> None:
         if self._watch.interrupted is not None and self._watch.interrupted():
             self.trail.save()
-            kept = "nothing was saved" if self.trail.url is None else f"evaluations are saved in {self.trail.url}"
-            raise InterruptedRunError(
-                f"interrupted {where}, after {len(self.trail)} evaluations; {kept}", self.trail.url
-            )
+            raise interrupted(f"{where}, after {len(self.trail)} evaluations", self.trail.url, "evaluations are")
 
     def _result(self, best: Optimum) -> Hyperparameters:
         basis = self._best_basis
