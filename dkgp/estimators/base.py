@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import compress
 from typing import Any, ClassVar, Self
 
@@ -13,72 +14,87 @@ from dkgp.data import Dataset
 from dkgp.estimators.fitted import Fitted, Workspace
 from dkgp.estimators.outputs import predictions
 from dkgp.estimators.scikit_learn import BaseEstimator, RegressorMixin, check_is_fitted
-from dkgp.estimators.settings import OBJECTIVES, chosen_hyperparameters, settings_of
+from dkgp.estimators.settings import OBJECTIVES, hyperparameters_for, settings_of
 from dkgp.estimators.tables import Table, is_plain, read_inputs
-from dkgp.estimators.training_set import given_names, plain_inputs, true_targets
+from dkgp.estimators.training_set import feature_names_of, plain_inputs, true_targets
 from dkgp.kernels import Kernel, kernel_from_json
 from dkgp.models import Hyperparameters, tune_dataset
 from dkgp.models.variance.variances import VarianceSettings
 
 
-class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
-    """Base of regressors and classifiers; parameters and attributes as of `GPRegressor`."""
+class ClientEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
+    """Base of all estimators, which keep their client to this process."""
 
-    kernel: str | Kernel | Hyperparameters
-    noise_variance: float | None
-    optimizer: str | None
-    subset_size: int
-    n_restarts_optimizer: int
-    client: Any
-    store: str | None
-    random_state: Any
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the client, which belongs to this process."""
+        return {**super().__getstate__(), "client": None}
+
+    def __sklearn_clone__(self) -> Self:
+        """A new estimator with the same parameters, and the same client rather than a copy of it."""
+        from sklearn.base import clone
+
+        parameters = {
+            name: value if name == "client" else clone(value, safe=False)
+            for name, value in self.get_params(deep=False).items()
+        }
+        return type(self)(**parameters)
+
+
+class TargetsRegressor(RegressorMixin, ClientEstimator):  # type: ignore[misc]  # scikit-learn ships no types
+    """Base of regressors, of one or several targets."""
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Coefficient of determination R^2 of the predicted mean; lazy inputs are computed.
+
+        Parameters
+        ----------
+        X, y
+            As for `fit`.
+        sample_weight : (r,) array_like, optional
+        """
+        from sklearn.metrics import r2_score
+
+        check_is_fitted(self)
+        targets = true_targets(X, y)
+        mean = self.predict(X)
+        return float(r2_score(targets, np.asarray(mean), sample_weight=sample_weight))
+
+    def __sklearn_tags__(self) -> Any:
+        """Several targets are welcome."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.single_output = True
+        tags.target_tags.multi_output = True
+        return tags
+
+
+@dataclass(eq=False, repr=False)
+class KernelEstimator(ClientEstimator):
+    """Base of regressors and classifiers; attributes as of `GPRegressor`.
+
+    A field is a parameter of the constructor: of it and its default there is one declaration.
+    """
+
+    kernel: str | Kernel | Hyperparameters = "rbf"
+    _: KW_ONLY
+    client: Any = None
+    store: str | None = None
+    random_state: Any = 0
 
     _state: ClassVar[type[Fitted]]
-    _optimizers: ClassVar[tuple[str, ...]] = tuple(OBJECTIVES)
-    _fitted: Fitted
+    _fitted: Fitted = field(init=False)
 
     # ------------------------------------------------------------------------------------------------------- training
 
-    def _hyperparameters(self, dataset: Dataset, seed: int) -> Hyperparameters:
-        def tune(kernel: Kernel | None, fixed: dict[str, float] | None) -> Hyperparameters:
-            return self._tuned(dataset, kernel, fixed, seed)
-
-        return chosen_hyperparameters(
-            self.kernel,
-            dataset,
-            noise_variance=self.noise_variance,
-            optimizer=self.optimizer,
-            optimizers=self._optimizers,
-            tune=tune,
-        )
-
-    def _tuned(
-        self,
-        dataset: Dataset,
-        kernel: Kernel | None,
-        fixed: dict[str, float] | None,
-        seed: int,
-    ) -> Hyperparameters:
-        """Tune on a subset of the samples."""
-        assert self.optimizer is not None
-        return tune_dataset(
-            dataset,
-            kernel=kernel,
-            subset=self.subset_size,
-            objective=OBJECTIVES[self.optimizer],
-            restarts=1 + self.n_restarts_optimizer,
-            seed=seed,
-            fixed=fixed,
-        )
-
     def _take(self, fitted: Fitted) -> None:
         """Show a model's parts under scikit-learn's names."""
-        record, found = fitted.record, fitted.about.get("hyperparameters")
+        record, hyperparameters = fitted.record, fitted.about.get("hyperparameters")
         self._fitted = fitted
         self.kernel_ = kernel_from_json(record.kernel)
         self.noise_variance_ = record.noise_variance
         self.hyperparameters_ = (
-            Hyperparameters(self.kernel_, self.noise_variance_) if found is None else Hyperparameters.from_json(found)
+            Hyperparameters(self.kernel_, self.noise_variance_)
+            if hyperparameters is None
+            else Hyperparameters.from_json(hyperparameters)
         )
         self.solution_ = {name: value for name, value in record.summary.items() if name != "estimator"}
         self.history_ = record.history
@@ -87,7 +103,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ship
     def _inputs(self, X: Any) -> Table:
         if is_plain(X):
             return Table(plain_inputs(self, X), None)
-        names = given_names(self)
+        names = feature_names_of(self)
         if names is not None:
             # Those that were constant are not asked for.
             names = tuple(compress(names, self._fitted.record.standardisation.kept))
@@ -121,7 +137,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ship
         StoreError
             Nothing there, or not a model of this kind that is whole.
         """
-        fitted = cls._state.load(os.fspath(url), Workspace(None))
+        fitted = cls._opened(os.fspath(url))
         record, about = fitted.record, fitted.about
         saved = about.get("settings")
         estimator = cls(**(settings_of(saved) if saved else cls._settings_from(fitted)), client=client)
@@ -133,27 +149,54 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ship
         return estimator
 
     @classmethod
+    def _opened(cls, url: str) -> Fitted:
+        """Open a stored model of this kind."""
+        return cls._state.load(url, Workspace(None))
+
+    @classmethod
     def _settings_from(cls, fitted: Fitted) -> dict[str, Any]:
         """Parameters for a model that no estimator saved: its own hyperparameters."""
         return {"kernel": kernel_from_json(fitted.record.kernel), "noise_variance": fitted.record.noise_variance}
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the client, which belongs to this process."""
-        return {**super().__getstate__(), "client": None}
 
-    def __sklearn_clone__(self) -> Self:
-        """A new estimator with the same parameters, and the same client rather than a copy of it."""
-        from sklearn.base import clone
+@dataclass(eq=False, repr=False, kw_only=True)
+class GPEstimator(TargetsRegressor, KernelEstimator):
+    """Base of Gaussian processes; parameters and attributes as of `GPRegressor`."""
 
-        parameters = {
-            name: value if name == "client" else clone(value, safe=False)
-            for name, value in self.get_params(deep=False).items()
-        }
-        return type(self)(**parameters)
+    noise_variance: float | None = None
+    optimizer: str | None = "marginal_likelihood"
+    subset_size: int = 2000
+    n_restarts_optimizer: int = 0
 
+    _optimizers: ClassVar[tuple[str, ...]] = tuple(OBJECTIVES)
 
-class GPEstimator(RegressorMixin, KernelEstimator):  # type: ignore[misc]  # scikit-learn ships no types
-    """Base of regressors; parameters and attributes as of `GPRegressor`."""
+    def _hyperparameters(self, dataset: Dataset, seed: int) -> Hyperparameters:
+        def tune(kernel: Kernel | None, fixed: dict[str, float] | None) -> Hyperparameters:
+            return self._tuned(dataset, kernel, fixed, seed)
+
+        return hyperparameters_for(
+            self.kernel,
+            dataset,
+            noise_variance=self.noise_variance,
+            optimizer=self.optimizer,
+            optimizers=self._optimizers,
+            tune=tune,
+        )
+
+    def _tuned(
+        self, dataset: Dataset, kernel: Kernel | None, fixed: dict[str, float] | None, seed: int
+    ) -> Hyperparameters:
+        """Tune on a subset of the samples."""
+        assert self.optimizer is not None
+        return tune_dataset(
+            dataset,
+            kernel=kernel,
+            subset=self.subset_size,
+            objective=OBJECTIVES[self.optimizer],
+            restarts=1 + self.n_restarts_optimizer,
+            seed=seed,
+            fixed=fixed,
+        )
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """`fit` the first time, `update` from then on."""
@@ -169,29 +212,6 @@ class GPEstimator(RegressorMixin, KernelEstimator):  # type: ignore[misc]  # sci
         names = ("mean", *(name for name, wanted in asked.items() if wanted))
         return predictions(self._fitted, self._inputs(X), names, settings, several=self._several, client=client)
 
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Coefficient of determination R^2 of the predicted mean; lazy inputs are computed.
-
-        Parameters
-        ----------
-        X, y
-            As for `fit`.
-        sample_weight : (r,) array_like, optional
-        """
-        from sklearn.metrics import r2_score
-
-        check_is_fitted(self)
-        targets = true_targets(X, y)
-        mean = self.predict(X)
-        return float(r2_score(targets, np.asarray(mean), sample_weight=sample_weight))
-
     @property
     def _several(self) -> bool:
         return bool(self._fitted.about.get("several_targets", len(self._fitted.record.target_names) > 1))
-
-    def __sklearn_tags__(self) -> Any:
-        """Several targets are welcome."""
-        tags = super().__sklearn_tags__()
-        tags.target_tags.single_output = True
-        tags.target_tags.multi_output = True
-        return tags

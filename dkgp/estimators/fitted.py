@@ -21,15 +21,20 @@ from dkgp.data import (
     Dataset,
     ModelRecord,
     SparseRecord,
+    find_classifier,
     find_model,
     is_resident,
+    memory_classifier,
     memory_model,
     memory_sparse_model,
     open_sparse_model,
+    save_classifier,
     save_model,
     save_sparse_model,
 )
+from dkgp.data.stores.arrays import row_ranges
 from dkgp.data.stores.memory_dataset import AssembledDataset, assembled_dataset
+from dkgp.errors import StoreError
 from dkgp.models.exact import TrainedModel
 from dkgp.models.prediction.class_predictor import ClassPredictor, ClassPredictorSource
 from dkgp.models.prediction.predictor import Predictor, PredictorSource
@@ -44,11 +49,20 @@ AnySource = PredictorSource | SparsePredictorSource | ClassPredictorSource
 AnyPredictor = Predictor | SparsePredictor | ClassPredictor
 
 
-class Workspace:
-    """The place of an estimator's own stores: a folder or URL that was given, or a temporary folder.
+# Estimators by the form of the classifiers that they train.
+CLASSIFIERS = {
+    "exact": "LSSVC",
+    "fixed-size": "FixedSizeLSSVC",
+    "logistic": "KernelLogisticClassifier",
+    "gp": "GPClassifier",
+}
 
-    A temporary folder is made when it is first needed, below dask's `temporary-directory` where that is set, and goes
-    when nothing refers to this object any more. What is put in a place that was given stays there.
+
+class Workspace:
+    """The place of an estimator's stores: a folder or URL of the user's, where they stay, or a temporary folder.
+
+    A temporary folder is made when it is first needed, below dask's `temporary-directory` where that is set, and
+    removed when nothing refers to this object any more.
     """
 
     def __init__(self, store: str | None) -> None:
@@ -66,7 +80,7 @@ class Workspace:
 
 
 class Fitted(ABC):
-    """A model with what belongs to it; the workspace is where the model goes when others have to read it."""
+    """A model with its training set; it is stored in the workspace when other processes have to read it."""
 
     record: ModelRecord | SparseRecord | ClassifierRecord
     workspace: Workspace
@@ -100,9 +114,9 @@ class Fitted(ABC):
 
     @property
     def about(self) -> dict[str, Any]:
-        """Description that the estimator saved with the model; empty for a model from elsewhere."""
-        said: dict[str, Any] = self.record.summary.get("estimator", {})
-        return said
+        """The description that the estimator saved with the model; empty for a model that no estimator saved."""
+        about: dict[str, Any] = self.record.summary.get("estimator", {})
+        return about
 
     def readable_url(self) -> str:
         """Address that other processes can read; the model is stored the first time that one is needed."""
@@ -124,7 +138,39 @@ class Fitted(ABC):
             return self._predictors[key]
 
 
-class FittedModel(Fitted):
+class FittedOnSamples(Fitted):
+    """A model whose sums go over its training inputs: `dataset`, or None where the record alone has them."""
+
+    record: ModelRecord | ClassifierRecord
+    dataset: Dataset | None
+
+    @abstractmethod
+    def save(self, url: str, *, by_reference: bool = False, overwrite: bool = False) -> None:
+        """Write the model to a store, its training inputs by reference where they lie in a store already."""
+
+    def _store(self, url: str) -> None:
+        self.save(url, by_reference=not isinstance(self._support(), AssembledDataset))
+
+    def _support(self) -> Dataset:
+        """The training inputs as a data set; targets that are not known are zeros, which nobody is shown."""
+        return self.dataset if self.dataset is not None else assembled_dataset(*self._training_set(None))
+
+    def _training_set(self, targets: FloatArray | None) -> tuple[Any, ...]:
+        """Arguments of `assembled_dataset`."""
+        record = self.record
+        n = record.n_samples if isinstance(record, ModelRecord) else record.n_support
+        return (
+            np.concatenate([record.inputs(*chunk) for chunk in row_ranges(n, record.chunk_rows)]),
+            np.zeros((n, len(record.target_names))) if targets is None else targets,
+            record.standardisation,
+            record.feature_names,
+            record.target_names,
+            record.fingerprint,
+            None if self.dataset is None else self.dataset.raw_feature_names,
+        )
+
+
+class FittedModel(FittedOnSamples):
     """An exact model; without its training set `dataset` and `gradient`, Kbar alpha - y (n, p), are None."""
 
     record: ModelRecord
@@ -138,8 +184,9 @@ class FittedModel(Fitted):
     @classmethod
     def of(cls, trained: TrainedModel, dataset: Dataset, workspace: Workspace, about: dict[str, Any]) -> FittedModel:
         """Keep what was trained; `about` joins its summary."""
-        said = trained.record()
-        record = memory_model(dataset, **{**said, "summary": {**said["summary"], "estimator": about}})
+        description = trained.record()
+        description["summary"] = {**description["summary"], "estimator": about}
+        record = memory_model(dataset, **description)
         return cls(record, dataset, trained.solution.gradient, workspace)
 
     @classmethod
@@ -153,11 +200,7 @@ class FittedModel(Fitted):
         """Write the model to a store; errors as of `save_model`."""
         gradient = None if self.dataset is None else self.gradient
         options: dict[str, Any] = {"gradient": gradient, "by_reference": by_reference, "overwrite": overwrite}
-        save_model(url, dataset=self._support(), **options, **self._said())
-
-    def _store(self, url: str) -> None:
-        """A training set that is in a store already is referred to."""
-        self.save(url, by_reference=not isinstance(self._support(), AssembledDataset))
+        save_model(url, dataset=self._support(), **options, **self._description())
 
     def source(self, variance: VarianceSettings | None, n_test: int) -> PredictorSource:
         """Return what tasks of this process take their predictor from."""
@@ -166,35 +209,16 @@ class FittedModel(Fitted):
     def _made(self, variance: VarianceSettings | None, n_test: int) -> Predictor:
         return Predictor(self.record, self.version, variance, n_test=_rounded(n_test))
 
-    def _said(self) -> dict[str, Any]:
+    def _description(self) -> dict[str, Any]:
         """Arguments of `save_model` and `memory_model`, all but the training set."""
         names = ("kernel", "noise_variance", "alpha", "history", "certificate", "summary")
         return {name: getattr(self.record, name) for name in names}
-
-    def _support(self) -> Dataset:
-        """The support inputs as a data set; targets that are not known are zeros, which nobody is shown."""
-        if self.dataset is not None:
-            return self.dataset
-        return assembled_dataset(*self._training_set(None))
-
-    def _training_set(self, targets: FloatArray | None) -> tuple[Any, ...]:
-        """Arguments of `assembled_dataset`."""
-        record = self.record
-        return (
-            np.concatenate([record.inputs(*chunk) for chunk in record.row_chunks()]),
-            np.zeros_like(record.alpha) if targets is None else targets,
-            record.standardisation,
-            record.feature_names,
-            record.target_names,
-            record.fingerprint,
-            None if self.dataset is None else self.dataset.raw_feature_names,
-        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything in arrays: whoever unpickles this has neither this process's memory nor its temporary files."""
         targets = None if self.dataset is None else self.dataset.all_targets()
         return {
-            "about": self._said(),
+            "about": self._description(),
             "training_set": self._training_set(targets),
             "has_targets": targets is not None,
             "gradient": self.gradient,
@@ -260,10 +284,69 @@ class FittedSparse(Fitted):
         self._new_version()
 
 
+class FittedClassifier(FittedOnSamples):
+    """A classifier; one of all samples needs its training inputs, one of prototypes does not."""
+
+    record: ClassifierRecord
+
+    def __init__(self, record: ClassifierRecord, dataset: Dataset | None, workspace: Workspace) -> None:
+        self.record, self.dataset, self.workspace = record, dataset, workspace
+        self._new_version()
+
+    @classmethod
+    def of(cls, record: ClassifierRecord, dataset: Dataset, workspace: Workspace, about: dict[str, Any]) -> Self:
+        """Keep what was trained; `about` joins its summary."""
+        support = None if record.is_sparse else dataset
+        described = replace(record, summary={**record.summary, "estimator": about})
+        return cls(memory_classifier(described, support), support, workspace)
+
+    @classmethod
+    def load(cls, url: str, workspace: Workspace, form: str | None = None) -> Self:
+        """Open a stored model; `StoreError` where there is none of this form."""
+        record = find_classifier(url)
+        if form is not None and record.form != form:
+            raise StoreError(
+                f"'{url}' holds a classifier of the form '{record.form}'; expected '{form}'. Load it with "
+                f"{CLASSIFIERS[record.form]}"
+            )
+        return cls(record, None, workspace)
+
+    def save(self, url: str, *, by_reference: bool = False, overwrite: bool = False) -> None:
+        """Write the model to a store; errors as of `save_classifier`."""
+        support = None if self.record.is_sparse else self._support()
+        save_classifier(url, self.record, dataset=support, by_reference=by_reference, overwrite=overwrite)
+
+    def _store(self, url: str) -> None:
+        if self.record.is_sparse:
+            self.save(url)
+        else:
+            super()._store(url)
+
+    def source(self, variance: VarianceSettings | None, n_test: int) -> ClassPredictorSource:
+        """Return what tasks of this process take their predictor from; what is asked for is of no consequence."""
+        return ClassPredictorSource(self.record.url, self.version, self.record.reference)
+
+    def _made(self, variance: VarianceSettings | None, n_test: int) -> ClassPredictor:
+        return ClassPredictor(self.record, self.version)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything in arrays, as of `FittedModel`."""
+        return {
+            "record": replace(self.record, _support=None),
+            "training_set": None if self.record.is_sparse else self._training_set(None),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        support = None if state["training_set"] is None else assembled_dataset(*state["training_set"])
+        self.record = memory_classifier(state["record"], support)
+        self.dataset, self.workspace = support, Workspace(None)
+        self._new_version()
+
+
 def _is_latent(variance: VarianceSettings | None) -> bool:
     return variance is not None and variance.latent
 
 
 def _rounded(n_test: int) -> int:
-    """The next power of four: variances are planned for about as many samples, and plans are to be met again."""
+    """The next power of four: variances are planned for about so many samples; calls of similar size share plans."""
     return int(4 ** math.ceil(math.log(max(n_test, 1), 4)))

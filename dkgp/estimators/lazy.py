@@ -1,8 +1,8 @@
 """Predictions of dask arrays, as dask arrays: one task for each row chunk, which computes all that is asked for.
 
-The graph holds no model. A task holds the few hundred bytes from which its process makes a predictor, once, and keeps
-it (dask-ml's issue 842 tells what happens otherwise). In this process the model is found in memory; when a graph is
-pickled to go elsewhere, the model is stored first, and found there.
+The graph holds no model (dask-ml's issue 842 shows why). A task holds a few hundred bytes, from which its process makes
+a predictor once, and keeps it. In this process the model is in memory; before a graph is pickled for other processes,
+the model is stored where they can read it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _of(predicted: Predicted | SparsePredicted | ClassPredicted, name: str) -> N
 
 
 def _token(source: Source) -> str:
-    """Tell predictions apart; wherever the model lies, its version says which it is."""
+    """A token of the predictions: the model's version counts, not its address."""
     return str(replace(source, url=""))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,11 +38,13 @@ class PredictionBounds(NamedTuple):
 
 
 def what_holds(kernel: Kernel) -> str:
-    """Say what the error bounds of a solution that stopped short are worth."""
-    said = "The error bounds of predictions are those of the solution as it stands, wider than asked for, and hold"
+    """A sentence on the error bounds of a solution that did not converge: they hold."""
+    bounds = "The error bounds of predictions are those of the solution as it stands, wider than asked for, and hold"
     if has_user_function(kernel):
-        return f"{said} if the user's function in the kernel is positive definite, which was looked at on samples alone"
-    return f"{said} all the same"
+        return (
+            f"{bounds} if the user's function in the kernel is positive definite, which was looked at on samples alone"
+        )
+    return f"{bounds} all the same"
 
 
 def predictions(
@@ -61,14 +64,7 @@ def predictions(
     names = tuple(name for what in asked for name in (PredictionBounds._fields if what == "bounds" else (what,)))
     with_variance = any(name not in ("mean", "mean_error") for name in names)
     variance = settings if with_variance else None
-    known: dict[str, Any]
-    if is_dask(table.inputs) or client is not None:
-        known = _lazily(fitted, table.inputs, names, variance, client)
-    else:
-        inputs = np.asarray(table.inputs, dtype=np.float64)
-        require_features(fitted, inputs)
-        predicted = fitted.predictor(variance, len(inputs))(inputs)
-        known = {name: QUANTITIES[name](predicted) for name in names}
+    known = quantities(fitted, table.inputs, names, variance, client)
     if not several:
         known = {name: values[:, 0] for name, values in known.items()}
     if table.labels is not None:
@@ -77,27 +73,40 @@ def predictions(
             name: label(values, table.labels, targets, "" if name == "mean" else name, several=several)
             for name, values in known.items()
         }
-    found = [
+    results = [
         PredictionBounds(*(known[name] for name in PredictionBounds._fields)) if what == "bounds" else known[what]
         for what in asked
     ]
-    return found[0] if len(found) == 1 else tuple(found)
+    return results[0] if len(results) == 1 else tuple(results)
 
 
-def _lazily(
-    fitted: Fitted, inputs: Any, names: tuple[str, ...], variance: VarianceSettings | None, client: Any
+def quantities(
+    fitted: Fitted,
+    inputs: Any,
+    names: tuple[str, ...],
+    variance: VarianceSettings | None = None,
+    client: Any = None,
+    columns: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Dask arrays; arrays where the inputs are, computed by the client."""
+    """Predicted quantities by name, (n, columns): dask arrays where the inputs are, else arrays, by the client if any.
+
+    `columns` are as of `lazy_predictions`.
+    """
     from dask.base import compute
 
-    rows = inputs if is_dask(inputs) else rows_for_client(inputs)
-    require_features(fitted, rows)
+    if not is_dask(inputs) and client is None:
+        rows = np.asarray(inputs, dtype=np.float64)
+        _require_features(fitted, rows)
+        predicted = fitted.predictor(variance, len(rows))(rows)
+        return {name: QUANTITIES[name](predicted) for name in names}
+    rows = inputs if is_dask(inputs) else _rows_for_client(inputs)
+    _require_features(fitted, rows)
     n = UNKNOWN_SIZE_SAMPLES if np.isnan(rows.shape[0]) else int(rows.shape[0])
-    lazy = lazy_predictions(fitted, fitted.source(variance, n), rows, names)
+    lazy = lazy_predictions(fitted, fitted.source(variance, n), rows, names, columns)
     return lazy if is_dask(inputs) else dict(zip(lazy, compute(*lazy.values(), scheduler=client), strict=True))
 
 
-def rows_for_client(inputs: Any) -> Any:
+def _rows_for_client(inputs: Any) -> Any:
     """Inputs in memory (n, d) as a dask array for a client's workers."""
     import dask.array
 
@@ -106,7 +115,7 @@ def rows_for_client(inputs: Any) -> Any:
     return dask.array.from_array(rows, chunks=(int(np.clip(len(rows) // 64, 512, 8192)), -1))
 
 
-def require_features(fitted: Fitted, inputs: Any) -> None:
+def _require_features(fitted: Fitted, inputs: Any) -> None:
     """Make sure that inputs have the model's features; `InputError` where they have not."""
     raw, kept = fitted.record.standardisation.n_raw_features, fitted.record.n_features
     if inputs.ndim != 2 or inputs.shape[1] not in (raw, kept):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral
 from typing import Any, Self
 
@@ -11,29 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.cluster.executors.base import BlockExecutor
-from dkgp.data import Dataset, dataset_from_arrays
-from dkgp.data.sources.ingest_blocks import ingest_blocks
+from dkgp.data import Dataset
 from dkgp.data.sources.labelled import is_labelled, label, labelled_targets
 from dkgp.errors import InputError
+from dkgp.estimators.base import TargetsRegressor
 from dkgp.estimators.fitted import Workspace
-from dkgp.estimators.scikit_learn import (
-    BaseEstimator,
-    ConvergenceWarning,
-    RegressorMixin,
-    check_is_fitted,
-    seed_of,
-    validate_data,
-)
+from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of, validate_data
 from dkgp.estimators.settings import executor_for
 from dkgp.estimators.tables import is_dask, is_plain, read_inputs, read_samples
 from dkgp.estimators.training_set import (
     computed,
-    given_names,
-    given_target_names,
+    feature_names_of,
+    kept_samples,
     note_features,
     plain_inputs,
     reads_memory,
-    true_targets,
+    target_names_of,
 )
 from dkgp.operators import ArrayInputs
 from dkgp.solvers.pursuit.engine import pursue
@@ -62,7 +55,8 @@ class _RawRows:
         return self.dataset.raw_inputs(start, stop)
 
 
-class ConjugateDirectionsPursuit(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
+@dataclass(eq=False, repr=False)
+class ConjugateDirectionsPursuit(TargetsRegressor):
     """Linear regression with few nonzero coefficients, by sparse conjugate directions pursuit.
 
     The choices are those of scikit-learn's `OrthogonalMatchingPursuit`, which has the same parameters; here X may be a
@@ -118,30 +112,17 @@ class ConjugateDirectionsPursuit(RegressorMixin, BaseEstimator):  # type: ignore
     [4]
     """
 
-    def __init__(
-        self,
-        n_nonzero_coefs: int | None = None,
-        tol: float | None = None,
-        *,
-        candidates: int | None = None,
-        per_round: int = 1,
-        choice: Any = "gradient",
-        fit_intercept: bool = True,
-        joint: bool = False,
-        client: Any = None,
-        store: str | None = None,
-        random_state: Any = 0,
-    ) -> None:
-        self.n_nonzero_coefs = n_nonzero_coefs
-        self.tol = tol
-        self.candidates = candidates
-        self.per_round = per_round
-        self.choice = choice
-        self.fit_intercept = fit_intercept
-        self.joint = joint
-        self.client = client
-        self.store = store
-        self.random_state = random_state
+    n_nonzero_coefs: int | None = None
+    tol: float | None = None
+    _: KW_ONLY
+    candidates: int | None = None
+    per_round: int = 1
+    choice: Any = "gradient"
+    fit_intercept: bool = True
+    joint: bool = False
+    client: Any = None
+    store: str | None = None
+    random_state: Any = 0
 
     # ------------------------------------------------------------------------------------------------------- fitting
 
@@ -207,11 +188,11 @@ class ConjugateDirectionsPursuit(RegressorMixin, BaseEstimator):  # type: ignore
     def _samples(self, X: Any, y: Any) -> tuple[Any, FloatArray, bool]:
         """Rows, targets (n, p), and whether coefficients have a dimension for targets; notes features and names."""
         if is_plain(X):
-            given = y
+            labelled_y = y
             if is_labelled(y):
                 y = labelled_targets(y, None)[0]
             X, y = validate_data(self, X, computed(y), multi_output=True, y_numeric=True, dtype=np.float64)
-            names = given_target_names(given, given_names(self) or ())
+            names = target_names_of(labelled_y, feature_names_of(self) or ())
             inputs, targets, several, dataset = X, np.asarray(y, dtype=np.float64), np.ndim(y) > 1, None
         else:
             table = read_samples(X, y)
@@ -234,18 +215,14 @@ class ConjugateDirectionsPursuit(RegressorMixin, BaseEstimator):  # type: ignore
     def _stored(self, inputs: Any, targets: Any, names: Any) -> Dataset:
         """Rows in a store that workers read; it goes with this object, unless its place was given."""
         width, several = inputs.shape[1], np.ndim(targets) > 1
-        chosen: dict[str, Any] = {
-            "feature_names": given_names(self) or tuple(f"x{column}" for column in range(width)),
+        columns: dict[str, Any] = {
+            "feature_names": feature_names_of(self) or tuple(f"x{column}" for column in range(width)),
             "target_names": names or (tuple(f"y{k}" for k in range(targets.shape[1])) if several else ("y",)),
         }
         workspace = Workspace(self.store)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of constant features, which are nothing to warn of here
-            if is_dask(inputs):
-                url = workspace.url("training-set")
-                dataset = ingest_blocks(url, inputs, targets, scheduler=self.client, **chosen)
-            else:
-                dataset = dataset_from_arrays(workspace.url("training-set"), inputs, computed(targets), **chosen)
+            dataset = kept_samples(self, inputs, targets, workspace, columns)
         self._workspace = workspace  # until the fit is done
         return dataset
 
@@ -310,7 +287,7 @@ class ConjugateDirectionsPursuit(RegressorMixin, BaseEstimator):  # type: ignore
         check_is_fitted(self)
         if is_plain(X):
             return plain_inputs(self, X) @ self.coef_.T + self.intercept_
-        table = read_inputs(X, given_names(self))
+        table = read_inputs(X, feature_names_of(self))
         if table.inputs.ndim != 2 or table.inputs.shape[1] != self.n_features_in_:
             raise InputError(f"X has shape {table.inputs.shape}; expected (n, {self.n_features_in_})")
         result = table.inputs @ self.coef_.T + self.intercept_
@@ -318,27 +295,3 @@ class ConjugateDirectionsPursuit(RegressorMixin, BaseEstimator):  # type: ignore
             return result
         names = self._target_names or tuple(f"y{target}" for target in range(len(self._offset)))
         return label(result, table.labels, names, "", several=self._several)
-
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Coefficient of determination R^2; lazy inputs are computed."""
-        from sklearn.metrics import r2_score
-
-        check_is_fitted(self)
-        return float(r2_score(true_targets(X, y), np.asarray(self.predict(X)), sample_weight=sample_weight))
-
-    # ------------------------------------------------------------------------------------------------------- keeping
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the client, which belongs to this process."""
-        return {**super().__getstate__(), "client": None}
-
-    def __sklearn_clone__(self) -> Self:
-        """A new estimator with the same parameters, and the same client rather than a copy of it."""
-        return type(self)(**self.get_params(deep=False))
-
-    def __sklearn_tags__(self) -> Any:
-        """Several targets are welcome."""
-        tags = super().__sklearn_tags__()
-        tags.target_tags.single_output = True
-        tags.target_tags.multi_output = True
-        return tags

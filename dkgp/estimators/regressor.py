@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -27,8 +27,6 @@ from dkgp.estimators.settings import (
 )
 from dkgp.estimators.tables import is_dask
 from dkgp.estimators.training_set import new_samples, training_set
-from dkgp.kernels import Kernel
-from dkgp.models import Hyperparameters
 from dkgp.models.certificate import Certificate
 from dkgp.models.exact import train
 from dkgp.models.prediction.pathwise import PosteriorFunctions
@@ -41,6 +39,7 @@ from dkgp.solvers import Solver
 MOST_KEPT_DRAWS = 4
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class GPRegressor(GPEstimator):
     """Exact Gaussian process regression.
 
@@ -108,37 +107,14 @@ class GPRegressor(GPEstimator):
     True
     """
 
-    _state: ClassVar[type[Fitted]] = FittedModel
-    _fitted: FittedModel
+    optimizer: Literal["marginal_likelihood", "loo"] | None = "marginal_likelihood"
+    tol: float = 1e-4
+    max_passes: float | None = None
+    solver: str | Solver = "auto"
+    variance_gap: float = 0.02
 
-    def __init__(
-        self,
-        kernel: str | Kernel | Hyperparameters = "rbf",
-        *,
-        noise_variance: float | None = None,
-        optimizer: Literal["marginal_likelihood", "loo"] | None = "marginal_likelihood",
-        subset_size: int = 2000,
-        n_restarts_optimizer: int = 0,
-        tol: float = 1e-4,
-        max_passes: float | None = None,
-        solver: str | Solver = "auto",
-        variance_gap: float = 0.02,
-        client: Any = None,
-        store: str | None = None,
-        random_state: Any = 0,
-    ) -> None:
-        self.kernel = kernel
-        self.noise_variance = noise_variance
-        self.optimizer = optimizer
-        self.subset_size = subset_size
-        self.n_restarts_optimizer = n_restarts_optimizer
-        self.tol = tol
-        self.max_passes = max_passes
-        self.solver = solver
-        self.variance_gap = variance_gap
-        self.client = client
-        self.store = store
-        self.random_state = random_state
+    _state: ClassVar[type[Fitted]] = FittedModel
+    _fitted: FittedModel = field(init=False)
 
     # ------------------------------------------------------------------------------------------------------- training
 

@@ -19,14 +19,14 @@ from dkgp.solvers import GradientInfNorm, MaxPasses, Method, Solver, StoppingRul
 from dkgp.solvers.registry import AUTO, build_solver, solver_names
 
 OBJECTIVES: dict[str, Objective] = {"marginal_likelihood": "likelihood", "loo": "loo"}
-# Of kernels that are not tuned, where no noise is given: a tenth of the targets' standard deviation.
+# Noise of kernels that are not tuned, where none is set: a standard deviation of a tenth of the targets'.
 UNTUNED_NOISE_VARIANCE = 0.01
 # Parameters that mean nothing in another process, and those that are written in their own way.
 _ELSEWHERE, _OWN_WAY = ("client", "store"), ("kernel", "random_state")
 _JSON_TYPES = (bool, int, float, str, dict)
 
 
-def chosen_hyperparameters(
+def hyperparameters_for(
     kernel: str | Kernel | Hyperparameters,
     dataset: Dataset,
     *,
@@ -35,25 +35,22 @@ def chosen_hyperparameters(
     optimizers: Iterable[str],
     tune: Callable[[Kernel | None, dict[str, float] | None], Hyperparameters],
 ) -> Hyperparameters:
-    """Return what was given, or what `tune` finds for a kernel (None for "rbf") and values that are fixed.
+    """The user's hyperparameters, or those that `tune` finds for a kernel (None for "rbf") and fixed values.
 
-    Raises
-    ------
-    InputError
-        Something else than is understood, or a kernel without a noise variance.
+    Raises `InputError`: something else than is understood, or a kernel without a noise variance.
     """
     names = dataset.feature_names
     if isinstance(kernel, Hyperparameters):
         kernel.check_features(dataset.n_features, names if kernel.feature_names is not None else None)
         return kernel if noise_variance is None else replace(kernel, noise_variance=noise_variance)
     if isinstance(kernel, Kernel):
-        left, noise = fold_white(kernel, noise_variance or 0.0)
+        without_white, noise = fold_white(kernel, noise_variance or 0.0)
         if noise <= 0.0:
             raise InputError(
                 "a kernel that is given needs a noise variance: set noise_variance=, add white noise to it, as in "
                 "kernel + White(0.01), or give the kernel as text to have all of it tuned"
             )
-        return Hyperparameters(left, noise)
+        return Hyperparameters(without_white, noise)
     if not isinstance(kernel, str):
         raise InputError(
             f"kernel= takes an expression such as 'rbf', a dkgp.kernels.Kernel or dkgp.models.Hyperparameters; got "
@@ -63,8 +60,8 @@ def chosen_hyperparameters(
         raise InputError(f"optimizer= is one of {', '.join(map(repr, optimizers))} or None; got {optimizer!r}")
     parsed = parse_kernel(kernel, dataset.n_features, names)
     if optimizer is None or _is_constant(dataset):
-        left, noise = fold_white(parsed, noise_variance or 0.0)
-        return Hyperparameters(left, noise if noise > 0.0 else UNTUNED_NOISE_VARIANCE, feature_names=names)
+        without_white, noise = fold_white(parsed, noise_variance or 0.0)
+        return Hyperparameters(without_white, noise if noise > 0.0 else UNTUNED_NOISE_VARIANCE, feature_names=names)
     fixed = None if noise_variance is None else {"noise_variance": noise_variance}
     return tune(None if kernel.strip() == "rbf" else parsed, fixed)
 
@@ -76,7 +73,7 @@ def _is_constant(dataset: Dataset) -> bool:
 
 
 def checked_solver(solver: object) -> Solver | str:
-    """Return what was given; `InputError` where it is neither a solver nor one of the names."""
+    """Return the solver, or its name; `InputError` for anything else."""
     if isinstance(solver, str) and solver in (AUTO, *solver_names()):
         return solver
     if not isinstance(solver, Method):
@@ -88,27 +85,29 @@ def checked_solver(solver: object) -> Solver | str:
 
 
 def solver_for(
-    solver: object, dataset: Dataset, found: Hyperparameters, tolerance: float, seed: int
+    solver: object, dataset: Dataset, hyperparameters: Hyperparameters, tolerance: float, seed: int
 ) -> tuple[Solver, float | None]:
     """Return the solver to train with, and the products that it is foreseen to take, where that is known.
 
     For "auto" it is what the sizes and a probe of the problem suggest.
     """
-    chosen = checked_solver(solver)
-    if not isinstance(chosen, str):
-        return chosen, None
-    if chosen != AUTO:
-        return build_solver(chosen, seed=seed), None
-    choice = choose_solver_for(dataset, found.kernel, found.noise_variance, tolerance=tolerance, seed=seed)
+    checked = checked_solver(solver)
+    if not isinstance(checked, str):
+        return checked, None
+    if checked != AUTO:
+        return build_solver(checked, seed=seed), None
+    choice = choose_solver_for(
+        dataset, hyperparameters.kernel, hyperparameters.noise_variance, tolerance=tolerance, seed=seed
+    )
     return build_solver(choice.solver, choice.options, precision=choice.precision, seed=seed), choice.products
 
 
 def solver_for_update(solver: object) -> Solver | None:
-    """Return the solver to train on with: one that was given; None for greedy block descent, which goes on best."""
-    chosen = checked_solver(solver)
-    if not isinstance(chosen, str):
-        return chosen
-    return None if chosen in (AUTO, "gbcd") else build_solver(chosen)
+    """The solver of an update: the user's; None for greedy block descent, which warm starts best."""
+    checked = checked_solver(solver)
+    if not isinstance(checked, str):
+        return checked
+    return None if checked in (AUTO, "gbcd") else build_solver(checked)
 
 
 def stopping_of(tolerance: float, max_passes: float | None) -> StoppingRule:
@@ -119,7 +118,7 @@ def stopping_of(tolerance: float, max_passes: float | None) -> StoppingRule:
 
 @contextmanager
 def executor_for(client: Any, n_samples: int) -> Iterator[BlockExecutor]:
-    """Run rounds on the client, which stays open, or where they are best run without one."""
+    """Run rounds on the client, which stays open; without one, on threads or a cluster as suits so many samples."""
     if client is not None:
         with open_client_executor(client) as executor:
             yield executor
@@ -128,13 +127,13 @@ def executor_for(client: Any, n_samples: int) -> Iterator[BlockExecutor]:
             yield executor
 
 
-def about_fit(estimator: Any, dataset: Dataset, found: Hyperparameters, *, several: bool) -> dict[str, Any]:
-    """Return what a fitted model says of its estimator, in JSON: enough to make the estimator again."""
+def about_fit(estimator: Any, dataset: Dataset, hyperparameters: Hyperparameters, *, several: bool) -> dict[str, Any]:
+    """The description of an estimator that its model keeps, in JSON: enough to make the estimator again."""
     return {
         "several_targets": several,
         "raw_feature_names": list(dataset.raw_feature_names),
         "has_names": hasattr(estimator, "feature_names_in_"),
-        "hyperparameters": found.to_json(),
+        "hyperparameters": hyperparameters.to_json(),
         "settings": saved_settings(estimator.get_params(deep=False)),
     }
 
@@ -153,8 +152,8 @@ def saved_settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def settings_of(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return an estimator's parameters from `saved_settings`."""
-    given = dict(saved)
-    if isinstance(given["kernel"], Mapping):
-        inner = given["kernel"].get("hyperparameters")
-        given["kernel"] = kernel_from_json(given["kernel"]) if inner is None else Hyperparameters.from_json(inner)
-    return given
+    settings = dict(saved)
+    if isinstance(settings["kernel"], Mapping):
+        inner = settings["kernel"].get("hyperparameters")
+        settings["kernel"] = kernel_from_json(settings["kernel"]) if inner is None else Hyperparameters.from_json(inner)
+    return settings

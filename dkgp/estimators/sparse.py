@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
@@ -37,6 +38,7 @@ class OverconfidenceWarning(UserWarning):
     """Variances were asked for that are proven to be too small."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class SparseGPRegressor(GPEstimator):
     """Gaussian process regression by a few basis samples, at a proven distance from the exact one.
 
@@ -110,54 +112,23 @@ class SparseGPRegressor(GPEstimator):
     True
     """
 
-    _state: ClassVar[type[Fitted]] = FittedSparse
-    _optimizers: ClassVar[tuple[str, ...]] = (*OBJECTIVES, *EVIDENCES)
-    _fitted: FittedSparse
+    optimizer: Literal["marginal_likelihood", "loo", "bound", "fitc"] | None = "marginal_likelihood"
+    method: str = "vfe"
+    basis_size: int | Literal["auto"] | None = None
+    basis: Any = None
+    gap: float | None = None
+    target_distance: float | None = None
+    largest_basis: int | None = None
+    candidates: int = 59
+    per_round: int | None = None
+    exhaustive: bool = False
+    screen: int | None = None
+    score_rows: int | None = None
+    certify_passes: float = 0.0
 
-    def __init__(
-        self,
-        kernel: str | Kernel | Hyperparameters = "rbf",
-        *,
-        noise_variance: float | None = None,
-        optimizer: Literal["marginal_likelihood", "loo", "bound", "fitc"] | None = "marginal_likelihood",
-        subset_size: int = 2000,
-        n_restarts_optimizer: int = 0,
-        method: str = "vfe",
-        basis_size: int | Literal["auto"] | None = None,
-        basis: Any = None,
-        gap: float | None = None,
-        target_distance: float | None = None,
-        largest_basis: int | None = None,
-        candidates: int = 59,
-        per_round: int | None = None,
-        exhaustive: bool = False,
-        screen: int | None = None,
-        score_rows: int | None = None,
-        certify_passes: float = 0.0,
-        client: Any = None,
-        store: str | None = None,
-        random_state: Any = 0,
-    ) -> None:
-        self.kernel = kernel
-        self.noise_variance = noise_variance
-        self.optimizer = optimizer
-        self.subset_size = subset_size
-        self.n_restarts_optimizer = n_restarts_optimizer
-        self.method = method
-        self.basis_size = basis_size
-        self.basis = basis
-        self.gap = gap
-        self.target_distance = target_distance
-        self.largest_basis = largest_basis
-        self.candidates = candidates
-        self.per_round = per_round
-        self.exhaustive = exhaustive
-        self.screen = screen
-        self.score_rows = score_rows
-        self.certify_passes = certify_passes
-        self.client = client
-        self.store = store
-        self.random_state = random_state
+    _optimizers: ClassVar[tuple[str, ...]] = (*OBJECTIVES, *EVIDENCES)
+    _state: ClassVar[type[Fitted]] = FittedSparse
+    _fitted: FittedSparse = field(init=False)
 
     # ------------------------------------------------------------------------------------------------------- training
 
@@ -189,24 +160,24 @@ class SparseGPRegressor(GPEstimator):
         target = self._target()
         workspace = Workspace(self.store)  # A temporary folder goes with this, when all is read.
         dataset, several = training_set(self, X, y, workspace)
-        n, given = dataset.n_samples, self._given(dataset)
+        n, user_basis = dataset.n_samples, self._user_basis(dataset)
         settings = self._settings(n, seed)
-        if given is None and not 1 <= settings.basis_size <= n:
+        if user_basis is None and not 1 <= settings.basis_size <= n:
             raise InputError(f"a basis has 1 to {n:,} samples here; {settings.basis_size:,} were asked for")
         noise = None if relative_noise is None else np.asarray(computed(relative_noise), dtype=np.float64)
         noise_by_sample(1.0, noise, n)
-        found = self._hyperparameters(dataset, seed)
-        problem = (dataset, found.kernel, found.noise_variance)
+        hyperparameters = self._hyperparameters(dataset, seed)
+        problem = (dataset, hyperparameters.kernel, hyperparameters.noise_variance)
         with executor_for(self.client, n) as executor:
             if self.basis_size == AUTO:
                 assert target is not None
                 trained = climb(SparseProblem.of(*problem, noise), executor, settings, target)
             else:
-                trained = train_sparse(*problem, executor, settings, given=given, relative_noise=noise)
-        about = about_fit(self, dataset, found, several=several)
+                trained = train_sparse(*problem, executor, settings, given=user_basis, relative_noise=noise)
+        about = about_fit(self, dataset, hyperparameters, several=several)
         self._take(FittedSparse.of(trained, dataset, Workspace(self.store), about))
-        if found.converged is False:
-            warnings.warn("; ".join(found.warnings), ConvergenceWarning, stacklevel=2)
+        if hyperparameters.converged is False:
+            warnings.warn("; ".join(hyperparameters.warnings), ConvergenceWarning, stacklevel=2)
         self._warn_of_shortfall(target)
         return self
 
@@ -238,14 +209,14 @@ class SparseGPRegressor(GPEstimator):
         return self
 
     def _warn_of_shortfall(self, target: LadderTarget | None) -> None:
-        said, advice = self.solution_["reason"], self.solution_["advice"]
+        reason, advice = self.solution_["reason"], self.solution_["advice"]
         if self.solution_["converged"]:
             if self.target_distance is None or self.certificate_.rms_bound.max() <= self.target_distance:
                 return
             assert target is not None
-            said = f"{target.said(self.certificate_)} with {said}"
+            reason = f"{target.status(self.certificate_)} with {reason}"
             advice = "a larger `basis_size` brings the mean nearer, more `certify_passes` prove more of it"
-        warnings.warn(f"not converged: {said}; {advice}. What is proven holds.", ConvergenceWarning, stacklevel=3)
+        warnings.warn(f"not converged: {reason}; {advice}. What is proven holds.", ConvergenceWarning, stacklevel=3)
 
     def _tuned(
         self, dataset: Dataset, kernel: Kernel | None, fixed: dict[str, float] | None, seed: int
@@ -279,7 +250,7 @@ class SparseGPRegressor(GPEstimator):
             seed=seed,
             **{name: value for name in _SETTINGS if (value := getattr(self, name)) is not None},
         )
-        if settings.chosen_basis == "greedy":
+        if settings.basis_name == "greedy":
             settings.greedy()
         return settings
 
@@ -293,7 +264,7 @@ class SparseGPRegressor(GPEstimator):
             return None
         return LadderTarget(self.target_distance, self.gap, self.largest_basis)
 
-    def _given(self, dataset: Dataset) -> IndexArray | FloatArray | None:
+    def _user_basis(self, dataset: Dataset) -> IndexArray | FloatArray | None:
         """A basis of the user's own: numbers of samples, or standardised inputs."""
         if self.basis is None or isinstance(self.basis, str):
             return None
@@ -382,5 +353,5 @@ class SparseGPRegressor(GPEstimator):
     @classmethod
     def _settings_from(cls, fitted: Fitted) -> dict[str, Any]:
         assert isinstance(fitted, FittedSparse)
-        said = super()._settings_from(fitted)
-        return {**said, "method": fitted.record.method, "basis_size": fitted.record.basis_size}
+        settings = super()._settings_from(fitted)
+        return {**settings, "method": fitted.record.method, "basis_size": fitted.record.basis_size}

@@ -1,4 +1,4 @@
-"""An estimator's arguments, made one of a few things: arrays in memory, dask arrays with names, a dataset store."""
+"""An estimator's arguments in one form: arrays in memory, dask arrays with names, or a dataset store."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def is_dask(values: object) -> bool:
 
 
 def is_plain(X: object) -> bool:
-    """True if this is for scikit-learn to look at: an array, a data frame, a list; and not a dask array or a store."""
+    """True if scikit-learn can check this: an array, a data frame, a list; not a dask or xarray object, nor a store."""
     return not (is_labelled(X) or is_dask(X) or isinstance(X, str | os.PathLike))
 
 
@@ -77,9 +77,9 @@ def read_inputs(X: Any, names: Sequence[str] | None) -> Table:
     """
     if isinstance(X, str | os.PathLike):
         dataset = open_dataset(X)
-        chosen = tuple(names) if names is not None else dataset.raw_feature_names
-        values = stored_inputs(dataset, chosen)
-        return Table(values, chosen, labels=LabelledTable(values, chosen, "sample", {}), dataset=dataset)
+        selected = tuple(names) if names is not None else dataset.raw_feature_names
+        values = stored_inputs(dataset, selected)
+        return Table(values, selected, labels=LabelledTable(values, selected, "sample", {}), dataset=dataset)
     if is_labelled(X):
         table = labelled_inputs(X, names)
         return Table(table.values, table.names, labels=table)

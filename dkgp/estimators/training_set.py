@@ -35,16 +35,18 @@ def training_set(estimator: Any, X: Any, y: Any, workspace: Workspace) -> tuple[
     feature_names = table.names or tuple(f"x{column}" for column in range(table.inputs.shape[1]))
     target_names = table.target_names or _default_targets(table.targets)
     names: dict[str, Any] = {"feature_names": feature_names, "target_names": target_names}
-    several = table.several_targets
-    if is_dask(table.inputs):
-        url = workspace.url("training-set")
-        return ingest_blocks(url, table.inputs, table.targets, scheduler=estimator.client, **names), several
-    targets = computed(table.targets)
+    return kept_samples(estimator, table.inputs, table.targets, workspace, names), table.several_targets
+
+
+def kept_samples(estimator: Any, inputs: Any, targets: Any, workspace: Workspace, names: dict[str, Any]) -> Dataset:
+    """Samples as a data set: in a store where they are lazy, or where workers cannot read this process's memory."""
+    if is_dask(inputs):
+        return ingest_blocks(workspace.url("training-set"), inputs, targets, scheduler=estimator.client, **names)
     if reads_memory(estimator.client):
-        return memory_dataset(table.inputs, targets, **names), several
+        return memory_dataset(inputs, computed(targets), **names)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of constant features, which are nothing to warn of here
-        return dataset_from_arrays(workspace.url("training-set"), table.inputs, targets, **names), several
+        return dataset_from_arrays(workspace.url("training-set"), inputs, computed(targets), **names)
 
 
 def new_samples(estimator: Any, X: Any, y: Any, p: int) -> tuple[Any, Any]:
@@ -55,7 +57,7 @@ def new_samples(estimator: Any, X: Any, y: Any, p: int) -> tuple[Any, Any]:
     if is_plain(X):
         inputs, targets = _validated(estimator, X, y, reset=False)
     else:
-        table = read_inputs(X, given_names(estimator))
+        table = read_inputs(X, feature_names_of(estimator))
         if table.dataset is not None:
             targets = table.dataset.all_targets(standardised=False)
         else:
@@ -92,11 +94,11 @@ def reads_memory(client: Any) -> bool:
 
 def _plain_samples(estimator: Any, X: Any, y: Any) -> Table:
     inputs, targets = _validated(estimator, X, y, ensure_min_samples=2)  # a variance needs two
-    names = given_names(estimator)
-    return Table(inputs, names, targets, given_target_names(y, names or ()), targets.ndim > 1)
+    names = feature_names_of(estimator)
+    return Table(inputs, names, targets, target_names_of(y, names or ()), targets.ndim > 1)
 
 
-def given_names(estimator: Any) -> tuple[str, ...] | None:
+def feature_names_of(estimator: Any) -> tuple[str, ...] | None:
     """Names of the features that an estimator was fitted with, where they had any."""
     names = getattr(estimator, "feature_names_in_", None)
     return None if names is None else tuple(str(name) for name in names)
@@ -114,7 +116,7 @@ def _target_values(y: Any) -> Any:
     return computed(y)
 
 
-def given_target_names(y: Any, features: Any) -> tuple[str, ...] | None:
+def target_names_of(y: Any, features: Any) -> tuple[str, ...] | None:
     """Names that a Series, a DataFrame or a DataArray brings, where they are texts and none is a feature's."""
     columns = getattr(y, "columns", None)
     result = list(columns) if columns is not None else [getattr(y, "name", None)]

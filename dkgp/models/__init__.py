@@ -16,8 +16,8 @@ from dkgp.models.sparse.update import update_sparse
 from dkgp.models.tuned_parameter import TunedParameter
 from dkgp.models.tuning.likelihood_search import TuneProgress
 from dkgp.models.tuning.marginal_likelihood import projected_peak_bytes
-from dkgp.models.tuning.priors import LogNormal
 from dkgp.models.tuning.run import projected_tuning_bytes
+from dkgp.models.tuning.search_space import LogNormal
 from dkgp.models.tuning.tune import tune, tune_dataset
 from dkgp.models.update import update
 from dkgp.models.variance import VarianceSettings

@@ -114,8 +114,8 @@ class Certificate:
         scale = np.sqrt(np.broadcast_to(np.asarray(kernel_diagonal), (n,))) * (1.0 + 2.0 * EPS * row_errors)
         magnitude = scale @ np.abs(alpha)
         spread = (scale * row_errors) @ np.abs(alpha)
-        # Sizes of what g is made of, and the roundings on the way of each: alpha; or alpha before the step, which is no
-        # larger than alpha and the step's terms, and these terms again, which are added up, and added, once more each.
+        # The terms of g, and their roundings. Without a step the terms are alpha's. With one they are those of alpha
+        # before it, at most |alpha| and the step's terms, and the step's once more: they are summed, and then added.
         terms, roundings = np.abs(alpha), product_roundings(n) * UNIT
         if stepped is not None and stepped.size:
             terms, roundings = terms + 2.0 * stepped, roundings + step_roundings(alpha.shape[1]) * UNIT
@@ -125,7 +125,7 @@ class Certificate:
         off += roundings * float(np.max(noise_variance)) * column_lengths(terms)
         length = column_lengths(gradient)
         off += (n + 5) * UNIT * length + 2.0 * UNIT * column_lengths(targets)
-        # What products of the smallest numbers lose is no share of them.
+        # Products of the smallest numbers lose an absolute amount.
         off += n * np.sqrt(n) * LOST
         return cls(
             float(np.min(noise_variance)),
@@ -139,7 +139,7 @@ class Certificate:
 
     @property
     def complete(self) -> bool:
-        """True if every rounding is counted; not so in certificates of older stores."""
+        """True if every rounding is counted; False for certificates of older stores."""
         return self.rounding is None
 
     @property
@@ -182,17 +182,11 @@ class Certificate:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types, with the derived bounds for readers."""
-        before = {} if self.rounding is None else {"rounding": list(self.rounding), "largest": self.largest}
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        if self.rounding is None:
+            del plain["rounding"], plain["largest"]
         return {
-            "noise_variance": self.noise_variance,
-            "n": self.n,
-            "residual_norm": list(self.residual_norm),
-            "residual_rounding": list(self.residual_rounding),
-            "magnitude": list(self.magnitude),
-            "spread": list(self.spread),
-            "product_error": self.product_error,
-            "assumes": self.assumes,
-            **before,
+            **plain,
             "mean_error_bound_at_unit_variance": self.mean_error_bound(np.ones(1))[0].tolist(),
             "alpha_error_bound": self.alpha_error_bound.tolist(),
         }

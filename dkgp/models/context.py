@@ -15,7 +15,7 @@ from dkgp.solvers.watch import Watch
 
 @dataclass(frozen=True)
 class RunContext(Watch):
-    """The surroundings of a training run.
+    """The surroundings of a training run: who computes and who watches.
 
     Parameters
     ----------

@@ -59,7 +59,7 @@ class TrainedModel:
 def run_identity(
     dataset: Dataset, kernel: Kernel, noise_variance: float, tree_error: float | None = None
 ) -> dict[str, Any]:
-    """Say what a training run is of; a checkpoint is resumed only by a run with the same identity."""
+    """The identity of a training run: a checkpoint is resumed only by a run of the same one."""
     kernel, noise_variance = fold_white(kernel, noise_variance)
     exact = {"fingerprint": dataset.fingerprint, "kernel": kernel.to_json(), "noise_variance": float(noise_variance)}
     return exact if tree_error is None else {**exact, "tree_error": float(tree_error)}
@@ -132,7 +132,7 @@ def trained_model(
 ) -> TrainedModel:
     """Certify and sum up what was solved for `targets` (n, p), standardised."""
     kernel = operator.kernel
-    # Kbar's diagonal is rounded to the size of the noise: not so what it is made of, where that is all there is.
+    # Not from the diagonal of Kbar, which is rounded to the size of the noise: k(x, x) may be far smaller.
     diagonal = (
         kernel.diagonal(np.zeros((1, kernel.n_features)))[0]
         if kernel.stationary
@@ -190,7 +190,7 @@ def save(
     save_model(
         url,
         dataset=dataset,
-        # Approximate products leave a gradient that nobody can go on from as if it were the true one.
+        # After approximate products the gradient is not the true one, so that no later run may start from it.
         gradient=None if trained.solution.product_error else trained.solution.gradient,
         by_reference=by_reference,
         overwrite=overwrite,

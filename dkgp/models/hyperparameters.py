@@ -281,7 +281,7 @@ def likelihood_caution(hyperparameters: Hyperparameters, likelihood: str | None)
 
 
 def _positive(name: str, value: object) -> float:
-    # JSON's true would pass for 1, and "1" for a number that somebody meant as text.
+    # JSON's true would pass for 1, and the text "1" for a number.
     if isinstance(value, bool) or not isinstance(value, int | float | np.floating | np.integer):
         raise InputError(f"{name} must be a number; got {value!r}")
     number = float(value)
@@ -291,8 +291,8 @@ def _positive(name: str, value: object) -> float:
 
 
 def _numbers_of(kernel: Mapping[str, Any], path: str = "") -> list[tuple[str, object]]:
-    """The length scales and amplitudes of a kernel's description and its parts', by name."""
-    # A kernel object may switch a feature off with a gamma of zero; in a file an infinite length scale is a slip.
+    """The length scales and amplitudes in the description of a kernel and of its parts, by name."""
+    # A kernel object may switch a feature off with a gamma of zero; in a file that is taken for a mistake.
     gamma = kernel.get("gamma", [])
     numbers: list[tuple[str, object]] = []
     if isinstance(gamma, list):

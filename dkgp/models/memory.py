@@ -13,8 +13,8 @@ from dkgp.operators.keeping import kept_bytes_of, most_bytes
 from dkgp.solvers.registry import SolverMemory
 
 MEBIBYTE = 1024**2
-# What compiled code, thread stacks and the scheduler of an in-process cluster add once a solve runs, measured: 80 to
-# 130 MiB. Compiling takes the rest and more, in the very first run of an installation.
+# Compiled code, thread stacks and the scheduler of an in-process cluster add 80 to 130 MiB, measured, once a solve
+# runs. The first run of an installation needs the rest, and more, to compile.
 RUNTIME_BYTES = 256 * MEBIBYTE
 READ_BUFFER_ROWS = 16_384
 
@@ -25,15 +25,14 @@ def mib(count: int) -> str:
 
 
 def remainder(resident_bytes: int) -> str:
-    """Last words of advice: the memory that is no part of a method."""
+    """The end of an advice: memory that does not depend on the method."""
     return f"libraries and compiled code {mib(RUNTIME_BYTES)}, {mib(resident_bytes)} held already"
 
 
 class Memory(ABC):
     """Projected peak memory of a computation, in parts.
 
-    A method derives a frozen dataclass: its fields are the parts, in bytes, and what a message tells of them. They are
-    also the keys of its JSON.
+    A method derives a frozen dataclass, whose fields are the parts, in bytes. They are also the keys of its JSON.
     """
 
     shares_process: bool
@@ -70,10 +69,7 @@ class Memory(ABC):
     def require(self, budget_bytes: int, resident_bytes: int = 0) -> None:
         """Refuse a computation that would take more than the budget, beside what the process holds already.
 
-        Raises
-        ------
-        MemoryBudgetError
-            Names the parts and what makes them smaller.
+        Raises `MemoryBudgetError`: names the parts and what makes them smaller.
         """
         needed = resident_bytes + self.coordinator_bytes
         if needed > budget_bytes:
@@ -128,12 +124,9 @@ class MemoryPlan(Memory):
         )
 
     def with_tiles(self, wanted: TileBudget, n: int, budget_bytes: int) -> MemoryPlan:
-        """The same with room for tiles that are kept: as much as is wanted, may come to pay, and fits.
+        """The plan with room for kept tiles: as much as is wanted, useful, and fits.
 
-        Raises
-        ------
-        MemoryBudgetError
-            A user's own figure does not fit.
+        Raises `MemoryBudgetError`: the user's figure does not fit.
         """
         return replace(self, tiles_bytes=tiles_that_fit(wanted, n, self.spare_bytes(budget_bytes)))
 
@@ -146,23 +139,22 @@ def tiles_that_fit(wanted: TileBudget, n: int, spare_bytes: int | None) -> int:
 
 
 def kept_that_fits(wanted: TileBudget, useful_bytes: int, spare_bytes: int | None, what: str) -> int:
-    """Bytes that each worker's process may spend on entries of `what` that it keeps; more than useful is of no use.
+    """Bytes in which each worker's process may keep entries of `what`: those wanted, but no more than are useful.
 
-    A figure of dkgp's own (`measured`) is cut down to half of what the plan spares, so that the machine stays usable; a
-    user's is refused with `MemoryBudgetError` where it does not fit. `spare_bytes` is None for processes that are not
-    planned here.
+    A figure that dkgp measured (`measured`) is limited to half of the spare memory, so that the machine stays usable. A
+    user's figure that does not fit is refused (`MemoryBudgetError`). `spare_bytes` is None for other processes.
     """
-    of_use = min(wanted.bytes, useful_bytes)
+    kept = min(wanted.bytes, useful_bytes)
     if spare_bytes is None:
-        return of_use
+        return kept
     if wanted.measured:
-        return max(0, min(of_use, spare_bytes // 2))
-    if of_use > spare_bytes:
+        return max(0, min(kept, spare_bytes // 2))
+    if kept > spare_bytes:
         raise MemoryBudgetError(
-            f"`cache_tiles` asks for {mib(of_use)} of {what} to be kept; beside all else that this run is projected "
+            f"`cache_tiles` asks for {mib(kept)} of {what} to be kept; beside all else that this run is projected "
             f"to need {mib(max(0, spare_bytes))} are left. Give that much or less, or auto"
         )
-    return of_use
+    return kept
 
 
 @dataclass(frozen=True)
@@ -221,7 +213,7 @@ def plan_within(
     needs_inputs: str | None = None,
     width: int | None = None,
 ) -> MemoryPlan:
-    """Project the peak of a training run whose coordinator holds all inputs where that fits its budget, too.
+    """Project the peak of a training run whose coordinator holds all inputs if these fit its budget as well.
 
     `needs_inputs` names a solver that cannot do without them. Raises `MemoryBudgetError` where it fits neither way.
     """

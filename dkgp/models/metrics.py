@@ -40,15 +40,11 @@ class CoverageCurve:
 
 @dataclass(frozen=True)
 class _Variances:
-    """Reads variances as the targets want them: of observations, or of the function.
-
-    `shift` (p,) is added to what is stored: the noise variance, its negative, or zero, in the targets' own units
-    squared; `floor` (p,) is what is left at least.
-    """
+    """Reads variances as the targets need them: of observations, or of the function; in the targets' units squared."""
 
     prediction: Prediction
-    shift: FloatArray
-    floor: FloatArray
+    shift: FloatArray  # (p,): added to the stored ones: the noise variance, its negative, or zero
+    floor: FloatArray  # (p,): the least result
 
     @classmethod
     def of(cls, prediction: Prediction, noise_free: bool) -> _Variances | None:
@@ -66,7 +62,7 @@ class _Variances:
             return cls(prediction, np.zeros(p), np.zeros(p))
         noise_variance = np.asarray(noise, dtype=np.float64).reshape(p)
         sign = float(bool(stored["latent"])) - float(noise_free)
-        # A function's variance that the noise hides to the last bit is not known to be zero.
+        # Where rounding of the noise hides the function's variance, that is not known to be zero.
         return cls(prediction, sign * noise_variance, _EPS * noise_variance)
 
     def read(self, start: int, stop: int) -> FloatArray:
@@ -76,7 +72,7 @@ class _Variances:
 
 
 class _Squares:
-    """Sums of squares (p,) that come with their powers of two: no square overflows, nor is lost, and no bit changes."""
+    """Sums of squares (p,), scaled by powers of two: no square overflows or underflows, and no bit changes."""
 
     def __init__(self, p: int) -> None:
         self._sums, self._exponents = np.zeros(p), np.full(p, -LARGEST_EXPONENT)
@@ -100,7 +96,7 @@ class _Squares:
 
 
 def _exponent(largest: FloatArray) -> NDArray[np.intc]:
-    """Powers of two above the magnitudes (p,); of what is zero, or not finite, the least there is."""
+    """Powers of two above the magnitudes (p,); `-LARGEST_EXPONENT` for zeros and for what is not finite."""
     usable = np.isfinite(largest) & (largest > 0.0)
     return np.asarray(np.where(usable, np.frexp(largest)[1], -LARGEST_EXPONENT), dtype=np.intc)
 

@@ -64,10 +64,7 @@ def sum_roundings(n: int, run: int, runs: int | None = None) -> float:
 
 
 def bounding(bound: Callable[P, FloatArray]) -> Callable[P, FloatArray]:
-    """Decorate what bounds errors: infinite, which says that nothing is proven, where it comes to no number.
-
-    Sums of bounds may overflow, too.
-    """
+    """Decorate a bound on errors: where it is NaN or overflows, it is infinite, and so proves nothing."""
 
     @wraps(bound)
     def bounded(*arguments: P.args, **options: P.kwargs) -> FloatArray:
@@ -78,12 +75,12 @@ def bounding(bound: Callable[P, FloatArray]) -> Callable[P, FloatArray]:
 
 
 def known(bounds: FloatArray) -> FloatArray:
-    """Bounds, infinite where they came to no number: the infinite error of a row far out met a size of zero."""
+    """Bounds, infinite where they are NaN: the infinite error of a row far out was multiplied by a size of zero."""
     return np.where(np.isnan(bounds), np.inf, bounds)
 
 
 def highest_prior(kernel: Kernel, prior: FloatArray) -> FloatArray:
-    """Upper bounds on k(x, x) of what `kernel.diagonal` has computed: finite wherever that is, however far out x is."""
+    """Upper bounds on the exact k(x, x), from `kernel.diagonal` as computed: finite wherever that is."""
     with np.errstate(over="ignore"):
         return np.asarray(prior * (1.0 + EVALUATION * UNIT * (kernel.diagonal_roundings + 2.0)))
 
@@ -118,12 +115,8 @@ def mean_in_units(
     The product is off by u |mean scale| and the sum by u |result|. What the standardisation of the targets, itself two
     roundings, does is counted with the residual.
 
-    Parameters
-    ----------
-    mean, bound : (r, p) float64
-        Standardised, and by how much they may miss.
-    scale, offset : (p,) float64
-        As stored: exact by definition.
+    `mean`, `bound` (r, p): standardised, and by how much they may miss. `scale`, `offset` (p,): as stored: exact by
+    definition.
     """
     with np.errstate(over="ignore"):  # beyond the largest number: infinite, and so is its bound
         product = mean * scale
@@ -135,7 +128,7 @@ def mean_in_units(
 def variance_in_units(lower: FloatArray, upper: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Ends of intervals (r,) in the targets' squared units, (r, p): three roundings each, outward.
 
-    A number below the smallest normal one is rounded by more than its share; it moves to the next outward besides.
+    A number below the smallest normal one has a larger relative rounding, so each end also moves to the next number.
     """
     with np.errstate(over="ignore"):  # beyond the largest number: between that and infinity
         squared = np.asarray(scale, dtype=np.float64) ** 2
@@ -144,7 +137,7 @@ def variance_in_units(lower: FloatArray, upper: FloatArray, scale: FloatArray) -
 
 
 def assumptions(kernel: Kernel) -> str | None:
-    """Assumptions that a proof has to make: None, except of users' functions."""
+    """The assumptions that a proof makes: about users' functions; None without any."""
     names = sorted({part.unproven for part in kernel.walk() if part.unproven is not None})
     if not names:
         return None

@@ -1,4 +1,4 @@
-"""`auto` for a dataset: draws the subset that is probed, and says what was chosen."""
+"""The solver "auto" for a data set: draw a subset, probe it, choose by what the probe says."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 from dkgp.data.types import FloatArray
 from dkgp.kernels import Kernel, fold_white
-from dkgp.models.tuning.tune import draw_subset
+from dkgp.models.tuning.subsets import draw_subset
 from dkgp.solvers.auto import Choice, choose_by, choose_solver, probed_samples
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, factor_bytes_allowed
 from dkgp.solvers.conjugate.probe import Probe
 
 
 class Probed(Protocol):
-    """A data set, as far as choosing looks at it."""
+    """The part of a data set that the choice of a solver reads."""
 
     @property
     def n_samples(self) -> int:
@@ -70,7 +70,7 @@ def choose_solver_for(
 def probe_of(
     dataset: Probed, kernel: Kernel, noise_variance: float, *, tolerance: float = 1e-4, seed: int = 0
 ) -> Probe:
-    """Probe a dataset as choosing does: what `expected_count` foresees a named solver's way by."""
+    """Probe a dataset as the choice does; `expected_count` projects a named solver's iterations from it."""
     inputs = _probed(dataset, seed)
     kernel, noise_variance = fold_white(kernel, noise_variance)
     n, p = dataset.n_samples, dataset.n_targets

@@ -50,8 +50,8 @@ class Sums:
     ) -> tuple[FloatArray, FloatArray | None]:
         """K(inputs, X) @ weights for standardised inputs (r, d) and weights (n, t), in float64: (r, t).
 
-        Beside it by how much each may miss the exact one, (r, t); None where only the roundings of a sum of all entries
-        tell the two apart. By a tree, `weights` are the same at each call for a context.
+        Returned beside it is a bound on each sum's error, (r, t); None for sums of all entries, which only rounding
+        separates from the exact ones. By a tree, `weights` are the same at each call for a context.
         """
         if self.tree_error is None:
             return cross_products(context, inputs, weights), None
@@ -59,7 +59,7 @@ class Sums:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Words on them in a store of predictions."""
+        """Attributes of a store of predictions that they were used for."""
         return {} if self.tree_error is None else {"tree_error": self.tree_error}
 
     def require(self, context: BlockContext, executor: BlockExecutor) -> None:
@@ -69,7 +69,7 @@ class Sums:
             executor.require_one_arithmetic()
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
-        """Cut a region; the same whoever computes."""
+        """Cut a region into pieces, which depend on nothing else."""
         n = stop - start
         return [Piece(start, stop, first, min(first + PIECE_ROWS, n)) for first in range(0, n, PIECE_ROWS)]
 
@@ -111,13 +111,7 @@ def cross_products(context: BlockContext, inputs: FloatArray, weights: FloatArra
 
 
 def finite_sums(sums: FloatArray, inputs: FloatArray) -> FloatArray:
-    """Sums (r, t) of kernel entries at standardised inputs (r, d), or why there are none.
-
-    Raises
-    ------
-    NumericalError
-        One is infinite or no number.
-    """
+    """Return sums (r, t) of kernel entries at standardised inputs (r, d); `NumericalError` where one is not finite."""
     if not np.isfinite(sums).all():
         row, column = np.argwhere(~np.isfinite(sums))[0]
         where = np.array2string(inputs[row], precision=3, threshold=6)

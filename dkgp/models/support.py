@@ -2,55 +2,67 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from dkgp.cluster.cache import worker_cache
-from dkgp.data import ModelRecord, find_model
+from dkgp.data import ClassifierRecord, ModelRecord, find_model
 from dkgp.models.certificate import Certificate
 from dkgp.models.rounding import certified_row_errors
 from dkgp.models.sums import EVERY_ENTRY, Sums
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 
-
-@dataclass(frozen=True)
-class _CachedModel:
-    record: ModelRecord
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.record.alpha.nbytes)
+Record = TypeVar("Record", ModelRecord, ClassifierRecord)
 
 
 @dataclass(frozen=True)
-class SupportInputs:
-    """A stored model's support inputs as an input source; travels as a URL and opens where it is used."""
+class CachedModel(Generic[Record]):
+    """A model that is open, and what it counts in a worker's cache."""
 
-    url: str  # of the model store
-    version: str  # tells one run's use of a URL from the next in a worker's cache
+    record: Record
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class StoredPoints(ABC, Generic[Record]):
+    """The points of a stored model as an input source; travels as an address and opens where it is used."""
+
+    url: str  # of the model: a store that the process can read, or a model in its own memory
+    version: str  # tells one run's use of an address from the next in a worker's cache
     n_samples: int
     n_features: int
     # Where the training set lies that a model by reference names, "" for one that carries its inputs: whoever made
-    # this has found that it may be read, and a worker opens nothing else.
+    # this has checked that it may be read, and a worker opens nothing else.
     reference: str
+
+    @abstractmethod
+    def _opened(self) -> CachedModel[Record]:
+        """Open the model."""
+
+    def record(self) -> Record:
+        """Open the model, or take it from this worker's cache."""
+        return worker_cache().get((self.version, "model"), self._opened).record
+
+    def inputs(self, start: int, stop: int) -> FloatArray:
+        """Standardised points start:stop."""
+        return self.record().inputs(start, stop)
+
+
+class SupportInputs(StoredPoints[ModelRecord]):
+    """The training inputs of an exact model."""
 
     @classmethod
     def of(cls, model: ModelRecord, version: str) -> SupportInputs:
         """The support inputs of a model that is open here."""
         return cls(model.url, version, model.n_samples, model.n_features, model.reference)
 
-    def record(self) -> ModelRecord:
-        """Open the model, or take it from this worker's cache."""
-        model = worker_cache().get(
-            (self.version, "model"), lambda: _CachedModel(find_model(self.url, reference=self.reference))
-        )
-        return model.record
-
-    def inputs(self, start: int, stop: int) -> FloatArray:
-        """Standardised support inputs start:stop."""
-        return self.record().inputs(start, stop)
+    def _opened(self) -> CachedModel[ModelRecord]:
+        record = find_model(self.url, reference=self.reference)
+        return CachedModel(record, int(record.alpha.nbytes))
 
 
 def certified_means(

@@ -1,4 +1,4 @@
-"""One hyperparameter as a search left it: for the file, the table and the picture of a tuning run."""
+"""One hyperparameter at the end of a search: for the file, the table and the picture of a tuning run."""
 
 from __future__ import annotations
 

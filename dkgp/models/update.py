@@ -1,9 +1,9 @@
 """New samples for a trained model: the solve goes on from where it was, with alpha = [alpha_old, 0].
 
-Nothing has to be computed again of what is known: the old samples' gradient stays what it was, and the new samples'
-takes their rows of K alone. What is left is a right-hand side that is small but concerns every old sample a little, and
-brings a solve back to columns that it has had before. So where they fit in memory they are kept: each is evaluated once
-(kin40k, n = 10,000 and 100 more: 1.0 passes, where the warm start alone took 7.7 and a fresh fit 11.5).
+The old samples' gradient stays as it was, and that of the new samples takes only their rows of K. The remaining
+right-hand side is small, but it changes every old sample a little, so that the solve returns to the same columns of K
+again and again. So columns are kept where they fit in memory, and each is evaluated once (kin40k, n = 10,000 and 100
+more: 1.0 passes; the warm start alone took 7.7, a fresh fit 11.5).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from dkgp.solvers.watch import Watch
 
 # Of the memory that is free.
 COLUMNS_SHARE = 1 / 3
-# A column that is kept costs next to nothing, and looking for the best one then is what takes the time: a few
-# candidates for each take more rounds than the default's 60, and half the time.
+# Kept columns cost next to nothing, so that the search for the best one takes most of the time: with fewer candidates
+# for each than the default's 60 there are more rounds, in half the time.
 CANDIDATES_OF_KEPT_COLUMNS = 20
 ROWS_AT_A_TIME = 8192
 
@@ -60,7 +60,7 @@ def update(
     Returns
     -------
     TrainedModel
-        `summary` counts from here: what the old samples cost is not in it.
+        `summary` counts the update alone, without the cost of the old samples.
 
     Raises
     ------

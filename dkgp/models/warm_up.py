@@ -38,9 +38,9 @@ from dkgp.solvers import MaxPasses, solve
 from dkgp.solvers.registry import build_solver, declaration_of, solver_names
 
 _MOST_HELPERS = 4
-# What compiling adds to a process's peak beyond what is planned for any run, measured: 70 to 115 MiB.
+# Compiling adds this to a process's peak, beyond the plan of any run; measured: 70 to 115 MiB.
 _COMPILING_BYTES = 144 * 2**20
-# What a run needs last comes first: it begins with the others itself, and meets its helpers half-way.
+# Helpers begin with what a run needs last: the run itself compiles the others meanwhile, and they meet half-way.
 _LOOPS_OF_RUN = ("pair/double", "matmat/double", "tile/double", "take/double", "matmat/single", "tile/single")
 _LAST = ("take/single",)
 _PRECISIONS: tuple[Precision, ...] = ("double", "single")
@@ -95,14 +95,14 @@ def compile_piece(piece: str) -> float:
 
 
 def missing(pieces: Iterable[str]) -> list[str]:
-    """Return those that nobody is known to have compiled into the cache; none where it was filled beforehand."""
+    """The pieces that are not known to be in the cache; none where it was filled beforehand."""
     if FILLED_FOLDER is not None:
         return []
     return [piece for piece in pieces if (mark := _mark(piece)) is not None and not mark.exists()]
 
 
 def compiling_bytes(kernel: Kernel) -> int:
-    """Bytes that a run's process takes besides what is planned for any, where it is the first and compiles."""
+    """Further bytes of a run's process where it is the first, and compiles."""
     return _COMPILING_BYTES if missing(pieces_of_run(kernel)) else 0
 
 
@@ -196,7 +196,7 @@ _OTHERS: dict[str, Callable[[], None]] = {
 
 
 class _Helpers:
-    """Processes that compile pieces, each the next one that is left."""
+    """Processes that compile pieces; each takes the next piece that none of them has."""
 
     def __init__(self, pieces: Sequence[str], count: int, environment: Mapping[str, str] | None = None) -> None:
         self.seconds: dict[str, float] = {}
@@ -289,10 +289,10 @@ def compile_pieces(
 
 @contextmanager
 def helped(kernel: Kernel | None = None, also: Sequence[str] = ()) -> Iterator[None]:
-    """Compile in the background, while the context is open, what a run with this kernel will need and nobody has yet.
+    """While the context is open, compile in the background what a run with this kernel needs and the cache lacks.
 
-    By default for the squared exponential, with which most runs begin; `also` names other pieces. Of contexts that nest
-    the outermost has helpers.
+    The kernel is by default the squared exponential, with which most runs begin; `also` names other pieces. Of nested
+    contexts only the outermost has helpers.
     """
     if not _one_at_a_time.acquire(blocking=False):
         yield

@@ -114,7 +114,7 @@ def foresee_sparse(
     width, phases = feature_width(hyperparameters.kernel), sparse_phases(settings, n, d, p)
     record = {
         **asdict(settings),
-        "basis": settings.chosen_basis,
+        "basis": settings.basis_name,
         "kernel_evaluations": _entries(phases),
         "model_bytes": 8 * m * (2 * m + d + p),
     }

@@ -29,7 +29,8 @@ from dkgp.kernels import TileEvaluator
 from dkgp.models import Hyperparameters
 from dkgp.models.exact import train
 from dkgp.models.prediction.predict import predict
-from dkgp.models.sparse.train import SparseSettings, train_sparse
+from dkgp.models.sparse.settings import SparseSettings
+from dkgp.models.sparse.train import train_sparse
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp_benchmarks.library import Library, PreparedData, prepare_data
 from dkgp_benchmarks.papers.tables import STANDS_IN, said, section

@@ -30,7 +30,9 @@ from dkgp.models import Hyperparameters, read_hyperparameters, write_hyperparame
 from dkgp.models.sparse.errors import Points
 from dkgp.models.sparse.methods import METHODS
 from dkgp.models.sparse.model import interval_of
-from dkgp.models.sparse.train import SparseSettings, TrainedSparse, train_sparse
+from dkgp.models.sparse.problem import TrainedSparse
+from dkgp.models.sparse.settings import SparseSettings
+from dkgp.models.sparse.train import train_sparse
 from dkgp_benchmarks.sparse.job import BenchSparseJob
 
 FloatArray = NDArray[np.float64]

@@ -7,7 +7,7 @@ from typing import Any
 
 from dkgp.errors import InputError, UsageError
 from dkgp.models.sparse.bases import BLIND_BASES
-from dkgp.models.sparse.train import SparseSettings
+from dkgp.models.sparse.settings import SparseSettings
 
 _SETTINGS = {
     "basis": str,
@@ -50,7 +50,7 @@ class SparseSpec:
                 raise UsageError(f"'{text}': {key} is a number; got {value!r}") from None
         try:
             found = cls(text, SparseSettings(name, **given))
-            if found.settings.chosen_basis == "greedy":
+            if found.settings.basis_name == "greedy":
                 found.settings.greedy()
         except InputError as error:
             raise UsageError(f"'{text}': {error}") from None
@@ -61,11 +61,11 @@ class SparseSpec:
     @property
     def is_possible(self) -> bool:
         """False of a subset of the data on points that are no samples."""
-        return self.settings.sparse_method.variance != "subset" or self.settings.chosen_basis != "k-means"
+        return self.settings.sparse_method.variance != "subset" or self.settings.basis_name != "k-means"
 
     def on(self, basis: str) -> SparseSpec:
         """The same on a basis of that name; on its own where it names one, or chooses greedily."""
-        if self.settings.basis is not None or self.settings.chosen_basis == "greedy":
+        if self.settings.basis is not None or self.settings.basis_name == "greedy":
             return self
         if basis not in BLIND_BASES:
             raise UsageError(f"`bases`: there is no '{basis}'; there are {', '.join(BLIND_BASES)}")

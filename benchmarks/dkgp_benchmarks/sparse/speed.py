@@ -131,7 +131,7 @@ def _row(spec: SparseSpec, runs: Runs, size: int) -> dict[str, Any]:
 def _scores_all(spec: SparseSpec) -> bool:
     """True of a greedy choice whose candidates are scored by products with the basis, on all rows."""
     settings = spec.settings
-    return settings.method == "sggp" and settings.score_rows is None and settings.chosen_basis == "greedy"
+    return settings.method == "sggp" and settings.score_rows is None and settings.basis_name == "greedy"
 
 
 def _scored(spec: SparseSpec, size: int) -> tuple[int, int]:

@@ -79,7 +79,7 @@ class SparseJob(TrainingJob):
     @property
     def is_greedy(self) -> bool:
         """True if the basis is chosen greedily."""
-        return self.given_basis is None and self.settings.chosen_basis == "greedy"
+        return self.given_basis is None and self.settings.basis_name == "greedy"
 
     @property
     def grows(self) -> bool:

@@ -14,8 +14,8 @@ from dkgp.models import Hyperparameters
 from dkgp.models.refinement.record import RefineSettings
 from dkgp.models.sparse.bound.search import EVIDENCES, Evidence
 from dkgp.models.tuning.likelihood_search import ProgressCallback, SearchSettings
-from dkgp.models.tuning.priors import LogNormal, as_prior
 from dkgp.models.tuning.problem import Choices
+from dkgp.models.tuning.search_space import LogNormal, as_prior
 from dkgp.models.tuning.tasks import LabelLikelihood, Objective
 from dkgp.options import SEED, Part
 from dkgp.registry import Option

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -14,7 +15,6 @@ from dkgp.cluster.client_executor import is_in_process
 from dkgp.data.classes import class_name
 from dkgp.errors import InputError
 from dkgp.estimators.base import KernelEstimator
-from dkgp.estimators.classification.fitted import FittedClassifier
 from dkgp.estimators.classification.labels import (
     LabelledSet,
     classes_from_json,
@@ -23,12 +23,13 @@ from dkgp.estimators.classification.labels import (
     true_labels,
 )
 from dkgp.estimators.classification.outputs import class_predictions
-from dkgp.estimators.fitted import Fitted, Workspace
+from dkgp.estimators.fitted import Fitted, FittedClassifier, Workspace
 from dkgp.estimators.scikit_learn import ClassifierMixin, ConvergenceWarning, available_if, check_is_fitted, seed_of
-from dkgp.estimators.settings import about_fit, chosen_hyperparameters, executor_for
+from dkgp.estimators.settings import about_fit, executor_for, hyperparameters_for
 from dkgp.kernels import Kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.calibration import Calibration
+from dkgp.models.classification.exact.train import DECISION_TOLERANCE
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import label_weights
@@ -37,24 +38,16 @@ from dkgp.models.tuning.tasks import LabelLikelihood
 from dkgp.operators.base import FloatArray
 
 
-def _has_probabilities(estimator: Any) -> bool:
-    """True if there is `predict_proba`; another answer than True would be an error of its own."""
-    if not estimator.probability:
-        raise AttributeError("there are no probabilities: set probability=True and fit again")
-    return True
-
-
+@dataclass(eq=False, repr=False, kw_only=True)
 class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # scikit-learn ships no types
     """Base of classifiers; parameters and attributes as of `LSSVC`."""
 
-    class_weight: Any
-    probability: bool
+    class_weight: Any = None
 
-    _optimizers: ClassVar[tuple[str, ...]] = ("marginal_likelihood",)
+    _form: ClassVar[str]  # of the models that it trains and loads
     # What can be relied on where training stopped short.
     _holds: ClassVar[str] = "What is proven of it holds"
-    _state: ClassVar[type[FittedClassifier]]
-    _fitted: FittedClassifier
+    _fitted: FittedClassifier = field(init=False)
 
     # ------------------------------------------------------------------------------------------------------- training
 
@@ -73,7 +66,9 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
         record = trained.record(data)
         if record.is_sparse:  # It needs no training set: a temporary folder can go, now that all is read.
             workspace = Workspace(self.store)
-        self._take(self._state.of(record, training_set.dataset, workspace, self._about(training_set, hyperparameters)))
+        about = about_fit(self, training_set.dataset, hyperparameters, several=False)
+        about["classes"] = classes_to_json(training_set.classes)
+        self._take(FittedClassifier.of(record, training_set.dataset, workspace, about))
         if hyperparameters.converged is False:
             warnings.warn("; ".join(hyperparameters.warnings), ConvergenceWarning, stacklevel=3)
         if not record.summary["converged"]:
@@ -100,41 +95,18 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
             raise InputError(f'class_weight= takes "balanced" or weights by class; got {by_class!r}')
         return label_weights(training_set.labels, by_class, training_set.sample_weight)
 
-    def _evidence(self) -> LabelLikelihood | None:
-        """The likelihood by whose evidence kernels are tuned; None for least squares, which have noise instead."""
-        return None
-
+    @abstractmethod
     def _kernel_and_noise(self, training_set: LabelledSet, seed: int) -> Hyperparameters | None:
-        """Hyperparameters of the settings, or tuned on a subset of the labels."""
-        evidence = self._evidence()
-
-        def tuned(kernel: Kernel | None, fixed: dict[str, float] | None) -> Hyperparameters:
-            noise = fixed if evidence is None else None
-            settings = LabelTuning(self.subset_size, seed, kernel, fixed=noise, likelihood=evidence)
-            return tune_labels(LabelledData(training_set.dataset, training_set.labels), settings)
-
-        return chosen_hyperparameters(
-            self.kernel,
-            training_set.dataset,
-            # A likelihood has none: the kernel's amplitude says it all.
-            noise_variance=self.noise_variance if evidence is None else 1.0,
-            optimizer=self.optimizer,
-            optimizers=self._optimizers,
-            tune=tuned,
-        )
-
-    def _about(self, training_set: LabelledSet, hyperparameters: Hyperparameters) -> dict[str, Any]:
-        """Return what a stored model says of its estimator."""
-        about = about_fit(self, training_set.dataset, hyperparameters, several=False)
-        return {**about, "classes": classes_to_json(training_set.classes)}
+        """The hyperparameters of the settings, or tuned ones; None where training finds them on the way."""
 
     def _take(self, fitted: Fitted) -> None:
         super()._take(fitted)
         assert isinstance(fitted, FittedClassifier)
-        record = fitted.record
-        self.classes_ = classes_from_json(fitted.about.get("classes"), record.classes)
-        self.intercept_ = record.intercept
-        self.calibration_ = None if record.calibration is None else Calibration.from_json(record.calibration)
+        self.classes_ = classes_from_json(fitted.about.get("classes"), fitted.record.classes)
+
+    @classmethod
+    def _opened(cls, url: str) -> FittedClassifier:
+        return FittedClassifier.load(url, Workspace(None), cls._form)
 
     # ----------------------------------------------------------------------------------------------------- predictions
 
@@ -169,6 +141,47 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
         """
         return self._predicted(X, "label")[0]
 
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Share of right labels; lazy inputs are computed.
+
+        Parameters
+        ----------
+        X, y
+            As for `fit`; labels of a dataset store are matched by the classes' names.
+        sample_weight : (r,) array_like, optional
+        """
+        from sklearn.metrics import accuracy_score
+
+        check_is_fitted(self)
+        truth = true_labels(X, y, self.classes_, self._fitted.record.classes)
+        return float(accuracy_score(truth, np.asarray(self.predict(X)), sample_weight=sample_weight))
+
+
+def _has_probabilities(estimator: Any) -> bool:
+    """True if there is `predict_proba`; another answer than True would be an error of its own."""
+    if not estimator.probability:
+        raise AttributeError("there are no probabilities: set probability=True and fit again")
+    return True
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class CalibratedClassifier(KernelClassifier):
+    """Base of least-squares machines, whose decisions a calibration turns into probabilities."""
+
+    noise_variance: Any = None
+    probability: bool = True
+
+    def _take(self, fitted: Fitted) -> None:
+        super()._take(fitted)
+        record = self._fitted.record
+        self.intercept_ = record.intercept
+        self.calibration_ = None if record.calibration is None else Calibration.from_json(record.calibration)
+
+    @classmethod
+    def _settings_from(cls, fitted: Fitted) -> dict[str, Any]:
+        assert isinstance(fitted, FittedClassifier)
+        return {**super()._settings_from(fitted), "probability": fitted.record.calibration is not None}
+
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]  # scikit-learn ships no types
     def predict_proba(self, X: Any) -> Any:
         """Probabilities of the classes, (r, C), in the order of `classes_`; rows sum to one.
@@ -197,17 +210,69 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
         """Logarithms of `predict_proba`."""
         return np.log(self.predict_proba(X))
 
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Share of right labels; lazy inputs are computed.
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class CertifiedClassifier(KernelClassifier):
+    """Base of classifiers with all samples in one problem: of its exact solution they prove decisions and labels."""
+
+    optimizer: str | None = "marginal_likelihood"
+    subset_size: int = 2000
+    tol: float = DECISION_TOLERANCE
+    max_passes: float | None = None
+
+    _optimizers: ClassVar[tuple[str, ...]] = ("marginal_likelihood",)
+
+    def _tuned(
+        self, training_set: LabelledSet, seed: int, noise_variance: float | None, likelihood: LabelLikelihood | None
+    ) -> Hyperparameters:
+        """The hyperparameters of the settings, or tuned on a subset: labels of a likelihood have no noise."""
+
+        def tune(kernel: Kernel | None, fixed: dict[str, float] | None) -> Hyperparameters:
+            noise = fixed if likelihood is None else None
+            settings = LabelTuning(self.subset_size, seed, kernel, fixed=noise, likelihood=likelihood)
+            return tune_labels(LabelledData(training_set.dataset, training_set.labels), settings)
+
+        return hyperparameters_for(
+            self.kernel,
+            training_set.dataset,
+            noise_variance=noise_variance,
+            optimizer=self.optimizer,
+            optimizers=self._optimizers,
+            tune=tune,
+        )
+
+    def decision_function(self, X: Any, return_bounds: bool = False) -> Any:
+        """Decisions: of two classes positive for the second, otherwise one for each class.
 
         Parameters
         ----------
-        X, y
-            As for `fit`; labels of a dataset store are matched by the classes' names.
-        sample_weight : (r,) array_like, optional
-        """
-        from sklearn.metrics import accuracy_score
+        X
+            As for `fit`; of a dask array or an xarray Dataset the result is one, computed when it is asked for.
+        return_bounds : bool
+            Also by how much each can miss the exact solution's, proven; of a model of all samples.
 
-        check_is_fitted(self)
-        truth = true_labels(X, y, self.classes_, self._fitted.record.classes)
-        return float(accuracy_score(truth, np.asarray(self.predict(X)), sample_weight=sample_weight))
+        Returns
+        -------
+        decisions, or (decisions, bounds)
+            (r,) or (r, C) each.
+        """
+        predictions = self._predicted(X, "decision", *(("bounds",) if return_bounds else ()))
+        return predictions if return_bounds else predictions[0]
+
+    def predict(self, X: Any, return_certified: bool = False) -> Any:
+        """Labels, (r,), in the form in which they were given: the class of the largest decision, or probability.
+
+        Parameters
+        ----------
+        X
+            As for `decision_function`.
+        return_certified : bool
+            Also whether each label is proven to be that of the exact solution; of a model of all samples.
+
+        Returns
+        -------
+        labels, or (labels, certified)
+            (r,) each.
+        """
+        predictions = self._predicted(X, "label", *(("certified",) if return_certified else ()))
+        return predictions if return_certified else predictions[0]

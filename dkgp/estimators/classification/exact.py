@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
 from dkgp.cluster import BlockExecutor
-from dkgp.estimators.classification.base import KernelClassifier
-from dkgp.estimators.classification.fitted import FittedClassifier, FittedExact
+from dkgp.estimators.classification.base import CalibratedClassifier, CertifiedClassifier
+from dkgp.estimators.classification.labels import LabelledSet
 from dkgp.estimators.fitted import Fitted
 from dkgp.estimators.settings import checked_solver
-from dkgp.kernels import Kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.exact.certificate import DecisionCertificate
-from dkgp.models.classification.exact.train import DECISION_TOLERANCE, ExactSettings, train_exact
+from dkgp.models.classification.exact.train import ExactSettings, train_exact
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.solvers import MaxPasses, Solver
 from dkgp.solvers.registry import AUTO, build_solver
 
 
-class LSSVC(KernelClassifier):
+@dataclass(eq=False, repr=False, kw_only=True)
+class LSSVC(CalibratedClassifier, CertifiedClassifier):
     """Exact least-squares support vector machine, with certified labels.
 
     All samples are support vectors: the decision f(x) = sum_i alpha_i k(x, x_i) + b solves the LS-SVM's linear system
@@ -78,40 +79,13 @@ class LSSVC(KernelClassifier):
     (['same', 'other'], [True, True])
     """
 
-    _state: ClassVar[type[FittedClassifier]] = FittedExact
-    _holds = "The error bounds of decisions are those of the solution as it stands, wider than asked for, and hold"
-    _fitted: FittedExact
+    noise_variance: float | None = None
+    optimizer: Literal["marginal_likelihood"] | None = "marginal_likelihood"
+    fit_intercept: bool = True
+    solver: str | Solver = AUTO
 
-    def __init__(
-        self,
-        kernel: str | Kernel | Hyperparameters = "rbf",
-        *,
-        noise_variance: float | None = None,
-        optimizer: Literal["marginal_likelihood"] | None = "marginal_likelihood",
-        subset_size: int = 2000,
-        fit_intercept: bool = True,
-        class_weight: Any = None,
-        probability: bool = True,
-        tol: float = DECISION_TOLERANCE,
-        solver: str | Solver = AUTO,
-        max_passes: float | None = None,
-        client: Any = None,
-        store: str | None = None,
-        random_state: Any = 0,
-    ) -> None:
-        self.kernel = kernel
-        self.noise_variance = noise_variance
-        self.optimizer = optimizer
-        self.subset_size = subset_size
-        self.fit_intercept = fit_intercept
-        self.class_weight = class_weight
-        self.probability = probability
-        self.tol = tol
-        self.solver = solver
-        self.max_passes = max_passes
-        self.client = client
-        self.store = store
-        self.random_state = random_state
+    _form = "exact"
+    _holds = "The error bounds of decisions are those of the solution as it stands, wider than asked for, and hold"
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Tune where hyperparameters are not given, solve and certify.
@@ -146,14 +120,17 @@ class LSSVC(KernelClassifier):
     def _check_settings(self, seed: int) -> None:
         checked_solver(self.solver)
 
+    def _kernel_and_noise(self, training_set: LabelledSet, seed: int) -> Hyperparameters:
+        return self._tuned(training_set, seed, self.noise_variance, None)
+
     def _trained(
         self, data: LabelledData, hyperparameters: Hyperparameters | None, executor: BlockExecutor, seed: int
     ) -> TrainedClassifier:
         assert hyperparameters is not None
         solver = checked_solver(self.solver)
-        chosen = None if solver == AUTO else build_solver(solver, seed=seed) if isinstance(solver, str) else solver
+        built = None if solver == AUTO else build_solver(solver, seed=seed) if isinstance(solver, str) else solver
         settings = ExactSettings(
-            solver=chosen,
+            solver=built,
             tolerance=self.tol,
             limits=None if self.max_passes is None else MaxPasses(self.max_passes),
             fit_intercept=self.fit_intercept,
@@ -166,44 +143,3 @@ class LSSVC(KernelClassifier):
     def _take(self, fitted: Fitted) -> None:
         super()._take(fitted)
         self.certificate_ = DecisionCertificate.from_json(dict(fitted.record.certificate))
-
-    def decision_function(self, X: Any, return_bounds: bool = False) -> Any:
-        """Decisions of the machines: of two classes positive for the second, otherwise one for each class.
-
-        Parameters
-        ----------
-        X
-            As for `fit`; of a dask array or an xarray Dataset the result is one, computed when it is asked for.
-        return_bounds : bool
-            Also by how much each can miss the exact solution's, proven.
-
-        Returns
-        -------
-        decisions, or (decisions, bounds)
-            (r,) or (r, C) each.
-        """
-        predictions = self._predicted(X, "decision", *(("bounds",) if return_bounds else ()))
-        return predictions if return_bounds else predictions[0]
-
-    def predict(self, X: Any, return_certified: bool = False) -> Any:
-        """Labels, (r,), in the form in which they were given: the class of the largest decision.
-
-        Parameters
-        ----------
-        X
-            As for `decision_function`.
-        return_certified : bool
-            Also whether each label is proven to be that of the exact solution.
-
-        Returns
-        -------
-        labels, or (labels, certified)
-            (r,) each.
-        """
-        predictions = self._predicted(X, "label", *(("certified",) if return_certified else ()))
-        return predictions if return_certified else predictions[0]
-
-    @classmethod
-    def _settings_from(cls, fitted: Fitted) -> dict[str, Any]:
-        assert isinstance(fitted, FittedExact)
-        return {**super()._settings_from(fitted), "probability": fitted.record.calibration is not None}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, ClassVar, Literal, Self
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
 import numpy as np
 
 from dkgp.cluster import BlockExecutor
 from dkgp.errors import InputError
-from dkgp.estimators.classification.base import KernelClassifier
-from dkgp.estimators.classification.fitted import FittedClassifier, FittedFixedSize
+from dkgp.estimators.classification.base import CalibratedClassifier
 from dkgp.estimators.classification.labels import LabelledSet
 from dkgp.estimators.fitted import Fitted
 from dkgp.kernels import Kernel, fold_white, parse_kernel
@@ -36,7 +36,8 @@ _SETTINGS = (
 )
 
 
-class FixedSizeLSSVC(KernelClassifier):
+@dataclass(eq=False, repr=False, kw_only=True)
+class FixedSizeLSSVC(CalibratedClassifier):
     """Fixed-size least-squares support vector machine: a few prototypes, all samples' errors.
 
     Out of a pool of prototypes sparse conjugate directions pursuit chooses k, for all k in turn; cross-validation
@@ -101,47 +102,18 @@ class FixedSizeLSSVC(KernelClassifier):
     True
     """
 
-    _state: ClassVar[type[FittedClassifier]] = FittedFixedSize
-    _fitted: FittedFixedSize
+    pool: int = 2000
+    prototypes: str = "k-centre"
+    max_basis: int | None = None
+    candidates: int | None = None
+    folds: int = 10
+    search: Literal["profile", "annealing", "none"] = "profile"
+    cardinality: Literal["tenth", "best", "one-standard-error"] = "tenth"
+    isotropic: bool = False
+    intercept: Literal["first", "selected", "none"] = "first"
+    stop: tuple[int, float] | None = (10, 1e-3)
 
-    def __init__(
-        self,
-        kernel: str | Kernel | Hyperparameters = "rbf",
-        *,
-        noise_variance: Any = None,
-        pool: int = 2000,
-        prototypes: str = "k-centre",
-        max_basis: int | None = None,
-        candidates: int | None = None,
-        folds: int = 10,
-        search: Literal["profile", "annealing", "none"] = "profile",
-        cardinality: Literal["tenth", "best", "one-standard-error"] = "tenth",
-        isotropic: bool = False,
-        intercept: Literal["first", "selected", "none"] = "first",
-        stop: tuple[int, float] | None = (10, 1e-3),
-        class_weight: Any = None,
-        probability: bool = True,
-        client: Any = None,
-        store: str | None = None,
-        random_state: Any = 0,
-    ) -> None:
-        self.kernel = kernel
-        self.noise_variance = noise_variance
-        self.pool = pool
-        self.prototypes = prototypes
-        self.max_basis = max_basis
-        self.candidates = candidates
-        self.folds = folds
-        self.search = search
-        self.cardinality = cardinality
-        self.isotropic = isotropic
-        self.intercept = intercept
-        self.stop = stop
-        self.class_weight = class_weight
-        self.probability = probability
-        self.client = client
-        self.store = store
-        self.random_state = random_state
+    _form = "fixed-size"
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Choose prototypes, kernel scale and noise variance by cross-validation, and fit.
@@ -209,16 +181,10 @@ class FixedSizeLSSVC(KernelClassifier):
 
     def _take(self, fitted: Fitted) -> None:
         super()._take(fitted)
-        assert isinstance(fitted, FittedFixedSize)
-        record = fitted.record
+        record = self._fitted.record
         assert record.prototypes is not None
         to = record.standardisation
         self.path_ = record.path
         self.n_basis_ = record.n_support
         self.prototypes_ = record.prototypes * to.input_std + to.input_mean
         self.prototype_indices_ = record.indices
-
-    @classmethod
-    def _settings_from(cls, fitted: Fitted) -> dict[str, Any]:
-        assert isinstance(fitted, FittedFixedSize)
-        return {**super()._settings_from(fitted), "probability": fitted.record.calibration is not None}

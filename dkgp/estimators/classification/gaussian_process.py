@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from dkgp.cluster import BlockExecutor
 from dkgp.errors import InputError
-from dkgp.estimators.classification.fitted import FittedClassifier, FittedGP
 from dkgp.estimators.classification.probabilistic import LikelihoodClassifier
-from dkgp.estimators.fitted import Fitted
-from dkgp.kernels import Kernel
+from dkgp.estimators.fitted import Fitted, FittedClassifier
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.basis.settings import DEFAULT_BASIS
-from dkgp.models.classification.exact.train import DECISION_TOLERANCE
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.laplace.train import train_gp
 from dkgp.models.classification.likelihoods import Likelihood, Link, MultiClass
@@ -20,6 +17,7 @@ from dkgp.models.classification.logistic.stopping import RiskSettings
 from dkgp.models.classification.trained import TrainedClassifier
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class GPClassifier(LikelihoodClassifier):
     """Gaussian process classifier by Laplace's approximation, with intervals of probabilities.
 
@@ -55,44 +53,10 @@ class GPClassifier(LikelihoodClassifier):
     (True, True)
     """
 
-    _state: ClassVar[type[FittedClassifier]] = FittedGP
-    _form = "gp"
-    _fitted: FittedGP
+    link: Link = "logit"
+    multi_class: MultiClass = "ovr"
 
-    def __init__(
-        self,
-        kernel: str | Kernel | Hyperparameters = "rbf",
-        *,
-        link: Link = "logit",
-        multi_class: MultiClass = "ovr",
-        optimizer: Literal["laplace"] | None = "laplace",
-        subset_size: int = 2000,
-        n_basis: int | None = None,
-        basis: str = DEFAULT_BASIS,
-        certify: bool = False,
-        class_weight: Any = None,
-        tol: float = DECISION_TOLERANCE,
-        solver: str = "auto",
-        max_passes: float | None = None,
-        client: Any = None,
-        store: str | None = None,
-        random_state: Any = 0,
-    ) -> None:
-        self.kernel = kernel
-        self.link = link
-        self.multi_class = multi_class
-        self.optimizer = optimizer
-        self.subset_size = subset_size
-        self.n_basis = n_basis
-        self.basis = basis
-        self.certify = certify
-        self.class_weight = class_weight
-        self.tol = tol
-        self.solver = solver
-        self.max_passes = max_passes
-        self.client = client
-        self.store = store
-        self.random_state = random_state
+    _form = "gp"
 
     def _evidence(self) -> Link:
         return self.link
@@ -112,7 +76,7 @@ class GPClassifier(LikelihoodClassifier):
 
     @classmethod
     def _settings_from(cls, fitted: Fitted) -> dict[str, Any]:
-        assert isinstance(fitted, FittedGP)
+        assert isinstance(fitted, FittedClassifier)
         settings, likelihood = super()._settings_from(fitted), fitted.record.likelihood
         assert likelihood is not None
         softmax = likelihood["name"] == "softmax"

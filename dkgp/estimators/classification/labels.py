@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.data import Dataset, dataset_from_arrays, memory_dataset
+from dkgp.data import Dataset
 from dkgp.data.classes import check_classes, class_name
-from dkgp.data.sources.ingest_blocks import ingest_blocks
 from dkgp.data.sources.labelled import is_labelled, labelled_targets
 from dkgp.errors import InputError
 from dkgp.estimators.fitted import Workspace
 from dkgp.estimators.scikit_learn import validate_data
 from dkgp.estimators.tables import is_dask, is_plain, read_samples
-from dkgp.estimators.training_set import computed, given_names, given_target_names, note_features, reads_memory
+from dkgp.estimators.training_set import computed, feature_names_of, kept_samples, note_features, target_names_of
 from dkgp.models.classification.labels import Labels, labels_of
 
 # Kinds of NumPy arrays whose values JSON has words for.
@@ -50,15 +48,12 @@ def labelled_set(estimator: Any, X: Any, y: Any, sample_weight: Any, workspace: 
     The estimator gets `n_features_in_` and, where there are names, `feature_names_in_`; a store goes to the workspace.
     Of inputs in memory, samples of weight zero are left out.
 
-    Raises
-    ------
-    InputError
-        A `ValueError`: one class only, a label that is missing, weights that do not fit.
+    Raises `InputError`: a `ValueError`: one class only, a label that is missing, weights that do not fit.
     """
     if is_plain(X):
         inputs, targets = _validated(estimator, X, y)
-        names = given_names(estimator)
-        label_name = given_target_names(y, names or ())
+        names = feature_names_of(estimator)
+        label_name = target_names_of(y, names or ())
     else:
         table = read_samples(X, y)
         note_features(estimator, len(table.names) if table.names else table.inputs.shape[1], table.names)
@@ -83,25 +78,14 @@ def labelled_set(estimator: Any, X: Any, y: Any, sample_weight: Any, workspace: 
         "target_names": label_name or ("y",),
         "classes": labels.classes,
     }
-    if is_dask(inputs):
-        url = workspace.url("training-set")
-        dataset = ingest_blocks(url, inputs, codes.astype(np.float64), scheduler=estimator.client, **about)
-    elif reads_memory(estimator.client):
-        dataset = memory_dataset(inputs, codes, **about)
-    else:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of constant features, which are nothing to warn of here
-            dataset = dataset_from_arrays(workspace.url("training-set"), inputs, codes, **about)
+    dataset = kept_samples(estimator, inputs, codes.astype(np.float64), workspace, about)
     return LabelledSet(dataset, labels, classes, weight)
 
 
 def true_labels(X: Any, y: Any, classes: NDArray[Any], names: tuple[str, ...]) -> NDArray[Any]:
     """Labels to compare predictions with, (r,), in the form of `classes`; those of a store are matched by name.
 
-    Raises
-    ------
-    InputError
-        There are no labels, or a label of the store is not among `names`.
+    Raises `InputError`: there are no labels, or a label of the store is not among `names`.
     """
     if y is None or not is_plain(X):
         table = read_samples(X, y)
@@ -116,10 +100,8 @@ def true_labels(X: Any, y: Any, classes: NDArray[Any], names: tuple[str, ...]) -
 def encoded(targets: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Distinct labels in order, (C,), and the code of each sample, (n,).
 
-    Raises
-    ------
-    InputError
-        A label that is missing, labels that are continuous numbers or cannot be put in an order, one class only.
+    Raises `InputError`: a label that is missing, labels that are continuous numbers or cannot be put in an order, one
+    class only.
     """
     from sklearn.utils.multiclass import check_classification_targets
 

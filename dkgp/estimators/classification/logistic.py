@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from dkgp.cluster import BlockExecutor
-from dkgp.estimators.classification.fitted import FittedClassifier, FittedLogistic
 from dkgp.estimators.classification.probabilistic import LikelihoodClassifier
-from dkgp.estimators.fitted import Fitted
-from dkgp.kernels import Kernel
+from dkgp.estimators.fitted import Fitted, FittedClassifier
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.basis.settings import DEFAULT_BASIS
-from dkgp.models.classification.exact.train import DECISION_TOLERANCE
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood, MultiClass
 from dkgp.models.classification.logistic.stopping import RiskSettings
@@ -19,6 +16,7 @@ from dkgp.models.classification.logistic.train import train_logistic
 from dkgp.models.classification.trained import TrainedClassifier
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class KernelLogisticClassifier(LikelihoodClassifier):
     """Kernel logistic regression, with certified labels and intervals of probabilities.
 
@@ -86,44 +84,10 @@ class KernelLogisticClassifier(LikelihoodClassifier):
     True
     """
 
-    _state: ClassVar[type[FittedClassifier]] = FittedLogistic
-    _form = "logistic"
-    _fitted: FittedLogistic
+    regularisation: float = 1.0
+    multi_class: MultiClass = "softmax"
 
-    def __init__(
-        self,
-        kernel: str | Kernel | Hyperparameters = "rbf",
-        *,
-        regularisation: float = 1.0,
-        multi_class: MultiClass = "softmax",
-        optimizer: Literal["laplace"] | None = "laplace",
-        subset_size: int = 2000,
-        n_basis: int | None = None,
-        basis: str = DEFAULT_BASIS,
-        certify: bool = False,
-        class_weight: Any = None,
-        tol: float = DECISION_TOLERANCE,
-        solver: str = "auto",
-        max_passes: float | None = None,
-        client: Any = None,
-        store: str | None = None,
-        random_state: Any = 0,
-    ) -> None:
-        self.kernel = kernel
-        self.regularisation = regularisation
-        self.multi_class = multi_class
-        self.optimizer = optimizer
-        self.subset_size = subset_size
-        self.n_basis = n_basis
-        self.basis = basis
-        self.certify = certify
-        self.class_weight = class_weight
-        self.tol = tol
-        self.solver = solver
-        self.max_passes = max_passes
-        self.client = client
-        self.store = store
-        self.random_state = random_state
+    _form = "logistic"
 
     def _likelihood(self, n_classes: int) -> Likelihood:
         return Likelihood.of("logit", self.multi_class, n_classes)
@@ -138,7 +102,7 @@ class KernelLogisticClassifier(LikelihoodClassifier):
 
     @classmethod
     def _settings_from(cls, fitted: Fitted) -> dict[str, Any]:
-        assert isinstance(fitted, FittedLogistic)
+        assert isinstance(fitted, FittedClassifier)
         record, settings = fitted.record, super()._settings_from(fitted)
         assert record.likelihood is not None
         several: MultiClass = "ovr" if len(record.classes) > 2 and record.likelihood["name"] == "logit" else "softmax"

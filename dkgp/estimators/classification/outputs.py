@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.sources.labelled import LabelledTable, label
-from dkgp.estimators.classification.fitted import FittedClassifier
-from dkgp.estimators.lazy import QUANTITIES, lazy_predictions
-from dkgp.estimators.outputs import UNKNOWN_SIZE_SAMPLES, require_features, rows_for_client
+from dkgp.estimators.fitted import FittedClassifier
+from dkgp.estimators.outputs import quantities
 from dkgp.estimators.tables import Table, is_dask
 
 PROBABILITIES = ("probability", "probability_lower", "probability_upper")
@@ -42,23 +41,7 @@ def class_predictions(
     record = fitted.record
     t = record.n_outputs
     width = {"label": 1, "decision": t, "bounds": t, "certified": 1, **dict.fromkeys(PROBABILITIES, len(classes))}
-    lazily = is_dask(table.inputs)
-    predictions: dict[str, Any]
-    if lazily or client is not None:
-        from dask.base import compute
-
-        rows = table.inputs if lazily else rows_for_client(table.inputs)
-        require_features(fitted, rows)
-        n = UNKNOWN_SIZE_SAMPLES if np.isnan(rows.shape[0]) else int(rows.shape[0])
-        columns = {name: width[name] for name in names}
-        predictions = lazy_predictions(fitted, fitted.source(None, n), rows, names, columns)
-        if not lazily:
-            predictions = dict(zip(predictions, compute(*predictions.values(), scheduler=client), strict=True))
-    else:
-        inputs = np.asarray(table.inputs, dtype=np.float64)
-        require_features(fitted, inputs)
-        predicted = fitted.predictor(None, len(inputs))(inputs)
-        predictions = {name: QUANTITIES[name](predicted) for name in names}
+    predictions = quantities(fitted, table.inputs, names, None, client, {name: width[name] for name in names})
     shaped = {name: _shaped(name, values, classes) for name, values in predictions.items()}
     if table.labels is None:
         return shaped

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from dkgp.cluster import BlockExecutor
 from dkgp.errors import InputError
-from dkgp.estimators.classification.base import KernelClassifier
-from dkgp.estimators.classification.fitted import FittedClassifier
+from dkgp.estimators.classification.base import CertifiedClassifier
 from dkgp.estimators.classification.labels import LabelledSet
-from dkgp.estimators.fitted import Fitted
+from dkgp.estimators.fitted import Fitted, FittedClassifier
 from dkgp.estimators.scikit_learn import check_is_fitted
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.basis.settings import BasisSettings
+from dkgp.models.classification.basis.settings import DEFAULT_BASIS, BasisSettings
 from dkgp.models.classification.basis.train import BasisForm, train_on_basis
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood, Link
@@ -26,15 +26,15 @@ from dkgp.solvers.registry import AUTO
 from dkgp.solvers.risk import RISK_METHODS
 
 
-class LikelihoodClassifier(KernelClassifier):
+@dataclass(eq=False, repr=False, kw_only=True)
+class LikelihoodClassifier(CertifiedClassifier):
     """Base of `KernelLogisticClassifier` and `GPClassifier`, whose parameters and attributes these are."""
 
-    n_basis: int | None
-    basis: str
-    certify: bool
-    tol: float
-    solver: str
-    max_passes: float | None
+    optimizer: Literal["laplace"] | None = "laplace"
+    n_basis: int | None = None
+    basis: str = DEFAULT_BASIS
+    certify: bool = False
+    solver: str = AUTO
 
     _optimizers: ClassVar[tuple[str, ...]] = ("laplace",)
     _form: ClassVar[BasisForm]
@@ -118,18 +118,18 @@ class LikelihoodClassifier(KernelClassifier):
         return 1.0
 
     def _evidence(self) -> Link:
+        """The likelihood by whose evidence kernels are tuned."""
         return "logit"
 
-    def _kernel_and_noise(self, training_set: LabelledSet, seed: int) -> Hyperparameters | None:
+    def _kernel_and_noise(self, training_set: LabelledSet, seed: int) -> Hyperparameters:
         self._likelihood(training_set.labels.n_classes)  # One that is none is refused before anything is tuned.
-        return super()._kernel_and_noise(training_set, seed)
+        # The noise has no meaning here: the kernel's amplitude says it all.
+        return self._tuned(training_set, seed, 1.0, self._evidence())
 
     def _take(self, fitted: Fitted) -> None:
         super()._take(fitted)
-        assert isinstance(fitted, FittedClassifier)
-        record = fitted.record
-        # A likelihood's classifier has none of these.
-        del self.noise_variance_, self.intercept_, self.calibration_
+        record = self._fitted.record
+        del self.noise_variance_  # a likelihood's classifier has none
         self.regularisation_ = record.regularisation
         assert record.likelihood is not None
         self.likelihood_ = Likelihood.from_json(record.likelihood)
@@ -143,42 +143,6 @@ class LikelihoodClassifier(KernelClassifier):
         return {**settings, "n_basis": fitted.record.n_support if fitted.record.is_sparse else None}
 
     # ----------------------------------------------------------------------------------------------------- predictions
-
-    def decision_function(self, X: Any, return_bounds: bool = False) -> Any:
-        """Latent functions: of two classes positive for the second, otherwise one for each class.
-
-        Parameters
-        ----------
-        X
-            As for `fit`; of a dask array or an xarray Dataset the result is one, computed when it is asked for.
-        return_bounds : bool
-            Also by how much each can miss the exact minimiser's, proven; of a model of all samples.
-
-        Returns
-        -------
-        decisions, or (decisions, bounds)
-            (r,) or (r, C) each.
-        """
-        predictions = self._predicted(X, "decision", *(("bounds",) if return_bounds else ()))
-        return predictions if return_bounds else predictions[0]
-
-    def predict(self, X: Any, return_certified: bool = False) -> Any:
-        """Labels, (r,), in the form in which they were given: the likeliest class.
-
-        Parameters
-        ----------
-        X
-            As for `decision_function`.
-        return_certified : bool
-            Also whether each label is proven to be that of the exact minimiser; of a model of all samples.
-
-        Returns
-        -------
-        labels, or (labels, certified)
-            (r,) each.
-        """
-        predictions = self._predicted(X, "label", *(("certified",) if return_certified else ()))
-        return predictions if return_certified else predictions[0]
 
     def predict_proba(self, X: Any, return_intervals: bool = False) -> Any:
         """Probabilities of the classes, (r, C), in the order of `classes_`; rows sum to one.

@@ -27,11 +27,12 @@ from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.tuning.likelihood_search import ProgressCallback, SearchSettings
-from dkgp.models.tuning.priors import LogNormal
-from dkgp.models.tuning.run import Choices, run_tuning
-from dkgp.models.tuning.subsets import LabelledSubsets, plan_subsets, require_finite
+from dkgp.models.tuning.problem import Choices
+from dkgp.models.tuning.run import run_tuning
+from dkgp.models.tuning.search_space import LogNormal
+from dkgp.models.tuning.subsets import LabelledSubsets, draw_subset, plan_subsets, require_finite
 from dkgp.models.tuning.tasks import LabelLikelihood
-from dkgp.models.tuning.tune import draw_subset, tune
+from dkgp.models.tuning.tune import tune
 
 
 @dataclass(frozen=True)

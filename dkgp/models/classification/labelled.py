@@ -17,7 +17,7 @@ from dkgp.kernels import Kernel, check_positive_definite, fold_white, has_user_f
 from dkgp.models.classification.labels import Labels
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.tuning.tune import draw_subset
+from dkgp.models.tuning.subsets import draw_subset
 from dkgp.operators.base import FloatArray
 from dkgp.solvers import Solution
 from dkgp.solvers.checkpointing import Checkpoints, interrupted

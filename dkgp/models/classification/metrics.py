@@ -223,7 +223,7 @@ class ClassTally:
             self._add_probabilities(truth[kept], predicted_codes[kept], values[kept])
         if intervals is not None and len(predicted_codes[kept]):
             self._has.add("intervals")
-            widths = given_widths(predicted_codes[kept], *(end[kept] for end in intervals))
+            widths = label_widths(predicted_codes[kept], *(end[kept] for end in intervals))
             self._widths += float(widths.sum())
             self._widest = max(self._widest, float(widths.max()))
 
@@ -298,10 +298,10 @@ class ClassTally:
         return Reliability(claimed / size, events / size, counts.astype(np.int64))
 
 
-def given_widths(given: IntArray, lower: FloatArray, upper: FloatArray) -> FloatArray:
+def label_widths(labels: IntArray, lower: FloatArray, upper: FloatArray) -> FloatArray:
     """Widths of the intervals (r, C) of the given labels' probabilities: (r,)."""
-    rows = np.arange(len(given))
-    return np.asarray(upper[rows, given] - lower[rows, given])
+    rows = np.arange(len(labels))
+    return np.asarray(upper[rows, labels] - lower[rows, labels])
 
 
 def class_metrics(

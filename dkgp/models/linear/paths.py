@@ -53,12 +53,12 @@ class LinearPath:
 
     def errors(self, A: FloatArray, b: FloatArray, square: float, of: IndexArray) -> FloatArray:
         """Squared errors y'y - 2 w'b + w'A w by cardinality, of A (q, q) and b (q,) of the features `of`, sorted."""
-        found = np.empty(len(self.supports))
+        errors = np.empty(len(self.supports))
         for k, (support, weights) in enumerate(zip(self.supports, self.weights, strict=True)):
             places = np.searchsorted(of, support)
             quadratic = weights @ A[np.ix_(places, places)] @ weights
-            found[k] = square - 2.0 * (weights @ b[places]) + quadratic
-        return np.maximum(found, 0.0)
+            errors[k] = square - 2.0 * (weights @ b[places]) + quadratic
+        return np.maximum(errors, 0.0)
 
     def used(self) -> IndexArray:
         """All features that have a weight somewhere on it, sorted."""

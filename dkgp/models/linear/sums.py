@@ -1,4 +1,4 @@
-"""Sums over samples that a linear regression takes: those of all, of all but a fold, centred, and errors by them."""
+"""Sums over samples for a linear regression: of all samples, of all but a fold, centred; and errors from sums."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from dkgp.models.linear.paths import LinearPath
 from dkgp.operators.base import FloatArray, IndexArray
 
-# Of a feature's square over all samples: less, in a part of them, is the rounding of a difference of sums.
+# A share of a feature's square over all samples: less than that in a part of them is rounding of a difference of sums.
 CONSTANT = 1e-12
 # Matrices of the sums' size that the coordinator works with, beside those of the folds.
 WORKING = 5
@@ -25,7 +25,7 @@ class RowSums:
 
     values: FloatArray  # (1 + d + p, 1 + d + p)
     size: int  # features, d
-    scale: FloatArray  # (d,): diagonal of X'X over all samples, of whichever part these sums are
+    scale: FloatArray  # (d,): diagonal of X'X over all samples, also where these sums are of a part
 
     @classmethod
     def of(cls, values: FloatArray, size: int) -> RowSums:
@@ -63,7 +63,7 @@ class RowSums:
         return float(means[self.size + target] - weights @ means[support])
 
     def squared_errors(self, part: FloatArray, path: LinearPath, target: int) -> FloatArray:
-        """Sums of squared errors in another part, by cardinality, of a path that was found on these samples."""
+        """Sums of squared errors in another part of the samples, by cardinality, of a path fitted to these."""
         errors = np.empty(path.longest + 1)
         for k, (support, weights) in enumerate(zip(path.supports, path.weights, strict=True)):
             # y - w'x - c is a sum of columns of Z, and its square a quadratic form of their sums.

@@ -29,7 +29,7 @@ from dkgp.solvers.pursuit.systems import GramSystem
 LONGEST = 100
 
 Told = Callable[[str, int, int], None]
-"""Hears what is under way, how much of it is done, and of how much"""
+"""Called with the phase, how much of it is done, and how much there is"""
 
 
 RULES = tuple(CARDINALITY_RULES)
@@ -112,10 +112,7 @@ class LinearSettings:
     def group_of(self, n: int) -> IndexArray:
         """Assign a group to each sample, (n,) int; of two, samples of the first are held out.
 
-        Raises
-        ------
-        InputError
-            Fewer samples than groups.
+        Raises `InputError`: fewer samples than groups.
         """
         if not self.validates:
             return np.zeros(n, dtype=np.intp)
@@ -231,7 +228,7 @@ def train_linear(
         path = _follow(settings, GramSystem(A), b[:, target], most)
         used = path.used()
         errors = path.errors(A[np.ix_(used, used)], b[used, target], float(squares[target]), used) / n
-        paths.append(_chosen(path, errors, None if scored is None else scored[target], settings))
+        paths.append(_cut(path, errors, None if scored is None else scored[target], settings))
     return _trained(paths, d, sums.intercept, system.passes, began)
 
 
@@ -255,7 +252,7 @@ def _by_passes(
             used = path.used()
             A, b = system.columns(used)[used], system.project(rhs)[used, 0]
             errors = path.errors(A, b, float(np.sum(rhs**2)), used) / dataset.n_samples
-            paths.append(_chosen(path, errors, None, settings))
+            paths.append(_cut(path, errors, None, settings))
     finally:
         system.close()
 
@@ -298,10 +295,10 @@ def _validated(
     return [(scores[target], spread[target]) for target in range(p)]
 
 
-def _chosen(
+def _cut(
     path: LinearPath, errors: FloatArray, scored: tuple[FloatArray, FloatArray] | None, settings: LinearSettings
 ) -> PathOfTarget:
-    """Cut a path where rule (38) ends it, and choose."""
+    """Cut a path where rule (38) ends it, and choose the cardinality."""
     if scored is None:
         return PathOfTarget(path, path.longest, errors, None, None, path.reason)
     last, reason = path.longest, path.reason
@@ -325,8 +322,8 @@ def _trained(
     passes: int,
     began: float,
 ) -> TrainedLinear:
-    coefficients = np.column_stack([chosen.path.solution(chosen.cardinality, d) for chosen in paths])
-    intercept = [intercept_of(*chosen.path.at(chosen.cardinality), target) for target, chosen in enumerate(paths)]
+    coefficients = np.column_stack([cut.path.solution(cut.cardinality, d) for cut in paths])
+    intercept = [intercept_of(*cut.path.at(cut.cardinality), target) for target, cut in enumerate(paths)]
     return TrainedLinear(coefficients, np.asarray(intercept), paths, passes, time.perf_counter() - began)
 
 

@@ -1,4 +1,4 @@
-"""Predictions of a classifier at rows in memory: decisions, labels, probabilities, and what of them is certified.
+"""Predictions of a classifier at rows in memory: decisions, labels, probabilities, and proofs of these.
 
 As `dkgp.models.prediction.predictor`: a predictor belongs to one process and serves all its threads, and a
 `ClassPredictorSource` is all that travels. Results do not depend on how many threads share the work.
@@ -33,29 +33,26 @@ ROWS_PLANNED_FOR = 1024
 class ClassPredicted:
     """Predictions of r samples.
 
-    Attributes
-    ----------
-    found : dict of str to array
-        What the model's `Decider` tells, by the names of `CLASS_VARIABLES`. Properties read it, and raise `InputError`
-        where the model has no such thing.
+    `values`: what the model's `Decider` tells, by the names of `CLASS_VARIABLES`. Properties read it, and raise
+    `InputError` where the model has no such thing.
     """
 
-    found: dict[str, FloatArray]
+    values: dict[str, FloatArray]
 
     @property
     def decision(self) -> FloatArray:
         """Decisions, (r, t): one column for two classes, otherwise one for each."""
-        return self.found["decision"]
+        return self.values["decision"]
 
     @property
     def decision_error_bound(self) -> FloatArray | None:
         """By how much decisions can miss the exact model's, (r, t); None of a model that proves nothing."""
-        return self.found.get("decision_error_bound")
+        return self.values.get("decision_error_bound")
 
     @property
     def code(self) -> IntArray:
         """Labels as codes, (r,)."""
-        return self.found["class"].astype(np.int64)
+        return self.values["class"].astype(np.int64)
 
     @property
     def probability(self) -> FloatArray:
@@ -64,22 +61,22 @@ class ClassPredicted:
 
     @property
     def probability_lower(self) -> FloatArray:
-        """Ends that the exact model's probabilities are proven not to be below, (r, C)."""
+        """Proven lower bounds on the exact model's probabilities, (r, C)."""
         return self._of("probability_lower", _NO_INTERVALS)
 
     @property
     def probability_upper(self) -> FloatArray:
-        """Ends that the exact model's probabilities are proven not to be above, (r, C)."""
+        """Proven upper bounds on the exact model's probabilities, (r, C)."""
         return self._of("probability_upper", _NO_INTERVALS)
 
     @property
     def latent_variance_lower(self) -> FloatArray:
-        """Ends that the latent functions' variances are proven not to be below, (r, t)."""
+        """Proven lower bounds on the latent functions' variances, (r, t)."""
         return self._of("latent_variance_lower", _NO_VARIANCES)
 
     @property
     def latent_variance_upper(self) -> FloatArray:
-        """Ends that the latent functions' variances are proven not to be above, (r, t)."""
+        """Proven upper bounds on the latent functions' variances, (r, t)."""
         return self._of("latent_variance_upper", _NO_VARIANCES)
 
     @property
@@ -93,9 +90,9 @@ class ClassPredicted:
         return self._of("decision_error_bound", _NOTHING_PROVEN)
 
     def _of(self, name: str, otherwise: str) -> FloatArray:
-        if name not in self.found:
+        if name not in self.values:
             raise InputError(otherwise)
-        return self.found[name]
+        return self.values[name]
 
 
 _NOTHING_PROVEN = (
@@ -111,21 +108,12 @@ _NO_VARIANCES = "the model has no variances of latent functions; train a Gaussia
 class ClassPredictor:
     """Predicts rows in memory.
 
-    Parameters
-    ----------
-    model : ClassifierRecord
-        In a store, or in this process's memory.
-    version : str
-        Under which this process's cache keeps what belongs to the model; see `Predictor.forget`.
-    threads : int, optional
-        All cores by default.
-    variance : VarianceSettings, optional
-        Of a Gaussian process' latent variances.
-    n_test : int
-        About how many rows will be predicted in all; what latent variances are planned for.
+    `model`: in a store, or in this process's memory. `version`: under which this process's cache keeps what belongs to
+    the model; see `Predictor.forget`. `threads`: all cores by default. `variance`: of a Gaussian process' latent
+    variances. `n_test`: about how many rows will be predicted in all; what latent variances are planned for.
     """
 
-    nbytes = 0  # in a worker's cache: what is large is there by itself
+    nbytes = 0  # in a worker's cache, which counts the large parts by themselves
 
     def __init__(
         self,
@@ -152,22 +140,19 @@ class ClassPredictor:
     def __call__(self, inputs: FloatArray) -> ClassPredicted:
         """Predict at raw inputs of the model's features: (r, d), or (r, d_raw) with those that were constant.
 
-        Raises
-        ------
-        InputError
-            Another number of features, or values that are not finite.
+        Raises `InputError`: another number of features, or values that are not finite.
         """
         rows = standardised(self._model, inputs)
         pieces = max(1, -(-len(rows) // PIECE_ROWS))
-        found: list[dict[str, FloatArray]] = [{}] * pieces
+        pieces_decided: list[dict[str, FloatArray]] = [{}] * pieces
 
         def work(piece: int) -> None:
             where = slice(piece * PIECE_ROWS, (piece + 1) * PIECE_ROWS)
-            found[piece] = self._decider.decide(self._context, rows[where])
+            pieces_decided[piece] = self._decider.decide(self._context, rows[where])
 
         with single_threaded_blas():
             in_parallel(work, pieces, self._threads)
-            joined = {name: np.concatenate([piece[name] for piece in found]) for name in found[0]}
+            joined = {name: np.concatenate([piece[name] for piece in pieces_decided]) for name in pieces_decided[0]}
             joined |= self._latent(rows)
         return ClassPredicted(self._decider.conclude(joined))
 
@@ -186,14 +171,8 @@ class ClassPredictor:
 class ClassPredictorSource:
     """Source of a process's predictor; travels with tasks.
 
-    Attributes
-    ----------
-    url : str
-        Of the model: a store that the process can read, or a model in its own memory.
-    version : str
-        As for `ClassPredictor`.
-    reference : str
-        As of `SupportInputs`.
+    `url`: of the model: a store that the process can read, or a model in its own memory. `version`: as for
+    `ClassPredictor`. `reference`: as of `SupportInputs`.
     """
 
     url: str

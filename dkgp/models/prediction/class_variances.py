@@ -1,15 +1,15 @@
 """Variances of a Gaussian process classifier's latent functions, in proven intervals, for its averaged probabilities.
 
-Each column of decisions has noise of its own, 1 / W at the mode, and so a factor and a run of its own of the machinery
-for regressions (`dkgp.models.variance.scaled`); columns share the memory. Intervals are of the exact approximation: the
-certificate says by what factor W at the exact mode may differ, and variances differ by no more than that.
+Each column of decisions has its own noise, 1 / W at the mode. So each is a regression with its own factor and its own
+`VarianceRun` (`dkgp.models.variance.scaled`); all columns share the memory. Intervals hold the exact approximation's
+variances: the certificate bounds the factor by which W at the exact mode may differ, and variances differ by no more.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from dkgp.cluster.executors.base import BlockExecutor, PendingRound
 from dkgp.data import ClassifierRecord
 from dkgp.models.classification.laplace.train import LEAST_CURVATURE
 from dkgp.models.prediction.deciders import ClassifierSupport
+from dkgp.models.prediction.streaming import Together
 from dkgp.models.rounding import EPS, outward
 from dkgp.models.variance.scaled import ScaledInputs, ScaledSupport, ScaledTest, scaled_kernel
 from dkgp.models.variance.sizes import default_memory_bytes
@@ -34,18 +35,8 @@ def latent_settings(settings: VarianceSettings | None) -> VarianceSettings:
 class ClassVariances:
     """The variances of one prediction by a Gaussian process of all samples; one `VarianceRun` for each column.
 
-    Parameters
-    ----------
-    context : BlockContext
-        Of the model's points.
-    test : TestRows
-        As the model sees them.
-    settings : VarianceSettings
-        Of all columns together.
-    stored : list of dict, optional
-        Plans of the prediction that is resumed.
-    n_test : int, optional
-        Test samples in all, where `test` is a part of them.
+    `context`: of the model's points. `test`: as the model sees them. `settings`: of all columns together. `stored`:
+    plans of the prediction that is resumed. `n_test`: test samples in all, where `test` is a part of them.
     """
 
     def __init__(
@@ -64,7 +55,7 @@ class ClassVariances:
         factors = model.certificate.get("curvature_factor") or [None] * t
         self._factors = np.array([math.inf if factor is None else float(factor) for factor in factors])
         self._kernel = context.kernel
-        self._left_out = float(n) * LEAST_CURVATURE * _largest(model, context)
+        self._neglected = float(n) * LEAST_CURVATURE * _largest(model, context)
         memory = (settings.memory_bytes or default_memory_bytes(n)) // t
         kernel = scaled_kernel(context.kernel, model.n_features)
         self._test = test
@@ -88,7 +79,7 @@ class ClassVariances:
             )
             self._supports.append(support)
             self._runs.append(run)
-        # The first run's regions are everyone's.
+        # All runs go through the same regions, as long as the longest that one of them wants.
         self.region_rows = max(run.region_rows for run in self._runs)
         self.depth = self._runs[0].depth
 
@@ -121,11 +112,11 @@ class ClassVariances:
         columns = [run.collect(result)[2:] for run, result in zip(self._runs, results, strict=True)]
         lower, upper = (np.column_stack(ends) for ends in zip(*columns, strict=True))
         prior = np.asarray(self._kernel.diagonal(self._test.inputs(start, stop)), dtype=np.float64)[:, None]
-        slack = prior * self._left_out
+        slack = prior * self._neglected
         with np.errstate(over="ignore"):
             high = upper * self._factors * (1.0 + 4.0 * EPS) + slack
         low, high = outward(lower / self._factors * (1.0 - 4.0 * EPS) - slack, high)
-        # No posterior variance is above the prior's; nothing else is known where W is not.
+        # No posterior variance is above the prior's: where nothing is known of W, that is the only bound.
         most = np.nextafter(prior * (1.0 + 16.0 * EPS), np.inf)
         return {
             "latent_variance_lower": np.maximum(low, 0.0),
@@ -148,23 +139,8 @@ class ClassVariances:
         }
 
 
-@dataclass(frozen=True)
-class Together:
-    """Rounds that were submitted together; their results, one list each."""
-
-    rounds: Sequence[PendingRound]
-
-    def done(self) -> bool:
-        """True if `result` would return without waiting."""
-        return all(pending.done() for pending in self.rounds)
-
-    def result(self) -> list[Any]:
-        """Wait for all."""
-        return [pending.result() for pending in self.rounds]
-
-
 def _largest(model: ClassifierRecord, context: BlockContext) -> float:
-    """The largest k(x, x) among the samples, at most."""
+    """Upper bound on the largest k(x, x) of the samples."""
     kernel = context.kernel
     if kernel.stationary:
         return float(kernel.diagonal(model.inputs(0, 1))[0]) * 1.01

@@ -1,4 +1,4 @@
-"""Rounds that predict with a classifier: decisions, classes and probabilities, and what of them is proven.
+"""Rounds that predict with a classifier: decisions, classes and probabilities, and proofs of these.
 
 Pieces of a region are the same whoever computes them, and so are the bits.
 """
@@ -6,7 +6,6 @@ Pieces of a region are the same whoever computes them, and so are the bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.prediction.class_variances import ClassVariances, latent_settings
 from dkgp.models.prediction.deciders import ClassifierSupport, Decider, decider_of
-from dkgp.models.prediction.streaming import Rounds, Streamed
+from dkgp.models.prediction.streaming import Rounds, Streamed, Together
 from dkgp.models.sums import EVERY_ENTRY, Piece, Sums
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.base import FloatArray, IndexArray
@@ -86,24 +85,6 @@ def class_rounds(
     return ClassRounds(model, context, decider, test, executor, sums, plug_in=plug_in, variances=variances)
 
 
-@dataclass(frozen=True)
-class Region:
-    """A region's rounds: decisions and latent variances, which are submitted together."""
-
-    start: int
-    stop: int
-    decisions: PendingRound
-    variances: PendingRound
-
-    def done(self) -> bool:
-        """True if `result` would return without waiting."""
-        return self.decisions.done() and self.variances.done()
-
-    def result(self) -> list[Any]:
-        """Wait for both; their results, and the region's rows."""
-        return [self.decisions.result(), self.variances.result(), self.start, self.stop]
-
-
 class ClassRounds(Rounds):
     """The rounds of a classifier's prediction; see `Rounds`.
 
@@ -141,7 +122,7 @@ class ClassRounds(Rounds):
             self.attributes["latent_variance"] = variances.plan
 
     def prepare(self) -> str | None:
-        """Have what latent variances take; else the first task that a worker gets opens the model."""
+        """Build the factors of latent variances; without these, a worker's first task opens the model."""
         return None if self._variances is None else self._variances.prepare()
 
     def submit(self, start: int, stop: int) -> PendingRound:
@@ -153,10 +134,10 @@ class ClassRounds(Rounds):
         decisions = self._executor.submit("kdecide", task, arguments, groups)
         if self._variances is None:
             return decisions
-        return Region(start, stop, decisions, self._variances.submit(start, stop))
+        return Together([decisions, self._variances.submit(start, stop)], (start, stop))
 
     def values(self, results: list[Any]) -> dict[str, FloatArray]:
-        """Join a region's pieces, and tell class and probability of its decisions."""
+        """Join a region's pieces; classes and probabilities follow from its decisions."""
         joined: dict[str, FloatArray] = {}
         if self._variances is not None:
             results, of_variances, start, stop = results

@@ -1,8 +1,8 @@
-"""Decisions, classes and probabilities of each form of classifier, and what of them is proven.
+"""Decisions, classes and probabilities of each form of classifier, and proofs of these.
 
-A decider has two halves. Decisions are sums over the points of the model, all samples or a few prototypes, which tasks
-take on the worker that runs them. Classes and probabilities follow from decisions by arithmetic of one row, at the
-coordinator: library functions need not have the same bits on every processor.
+A decider has two halves. Tasks on workers compute decisions: sums over the points of the model, which are all samples
+or a few prototypes. The coordinator computes classes and probabilities, each row from its decisions: these take library
+functions, which need not have the same bits on every processor.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic.certificate import RiskCertificate
 from dkgp.models.rounding import assumptions, certified_row_errors
 from dkgp.models.sums import EVERY_ENTRY, Sums
+from dkgp.models.support import CachedModel, StoredPoints
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 
@@ -35,49 +36,22 @@ Values = dict[str, FloatArray]
 PROBABILITY_ENDS = ("probability_lower", "probability_upper")
 
 
-@dataclass(frozen=True)
-class _Cached:
-    record: ClassifierRecord
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.record.coefficients.nbytes)
-
-
-@dataclass(frozen=True)
-class ClassifierSupport:
-    """A classifier's points as an input source; travels as an address and opens where it is used.
-
-    The address is a store that the process can read, or a model in its own memory; the process's cache keeps under
-    `version` what belongs to the run. `reference` is as of `SupportInputs`.
-    """
-
-    url: str
-    version: str
-    n_samples: int
-    n_features: int
-    reference: str
+class ClassifierSupport(StoredPoints[ClassifierRecord]):
+    """The points of a classifier: all samples, or a few prototypes."""
 
     @classmethod
     def of(cls, model: ClassifierRecord, version: str) -> ClassifierSupport:
         """The points of a classifier that is open here."""
         return cls(model.url, version, model.n_support, model.n_features, model.reference)
 
-    def record(self) -> ClassifierRecord:
-        """Open the classifier, or take it from this worker's cache."""
-        cached = worker_cache().get(
-            (self.version, "classifier"), lambda: _Cached(find_classifier(self.url, reference=self.reference))
-        )
-        return cached.record
-
-    def inputs(self, start: int, stop: int) -> FloatArray:
-        """Standardised points start:stop."""
-        return self.record().inputs(start, stop)
+    def _opened(self) -> CachedModel[ClassifierRecord]:
+        record = find_classifier(self.url, reference=self.reference)
+        return CachedModel(record, int(record.coefficients.nbytes))
 
     def precision_roots(self, column: int, start: int, stop: int) -> FloatArray:
         """sqrt(W) of the points start:stop in a column, of a Gaussian process of all samples; see `PrecisionSource`.
 
-        W below `LEAST_CURVATURE` is that: what it comes to is counted.
+        W is taken to be `LEAST_CURVATURE` at least; bounds allow for the difference.
         """
         curvature = self.record().curvature
         assert curvature is not None
@@ -86,24 +60,13 @@ class ClassifierSupport:
 
 @dataclass(frozen=True)
 class Decider:
-    """A classifier's way from inputs to classes; small, for it travels with tasks.
+    """A classifier's way from inputs to classes; small, for it travels with tasks."""
 
-    Attributes
-    ----------
-    probabilities : Calibration, Likelihood or None
-        From decisions to probabilities; None where the model was trained without.
-    certificate : DecisionCertificate, RiskCertificate or None
-        None where nothing is proven.
-    assumes : str or None
-        What bounds take on trust.
-    takes_blas : bool
-        Whether decisions take BLAS besides the tile loops, whose bits every processor has.
-    """
+    probabilities: Calibration | Likelihood | None  # from decisions; None where the model was trained without
+    certificate: DecisionCertificate | RiskCertificate | None = None  # None where nothing is proven
+    assumes: str | None = None  # what bounds take on trust
 
-    probabilities: Calibration | Likelihood | None
-    certificate: DecisionCertificate | RiskCertificate | None = None
-    assumes: str | None = None
-
+    # Whether decisions take BLAS besides the tile loops, whose bits every processor has
     takes_blas: ClassVar[bool] = False
 
     @property
@@ -114,12 +77,12 @@ class Decider:
 
     @property
     def has_intervals(self) -> bool:
-        """True where the ends of probabilities are proven: calibration depends on a subset besides."""
+        """True if probabilities have proven intervals; a calibration has none, since it depends on a subset."""
         return self.certificate is not None and isinstance(self.probabilities, Likelihood)
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Names of `CLASS_VARIABLES` that it finds."""
+        """Names of the `CLASS_VARIABLES` that it computes."""
         bounds, certified = ((), ()) if self.certificate is None else (("decision_error_bound",), ("certified",))
         probability = () if self.probabilities is None else ("probability",)
         intervals = PROBABILITY_ENDS if self.has_intervals else ()
@@ -127,7 +90,7 @@ class Decider:
 
     @property
     def lacks(self) -> str | None:
-        """A line on what the model was trained without."""
+        """A line on what the model cannot predict, since it was trained without it."""
         if self.probabilities is not None:
             return None
         return "the classifier was trained without calibration: no probabilities are predicted"
@@ -157,7 +120,7 @@ class Decider:
         }
 
     def conclude(self, values: Values) -> Values:
-        """Tell `class` and what else follows of rows, and return all `variables`. At the coordinator."""
+        """Add `class` and all that follows from decisions, row by row: all `variables`. At the coordinator."""
         decisions = values["decision"]
         result = {**values, "class": decided(decisions).astype(np.float64)}
         if self.probabilities is not None:
@@ -231,8 +194,8 @@ def _posterior(context: BlockContext) -> BasisPosterior:
 class GaussianDecider(Decider):
     """Of a Gaussian process of all samples in Laplace's approximation: probabilities are averages.
 
-    Decisions are the latent functions' means. `conclude` takes the ends of the latent variances with them: rounds of
-    their own find them.
+    Decisions are the latent functions' means. `conclude` also takes the ends of the latent variances, which other
+    rounds compute.
     """
 
     @property
@@ -267,7 +230,7 @@ def decider_of(model: ClassifierRecord, *, plug_in: bool = False) -> Decider:
         if model.form != "exact":
             return Decider(probabilities)
         return Decider(probabilities, DecisionCertificate.from_json(dict(model.certificate)), _assumes(model))
-    # One of prototypes proves something where that was asked for.
+    # A classifier of prototypes has a certificate if it was trained with `certify`.
     certificate = RiskCertificate.from_json(dict(model.certificate)) if model.certificate else None
     kind = Decider
     if model.form == "gp" and not plug_in:

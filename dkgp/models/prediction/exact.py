@@ -41,7 +41,7 @@ def mean_task(
 def tree_mean_task(
     context: BlockContext, certificate: Certificate, sums: Sums, test: Rows, pieces: list[Piece]
 ) -> list[Means]:
-    """As `mean_task`, by a tree: far away the C library's exponential is taken."""
+    """As `mean_task`, by a tree, which takes the C library's exponential for far samples."""
     return mean_task(context, certificate, sums, test, pieces)
 
 

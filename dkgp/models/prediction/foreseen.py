@@ -19,7 +19,7 @@ from dkgp.cluster import LocalExecutor
 from dkgp.cluster.cache import worker_cache
 from dkgp.data import Dataset, memory_model, standardised_inputs
 from dkgp.kernels import Kernel
-from dkgp.models.tuning.tune import draw_subset
+from dkgp.models.tuning.subsets import draw_subset
 from dkgp.models.variance.batch import BatchOptions, solve_batch
 from dkgp.models.variance.landmarks import choose_landmarks
 from dkgp.models.variance.nystrom import FactorSource, leaves_of

@@ -6,13 +6,23 @@ is a draw from the posterior. It costs one solve for each function, after which 
 and is the same function wherever and whenever it is. Where the prior cannot be drawn as a function, values at few
 points are drawn jointly.
 
+A stationary kernel is v E[cos(w'(x - x'))] over its spectral distribution of w (Bochner), so that
+
+    f0(x) = sqrt(v / M) sum_j a_j cos(w_j'x) + b_j sin(w_j'x),      a_j, b_j ~ N(0, 1),
+
+has covariance v mean_j cos(w_j'(x - x')): right at x = x', and elsewhere off by at most about v / sqrt(2 M) (standard
+deviation over draws of w; 1.1 % of v with the 4,096 frequencies here). A linear kernel has d features that are exact.
+
 References
 ----------
+A. Rahimi, B. Recht, Random features for large-scale kernel machines (2007).
 J. T. Wilson, V. Borovitskiy, A. Terenin, P. Mostowsky, M. P. Deisenroth, Efficiently sampling functions from Gaussian
 process posteriors (2020).
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import scipy.linalg
@@ -22,7 +32,7 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import ModelRecord
 from dkgp.errors import ClusterError, InputError, NumericalError
 from dkgp.kernels import Kernel, fold_white, kernel_from_json
-from dkgp.models.prediction.prior_functions import PriorFunctions, draw_prior_functions
+from dkgp.kernels.spectrum import RandomFeatures
 from dkgp.models.solver_choice import factor_for
 from dkgp.models.sums import cross_products
 from dkgp.models.support import SupportInputs
@@ -34,6 +44,8 @@ from dkgp.solvers import ConjugateGradient, GradientInfNorm, Solver, solve
 # Training samples and points at which values are drawn jointly: a dense factor of as many rows.
 MOST_JOINT_SAMPLES = 4000
 PIECE_ROWS = 512
+# M, of each stationary part of a kernel.
+FREQUENCIES = 4096
 # Functions that are solved for together: their search shares directions, and its arrays are as wide.
 SOLVED_TOGETHER = 256
 
@@ -41,18 +53,9 @@ SOLVED_TOGETHER = 256
 class PosteriorFunctions:
     """Functions drawn from a model's posterior, without noise; `functions(inputs)` evaluates them.
 
-    Parameters
-    ----------
-    version : str
-        Under which this process's cache keeps what belongs to the model.
-    count : int
-        How many functions, for each target.
-    seed : int
-        The same seed gives the same functions.
-    tolerance : float
-        Of the solves: max |g|.
-    executor : BlockExecutor, optional
-        Who solves; this process's threads by default. Not closed, and not used after this.
+    `version`: under which this process's cache keeps what belongs to the model. `count`: how many functions, for each
+    target. `seed`: the same seed gives the same functions. `tolerance`: of the solves: max |g|. `executor`: who solves;
+    this process's threads by default. Not closed, and not used after this.
     """
 
     def __init__(
@@ -86,10 +89,7 @@ class PosteriorFunctions:
     def __call__(self, inputs: FloatArray) -> FloatArray:
         """Values at standardised inputs (r, d), in the targets' units: (r, p, count).
 
-        Raises
-        ------
-        InputError
-            Too many points for values that have to be drawn jointly.
+        Raises `InputError`: too many points for values that have to be drawn jointly.
         """
         r, p = len(inputs), self._model.n_targets
         with single_threaded_blas():
@@ -169,3 +169,45 @@ class PosteriorFunctions:
 def _shown(kernel: Kernel) -> str:
     text = kernel.type_name
     return f"{text} of {', '.join(part.type_name for part in kernel.children)}" if kernel.children else text
+
+
+@dataclass(frozen=True)
+class PriorFunctions:
+    """Independent functions; `functions(inputs)` evaluates them."""
+
+    parts: tuple[RandomFeatures, ...]
+    coefficients: tuple[FloatArray, ...]
+
+    def __call__(self, inputs: FloatArray) -> FloatArray:
+        """Values at standardised inputs (r, d): (r, count)."""
+        values = np.zeros((len(inputs), self.coefficients[0].shape[1]))
+        for start in range(0, len(inputs), PIECE_ROWS):
+            rows = slice(start, start + PIECE_ROWS)
+            for part, coefficients in zip(self.parts, self.coefficients, strict=True):
+                values[rows] += part.features(inputs[rows]) @ coefficients
+        return values
+
+
+def draw_prior_functions(
+    kernel: Kernel, n_features: int, count: int, rng: np.random.Generator, frequencies: int = FREQUENCIES
+) -> PriorFunctions | None:
+    """Draw functions from the prior of a kernel, without white noise.
+
+    Parameters
+    ----------
+    n_features : int
+        d.
+    count : int
+        How many functions.
+    frequencies : int
+        M, for each stationary part.
+
+    Returns
+    -------
+    PriorFunctions or None
+        None for a kernel that is not a sum of linear kernels and of products of stationary ones with known spectra.
+    """
+    parts = kernel.random_features(n_features, frequencies, rng)
+    if parts is None:
+        return None
+    return PriorFunctions(tuple(parts), tuple(rng.standard_normal((part.count, count)) for part in parts))

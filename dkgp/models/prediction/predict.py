@@ -19,8 +19,7 @@ from dkgp.models.context import RunContext
 from dkgp.models.prediction.classes import class_rounds
 from dkgp.models.prediction.exact import exact_rounds
 from dkgp.models.prediction.linear import LinearRounds
-from dkgp.models.prediction.sparse_bases import SparseRoundsWithBases
-from dkgp.models.prediction.sparse_rounds import SparseRounds
+from dkgp.models.prediction.sparse_rounds import SparseRounds, SparseRoundsWithBases
 from dkgp.models.prediction.streaming import Rounds, stream
 from dkgp.models.sums import EVERY_ENTRY, Sums
 from dkgp.models.variance.variances import VarianceSettings

@@ -31,7 +31,7 @@ from dkgp.operators.block_tasks import BlockContext
 class Predicted:
     """Predictions in the targets' own units, float64."""
 
-    # (r, p): and by how much the mean can miss that of the exact solution.
+    # (r, p): the mean, and a bound on its distance from the exact solution's.
     mean: FloatArray
     mean_error: FloatArray
     # (r, p): the proven interval of the variance; None where variances were not asked for.
@@ -40,28 +40,20 @@ class Predicted:
 
     @property
     def variance(self) -> FloatArray | None:
-        """The one to show where there is to be one: the interval's upper end."""
+        """The variance to show: the upper end of the interval."""
         return self.variance_upper
 
 
 class Predictor:
     """Predicts rows in memory.
 
-    Parameters
-    ----------
-    model : ModelRecord
-        In a store, or in this process's memory.
-    version : str
-        Under which this process's cache keeps what belongs to the model; see `forget`.
-    variance : VarianceSettings, optional
-        Predict variances too.
-    n_test : int
-        About how many rows will be predicted in all; what variances are planned for.
-    every_thread : bool
-        Whether a call may use all of this process's threads; otherwise it uses the one that makes it.
+    `model`: in a store, or in this process's memory. `version`: under which this process's cache keeps what belongs to
+    the model; see `forget`. `variance`: predict variances too. `n_test`: about how many rows will be predicted in all;
+    what variances are planned for. `every_thread`: whether a call may use all of this process's threads; otherwise it
+    uses the one that makes it.
     """
 
-    nbytes = 0  # in a worker's cache: what is large is there by itself
+    nbytes = 0  # in a worker's cache, which counts the large parts by themselves
 
     def __init__(
         self,
@@ -96,10 +88,7 @@ class Predictor:
     def __call__(self, inputs: FloatArray) -> Predicted:
         """Predict at raw inputs of the model's features: (r, d), or (r, d_raw) with those that were constant.
 
-        Raises
-        ------
-        InputError
-            Another number of features, or values that are not finite.
+        Raises `InputError`: another number of features, or values that are not finite.
         """
         scale, offset = self._model.standardisation.target_std, self._model.standardisation.target_mean
         test = standardised_inputs(standardised(self._model, inputs), self._model.feature_names)
@@ -148,10 +137,7 @@ class PredictorSource:
 def standardised(model: ModelDescription, inputs: FloatArray) -> FloatArray:
     """Raw inputs (r, d), or (r, d_raw) with the features that were constant, as the model sees them: (r, d).
 
-    Raises
-    ------
-    InputError
-        Another number of features, or values that are not finite.
+    Raises `InputError`: another number of features, or values that are not finite.
     """
     standardisation = model.standardisation
     if inputs.ndim == 2 and inputs.shape[1] == standardisation.n_raw_features:

@@ -27,7 +27,7 @@ PIECE_ROWS = 1024
 class SparsePredicted:
     """Predictions in the targets' own units, float64."""
 
-    # (r, p): and by how much the mean can miss that of the exact model.
+    # (r, p): the mean, and a bound on its distance from the exact model's.
     mean: FloatArray
     mean_error: FloatArray
     variance: FloatArray | None = None  # (r, p): the method's own; None where variances were not asked for
@@ -47,14 +47,8 @@ class SparsePredicted:
 class SparsePredictor:
     """Predicts rows in memory.
 
-    Parameters
-    ----------
-    variance : bool
-        Predict variances too. Bounds on means are narrower then: by the exact variance's upper end instead of k(x, x).
-    latent : bool
-        Variances of the function, without the noise.
-    threads : int, optional
-        All cores by default.
+    `variance`: predict variances too. Bounds on means are narrower then: by the exact variance's upper end instead of
+    k(x, x). `latent`: variances of the function, without the noise. `threads`: all cores by default.
     """
 
     def __init__(
@@ -74,10 +68,7 @@ class SparsePredictor:
     def __call__(self, inputs: FloatArray) -> SparsePredicted:
         """Predict at raw inputs of the model's features: (r, d), or (r, d_raw) with those that were constant.
 
-        Raises
-        ------
-        InputError
-            Another number of features, or values that are not finite.
+        Raises `InputError`: another number of features, or values that are not finite.
         """
         return self.at(standardised(self._opened.record, inputs))
 
@@ -107,18 +98,18 @@ class SparsePredictor:
         rows: FloatArray,
         mean: FloatArray,
         bound: FloatArray,
-        own: FloatArray,
+        variance: FloatArray,
         lower: FloatArray,
         upper: FloatArray,
     ) -> None:
-        """Fill in what is found for standardised rows."""
+        """Write the predictions at standardised rows into the arrays."""
         model, certificate = self._opened.model, self._opened.certificate
         points = Points.of(model.kernel, model.evaluator(), rows)
         mean[:] = model.mean(rows)
         upper[:] = points.highest
         if self._interval is not None:
             lower[:], upper[:] = self._interval(rows)
-            own[:] = model.variance(rows)
+            variance[:] = model.variance(rows)
         bound[:] = certificate.mean_error_bound(upper, points.prior, points.errors)
 
 

@@ -1,4 +1,4 @@
-"""Rounds that predict with a sparse model: tasks open its store on the worker that runs them, and keep it there.
+"""Rounds that predict with a sparse model: a worker's first task opens its store, and keeps it for the others.
 
 Pieces of a region are the same whoever computes them, and so are the bits.
 """
@@ -14,16 +14,19 @@ import psutil
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors.base import BlockExecutor, PendingRound, split_evenly
 from dkgp.data import Dataset, SparseRecord
-from dkgp.errors import InputError, MemoryBudgetError
-from dkgp.kernels import kernel_from_json
+from dkgp.data.stores.models.references import referenced_training_set
+from dkgp.errors import InputError, MemoryBudgetError, NumericalError
+from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.prediction.sparse import PIECE_ROWS, SparsePredicted, SparsePredictorSource
-from dkgp.models.prediction.streaming import MEANS, VARIANCES, Rounds, Streamed
-from dkgp.models.rounding import assumptions
+from dkgp.models.prediction.streaming import MEANS, VARIANCES, Rounds, Streamed, Together
+from dkgp.models.rounding import assumptions, variance_in_units
 from dkgp.models.sparse.methods import method_named
+from dkgp.models.variance.greedy import BasisRun
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.base import FloatArray
+from dkgp.operators.block_tasks import BlockContext
 
-# Settings of variances that a sparse model's have no use for.
+# Settings of variances that only an exact model uses.
 _EXACT_ONLY = ("gap", "max_passes", "rank", "halo", "batch_size", "keep_factor")
 
 
@@ -61,7 +64,7 @@ class PredictionMemory:
 
     @property
     def making_bytes(self) -> int:
-        """Bytes that opening it takes besides, for a while: chunks and arrays in two orders, what judges a triangle."""
+        """Further bytes while it is opened: chunks, arrays in two orders, and what judges a triangle."""
         return 8 * self.m**2 * (4 if self.variance else 2)
 
     @property
@@ -75,22 +78,19 @@ class PredictionMemory:
         """Of the process."""
         return self.model_bytes + max(self.making_bytes, self.threads * self.task_bytes)
 
-    def require(self, asked: int | None) -> None:
+    def require(self, allowed_bytes: int | None) -> None:
         """Refuse what exceeds the memory that was asked for, or what is free on this machine.
 
-        Raises
-        ------
-        MemoryBudgetError
-            Names the parts.
+        Raises `MemoryBudgetError`: names the parts.
         """
-        budget = int(psutil.virtual_memory().available) if asked is None else asked
+        budget = int(psutil.virtual_memory().available) if allowed_bytes is None else allowed_bytes
         if self.worker_bytes > budget:
             less = ", predict means alone" if self.variance else ""
             raise MemoryBudgetError(
                 f"predicting with a sparse model of {self.m:,} basis samples takes {self.worker_bytes / 1e6:,.4g} MB "
                 f"in each worker's process: {self.model_bytes / 1e6:,.4g} MB for the model, "
                 f"{self.making_bytes / 1e6:,.4g} MB while it is opened, {self.task_bytes / 1e6:,.4g} MB for each of "
-                f"{self.threads} tasks; {budget / 1e6:,.4g} MB are {'free' if asked is None else 'allowed'}. "
+                f"{self.threads} tasks; {budget / 1e6:,.4g} MB are {'free' if allowed_bytes is None else 'allowed'}. "
                 f"Raise `memory_bytes`{less}, or train with fewer basis samples"
             )
 
@@ -115,7 +115,7 @@ class SparseRounds(Rounds):
         self._variance = variance is not None
         latent = variance is not None and variance.latent
         if variance is not None:
-            _require_own_settings(variance)
+            _refuse_exact_settings(variance)
             executor.require_one_arithmetic()
         threads = executor.threads_per_process
         memory = PredictionMemory(model.basis_size, model.n_features, model.n_targets, threads, self._variance)
@@ -163,8 +163,8 @@ class SparseRounds(Rounds):
         }
 
 
-def _require_own_settings(settings: VarianceSettings) -> None:
-    default = {each.name: each.default for each in fields(VarianceSettings)}
+def _refuse_exact_settings(settings: VarianceSettings) -> None:
+    default = {field.name: field.default for field in fields(VarianceSettings)}
     unused = [name for name in _EXACT_ONLY if getattr(settings, name) != default[name]]
     if unused:
         named = ", ".join(f"`{name}`" for name in unused)
@@ -172,3 +172,53 @@ def _require_own_settings(settings: VarianceSettings) -> None:
             f"{named}: of use with exact models only. Variances of a sparse model are its method's own, and their "
             "proven intervals as wide as its basis leaves them; leave this out, or train an exact model"
         )
+
+
+class SparseRoundsWithBases(SparseRounds):
+    """As `SparseRounds`; the interval is what the model's own and that of bases of training samples have in common.
+
+    A sparse model's store has no training samples: they are read where they were when it was trained.
+
+    Raises `InputError`: noise by sample, which the store does not have of all; `StoreError`: the training set is gone,
+    has changed or may not be named.
+    """
+
+    def __init__(
+        self, model: SparseRecord, test: Dataset, executor: BlockExecutor, version: str, variance: VarianceSettings
+    ) -> None:
+        if model.basis_noise is not None:
+            raise InputError(
+                f"`basis`: '{model.url}' was fitted with a noise of its own for each sample, which it does not have of "
+                "all; leave it out"
+            )
+        settings = VarianceSettings(latent=variance.latent, memory_bytes=variance.memory_bytes)
+        super().__init__(model, test, executor, version, settings)
+        training = referenced_training_set(model.url, model.described(), None)
+        kernel, noise_variance = fold_white(kernel_from_json(model.kernel), model.noise_variance)
+        context = BlockContext(version, training, kernel, training.n_samples)
+        self._bases = BasisRun(context, noise_variance, None, test, executor, variance)
+        self.attributes["variance"] = self._bases.plan
+        self.depth, self.region_rows = self._bases.depth, self._bases.region_rows
+
+    def prepare(self) -> str | None:
+        """Say what the bases will take."""
+        return self._bases.prepare()
+
+    def submit(self, start: int, stop: int) -> PendingRound:
+        """Start a region."""
+        return Together([super().submit(start, stop), self._bases.submit(start, stop)])
+
+    def values(self, results: list[Any]) -> dict[str, FloatArray]:
+        """Join a region's pieces and bases."""
+        sparse, bases = results
+        values = super().values(sparse)
+        *_, lower, upper = self._bases.collect(bases)
+        low, high = variance_in_units(lower, upper, self._model.standardisation.target_std)
+        low, high = np.maximum(values["variance_lower"], low), np.minimum(values["variance_upper"], high)
+        if (low > high).any():
+            raise NumericalError("bounds on a variance contradict each other: the kernel is not positive definite")
+        return {**values, "variance_lower": low, "variance_upper": high}
+
+    def summary(self, seconds: float, streamed: Streamed) -> dict[str, Any] | None:
+        """Figures of the variances, and of the bases."""
+        return {**self._bases.summary(seconds), **(super().summary(seconds, streamed) or {})}

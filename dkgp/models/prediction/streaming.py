@@ -17,7 +17,7 @@ import numpy as np
 from dkgp.cluster.executors.base import PendingRound
 from dkgp.data import PredictionWriter, Progress, open_prediction
 from dkgp.errors import InterruptedRunError
-from dkgp.models.classification.metrics import given_widths
+from dkgp.models.classification.metrics import label_widths
 from dkgp.models.metrics import GapTally, gap_figures, outside_interval
 from dkgp.operators.base import FloatArray
 from dkgp.solvers.watch import Watch
@@ -26,8 +26,24 @@ MEANS = ("mean", "mean_error_bound")
 VARIANCES = (*MEANS, "variance", "variance_lower", "variance_upper")
 
 
+@dataclass(frozen=True)
+class Together:
+    """Rounds of one region that were submitted together; `result` lists theirs, and then what is `also` known."""
+
+    rounds: Sequence[PendingRound]
+    also: tuple[Any, ...] = ()
+
+    def done(self) -> bool:
+        """True if `result` would return without waiting."""
+        return all(pending.done() for pending in self.rounds)
+
+    def result(self) -> list[Any]:
+        """Wait for all."""
+        return [*(pending.result() for pending in self.rounds), *self.also]
+
+
 class Rounds(ABC):
-    """The rounds of a prediction, one for each region of the store: what a kind of model adds to `stream`."""
+    """The rounds of a prediction, one for each region of the store: what `stream` asks of a kind of model."""
 
     variables: tuple[str, ...]  # of each sample in the store
     attributes: dict[str, Any]  # of the store: how values came about; compared before a prediction is resumed
@@ -38,7 +54,7 @@ class Rounds(ABC):
     classes: tuple[str, ...] | None = None  # names of the classes, of a classifier
 
     def prepare(self) -> str | None:
-        """Make what all regions take; a line on what was made."""
+        """Prepare what all regions need; return a line on that."""
         return None
 
     @abstractmethod
@@ -56,16 +72,13 @@ class Rounds(ABC):
 
 @dataclass(frozen=True)
 class Region:
-    """The record of a region that is stored: the largest error of a mean, how wide intervals are, and what is outside.
+    """The figures of a region that is stored."""
 
-    `outside` counts samples whose own variance is proven wrong. Of a classifier `counts` are the samples of each class,
-    and of certified ones; the error is a decision's, None without a bound; `widths` are the sum and the largest of the
-    intervals of the classes' probabilities, where these are proven.
-    """
-
-    bound: float | None
-    gaps: GapTally | None
-    outside: int = 0
+    bound: float | None  # largest error of a mean, or a decision; None without a bound
+    gaps: GapTally | None  # how wide the variances' intervals are
+    outside: int = 0  # samples whose own variance is proven wrong
+    # Of a classifier: samples of each class, and with certified labels; the sum and the largest width of the intervals
+    # of their classes' probabilities, where these are proven.
     counts: tuple[int, ...] = ()
     certified: int | None = None
     widths: tuple[float, float] | None = None
@@ -88,7 +101,7 @@ class Region:
         counts = np.bincount(labels, minlength=n_classes)
         widths = None
         if "probability_lower" in values and len(labels):
-            of_samples = given_widths(labels, values["probability_lower"], values["probability_upper"])
+            of_samples = label_widths(labels, values["probability_lower"], values["probability_upper"])
             widths = float(of_samples.sum()), float(of_samples.max())
         bound = float(np.max(values["decision_error_bound"])) if "decision_error_bound" in values else None
         certified = int(np.sum(values["certified"])) if "certified" in values else None
@@ -145,10 +158,8 @@ class Streamed:
 def stream(writer: PredictionWriter, rounds: Rounds, watch: Watch, note: Callable[[str], None] | None) -> Streamed:
     """Compute, write and finish what a store lacks; the watch is told of samples that are done, and asked for an end.
 
-    Raises
-    ------
-    InterruptedRunError
-        An end was asked for; regions that are done stay. A store without any is removed, whatever the error.
+    Raises `InterruptedRunError`: an end was asked for; regions that are done stay. A store without any is removed,
+    whatever the error.
     """
     try:
         if writer.pending_regions():
@@ -169,7 +180,7 @@ def stream(writer: PredictionWriter, rounds: Rounds, watch: Watch, note: Callabl
 
 
 def _write(writer: PredictionWriter, rounds: Rounds, watch: Watch) -> dict[int, Region]:
-    """Compute and write what is missing; return what there is to say of each region, by its first row."""
+    """Compute and write what is missing; return the figures of each region, by its first row."""
     regions: dict[int, Region] = {}
     todo = deque(
         (start, min(start + writer.chunk_rows, last))

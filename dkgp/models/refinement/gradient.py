@@ -47,7 +47,7 @@ from dkgp.solvers.watch import Watch
 
 # More probes than this are taken together in as many groups: each group costs a contraction of its own.
 MOST_GROUPS = 8
-# The multiple of the tolerance from which on the change of the solutions measures their error.
+# The error of solutions is estimated by their change since their residual was at this multiple of the tolerance.
 REMEMBERED_AT = 4.0
 
 
@@ -186,11 +186,10 @@ class GradientEstimator:
 
 
 class Remembered:
-    """A solution on the way: what it changes by from there on tells how far it may still be from the exact one.
+    """An earlier `solution` (n, t) of a solve, and its largest relative `residual`.
 
-    `at`: it is the first whose relative residuals have all come down to this, or the first of all.
-
-    `solution` (n, t). `residual`: its largest relative residual.
+    It is the first whose relative residuals are all at most `at`. The final solution's change since then estimates how
+    far that one still is from the exact one.
     """
 
     def __init__(self, at: float) -> None:

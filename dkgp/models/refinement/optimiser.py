@@ -20,18 +20,15 @@ LEAST_RADIUS = 1e-3
 SHARE_OF_CURVATURE = 0.5
 # A step whose slope at the end falls by this many times its slope at the start is taken back.
 LARGEST_REVERSAL = 2.0
-# Nats for a factor of e: a smaller slope, such as that of a length scale beyond all distances, is nothing to climb for.
+# In nats for a factor of e: smaller slopes, such as that of a length scale beyond all distances, are not followed.
 NEGLIGIBLE = 0.1
-# Powell's damping: the curvature that a step may take off what was thought.
+# Powell's damping: the least share of the expected curvature that a step may observe.
 LEAST_CURVATURE_SHARE = 0.2
 
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the search, in logarithms.
-
-    The parameters, the gradient and the errors of its components, (q,) each.
-    """
+    """A point of the search: logarithms of parameters, the gradient, and errors of its components; (q,) each."""
 
     parameters: FloatArray
     gradient: FloatArray
@@ -107,7 +104,7 @@ class QuasiNewton:
 
 
 def estimated_gain(old: Point, new: Point) -> float:
-    """By how much the log likelihood rose in a step, in nats, by the trapezoid rule."""
+    """The rise of the log likelihood in a step, in nats, by the trapezoid rule."""
     return float((new.parameters - old.parameters) @ (old.gradient + new.gradient)) / 2.0
 
 
@@ -118,5 +115,5 @@ def gain_error(first: Point, now: Point) -> float:
 
 
 def _ratios(gradient: FloatArray, error: FloatArray) -> FloatArray:
-    """The gradient in units of its error; a component that is negligible is nothing, however well it is known."""
+    """The gradient in units of its error, of which `NEGLIGIBLE` is the least."""
     return np.asarray(gradient / np.maximum(error, NEGLIGIBLE))

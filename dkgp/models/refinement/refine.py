@@ -43,12 +43,8 @@ def refine(
     The context's `callback` is called with a `RefineStep` after each evaluation, `note` with a line on what is being
     done; when `interrupted` answers true between passes the best so far is returned, not validated.
 
-    Raises
-    ------
-    InputError
-        No targets, or too few samples.
-    NumericalError
-        Kbar is not numerically positive definite at the start.
+    Raises `InputError`: no targets, or too few samples; `NumericalError`: Kbar is not numerically positive definite at
+    the start.
     """
     # Pieces of derivatives are worked on side by side, one thread each.
     with single_threaded_blas():

@@ -12,8 +12,7 @@ from dkgp.kernels import Kernel
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.tuned_parameter import TunedParameter
 from dkgp.models.tuning.kernel_family import family_of
-from dkgp.models.tuning.priors import LogNormal
-from dkgp.models.tuning.search_space import SearchSpace, search_space
+from dkgp.models.tuning.search_space import LogNormal, SearchSpace, search_space
 from dkgp.operators.base import FloatArray
 
 
@@ -73,7 +72,7 @@ class RefineSpace:
         return replace(self.start, parameters=self.start.parameters or self._tuned(self.first))
 
     def hyperparameters(self, parameters: FloatArray) -> Hyperparameters:
-        """`start` with other values; what was measured at the old ones left out."""
+        """`start` with other values, without the figures that belong to the old ones."""
         return replace(
             self.start,
             kernel=self.kernel(parameters),
@@ -87,7 +86,7 @@ class RefineSpace:
         )
 
     def _tuned(self, parameters: FloatArray) -> tuple[TunedParameter, ...]:
-        """Each by name, with where it started, in a search before this one if there was one."""
+        """All parameters by name, each with the start of the first search that moved it."""
         before = {parameter.name: parameter.start for parameter in self.start.parameters or ()}
         tuned = self.space.tuned(parameters, self.first, self.feature_names)
         return tuple(replace(parameter, start=before.get(parameter.name, parameter.start)) for parameter in tuned)

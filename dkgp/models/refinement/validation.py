@@ -32,16 +32,13 @@ LARGEST_SHARE = 0.1
 LEAST_TRAINING_SAMPLES = 2
 TOLERANCE, MOST_PASSES = 1e-4, 300.0
 GAP, MOST_VARIANCE_PASSES = 0.02, 30.0
-# Test samples that share a pass: fixed by n alone, lest a score depend on who computes it.
+# Test samples that share a pass: it depends on n alone, so that the score does not depend on who computes it.
 BATCH = 256
 BATCH_BYTES = 512 * 1024**2
 
 
 class ExceptRows:
-    """All rows of a source but some: an input source itself.
-
-    `excluded` (h,): sorted and distinct.
-    """
+    """An input source without some rows of another one; the numbers `excluded` (h,) are sorted and distinct."""
 
     def __init__(self, source: InputSource, excluded: IndexArray) -> None:
         if excluded.size and (np.any(np.diff(excluded) <= 0) or excluded[0] < 0 or excluded[-1] >= source.n_samples):
@@ -52,7 +49,7 @@ class ExceptRows:
 
     @property
     def n_samples(self) -> int:
-        """Rows that are left."""
+        """Number of rows, without the excluded ones."""
         return self._source.n_samples - len(self._excluded)
 
     @property
@@ -61,7 +58,7 @@ class ExceptRows:
         return self._source.n_features
 
     def inputs(self, start: int, stop: int) -> FloatArray:
-        """Rows start:stop of those that are left: (stop - start, d) float64."""
+        """Rows start:stop, counted without the excluded ones: (stop - start, d) float64."""
         if start >= stop:
             return self._source.inputs(0, 0)
         first, last = self._position(start), self._position(stop - 1) + 1

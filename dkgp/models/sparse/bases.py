@@ -57,9 +57,9 @@ def check_basis_name(name: str) -> None:
 
 
 def given_basis(operator: BlockedKernelOperator, basis: IndexArray | FloatArray) -> Basis:
-    """A user's own basis: sample numbers (m,), or standardised inputs (m, d).
+    """The basis of a user: sample numbers (m,), or standardised inputs (m, d).
 
-    Raises `InputError`: samples that are not there, numbers that are not finite, or a point that is there twice.
+    Raises `InputError`: numbers of no sample, values that are not finite, or a point given twice.
     """
     if np.issubdtype(basis.dtype, np.integer):
         indices = np.asarray(basis, dtype=np.intp)
@@ -108,7 +108,7 @@ def _pivoted(operator: BlockedKernelOperator, size: int, rng: np.random.Generato
     subset, inputs = _part(operator, size, rng)
     evaluator = operator.double
     prior = np.asarray(operator.kernel.diagonal(inputs), dtype=np.float64)
-    # By whole draws: a larger basis starts with a smaller one, where both are drawn from as many samples.
+    # Whole draws: so a larger basis begins with a smaller one, if both are drawn from the same number of samples.
     most = min(size + PIVOTS_A_STEP, len(subset))
     factor = RandomlyPivotedCholesky(evaluator, evaluator.prepare(inputs), prior, most, rng)
     while factor.rank < size and not factor.complete:
@@ -120,7 +120,7 @@ def _variance(operator: BlockedKernelOperator, size: int, rng: np.random.Generat
     subset, inputs = _part(operator, size, rng)
     evaluator, features = operator.double, operator.double.prepare(inputs)
     residual = np.array(operator.kernel.diagonal(inputs), dtype=np.float64)
-    # A sample without a variance of its own leaves nothing.
+    # Where k(x, x) is zero, nothing is left to explain.
     prior, rows = np.where(residual > 0.0, residual, np.inf), np.zeros((min(size, len(subset)), len(subset)))
     pivots: list[int] = []
     while len(pivots) < len(rows):
@@ -173,17 +173,17 @@ def _entropy(operator: BlockedKernelOperator, size: int, rng: np.random.Generato
     width = np.where(spread > 0.0, spread, 1.0) * operator.n ** (-1.0 / (d + 4))
     # sqrt(2) h: exp(-(x - x')^2 / (4 h^2)).
     evaluator = TileEvaluator(SquaredExponential(tuple((0.25 / width**2).tolist())), "double")
-    chosen, basis = indices.copy(), evaluator.prepare(operator.inputs(indices))
+    members, basis = indices.copy(), evaluator.prepare(operator.inputs(indices))
     sums = np.asarray(evaluator.tile(basis, basis)).sum(axis=1)  # sum_j k(z_i, z_j), itself among them
     for start in range(0, len(drawn), CANDIDATES_AT_ONCE):
         candidates = drawn[start : start + CANDIDATES_AT_ONCE]
         features = evaluator.prepare(operator.inputs(candidates))
         tile = np.array(evaluator.tile(features, basis))
         for row, sample in enumerate(candidates):
-            out = int(rng.integers(len(chosen)))
+            out = int(rng.integers(len(members)))
             # k(z, z) = 1, so only what is between points changes.
             gain = (sums[out] - 1.0) - (tile[row].sum() - tile[row, out])
-            # A point that is there already has nothing to add but weight.
+            # A point of the basis would only add weight.
             if not gain > 0.0 or tile[row].max() >= 1.0:
                 continue
             point = features.take(np.asarray([row]))
@@ -192,8 +192,8 @@ def _entropy(operator: BlockedKernelOperator, size: int, rng: np.random.Generato
             sums[out] = tile[row].sum() - tile[row, out] + 1.0
             basis.put(out, point)
             tile[:, out] = np.asarray(evaluator.tile(features, point))[:, 0]
-            chosen[out] = sample
-    return _samples(operator, chosen)
+            members[out] = sample
+    return _samples(operator, members)
 
 
 BLIND_BASES: dict[str, Callable[[BlockedKernelOperator, int, np.random.Generator], Basis]] = {

@@ -27,8 +27,7 @@ from dkgp.errors import NumericalError
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, assumptions, bounding
 from dkgp.models.sparse.errors import SampleErrors, largest_residual_diagonal
 from dkgp.models.sparse.evidence import Evidence, log_determinant, normal_error
-from dkgp.models.sparse.fit import SparseFit
-from dkgp.models.sparse.regressors import RegressorFit, normal_factor
+from dkgp.models.sparse.fit import RegressorFit, SparseFit, normal_factor
 from dkgp.models.sparse.risk import (
     Directions,
     direction_bound,
@@ -46,41 +45,23 @@ from dkgp.operators.low_rank.landmark_rows import whiten
 
 @dataclass(frozen=True)
 class SparseCertificate:
-    """Bounds on what separates a sparse mean from the exact one, on the standardised scale.
+    """Bounds on what separates a sparse mean from the exact one, on the standardised scale."""
 
-    Attributes
-    ----------
-    n, m : int
-        Samples, basis samples.
-    largest_noise : float
-        The largest s2.
-    target_square : tuple of p floats
-        y' D y.
-    risk : tuple of p floats
-        R of each target's mean, at most.
-    least_risk : dict of str to tuple of p floats
-        min R, at least, by the bound's name.
-    magnitude, spread : tuple of p floats
-        sum s |beta| and sum s e |beta| over the basis: what a mean's own roundings are in proportion to.
-    evidence : Evidence or None
-        Where the basis was fitted to all samples, and L and C are well enough conditioned to prove something.
-    normal_share : float
-        What C C' may differ by from the exact I + F'DF, in norm; infinite where nothing is known.
-    assumes : str or None
-        See `dkgp.models.rounding.assumptions`.
-    """
-
+    # Samples, basis samples
     n: int
     m: int
-    largest_noise: float
+    largest_noise: float  # the largest s2
+    # Of each of p targets: y' D y; R of its mean, at most; min R, at least, by the bound's name
     target_square: tuple[float, ...]
     risk: tuple[float, ...]
     least_risk: Mapping[str, tuple[float, ...]]
+    # sum s |beta| and sum s e |beta| over the basis: what a mean's own roundings are in proportion to
     magnitude: tuple[float, ...]
     spread: tuple[float, ...]
+    # Where the basis was fitted to all samples, and L and C are well enough conditioned to prove something
     evidence: Evidence | None = None
-    normal_share: float = math.inf
-    assumes: str | None = None
+    normal_share: float = math.inf  # what C C' may differ by from the exact I + F'DF, in norm; infinite if not known
+    assumes: str | None = None  # see `dkgp.models.rounding.assumptions`
 
     @property
     def best(self) -> tuple[str, ...]:
@@ -179,12 +160,8 @@ class SparseCertificate:
             evidence = {**asdict(self.evidence), "upper": self.evidence_upper, "divergence": self.divergence}
         derived = self.summary()
         return {
-            **self.__dict__,
-            "target_square": list(self.target_square),
-            "risk": list(self.risk),
+            **{name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()},
             "least_risk": {name: list(values) for name, values in self.least_risk.items()},
-            "magnitude": list(self.magnitude),
-            "spread": list(self.spread),
             "evidence": evidence,
             "normal_share": self.normal_share if math.isfinite(self.normal_share) else None,
             **{name: derived[name] for name in ("best", "excess", "rms_bound", "gap")},
@@ -277,7 +254,7 @@ def _certify(
 
 @dataclass(frozen=True)
 class _Whitened:
-    """Proofs by F, where L is well enough conditioned to prove something."""
+    """Proofs that need F = K_nm L^-T, for an L that is conditioned well enough."""
 
     operator: BlockedKernelOperator
     fit: RegressorFit

@@ -21,7 +21,7 @@ from dkgp.operators.cross.runs import LARGEST_PIECE
 
 @dataclass(frozen=True)
 class Points:
-    """Points as they enter roundings."""
+    """What bounds on roundings take of points: k(x, x), and the errors of their rows."""
 
     prior: FloatArray  # (r,): k(x, x), as computed
     errors: FloatArray  # (r,): see `TileEvaluator.row_errors`
@@ -76,13 +76,13 @@ class SampleErrors:
     def projections(self, vectors: FloatArray) -> FloatArray:
         """Bound on errors of K_mn V for V (n, t), over s of each prototype: (t,)."""
         size, spread = self.samples.size(vectors), self.samples.spread(vectors)
-        own = float(self.prototypes.errors.max())
-        relative = sample_sum_roundings(len(vectors)) * UNIT + EPS * own
+        largest_error = float(self.prototypes.errors.max())
+        relative = sample_sum_roundings(len(vectors)) * UNIT + EPS * largest_error
         return np.asarray(EVALUATION * (relative * size + EPS * spread))
 
 
 def sample_sum_roundings(n: int) -> float:
-    """Additions on the way of one term of a sum over n samples: in a piece in any order, pieces, runs, the tree."""
+    """Additions that a term of a sum over n samples passes: in a piece, in any order, of pieces, runs and the tree."""
     return sum_roundings(n, LARGEST_PIECE)
 
 

@@ -108,11 +108,11 @@ class Triangle:
     lower: FloatArray  # (m, m), Fortran order
     whitening: Whitening  # with the prototypes' s
 
-    def solve(self, columns: FloatArray, points: Points, own_error: float) -> tuple[FloatArray, FloatArray]:
+    def solve(self, columns: FloatArray, points: Points, prototype_error: float) -> tuple[FloatArray, FloatArray]:
         """phi = L^-1 k_m(x) for columns (m, r), and how far each is off at most: (m, r) and (r,)."""
         phi = np.asarray(whiten(self.lower, columns, transposed=False))
         off = self.whitening.solving * np.linalg.norm(phi, axis=0)
-        off += self.whitening.entries * EPS * points.scale * (points.errors + own_error)
+        off += self.whitening.entries * EPS * points.scale * (points.errors + prototype_error)
         return phi, np.asarray(EVALUATION * off)
 
 
@@ -134,7 +134,7 @@ class VarianceInterval:
     model: SparseModel
     evaluator: TileEvaluator
     features: Features  # the prototypes'
-    own: Points  # the prototypes
+    prototypes: Points  # the prototypes
     subset: Triangle | None  # of K_SS and its noise; None where the prototypes are no samples
     regressors: Triangle | None  # L; None where it is too ill-conditioned to prove anything
     normal: Whitening | None  # of C
@@ -146,7 +146,7 @@ class VarianceInterval:
         """Lower and upper ends at standardised inputs (r, d): (r,) each."""
         points = Points.of(self.model.kernel, self.evaluator, inputs)
         columns = np.asarray(self.evaluator.tile(self.features, self.evaluator.prepare(inputs)))
-        worst = float(self.own.errors.max())
+        worst = float(self.prototypes.errors.max())
         lower, upper = np.zeros(len(inputs)), points.highest.copy()
         with single_threaded_blas():
             if self.subset is not None:
@@ -172,16 +172,16 @@ def interval_of(model: SparseModel, noise: Noise | None, normal_share: float) ->
     """
     evaluator = TileEvaluator(model.kernel, "double", centre=model.centre)
     features = evaluator.prepare(model.prototypes)
-    own = Points.of(model.kernel, evaluator, model.prototypes)
+    prototypes = Points.of(model.kernel, evaluator, model.prototypes)
     with single_threaded_blas():
-        subset = None if noise is None else subset_triangle(evaluator, features, own, noise)
+        subset = None if noise is None else subset_triangle(evaluator, features, prototypes, noise)
         regressors = normal = None
         # FITC counts more noise, and is less certain than the subset of regressors.
         if model.normal is not None and not model.method.fitc and normal_share < LARGEST_NORMAL_SHARE:
-            whitening = Whitening.of(model.lower, own.scale)
+            whitening = Whitening.of(model.lower, prototypes.scale)
             regressors = None if whitening is None else Triangle(model.lower, whitening)
             normal = Whitening.of(model.normal, np.ones(model.m))
-    return VarianceInterval(model, evaluator, features, own, subset, regressors, normal, normal_share)
+    return VarianceInterval(model, evaluator, features, prototypes, subset, regressors, normal, normal_share)
 
 
 def _least(vectors: FloatArray, off: FloatArray) -> FloatArray:

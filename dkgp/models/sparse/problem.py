@@ -31,31 +31,18 @@ from dkgp.solvers.stopping import StopReason
 
 @dataclass(frozen=True)
 class TrainedSparse:
-    """A sparse model, what is proven of it, and how it came about.
-
-    Attributes
-    ----------
-    model : SparseModel
-    noise_variance : float
-        White noise that was part of the kernel included; with noise by sample, that of one whose `relative_noise` is 1.
-    basis : Basis
-    certificate : SparseCertificate
-    greedy : GreedyBasis or None
-        The choice, where it was greedy.
-    summary : dict
-        n, d, p, method, basis, basis_size, seconds by part, kernel_evaluations, converged, reason, advice, passes,
-        decrement, excess, rms_bound, best, gap, elbo, evidence_upper, divergence.
-    basis_noise : (m,) float64 or None
-        The basis samples' own, where the noise is by sample and the basis is of samples.
-    """
+    """A sparse model, what is proven of it, and how it came about."""
 
     model: SparseModel
+    # White noise of the kernel included; with noise by sample, that of a sample whose `relative_noise` is 1
     noise_variance: float
     basis: Basis
     certificate: SparseCertificate
-    greedy: GreedyBasis | None
+    greedy: GreedyBasis | None  # the choice, where it was greedy
+    # n, d, p, method, basis, basis_size, seconds by part, kernel_evaluations, converged, reason, advice, passes,
+    # decrement, excess, rms_bound, best, gap, elbo, evidence_upper, divergence
     summary: dict[str, Any] = field(default_factory=dict)
-    basis_noise: FloatArray | None = None
+    basis_noise: FloatArray | None = None  # (m,): of the basis samples, where the noise is by sample
 
     @property
     def converged(self) -> bool:
@@ -127,7 +114,7 @@ class SparseProblem:
             "d": self.dataset.n_features,
             "p": self.dataset.n_targets,
             "method": settings.method,
-            "basis": settings.chosen_basis,
+            "basis": settings.basis_name,
             "basis_size": len(basis.inputs),
             "converged": reason.converged,
             "reason": reason.message,
@@ -146,8 +133,10 @@ def _reason(settings: SparseSettings, basis: Basis, greedy: GreedyBasis | None) 
     """The reason to stop, and why a basis is smaller than it was asked to be."""
     if greedy is not None:
         return greedy.reason
-    size, asked = len(basis.inputs), settings.basis_size
-    fewer = f": others add nothing that float64 could tell; {asked:,} were asked for" if size < asked else ""
+    size, wanted_size = len(basis.inputs), settings.basis_size
+    fewer = (
+        f": others add nothing that float64 could tell; {wanted_size:,} were asked for" if size < wanted_size else ""
+    )
     return StopReason("size", True, f"{size:,} basis samples{fewer}")
 
 

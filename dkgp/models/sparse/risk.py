@@ -85,19 +85,19 @@ def direction_bound(
     v = directions.vectors
     absolute = np.abs(v)
     quadratic = whitening.square(lower, directions.projected, errors.prototypes.scale, 1.0, errors.projections(v))
-    left = np.sqrt(residual_diagonal) @ absolute
-    own = np.sum(np.broadcast_to(np.asarray(noise, dtype=np.float64), (len(v),))[:, None] * v**2, axis=0)
-    highest = (quadratic + left**2 + own) * (1.0 + (2 * len(v) + 16) * UNIT)
+    unexplained = np.sqrt(residual_diagonal) @ absolute
+    of_noise = np.sum(np.broadcast_to(np.asarray(noise, dtype=np.float64), (len(v),))[:, None] * v**2, axis=0)
+    highest = (quadratic + unexplained**2 + of_noise) * (1.0 + (2 * len(v) + 16) * UNIT)
     return _quotient(v, targets, highest)
 
 
 def subset_bound(operator: BlockedKernelOperator, samples: IndexArray, targets: FloatArray) -> FloatArray:
     """Lower bound on q from the exact model of a subset of samples (m,): (p,)."""
     matrix = operator.submatrix(samples, samples)
-    own_targets = targets[samples]
+    subset_targets = targets[samples]
     with single_threaded_blas():
         factor = scipy.linalg.lu_factor(matrix, check_finite=False)
-        solved = np.asarray(scipy.linalg.lu_solve(factor, own_targets, check_finite=False))
+        solved = np.asarray(scipy.linalg.lu_solve(factor, subset_targets, check_finite=False))
         images = matrix @ solved
     inputs = operator.inputs(samples)
     points = Points.of(operator.kernel, operator.double, inputs)
@@ -105,7 +105,7 @@ def subset_bound(operator: BlockedKernelOperator, samples: IndexArray, targets: 
     noise = np.sum(np.asarray(noise_at(operator.noise, samples)) * (solved**2).T, axis=-1)
     off = (2 * m + 10) * UNIT * (size**2 + noise) + 2.0 * EPS * size * spread
     highest = np.einsum("mp,mp->p", solved, images) + EVALUATION * off
-    return _quotient(solved, own_targets, highest)
+    return _quotient(solved, subset_targets, highest)
 
 
 def descent_bound(

@@ -155,7 +155,7 @@ CERTIFY_PASSES = Option(
 @documented
 @dataclass(frozen=True)
 class SparseSettings:
-    """Settings of a sparse model: method, basis (the method's own by default), and what is spent on its certificate.
+    """Settings of a sparse model: its method, its basis (by default as the method says), passes for its certificate.
 
     The basis has `basis_size` samples at most, 1,000 by default; a greedy choice ends at the duality gap `gap`, where
     that is given. With several choices a round, the best two of each draw are scored after refitting by default.
@@ -175,9 +175,9 @@ class SparseSettings:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.gap is not None and self.chosen_basis != "greedy":
+        if self.gap is not None and self.basis_name != "greedy":
             raise InputError(
-                f"a duality gap is reached by a greedy basis; this one is {self.chosen_basis}. Choose `basis` greedy, "
+                f"a duality gap is reached by a greedy basis; this one is {self.basis_name}. Choose `basis` greedy, "
                 "or leave out the gap"
             )
 
@@ -187,8 +187,8 @@ class SparseSettings:
         return method_named(self.method)
 
     @property
-    def chosen_basis(self) -> str:
-        """The basis' name, the method's own unless a user said otherwise."""
+    def basis_name(self) -> str:
+        """The name of the basis: the user's, or the method's default."""
         return self.basis or self.sparse_method.basis
 
     def greedy(self) -> GreedySettings:
@@ -211,5 +211,5 @@ class SparseSettings:
 
     def memory(self, n: int, d: int, p: int, executor: BlockExecutor, cache_bytes: int, width: int) -> SparseMemory:
         """Project what training takes."""
-        greedy = self.greedy() if self.chosen_basis == "greedy" else None
+        greedy = self.greedy() if self.basis_name == "greedy" else None
         return plan_sparse(n, d, min(self.basis_size, n), p, executor, cache_bytes, width=width, greedy=greedy)

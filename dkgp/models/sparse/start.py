@@ -34,8 +34,8 @@ class SparseStart:
     """A start of the exact solve."""
 
     alpha: FloatArray | None  # (n, p): zero for targets whose residual does not pay; None where that is all of them
-    # (p,): what the start leaves of the way from zero to the least objective, at most so much but for sampling: 0 is
-    # solved, 1 as far as zero, more is farther
+    # (p,): the part of the way from zero to the least objective that the start leaves, at most, up to sampling: 0 means
+    # solved, 1 no better than zero, more is worse
     share: FloatArray
     rows: int  # of the product that this was estimated by
 

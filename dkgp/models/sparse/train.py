@@ -23,8 +23,6 @@ from dkgp.solvers.greedy_basis.engine import choose_greedily
 from dkgp.solvers.greedy_basis.settings import GreedyBasis
 from dkgp.solvers.stopping import StopReason
 
-__all__ = ["SparseSettings", "TrainedSparse", "train_sparse"]
-
 # Of a gap that was met by estimate: what roundings may add to it.
 GAP_ROUNDING = 1e-6
 
@@ -118,8 +116,8 @@ def _choose(
 ) -> tuple[Basis, GreedyBasis | None]:
     if given is not None:
         return given_basis(operator, given), None
-    if settings.chosen_basis != "greedy":
-        return blind_basis(operator, settings.chosen_basis, settings.basis_size, settings.seed), None
+    if settings.basis_name != "greedy":
+        return blind_basis(operator, settings.basis_name, settings.basis_size, settings.seed), None
     greedy = choose_greedily(operator, targets, settings.greedy(), watch=context)
     return Basis(operator.inputs(greedy.indices), greedy.indices), greedy
 

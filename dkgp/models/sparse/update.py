@@ -28,8 +28,8 @@ from dkgp.errors import InputError
 from dkgp.models.rounding import EPS, EVALUATION, UNIT
 from dkgp.models.sparse.certificate import SparseCertificate
 from dkgp.models.sparse.errors import Points, SampleErrors, largest_residual_diagonal
+from dkgp.models.sparse.fit import normal_factor
 from dkgp.models.sparse.model import SparseModel
-from dkgp.models.sparse.regressors import normal_factor
 from dkgp.models.sparse.risk import highest_misfit, highest_whitened_penalty
 from dkgp.models.sparse.stored import OpenedSparse
 from dkgp.models.variance.whitening import Whitening

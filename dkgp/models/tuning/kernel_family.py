@@ -24,10 +24,9 @@ _BLOCK_ENTRIES = 2**18
 def family_of(kernel: Kernel, inputs: FloatArray, learn_variance: bool, feature_names: Sequence[str]) -> KernelFamily:
     """The family of a kernel, as the marginal likelihood needs it.
 
-    `kernel`: its own parameters are where a search starts. `inputs` (n, d): standardised inputs. `learn_variance`:
-    whether the amplitude of a stationary kernel is a parameter; otherwise it stays as it is, 1 for the targets'
-    variance after standardisation. The amplitudes within a sum, and of kernels that are not stationary, always are.
-    `feature_names`: for messages.
+    A search starts at the values of `kernel`; `inputs` (n, d) are standardised, `feature_names` are for messages.
+    `learn_variance` makes the amplitude of a stationary kernel a parameter; otherwise it stays, at 1 for the targets'
+    variance after standardisation. Amplitudes within a sum, and of kernels that are not stationary, always are one.
 
     Raises `InputError`: a kernel for another number of features, with white noise in it, or without any parameter.
     """
@@ -98,11 +97,11 @@ class ComposedFamily:
         kernel = self.kernel(parameters)
         rows_of_out = out.T
         for start, stop in self._blocks():
-            own, below = self._inputs[start:stop], self._inputs[stop:]
-            upper = np.triu(kernel.matrix(own, own))
+            rows, below = self._inputs[start:stop], self._inputs[stop:]
+            upper = np.triu(kernel.matrix(rows, rows))
             out[start:stop, start:stop] = upper + np.triu(upper, 1).T
             if stop < len(self._inputs):
-                block = kernel.matrix(own, below)
+                block = kernel.matrix(rows, below)
                 rows_of_out[start:stop, stop:] = block
                 out[start:stop, stop:] = block
 
@@ -112,13 +111,13 @@ class ComposedFamily:
         rows_of_weights = weights.T
         gradient = np.zeros(len(self._values))
         for start, stop in self._blocks():
-            own, below = self._inputs[start:stop], self._inputs[stop:]
+            rows, below = self._inputs[start:stop], self._inputs[stop:]
             square = np.triu(rows_of_weights[start:stop, start:stop])
             # Both triangles of a symmetric sum at once, the diagonal as it is.
             square += np.triu(square, 1)
-            gradient += kernel.contract(own, own, square)
+            gradient += kernel.contract(rows, rows, square)
             if stop < len(self._inputs):
-                gradient += 2.0 * kernel.contract(own, below, rows_of_weights[start:stop, stop:])
+                gradient += 2.0 * kernel.contract(rows, below, rows_of_weights[start:stop, stop:])
         return gradient[self._free]
 
     def _blocks(self) -> Iterator[tuple[int, int]]:

@@ -21,8 +21,8 @@ from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.models.tuning.search_space import SearchSpace
 
-# All of the targets' variance: the search then discovers signal step by step. From a small noise variance the misfit
-# drives the first steps to where every sample is an island (gamma to infinity), a maximum that nothing leads out of.
+# The whole variance of the targets, so that the search discovers signal step by step. From a small noise variance the
+# misfit drives the first steps to gamma = infinity, where every sample is an island: a maximum without a way out.
 _INITIAL_NOISE_VARIANCE = 1.0
 # Tried besides where that start found no structure: (factor on the kernel's own gamma, noise variance).
 _FALLBACK_STARTS = ((0.2, 0.3), (0.2, 0.1), (5.0, 0.3))
@@ -222,7 +222,7 @@ class LikelihoodSearch:
 
 
 def first_point(kernel_values: FloatArray, noise_variance: float | None = None) -> FloatArray:
-    """The search's first point: log values of the kernel and the noise variance, by default all of the targets' 1."""
+    """The search's first point: log values of the kernel and of the noise variance, by default the targets' 1."""
     noise = _INITIAL_NOISE_VARIANCE if noise_variance is None else noise_variance
     return np.append(kernel_values, math.log(noise))
 
@@ -235,7 +235,7 @@ def starting_points(first: FloatArray, space: SearchSpace, settings: SearchSetti
 
 
 def fallback_starting_points(first: FloatArray, space: SearchSpace) -> list[FloatArray]:
-    """Other starting points, for where the first ones found nothing but noise."""
+    """Other starting points, for a search whose first ones led to nothing but noise."""
     points = []
     for factor, noise_variance in _FALLBACK_STARTS:
         point = first.copy()

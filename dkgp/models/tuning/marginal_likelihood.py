@@ -19,8 +19,7 @@ import numpy as np
 
 from dkgp.data.types import FloatArray
 from dkgp.kernels import Kernel, SquaredExponential
-from dkgp.models.tuning.dense_algebra import rank_update, symmetric_product
-from dkgp.models.tuning.dense_inverse import BLOCK_ROWS, invert
+from dkgp.models.tuning.dense_algebra import BLOCK_ROWS, invert, rank_update, symmetric_product
 
 # What the search itself holds: its history, and Python's own objects.
 SEARCH_BYTES = 2**19

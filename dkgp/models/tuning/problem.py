@@ -1,8 +1,8 @@
-"""A search for hyperparameters: what may move and from where, its starting points, its warnings and its result.
+"""A search for hyperparameters: free parameters, starting points, warnings, result.
 
 The likelihood of subsets, the leave-one-out likelihood, the evidence of labels and a sparse model's bound on all
 samples are objectives of this one search. Each brings a value with its gradient (`LikelihoodSearch`) and a way to climb
-from one starting point; all else is the same for them, and is here.
+from one starting point; all that they share is here.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from dkgp.models.tuning.likelihood_search import (
     starting_points,
 )
 from dkgp.models.tuning.marginal_likelihood import KernelFamily
-from dkgp.models.tuning.priors import LogNormal
-from dkgp.models.tuning.search_space import SearchSpace, search_space
+from dkgp.models.tuning.search_space import LogNormal, SearchSpace, search_space
 from dkgp.models.tuning.tasks import LABEL_OBJECTIVES, OBJECTIVES, LabelLikelihood, Objective, SubsetSummary
 
 _LEAST_GAIN_PER_SAMPLE = 0.005  # nats; a signal that explains 1 % of the variance
@@ -170,7 +169,7 @@ class SearchProblem:
         )
 
     def _warnings(self, best: Optimum, summaries: Sequence[SubsetSummary]) -> list[str]:
-        """Of a search that did not converge, that led to nothing, that ended on bounds, or that lacks an amplitude."""
+        """Warn of a search that did not converge, found nothing, ended on bounds, or had a wrong amplitude held."""
         messages = []
         if not best.converged:
             messages.append(

@@ -40,8 +40,6 @@ from dkgp.models.tuning.tasks import (
     summary_task,
 )
 
-__all__ = ["Choices", "check_tuning", "projected_tuning_bytes", "run_tuning"]
-
 
 def run_tuning(
     source: Subsets,
@@ -67,7 +65,7 @@ def run_tuning(
         # that.
         stack.enter_context(single_threaded_blas())
         stack.callback(context.forget)
-        rounds = _Rounds(context, _own_threads(plan.count, stack) if executor is None else executor)
+        rounds = _Rounds(context, _local_threads(plan.count, stack) if executor is None else executor)
         summaries = rounds.run(summary_task)
         search = LikelihoodSearch(rounds.likelihood, problem.space, problem.settings)
         best = problem.maximise(search, lambda _, point: search.run(point), summaries)
@@ -167,7 +165,7 @@ class _Rounds:
         return value, gradient
 
 
-def _own_threads(subsets: int, stack: ExitStack) -> BlockExecutor | None:
+def _local_threads(subsets: int, stack: ExitStack) -> BlockExecutor | None:
     """Threads of this process, where there is something to do side by side."""
     threads = min(subsets, available_cores())
     if threads < 2:

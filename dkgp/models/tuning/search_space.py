@@ -8,6 +8,7 @@ those of all features, `noise_variance` the noise.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -19,12 +20,72 @@ from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
 from dkgp.models.tuned_parameter import TunedParameter
 from dkgp.models.tuning.marginal_likelihood import KernelFamily
-from dkgp.models.tuning.priors import LogNormal, as_prior
+
+_FORM = re.compile(r"\s*lognormal\s*\(\s*([^,()]+?)\s*,\s*([^,()]+?)\s*\)\s*", flags=re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """The logarithm of a parameter is normal around log `median`: 95 % lie within a factor exp(2 sigma) of it.
+
+    The density is taken of the logarithm, on which the search works, so that it is largest at the median.
+
+    Parameters
+    ----------
+    median : float
+        In the parameter's own units on the standardised scale, such as a gamma.
+    sigma : float
+        Standard deviation of the logarithm.
+
+    Raises
+    ------
+    InputError
+        Values that are not positive and finite.
+    """
+
+    median: float
+    sigma: float
+
+    def __post_init__(self) -> None:
+        for name, value in (("median", self.median), ("sigma", self.sigma)):
+            if not (math.isfinite(value) and value > 0.0):
+                raise InputError(f"the {name} of a log-normal prior must be positive and finite; got {value!r}")
+
+    def log_density(self, log_value: float) -> tuple[float, float]:
+        """Log density of log(parameter) at `log_value`, and its derivative with respect to it."""
+        distance = (log_value - math.log(self.median)) / self.sigma
+        value = -0.5 * distance * distance - math.log(self.sigma) - 0.5 * math.log(2.0 * math.pi)
+        return value, -distance / self.sigma
+
+    def __str__(self) -> str:
+        return f"lognormal({self.median:g}, {self.sigma:g})"
+
+
+def as_prior(prior: LogNormal | str) -> LogNormal:
+    """Return the prior that a text such as "lognormal(0.1, 1)" stands for, median and sigma.
+
+    Raises `InputError`: another text, or values that are not positive.
+    """
+    if isinstance(prior, LogNormal):
+        return prior
+    match = _FORM.fullmatch(prior) if isinstance(prior, str) else None
+    median, sigma = (None, None) if match is None else (_number(match[1]), _number(match[2]))
+    if median is None or sigma is None:
+        raise InputError(f"a prior is written lognormal(MEDIAN, SIGMA), such as lognormal(0.1, 1); got {prior!r}")
+    return LogNormal(median, sigma)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
 
 NOISE_NAME = "noise_variance"
 NOISE_VARIANCE_BOUNDS = (1e-6, 4.0)
 _MOST_NAMES = 12
-# Near zero these change nothing, and they slide there for ever where a feature does not matter.
+# Near zero these change nothing: where a feature does not matter, the search would move them towards zero for ever.
 _GAMMA_LIKE = ("gamma", "weight")
 
 
@@ -39,7 +100,7 @@ class SearchSpace:
     labels: tuple[str, ...]  # what it is called in messages
     features: tuple[int | None, ...]  # the feature that it belongs to, where it belongs to one
     bounds: FloatArray
-    # Whether it is an inverse squared length scale or a weight, of which below 1 the absolute change is what matters.
+    # Whether it is an inverse squared length scale or a weight: below 1 its absolute change matters, not the relative.
     gamma_like: NDArray[np.bool_]
     fixed: FloatArray  # what it is held at, or NaN where it is free
     # Where the kernel's are among all its `parameters`, (q - 1,): an amplitude that is not learnt is not there.
@@ -58,7 +119,7 @@ class SearchSpace:
         return parameters
 
     def select(self, values: FloatArray) -> FloatArray:
-        """Of values for all of the kernel's parameters and the noise, last: those of the search, (q,)."""
+        """The values of the search's parameters, (q,), among those of all the kernel's and, last, of the noise."""
         return np.append(values[:-1][self.positions], values[-1])
 
     def named(self, parameters: FloatArray) -> dict[str, float]:
@@ -105,7 +166,7 @@ def search_space(
 ) -> SearchSpace:
     """Return the space of a family's parameters and the noise variance.
 
-    A likelihood that `has_noise` not, of labels, leaves the last one at 1, where it means nothing and has no name.
+    Without noise (`has_noise` False, a likelihood of labels) the noise variance is held at 1, and has no name.
 
     `bounds`, `fixed` and `priors` are by name or pattern: (lower, upper), a value, a prior; on the parameters
     themselves, not on logarithms. Where several patterns fit one name the last one counts.

@@ -1,4 +1,4 @@
-"""The samples that tuning looks at: random subsets, disjoint where the data suffice, and rows held out of them all."""
+"""The samples that tuning uses: random subsets, disjoint where the data suffice, and rows that none of them has."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SubsetPlan:
 
     @property
     def _holdout_comes_after(self) -> bool:
-        """True if enough samples are left over by the subsets."""
+        """True if the subsets leave enough samples to hold out."""
         return min(self.count * self.size, self.n_samples) + self.holdout <= self.n_samples
 
     def subset(self, index: int) -> IntArray:
@@ -57,8 +57,8 @@ def plan_subsets(
 ) -> SubsetPlan:
     """Plan the draw.
 
-    A subset holds all samples where there are fewer. `holdout` is how many are held out, as a fraction of a subset:
-    taken from those that no subset needs; where the data do not suffice the subsets get smaller.
+    A subset holds all samples where there are fewer. `holdout`, a fraction of a subset, is how many are held out. They
+    are taken from the samples that no subset needs; where the data do not suffice, the subsets get smaller.
 
     Raises `InputError`: numbers out of range, or several subsets that would all be the whole of the data.
     """

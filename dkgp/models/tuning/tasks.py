@@ -40,15 +40,11 @@ LABEL_OBJECTIVES: dict[LabelLikelihood, type[LabelEvidence]] = {
 
 @dataclass(frozen=True)
 class SubsetSummary:
-    """Summary of a subset for the search.
+    """Summary of a subset for the search."""
 
-    The number of targets, samples times columns; the objective's value for samples that have nothing to do with their
-    inputs; the targets' standard deviations: (p,), none of labels, which have no scale.
-    """
-
-    n_targets: int
-    independent: float
-    deviations: FloatArray
+    n_targets: int  # samples times columns
+    independent: float  # the objective's value for targets that do not depend on their inputs
+    deviations: FloatArray  # (p,): the targets' standard deviations; none of labels, which have no scale
 
 
 @dataclass(frozen=True)
@@ -65,10 +61,7 @@ class _CachedSubset:
 
 
 class _Matrices:
-    """Lends (n, n) arrays, as many sets of them as threads ask at the same time: new pages cost as much as a product.
-
-    A set has `count` arrays.
-    """
+    """Lends sets of `count` arrays (n, n), one for each thread: new memory would cost as much as a product."""
 
     def __init__(self, n: int, count: int) -> None:
         self._n, self._count = n, count
@@ -127,7 +120,7 @@ class TuningContext:
         return worker_cache().get((self.run_id, "matrices", n), lambda: _Matrices(n, self.kind.n_matrices))
 
     def forget(self) -> None:
-        """Let go of what this process keeps; a worker's own goes as new runs need room."""
+        """Drop what this process keeps; workers drop it when new runs need the room."""
         worker_cache().discard_run(self.run_id)
 
 

@@ -20,13 +20,11 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.tuning.likelihood_search import ProgressCallback, SearchSettings
-from dkgp.models.tuning.priors import LogNormal
 from dkgp.models.tuning.problem import Choices
 from dkgp.models.tuning.run import run_tuning
-from dkgp.models.tuning.subsets import Subsets, draw_subset, plan_subsets, require_finite
+from dkgp.models.tuning.search_space import LogNormal
+from dkgp.models.tuning.subsets import Subsets, plan_subsets, require_finite
 from dkgp.models.tuning.tasks import Objective
-
-__all__ = ["draw_subset", "tune", "tune_dataset"]
 
 DEFAULT_SUBSET = 2000
 

@@ -14,7 +14,8 @@ from dkgp.models.classification import hyperparameters
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels
-from dkgp.models.tuning.tune import draw_subset, tune
+from dkgp.models.tuning.subsets import draw_subset
+from dkgp.models.tuning.tune import tune
 
 
 def labelled(rng: np.random.Generator, n: int = 200) -> tuple[Dataset, Labels]:

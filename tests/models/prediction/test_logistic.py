@@ -88,6 +88,6 @@ def test_a_stored_models_predictions_are_those_of_the_dense_minimiser(
     raw = unseen.raw_inputs(0, TESTS)
     rows = ClassPredictor(model, f"logistic-{multi_class}-{by_reference}")(raw)
     for variable in ("decision", "decision_error_bound", "probability_lower", "probability_upper", "probability"):
-        assert rows.found[variable].tobytes() == here[variable].tobytes(), variable
+        assert rows.values[variable].tobytes() == here[variable].tobytes(), variable
     np.testing.assert_array_equal(rows.certified, certified)
     np.testing.assert_array_equal(rows.code, here["class"][:, 0])

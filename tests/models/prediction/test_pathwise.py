@@ -9,8 +9,7 @@ from dkgp.cluster import LocalExecutor
 from dkgp.data import ModelRecord, memory_dataset, memory_model
 from dkgp.errors import ClusterError, InputError
 from dkgp.kernels import Constant, Kernel, Linear, Polynomial, SquaredExponential, parse_kernel
-from dkgp.models.prediction.pathwise import MOST_JOINT_SAMPLES, PosteriorFunctions
-from dkgp.models.prediction.prior_functions import draw_prior_functions
+from dkgp.models.prediction.pathwise import MOST_JOINT_SAMPLES, PosteriorFunctions, draw_prior_functions
 
 NOISE = 0.05
 SPECTRAL = (

@@ -11,10 +11,9 @@ import scipy.linalg
 from dkgp.cluster import LocalExecutor
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Matern32, SquaredExponential
-from dkgp.models.sparse import regressors as regressors_module
-from dkgp.models.sparse.fit import Basis, fit_sparse
+from dkgp.models.sparse import fit as fit_module
+from dkgp.models.sparse.fit import Basis, fit_regressors, fit_sparse
 from dkgp.models.sparse.methods import METHODS, method_named
-from dkgp.models.sparse.regressors import fit_regressors
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 from tests.cluster.executors.test_sums import on_dask
@@ -109,12 +108,10 @@ def test_a_factor_that_is_rough_is_refined_and_one_that_is_useless_refused(
     dense = problem(by_sample=False)
     cross = CrossKernel(operator_of(dense, one_thread, by_sample=False), dense.Z)
     exact = fit_regressors(cross, dense.y)
-    factor = regressors_module.normal_factor
+    factor = fit_module.normal_factor
 
     def off_by(share: float) -> None:
-        monkeypatch.setattr(
-            regressors_module, "normal_factor", lambda matrix, noise: factor((1.0 + share) * matrix, noise)
-        )
+        monkeypatch.setattr(fit_module, "normal_factor", lambda matrix, noise: factor((1.0 + share) * matrix, noise))
 
     off_by(0.02)
     refined = fit_regressors(cross, dense.y)

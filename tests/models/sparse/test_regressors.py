@@ -11,12 +11,11 @@ from dkgp.cluster import LocalExecutor
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.kernels import Kernel, Linear, Matern12, Matern32, SquaredExponential
 from dkgp.models.rounding import UNIT
-from dkgp.models.sparse import regressors
+from dkgp.models.sparse import fit as fit_module
 from dkgp.models.sparse.errors import sample_sum_roundings
 from dkgp.models.sparse.evidence import normal_error
-from dkgp.models.sparse.fit import Basis, fit_sparse
+from dkgp.models.sparse.fit import Basis, fit_regressors, fit_sparse, whitened_system
 from dkgp.models.sparse.methods import METHODS
-from dkgp.models.sparse.regressors import fit_regressors, whitened_system
 from dkgp.models.sparse.train import SparseSettings, train_sparse
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
@@ -102,7 +101,7 @@ def test_what_is_said_of_models_holds_with_the_largest_errors(
     name: str, one_thread: LocalExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Variances, the evidence and its bounds count what the sums are off by: in 50 digits."""
-    monkeypatch.setattr(regressors, "_good_enough", lambda cross, matrix, off: off < 0.5)
+    monkeypatch.setattr(fit_module, "_good_enough", lambda cross, matrix, off: off < 0.5)
     given = problem(name, p=2)
     operator = operator_of(given, one_thread)
     found = choose_greedily(operator, given.y, GreedySettings(M, per_round=3))
@@ -148,7 +147,7 @@ def test_a_model_is_said_to_be_that_much_less_certain(
     settings, kernel = SparseSettings("sggp", basis_size=40), SquaredExponential(gamma=(0.5,) * 6)
     mine = train_sparse(data, kernel, 0.1, one_thread, settings)
     assert mine.greedy.system is None
-    monkeypatch.setattr(regressors, "whitened_system", lambda cross, system: None)
+    monkeypatch.setattr(fit_module, "whitened_system", lambda cross, system: None)
     own = train_sparse(data, kernel, 0.1, one_thread, settings)
     assert own.certificate.normal_share < mine.certificate.normal_share < 1e-5
     less = own.certificate.evidence.lower - mine.certificate.evidence.lower

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import threads
-from dkgp.models.tuning.dense_inverse import BLOCK_ROWS, invert
+from dkgp.models.tuning.dense_algebra import BLOCK_ROWS, invert
 
 
 def positive_definite(rng: np.random.Generator, n: int) -> np.ndarray:
@@ -37,7 +37,7 @@ def test_bits_are_the_same_on_any_number_of_threads(rng: np.random.Generator, mo
     results = []
     with threads.single_threaded_blas():
         for count in (1, 2, 3):
-            monkeypatch.setattr("dkgp.models.tuning.dense_inverse.process_threads", lambda count=count: count)
+            monkeypatch.setattr("dkgp.models.tuning.dense_algebra.process_threads", lambda count=count: count)
             place = matrix.copy(order="F")
             found = invert(place, right)
             results.append((np.tril(place).tobytes(), found[0].tobytes(), found[1]))

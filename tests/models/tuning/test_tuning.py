@@ -20,7 +20,7 @@ from dkgp.models.tuning import likelihood_search
 from dkgp.models.tuning.likelihood_search import LikelihoodSearch, SearchSettings
 from dkgp.models.tuning.marginal_likelihood import ArdSquaredExponential, LogMarginalLikelihood
 from dkgp.models.tuning.search_space import SearchSpace
-from dkgp.models.tuning.tune import draw_subset
+from dkgp.models.tuning.subsets import draw_subset
 
 FloatArray = NDArray[np.float64]
 

@@ -14,8 +14,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters, LogNormal, tune
 from dkgp.models.tuning.marginal_likelihood import ArdSquaredExponential, LogMarginalLikelihood
-from dkgp.models.tuning.priors import as_prior
-from dkgp.models.tuning.search_space import SearchSpace, search_space
+from dkgp.models.tuning.search_space import SearchSpace, as_prior, search_space
 
 FloatArray = NDArray[np.float64]
 NAMES = ("lat", "lon", "day")

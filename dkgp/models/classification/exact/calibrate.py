@@ -1,9 +1,9 @@
 """From decisions to probabilities, by the decisions of samples that are left out of a subset's own model.
 
-With C = [[Kbar, 1], [1', 0]] and M the leading n x n part of its inverse, alpha = M y, and the decision at a fold F of
-samples by all others is y_F - M_FF^-1 alpha_F: of one sample, y_i - alpha_i / M_ii (Cawley, *Leave-one-out
-cross-validation based model selection criteria for weighted LS-SVMs*, 2006). With A = Kbar^-1 and S = 1'A1,
-M = A - (A1)(A1)'/S.
+Left-out decisions of the exact LS-SVM have a closed form. With C = [[Kbar, 1], [1', 0]] and M the leading n x n part of
+its inverse, alpha = M y, and the decision at a fold F of samples by all others is y_F - M_FF^-1 alpha_F: of one sample,
+y_i - alpha_i / M_ii (Cawley, *Leave-one-out cross-validation based model selection criteria for weighted LS-SVMs*,
+2006). With A = Kbar^-1 and S = 1'A1, M = A - (A1)(A1)'/S.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.models.classification.calibration import Calibration, fit_calibration
 from dkgp.models.classification.labels import Labels
-from dkgp.models.tuning.dense_inverse import invert
+from dkgp.models.tuning.dense_algebra import invert
 from dkgp.operators.base import Noise, noise_at
 
 # Of each class, where it has so many.

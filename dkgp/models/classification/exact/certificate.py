@@ -60,42 +60,23 @@ class Solved(Protocol):
 
 @dataclass(frozen=True)
 class DecisionCertificate:
-    """Bounds on decisions k_x'alpha + b: all of it proven, roundings included.
+    """Bounds on decisions k_x'alpha + b: all of it proven, roundings included."""
 
-    Attributes
-    ----------
-    n : int
-        Number of samples.
-    residual : tuple of t floats
-        Of each column of decisions: sqrt(r'S^-1 r) at most, the exact r of the alpha and b that are stored.
-    imbalance : tuple of t floats
-        |1'alpha| at most.
-    magnitude, spread : tuple of t floats
-        sum_j sqrt(k(x_j, x_j)) |alpha_jt|, and the same with each term times its row's error: what the roundings of
-        a decision's sum are in proportion to.
-    intercept : bool
-        Whether there is one; without, b is zero and nothing of the following counts.
-    ones_residual : float
-        sqrt(rho'S^-1 rho) at most.
-    ones_sum : tuple of two floats
-        Between which 1'E* lies.
-    ones_magnitude, ones_spread : float
-        As `magnitude` and `spread`, of E.
-    assumes : str or None
-        What had to be taken on trust; None where everything is proven.
-    """
-
-    n: int
+    n: int  # samples
+    # Of each column of decisions, at most: sqrt(r'S^-1 r), r the exact one of the stored alpha and b; |1'alpha|
     residual: tuple[float, ...]
     imbalance: tuple[float, ...]
+    # sum_j sqrt(k(x_j, x_j)) |alpha_jt|, and the same with each term times its row's error: what the roundings of a
+    # decision's sum are in proportion to
     magnitude: tuple[float, ...]
     spread: tuple[float, ...]
-    intercept: bool = True
-    ones_residual: float = 0.0
-    ones_sum: tuple[float, float] = (math.inf, math.inf)
+    intercept: bool = True  # whether there is one; without, b is zero and nothing of the following counts
+    ones_residual: float = 0.0  # sqrt(rho'S^-1 rho), at most
+    ones_sum: tuple[float, float] = (math.inf, math.inf)  # between which 1'E* lies
+    # As `magnitude` and `spread`, of E
     ones_magnitude: float = 0.0
     ones_spread: float = 0.0
-    assumes: str | None = None
+    assumes: str | None = None  # what had to be taken on trust; None where everything is proven
 
     @classmethod
     @np.errstate(over="ignore", invalid="ignore")  # what comes to no number bounds nothing: see `bounding`
@@ -225,19 +206,8 @@ class DecisionCertificate:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
-            "n": self.n,
-            "residual": list(self.residual),
-            "imbalance": list(self.imbalance),
-            "magnitude": list(self.magnitude),
-            "spread": list(self.spread),
-            "intercept": self.intercept,
-            "ones_residual": self.ones_residual,
-            "ones_sum": list(self.ones_sum) if self.intercept else None,
-            "ones_magnitude": self.ones_magnitude,
-            "ones_spread": self.ones_spread,
-            "assumes": self.assumes,
-        }
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        return plain if self.intercept else {**plain, "ones_sum": None}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> DecisionCertificate:

@@ -87,47 +87,23 @@ class DecisionError(DecisionTolerance):
 
 @dataclass(frozen=True)
 class ExactSettings:
-    """Settings of an exact LS-SVM.
+    """Settings of an exact LS-SVM."""
 
-    Parameters
-    ----------
-    solver : Solver, optional
-        By default one that suits the problem, as "auto" of the command line.
-    tolerance : float
-        Stop where decisions are within about this of the exact ones; see `DecisionError`.
-    limits : StoppingRule, optional
-        Rules at which it stops too, such as `MaxPasses(50)`.
-    fit_intercept : bool
-    calibrate : bool
-        Also fit the map from decisions to probabilities.
-    calibration_subset : int
-        Samples that it is fitted to, at most.
-    seed : int
-        Of the solver that is chosen, and of that subset.
-    """
-
-    solver: Solver | None = None
-    tolerance: float = DECISION_TOLERANCE
-    limits: StoppingRule | None = None
+    solver: Solver | None = None  # by default one that suits the problem, as "auto" of the command line
+    tolerance: float = DECISION_TOLERANCE  # stop where decisions are within about this of the exact ones
+    limits: StoppingRule | None = None  # rules at which it stops too, such as `MaxPasses(50)`
     fit_intercept: bool = True
-    calibrate: bool = True
+    calibrate: bool = True  # also fit the map from decisions to probabilities, to so many samples at most
     calibration_subset: int = 2000
-    seed: int = 0
+    seed: int = 0  # of the solver that is chosen, and of that subset
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TrainedExact(TrainedClassifier):
     """A trained exact LS-SVM.
 
-    Attributes
-    ----------
-    alpha : (n, t) float64
-    ones : (n,) float64
-        E_2, which bounds take; zero without an intercept.
-    intercept : (t,) float64
-    certificate : DecisionCertificate
-    solution : Solution
-        Of the t + 1 columns (t without an intercept), with the gradient evaluated anew in float64.
+    `alpha` (n, t). `ones` (n,): E_2, which bounds take; zero without an intercept. `intercept` (t,). `solution`: of the
+    t + 1 columns (t without an intercept), with the gradient evaluated anew in float64.
     """
 
     alpha: FloatArray

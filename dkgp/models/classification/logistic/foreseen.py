@@ -10,7 +10,7 @@ from dkgp.cluster import LocalExecutor
 from dkgp.kernels import Kernel
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.logistic.stopping import NO_NOISE, RiskSettings
-from dkgp.models.tuning.tune import draw_subset
+from dkgp.models.tuning.subsets import draw_subset
 from dkgp.operators import ArrayInputs
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.solvers import MaxPasses

@@ -42,7 +42,7 @@ from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel
 from dkgp.models.context import RunContext
 from dkgp.models.sparse.bound.slopes import FittedWeights, prior_slopes, slopes_task
-from dkgp.models.sparse.regressors import RegressorFit, fit_regressors
+from dkgp.models.sparse.fit import RegressorFit, fit_regressors
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
@@ -57,7 +57,7 @@ class BoundValue:
 
     value: float  # summed over targets, in nats
     gradient: FloatArray  # (q + 1,), by the logarithms of the kernel's parameters, in their order, and of s2
-    left: float  # share of the samples' k(x, x) that the basis leaves, tr E / tr K
+    unexplained: float  # share of the samples' k(x, x) that the basis leaves, tr E / tr K
 
 
 class BoundObjective:
@@ -90,10 +90,10 @@ class BoundObjective:
             fit = fit_regressors(CrossKernel(operator, basis), self._targets, fitc=self._fitc)
             value = self._value(operator, fit)
             gradient = self._gradient(operator, fit)
-            left = 1.0 - float(fit.squares.sum()) / float(operator.prior().sum())
+            unexplained = 1.0 - float(fit.squares.sum()) / float(operator.prior().sum())
         if not (math.isfinite(value) and np.isfinite(gradient).all()):
             raise NumericalError("the evidence of the sparse model overflows: bring inputs that are far out closer")
-        return BoundValue(value, gradient, left)
+        return BoundValue(value, gradient, unexplained)
 
     def _value(self, operator: BlockedKernelOperator, fit: RegressorFit) -> float:
         n, p = self._targets.shape
@@ -112,18 +112,18 @@ class BoundObjective:
             normal = fit.normal if self._fitc else whiten(lower, np.eye(m) - inverse, transposed=True)
         weights = FittedWeights(fit.whitened, fit.weights, normal, self._fitc)
         rows = {"right": self._targets, "variances": np.broadcast_to(fit.variances, (n,)).copy()}
-        contracted, own, (squares, total), weighted = cross.sums(
+        contracted, prior, (squares, total), weighted = cross.sums(
             "kslopes", "slopes", slopes_task, (weights,), rows
         ).sums
         if self._fitc:
             noise = s2 * total
         else:
             # tr (Q + S)^-1 = (n - m + tr B^-1) / s2
-            left = p * float(np.sum(operator.prior() - fit.squares)) / s2
-            noise = s2 * squares - p * (n - m + float(np.trace(inverse))) + left
+            trace = p * float(np.sum(operator.prior() - fit.squares)) / s2
+            noise = s2 * squares - p * (n - m + float(np.trace(inverse))) + trace
             total, weighted = -p * n / s2, p * (np.eye(m) - fit.normal @ fit.normal.T)
         if kernel.stationary:
-            own = prior_slopes(kernel, basis[:1], np.array([0.5 * total]))
+            prior = prior_slopes(kernel, basis[:1], np.array([0.5 * total]))
         with single_threaded_blas():
             inner = fit.whitened @ fit.whitened.T + p * (inverse - np.eye(m)) - weighted
             half = whiten(lower, inner, transposed=True)
@@ -131,5 +131,5 @@ class BoundObjective:
             matrix = 0.5 * (matrix + matrix.T)
             share = jitter(m, 1.0, 2.0 * float(operator.double.row_errors(basis).max()))
             matrix[np.diag_indices(m)] *= 1.0 + share
-            contracted = contracted + own + kernel.contract(basis, basis, matrix)
+            contracted = contracted + prior + kernel.contract(basis, basis, matrix)
         return np.append(contracted, 0.5 * noise)

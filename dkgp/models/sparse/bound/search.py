@@ -1,11 +1,11 @@
 """Hyperparameters by a sparse model's evidence on all samples: the search, and the basis chosen again as they move.
 
-The basis is held while the search goes uphill, so that the evidence is a smooth function. Where that has ended, another
-is drawn for the values found, by randomly pivoted Cholesky, and the search goes on from there with it if its evidence
-is greater; it ends once three draws in a row are no better (Burt, Rasmussen and van der Wilk 2020 likewise choose again
-until the bound is no greater). No gradients with respect to the basis' inputs are needed.
+The basis is held while the search goes uphill, so that the evidence is a smooth function. At the optimum randomly
+pivoted Cholesky draws another basis. If its evidence is greater, the search goes on with it; after three draws that are
+no better it ends (Burt, Rasmussen and van der Wilk 2020 also choose again until the bound does not grow). No gradients
+with respect to the basis' inputs are needed.
 
-All of it is a function of the data, the settings and the seed. Points where rounding exceeds the noise variance have no
+The result depends only on the data, the settings and the seed. Points where rounding exceeds the noise variance have no
 evidence, and the line search steps back from them.
 
 References
@@ -45,16 +45,17 @@ from dkgp.solvers.checkpointing import interrupted
 Evidence: TypeAlias = Literal["bound", "fitc"]
 EVIDENCES: dict[Evidence, str] = {"bound": "variational bound", "fitc": "FITC likelihood"}
 BASIS_SIZE = 1000
-# Bases that are drawn for the same values before they stand, and bases that a search may come to in all.
+# Draws that must fail to improve on an optimum before the search ends, and bases of one starting point at most.
 DRAWS, MOST_BASES = 3, 20
-# What the basis leaves of the samples' variance, as a share of the noise, from which on values are of this basis and no
-# other: kin40k .13 with 500 of 10,000, and the exact model predicts twice as badly; Friedman's 6e-5, and it is right.
+# Where the basis leaves more of the samples' variance than this share of the noise, the values found suit this basis
+# alone: with kin40k, 500 of 10,000, it is 0.13, and the exact model with them predicts twice as badly; with Friedman's
+# function it is 6e-5, and they are right.
 MUCH_LEFT = 0.1
 
 
 @dataclass(frozen=True)
 class _Round:
-    """A search with one basis, as the record has it."""
+    """The record of a search with one basis."""
 
     start: int
     value: float
@@ -246,10 +247,11 @@ class _Run:
         _, outcome = self.trail.find(basis.inputs, best.parameters)
         assert outcome is not None
         further = []
-        unexplained = outcome.left * float(np.mean(kernel.diagonal(basis.inputs)))
+        unexplained = outcome.unexplained * float(np.mean(kernel.diagonal(basis.inputs)))
         if self._objective == "bound" and unexplained > MUCH_LEFT * noise_variance:
             further.append(
-                f"{len(basis.inputs):,} basis samples leave {100 * outcome.left:.2g} % of the samples' variance, "
+                f"{len(basis.inputs):,} basis samples leave {100 * outcome.unexplained:.2g} % of the samples' "
+                "variance, "
                 f"{unexplained / noise_variance:.2g} of the noise variance: what they cannot follow passes for noise "
                 "and for smoothness. Right for a sparse model of this size; for an exact one take a larger basis, or "
                 "another objective"
@@ -265,7 +267,7 @@ class _Run:
             sparse={
                 "value": best.log_likelihood,
                 "basis_size": len(basis.inputs),
-                "left": outcome.left,
+                "left": outcome.unexplained,
                 "samples": None if basis.indices is None else basis.indices.tolist(),
                 "rounds": [dict(vars(round_)) for round_ in self._rounds],
             },

@@ -1,7 +1,7 @@
-"""The evaluations of a search, written down: a search that is resumed goes the same way, and looks each of them up.
+"""The evaluations of a search, written to a file: a resumed search takes the same steps, and looks each of them up.
 
-What a search does next depends on nothing but what its evaluations came to. So their numbers, a few for each, are all
-that a checkpoint needs, whatever the optimiser keeps to itself; they are looked up by what they are of.
+What a search does next depends only on the outcomes of its evaluations. So a checkpoint needs nothing but these, a few
+numbers each, whatever state the optimiser has; they are looked up by their basis and parameters.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from dkgp.operators.base import FloatArray
 
 
 class Trail:
-    """Outcomes of evaluations by their basis and parameters; None is one that does not exist.
+    """Outcomes of evaluations by their basis and parameters; None where the evidence does not exist.
 
-    `url`: the file that they are written to; nowhere by default. `run`: of what data, and with which settings: JSON, as
-    it is read back. `seconds`: how long evaluations may stay unwritten.
+    `url` is the file that they are written to; by default there is none. `run` describes data and settings, as JSON
+    reads them back. Evaluations stay unwritten for `seconds` at most.
     """
 
     def __init__(self, url: str | None = None, run: Mapping[str, Any] | None = None, seconds: float = 30.0) -> None:
@@ -38,7 +38,7 @@ class Trail:
         return len(self._known)
 
     def load(self) -> bool:
-        """Read what an earlier run of the same wrote; False where there is nothing of the kind.
+        """Read the evaluations of an earlier run of the same data and settings; False where there is none.
 
         Raises `CheckpointError`: the file is damaged.
         """
@@ -75,8 +75,8 @@ class Trail:
         return key in self._known, outcome
 
     def add(self, basis: FloatArray, parameters: FloatArray, outcome: BoundValue | None) -> None:
-        """Remember an outcome; now and then they are written."""
-        record = None if outcome is None else [outcome.value, outcome.gradient.tolist(), outcome.left]
+        """Keep an outcome; write all of them every `seconds`."""
+        record = None if outcome is None else [outcome.value, outcome.gradient.tolist(), outcome.unexplained]
         self._known[_key(basis, parameters)] = record
         self._changed = True
         if time.monotonic() - self._written >= self._seconds:

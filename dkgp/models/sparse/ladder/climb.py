@@ -52,12 +52,8 @@ def climb(
     still take: no rung is begun that is projected to need more; `cache_bytes` is the budget of a worker's feature
     cache.
 
-    Raises
-    ------
-    InputError, NumericalError, InterruptedRunError
-        See `train_sparse`.
-    MemoryBudgetError
-        Not even the first rung fits.
+    Raises `InputError`, `NumericalError`, `InterruptedRunError`: see `train_sparse`; `MemoryBudgetError`: not even the
+    first rung fits.
     """
     if settings.gap is not None:
         raise InputError("the `gap` of a basis that grows by itself is its target's; it was given twice")

@@ -1,7 +1,7 @@
-"""Costs of what a ladder may do next, by the prices that solvers are compared by: a rung, products, the exact model.
+"""Costs of the next steps of a ladder: a rung, products with K, the exact model; by the prices that "auto" goes by.
 
-All in core seconds of a nominal machine, from counts: only their ratios decide, and they are the same everywhere. For
-words alone, they are scaled by what the rungs so far took beside what was projected for them.
+Costs are core seconds of a nominal machine, computed from counts. Only their ratios decide, and these are the same on
+every machine. Messages scale them by the time that the rungs so far took, over the time projected for them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def rung_seconds(n: int, d: int, size: int, before: int = 0, greedy: GreedySetti
 
 
 def rung_phases(n: int, size: int, before: int = 0, greedy: GreedySettings | None = None) -> list[Phase]:
-    """The work of a rung; that of its greedy choice is of one more basis sample, times their number."""
+    """The work of a rung; a greedy choice is the work of one more basis sample, times their number."""
     samples, m = float(n), float(size)
     phases = [
         Phase("fit", 1.0, Work(double_entries=FIT_PASSES * samples * m, double_operations=2.0 * samples * m**2)),
@@ -70,7 +70,7 @@ def rung_phases(n: int, size: int, before: int = 0, greedy: GreedySettings | Non
 def sparse_phases(settings: SparseSettings, n: int, d: int, p: int) -> list[Phase]:
     """The work of a model whose size is settled, in its order, with its messages; a sum's leaves are its tasks."""
     m = settings.basis_size
-    greedy = settings.greedy() if settings.chosen_basis == "greedy" else None
+    greedy = settings.greedy() if settings.basis_name == "greedy" else None
     basis_bytes = 8.0 * m * (d + p)
     fit, algebra, *choices = rung_phases(n, m, greedy=greedy)
     phases = [

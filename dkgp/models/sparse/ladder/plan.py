@@ -83,7 +83,7 @@ class LadderPlan:
 
     def greedy_of(self, size: int) -> GreedySettings | None:
         """Settings of a rung's greedy choice; None where the basis is blind."""
-        if self.settings.chosen_basis != "greedy":
+        if self.settings.basis_name != "greedy":
             return None
         return replace(self.settings_of(size).greedy(), dual=self.target.gap is not None)
 
@@ -102,26 +102,26 @@ class LadderPlan:
         certificate: SparseCertificate,
         steps: list[Step],
         full: bool,
-        left: float = math.inf,
+        remaining_excess: float = math.inf,
     ) -> Move:
         """Decide what comes next.
 
-        `rungs`: those below. `certificate`: of this one, with all that is known of min R. `steps`: those that raised
-        the bound. `full`: no sample has anything to add. `left`: the excess of the risk that a product with this rung's
-        residual is expected to leave.
+        `rungs` are those below, `certificate` is this one's, with all that is known of min R; `steps` raised the bound.
+        `full` says that no sample adds anything. A product with this rung's residual is expected to leave
+        `remaining_excess` of the risk.
         """
         size, target = certificate.m, self.target
         if target.missed(certificate) <= 1.0:
-            return StopReason("target", True, f"{target.said(certificate)} with {size:,} basis samples")
+            return StopReason("target", True, f"{target.status(certificate)} with {size:,} basis samples")
         stuck, growing, excess = self._stuck(size, full), self._growing(size), float(certificate.excess.sum())
         coming, further = _falls([*(rung.total_risk for rung in rungs), float(np.sum(certificate.risk))])
-        # One of a kind: it would prove the same again.
+        # A second product with the same rung's residual would prove the same.
         multiplied = any(step.kind == "product" and step.size == size for step in steps)
-        near = not multiplied and left <= PRODUCT_LEAVES * excess
+        near = not multiplied and remaining_excess <= PRODUCT_LEAVES * excess
         raising: Literal["product", "solve"] = "product" if near else "solve"
         seconds = self._raising(raising, size, steps)
         if raising == "product":
-            promise = excess - left
+            promise = excess - remaining_excess
         else:
             # Before any were taken, what growing on and on would not account for.
             promise = RAISING_AGAIN * steps[-1].rise if steps else excess - (0.0 if full else min(further, excess))
@@ -139,7 +139,7 @@ class LadderPlan:
         return rung_seconds(self.n, self.d, larger, size, self.greedy_of(larger))
 
     def _raising(self, kind: str, size: int, steps: list[Step]) -> float | None:
-        """Seconds of the next step that raises the bound; None where it is one too many, or has no room."""
+        """Seconds of the next step that raises the bound; None where it exceeds the passes, the memory or the cost."""
         passes, spent = 1.0 if kind == "product" else self.next_passes(steps), sum(step.passes for step in steps)
         if self.settings.certify_passes and spent + passes > self.settings.certify_passes:
             return None
@@ -164,18 +164,18 @@ class LadderPlan:
         larger = self.next_of(size)
         if not self._fits(larger):
             assert self.memory_bytes is not None
-            told = f"{larger:,} are projected to need {mib(self.needed(larger))}; there are {mib(self.memory_bytes)}"
-            return StopReason("memory", False, f"{size:,} basis samples; {told}")
+            message = f"{larger:,} are projected to need {mib(self.needed(larger))}; there are {mib(self.memory_bytes)}"
+            return StopReason("memory", False, f"{size:,} basis samples; {message}")
         return None
 
     def _dear(self, rungs: list[Rung], certificate: SparseCertificate, growing: float) -> StopReason | None:
-        """Return the reason to stop where the exact model is the nearer one, unless a user said how far to go."""
+        """The reason to stop where the exact model is cheaper than going on; None if the user set a largest basis."""
         if self.target.largest is not None:
             return None
         size, exact = certificate.m, self.exact.core_seconds
         if growing > exact:
-            told = f"{self.next_of(size):,} would take {growing / exact:.1f} times as long as the exact model"
-            return StopReason("exact", False, f"{size:,} basis samples; {told}")
+            message = f"{self.next_of(size):,} would take {growing / exact:.1f} times as long as the exact model"
+            return StopReason("exact", False, f"{size:,} basis samples; {message}")
         if len(rungs) + 1 < RUNGS_TOLD:
             return None
         needed = self._projected_size(rungs, certificate)
@@ -188,8 +188,8 @@ class LadderPlan:
         if climbing <= exact:
             return None
         far = f"{needed:,.0f} or so" if needed <= self.n else "more than there are"
-        told = f"as the last ones fell, the target takes {far}, and longer than the exact model"
-        return StopReason("exact", False, f"{size:,} basis samples; {told}")
+        message = f"as the last ones fell, the target takes {far}, and longer than the exact model"
+        return StopReason("exact", False, f"{size:,} basis samples; {message}")
 
     def _projected_size(self, rungs: list[Rung], certificate: SparseCertificate) -> float:
         """The size that meets the target, should the excess go on falling as it did, or a little faster."""
@@ -198,21 +198,21 @@ class LadderPlan:
         missed = self.target.missed(certificate)
         if not (0.0 < now < before and math.isfinite(missed)):
             return math.inf
-        rungs_left = SOONER * math.log(missed) / math.log(before / now)
-        return float(certificate.m * STEP ** min(math.ceil(rungs_left), 64))
+        further_rungs = SOONER * math.log(missed) / math.log(before / now)
+        return float(certificate.m * STEP ** min(math.ceil(further_rungs), 64))
 
     def _with_advice(self, reason: StopReason, certificate: SparseCertificate) -> StopReason:
-        """The reason with what is proven by then, and what to do."""
+        """The reason to stop with what is proven so far, and with advice."""
         advice = f"train the exact model ({self.exact.choice.solver}), or ask for less"
         if reason.rule == "exact":
             advice += "; with a `largest_basis` the basis grows on up to that, whatever it costs"
-        elif reason.rule == "dependent" and self.settings.chosen_basis == "greedy":
+        elif reason.rule == "dependent" and self.settings.basis_name == "greedy":
             advice = f"choose a pivoted `basis`, whose samples may be nearer to each other, {advice}"
         elif reason.rule == "size" and self.largest < self.n:
             advice = f"allow a larger basis, {advice}"
         elif reason.rule == "memory":
             advice = f"allow more memory, {advice}"
-        return replace(reason, message=f"{self.target.said(certificate)} with {reason.message}", advice=advice)
+        return replace(reason, message=f"{self.target.status(certificate)} with {reason.message}", advice=advice)
 
     def _fits(self, size: int) -> bool:
         return self.memory_bytes is None or self.needed(size) <= self.memory_bytes

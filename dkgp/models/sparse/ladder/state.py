@@ -32,15 +32,15 @@ from dkgp.solvers.stopping import StopReason
 from dkgp.solvers.watch import Watch
 
 ENGINE = "choice_"
-# Of tasks: what small problems take most of their time for.
+# Rounds of tasks of a fit and its certificate: most of the time that a small problem takes.
 ROUNDS_OF_A_FIT = 6
 
 
 class Ladder:
     """The rungs so far, and the one that is being climbed.
 
-    `watch` is called in the course of long work, and may end it. `iteration` counts the steps of the ladder and the
-    rounds of its choice, and grows from one checkpoint to the next; `rungs` are those that were left.
+    `watch` is called during long work, and may end it. `iteration` counts the steps of the ladder and the rounds of its
+    choice, and grows from one checkpoint to the next; `rungs` are the finished ones.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Ladder:
         settings = self._plan.settings
         with self._parts.measured("choice"):
             if self._engine is None:
-                self._basis = blind_basis(self._operator, settings.chosen_basis, self._size, settings.seed)
+                self._basis = blind_basis(self._operator, settings.basis_name, self._size, settings.seed)
             else:
                 greedy = self._engine.run(checkpoints, interruption, callback, self)
                 self._greedy, self._system = replace(greedy, system=None), greedy.system
@@ -109,11 +109,11 @@ class Ladder:
     def move(self) -> Move:
         """Decide what comes next."""
         full = len(self._basis.inputs) < self._size
-        left = np.inf
+        remaining_excess = np.inf
         if self._residual is not None:
-            # Of R for what the dual value lies below it.
-            left = float(np.sum(np.maximum(np.asarray(self.certificate.risk) - self._residual[1], 0.0)))
-        return self._plan.move(self.rungs, self.certificate, self._raised, full, left)
+            # R above the value that the dual takes at the residual.
+            remaining_excess = float(np.sum(np.maximum(np.asarray(self.certificate.risk) - self._residual[1], 0.0)))
+        return self._plan.move(self.rungs, self.certificate, self._raised, full, remaining_excess)
 
     def raise_bound(self, kind: Literal["product", "solve"]) -> None:
         """Take a product with the rung's residual, or go on with the exact model's solve; note what that proves."""
@@ -145,7 +145,7 @@ class Ladder:
         self._steps_done += 1
 
     def leave(self, move: Move) -> None:
-        """Note the rung, and go up or stop."""
+        """Record the rung, and go on to the next one, or stop."""
         passes = sum(step.passes for step in self._raised)
         entries = self._entries + self._operator.kernel_evaluations
         self.rungs.append(Rung.of(self.certificate, passes, entries, self._seconds))
@@ -173,8 +173,8 @@ class Ladder:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Arrays of a checkpoint."""
-        chosen = {} if self._engine is None else self._engine.arrays()
-        arrays = {f"{ENGINE}{name}": array for name, array in chosen.items()}
+        engine = {} if self._engine is None else self._engine.arrays()
+        arrays = {f"{ENGINE}{name}": array for name, array in engine.items()}
         if self._solution is not None:
             arrays["alpha"], arrays["gradient"] = self._solution
         return arrays
@@ -205,11 +205,11 @@ class Ladder:
             self._solution = arrays["alpha"], arrays["gradient"]
         self._engine = self._engine_of(self._size)
         if self._engine is not None:
-            chosen = {name.removeprefix(ENGINE): array for name, array in arrays.items() if name.startswith(ENGINE)}
-            self._engine.restore(chosen, metadata["choice"])
+            engine = {name.removeprefix(ENGINE): array for name, array in arrays.items() if name.startswith(ENGINE)}
+            self._engine.restore(engine, metadata["choice"])
 
     def trained(self, reason: StopReason) -> TrainedSparse:
-        """Return the last rung's model; the ladder in its summary."""
+        """Return the last rung's model, with all rungs in its summary."""
         plan, last = self._plan, self.rungs[-1]
         record = {
             "converged": reason.converged,

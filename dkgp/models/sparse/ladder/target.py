@@ -15,16 +15,14 @@ from dkgp.operators.base import FloatArray
 
 @dataclass(frozen=True)
 class LadderTarget:
-    """A proof to be reached: of a distance, of a gap, or of both.
+    """The distance or the gap that a ladder has to prove, or both."""
 
-    `distance`: root mean square of the mean's distance from the exact one over the training samples, in standard
-    deviations of the target: that of the worst target. `gap`: duality gap, `SparseCertificate.total_gap`: of all
-    targets together. `largest`: basis samples at most. With it the basis grows up to that size whatever the
-    exact one costs; otherwise no rung is climbed to that costs more than it.
-    """
-
+    # Root mean square of the mean's distance from the exact one over the training samples, in standard deviations of
+    # the target; the largest over targets
     distance: float | None = None
-    gap: float | None = None
+    gap: float | None = None  # duality gap of all targets together, `SparseCertificate.total_gap`
+    # Basis samples at most: then the basis grows up to that size, whatever the exact model costs. Without it no rung
+    # is begun that costs more than the exact model.
     largest: int | None = None
 
     def __post_init__(self) -> None:
@@ -45,8 +43,8 @@ class LadderTarget:
             parts.append(certificate.total_gap / self.gap)
         return max(parts)
 
-    def said(self, certificate: SparseCertificate) -> str:
-        """In words: what is proven, beside what was asked for."""
+    def status(self, certificate: SparseCertificate) -> str:
+        """What is proven beside what was asked for, in words."""
         parts = []
         if self.distance is not None:
             parts.append(f"distance {certificate.rms_bound.max():.3g} (asked for: {self.distance:g})")
@@ -71,15 +69,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Rung:
-    """A size of the basis, as it was left."""
+    """The record of a rung: a size of the basis, and what was proven when the ladder went on."""
 
     size: int  # m
     # (p,): R of the means at most, min R at least: by what was known then
     risk: list[float]
     least: list[float]
     best: list[str]  # (p,): the bounds that won
-    distance: float
-    gap: float | None  # Proven: of the worst target, of all together; no gap where the bounds say nothing
+    distance: float  # proven, of the worst target
+    gap: float | None  # proven, of all targets together; None where the bounds say nothing
     elbo: float | None
     passes: float  # column passes spent on bounds so far
     entries: int  # kernel entries evaluated so far

@@ -88,7 +88,7 @@ def test_with_all_samples_as_the_basis_it_is_the_marginal_likelihood(fitc: bool,
     exact = -0.5 * (np.sum(Y * np.linalg.solve(Kbar, Y)) + 2 * np.linalg.slogdet(2.0 * np.pi * Kbar)[1])
     found = BoundObjective(ArrayInputs(X), Y, one_thread, fitc=fitc)(kernel, s2, X)
     assert found.value == pytest.approx(exact, abs=1e-5)
-    assert found.left < 1e-8
+    assert found.unexplained < 1e-8
     if not fitc:
         assert found.value <= exact + 1e-9
 
@@ -104,7 +104,7 @@ def test_fitc_is_the_bound_and_what_the_basis_leaves(one_thread: LocalExecutor) 
         value = -0.5 * np.sum(Y * np.linalg.solve(S, Y)) - np.linalg.slogdet(2.0 * np.pi * S)[1] - off
         found = BoundObjective(ArrayInputs(X), Y, one_thread, fitc=fitc)(kernel, s2, Z)
         assert found.value == pytest.approx(value, rel=1e-6)
-        assert found.left == pytest.approx(e.sum() / kernel.diagonal(X).sum(), rel=1e-5)
+        assert found.unexplained == pytest.approx(e.sum() / kernel.diagonal(X).sum(), rel=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def everywhere(dataset: Dataset, executor: BlockExecutor) -> list[bytes]:
                 dataset, dataset.all_targets(), RunContext(executor, coordinator_input_bytes=0), fitc=fitc
             )
             value = objective(kernel, 0.05, Z if kernel.stationary else Z[:3])
-            found.append(np.append(value.gradient, [value.value, value.left]).tobytes())
+            found.append(np.append(value.gradient, [value.value, value.unexplained]).tobytes())
     return found
 
 

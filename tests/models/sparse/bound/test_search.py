@@ -78,7 +78,7 @@ def test_what_is_found_is_a_maximum_and_never_above_the_likelihood(dataset: Data
     X, Y = dataset.inputs(0, N), dataset.all_targets()
     at = BoundObjective(ArrayInputs(X), Y, one_thread)(found.kernel, found.noise_variance, X[samples])
     assert at.value == found.sparse["value"]
-    assert at.left == found.sparse["left"]
+    assert at.unexplained == found.sparse["left"]
     # The feature that does not matter slides towards a gamma of nothing; all else is stationary.
     assert np.abs(np.delete(at.gradient, 1)).max() < 0.05
     Kbar = found.kernel(X, X) + found.noise_variance * np.eye(N)
@@ -229,7 +229,7 @@ def test_trails_of_other_runs_and_damaged_ones(tmp_path: Path) -> None:
     assert same.load()
     known, outcome = same.find(basis, parameters)
     assert known
-    assert (outcome.value, outcome.left) == (value.value, value.left)
+    assert (outcome.value, outcome.unexplained) == (value.value, value.unexplained)
     assert outcome.gradient.tobytes() == value.gradient.tobytes()
     assert same.find(basis, parameters + 1.0) == (True, None)
     assert same.find(basis + 1.0, parameters) == (False, None)

@@ -76,10 +76,10 @@ def test_the_bound_is_raised_where_growing_moves_little() -> None:
 
 def test_a_product_comes_first_where_the_residual_is_near_the_solution() -> None:
     plan, here, below = plan_of(largest=10_000), certificate(256, 4.05e6), Rung.of(certificate(128, 4.1e6), 0.0, 0, 0.0)
-    assert plan.move([below], here, [], False, left=2.0e4) == "product"
-    assert plan.move([below], here, [], False, left=4.0e6) != "product"
-    assert plan.move([below], here, [Step("product", 256, 1.0, 4.0e6)], False, left=2.0e4) != "product"
-    assert plan.move([below], here, [Step("product", 128, 1.0, 4.0e6)], False, left=2.0e4) == "product"
+    assert plan.move([below], here, [], False, remaining_excess=2.0e4) == "product"
+    assert plan.move([below], here, [], False, remaining_excess=4.0e6) != "product"
+    assert plan.move([below], here, [Step("product", 256, 1.0, 4.0e6)], False, remaining_excess=2.0e4) != "product"
+    assert plan.move([below], here, [Step("product", 128, 1.0, 4.0e6)], False, remaining_excess=2.0e4) == "product"
     # It is cheaper than a part of the solve, which verifies its gradient by a product, too.
     assert product_seconds(N, D, 1) < passes_seconds(N, D, 1, plan.exact.choice, 2.0)
 
