@@ -12,7 +12,7 @@ import pytest
 from dkgp.bench.overhead import BenchOverheadJob, run_bench_overhead
 from dkgp.bench.problem import BenchProblem, prepare_problem
 from dkgp.bench.products import BenchProductsJob, run_bench_products
-from dkgp.bench.solve import BenchSolveJob, _said, run_bench_solve
+from dkgp.bench.solve import BenchSolveJob, _note_of, run_bench_solve
 from dkgp.bench.tiles import BenchTilesJob, broadcast_product, gemm_product, run_bench_tiles
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.reporting.tables import tables
@@ -101,12 +101,12 @@ def test_kept_tiles_are_said_with_the_speed_that_they_are_read_at() -> None:
     settings = {"solver": "pcg", "preconditioner": {"halo": 1500, "leaf": 750, "rank": 0, "seed": 3}}
     parts = {"factor": 2.0, "product": 1.5}
     run = {"solver": settings, "converged": True, "kept_share": 1.0, "iterations": 31, "seconds_by_part": parts}
-    said = _said([run], 30_000)
+    said = _note_of([run], 30_000)
     # 30 products of 4 * n^2 / 2 bytes each: 54 GB in 1.5 s.
     assert said == (
         "pcg (halo 1,500, leaf 750, rank 0): factor 2.00, product 1.50 s; 100% of K kept, read at 36.0 GB/s or more"
     )
-    assert "kept" not in _said([{**run, "kept_share": 0.0}], 30_000)
+    assert "kept" not in _note_of([{**run, "kept_share": 0.0}], 30_000)
 
 
 @pytest.mark.parametrize(
