@@ -31,6 +31,8 @@ LOCK_PYTHON ?= python3.11
 LOCK_VENV := .venv-lock
 
 BIN := $(VENV)/bin
+# Tests start many processes, and where Python keeps no bytecode each one compiles dkgp anew (`make clean` removes it).
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
 STAMP := $(VENV)/.installed
 PIP_OPTIONS := --quiet --disable-pip-version-check
 
@@ -62,21 +64,21 @@ demo: $(STAMP) ## Train an exact GP on 100,000 samples: data, hyperparameters, m
 	$(BIN)/dkgp demo --out $(DEMO_OUTPUT) --overwrite $(DEMO_ARGS)
 
 test: $(STAMP) ## Run the tests, except the slow ones, those of faults, of other processors and most of the benchmarks'
-	$(BIN)/python -m pytest -m "not slow and not faults and not portable and not evidence" -n $(TEST_WORKERS) --dist loadfile $(TEST_GUARD) $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow and not faults and not portable and not evidence" -n $(TEST_WORKERS) --dist worksteal $(TEST_GUARD) $(PYTEST_ARGS)
 
 test-portable: $(STAMP) ## Run the tests of kernels, operators and engine compiled for another processor, on another BLAS
 	@variables="$$($(BIN)/python -m tests.targets)"; set -x; \
-	env $$variables $(BIN)/python -m pytest tests/kernels tests/operators tests/engine \
-	    -m "not slow and not faults" -n $(TEST_WORKERS) --dist loadfile $(TEST_GUARD) $(PYTEST_ARGS)
+	env $$variables $(PYTEST) tests/kernels tests/operators tests/engine \
+	    -m "not slow and not faults" -n $(TEST_WORKERS) --dist worksteal $(TEST_GUARD) $(PYTEST_ARGS)
 
 test-benchmarks: $(STAMP) ## Run what `make test` leaves out of the tests of benchmarks/
-	$(BIN)/python -m pytest benchmarks/tests -m "evidence and not slow and not faults" -n $(TEST_WORKERS) --dist loadfile $(TEST_GUARD) $(PYTEST_ARGS)
+	$(PYTEST) benchmarks/tests -m "evidence and not slow and not faults" -n $(TEST_WORKERS) --dist worksteal $(TEST_GUARD) $(PYTEST_ARGS)
 
 test-faults: $(STAMP) ## Run the tests that kill, starve and cut off processes; prints fault, outcome and seconds
-	$(BIN)/python -m pytest -m faults $(PYTEST_ARGS)
+	$(PYTEST) -m faults $(PYTEST_ARGS)
 
 test-slow: $(STAMP) ## Run the slow tests (slow faults are in test-faults)
-	$(BIN)/python -m pytest -m "slow and not faults" $(PYTEST_ARGS)
+	$(PYTEST) -m "slow and not faults" $(PYTEST_ARGS)
 
 lint: $(STAMP) ## Check formatting, lint rules and the direction of imports
 	$(BIN)/ruff format --check .

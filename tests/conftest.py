@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import numpy as np
 import pytest
 from hypothesis import settings
+from threadpoolctl import threadpool_limits
 
 from tests.fault_table import FaultTable
 
@@ -37,10 +39,28 @@ def no_waiting_for_the_disk() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_blas_thread() -> Iterator[None]:
+    """On matrices this small a second BLAS thread gains nothing, and beside other busy processes it costs minutes."""
+    with threadpool_limits(1, "blas"):
+        yield
+
+
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """A generator whose seed is the test's own name: the same numbers in every run and any order."""
     return np.random.default_rng(zlib.crc32(request.node.name.encode()))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage among the tests: they stay to the end, and going through them takes a third of collecting."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

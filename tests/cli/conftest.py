@@ -1,23 +1,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_limits
 
 from tests.cli.invoke import run_json
 from tests.cli.runs import RUNS
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_blas_thread() -> Iterator[None]:
-    """On matrices this small a second BLAS thread gains nothing, and beside other busy processes it costs minutes."""
-    with threadpool_limits(1):
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_limits
 
 import dkgp
 from dkgp.cluster import LocalExecutor
@@ -22,12 +21,6 @@ from dkgp.kernels import SquaredExponential
 from tests.engine.helpers import Bits, ManualCluster, Problem, bits
 
 REPOSITORY = str(Path(dkgp.__file__).resolve().parents[1])
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_blas_thread() -> Iterator[None]:
-    with threadpool_limits(1):
-        yield
 
 
 @pytest.fixture(scope="session")

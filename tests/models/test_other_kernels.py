@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import BlockExecutor
-from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import open_factor, open_model
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential, TileEvaluator, White, parse_kernel
@@ -94,8 +93,7 @@ def test_a_kept_factor_gives_the_same_intervals(fitted: Fitted, executor: BlockE
 def test_the_factors_residual_diagonal_and_weights(fitted: Fitted) -> None:
     landmarks = choose_landmarks(fitted.model, fitted.kernel, gap=0.02, largest_rank=60, fixed=True)
     context = BlockContext(f"factor of {fitted.folder}", ArrayInputs(fitted.X), fitted.kernel, N)
-    with single_threaded_blas():
-        factor = NystromFactor.of(FactorSource(context, NOISE, fitted.X[landmarks.indices], "double"))
+    factor = NystromFactor.of(FactorSource(context, NOISE, fitted.X[landmarks.indices], "double"))
     K = fitted.kernel(fitted.X, fitted.X)
     chosen = landmarks.indices
     Q = K[:, chosen] @ np.linalg.lstsq(K[np.ix_(chosen, chosen)], K[chosen], rcond=1e-13)[0]

@@ -5,13 +5,6 @@ from collections.abc import Iterator
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.cluster.threads import single_threaded_blas
-
-
-@pytest.fixture(autouse=True)
-def _single_threaded_blas() -> Iterator[None]:
-    with single_threaded_blas():
-        yield
 
 
 def _executor(threads: int) -> Iterator[LocalExecutor]:

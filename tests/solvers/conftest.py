@@ -5,15 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.cluster.threads import single_threaded_blas
 from tests.solvers.problems import OverlappingExecutor
-
-
-@pytest.fixture(autouse=True)
-def _single_threaded_blas() -> Iterator[None]:
-    # A solve sees to this itself; tests also call the parts of one.
-    with single_threaded_blas():
-        yield
 
 
 @pytest.fixture(scope="session")

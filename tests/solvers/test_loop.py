@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
+from dkgp.cluster.threads import blas_libraries
 from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.errors import ClusterError, InterruptedRunError
 from dkgp.operators import DenseKernelOperator
@@ -258,6 +259,14 @@ def test_a_renewal_steps_only_short_of_the_tolerance() -> None:
 def test_seconds_of_parts_are_those_of_all_rounds() -> None:
     solution, _ = solved(Descent(), MaxIterations(3))
     assert solution.seconds_by_part == {"half": 0.75, "whole": 1.5}
+
+
+def test_rounds_have_one_blas_thread_and_the_process_has_its_own_back() -> None:
+    with threadpool_limits(2, "blas"):
+        before = [library.num_threads for library in blas_libraries()]
+        _, state = solved(Descent(), MaxIterations(1))
+        assert state.iteration == 1
+        assert [library.num_threads for library in blas_libraries()] == before
 
 
 def test_a_coordinator_with_several_blas_threads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_limits
 
 from dkgp import LSSVC, FixedSizeLSSVC
 from dkgp.kernels import SquaredExponential
@@ -38,13 +36,6 @@ def make_labelled(n: int, new: int, seed: int) -> Labelled:
     X = np.column_stack([100.0 + 30.0 * features[:, 0], np.full(n + new, 7.0), 0.01 * features[:, 1]])
     y = np.array(NAMES)[codes]
     return Labelled(X[:n], y[:n], X[n:], y[n:])
-
-
-@pytest.fixture(scope="package", autouse=True)
-def one_thread() -> Iterator[None]:
-    """These problems are too small for more."""
-    with threadpool_limits(1):
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import tracemalloc
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process import kernels as sk
 
-from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
 from dkgp.kernels import (
     Constant,
@@ -29,12 +27,6 @@ from dkgp.models.tuning.marginal_likelihood import ArdSquaredExponential, LogMar
 
 NAMES = ("a", "b", "c")
 L3 = (0.7, 2.0, 1.3)
-
-
-@pytest.fixture(autouse=True)
-def _single_threaded_blas() -> Iterator[None]:
-    with single_threaded_blas():
-        yield
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import tracemalloc
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dkgp.cluster.threads import single_threaded_blas
 from dkgp.kernels import SquaredExponential
 from dkgp.models.variance import bounds as variance_bounds
 from dkgp.models.variance import nystrom
@@ -31,12 +29,6 @@ REGIMES = KINDS | {
 }
 # Where float64 leaves room for the gaps asked for below.
 WELL_CONDITIONED = [name for name in REGIMES if "tin" not in name and name not in ("one feature", "few outliers")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_blas_thread() -> Iterator[None]:
-    with single_threaded_blas():
-        yield
 
 
 def landmarks(problem: VarianceProblem, rank: int) -> np.ndarray:

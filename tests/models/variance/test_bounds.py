@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import scipy.linalg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dkgp.cluster.threads import single_threaded_blas
 from dkgp.models.rounding import UNIT, product_roundings, sum_roundings
 from dkgp.models.variance.bounds import Queries, factor_interval, residual_bound
 from dkgp.models.variance.nystrom import NystromFactor
@@ -26,12 +24,6 @@ from tests.models.variance.variance_problems import (
 )
 
 PRECISIONS = pytest.mark.parametrize("precision", ["single", "double"])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_blas_thread() -> Iterator[None]:
-    with single_threaded_blas():
-        yield
 
 
 def some_landmarks(problem: VarianceProblem, rank: int) -> np.ndarray:

@@ -5,14 +5,12 @@ Bounds hold for whatever the roundings are; here they are neither what they are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dkgp.cluster.threads import single_threaded_blas
 from dkgp.models.variance.bounds import Queries, _landmark_quadratic, factor_interval, residual_bound
 from tests.models.variance.variance_problems import VarianceProblem, draw
 
@@ -30,12 +28,6 @@ class Loud:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._factor, name)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_blas_thread() -> Iterator[None]:
-    with single_threaded_blas():
-        yield
 
 
 @pytest.fixture(scope="module")

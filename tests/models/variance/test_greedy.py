@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import BlockExecutor, LocalExecutor
-from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import Dataset, dataset_from_arrays, open_prediction
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.kernels import Features, Linear, Matern32, SquaredExponential, TileEvaluator
@@ -29,12 +28,6 @@ from tests.solvers.paper import dealt, without
 pytestmark = pytest.mark.filterwarnings("ignore:The feature:UserWarning")
 
 FEW = 11
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_blas_thread() -> Iterator[None]:
-    with single_threaded_blas():
-        yield
 
 
 def settings_of(n: int, gap: float = 0.025, seed: int = 0, most: int = 500) -> GreedySettings:

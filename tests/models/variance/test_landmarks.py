@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import ModelRecord, open_model, save_model
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.kernels import SquaredExponential
@@ -33,12 +31,6 @@ def stored_model(folder: Path, X: np.ndarray, kernel: SquaredExponential, noise:
         dataset=dataset,
     )
     return open_model(str(folder / "model"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_blas_thread() -> Iterator[None]:
-    with single_threaded_blas():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dkgp.cluster import worker_cache
-from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import FactorWriter, ModelRecord, open_factor, open_model, save_model
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.kernels.tiles.evaluator import Precision
@@ -25,12 +23,6 @@ LANDMARKS = np.random.default_rng(0).permutation(650)[:RANK]
 PRECISIONS = pytest.mark.parametrize("precision", ["single", "double"])
 # Relative to the amplitude; the columns are float32 either way.
 SINGLE = 1e-5
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_blas_thread() -> Iterator[None]:
-    with single_threaded_blas():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dkgp.cluster.threads import single_threaded_blas
 from dkgp.models.variance import remainder
 from dkgp.models.variance.bounds import Queries, factor_interval
 from dkgp.models.variance.nystrom import NystromFactor, factor_bytes
@@ -16,12 +14,6 @@ from tests.models.variance.test_batch import REGIMES, landmarks
 from tests.models.variance.variance_problems import VarianceProblem, draw, long_kernel, solve
 
 Long = np.longdouble
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_blas_thread() -> Iterator[None]:
-    with single_threaded_blas():
-        yield
 
 
 def proving(problem: VarianceProblem, rank: int, **options: Any) -> NystromFactor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,12 +24,6 @@ from tests.models.variance.variance_problems import VarianceProblem, draw, solve
 
 # float32 finds some of these indefinite, or nothing at all: what is proven must not mind.
 HOSTILE = ["one feature", "clusters", "outliers", "few outliers", "tiny noise", "tinier noise", "large amplitude"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_blas_thread() -> Iterator[None]:
-    with single_threaded_blas():
-        yield
 
 
 def made(problem: VarianceProblem, rank: int, halo: int = 0, **options: Any) -> FactorSource:

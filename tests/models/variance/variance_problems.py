@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from dkgp.cluster.threads import single_threaded_blas
 from dkgp.kernels import Features, SquaredExponential
 from dkgp.models.rounding import EPS
 from dkgp.models.variance.batch import BatchOptions, BatchVariance, solve_batch
@@ -73,8 +72,7 @@ class VarianceProblem:
         return FactorSource(context, self.noise_variance, self.X[landmarks], **options)
 
     def factor(self, landmarks: Any, **options: Any) -> NystromFactor:
-        with single_threaded_blas():
-            return NystromFactor.of(self.source(landmarks, **options))
+        return NystromFactor.of(self.source(landmarks, **options))
 
     def assert_holds(self, bounds: BatchVariance, latent: bool = False, exact: np.ndarray | None = None) -> None:
         """The interval contains the exact variance of every sample."""
@@ -201,9 +199,8 @@ class Coarse:
 def solve(problem: VarianceProblem, factor: NystromFactor, **options: Any) -> BatchVariance:
     """The batch of all the problem's test inputs, as a task would do it."""
     inputs = options.pop("inputs", problem.T)
-    with single_threaded_blas():
-        preconditioner = options.pop("preconditioner", None)
-        return solve_batch(factor, inputs, BatchOptions(**{"gap": 0.02, "max_passes": 20.0, **options}), preconditioner)
+    preconditioner = options.pop("preconditioner", None)
+    return solve_batch(factor, inputs, BatchOptions(**{"gap": 0.02, "max_passes": 20.0, **options}), preconditioner)
 
 
 # Kinds of problems, easy and hard.
