@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client
-from sklearn.base import clone
 
 from dkgp import GPRegressor
 from dkgp.cluster.client_executor import is_in_process, open_client_executor
 from dkgp.errors import UsageError
 from tests.estimators.conftest import KERNEL, NOISE, Problem
-
-
-def test_client_in_this_process(problem: Problem, fitted: GPRegressor, inner_client: Client) -> None:
-    model = GPRegressor(KERNEL, noise_variance=NOISE, client=inner_client).fit(problem.X, problem.y)
-    np.testing.assert_allclose(model.predict(problem.X_new), fitted.predict(problem.X_new), atol=1e-6)
-    X = da.from_array(problem.X_new, chunks=(30, 4))
-    lazy = inner_client.compute(model.predict(X)).result()
-    np.testing.assert_array_equal(lazy, model.predict(problem.X_new))
-    model.update(problem.X_new[:5], problem.y_new[:5])
-    copy = clone(model)
-    assert copy.client is inner_client
-    assert pickle.loads(pickle.dumps(model)).client is None
-    assert inner_client.status == "running"
 
 
 def test_workers_in_other_processes_get_what_they_need_from_stores(

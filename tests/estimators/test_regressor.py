@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import PolynomialFeatures
 
 import dkgp
 from dkgp import GPRegressor
@@ -174,3 +177,14 @@ def test_bad_data_are_refused(problem: Problem, fitted: GPRegressor) -> None:
         GPRegressor(KERNEL, noise_variance=NOISE, variance_gap=0.0).fit(problem.X, problem.y).predict(
             problem.X_new, return_std=True
         )
+
+
+def test_pipeline_and_grid_search(problem: Problem) -> None:
+    X, y = problem.X[:80], problem.y[:80]
+    pipeline = make_pipeline(PolynomialFeatures(2, include_bias=True), GPRegressor(optimizer=None))
+    assert pipeline.fit(X, y).score(X, y) > 0.8
+    mean, std = pipeline.predict(X, return_std=True)
+    assert mean.shape == std.shape == (80,)
+    search = GridSearchCV(GPRegressor(KERNEL), {"noise_variance": [NOISE, 1e3]}, cv=3).fit(X, y)
+    assert search.best_params_ == {"noise_variance": NOISE}
+    assert cross_val_score(search.best_estimator_, X, y, cv=3).min() > 0.5

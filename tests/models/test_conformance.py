@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ CLASSIFIERS: dict[str, Trainer] = {
         data, HYPERPARAMETERS, context, BasisSettings(12), likelihood=LOGIT
     ),
     "GP on a basis": lambda data, context: train_on_basis(
-        data, HYPERPARAMETERS, context, BasisSettings(12), likelihood=LOGIT, form="gp"
+        data, HYPERPARAMETERS, context, BasisSettings(12, basis="greedy", certify=True), likelihood=LOGIT, form="gp"
     ),
     "fixed-size LS-SVM": lambda data, context: train_fixed_size(data, FixedSizeSettings(24, folds=3), context),
 }
@@ -61,13 +62,33 @@ TRAINERS = REGRESSIONS | CLASSIFIERS
 # Of a summary: what a run did, however often it was stopped.
 COUNTS = {"iterations", "passes", "basis_size", "cardinality"}
 
-every_trainer = pytest.mark.parametrize("trainer", TRAINERS.values(), ids=TRAINERS)
-every_classifier = pytest.mark.parametrize("trainer", CLASSIFIERS.values(), ids=CLASSIFIERS)
+every_trainer = pytest.mark.parametrize("name", TRAINERS)
+every_classifier = pytest.mark.parametrize("name", CLASSIFIERS)
+Whole = Callable[[str], Any]
 
 
-@pytest.fixture
-def data(rng: np.random.Generator) -> LabelledData:
-    return LabelledData(*noisy_sine(rng))
+def draw() -> LabelledData:
+    return LabelledData(*noisy_sine(np.random.default_rng(0)))
+
+
+@pytest.fixture(scope="module")
+def data() -> LabelledData:
+    return draw()
+
+
+@pytest.fixture(scope="module")
+def whole(data: LabelledData, executor: BlockExecutor) -> Whole:
+    """What the trainer of a name makes of the data on two threads, trained once."""
+    return functools.cache(lambda name: TRAINERS[name](data, RunContext(executor)))
+
+
+@pytest.fixture(scope="module")
+def others(data: LabelledData) -> Iterator[tuple[BlockExecutor, ...]]:
+    """One thread, and two workers of Dask."""
+    one = LocalExecutor(1)
+    with open_executor(ClusterOptions(kind="local", workers=2), data.n) as dask:
+        yield one, dask
+    one.close()
 
 
 def arrays_of(value: Any) -> dict[str, np.ndarray]:
@@ -86,7 +107,8 @@ def arrays_of(value: Any) -> dict[str, np.ndarray]:
 def bits_of(model: Any) -> dict[str, bytes]:
     arrays = arrays_of(model)
     assert any(array.dtype == np.float64 and array.any() for array in arrays.values())
-    return {path: array.tobytes() for path, array in arrays.items()}
+    certificate = repr(getattr(model, "certificate", None))
+    return {path: array.tobytes() for path, array in arrays.items()} | {"certificate": certificate.encode()}
 
 
 def summary_of(model: Any) -> dict[str, Any]:
@@ -97,46 +119,45 @@ def subclasses(kind: type) -> set[type]:
     return {kind} if not kind.__subclasses__() else set().union(*map(subclasses, kind.__subclasses__()))
 
 
-def test_every_kind_of_trained_classifier_is_tried(data: LabelledData, executor: BlockExecutor) -> None:
-    trained = {type(trainer(data, RunContext(executor))) for trainer in CLASSIFIERS.values()}
+def test_every_kind_of_trained_classifier_is_tried(whole: Whole) -> None:
+    trained = {type(whole(name)) for name in CLASSIFIERS}
     ours = {kind for kind in subclasses(TrainedClassifier) if kind.__module__.startswith("dkgp.")}
     assert ours <= trained, "a new trainer has a line in CLASSIFIERS"
 
 
 @every_trainer
-def test_the_bits_do_not_tell_who_computed(trainer: Trainer, data: LabelledData, executor: BlockExecutor) -> None:
-    expected = bits_of(trainer(data, RunContext(executor)))
-    one = LocalExecutor(1)
-    try:
-        assert bits_of(trainer(data, RunContext(one))) == expected
-    finally:
-        one.close()
-    with open_executor(ClusterOptions(kind="local", workers=2), data.n) as dask:
-        assert bits_of(trainer(data, RunContext(dask))) == expected
+def test_the_bits_do_not_tell_who_computed(
+    name: str, data: LabelledData, whole: Whole, others: tuple[BlockExecutor, ...]
+) -> None:
+    for other in others:
+        assert bits_of(TRAINERS[name](data, RunContext(other))) == bits_of(whole(name))
 
 
 @every_trainer
-def test_a_watch_changes_nothing(trainer: Trainer, data: LabelledData, executor: BlockExecutor, tmp_path: Path) -> None:
+def test_a_watch_changes_nothing(
+    name: str, data: LabelledData, executor: BlockExecutor, whole: Whole, tmp_path: Path
+) -> None:
     told: list[Any] = []
     checkpointing = Checkpointing(CheckpointStore(str(tmp_path)), 0.0)
     context = RunContext(executor, callback=told.append, checkpointing=checkpointing, interrupted=lambda: False)
-    assert bits_of(trainer(data, context)) == bits_of(trainer(data, RunContext(executor)))
+    assert bits_of(TRAINERS[name](data, context)) == bits_of(whole(name))
     assert told
 
 
 @every_trainer
-def test_inputs_are_left_as_they_were(trainer: Trainer, data: LabelledData, executor: BlockExecutor) -> None:
+def test_inputs_are_left_as_they_were(name: str, executor: BlockExecutor) -> None:
+    data = draw()
     before = data.dataset.inputs(0, data.n).tobytes(), data.dataset.all_targets().tobytes(), data.labels.codes.tobytes()
-    trainer(data, RunContext(executor))
+    TRAINERS[name](data, RunContext(executor))
     after = data.dataset.inputs(0, data.n).tobytes(), data.dataset.all_targets().tobytes(), data.labels.codes.tobytes()
     assert before == after
 
 
 @every_trainer
 def test_an_interrupted_run_goes_on_to_the_same_bits(
-    trainer: Trainer, data: LabelledData, executor: BlockExecutor, tmp_path: Path
+    name: str, data: LabelledData, executor: BlockExecutor, whole: Whole, tmp_path: Path
 ) -> None:
-    whole, store = trainer(data, RunContext(executor)), CheckpointStore(str(tmp_path))
+    trainer, store = TRAINERS[name], CheckpointStore(str(tmp_path))
 
     def saved() -> bool:
         return store.load_latest() is not None
@@ -145,16 +166,18 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
         trainer(data, RunContext(executor, checkpointing=Checkpointing(store, 0.0), interrupted=saved))
     assert saved()
     resumed = trainer(data, RunContext(executor, checkpointing=Checkpointing(store, 0.0, resume=True)))
-    assert bits_of(resumed) == bits_of(whole)
-    expected, found = summary_of(whole), summary_of(resumed)
-    assert {name: found[name] for name in COUNTS & found.keys()} == {n: expected[n] for n in COUNTS & expected.keys()}
+    assert bits_of(resumed) == bits_of(whole(name))
+    one, other = summary_of(whole(name)), summary_of(resumed)
+    assert {count: other[count] for count in COUNTS & other.keys()} == {
+        count: one[count] for count in COUNTS & one.keys()
+    }
 
 
 @every_classifier
 def test_a_checkpoint_of_other_labels_is_refused(
-    trainer: Trainer, data: LabelledData, executor: BlockExecutor, tmp_path: Path
+    name: str, data: LabelledData, executor: BlockExecutor, tmp_path: Path
 ) -> None:
-    store = CheckpointStore(str(tmp_path))
+    trainer, store = CLASSIFIERS[name], CheckpointStore(str(tmp_path))
     trainer(data, RunContext(executor, checkpointing=Checkpointing(store, 0.0)))
     other = LabelledData(data.dataset, Labels(data.labels.classes, 1 - data.labels.codes))
     with pytest.raises(CheckpointError, match="another run"):
@@ -162,25 +185,24 @@ def test_a_checkpoint_of_other_labels_is_refused(
 
 
 def test_a_fixed_size_checkpoint_that_does_not_tell_its_labels_is_taken(
-    data: LabelledData, executor: BlockExecutor, tmp_path: Path
+    data: LabelledData, executor: BlockExecutor, whole: Whole, tmp_path: Path
 ) -> None:
     """As earlier versions wrote them."""
     trainer, store = CLASSIFIERS["fixed-size LS-SVM"], CheckpointStore(str(tmp_path))
-    whole = trainer(data, RunContext(executor, checkpointing=Checkpointing(store, 0.0)))
+    trainer(data, RunContext(executor, checkpointing=Checkpointing(store, 0.0)))
     latest = store.load_latest()
     assert latest is not None
-    state = {name: value for name, value in latest.metadata["state"].items() if name != "labels"}
+    state = {key: value for key, value in latest.metadata["state"].items() if key != "labels"}
     assert len(state) < len(latest.metadata["state"])
     store.clear()
     store.save(state["iteration"], latest.arrays, {**latest.metadata, "state": state})
     resumed = trainer(data, RunContext(executor, checkpointing=Checkpointing(store, 0.0, resume=True)))
-    assert bits_of(resumed) == bits_of(whole)
+    assert bits_of(resumed) == bits_of(whole("fixed-size LS-SVM"))
 
 
 @every_trainer
-def test_the_summary_is_plain_json(trainer: Trainer, data: LabelledData, executor: BlockExecutor) -> None:
-    model = trainer(data, RunContext(executor))
-    summary = summary_of(model)
+def test_the_summary_is_plain_json(name: str, data: LabelledData, whole: Whole) -> None:
+    summary = summary_of(whole(name))
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     assert summary["n"] == data.n
     assert summary["seconds"] > 0.0
@@ -188,9 +210,9 @@ def test_the_summary_is_plain_json(trainer: Trainer, data: LabelledData, executo
 
 @every_classifier
 def test_a_classifiers_store_holds_what_was_trained(
-    trainer: Trainer, data: LabelledData, executor: BlockExecutor, tmp_path: Path
+    name: str, data: LabelledData, whole: Whole, tmp_path: Path
 ) -> None:
-    model = trainer(data, RunContext(executor))
+    model = whole(name)
     record = model.record(data)
     save_classifier(str(tmp_path / "model.zarr"), record, dataset=data.dataset)
     stored = open_classifier(str(tmp_path / "model.zarr"))
@@ -198,18 +220,18 @@ def test_a_classifiers_store_holds_what_was_trained(
     assert stored.form == record.form
     assert bits_of(stored) == bits_of(record)
     trained = vars(model) | vars(getattr(model, "model", model))
-    names = [name for name in model.stored() if isinstance(trained.get(name), np.ndarray)]
-    assert {"weights", "alpha"} & set(names)
-    for name in names:
-        np.testing.assert_array_equal(getattr(stored, name), trained[name])
+    arrays = [array for array in model.stored() if isinstance(trained.get(array), np.ndarray)]
+    assert {"weights", "alpha"} & set(arrays)
+    for array in arrays:
+        np.testing.assert_array_equal(getattr(stored, array), trained[array])
 
 
 # The fixed-size LS-SVM draws its folds class by class, so it is cross-validated on others.
 @pytest.mark.parametrize("name", [name for name in CLASSIFIERS if name != "fixed-size LS-SVM"])
 def test_classes_that_change_places_turn_the_decisions_round(
-    name: str, data: LabelledData, executor: BlockExecutor
+    name: str, data: LabelledData, executor: BlockExecutor, whole: Whole
 ) -> None:
     turned = LabelledData(data.dataset, Labels(data.labels.classes[::-1], 1 - data.labels.codes))
-    one, other = (CLASSIFIERS[name](each, RunContext(executor)).stored() for each in (data, turned))
+    one, other = whole(name).stored(), CLASSIFIERS[name](turned, RunContext(executor)).stored()
     weights = next(array for array in ("weights", "alpha") if array in one)
     np.testing.assert_allclose(one[weights], -other[weights], rtol=1e-5, atol=1e-6)

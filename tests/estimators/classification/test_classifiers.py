@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 
 from dkgp import LSSVC, FixedSizeLSSVC
-from dkgp.errors import InputError, StoreError
+from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
 from tests.estimators.classification.conftest import KERNEL, NAMES, NOISE, Labelled
@@ -239,40 +235,3 @@ def test_scikit_learns_tools(labelled: Labelled, estimator: Any) -> None:
     assert cross_val_score(search.best_estimator_, X, y, cv=3).min() > 0.6
     calibrated = CalibratedClassifierCV(clone(estimator).set_params(probability=False), cv=3).fit(X, y)
     assert calibrated.predict_proba(X).shape == (90, 3)
-    frame = pd.DataFrame(labelled.X, columns=["east", "unused", "north"])
-    named = clone(estimator).fit(frame, pd.Series(labelled.y, name="kind", dtype="category"))
-    assert named.feature_names_in_.tolist() == ["east", "unused", "north"]
-    assert named.target_names_ == ("kind",)
-    with pytest.raises(ValueError, match="feature names"):
-        named.predict(frame[["north", "east", "unused"]])
-
-
-@pytest.mark.parametrize("name", ["exact", "fixed"])
-def test_copies_predict_the_same(labelled: Labelled, name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    fitted = request.getfixturevalue(name)
-    known = fitted.predict(labelled.X_new), fitted.predict_proba(labelled.X_new)
-    assert not hasattr(clone(fitted), "classes_")
-    fitted.save(tmp_path / "model.zarr")
-    loaded = type(fitted).load(tmp_path / "model.zarr")
-    assert loaded.get_params() == fitted.get_params()
-    loaded.save(tmp_path / "again.zarr")
-    for copy in (pickle.loads(pickle.dumps(fitted)), loaded, type(fitted).load(tmp_path / "again.zarr")):
-        np.testing.assert_array_equal(copy.predict(labelled.X_new), known[0])
-        np.testing.assert_array_equal(copy.predict_proba(labelled.X_new), known[1])
-        assert copy.classes_.dtype == fitted.classes_.dtype
-        assert copy.n_features_in_ == 3
-    wrong = LSSVC if name == "fixed" else FixedSizeLSSVC
-    with pytest.raises(StoreError, match=f"Load it with {type(fitted).__name__}"):
-        wrong.load(tmp_path / "model.zarr")
-
-
-def test_pickle_predicts_elsewhere(labelled: Labelled, exact: LSSVC, fixed: FixedSizeLSSVC) -> None:
-    code = (
-        "import pickle, sys\n"
-        "models, X = pickle.load(sys.stdin.buffer)\n"
-        "pickle.dump([model.predict_proba(X) for model in models], sys.stdout.buffer)\n"
-    )
-    sent = pickle.dumps(([exact, fixed], labelled.X_new))
-    answer = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, check=True).stdout
-    for found, model in zip(pickle.loads(answer), (exact, fixed), strict=True):
-        np.testing.assert_array_equal(found, model.predict_proba(labelled.X_new))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +15,8 @@ from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from dkgp import LSSVC, GPClassifier, KernelLogisticClassifier
-from dkgp.errors import InputError, StoreError
+from dkgp import GPClassifier, KernelLogisticClassifier
+from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
 from tests.estimators.classification.conftest import NAMES, Labelled
@@ -143,21 +141,6 @@ def test_tools_of_scikit_learn(labelled: Labelled, estimator: Any) -> None:
         cv=2,
     )
     assert scores.min() > 0.7
-    twin = clone(estimator)
-    assert twin.get_params() == estimator.get_params()
-
-
-@every
-def test_keeping(labelled: Labelled, estimator: Any, tmp_path: Path) -> None:
-    model = clone(estimator).fit(labelled.X, labelled.y)
-    expected = model.predict_proba(labelled.X_new)
-    model.save(tmp_path / "model.zarr")
-    loaded = type(model).load(tmp_path / "model.zarr")
-    assert loaded.predict_proba(labelled.X_new).tobytes() == expected.tobytes()
-    assert loaded.get_params()["n_basis"] == estimator.n_basis
-    assert pickle.loads(pickle.dumps(model)).predict_proba(labelled.X_new).tobytes() == expected.tobytes()
-    with pytest.raises(StoreError, match=f"Load it with {type(model).__name__}"):
-        LSSVC.load(tmp_path / "model.zarr")
 
 
 def test_a_basis_certifies_nothing(labelled: Labelled) -> None:

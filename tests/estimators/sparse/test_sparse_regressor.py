@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import PolynomialFeatures
 
 from dkgp import GPRegressor, SparseGPRegressor
 from dkgp.errors import InputError, NumericalError
@@ -366,3 +369,27 @@ def test_bad_data_are_refused(problem: Problem, sparse: SparseGPRegressor) -> No
     smooth = SparseGPRegressor(SquaredExponential(gamma=(1e-3,) * 3), noise_variance=1e-18, method="sd", basis_size=200)
     with pytest.raises(NumericalError, match="rounding exceeds the noise variance 1e-18. Raise it, or take fewer"):
         smooth.fit(problem.X, problem.y)
+
+
+def test_pipeline_and_grid_search_over_the_basis(problem: Problem) -> None:
+    X, y = problem.X[:120], problem.y[:120]
+    pipeline = make_pipeline(PolynomialFeatures(2, include_bias=True), SparseGPRegressor(optimizer=None))
+    assert pipeline.fit(X, y).score(X, y) > 0.8
+    mean, std = pipeline.predict(X, return_std=True)
+    assert mean.shape == std.shape == (120,)
+    search = GridSearchCV(
+        SparseGPRegressor(KERNEL, noise_variance=NOISE),
+        {"basis_size": [2, 50], "method": ["vfe", "fitc"], "basis": ["uniform", None]},
+        cv=3,
+    )
+    assert search.fit(X, y).best_params_["basis_size"] == 50
+    assert cross_val_score(search.best_estimator_, X, y, cv=3).min() > 0.5
+    # What goes with samples is split as they are.
+    GridSearchCV(SparseGPRegressor(KERNEL, noise_variance=NOISE), {"basis_size": [20]}, cv=3).fit(
+        X, y, relative_noise=np.linspace(0.5, 2.0, 120)
+    )
+
+
+def test_a_pickle_holds_nothing_of_the_training_set(sparse: SparseGPRegressor) -> None:
+    """Basis, weights, two triangles, and the certificate."""
+    assert len(pickle.dumps(sparse)) < 8 * (2 * 60**2 + 60 * 4) + 10_000
