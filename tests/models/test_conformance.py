@@ -107,8 +107,9 @@ def arrays_of(value: Any) -> dict[str, np.ndarray]:
 def bits_of(model: Any) -> dict[str, bytes]:
     arrays = arrays_of(model)
     assert any(array.dtype == np.float64 and array.any() for array in arrays.values())
-    certificate = repr(getattr(model, "certificate", None))
-    return {path: array.tobytes() for path, array in arrays.items()} | {"certificate": certificate.encode()}
+    certificate = getattr(model, "certificate", None)
+    text = json.dumps(certificate, sort_keys=True) if isinstance(certificate, dict) else repr(certificate)
+    return {path: array.tobytes() for path, array in arrays.items()} | {"certificate": text.encode()}
 
 
 def summary_of(model: Any) -> dict[str, Any]:
@@ -162,7 +163,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
     def saved() -> bool:
         return store.load_latest() is not None
 
-    with pytest.raises(InterruptedRunError):
+    with pytest.raises(InterruptedRunError, match="saved in"):
         trainer(data, RunContext(executor, checkpointing=Checkpointing(store, 0.0), interrupted=saved))
     assert saved()
     resumed = trainer(data, RunContext(executor, checkpointing=Checkpointing(store, 0.0, resume=True)))
