@@ -117,11 +117,3 @@ def test_a_signal_names_the_checkpoint_and_the_run_resumes_to_the_same_bits(
     run_json(*command, "--resume", exit_code=exit_code)
     run_json(*options.format(**stores).split(), "--out", whole, exit_code=exit_code)
     assert bits(out) == bits(whole)
-
-
-@pytest.mark.faults
-def test_a_checkpoint_of_another_run_is_refused_in_words(stores: dict[str, Any], tmp_path: Path) -> None:
-    command = [*RUNS["fixed-size"].typed(stores, tmp_path / "out"), "--checkpoint-every", 0]
-    killed(PASS, command, call=3)
-    refused(run(*command, "--class-weight", "balanced", "--resume"), "belongs to another class weight")
-    assert not (tmp_path / "out").exists()
