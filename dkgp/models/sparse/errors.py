@@ -21,7 +21,7 @@ from dkgp.operators.cross.runs import LARGEST_PIECE
 
 @dataclass(frozen=True)
 class Points:
-    """What bounds on roundings take of points: k(x, x), and the errors of their rows."""
+    """Sizes of points in bounds on roundings: k(x, x), and the errors of their rows."""
 
     prior: FloatArray  # (r,): k(x, x), as computed
     errors: FloatArray  # (r,): see `TileEvaluator.row_errors`

@@ -44,7 +44,7 @@ class LadderTarget:
         return max(parts)
 
     def status(self, certificate: SparseCertificate) -> str:
-        """What is proven beside what was asked for, in words."""
+        """The proven distance and gap beside those asked for, in words."""
         parts = []
         if self.distance is not None:
             parts.append(f"distance {certificate.rms_bound.max():.3g} (asked for: {self.distance:g})")
