@@ -21,14 +21,14 @@ USE = """
 import logging, sys
 logging.basicConfig(format="%(message)s")
 from numba import float64
-from dkgp.kernels.tiles import code_cache
+from dkgp.kernels.tiles import code_cache, kept_code
 
 @code_cache.cached_njit(nogil=True)
 def work(x):
     return x + 1.0
 
 assert work(1.0) == 2.0
-print(code_cache.compile_target()[0], sum(work.stats.cache_hits.values()), work._cache.cache_path)
+print(kept_code.compile_target()[0], sum(work.stats.cache_hits.values()), work._cache.cache_path)
 if len(sys.argv) > 1:
     open(sys.argv[1], "w").write(code_cache.describe_here("host"))
 """
