@@ -10,7 +10,8 @@ from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.memory import own_peak_bytes
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.warm_up import behind
-from dkgp.data import ingest
+from dkgp.data import TableOptions, ingest
+from dkgp.data.sources.encoding import Unseen
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,9 @@ class IngestJob:
     seed: int = 0
     chunk_rows: int | None = None
     overwrite: bool = False
+    table: TableOptions = field(default_factory=TableOptions)
+    like: str | None = None
+    unseen: Unseen = "refuse"
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -50,6 +54,9 @@ def run_ingest(job: IngestJob, reporter: Reporter) -> Document:
             seed=job.seed,
             overwrite=job.overwrite,
             chunk_rows=job.chunk_rows,
+            table=job.table,
+            like=job.like,
+            unseen=job.unseen,
             progress=progress,
             **job.options,
         )

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dkgp.data.remote.storage import exists
+from dkgp.data.sources.encoding import TableOptions
 from dkgp.data.sources.ingest import IngestReport, ingest
 from dkgp.data.sources.synthetic import friedman1, rbf_mixture, write_friedman1, write_rbf_mixture
 from dkgp.data.stores.checkpoint import Checkpoint, CheckpointStore
@@ -53,6 +54,7 @@ __all__ = [
     "RunningMoments",
     "SparseRecord",
     "Standardisation",
+    "TableOptions",
     "append_rows",
     "dataset_from_arrays",
     "discard_factor",

@@ -50,6 +50,10 @@ class Block:
     position: int
 
 
+class ColumnError(InputError):
+    """A value of a column that is no finite number; there may be more of the kind."""
+
+
 class Source(ABC):
     """Something samples are read from; its `url` is shown in messages without secrets, `_address` is where it lies."""
 
@@ -212,13 +216,13 @@ def numbers(values: NDArray[np.generic], name: str, place: Callable[[int], str])
                     raise text_error(name, text, place(row))
         if values.dtype.kind == "O":
             return np.asarray(values, dtype=np.float64)
-    raise InputError(f"The column '{name}' holds values of type {values.dtype}; expected numbers ({place(0)}).")
+    raise ColumnError(f"The column '{name}' holds values of type {values.dtype}; expected numbers ({place(0)}).")
 
 
-def text_error(name: str, text: str, place: str) -> InputError:
+def text_error(name: str, text: str, place: str) -> ColumnError:
     """The error for text where a number belongs."""
     shown = text if len(text) <= 40 else text[:37] + "..."
-    return InputError(
+    return ColumnError(
         f"The column '{name}' holds the text '{shown}' in {place}; expected a number. "
         "Leave the column out, turn it into numbers first, or take it as `labels` if it names classes."
     )

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import normalise_url
+from dkgp.data.sources.base import ColumnError, Source
+from dkgp.data.sources.encoded import EncodedSource, learned_encoding
+from dkgp.data.sources.encoding import Encoding, TableOptions, Unseen
 from dkgp.data.sources.formats import expand_locations, open_source
 from dkgp.data.sources.passes import Passes
 from dkgp.data.sources.selection import ColumnChoice, Selector, select_columns
 from dkgp.data.sources.split import Split
+from dkgp.data.sources.survey import survey
 from dkgp.data.stores.dataset import DATASET_KIND, Dataset
+from dkgp.data.stores.manifest import stored_encoding
 from dkgp.data.stores.writable import ensure_writable
 from dkgp.data.types import Json, Location, ProgressCallback
 from dkgp.errors import InputError, UsageError
@@ -79,6 +84,9 @@ def ingest(
     seed: int = 0,
     overwrite: bool = False,
     chunk_rows: int | None = None,
+    table: TableOptions | None = None,
+    like: Location | None = None,
+    unseen: Unseen = "refuse",
     progress: ProgressCallback | None = None,
     **options: Any,
 ) -> IngestReport:
@@ -118,8 +126,16 @@ def ingest(
         Replace dataset stores that are there.
     chunk_rows
         Rows of a chunk; default about 8192.
+    table
+        What columns of text, dates and gaps become. The rules that follow, levels and medians, are of all rows that are
+        read; the store keeps them.
+    like
+        A dataset or model store whose rules are applied again, instead of `table`; of new data to predict at. The
+        features are then that store's.
+    unseen
+        With `like`: "refuse" a level that the store has not seen, or make "zeros" of it.
     progress
-        Called after every block with phase "check", then "write".
+        Called after every block with phase "encode" where `table` asks for it, then "check", then "write".
     options
         Of the sources' format, as it declares them; such as `header`, whether text has one (None to find out).
 
@@ -131,7 +147,8 @@ def ingest(
     Raises
     ------
     InputError
-        Input that cannot be used; nothing has been written.
+        Input that cannot be used; nothing has been written. Where columns hold text, dates or gaps, the message tells
+        of all of them, and which options solve it.
     UsageError
         Options that contradict each other.
     OutputExistsError, StorageError
@@ -147,15 +164,70 @@ def ingest(
         ensure_writable(url, overwrite, DATASET_KIND)
     places = expand_locations(sources)
     _check_not_reading_from(places, outputs)
-    source = open_source(places, options)
-    passes = Passes(source, select_columns(source, choice, split.column), progress)
-    passes.check()
+    raw = open_source(places, options)
+    if table or like is not None:
+        choice = choice.by_name(raw)
+    encoding, known_features = _encoding(raw, choice, split, table or TableOptions(), like, unseen, progress)
+    source = EncodedSource(raw, encoding) if encoding else raw
+    if choice.features is None and known_features is not None:
+        choice = replace(choice, features=known_features)
+    passes = Passes(source, select_columns(source, choice, split.column), progress, encoding)
+    try:
+        passes.check()
+    except ColumnError as error:
+        raise InputError(_all_problems(error, raw, choice, split, progress)) from error
     classes = passes.labels()
     mask = split.mask(passes.n_samples, passes.mask_column(), None if classes is None else classes.stratified)
-    remarks = [] if classes is None else [*classes.check(mask), *passes.repeated_inputs()]
+    remarks = [] if classes is None else classes.check(mask)
+    remarks += passes.repeats()
     train, test, messages = passes.write(outputs, mask, overwrite, chunk_rows)
     report_warnings = tuple(dict.fromkeys([*source.warnings, *remarks, *messages]))
     return IngestReport(train, test, passes.n_samples, time.monotonic() - began, report_warnings)
+
+
+def _encoding(
+    source: Source,
+    choice: ColumnChoice,
+    split: Split,
+    table: TableOptions,
+    like: Location | None,
+    unseen: Unseen,
+    progress: ProgressCallback | None,
+) -> tuple[Encoding, list[str] | None]:
+    """The rules that a user asks for; or those of the store that the source is to be like, and its features."""
+    if like is None:
+        if unseen != "refuse":
+            raise UsageError(
+                "Got `unseen` without `like`: new data alone have levels that are not known. Leave it out."
+            )
+        return (
+            learned_encoding(source, table, choice.aside(source, split.column), progress) if table else Encoding()
+        ), None
+    if table:
+        raise UsageError(
+            "Got options for columns of text, dates or gaps beside `like`, whose store has them; drop them."
+        )
+    encoding, features = stored_encoding(like)
+    return Encoding() if encoding is None else Encoding.from_json(encoding, unseen), features
+
+
+def _all_problems(
+    error: ColumnError, source: Source, choice: ColumnChoice, split: Split, progress: ProgressCallback | None
+) -> str:
+    """The first problem with a column, then those of all columns, and the options that solve them."""
+    targets = choice.aside(source, split.column)
+    columns = [column for column in source.positional if column not in targets]
+    features = columns if choice.features is None else choice.columns(source)
+    try:
+        report = survey(source, [*features, *targets], targets, progress)
+    except InputError:  # such as a file that is damaged further on
+        return str(error)
+    lines = report.report()
+    options = report.line()
+    if not lines:
+        return str(error)
+    advice = f"\nAdd these options to read it all the same: {options}" if options else ""
+    return f"{error}\nAll columns with something to see to, of {report.rows:,} rows:\n  " + "\n  ".join(lines) + advice
 
 
 def _check_outputs(split: Split, out: Location, test_out: Location | None) -> None:

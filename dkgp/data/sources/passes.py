@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import remove_tree
-from dkgp.data.sources.base import Block, Column, Source
+from dkgp.data.sources.base import Block, Column, ColumnError, Source
+from dkgp.data.sources.encoding import Encoding
 from dkgp.data.sources.label_codes import SettledLabels, settled_labels
 from dkgp.data.sources.selection import Selection
 from dkgp.data.sources.split import mask_from_column
+from dkgp.data.sources.survey import RepeatedRows
 from dkgp.data.stores.dataset import Dataset
 from dkgp.data.stores.dataset_writer import MINIMUM_TRAINING_SAMPLES, DatasetWriter
 from dkgp.data.types import BoolArray, FloatArray, Progress, ProgressCallback
@@ -33,9 +35,17 @@ class Passes:
     Memory holds a byte a sample where there is a test mask among the columns, and two where there are labels.
     """
 
-    def __init__(self, source: Source, selection: Selection, progress: ProgressCallback | None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        selection: Selection,
+        progress: ProgressCallback | None,
+        encoding: Encoding | None = None,
+    ) -> None:
         self.n_samples = 0
         self._source, self._selection, self._progress = source, selection, progress
+        self._encoding = encoding or None
+        self._repeats = RepeatedRows()
         self._mask_blocks: list[BoolArray] = []
         # Of labels only: their codes as they came, and which inputs there were.
         self._codes: list[NDArray[np.int16]] = []
@@ -82,9 +92,18 @@ class Passes:
         """The test mask that a column holds, (n,), after the first pass; None where no column is one."""
         return np.concatenate(self._mask_blocks) if self._mask_blocks else None
 
-    def repeated_inputs(self) -> list[str]:
-        """A warning where most samples of a classification repeat the inputs of others."""
-        return self._inputs.warnings()
+    def repeats(self) -> list[str]:
+        """Warnings where samples repeat others: of a regression any, of a classification the inputs of most."""
+        if self._selection.encoder is not None:
+            return self._inputs.warnings()
+        count = self._repeats.count() if self._selection.targets else 0
+        if not count:
+            return []
+        return [
+            f"{count:,} of the {self.n_samples:,} samples repeat an earlier one, target included. Each counts as an "
+            "observation of its own, which makes the noise look smaller than it is; where they are copies by mistake, "
+            "remove them first."
+        ]
 
     def write(
         self, outputs: list[str], mask: BoolArray | None, overwrite: bool, chunk_rows: int | None
@@ -108,6 +127,8 @@ class Passes:
                 )
                 for url, size in zip(outputs, (self.n_samples - n_test, n_test), strict=False)
             ]
+            for writer in writers:
+                writer.encoding = None if self._encoding is None else self._encoding.to_json()
             start = 0
             for block in self._blocks("write"):
                 parts = self._parts(block.values)
@@ -153,6 +174,8 @@ class Passes:
         if selection.encoder is not None:
             self._codes.append(values[:, d].astype(np.int16))
             self._inputs.update(values[:, :d])
+        else:
+            self._repeats.update(values[:, : d + len(selection.targets)])
 
     def _parts(self, values: FloatArray) -> list[FloatArray]:
         """Inputs, targets and weights."""
@@ -226,12 +249,12 @@ def _kind_of(value: float) -> str:
     return "a missing value or NaN" if np.isnan(value) else "infinity" if value > 0 else "minus infinity"
 
 
-def _not_finite(columns: Sequence[Column], counts: NDArray[np.int64], first: dict[int, str]) -> InputError:
+def _not_finite(columns: Sequence[Column], counts: NDArray[np.int64], first: dict[int, str]) -> ColumnError:
     lines = [
         f"'{columns[index].name}' holds {where} ({counts[index]} such value{'' if counts[index] == 1 else 's'} in all)"
         for index, where in list(first.items())[:5]
     ]
     more = f"; {len(first) - 5} more columns too" if len(first) > 5 else ""
-    return InputError(
+    return ColumnError(
         f"The data are not finite: {'; '.join(lines)}{more}. Remove those rows, fill them in, or leave the column out."
     )

@@ -30,6 +30,42 @@ class ColumnChoice:
         if self.weights is not None and self.labels is None:
             raise UsageError("Got `weights` without `labels`; a regression takes all samples alike. Leave them out.")
 
+    def by_name(self, source: Source) -> ColumnChoice:
+        """The same with names in the place of indices, which an encoding moves; of a table's columns only."""
+
+        def named(selector: Selector) -> Selector:
+            names = {column.name for column in source.columns} | set(source.groups)
+            if isinstance(selector, str) and (selector in names or not selector.removeprefix("-").isdecimal()):
+                return selector
+            (column,) = find_columns(source, selector, "column")
+            return column.name
+
+        return ColumnChoice(
+            None if self.target is None else [named(selector) for selector in _listed(self.target)],
+            None if self.labels is None else named(self.labels),
+            None if self.weights is None else named(self.weights),
+            None if self.features is None else [named(selector) for selector in _listed(self.features)],
+        )
+
+    def aside(self, source: Source, mask: str | None) -> tuple[Column, ...]:
+        """The chosen columns that are no features: targets or labels, weights and the test mask."""
+        roles: list[tuple[Selector | None, str]] = [(selector, "target") for selector in _listed(self.target)]
+        roles += [(self.labels, "column of labels"), (self.weights, "column of weights"), (mask, "test mask")]
+        return tuple(
+            column
+            for selector, role in roles
+            if selector is not None
+            for column in find_columns(source, selector, role)
+        )
+
+    def columns(self, source: Source) -> tuple[Column, ...]:
+        """The chosen features; empty where none are chosen."""
+        return tuple(column for each in _listed(self.features) for column in find_columns(source, each, "feature"))
+
+
+def _listed(selectors: Selector | Sequence[Selector] | None) -> list[Selector]:
+    return [] if selectors is None else [selectors] if isinstance(selectors, str | int) else list(selectors)
+
 
 @dataclass(frozen=True)
 class Selection:

@@ -45,6 +45,9 @@ class Dataset:
         Samples of each class, where the store tells; else None.
     weight_name
         Name of the column that the samples' weights are of; None where all count alike.
+    encoding
+        What columns of text, dates and gaps became when they were ingested (`dkgp.data.sources.encoding`), as JSON;
+        None where all were numbers.
     standardisation
         The map applied by reads.
     fingerprint
@@ -59,6 +62,7 @@ class Dataset:
         self.target_names: tuple[str, ...] = tuple(metadata["target_names"])
         self.standardisation = Standardisation.from_json(metadata["standardisation"])
         self.fingerprint: str = metadata["fingerprint"]
+        self.encoding: Json | None = metadata.get("encoding")
         # Stores of format 1 have no classes.
         self.classes: tuple[str, ...] | None = plain_names(metadata.get("classes"))
         self.class_counts: tuple[int, ...] | None = (

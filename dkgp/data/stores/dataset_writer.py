@@ -35,7 +35,11 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
     ----------
     warnings
         What the user should hear of, such as the constant features that were dropped. Complete after `finish`.
+    encoding
+        What the columns of the source became, as JSON; None where they were numbers. May be set before `finish`.
     """
+
+    encoding: Json | None = None
 
     def __init__(self, store: NewStore, names: ColumnNames, chunk_rows: int, expected_samples: int | None) -> None:
         self.url = store.url
@@ -189,6 +193,8 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
             }
             if self.classes is not None:
                 metadata["class_counts"] = self._class_counts.tolist()
+            if self.encoding is not None:
+                metadata["encoding"] = self.encoding
             if self.weight_names:
                 metadata["weight_name"] = self.weight_names[0]
             shown = {key: metadata[key] for key in ("standardisation", "fingerprint")}

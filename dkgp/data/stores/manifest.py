@@ -29,7 +29,7 @@ from dkgp.data.remote.storage import (
     write_object,
 )
 from dkgp.data.remote.zarr_store import zarr_place
-from dkgp.data.types import Json
+from dkgp.data.types import Json, Location
 from dkgp.errors import OutputExistsError, StorageError, StoreError
 
 MANIFEST_NAME = "dkgp-manifest.json"
@@ -167,6 +167,21 @@ def read_manifest(url: str, kind: str) -> Json:
             f"'{url}' has store format {version}; this dkgp reads up to {_version(kind)}. Install a newer dkgp."
         )
     return manifest
+
+
+def stored_encoding(url: Location) -> tuple[Json | None, list[str]]:
+    """The encoding that a dataset or model store keeps (None: all columns were numbers), and its features' names.
+
+    Raises `StoreError` where there is no such store.
+    """
+    address = normalise_url(url)
+    kind = recognise(address)
+    metadata = read_manifest(address, kind or "dataset")["metadata"]
+    if "feature_names" not in metadata:
+        raise StoreError(
+            f"'{address}' is a {kind} store; expected a dataset or a model store, which know their columns."
+        )
+    return metadata.get("encoding"), list(metadata["feature_names"])
 
 
 def check_complete(url: str, manifest: Json) -> None:

@@ -41,6 +41,8 @@ class TrainedRecord:
         Versions of the software that wrote the model.
     training_url
         Where the training set was.
+    encoding
+        What the training set's columns of text, dates and gaps became; None where all were numbers.
     """
 
     url: str
@@ -51,6 +53,7 @@ class TrainedRecord:
     summary: Json
     versions: dict[str, str]
     training_url: str
+    encoding: Json | None = None
 
     _as_written: ClassVar[tuple[str, ...]] = ("fingerprint", "summary", "versions", "training_url")
 
@@ -70,6 +73,7 @@ class TrainedRecord:
             "standardisation": self.standardisation.to_json(),
             "feature_names": list(self.feature_names),
             "target_names": list(self.target_names),
+            **({} if self.encoding is None else {"encoding": self.encoding}),
             **{name: getattr(self, name) for name in self._as_written},
         }
 
@@ -81,6 +85,7 @@ class TrainedRecord:
             "standardisation": Standardisation.from_json(content["standardisation"]),
             "feature_names": tuple(content["feature_names"]),
             "target_names": tuple(content["target_names"]),
+            "encoding": content.get("encoding"),
             **{name: content[name] for name in cls._as_written},
         }
 
@@ -194,6 +199,7 @@ def about_training(dataset: Dataset, summary: Json, url: str = "") -> dict[str, 
         "summary": summary,
         "versions": software_versions(),
         "training_url": dataset.url,
+        "encoding": dataset.encoding,
     }
 
 

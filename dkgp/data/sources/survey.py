@@ -1,0 +1,293 @@
+"""A look at every column of a source at once: what stands in the way of a data set, and which options solve it.
+
+Ingestion reads numbers; the first text, date or gap stops it. `survey` then reads the whole source, whatever it holds,
+so that one message tells all there is, and ends with a line to paste.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from dkgp.data.sources.base import Column, Source
+from dkgp.data.sources.encoding import DATE_FORMATS, MOST_LEVELS, Places, date_seconds, gaps, level_names
+from dkgp.data.types import FloatArray, Progress, ProgressCallback
+
+# Texts among numbers that people write for a gap.
+_GAP_TEXTS = frozenset({"?", "-", "--", ".", "*", "na", "n/a", "nan", "none", "null", "missing", "unknown", "nil"})
+# Columns of at most so many levels are categories to be one-hot; of more they are named, and better dropped.
+_MOST_ONE_HOT = 50
+# Of rows: where gaps touch no more, their rows are left out; where they touch more, gaps are filled in.
+_MOST_GAPS_DROPPED = 0.05
+# Values of a column that are looked at for dates, and rows that are looked at for repeats.
+_DATES_TRIED = 1000
+_MOST_ROWS_COMPARED = 500_000
+_ROWS_HASHED = 4096
+
+
+@dataclass
+class ColumnSurvey:
+    """What a column holds, counted as its values pass; `__call__` is a `Column.encode` that refuses nothing."""
+
+    name: str
+    rows: int = 0
+    missing: int = 0
+    infinite: int = 0
+    texts: int = 0
+    first_text: str = ""
+    first_text_place: str = ""
+    first_gap_place: str = ""
+    lowest: float = np.inf
+    highest: float = -np.inf
+    is_date_typed: bool = False
+    levels: dict[str, int] = field(default_factory=dict)
+    formats: list[str] = field(default_factory=lambda: list(DATE_FORMATS))
+    counts_rows: bool = True
+
+    def __call__(self, values: NDArray[Any], place: Places, untyped: bool = False) -> FloatArray:
+        """Count the next rows (rows,); text comes back as a number that is its own."""
+        values = np.asarray(values)
+        if values.dtype.kind not in "biuf":
+            values = values.astype(str if values.dtype.kind == "c" else object).astype(object)
+        empty = gaps(values)
+        if values.dtype.kind == "O":
+            self.is_date_typed |= any(hasattr(value, "isoformat") for value in values[~empty][:1])
+            numbers = pd.to_numeric(pd.Series(np.where(empty, np.nan, values)), errors="coerce").to_numpy(np.float64)
+        else:
+            numbers = values.astype(np.float64)
+        text = np.isnan(numbers) & ~empty
+        self._count(values, numbers, empty, text, place)
+        if not text.any():
+            return np.asarray(numbers)
+        hashed = pd.util.hash_array(np.array([str(value) for value in values[text].tolist()], dtype=object))
+        numbers = numbers.copy()
+        numbers[text] = (hashed >> np.uint64(12)).astype(np.float64)
+        return np.asarray(numbers)
+
+    def _count(
+        self, values: NDArray[Any], numbers: FloatArray, empty: NDArray[Any], text: NDArray[Any], place: Places
+    ) -> None:
+        infinite = np.isinf(numbers)
+        finite = numbers[np.isfinite(numbers)]
+        if empty.any() and not self.missing:
+            self.first_gap_place = place(int(np.argmax(empty)))
+        if text.any():
+            if not self.texts:
+                row = int(np.argmax(text))
+                self.first_text, self.first_text_place = str(values[row]), place(row)
+            self._count_texts(values[text])
+        if len(finite):
+            self.lowest, self.highest = min(self.lowest, finite.min()), max(self.highest, finite.max())
+        following = np.arange(self.rows, self.rows + len(numbers), dtype=np.float64)
+        steps = numbers - following
+        self.counts_rows &= bool(len(steps) == 0 or (np.all(steps == steps[0]) and steps[0] in (0.0, 1.0)))
+        self.rows += len(numbers)
+        self.missing += int(empty.sum())
+        self.infinite += int(infinite.sum())
+        self.texts += int(text.sum())
+
+    def _count_texts(self, texts: NDArray[Any]) -> None:
+        for level in level_names(texts):
+            if level is not None and (level in self.levels or len(self.levels) <= MOST_LEVELS):
+                self.levels[level] = self.levels.get(level, 0) + 1
+        tried = texts[:_DATES_TRIED]
+        self.formats = [form for form in self.formats if not np.isnan(date_seconds(tried, form)).any()]
+
+    @property
+    def numbers(self) -> int:
+        """Rows that hold a number, infinite ones included."""
+        return self.rows - self.missing - self.texts
+
+    @property
+    def gap_texts(self) -> list[str]:
+        """The texts, where they are few among numbers and each looks like a gap."""
+        if not self.texts or self.texts > 0.5 * self.rows or not self.numbers:
+            return []
+        return list(self.levels) if all(level.lower() in _GAP_TEXTS for level in self.levels) else []
+
+    @property
+    def is_date(self) -> bool:
+        """True of texts that are dates, all of them as far as they were tried."""
+        return self.is_date_typed or (self.texts > 0 and self.numbers == 0 and bool(self.formats))
+
+    @property
+    def is_constant(self) -> bool:
+        """True if all rows hold one value."""
+        if self.missing or self.infinite:
+            return False
+        return len(self.levels) == 1 if self.texts == self.rows else not self.texts and self.lowest == self.highest
+
+    @property
+    def n_levels(self) -> int:
+        """Different texts, counted up to `MOST_LEVELS` and one more."""
+        return len(self.levels)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the columns of a source hold.
+
+    Attributes
+    ----------
+    columns
+        Of each column that was read.
+    targets
+        Names of those that are no features.
+    repeated
+        Rows that repeat an earlier one to the last bit; None where there were too many rows to compare.
+    rows_with_gaps
+        Rows with a missing value in any of the columns.
+    """
+
+    columns: tuple[ColumnSurvey, ...]
+    targets: tuple[str, ...]
+    repeated: int | None
+    rows_with_gaps: int
+
+    @property
+    def rows(self) -> int:
+        """Rows that were read."""
+        return self.columns[0].rows if self.columns else 0
+
+    def options(self) -> dict[str, list[str]]:
+        """Options of `ingest` that solve what can be solved, by name."""
+        options: dict[str, list[str]] = {"categorical": [], "date": [], "drop": [], "missing": []}
+        for column in self.columns:
+            if column.name in self.targets or column.gap_texts:
+                options["missing"] += column.gap_texts
+            elif column.is_date:
+                options["date"].append(column.name)
+            elif column.texts:
+                kind = "categorical" if column.n_levels <= _MOST_ONE_HOT else "drop"
+                options[kind].append(column.name)
+            elif column.counts_rows and column.rows > 2 and _names_rows(column.name):
+                options["drop"].append(column.name)
+        options["missing"] = sorted(set(options["missing"]))
+        gaps_left = sum(column.missing for column in self.columns if column.name not in options["drop"])
+        if gaps_left or options["missing"]:
+            few = self.rows_with_gaps <= _MOST_GAPS_DROPPED * self.rows and not options["missing"]
+            in_targets = any(column.missing or column.gap_texts for column in self._of_targets())
+            options["drop_missing"] = ["--drop-missing"] if few or in_targets else []
+            options["impute"] = [] if few else ["median"]
+        return {name: values for name, values in options.items() if values}
+
+    def line(self) -> str:
+        """The options as they are typed."""
+        words = []
+        for name, values in self.options().items():
+            flag = f"--{name.replace('_', '-')}"
+            words.append(flag if name == "drop_missing" else f"{flag} {shlex.quote(','.join(values))}")
+        return " ".join(words)
+
+    def report(self) -> list[str]:
+        """A line for each column with something in the way, or to know of."""
+        lines = [f"'{column.name}': {'; '.join(words)}" for column in self.columns if (words := self._words(column))]
+        if self.repeated:
+            lines.append(
+                f"{self.repeated:,} of the {self.rows:,} rows repeat an earlier one in all of these columns; they "
+                "count as further observations"
+            )
+        return lines
+
+    def _of_targets(self) -> list[ColumnSurvey]:
+        return [column for column in self.columns if column.name in self.targets]
+
+    def _words(self, column: ColumnSurvey) -> list[str]:
+        words = []
+        if column.gap_texts:
+            shown = ", ".join(f"'{text}'" for text in column.gap_texts[:5])
+            words.append(f"{column.texts:,} times {shown} among numbers, which reads like a missing value")
+        elif column.is_date:
+            words.append(f"dates, such as '{column.first_text}'" if column.first_text else "dates")
+        elif column.texts:
+            count = f"{column.n_levels:,}" if column.n_levels <= MOST_LEVELS else f"more than {MOST_LEVELS:,}"
+            mixed = f" in {column.texts:,} of {column.rows:,} rows" if column.numbers else ""
+            words.append(
+                f"text{mixed} of {count} different values, first '{_short(column.first_text)}' in "
+                f"{column.first_text_place}"
+            )
+        if column.missing:
+            share = column.missing / column.rows
+            words.append(f"{column.missing:,} missing ({share:.2g} of the rows), first in {column.first_gap_place}")
+        if column.infinite:
+            words.append(f"{column.infinite:,} infinite")
+        if column.is_constant:
+            words.append("the same in all rows, and dropped by itself")
+        elif column.counts_rows and column.rows > 2 and not column.texts and _names_rows(column.name):
+            words.append("counts the rows, which says nothing of new ones")
+        return words
+
+
+def survey(
+    source: Source, columns: Sequence[Column], targets: Sequence[Column], progress: ProgressCallback | None = None
+) -> Survey:
+    """Read the columns of a source, whatever they hold; those of `targets` are no features.
+
+    Memory stays at some tens of MiB, and 8 bytes a row of up to half a million. Raises `InputError` where the source
+    is damaged.
+    """
+    surveys = [ColumnSurvey(column.name) for column in columns]
+    repeats, rows, rows_with_gaps = RepeatedRows(), 0, 0
+    read = [replace(column, encode=counted) for column, counted in zip(columns, surveys, strict=True)]
+    for block in source.blocks(read):
+        values = block.values
+        rows += len(values)
+        for position, counted in enumerate(surveys):
+            if counted.rows < rows:  # a source of plain numbers does not know that it is asked
+                counted(values[:, position], block.place)
+        rows_with_gaps += int(np.isnan(values).any(axis=1).sum())
+        repeats.update(values)
+        if progress is not None:
+            progress(Progress("survey", block.position, source.total, source.unit))
+    names = tuple(column.name for column in targets)
+    return Survey(tuple(surveys), names, repeats.count(), rows_with_gaps)
+
+
+class RepeatedRows:
+    """Counts rows that repeat an earlier one, by hashes of 64 bits: 8 bytes a row, up to half a million rows."""
+
+    def __init__(self) -> None:
+        self._hashes: list[NDArray[np.uint64]] | None = []
+        self._rows = 0
+
+    def update(self, values: FloatArray) -> None:
+        """Take in the next rows, (rows, columns)."""
+        self._rows += len(values)
+        if self._hashes is None or self._rows > _MOST_ROWS_COMPARED:
+            self._hashes = None
+            return
+        for start in range(0, len(values), _ROWS_HASHED):  # piece by piece, so that temporaries stay small
+            self._hashes.append(_row_hashes(values[start : start + _ROWS_HASHED]))
+
+    def count(self) -> int | None:
+        """Rows that repeat an earlier one; None where there were too many rows to compare."""
+        if self._hashes is None:
+            return None
+        return self._rows - len(np.unique(np.concatenate(self._hashes))) if self._hashes else 0
+
+
+def _row_hashes(values: FloatArray) -> NDArray[np.uint64]:
+    """Hashes (rows,) of rows, for which the two zeros are one, and so are all NaN."""
+    bits = np.where(np.isnan(values), np.nan, values + 0.0).view(np.uint64)
+    odd = np.random.default_rng(0).integers(1, 2**63, bits.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    mixed = (bits ^ (bits >> np.uint64(29))) * odd
+    mixed ^= mixed >> np.uint64(32)
+    mixed *= np.uint64(0x9E3779B97F4A7C15)
+    return np.asarray(np.bitwise_xor.reduce(mixed, axis=1) + mixed.sum(axis=1, dtype=np.uint64))
+
+
+def _names_rows(name: str) -> bool:
+    word = name.strip().lower().replace("-", "_")
+    return word in {"id", "index", "row", "no", "nr", "number", "column_0", "unnamed: 0"} or word.endswith(
+        ("_id", "id_")
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else text[:37] + "..."
