@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.commands import run as training_run
+from dkgp.commands import run as run_module
+from dkgp.commands import training
 from dkgp.data import CheckpointStore, open_model
 from tests.cli.invoke import document_of, run, run_json
 
@@ -141,10 +142,10 @@ def test_auto_says_what_it_picked_and_why(
     assert open_model(tmp_path / "m.zarr").summary["auto"] == found["auto"]
     # Looked at for the choice, and again for a model that is done: the data are opened once.
     opened: list[str] = []
-    for name in ("open_dataset", "read_hyperparameters"):
-        function = getattr(training_run, name)
+    for module, name in ((run_module, "open_dataset"), (training, "read_hyperparameters")):
+        function = getattr(module, name)
         monkeypatch.setattr(
-            training_run, name, lambda *given, f=function, n=name, **named: opened.append(n) or f(*given, **named)
+            module, name, lambda *given, f=function, n=name, **named: opened.append(n) or f(*given, **named)
         )
     again = ("--out", tmp_path / "m.zarr", "--solver", "auto", "--resume", "--json")
     assert run_json("train", store, "--hyper", hyper, *again)["certificate"] == found["certificate"]

@@ -173,7 +173,7 @@ class Survey:
         if gaps_left or options["missing"]:
             few = self.rows_with_gaps <= _MOST_GAPS_DROPPED * self.rows and not options["missing"]
             in_targets = any(column.missing or column.gap_texts for column in self._of_targets())
-            options["drop_missing"] = ["--drop-missing"] if few or in_targets else []
+            options["drop_missing"] = ["yes"] if few or in_targets else []
             options["impute"] = [] if few else ["median"]
         return {name: values for name, values in options.items() if values}
 

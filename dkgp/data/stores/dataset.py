@@ -55,6 +55,9 @@ class Dataset:
         chunks, place or standardisation.
     """
 
+    # Of data that are put together in memory, all columns are numbers.
+    encoding: Json | None = None
+
     def __init__(self, url: Location, manifest: Json) -> None:
         metadata = manifest["metadata"]
         self.url: str = normalise_url(url)
@@ -62,7 +65,7 @@ class Dataset:
         self.target_names: tuple[str, ...] = tuple(metadata["target_names"])
         self.standardisation = Standardisation.from_json(metadata["standardisation"])
         self.fingerprint: str = metadata["fingerprint"]
-        self.encoding: Json | None = metadata.get("encoding")
+        self.encoding = metadata.get("encoding")
         # Stores of format 1 have no classes.
         self.classes: tuple[str, ...] | None = plain_names(metadata.get("classes"))
         self.class_counts: tuple[int, ...] | None = (
