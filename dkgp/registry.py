@@ -87,6 +87,8 @@ class Option:
         Returns those of these attributes that are known only at run time: help and choices of what can be added to.
     required
         Whether there is no default.
+    lacking
+        What to do where it is required and not there.
     nargs
         How many texts follow it on the command line.
     decides
@@ -109,6 +111,7 @@ class Option:
     shown: str | None = None
     late: Callable[[], Mapping[str, Any]] | None = None
     required: bool = False
+    lacking: str | None = None
     nargs: int = 1
     decides: bool = True
 

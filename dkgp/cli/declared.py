@@ -53,9 +53,19 @@ def click_option(option: Option) -> click.Option:
 
 
 class _Headed(click.Option):
-    """An option under a heading of the help."""
+    """An option under a heading of the help, that may say what to do where it is required and not there."""
 
     heading: str | None = None
+    lacking: str | None = None
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        """As of every option."""
+        try:
+            return super().process_value(ctx, value)
+        except click.MissingParameter:
+            if self.lacking is None:
+                raise
+            raise click.MissingParameter(self.lacking, ctx, self) from None
 
 
 def job_parameter(declared: Declared) -> click.Parameter:
@@ -90,6 +100,7 @@ def job_parameter(declared: Declared) -> click.Parameter:
         help=help_text,
     )
     parameter.heading = None if option.group is None else option.group.heading
+    parameter.lacking = option.lacking
     return parameter
 
 

@@ -11,7 +11,7 @@ from dkgp.commands.reporting.memory import own_peak_bytes
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.warm_up import behind
 from dkgp.data import TableOptions, ingest
-from dkgp.data.sources.encoding import Unseen
+from dkgp.data.sources.tables.encoding import Unseen
 
 
 @dataclass(frozen=True)

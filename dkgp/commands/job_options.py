@@ -13,7 +13,12 @@ FILES = Group("Checkpoints, records and limits")
 
 DATASET = Option(place="read", argument=True)
 MODEL_OUT = Option(help="Where the model goes.", metavar="STORE", place="write")
-HYPER = Option(help="Hyperparameters, as `dkgp tune` writes them.", metavar="FILE", place="read")
+HYPER = Option(
+    help="Hyperparameters, as `dkgp tune` writes them.",
+    metavar="FILE",
+    place="read",
+    lacking="Find hyperparameters first: dkgp tune DATASET --out hyper.json; then name that file here.",
+)
 BY_REFERENCE = Option(help="Let the model refer to DATASET instead of copying its inputs.")
 AS_IN_THE_PAPER = Option(
     help="Take the settings that the method's paper prints, listed below in this help; flags beside it win.", type=bool

@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 from dkgp.data.remote.storage import exists
-from dkgp.data.sources.encoding import TableOptions
 from dkgp.data.sources.ingest import IngestReport, ingest
 from dkgp.data.sources.synthetic import friedman1, rbf_mixture, write_friedman1, write_rbf_mixture
+from dkgp.data.sources.tables.learning import TableOptions
 from dkgp.data.stores.checkpoint import Checkpoint, CheckpointStore
 from dkgp.data.stores.dataset import Dataset, open_dataset
 from dkgp.data.stores.dataset_writer import DatasetWriter, dataset_from_arrays

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from dkgp.errors import InputError
@@ -157,7 +158,10 @@ class _Reader:
                 raise self._error(self._at(inner), message)
         names = kernel_names()
         if inner.id not in names:
-            raise self._error(self._at(inner), f"unknown kernel '{inner.id}'; expected one of {', '.join(names)}")
+            near = get_close_matches(inner.id, names, n=1)
+            meant = f". Did you mean {near[0]}?" if near else ""
+            message = f"unknown kernel '{inner.id}'; expected one of {', '.join(names)}{meant}"
+            raise self._error(self._at(inner), message)
         kind = kernel_types()[inner.id]
         try:
             if features is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 import dkgp
 from dkgp.cli import main
@@ -65,3 +66,9 @@ def test_every_flag_named_in_a_help_exists() -> None:
     told = " ".join(parameter.help or "" for parameter in train.params if isinstance(parameter, click.Option))
     assert set(re.findall(r"(?<![-\w])--[a-z][-a-z]*", told)) <= flags
     assert "`block_size`" not in told
+
+
+def test_a_run_without_hyperparameters_is_told_how_to_find_some() -> None:
+    result = CliRunner().invoke(main, ["train", "train.zarr", "--out", "model.zarr"])
+    assert result.exit_code == 2
+    assert "dkgp tune DATASET --out hyper.json" in result.output + result.stderr

@@ -29,7 +29,7 @@ from dkgp import (
     KernelLogisticClassifier,
     SparseGPRegressor,
 )
-from dkgp.errors import OutputExistsError, StoreError
+from dkgp.errors import InputError, OutputExistsError, StoreError
 from dkgp.kernels import SquaredExponential
 from tests.estimators.classification.conftest import Labelled, make_labelled
 from tests.estimators.conftest import Problem, make_problem
@@ -231,3 +231,11 @@ def test_a_client_in_this_process(
     assert clone(model).client is inner_client
     assert pickle.loads(pickle.dumps(model)).client is None
     assert inner_client.status == "running"
+
+
+@every
+def test_text_is_refused_in_words(name: str, samples: Callable[[str], Any], fitted: Callable[[str], Any]) -> None:
+    model = fitted(name)
+    text = np.array([["a"] * model.n_features_in_, ["b"] * model.n_features_in_])
+    with pytest.raises(InputError, match="X holds text where a number belongs.*Encode such columns first"):
+        model.predict(text)

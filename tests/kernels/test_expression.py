@@ -105,6 +105,7 @@ def test_every_kernel_has_a_name_and_starts_near_the_targets_variance(rng: np.ra
         (None, None, "written as an expression"),
         ("rbf + " * 3000 + "rbf", None, "at most 10000 characters"),
         ("rbv", 1, f"unknown kernel 'rbv'; expected one of {', '.join(kernel_names())}"),
+        ("mattern52", 1, "Did you mean matern52?"),
         ("rbf + matern", 7, "unknown kernel 'matern'"),
         ("  rbf + matern", 9, "unknown kernel 'matern'"),
         ("rbf +", None, "not an expression"),

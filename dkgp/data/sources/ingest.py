@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.sources.base import ColumnError, Source
-from dkgp.data.sources.encoded import EncodedSource, learned_encoding
-from dkgp.data.sources.encoding import Encoding, TableOptions, Unseen
 from dkgp.data.sources.formats import expand_locations, open_source
 from dkgp.data.sources.passes import Passes
 from dkgp.data.sources.selection import ColumnChoice, Selector, select_columns
 from dkgp.data.sources.split import Split
-from dkgp.data.sources.survey import survey
+from dkgp.data.sources.tables.encoded import EncodedSource, learned_encoding
+from dkgp.data.sources.tables.encoding import Encoding, Unseen
+from dkgp.data.sources.tables.learning import TableOptions
+from dkgp.data.sources.tables.survey import survey
 from dkgp.data.stores.dataset import DATASET_KIND, Dataset
 from dkgp.data.stores.manifest import stored_encoding
 from dkgp.data.stores.writable import ensure_writable

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import remove_tree
 from dkgp.data.sources.base import Block, Column, ColumnError, Source
-from dkgp.data.sources.encoding import Encoding
 from dkgp.data.sources.label_codes import SettledLabels, settled_labels
 from dkgp.data.sources.selection import Selection
 from dkgp.data.sources.split import mask_from_column
-from dkgp.data.sources.survey import RepeatedRows
+from dkgp.data.sources.tables.encoding import Encoding
+from dkgp.data.sources.tables.survey import RepeatedRows
 from dkgp.data.stores.dataset import Dataset
 from dkgp.data.stores.dataset_writer import MINIMUM_TRAINING_SAMPLES, DatasetWriter
 from dkgp.data.types import BoolArray, FloatArray, Progress, ProgressCallback

@@ -46,8 +46,8 @@ class Dataset:
     weight_name
         Name of the column that the samples' weights are of; None where all count alike.
     encoding
-        What columns of text, dates and gaps became when they were ingested (`dkgp.data.sources.encoding`), as JSON;
-        None where all were numbers.
+        What columns of text, dates and gaps became when they were ingested, as JSON
+        (`dkgp.data.sources.tables.encoding`); None where all were numbers.
     standardisation
         The map applied by reads.
     fingerprint

@@ -12,8 +12,9 @@ import pandas as pd
 import pytest
 
 from dkgp.data import Dataset, TableOptions, ingest, open_dataset, save_model
-from dkgp.data.sources.encoding import DATE_FORMATS, Categories, Encoding, cycle_position, date_seconds
-from dkgp.data.sources.survey import RepeatedRows
+from dkgp.data.sources.tables.encoding import Categories, Encoding, cycle_position, date_seconds
+from dkgp.data.sources.tables.learning import DATE_FORMATS
+from dkgp.data.sources.tables.survey import RepeatedRows
 from dkgp.data.stores.manifest import read_manifest, stored_encoding
 from dkgp.errors import InputError, StoreError, UsageError
 

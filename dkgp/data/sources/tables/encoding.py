@@ -7,9 +7,9 @@ found once, for the training data, and written into the store's manifest; `dkgp 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dkgp.data.classes import class_name
 from dkgp.data.sources.base import text_error
 from dkgp.data.types import FloatArray, Json, quoted
-from dkgp.errors import InputError, StoreError, UsageError
+from dkgp.errors import InputError, StoreError
 
 Places: TypeAlias = Callable[[int], str]
 Unseen: TypeAlias = Literal["refuse", "zeros"]
@@ -26,14 +26,11 @@ Cycle: TypeAlias = Literal["year", "week", "day"]
 
 # The level of a gap in a column of categories whose gaps are filled in.
 MISSING = "(missing)"
-MOST_LEVELS = 1000
 ISO = "ISO8601"
-# Formats of dates that are tried; where more than one fits all of a column, they must name the same days.
-DATE_FORMATS = (ISO, "%Y/%m/%d", "%Y%m%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%d %b %Y")
 
 
 class Rule(Protocol):
-    """What becomes of one column of a table."""
+    """A rule for one column of a table: the numbers that become of it."""
 
     def read(self, values: NDArray[Any], place: Places, untyped: bool = False) -> FloatArray:
         """One number for each row, (rows,), as of `Column.encode`; NaN for a gap, `InputError` for what is none."""
@@ -230,7 +227,7 @@ class Encoding:
 
 
 def gaps(values: NDArray[Any], texts: frozenset[str] = frozenset()) -> NDArray[np.bool_]:
-    """Where values (rows,) are missing: None, NaN, NaT, blank text or one of the `texts`."""
+    """True where a value (rows,) is missing: None, NaN, NaT, blank text or one of the `texts`."""
     empty = np.asarray(pd.isna(values))
     if values.dtype.kind in "OUST":
         as_text = [value.strip() if isinstance(value, str) else None for value in values.tolist()]
@@ -272,186 +269,3 @@ def cycle_position(seconds: FloatArray, cycle: Cycle) -> FloatArray:
     first, following = years.astype("datetime64[us]"), (years + 1).astype("datetime64[us]")
     position = (stamps - first) / (following - first)
     return np.where(np.isnan(seconds), np.nan, position)
-
-
-# ---------------------------------------------------------------------------------------------- rules, from the data
-
-
-@dataclass(frozen=True)
-class TableOptions:
-    """What a user asks for a table's columns to become; see `ingest`.
-
-    Attributes
-    ----------
-    categorical
-        Columns of categories, one-hot.
-    ordinal
-        Columns whose levels have an order: the column's name and the levels, least first.
-    dates
-        Columns of dates, `NAME` or `NAME:FORMAT`.
-    cyclic
-        Cycles that a date's position is given in, by column.
-    drop
-        Columns that are no features.
-    gap_texts
-        Texts that stand for a missing value.
-    drop_gaps
-        Leave rows with a missing value out.
-    impute
-        What takes the place of missing values of features: "median", or None.
-    """
-
-    categorical: tuple[str, ...] = ()
-    ordinal: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    dates: tuple[str, ...] = ()
-    cyclic: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    drop: tuple[str, ...] = ()
-    gap_texts: tuple[str, ...] = ()
-    drop_gaps: bool = False
-    impute: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.impute not in (None, "median"):
-            raise UsageError(f"`impute` is {self.impute!r}; expected median, which is all there is.")
-        asked = [*self.categorical, *self.ordinal, *(name for name, _ in self.date_formats), *self.drop]
-        twice = sorted({name for name in asked if asked.count(name) > 1})
-        if twice:
-            raise UsageError(f"The column '{twice[0]}' is named twice, for different things; choose one.")
-        for name, cycles in self.cyclic.items():
-            odd = [cycle for cycle in cycles if cycle not in get_args(Cycle)]
-            if odd:
-                raise UsageError(f"`cyclic` of '{name}' names {odd[0]!r}; expected some of {quoted(get_args(Cycle))}.")
-            if name not in dict(self.date_formats):
-                raise UsageError(f"`cyclic` names '{name}', which is no date; name it in `date` too.")
-        for name, levels in self.ordinal.items():
-            if len(set(levels)) != len(levels) or len(levels) < 2:
-                raise UsageError(f"`ordinal` of '{name}' needs two different levels or more; got {quoted(levels)}.")
-
-    @property
-    def date_formats(self) -> list[tuple[str, str | None]]:
-        """Columns of dates, and the format where it is named."""
-        pairs = [entry.partition(":") if "%" in entry else (entry, "", "") for entry in self.dates]
-        return [(name, form or None) for name, _, form in pairs]
-
-    def __bool__(self) -> bool:
-        return self != TableOptions()
-
-
-class Learner:
-    """Looks at the values of one column as they pass, then tells its rule; `__call__` is a `Column.encode`."""
-
-    def __init__(self, column: str, gap_texts: frozenset[str], impute: bool) -> None:
-        self.column, self.gap_texts, self.impute = column, gap_texts, impute
-
-    def __call__(self, values: NDArray[Any], place: Places, untyped: bool = False) -> FloatArray:
-        """Take in the next rows; what comes back is not used."""
-        self.look(np.asarray(values), place)
-        return np.zeros(len(values))
-
-    def look(self, values: NDArray[Any], place: Places) -> None:
-        """Take in the next rows."""
-        raise NotImplementedError
-
-    def rule(self) -> Rule:
-        """The rule, once all is seen; `InputError` where there is none."""
-        raise NotImplementedError
-
-
-class LevelLearner(Learner):
-    """Collects the levels of a column of categories: numbers in their order, all else in that of text."""
-
-    def __init__(self, column: str, gap_texts: frozenset[str], impute: bool) -> None:
-        super().__init__(column, gap_texts, impute)
-        self._levels: dict[str, None] = {}
-        self._has_gaps = False
-
-    def look(self, values: NDArray[Any], place: Places) -> None:
-        """Take in the next rows; `InputError` beyond `MOST_LEVELS` levels."""
-        for row, level in enumerate(level_names(values, self.gap_texts)):
-            if level is None:
-                self._has_gaps = True
-            elif level not in self._levels:
-                if len(self._levels) == MOST_LEVELS:
-                    raise InputError(
-                        f"The column '{self.column}' has more than {MOST_LEVELS} different values (up to "
-                        f"{place(row)}), so these are no categories. Drop the column, or turn it into numbers."
-                    )
-                self._levels[level] = None
-
-    def rule(self) -> Rule:
-        """The levels; a gap is one of its own where gaps are filled in."""
-        levels = list(self._levels)
-        if not levels:
-            raise InputError(f"The column '{self.column}' holds no value at all; drop it.")
-        try:
-            levels.sort(key=float)
-        except ValueError:
-            levels.sort()
-        return Categories(self.column, (*levels, *([MISSING] if self._has_gaps and self.impute else [])))
-
-
-class DateLearner(Learner):
-    """Finds the format of a column of dates: the one that fits all of them."""
-
-    def __init__(self, column: str, gap_texts: frozenset[str], form: str | None, cycles: Sequence[Any]) -> None:
-        super().__init__(column, gap_texts, impute=False)
-        self._formats = list(DATE_FORMATS) if form is None else [form]
-        self._cycles = tuple(cycles)
-        self._differ: tuple[str, str] | None = None
-
-    def look(self, values: NDArray[Any], place: Places) -> None:
-        """Keep the formats that fit; `InputError` where none does."""
-        present = values[~gaps(values, self.gap_texts)]
-        if not len(present):
-            return
-        read = {form: date_seconds(present, form) for form in self._formats}
-        fits = [form for form in self._formats if not np.isnan(read[form]).any()]
-        if not fits:
-            worst = max(self._formats, key=lambda form: int(np.argmax(np.isnan(read[form]))))
-            bad = present[int(np.argmax(np.isnan(read[worst])))]
-            raise InputError(
-                f"The column '{self.column}' holds '{bad}' ({place(0)} or after), which is no date of the format "
-                f"{worst}. Name the format, as in `date` '{self.column}:%d.%m.%Y', or drop the column."
-            )
-        self._formats = fits
-        unlike = [form for form in fits[1:] if not np.array_equal(read[form], read[fits[0]])]
-        self._differ = (fits[0], unlike[0]) if unlike else None if len(fits) == 1 else self._differ
-
-    def rule(self) -> Rule:
-        """The format; `InputError` where two fit that name different days."""
-        if self._differ is not None and set(self._differ) <= set(self._formats):
-            first, second = self._differ
-            raise InputError(
-                f"The dates of '{self.column}' may be of the format {first} or {second}, which differ; name it, as in "
-                f"`date` '{self.column}:{first}'."
-            )
-        return Date(self.column, self._formats[0], self._cycles)
-
-
-class MedianLearner(Learner):
-    """Finds the median of a column of numbers: of all of them up to a million, beyond it of every second, fourth ..."""
-
-    MOST = 2**20
-
-    def __init__(self, column: str, gap_texts: frozenset[str], impute: bool) -> None:
-        super().__init__(column, gap_texts, impute)
-        self._values, self._count, self._step, self._seen = [np.empty(0)], 0, 1, 0
-
-    def look(self, values: NDArray[Any], place: Places) -> None:
-        """Take in the next rows; `InputError` for a text that is no number."""
-        numbers = Number(self.column, self.gap_texts).read(values, place)
-        first = -self._seen % self._step
-        self._seen += len(numbers)
-        numbers = numbers[first :: self._step]
-        self._values.append(numbers[np.isfinite(numbers)])
-        self._count += len(self._values[-1])
-        while self._count > self.MOST:
-            self._values = [np.concatenate(self._values)[::2]]
-            self._count, self._step = len(self._values[0]), 2 * self._step
-
-    def rule(self) -> Rule:
-        """The median in the place of gaps, where they are filled in."""
-        values = np.concatenate(self._values)
-        if not len(values):
-            raise InputError(f"The column '{self.column}' holds no number at all; drop it.")
-        return Number(self.column, self.gap_texts, float(np.median(values)) if self.impute else None)

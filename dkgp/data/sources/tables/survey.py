@@ -16,7 +16,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from dkgp.data.sources.base import Column, Source
-from dkgp.data.sources.encoding import DATE_FORMATS, MOST_LEVELS, Places, date_seconds, gaps, level_names
+from dkgp.data.sources.tables.encoding import Places, date_seconds, gaps, level_names
+from dkgp.data.sources.tables.learning import DATE_FORMATS, MOST_LEVELS
 from dkgp.data.types import FloatArray, Progress, ProgressCallback
 
 # Texts among numbers that people write for a gap.
@@ -33,7 +34,7 @@ _ROWS_HASHED = 4096
 
 @dataclass
 class ColumnSurvey:
-    """What a column holds, counted as its values pass; `__call__` is a `Column.encode` that refuses nothing."""
+    """Counts of the values of a column, as they pass; `__call__` is a `Column.encode` that refuses nothing."""
 
     name: str
     rows: int = 0
@@ -131,7 +132,7 @@ class ColumnSurvey:
 
 @dataclass(frozen=True)
 class Survey:
-    """What the columns of a source hold.
+    """Counts of the values of all columns of a source.
 
     Attributes
     ----------

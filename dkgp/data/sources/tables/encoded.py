@@ -10,19 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.sources.base import Block, Column, Source, find_columns
-from dkgp.data.sources.encoding import (
-    Categories,
-    DateLearner,
-    Encoding,
-    Learner,
-    LevelLearner,
-    MedianLearner,
-    Number,
-    Places,
-    Rule,
-    TableOptions,
-    gaps,
-)
+from dkgp.data.sources.tables.encoding import Categories, Encoding, Number, Places, Rule, gaps
+from dkgp.data.sources.tables.learning import DateLearner, Learner, LevelLearner, MedianLearner, TableOptions
 from dkgp.data.types import FloatArray, IntArray, Progress, ProgressCallback, quoted
 from dkgp.errors import InputError
 
@@ -86,7 +75,7 @@ class EncodedSource(Source):
             yield Block(values[rows], _places(block, rows), block.position)
 
     def _reading(self, origin: Column, encode: Encode | None) -> Encode | None:
-        """What a column's values go through: labels their own encoder, other columns their rule."""
+        """Return the encoder of a column: of labels their own, of other columns their rule."""
         texts = frozenset(self.encoding.gap_texts)
         if encode is not None:
             return _Labels(encode, texts)
