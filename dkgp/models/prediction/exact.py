@@ -18,8 +18,10 @@ from dkgp.models.prediction.streaming import MEANS, VARIANCES, Rounds, Streamed
 from dkgp.models.rounding import mean_in_units, variance_in_units
 from dkgp.models.sums import EVERY_ENTRY, Piece, Rows, Sums, joined
 from dkgp.models.support import SupportInputs, certified_means
+from dkgp.models.variance.batched import BatchedRun
+from dkgp.models.variance.choice import Request, chosen_run
 from dkgp.models.variance.greedy import BasisRun
-from dkgp.models.variance.variances import VarianceRun, VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 
@@ -86,8 +88,8 @@ def exact_rounds(
     if variance.basis is not None:
         by_basis = BasisRun(context, model.noise_variance, certificate, test, executor, variance)
         return _MeansAndVariances(means, by_basis, model)
-    run = VarianceRun(model, kernel, context, certificate, test, executor, variance, stored)
-    return _MeansAndVariances(means, run, model)
+    asked = Request(model, kernel, context, certificate, test, executor, variance, stored)
+    return _MeansAndVariances(means, chosen_run(asked, note), model)
 
 
 class _Means(Rounds):
@@ -126,7 +128,7 @@ class _Means(Rounds):
 class _MeansAndVariances(Rounds):
     variables = VARIANCES
 
-    def __init__(self, means: _Means, run: VarianceRun | BasisRun, model: ModelRecord) -> None:
+    def __init__(self, means: _Means, run: BatchedRun | BasisRun, model: ModelRecord) -> None:
         self._means, self._run, self._model = means, run, model
         self._scale = np.asarray(model.standardisation.target_std)
         self.n_support, self.assumes = means.n_support, means.assumes

@@ -22,7 +22,10 @@ from dkgp.models.prediction.exact import mean_task
 from dkgp.models.rounding import mean_in_units, variance_in_units
 from dkgp.models.sums import EVERY_ENTRY, joined
 from dkgp.models.support import SupportInputs
-from dkgp.models.variance.variances import VarianceRun, VarianceSettings
+from dkgp.models.variance.batched import BatchedRun
+from dkgp.models.variance.choice import Request, chosen_run
+from dkgp.models.variance.settings import VarianceSettings
+from dkgp.models.variance.whole_run import WholeRun
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 
@@ -70,20 +73,16 @@ class Predictor:
         self._context = BlockContext(version, source, kernel, model.n_samples)
         self._executor: BlockExecutor = LocalExecutor() if every_thread else HereExecutor()
         self._certificate = Certificate.from_json(dict(model.certificate))
-        self._variance: VarianceRun | None = None
+        self._variance: BatchedRun | None = None
         if variance is not None:
             none = standardised_inputs(np.zeros((0, model.n_features)), model.feature_names)
             with single_threaded_blas():
-                self._variance = VarianceRun(
-                    model,
-                    kernel,
-                    self._context,
-                    self._certificate,
-                    none,
-                    self._executor,
-                    variance,
-                    n_test=max(1, n_test),
+                executor, tests = self._executor, max(1, n_test)
+                self._variance = chosen_run(
+                    Request(model, kernel, self._context, self._certificate, none, executor, variance, tests=tests)
                 )
+                if isinstance(self._variance, WholeRun):
+                    self._variance.prepare(model)
 
     def __call__(self, inputs: FloatArray) -> Predicted:
         """Predict at raw inputs of the model's features: (r, d), or (r, d_raw) with those that were constant.

@@ -90,8 +90,8 @@ class BatchOptions:
     threads: int = 1  # of this process, to share the work of a pass; the result does not depend on their number
 
 
-class _Bounds:
-    """The best bounds so far on the function's variance; `noise` is part of what gaps are relative to."""
+class VarianceBounds:
+    """Collects the best bounds so far on the function's variance; `noise` is part of what gaps are relative to."""
 
     def __init__(self, highest: FloatArray, noise: float, gap: float) -> None:
         self._noise = noise
@@ -120,6 +120,7 @@ class _Bounds:
         self._error[which] = np.fmin(np.fmin(self._error[which], error), width)
 
     def unfinished(self) -> IndexArray:
+        """Indices of the samples that have not met the gap."""
         imprecise = self._error > self._goal * (self.upper + self._noise)
         return np.flatnonzero((self.gaps() > self._gap) | imprecise)
 
@@ -128,9 +129,11 @@ class _Bounds:
         return np.asarray(self._gap * (self.upper[which] + self._noise))
 
     def gaps(self) -> FloatArray:
+        """Relative widths, noise included where it is."""
         return relative_gap(self.lower + self._noise, self.upper + self._noise)
 
     def reported(self, passes: FloatArray, tally: ProductTally) -> BatchVariance:
+        """The bounds, with the noise where it is wanted, and what they took."""
         if self._noise == 0.0:
             return BatchVariance(self.lower, self.upper, passes, tally)
         lower, upper = outward(self.lower + self._noise, self.upper + self._noise)
@@ -149,7 +152,7 @@ def solve_batch(
     """
     test, threads, max_passes = Queries.of(factor, inputs), options.threads, options.max_passes
     noise = 0.0 if options.latent else factor.noise_variance
-    bounds = _Bounds(test.highest, noise, options.gap)
+    bounds = VarianceBounds(test.highest, noise, options.gap)
     passes, tally = np.zeros(len(inputs)), ProductTally()
     if options.factor_first or max_passes < 1:
         bounds.tighten(np.arange(len(inputs)), *factor_interval(factor, test))
@@ -184,7 +187,7 @@ class _Batch:
         self,
         factor: NystromFactor,
         test: Queries,
-        bounds: _Bounds,
+        bounds: VarianceBounds,
         passes: FloatArray,
         todo: IndexArray,
         threads: int,

@@ -47,14 +47,14 @@ class Queries:
     # (t,) float64: k(x, x), as computed, and what it is at most.
     prior: FloatArray
     highest: FloatArray
-    share: FloatArray  # (t,) float64: see `NystromFactor.share`
+    share: FloatArray  # (t,) float64: see `RowScales.share`
 
     @classmethod
     def of(cls, factor: NystromFactor, inputs: FloatArray) -> Queries:
         """Prepare standardised inputs (t, d)."""
         prior = np.asarray(factor.context.kernel.diagonal(inputs), dtype=np.float64)
         highest = highest_prior(factor.context.kernel, prior)
-        return cls(factor.evaluator.prepare(inputs), prior, highest, factor.share(highest, inputs))
+        return cls(factor.evaluator.prepare(inputs), prior, highest, factor.scales.share(highest, inputs))
 
     def take(self, indices: IndexArray) -> Queries:
         """The chosen ones."""

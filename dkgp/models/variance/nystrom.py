@@ -5,12 +5,6 @@ Q), and how far everything may be off. F is kept in float32: it only has to be c
 elsewhere from kernel columns in float64 (`dkgp.models.variance.bounds`), and holds for any z whatever. So a factor that
 is to precondition is float32 throughout, at half the time and memory; one that is to certify variances by itself has
 the rest in float64.
-
-An entry k(x, x') is at most sqrt(k(x, x) k(x', x')), and off by eps times that times the two rows' errors
-(`TileEvaluator.row_errors`). Both are covered by weights: with t the rows' errors, t_0 their median and m = max(t /
-t_0, 1), t + t' <= 2 t_0 m m', so with weights w_i = sqrt(Kbar_ii / max Kbar) m_i an entry of Kbar is at most largest
-w_i w_j and off by `entry_error` eps largest w_i w_j, entry_error = 2 t_0. A few samples far out, or where a polynomial
-kernel is huge, so do not spoil what is proven of the rest.
 """
 
 from __future__ import annotations
@@ -32,11 +26,11 @@ from dkgp.kernels import Features, Kernel, TileEvaluator
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, sum_roundings
 from dkgp.models.variance.remainder import Interpolation, Remainder, remainder_bytes
+from dkgp.models.variance.row_scales import RowScales, differences, priors
 from dkgp.models.variance.whitening import Whitening
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.inputs import centre_of
 from dkgp.operators.low_rank.factor import LowRankPreconditioner
 from dkgp.operators.low_rank.landmark_rows import ROWS_AT_ONCE, LandmarkRows, whiten
 from dkgp.operators.low_rank.pivots import counted, jitter, regularised_factor
@@ -181,25 +175,16 @@ class NystromFactor:
     ) -> None:
         self.context = source.context
         self.noise_variance = source.noise_variance
-        self.evaluator = _evaluator(source.context)
+        scales = self.scales = RowScales.of(source.context, source.noise_variance)
+        self.evaluator = scales.evaluator
         self._landmark_inputs = source.landmark_inputs
         self.landmarks = self.evaluator.prepare(source.landmark_inputs)
         self.lower, self.gram_lower = lower, gram_lower
         self.columns, self.residual_diagonal, self.remainder = columns, residual_diagonal, remainder
-        kernel, context = source.context.kernel, source.context
-        blocks = [context.bounds(block) for block in range(context.n_blocks)]
-        errors = np.concatenate([self.evaluator.row_errors(context.source.inputs(*rows)) for rows in blocks])
-        self._typical_error = float(np.median(errors))
-        self.entry_error = 2.0 * self._typical_error
-        self.prior = _diagonal(context)
-        diagonal = self.prior * (1.0 + 2.0 * EPS * errors)
-        self.largest = float(diagonal.max()) + source.noise_variance
-        excess = self._excess(errors)
-        self.weights: FloatArray = np.sqrt((diagonal + source.noise_variance) / self.largest) * excess
-        landmark_diagonal = counted(kernel.diagonal(source.landmark_inputs)) / self.largest
-        self.landmark_scale: FloatArray = np.sqrt(landmark_diagonal) * self._excess(
-            self.evaluator.row_errors(source.landmark_inputs)
-        )
+        self.entry_error, self.prior = scales.entry_error, scales.prior
+        self.largest, self.weights = scales.largest, scales.weights
+        landmark_diagonal = counted(source.context.kernel.diagonal(source.landmark_inputs)) / self.largest
+        self.landmark_scale: FloatArray = np.sqrt(landmark_diagonal) * scales.excess(source.landmark_inputs)
         self.whitening = Whitening.of(lower, np.sqrt(self.largest) * self.landmark_scale)
 
     @classmethod
@@ -227,7 +212,7 @@ class NystromFactor:
     def _build(cls, source: FactorSource) -> NystromFactor:
         """Build it: 2 n R^2 operations, shared between this process's threads; the bits do not depend on how many."""
         context = source.context
-        evaluator = _evaluator(context)
+        evaluator = differences(context)
         dtype = np.float32 if source.precision == "single" else np.float64
         triangle = LandmarkTriangle.of(evaluator, source.landmark_inputs, dtype)
         rows = _RowsOfF(source, evaluator, triangle)
@@ -260,7 +245,7 @@ class NystromFactor:
     @property
     def weight_norm(self) -> float:
         """Length of the vector of weights."""
-        return float(np.linalg.norm(self.weights))
+        return self.scales.norm
 
     @property
     def unit(self) -> float:
@@ -268,16 +253,6 @@ class NystromFactor:
         context = self.context
         runs = sum(-(-(stop - start) // PIECE_ROWS) for start, stop in map(context.bounds, range(context.n_blocks)))
         return sum_roundings(self.n, PIECE_ROWS, runs) * UNIT + self.entry_error * EPS
-
-    def share(self, highest: FloatArray, inputs: FloatArray) -> FloatArray:
-        """The weights of test samples whose k(x, x) is at most `highest`: (t,).
-
-        |k(x, x_i)| is at most largest share w_i, and off by `entry_error` eps of that.
-        """
-        return np.asarray(np.sqrt(highest / self.largest) * self._excess(self.evaluator.row_errors(inputs)))
-
-    def _excess(self, errors: FloatArray) -> FloatArray:
-        return np.asarray(np.maximum(errors / self._typical_error, 1.0))
 
     @property
     def rank(self) -> int:
@@ -300,7 +275,7 @@ class NystromFactor:
         if self.columns is not None:
             rows = FactorRows(self.columns, precision, threads)
             return LowRankPreconditioner(rows, self.noise_variance, self.gram_lower)
-        evaluator = _evaluator(self.context, precision)
+        evaluator = differences(self.context, precision)
         landmarks = evaluator.prepare(self._landmark_inputs)
         pieces = functools.partial(self.pieces, precision)
         passing = LandmarkRows(evaluator, pieces, landmarks, self.lower, self.n, threads)
@@ -325,7 +300,7 @@ class _RowsOfF:
 
     def __init__(self, source: FactorSource, evaluator: TileEvaluator, triangle: LandmarkTriangle) -> None:
         self._evaluator, self._triangle, self._context = evaluator, triangle, source.context
-        self._prior = _diagonal(source.context)
+        self._prior = priors(source.context)
         self._errors = evaluator.row_errors(source.landmark_inputs)
         self._typical_error = float(np.median(self._errors))
         double = triangle.lower.dtype == np.float64
@@ -347,7 +322,7 @@ class _RowsOfF:
 
 def _remainder(source: FactorSource) -> Remainder | None:
     """That of a factor which was kept, to the same bits as when it was made."""
-    evaluator, pieces = _evaluator(source.context), list(_pieces(source.context))
+    evaluator, pieces = differences(source.context), list(_pieces(source.context))
     rows = _RowsOfF(source, evaluator, LandmarkTriangle.of(evaluator, source.landmark_inputs))
     diagonal = np.empty(source.context.n)
 
@@ -373,20 +348,6 @@ def residual_slack(weights: Interpolation, f: NDArray[Any], prior: FloatArray, e
     slack += 2.0 * EPS * scale * (errors * weights.size + weights.errors)
     slack += (2.0 * EPS * errors + UNIT) * prior
     return np.asarray(EVALUATION * slack)
-
-
-def _evaluator(context: BlockContext, precision: Precision = "double") -> TileEvaluator:
-    # By differences: the expanded form is off by |x|^2 eps, which no bound allows for, where inputs are far out.
-    return TileEvaluator(context.kernel, precision, expanded=False, centre=centre_of(context.source))
-
-
-def _diagonal(context: BlockContext) -> FloatArray:
-    """k(x, x) of all training samples: (n,)."""
-    kernel = context.kernel
-    if kernel.stationary:
-        return np.full(context.n, float(kernel.diagonal(np.zeros((1, kernel.n_features)))[0]))
-    bounds = [context.bounds(block) for block in range(context.n_blocks)]
-    return np.concatenate([kernel.diagonal(context.source.inputs(*rows)) for rows in bounds])
 
 
 def _pieces(

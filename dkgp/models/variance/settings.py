@@ -11,7 +11,9 @@ from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import Option, byte_count
 
 # Settings that a basis for each sample has no use for.
-_FACTOR_ONLY = ("max_passes", "rank", "halo", "keep_factor")
+_FACTOR_ONLY = ("max_passes", "rank", "halo", "keep_factor", "way")
+# Settings that say how the iterative way is to go, and so that it is to be taken.
+_ITERATIVE_ONLY = ("max_passes", "rank", "halo", "keep_factor")
 
 
 class TestRows(Protocol):
@@ -25,6 +27,13 @@ class TestRows(Protocol):
         """Standardised rows start:stop."""
 
 
+WAYS = ("auto", "cholesky", "iterative")
+WAY = Option(
+    help="How variances are computed: by a Cholesky factor of the whole kernel matrix, by a partial factor and "
+    "conjugate gradients, or by what is foreseen to take less here.",
+    spellings=("--variance-way",),
+    choices=WAYS,
+)
 GAP = Option(
     help="How narrow a variance's interval is to be, relative to its upper end.",
     spellings=("--variance-gap",),
@@ -98,16 +107,30 @@ class VarianceSettings:
     memory_bytes: Annotated[int | None, MEMORY] = None
     basis: Annotated[int | None, BASIS] = None
     keep_factor: Annotated[bool, KEEP_FACTOR] = False
+    way: Annotated[str, WAY] = "auto"
     seed: Annotated[int, SEED] = 0
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if self.way == "cholesky" and self.is_iterative:
+            raise InputError(
+                f"{', '.join(f'`{name}`' for name in self._changed(_ITERATIVE_ONLY))}: of the iterative `way`, and "
+                "'cholesky' is asked for. Leave one or the other out"
+            )
         if self.basis is not None:
-            default = {each.name: each.default for each in fields(VarianceSettings)}
-            unused = [name for name in _FACTOR_ONLY if getattr(self, name) != default[name]]
+            unused = self._changed(_FACTOR_ONLY)
             if unused:
                 named = ", ".join(f"`{name}`" for name in unused)
                 raise InputError(
                     f"{named}: of the factor that test samples share; with a `basis` for each there is none. Leave one "
                     "or the other out"
                 )
+
+    @property
+    def is_iterative(self) -> bool:
+        """True if some setting is of use in the iterative way alone, which is taken then."""
+        return bool(self._changed(_ITERATIVE_ONLY))
+
+    def _changed(self, names: tuple[str, ...]) -> list[str]:
+        default = {each.name: each.default for each in fields(VarianceSettings)}
+        return [name for name in names if getattr(self, name) != default[name]]

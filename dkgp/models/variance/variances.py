@@ -8,7 +8,6 @@ How batches and ranks compare: docs/experiments.md.
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from dataclasses import replace
@@ -25,6 +24,7 @@ from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.models.certificate import Certificate
 from dkgp.models.support import certified_means
 from dkgp.models.variance.batch import BatchOptions, relative_gap, solve_batch, value_error_goal
+from dkgp.models.variance.batched import BatchedRun
 from dkgp.models.variance.kept_factor import keep_factor, kept_factor, landmarks_of
 from dkgp.models.variance.landmarks import Landmarks, SupportSamples, choose_landmarks, judged
 from dkgp.models.variance.nystrom import FactorSource, factor_bytes, leaves_of
@@ -44,7 +44,6 @@ from dkgp.operators.block_tasks import BlockContext, feature_width
 __all__ = ["TestRows", "VarianceRun", "VarianceSettings", "variance_task"]
 
 LARGEST_BATCH, LARGEST_JOINT_BATCH, LEAST_BATCH = 512, 1024, 32
-REGIONS = 1000
 # Bounds of huge kernels overflow, or come to no number; `solve_batch` takes the best of those that are numbers, and
 # k(x, x) and 0 where none is.
 _UNPROVEN = np.errstate(over="ignore", invalid="ignore", divide="ignore")
@@ -84,7 +83,7 @@ def variance_task(
     return results
 
 
-class VarianceRun:
+class VarianceRun(BatchedRun):
     """One prediction's variances: its plan, its rounds, its figures.
 
     Parameters
@@ -138,8 +137,7 @@ class VarianceRun:
                 "a `basis` for each variance is of use in predictions of a regression's store; leave it out"
             )
         executor.require_one_arithmetic()
-        self._executor, self._certificate, self._test, self._settings = executor, certificate, test, settings
-        self._n_test = test.n_samples if n_test is None else n_test
+        super().__init__(certificate, test, executor, settings, n_test)
         requested = {
             "gap": settings.gap,
             "max_passes": settings.max_passes,
@@ -231,19 +229,6 @@ class VarianceRun:
                 f"the prediction to resume used a factor of rank {stored['rank']}, now there is one of rank "
                 f"{landmarks.rank}; start afresh with `overwrite`"
             )
-        self._met = self._unmet = 0
-        self._gap_sum = self._gap_max = self._passes = 0.0
-        self._tally = ProductTally()
-        self._factor_seconds = 0.0
-
-    def at(self, test: TestRows) -> VarianceRun:
-        """The same run at another part of the test samples, with figures of its own."""
-        run = copy.copy(self)
-        run._test = test
-        run._met = run._unmet = 0
-        run._gap_sum = run._gap_max = run._passes = 0.0
-        run._tally = ProductTally()
-        return run
 
     @property
     def landmarks(self) -> Landmarks:
@@ -254,20 +239,6 @@ class VarianceRun:
     def memory(self) -> Memory:
         """Memory of a worker's process, as it was planned."""
         return self._memory
-
-    @property
-    def region_rows(self) -> int:
-        """Rows of a region of the store: one batch, several where that would make more than a thousand regions."""
-        batch = int(self.plan["batch_size"])
-        return batch * max(1, math.ceil(self._n_test / (REGIONS * batch)))
-
-    @property
-    def depth(self) -> int:
-        """Regions under way at once: enough to keep every worker thread busy."""
-        if self._joint:
-            return 1
-        batches = max(1, self.region_rows // int(self.plan["batch_size"]))
-        return max(1, math.ceil(self._executor.parallelism / batches)) + 1
 
     def prepare(self, model: SupportSamples) -> str:
         """Have the factor built on the workers, and kept where that is wanted; say what was done."""
@@ -298,52 +269,30 @@ class VarianceRun:
             f"{'loaded' if loaded else 'built'} in {self._factor_seconds:.1f} s; it {how}{trouble}"
         )
 
+    def tried(self, test: TestRows) -> FloatArray:
+        """Relative gaps that the factor alone leaves at some test samples; the factor is built for it, and kept."""
+        options = replace(self._options, max_passes=0.0)
+        arguments = (self._source, None, test, options)
+        pending = self._executor.submit("ktrial", variance_task, arguments, [[(0, test.n_samples)]])
+        ((_, _, lower, upper, *_),) = pending.result()
+        return relative_gap(lower, upper)
+
     def submit(self, start: int, stop: int) -> PendingRound:
         """Start a region: one task for each batch; one after the other where each takes all threads."""
-        size = int(self.plan["batch_size"])
-        batches = [(first, min(first + size, stop)) for first in range(start, stop, size)]
+        batches = self._batches(start, stop)
         groups = [batches] if self._joint else [[batch] for batch in batches]
         arguments = (self._source, self._certificate, self._test, self._options)
         return self._executor.submit("kvariance", variance_task, arguments, groups)
 
-    def collect(self, results: list[Any]) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """Join a region's batches: mean and error (rows, p), lower and upper (rows,), standardised; keep count."""
-        *arrays, tallies = zip(*results, strict=True)
-        mean, error, lower, upper, passes = (np.concatenate(parts) for parts in arrays)
-        for tally in tallies:
-            self._tally.add(tally)
-        gap = relative_gap(lower, upper)
-        unmet = int(np.count_nonzero(gap > self._settings.gap))
-        self._met += len(gap) - unmet
-        self._unmet += unmet
-        self._gap_sum += float(gap.sum())
-        self._gap_max = max(self._gap_max, float(gap.max()))
-        self._passes += float(passes.sum())
-        return mean, error, lower, upper
-
     def summary(self, seconds: float) -> dict[str, Any]:
         """Figures of the samples of this run; those that a resumed run found done are not among them."""
-        count = max(1, self._met + self._unmet)
         return {
-            "gap": self._settings.gap,
-            "met": self._met,
-            "unmet": self._unmet,
-            "gap_mean": self._gap_sum / count,
-            "gap_max": self._gap_max,
-            "column_passes": self._passes / count,
-            "products_float32": self._tally.single_columns / count,
-            "products_float64": self._tally.double_columns / count,
-            "product_seconds": self._tally.seconds,
-            "gemm_seconds": self._tally.gemm_seconds,
+            **super().summary(seconds),
             "rank": self._landmarks.rank,
             "halo": int(self.plan["halo"]),
             "smooth": bool(self.plan["smooth"]),
-            "batch_size": int(self.plan["batch_size"]),
-            "latent": self._settings.latent,
             "residual_trace": self._landmarks.residual_trace,
             "effective_dimension": self._landmarks.effective_dimension,
-            "factor_seconds": self._factor_seconds,
-            "seconds_per_sample": seconds / count,
         }
 
     def _require_plan(self, stored: dict[str, Any], n: int) -> None:

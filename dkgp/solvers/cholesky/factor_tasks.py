@@ -1,4 +1,4 @@
-"""Tasks of a Cholesky factor in tiles on disk: stateless, they read tiles, compute, and write tiles.
+"""Tasks of a Cholesky factor in tiles, on disk or in memory: stateless, they read tiles, compute, and write tiles.
 
 Block column k of the factor L ("panel" k) is made from the panels before it, left-looking: tile (i, k) is
 (K_ik - sum_{j<k} L_ij L_kj') L_kk^-T, every tile is written once, and a tile's bits depend on nothing but the matrix
@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
-from dkgp.data.stores.tile_store import TILE_HEADER_BYTES, TileStore
+from dkgp.data.stores.tile_store import TILE_HEADER_BYTES
 from dkgp.errors import StoreError
-from dkgp.kernels import Features
+from dkgp.kernels import Features, TileEvaluator
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, Noise, noise_at
 from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.inputs import centre_of
 from dkgp.solvers.cholesky.dense_blocks import factor_lower, subtract_product, subtract_square
+from dkgp.solvers.cholesky.memory_tiles import MemoryTiles, Tiles
 from dkgp.solvers.cholesky.triangular import solve_lower
 
 # One run: a panel and the rows of its tiles that are computed together.
@@ -95,9 +97,16 @@ class TileContext:
     """Context of a task, besides its tiles."""
 
     context: BlockContext
-    store: TileStore
+    store: Tiles
     layout: TileLayout
     noise: Noise
+    expanded: bool | None = None  # whether distances are; see `TileEvaluator`
+
+    @property
+    def evaluator(self) -> TileEvaluator:
+        """Of the tiles of Kbar, before they are rounded."""
+        source = self.context.source
+        return TileEvaluator(self.context.kernel, "double", expanded=self.expanded, centre=centre_of(source))
 
     def read(self, i: int, k: int) -> NDArray[Any]:
         """Tile (i, k) of the factor."""
@@ -106,6 +115,9 @@ class TileContext:
 
     def read_ahead(self, tiles: Sequence[tuple[int, int]]) -> Iterator[NDArray[Any]]:
         """Tiles one after the other, the next ones on their way while one is worked on."""
+        if isinstance(self.store, MemoryTiles):
+            yield from (self.read(i, k) for i, k in tiles)
+            return
         with ThreadPoolExecutor(1, thread_name_prefix="dkgp-tiles") as reader:
             pending: deque[Future[NDArray[Any]]] = deque()
             try:
@@ -122,8 +134,8 @@ class TileContext:
     def evaluate(self, i: int, k: int) -> NDArray[Any]:
         """Tile (i, k) of Kbar, from the inputs."""
         layout = self.layout
-        rows, columns = self._features(i), self._features(k)
-        evaluator = self.context.evaluator("double")
+        rows, columns = self.features(i), self.features(k)
+        evaluator = self.evaluator
         tile = np.empty(layout.shape(i, k), layout.dtype)
         for first in range(0, rows.n, PIECE_ROWS):
             last = min(first + PIECE_ROWS, rows.n)
@@ -135,9 +147,11 @@ class TileContext:
             tile[first:last] = piece
         return tile
 
-    def _features(self, i: int) -> Features:
+    def features(self, i: int) -> Features:
+        """The samples of block row i, prepared in float64, from this worker's cache or the store."""
+
         def build() -> Features:
-            return self.context.evaluator("double").prepare(self.context.source.inputs(*self.layout.bounds(i)))
+            return self.evaluator.prepare(self.context.source.inputs(*self.layout.bounds(i)))
 
         return worker_cache().get((self.context.run_id, f"tile-rows-{self.layout.rows}", i), build)
 

@@ -1,4 +1,4 @@
-"""A Cholesky factor of Kbar in tiles on disk: which tile is computed when, and how a system is solved with them."""
+"""A Cholesky factor of Kbar in tiles: which tile is computed when, and how a system is solved with them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import json
 import shutil
 import tempfile
 import weakref
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
-from dkgp.cluster.executors.base import split_evenly
+from dkgp.cluster.executors.base import BlockExecutor, Rounds, split_evenly
 from dkgp.data.stores.tile_store import TileStore
 from dkgp.errors import CheckpointError, MemoryBudgetError, NumericalError, StorageError
-from dkgp.operators.base import FloatArray
-from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.base import FloatArray, Noise
+from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers.cholesky.factor_tasks import (
     PanelTiles,
     TileContext,
@@ -28,6 +29,7 @@ from dkgp.solvers.cholesky.factor_tasks import (
     product_task,
     verify_task,
 )
+from dkgp.solvers.cholesky.memory_tiles import Tiles
 
 FORMAT_VERSION = 1
 # Tiles of a panel that a task computes together: each shares the reading of a row of tiles with the others.
@@ -42,14 +44,45 @@ class BrokenDownError(NumericalError):
         self.sample = sample
 
 
+class FactoredSystem(Rounds, Protocol):
+    """The matrix that is factored, and who does the work: an operator, or what stands for one."""
+
+    @property
+    def executor(self) -> BlockExecutor:
+        """Whose memory and threads the work is planned for."""
+
+    @property
+    def context(self) -> BlockContext:
+        """Inputs and kernel."""
+
+    @property
+    def noise(self) -> Noise:
+        """What is added to the diagonal."""
+
+
+@dataclass(frozen=True)
+class SystemOf:
+    """A system without an operator: its rounds are the executor's, and nobody counts entries."""
+
+    executor: BlockExecutor
+    context: BlockContext
+    noise: Noise
+
+    @property
+    def submit(self) -> Any:
+        """Start a round; see `Rounds.submit`."""
+        return self.executor.submit
+
+
 class TileFactor:
     """L of Kbar = L L', in tiles.
 
-    - `operator`: its executor does the work.
-    - `folder`: where the tiles lie: what a factorisation of the same matrix left there is taken over. None takes a
-      folder of its own in the system's place for temporary files, removed when this object is.
+    - `system`: its executor does the work.
+    - `place`: where the tiles lie: memory, or a folder, where what a factorisation of the same matrix left is taken
+      over. None takes a folder of its own in the system's place for temporary files, removed when this object is.
     - `memory_bytes`: what the tasks of one process may hold.
     - `disk_budget_bytes`: what the tiles may take; by default, what the disk has free.
+    - `expanded`: whether distances are; see `TileEvaluator`.
 
     Raises `MemoryBudgetError`, `StorageError`: memory or disk do not suffice; before anything is computed;
     `CheckpointError`: the folder holds tiles of another matrix.
@@ -57,22 +90,24 @@ class TileFactor:
 
     def __init__(
         self,
-        operator: BlockedKernelOperator,
+        system: FactoredSystem,
         layout: TileLayout,
-        folder: str | None,
+        place: str | Tiles | None,
         memory_bytes: int,
         disk_budget_bytes: int | None,
+        *,
+        expanded: bool | None = None,
     ) -> None:
-        self._operator, self._executor = operator, operator.executor
+        self._system, self._executor = system, system.executor
         self._executor.require_one_arithmetic()
         self.layout = layout
-        self._parallelism, self._rows_at_once = _plan(operator, layout, memory_bytes)
-        url = tempfile.mkdtemp(prefix="dkgp-tiles-") if folder is None else folder
-        if folder is None:
+        self._parallelism, self._rows_at_once = _plan(system.executor, layout, memory_bytes)
+        if place is None:
+            place = tempfile.mkdtemp(prefix="dkgp-tiles-")
             # Also at the interpreter's exit; what a kill leaves behind is the system's to clear.
-            weakref.finalize(self, shutil.rmtree, url, ignore_errors=True)
-        self._store = TileStore(url)
-        self._tiles = TileContext(operator.context, self._store, layout, operator.noise)
+            weakref.finalize(self, shutil.rmtree, place, ignore_errors=True)
+        self._store: Tiles = TileStore(place) if isinstance(place, str) else place
+        self._tiles = TileContext(system.context, self._store, layout, system.noise, expanded)
         self._held = self._take_over()
         _check_disk(self._store, layout, len(self._held), disk_budget_bytes)
         if not self._held:
@@ -82,6 +117,16 @@ class TileFactor:
     def url(self) -> str:
         """The place of the tiles."""
         return self._store.url
+
+    @property
+    def tiles(self) -> TileContext:
+        """The tiles, for tasks that read them."""
+        return self._tiles
+
+    @property
+    def is_complete(self) -> bool:
+        """True if no tile is missing."""
+        return len(self._held) == self.layout.n_panels * (self.layout.n_panels + 1) // 2
 
     def complete(self, panels: int) -> None:
         """Compute what is missing of the first `panels` block columns; tiles that are there stay as they are.
@@ -148,7 +193,7 @@ class TileFactor:
         return tasks
 
     def _run(self, tasks: list[list[PanelTiles]]) -> None:
-        results = self._operator.submit("kpanel", panel_task, (self._tiles,), tasks).result()
+        results = self._system.submit("kpanel", panel_task, (self._tiles,), tasks).result()
         runs = [run for task in tasks for run in task]
         for (k, rows), failed in zip(runs, results, strict=True):
             if failed:
@@ -156,7 +201,7 @@ class TileFactor:
             self._held.update(self.layout.name(i, k) for i in rows)
 
     def _description(self) -> dict[str, Any]:
-        context, noise = self._operator.context, self._operator.noise
+        context, noise = self._system.context, self._system.noise
         groups = split_evenly(range(context.n_blocks), self._executor.parallelism)
         digests = self._executor.submit("kdigest", digest_task, (context,), groups).result()
         described = {
@@ -196,9 +241,8 @@ class TileFactor:
         return {self.layout.name(i, k) for (i, k), sound in zip(places, whole, strict=True) if sound}
 
 
-def _plan(operator: BlockedKernelOperator, layout: TileLayout, memory_bytes: int) -> tuple[int, int]:
+def _plan(executor: BlockExecutor, layout: TileLayout, memory_bytes: int) -> tuple[int, int]:
     """Tasks at once, and tiles that each computes together, within the memory of a process."""
-    executor = operator.executor
     threads = max(1, executor.threads_per_process)
     for rows in range(MOST_ROWS_AT_ONCE, 0, -1):
         if threads * layout.task_bytes(rows) <= memory_bytes:
@@ -213,7 +257,7 @@ def _plan(operator: BlockedKernelOperator, layout: TileLayout, memory_bytes: int
     )
 
 
-def _check_disk(store: TileStore, layout: TileLayout, held: int, budget_bytes: int | None) -> None:
+def _check_disk(store: Tiles, layout: TileLayout, held: int, budget_bytes: int | None) -> None:
     needed = layout.disk_bytes
     if budget_bytes is not None and needed > budget_bytes:
         raise StorageError(

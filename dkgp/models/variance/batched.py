@@ -1,0 +1,119 @@
+"""What the ways to a prediction's variances share: batches of test samples in regions of a store, and figures."""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from typing import Any, Self
+
+import numpy as np
+
+from dkgp.cluster.executors.base import BlockExecutor, PendingRound
+from dkgp.models.certificate import Certificate
+from dkgp.models.variance.batch import relative_gap
+from dkgp.models.variance.landmarks import SupportSamples
+from dkgp.models.variance.settings import TestRows, VarianceSettings
+from dkgp.models.variance.tally import ProductTally
+from dkgp.operators.base import FloatArray
+
+REGIONS = 1000
+
+
+class BatchedRun(ABC):
+    """One prediction's variances: its plan, its rounds, its figures.
+
+    Attributes
+    ----------
+    plan : dict
+        What the store records; gap, latent and batch_size among it.
+    """
+
+    plan: dict[str, Any]
+    _joint = False  # whether a batch takes all threads of the process
+
+    def __init__(
+        self,
+        certificate: Certificate | None,
+        test: TestRows,
+        executor: BlockExecutor,
+        settings: VarianceSettings,
+        n_test: int | None,
+    ) -> None:
+        self._executor, self._certificate, self._test, self._settings = executor, certificate, test, settings
+        self._n_test = test.n_samples if n_test is None else n_test
+        self._factor_seconds = 0.0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._met = self._unmet = 0
+        self._gap_sum = self._gap_max = self._passes = 0.0
+        self._tally = ProductTally()
+
+    def at(self, test: TestRows) -> Self:
+        """The same run at another part of the test samples, with figures of its own."""
+        run = copy.copy(self)
+        run._test = test
+        run._begin()
+        return run
+
+    @property
+    def region_rows(self) -> int:
+        """Rows of a region of the store: one batch, several where that would make more than a thousand regions."""
+        batch = int(self.plan["batch_size"])
+        return batch * max(1, math.ceil(self._n_test / (REGIONS * batch)))
+
+    @property
+    def depth(self) -> int:
+        """Regions under way at once: enough to keep every worker thread busy."""
+        if self._joint:
+            return 1
+        batches = max(1, self.region_rows // int(self.plan["batch_size"]))
+        return max(1, math.ceil(self._executor.parallelism / batches)) + 1
+
+    def _batches(self, start: int, stop: int) -> list[tuple[int, int]]:
+        size = int(self.plan["batch_size"])
+        return [(first, min(first + size, stop)) for first in range(start, stop, size)]
+
+    @abstractmethod
+    def prepare(self, model: SupportSamples) -> str:
+        """Have what all batches take made, and kept where that is wanted; say what was done."""
+
+    @abstractmethod
+    def submit(self, start: int, stop: int) -> PendingRound:
+        """Start a region."""
+
+    def collect(self, results: list[Any]) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """Join a region's batches: mean and error (rows, p), lower and upper (rows,), standardised; keep count."""
+        *arrays, tallies = zip(*results, strict=True)
+        mean, error, lower, upper, passes = (np.concatenate(parts) for parts in arrays)
+        for tally in tallies:
+            self._tally.add(tally)
+        gap = relative_gap(lower, upper)
+        unmet = int(np.count_nonzero(gap > self._settings.gap))
+        self._met += len(gap) - unmet
+        self._unmet += unmet
+        self._gap_sum += float(gap.sum())
+        self._gap_max = max(self._gap_max, float(gap.max()))
+        self._passes += float(passes.sum())
+        return mean, error, lower, upper
+
+    def summary(self, seconds: float) -> dict[str, Any]:
+        """Figures of the samples of this run; those that a resumed run found done are not among them."""
+        count = max(1, self._met + self._unmet)
+        return {
+            "gap": self._settings.gap,
+            "met": self._met,
+            "unmet": self._unmet,
+            "gap_mean": self._gap_sum / count,
+            "gap_max": self._gap_max,
+            "column_passes": self._passes / count,
+            "products_float32": self._tally.single_columns / count,
+            "products_float64": self._tally.double_columns / count,
+            "product_seconds": self._tally.seconds,
+            "gemm_seconds": self._tally.gemm_seconds,
+            "batch_size": int(self.plan["batch_size"]),
+            "latent": self._settings.latent,
+            "factor_seconds": self._factor_seconds,
+            "seconds_per_sample": seconds / count,
+        }
