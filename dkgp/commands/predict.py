@@ -167,10 +167,12 @@ def _variance_figures(figures: dict[str, Any], settings: VarianceSettings, repor
     """Figures of the whole store, and a warning where intervals are wider than wanted."""
     n, unmet, widest = figures["met"] + figures["unmet"], figures["unmet"], figures["gap_max"]
     if unmet and settings.basis is None:
+        remedy = f"raise --max-passes (now {settings.max_passes:g}) or --variance-rank (now {figures['rank']:,})"
+        if figures.get("way") == "cholesky":
+            remedy = "take --variance-way iterative"
         reporter.warn(
             f"{unmet:,} of {n:,} variances have wider intervals than the relative gap of {figures['gap']:g} that was "
-            f"asked for, the widest {widest:.3g}; they hold all the same. For narrower ones raise --max-passes "
-            f"(now {settings.max_passes:g}) or --variance-rank (now {figures['rank']:,})"
+            f"asked for, the widest {widest:.3g}; they hold all the same. For narrower ones {remedy}"
         )
     return _told(figures)
 

@@ -113,7 +113,7 @@ def test_the_factors_residual_diagonal_and_weights(fitted: Fitted) -> None:
 
 def test_a_kernel_of_finite_rank_ends_at_it(executor: BlockExecutor, tmp_path_factory: pytest.TempPathFactory) -> None:
     linear = fit("linear", tmp_path_factory.mktemp("linear"), executor)
-    values, summary = linear.predicted("linear", executor, VarianceSettings(gap=1e-3))
+    values, summary = linear.predicted("linear", executor, VarianceSettings(gap=1e-3, way="iterative"))
     assert summary.variance is not None
     assert (summary.variance["rank"], summary.variance["column_passes"]) == (D, 0.0)
     np.testing.assert_allclose(values["variance"], linear.latent + NOISE, rtol=2e-3)

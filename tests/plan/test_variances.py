@@ -79,7 +79,7 @@ def test_the_layout_is_the_predictions(workers: int, dataset: Dataset, tests: Da
 
 
 def test_a_factor_that_suffices_takes_no_products(dataset: Dataset, tests: Dataset, tmp_path: Path) -> None:
-    found, settings = hyper(SMOOTH, tmp_path), VarianceSettings()
+    found, settings = hyper(SMOOTH, tmp_path), VarianceSettings(way="iterative")
     planned = foresee_variances(dataset, found, settings, TESTS)
     plan, summary = predicted(dataset, tests, found, settings, 1, tmp_path)
     assert planned.run.plan == plan

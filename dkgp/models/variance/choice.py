@@ -25,12 +25,13 @@ from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
 from dkgp.data import ModelRecord, standardised_inputs
 from dkgp.data.stores.factor_store import open_factor
 from dkgp.data.stores.tile_store import TileStore
-from dkgp.errors import InputError, StoreError
+from dkgp.errors import CheckpointError, InputError, StoreError
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.models.certificate import Certificate
 from dkgp.models.variance.batch import value_error_goal
 from dkgp.models.variance.batched import BatchedRun
 from dkgp.models.variance.in_small import Counted, count_products
+from dkgp.models.variance.kept_whole import are_held, held_tiles, kept_tiles, load_tiles
 from dkgp.models.variance.landmarks import Landmarks, SupportSamples, choose_landmarks, judged
 from dkgp.models.variance.row_scales import RowScales
 from dkgp.models.variance.search import local_samples
@@ -135,7 +136,11 @@ def chosen_run(request: Request, note: Note | None = None) -> BatchedRun:
                 f"the prediction to resume was started by the {taken} `way`, not '{way}'; leave it out, or `overwrite`"
             )
         way = taken
-    elif way == "auto" and (settings.is_iterative or _keeps_partial(request)):
+    elif way == "auto" and settings.is_iterative:
+        way = "iterative"
+    elif way == "auto" and (are_held(request.context) or _kept(request) is not None):
+        way = "cholesky"
+    elif way == "auto" and _keeps_partial(request):
         way = "iterative"
     if way == "iterative":
         return request.iterative()
@@ -143,11 +148,35 @@ def chosen_run(request: Request, note: Note | None = None) -> BatchedRun:
     if way == "cholesky":
         if lacks is not None:
             raise InputError(f"{lacks}; take the iterative `way`")
-        return request.whole(place)
+        return _by_whole(request, place, note)
     if lacks is not None:
         return request.iterative()
     request.executor.require_one_arithmetic()
     return _Choice(request, place, note or (lambda words: None)).run()
+
+
+def _kept(request: Request) -> str | None:
+    """The folder of a whole factor that is kept with the model."""
+    return kept_tiles(request.model) if isinstance(request.model, ModelRecord) else None
+
+
+def _by_whole(request: Request, place: Tiles | str | None, note: Note | None) -> WholeRun:
+    """The run by a whole factor, by one that is kept where it will do."""
+    url = _kept(request)
+    if url is None:
+        return request.whole(place)
+    try:
+        if not isinstance(place, MemoryTiles):
+            return request.whole(url)
+        if place.description() is None:
+            load_tiles(url, whole_layout(request.model.n_samples), place)
+        return request.whole(place)
+    except (StoreError, CheckpointError) as error:
+        if isinstance(place, MemoryTiles):
+            place.clear()
+        if note is not None:
+            note(f"the factor kept with the model is of no use: {error}")
+        return request.whole(place)
 
 
 def _keeps_partial(request: Request) -> bool:
@@ -173,8 +202,8 @@ def _place(request: Request) -> tuple[Tiles | str | None, str | None]:
         )
     limit = request.settings.memory_bytes
     room = int(MEMORY_SHARE * psutil.virtual_memory().available) if limit is None else limit
-    if isinstance(request.executor, LocalExecutor) and needed <= room:
-        return MemoryTiles(), None
+    if _in_this_process(request.executor) and (are_held(request.context) or needed <= room):
+        return held_tiles(request.context, request.model.noise_variance), None
     if not _on_this_machine(request.executor):
         return None, "workers on other machines share no folder for the tiles of a Cholesky factor"
     free = TileStore(tempfile.gettempdir()).free_bytes() or 0
@@ -186,27 +215,39 @@ def _place(request: Request) -> tuple[Tiles | str | None, str | None]:
     )
 
 
+def _in_this_process(executor: BlockExecutor) -> bool:
+    return executor.shares_memory or isinstance(executor, LocalExecutor)
+
+
 def _on_this_machine(executor: BlockExecutor) -> bool:
-    if isinstance(executor, LocalExecutor):
-        return True
-    return all(address.startswith(("inproc:", "tcp://127.", "tls://127.")) for address in executor.workers)
+    local = ("tcp://127.", "tls://127.")
+    return _in_this_process(executor) or all(address.startswith(local) for address in executor.workers)
 
 
-def measured_prices(context: BlockContext) -> Prices:
-    """Prices of this machine, now: of entries and of products' operations; the others in proportion."""
-    rows = min(TIMED_ROWS, context.n)
-    inputs = context.source.inputs(0, rows)
-    single, double = context.evaluator("single"), TileEvaluator(context.kernel, "double", expanded=False)
-    nominal = Prices.nominal(context.kernel.n_features)
-    seconds = {
-        "entries": _tile_seconds(single, inputs),
-        "double_entries": _tile_seconds(double, inputs),
-        "operations": _product_seconds(np.float32),
-        "double_operations": _product_seconds(np.float64),
-    }
-    slower = seconds["double_operations"] / nominal.double_operations
-    others = {each.name: slower * getattr(nominal, each.name) for each in fields(Work) if each.name not in seconds}
-    return Prices(**seconds, **others)
+@dataclass(frozen=True)
+class Measured:
+    """Prices of this machine, now: a core's own seconds, and how many of a clock go by in each of them."""
+
+    prices: Prices
+    slowdown: float  # 1 on a machine that does nothing else
+
+    @classmethod
+    def of(cls, context: BlockContext) -> Measured:
+        """Time entries and products' operations; other work costs in proportion."""
+        inputs = context.source.inputs(0, min(TIMED_ROWS, context.n))
+        single, double = context.evaluator("single"), TileEvaluator(context.kernel, "double", expanded=False)
+        nominal = Prices.nominal(context.kernel.n_features)
+        began, own = time.perf_counter(), time.thread_time()
+        seconds = {
+            "entries": _tile_seconds(single, inputs),
+            "double_entries": _tile_seconds(double, inputs),
+            "operations": _product_seconds(np.float32),
+            "double_operations": _product_seconds(np.float64),
+        }
+        slowdown = (time.perf_counter() - began) / max(time.thread_time() - own, 1e-9)
+        slower = seconds["double_operations"] / nominal.double_operations
+        others = {each.name: slower * getattr(nominal, each.name) for each in fields(Work) if each.name not in seconds}
+        return cls(Prices(**seconds, **others), max(1.0, slowdown))
 
 
 def _tile_seconds(evaluator: TileEvaluator, inputs: FloatArray) -> float:
@@ -227,10 +268,10 @@ def _best(work: Callable[[], object]) -> float:
     work()
     taken = []
     for _ in range(TIMES):
-        began = time.perf_counter()
+        began = time.thread_time()
         work()
-        taken.append(time.perf_counter() - began)
-    return min(taken)
+        taken.append(time.thread_time() - began)
+    return max(min(taken), 1e-9)
 
 
 @dataclass
@@ -246,7 +287,8 @@ class _Choice:
         self._n, self._t = request.model.n_samples, request.n_test
         self._sizes = Sizes(self._n, request.kernel.n_features)
         self._threads = max(1, request.executor.parallelism)
-        self._prices = measured_prices(request.context)
+        measured = Measured.of(request.context)
+        self._prices, self._slowdown = measured.prices, measured.slowdown
         self._whole = self._whole_seconds()
 
     def run(self) -> BatchedRun:
@@ -288,7 +330,7 @@ class _Choice:
                 )
                 return request.whole(self.place)
             alone += rescue
-        self._tell(alone, f"variances of {self._t:,} samples take about {_shown(alone)} by a partial factor")
+        self._tell(alone, f"variances of {self._t:,} samples take about {self._shown(alone)} by a partial factor")
         return run
 
     def _counted(self, rank: int, memory_bytes: int) -> BatchedRun:
@@ -312,15 +354,15 @@ class _Choice:
         counted = self._in_small(settings, rank, halo)
         seconds = self._seconds(self._batches(rank, halo, False, counted.single, counted.double))
         if seconds >= self._whole or counted.met < 1.0 - settings.gap:
-            self._tell(self._whole, f"{self._told_whole()}; conjugate gradients, {_shown(seconds)}")
+            self._tell(self._whole, f"{self._told_whole()}; conjugate gradients, {self._shown(seconds)}")
             return request.whole(self.place)
-        if seconds >= WORTH_TELLING:
-            words = f"variances of {self._t:,} samples to {settings.gap:.2g} take about {_shown(seconds)}"
+        if seconds * self._slowdown >= WORTH_TELLING:
+            words = f"variances of {self._t:,} samples to {settings.gap:.2g} take about {self._shown(seconds)}"
             if settings.gap < WIDER:
                 wider = self._in_small(replace(settings, gap=WIDER), rank, halo)
                 less = self._seconds(self._batches(rank, halo, False, wider.single, wider.double))
-                words += f", to {WIDER:.2g} about {_shown(min(less, seconds))}"
-            self.note(f"{words}; a Cholesky factor of all samples, {_shown(self._whole)}")
+                words += f", to {WIDER:.2g} about {self._shown(min(less, seconds))}"
+            self.note(f"{words}; a Cholesky factor of all samples, {self._shown(self._whole)}")
         return request.iterative()
 
     def _in_small(self, settings: VarianceSettings, rank: int, halo: int) -> Counted:
@@ -373,14 +415,18 @@ class _Choice:
             total += phase.times * (shared / self._threads + self._prices.seconds(phase.alone))
         return total
 
+    def _shown(self, seconds: float) -> str:
+        seconds *= self._slowdown
+        return f"{seconds:.2g} s" if seconds < 100.0 else f"{seconds / 60.0:.2g} min"
+
     def _told_whole(self) -> str:
         return (
-            f"variances of {self._t:,} samples take about {_shown(self._whole)} by a Cholesky factor of all samples, "
-            "however narrow the intervals"
+            f"variances of {self._t:,} samples take about {self._shown(self._whole)} by a Cholesky factor of all "
+            "samples, however narrow the intervals"
         )
 
     def _tell(self, seconds: float, words: str) -> None:
-        if seconds >= WORTH_TELLING:
+        if seconds * self._slowdown >= WORTH_TELLING:
             self.note(words)
 
 
@@ -392,7 +438,3 @@ def _spread_rows(test: TestRows) -> FloatArray:
     length = TRIED // RUNS
     starts = np.linspace(0, n - length, RUNS).astype(int)
     return np.concatenate([test.inputs(int(start), int(start) + length) for start in starts])
-
-
-def _shown(seconds: float) -> str:
-    return f"{seconds:.2g} s" if seconds < 100.0 else f"{seconds / 60.0:.2g} min"

@@ -178,4 +178,5 @@ class WholeRun(BatchedRun):
 
     def summary(self, seconds: float) -> dict[str, Any]:
         """Figures of the samples of this run; those that a resumed run found done are not among them."""
-        return {**super().summary(seconds), "way": "cholesky", "tile_rows": int(self.plan["tile_rows"])}
+        n = self._factor.layout.n
+        return {**super().summary(seconds), "way": "cholesky", "rank": n, "halo": 0, "smooth": False}

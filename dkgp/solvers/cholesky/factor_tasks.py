@@ -57,6 +57,11 @@ class TileLayout:
         return -(-self.n // self.rows)
 
     @property
+    def n_tiles(self) -> int:
+        """Tiles in all."""
+        return self.n_panels * (self.n_panels + 1) // 2
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """Type of the tiles."""
         return np.dtype(np.float32 if self.precision == "single" else np.float64)

@@ -45,23 +45,36 @@ class Tiles(Protocol):
 
 
 class MemoryTiles:
-    """Tiles by name, handed out as they are: nobody changes one after it is written. Not for other processes."""
+    """Tiles by name, handed out as they are: nobody changes one after it is written. Not for other processes.
+
+    Parameters
+    ----------
+    nbytes : int
+        What all of them will take.
+    """
 
     url = "memory"
 
-    def __init__(self) -> None:
+    def __init__(self, nbytes: int = 0) -> None:
+        self.nbytes = nbytes
         self._tiles: dict[str, NDArray[Any]] = {}
+        self._description: Json | None = None
 
     def __reduce__(self) -> str:
         raise TypeError("tiles in memory serve the process that they are in; workers elsewhere need a folder")
 
     def create(self, description: Json) -> None:
-        """Begin."""
+        """Begin anew."""
         self._tiles.clear()
+        self.begin(description)
+
+    def begin(self, description: Json) -> None:
+        """Say of what the tiles are that are there."""
+        self._description = description
 
     def description(self) -> Json | None:
-        """Nothing to take over, ever."""
-        return None
+        """Return what `create` was told; None before."""
+        return self._description
 
     def names(self) -> set[str]:
         """Return the names of the tiles."""
@@ -88,6 +101,7 @@ class MemoryTiles:
     def clear(self) -> None:
         """Drop all."""
         self._tiles.clear()
+        self._description = None
 
     def free_bytes(self) -> int | None:
         """Whoever made it has looked at the memory."""

@@ -126,7 +126,7 @@ class TileFactor:
     @property
     def is_complete(self) -> bool:
         """True if no tile is missing."""
-        return len(self._held) == self.layout.n_panels * (self.layout.n_panels + 1) // 2
+        return len(self._held) == self.layout.n_tiles
 
     def complete(self, panels: int) -> None:
         """Compute what is missing of the first `panels` block columns; tiles that are there stay as they are.

@@ -114,7 +114,7 @@ def test_what_is_chosen_fits(
         return factor
 
     monkeypatch.setattr(NystromFactor, "of", staticmethod(measured))
-    settings = VarianceSettings(gap=0.01, memory_bytes=memory_bytes)
+    settings = VarianceSettings(gap=0.01, memory_bytes=memory_bytes, way="iterative")
     predict(world.model, world.test, str(tmp_path / "p"), executor, variance=settings)
     plan = open_prediction(str(tmp_path / "p")).attributes["variance"]
     together = 8 * N * 4 * min(plan["together"], plan["batch_size"])  # residuals, solutions, directions and images

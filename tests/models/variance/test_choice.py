@@ -1,0 +1,244 @@
+"""Which way variances take: by what is foreseen, by what was asked for, by what a resumed run was started with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Never
+
+import numpy as np
+import pytest
+
+from dkgp.cluster import BlockExecutor
+from dkgp.data import open_prediction
+from dkgp.data.stores.tile_store import TileStore
+from dkgp.errors import InputError, InterruptedRunError, StorageError
+from dkgp.models.prediction.predict import predict
+from dkgp.models.variance import choice
+from dkgp.models.variance.in_small import Counted
+from dkgp.models.variance.settings import VarianceSettings
+from dkgp.models.variance.variances import VarianceRun
+from dkgp.solvers.prices import Prices
+from tests.models.variance.variance_world import TESTS, World, content
+
+AUTO = VarianceSettings(gap=0.01, batch_size=30)
+
+
+def never(*arguments: Any, **options: Any) -> Never:
+    raise AssertionError("this should not be needed")
+
+
+def plan(url: Path) -> dict[str, Any]:
+    found: dict[str, Any] = open_prediction(str(url)).attributes["variance"]
+    return found
+
+
+@pytest.fixture
+def asking(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """No problem is too small to look at, and seconds are told of."""
+    monkeypatch.setattr(choice, "NO_QUESTION", -1.0)
+    measured = choice.Measured(Prices.nominal(3), 1e9)
+    monkeypatch.setattr(choice.Measured, "of", classmethod(lambda cls, context: measured))
+    return monkeypatch
+
+
+def predicted(world: World, executor: BlockExecutor, url: Path, settings: VarianceSettings = AUTO) -> list[str]:
+    """Predict; the notes."""
+    notes: list[str] = []
+    predict(world.model, world.test, str(url), executor, variance=settings, note=notes.append)
+    return notes
+
+
+def test_a_small_problem_takes_the_factor_without_a_question(
+    world: World, executor: BlockExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "choose_landmarks", never)
+    (note,) = predicted(world, executor, tmp_path / "p")
+    assert plan(tmp_path / "p")["way"] == "cholesky"
+    assert "Cholesky factor of all 400 samples" in note
+
+
+@pytest.mark.parametrize("settings", [{"rank": 30}, {"halo": 40}, {"max_passes": 19.0}, {"way": "iterative"}])
+def test_settings_of_the_iterative_way_take_it(
+    world: World, executor: BlockExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(choice, "RowScales", never)
+    predicted(world, executor, tmp_path / "p", replace(AUTO, **settings))
+    assert "way" not in plan(tmp_path / "p")
+
+
+def test_a_factor_that_takes_less_than_two_products_is_taken_unasked(
+    world: World, executor: BlockExecutor, tmp_path: Path, asking: pytest.MonkeyPatch
+) -> None:
+    asking.setattr(choice, "judged", lambda landmarks, *rest, **options: (landmarks, False))
+    asking.setattr(choice._Choice, "_whole_seconds", lambda self: 1e-12)
+    asking.setattr(choice, "count_products", never)
+    notes = predicted(world, executor, tmp_path / "p")
+    assert plan(tmp_path / "p")["way"] == "cholesky"
+    assert "however narrow the intervals" in notes[0] or "built" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("single", "met", "way"), [(3.0, 1.0, "iterative"), (1e9, 1.0, "cholesky"), (3.0, 0.5, "cholesky")]
+)
+def test_conjugate_gradients_are_counted_and_compared(
+    world: World,
+    executor: BlockExecutor,
+    tmp_path: Path,
+    asking: pytest.MonkeyPatch,
+    single: float,
+    met: float,
+    way: str,
+) -> None:
+    gaps: list[float] = []
+
+    def counted(
+        inputs: Any, tests: Any, n: int, kernel: Any, s2: float, settings: VarianceSettings, **sizes: int
+    ) -> Any:
+        gaps.append(settings.gap)
+        assert inputs.shape[1] == tests.shape[1] == 3
+        return Counted(single if settings.gap < 0.1 else 1.0, 1.0, met)
+
+    asking.setattr(choice, "judged", lambda landmarks, *rest, **options: (landmarks, False))
+    asking.setattr(choice._Choice, "_whole_seconds", lambda self: 1.0)
+    asking.setattr(choice, "count_products", counted)
+    notes = predicted(world, executor, tmp_path / "p")
+    assert plan(tmp_path / "p").get("way", "iterative") == way
+    assert gaps == ([0.01, 0.1] if way == "iterative" else [0.01])
+    if way == "iterative":
+        assert "variances of 90 samples to 0.01 take about" in notes[0]
+        assert "to 0.1 about" in notes[0]
+        assert notes[0].endswith("a Cholesky factor of all samples, 1.7e+07 min")
+
+
+@pytest.mark.parametrize(("missing", "way"), [(0, "iterative"), (11, "cholesky")])
+def test_a_partial_factor_is_tried_on_a_few_samples(
+    world: World, executor: BlockExecutor, tmp_path: Path, asking: pytest.MonkeyPatch, missing: int, way: str
+) -> None:
+    """As where rank 2,758 was expected to suffice, and 342 of 1,979 samples missed the gap."""
+    seen: list[int] = []
+
+    def tried(self: VarianceRun, test: Any) -> np.ndarray:
+        seen.append(test.n_samples)
+        return np.where(np.arange(test.n_samples) < missing, 0.5, 1e-4)
+
+    asking.setattr(choice, "judged", lambda landmarks, *rest, **options: (landmarks, True))
+    asking.setattr(VarianceRun, "tried", tried)
+    asking.setattr(choice._Choice, "_whole_seconds", lambda self: 2e-4)
+    notes = predicted(world, executor, tmp_path / "p", replace(AUTO, gap=0.02))
+    assert seen == [64]
+    assert plan(tmp_path / "p").get("way", "iterative") == way
+    if way == "cholesky":
+        assert "suffices for 83% of 64 samples tried; variances of 90 samples take about" in notes[0]
+
+
+def test_what_a_trial_finds_is_what_the_factor_alone_leaves(
+    world: World, executor: BlockExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials: list[np.ndarray] = []
+    whole = VarianceRun.prepare
+
+    def prepare(self: VarianceRun, model: Any) -> str:
+        trials.append(self.tried(self._test))
+        return whole(self, model)
+
+    monkeypatch.setattr(VarianceRun, "prepare", prepare)
+    settings = VarianceSettings(gap=0.01, rank=40, max_passes=0)
+    predicted(world, executor, tmp_path / "p", settings)
+    stored = open_prediction(str(tmp_path / "p"))
+    lower, upper = stored.read("variance_lower")[:, 0], stored.read("variance_upper")[:, 0]
+    np.testing.assert_allclose(trials[0], (upper - lower) / upper, rtol=1e-9)
+
+
+# -------------------------------------------------------------------------------------------------------- memory, disk
+
+
+def test_what_does_not_fit_in_memory_lies_on_disk_to_the_same_bits(
+    world: World, executor: BlockExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    settings = replace(AUTO, way="cholesky")
+    predicted(world, executor, tmp_path / "memory", settings)
+    (note,) = predicted(world, executor, tmp_path / "disk", replace(settings, memory_bytes=1000))
+    assert f"MB in '{tmp_path}" in note
+    assert content(tmp_path / "disk") == content(tmp_path / "memory")
+    assert not list(tmp_path.glob("dkgp-tiles*"))
+
+
+def test_without_room_the_iterative_way_is_taken_or_the_factor_refused(
+    world: World, executor: BlockExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TileStore, "free_bytes", lambda self: 5000)
+    small = replace(AUTO, memory_bytes=1_200_000)
+    with pytest.raises(InputError, match=r"takes 0\.00128 GB; there are 0\.0012 GB of memory for it, and 5e-06 GB on"):
+        predicted(world, executor, tmp_path / "p", replace(small, way="cholesky"))
+    assert not (tmp_path / "p").exists()
+    predicted(world, executor, tmp_path / "p", small)
+    assert "way" not in plan(tmp_path / "p")
+
+
+def test_a_full_disk_leaves_nothing(
+    world: World, executor: BlockExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+    def full(self: TileStore, name: str, values: Any) -> None:
+        raise StorageError("no space left on device")
+
+    monkeypatch.setattr(TileStore, "write", full)
+    with pytest.raises(StorageError, match="no space left"):
+        predicted(world, executor, tmp_path / "p", replace(AUTO, way="cholesky", memory_bytes=1000))
+    assert not (tmp_path / "p").exists()
+    assert not list(tmp_path.glob("dkgp-tiles*/*.tile"))
+
+
+def test_noise_below_the_roundings_is_left_to_the_iterative_way(
+    world: World, executor: BlockExecutor, tmp_path: Path
+) -> None:
+    model = replace(world.model, noise_variance=1e-12)
+    with pytest.raises(
+        InputError, match="may come to .*, beside a noise variance of 1e-12, and it would prove nothing"
+    ):
+        predict(model, world.test, str(tmp_path / "p"), executor, variance=replace(AUTO, way="cholesky"))
+
+
+# ------------------------------------------------------------------------------------------------------------- resuming
+
+
+def test_a_resumed_run_keeps_to_the_way_that_it_was_started_by(
+    world: World, executor: BlockExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predicted(world, executor, tmp_path / "whole")
+    asked = iter([False, True])
+    with pytest.raises(InterruptedRunError):
+        predict(world.model, world.test, str(tmp_path / "p"), executor, variance=AUTO, interrupted=lambda: next(asked))
+    with pytest.raises(
+        InputError, match="started by the cholesky `way`, not 'iterative'; leave it out, or `overwrite`"
+    ):
+        predict(
+            world.model, world.test, str(tmp_path / "p"), executor, variance=replace(AUTO, way="iterative"), resume=True
+        )
+    with pytest.raises(InputError, match="repeat these, or `overwrite`"):
+        predict(world.model, world.test, str(tmp_path / "p"), executor, variance=replace(AUTO, gap=0.5), resume=True)
+    monkeypatch.setattr(choice, "_Choice", never)
+    summary = predict(world.model, world.test, str(tmp_path / "p"), executor, variance=AUTO, resume=True)
+    assert summary.variance is not None
+    assert summary.variance["computed"] < TESTS
+    assert content(tmp_path / "p") == content(tmp_path / "whole")
+
+
+def test_one_started_by_the_iterative_way_goes_on_by_it(
+    world: World, executor: BlockExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = replace(AUTO, way="iterative")
+    predicted(world, executor, tmp_path / "whole", started)
+    asked = iter([False, True])
+    with pytest.raises(InterruptedRunError):
+        predict(
+            world.model, world.test, str(tmp_path / "p"), executor, variance=started, interrupted=lambda: next(asked)
+        )
+    monkeypatch.setattr(choice, "_Choice", never)
+    predict(world.model, world.test, str(tmp_path / "p"), executor, variance=AUTO, resume=True)
+    assert content(tmp_path / "p") == content(tmp_path / "whole")

@@ -1,0 +1,237 @@
+"""Intervals from a factor of the whole matrix: true whatever rounding does within its bounds, and narrow."""
+
+from __future__ import annotations
+
+import decimal
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+
+from dkgp.cluster import BlockExecutor, LocalExecutor
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.data.stores.tile_store import TileStore
+from dkgp.errors import InputError, StoreError
+from dkgp.models.prediction.predict import predict
+from dkgp.models.variance.batch import relative_gap
+from dkgp.models.variance.row_scales import RowScales
+from dkgp.models.variance.settings import VarianceSettings
+from dkgp.models.variance.whole import WholeFactor, WholeRoundings
+from dkgp.operators import ArrayInputs
+from dkgp.operators.block_tasks import BlockContext
+from dkgp.solvers.cholesky.factor_tasks import TileContext, TileLayout
+from dkgp.solvers.cholesky.memory_tiles import MemoryTiles
+from dkgp.solvers.cholesky.substitution import solve_backward, solve_forward
+from dkgp.solvers.cholesky.tile_factor import SystemOf, TileFactor
+from tests.models.variance.variance_problems import KINDS, Long, VarianceProblem, draw, exact_in_50_digits, long_kernel
+from tests.models.variance.variance_world import TESTS, N, World, content
+
+_RUNS = itertools.count()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_blas_thread() -> Iterator[None]:
+    with single_threaded_blas():
+        yield
+
+
+def whole(
+    problem: VarianceProblem, rows: int = 64, place: Any = None, executor: BlockExecutor | None = None
+) -> WholeFactor:
+    context = BlockContext(f"whole {next(_RUNS)}", ArrayInputs(problem.X), problem.kernel, problem.n)
+    layout = TileLayout(problem.n, min(rows, problem.n), "double")
+    system = SystemOf(executor or LocalExecutor(1), context, problem.noise_variance)
+    factor = TileFactor(system, layout, MemoryTiles() if place is None else place, 2**30, None, expanded=False)
+    factor.complete(layout.n_panels)
+    scales = RowScales.of(context, problem.noise_variance)
+    return WholeFactor(factor.tiles, WholeRoundings(layout, scales, problem.noise_variance))
+
+
+# ------------------------------------------------------------------------------------------------------------ true
+
+
+@pytest.mark.parametrize("latent", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_intervals_contain_the_exact_variance(kind: str, latent: bool) -> None:
+    problem = KINDS[kind]
+    bounds = whole(problem).solve(problem.T, 1e-3, latent=latent)
+    problem.assert_holds(bounds, latent)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_intervals_hold_in_50_digits(seed: int) -> None:
+    kind = ("normal", "duplicates", "clusters", "outliers", "grid")[seed % 5]
+    noise = 10.0 ** -(seed % 9)
+    problem = draw(seed, 24, 2, gamma=0.5, noise=noise, kind=kind, variance=10.0 ** (seed % 3 - 1))
+    bounds = whole(problem, rows=7).solve(problem.T, 1e-9, latent=True)
+    for lower, upper, exact in zip(bounds.lower, bounds.upper, exact_in_50_digits(problem), strict=True):
+        assert decimal.Decimal(float(lower)) <= exact <= decimal.Decimal(float(upper))
+
+
+@pytest.mark.parametrize("kind", ["smooth", "rough", "duplicates", "tiny noise", "large amplitude"])
+def test_intervals_are_narrow(kind: str) -> None:
+    problem = KINDS[kind]
+    bounds = whole(problem).solve(problem.T, 1e-3)
+    assert relative_gap(bounds.lower, bounds.upper).max() < 1e-5
+    np.testing.assert_allclose(bounds.upper, np.asarray(problem.exact_of(False), dtype=float), rtol=1e-5)
+
+
+class _Coarse(WholeRoundings):
+    """As if float64 had fewer digits."""
+
+    gamma = property(lambda self: 1e-8)  # type: ignore[assignment]
+    entry = property(lambda self: 3e-9)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("signs", ["plus", "minus", "random", "against"])
+@pytest.mark.parametrize("kind", ["smooth", "rough", "many features", "large amplitude"])
+def test_the_bounds_hold_for_a_factor_as_bad_as_they_allow(
+    kind: str, signs: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L of Kbar + E and L f = k + rho with the largest errors that the proof allows for, in extended precision."""
+    problem = KINDS[kind]
+    factor = whole(problem, rows=problem.n)
+    known = _Coarse(factor.roundings.layout, factor.roundings.scales, problem.noise_variance)
+    d = np.sqrt(known.scales.largest) * known.scales.weights
+    K = np.asarray(long_kernel(problem.X, problem.X, problem.kernel), dtype=float)
+    K[np.diag_indices(problem.n)] += problem.noise_variance
+    columns = np.asarray(long_kernel(problem.X, problem.T, problem.kernel), dtype=float)
+    for index, exact in enumerate(problem.exact):
+        k = columns[:, index]
+        v = np.linalg.solve(K, k)
+        sign = {
+            "plus": np.ones(problem.n),
+            "minus": np.ones(problem.n),
+            "random": rng.choice([-1.0, 1.0], problem.n),
+            "against": np.sign(v) + (v == 0.0),
+        }[signs]
+        E = (-1.0 if signs == "minus" else 1.0) * 0.99 * known.backward * np.outer(d * sign, d * sign)
+        L = np.linalg.cholesky(K + E)
+        share = float(np.sqrt(problem.kernel.variance))
+        f = scipy.linalg.solve_triangular(L, k, lower=True)
+        tau = (known.entry + known.gamma) * share + known.gamma * np.linalg.norm(f)
+        rho = (-1.0 if signs == "minus" else 1.0) * 0.99 * tau * d * sign
+        tiles = MemoryTiles()
+        tiles.write("00000-00000", L)
+        context = TileContext(factor.tiles.context, tiles, known.layout, problem.noise_variance)
+        bad = WholeFactor(context, known)
+        monkeypatch.setattr(WholeFactor, "_columns", lambda self, inputs, threads, c=k + rho: np.array(c)[:, None])
+        for gap in (1.0, 1e-12):  # without and with the second solve
+            bounds = bad.solve(problem.T[index : index + 1], gap, latent=True)
+            assert bounds.lower[0] <= exact <= bounds.upper[0]
+            assert bounds.upper[0] - bounds.lower[0] < problem.kernel.variance
+
+
+def test_what_float64_cannot_prove_is_not_claimed() -> None:
+    problem = draw(1, 100, 2, gamma=0.5, noise=1e-13)
+    context = BlockContext(f"whole {next(_RUNS)}", ArrayInputs(problem.X), problem.kernel, problem.n)
+    known = WholeRoundings(TileLayout(100, 50, "double"), RowScales.of(context, 1e-13), 1e-13)
+    assert known.least == 0.0
+    bounds = WholeFactor(TileContext(context, MemoryTiles(), known.layout, 1e-13), known).solve(problem.T, 0.02)
+    assert (bounds.upper >= 1.0).all()
+    assert (bounds.lower <= 1e-13).all()
+
+
+def test_every_sum_of_a_tile_is_counted() -> None:
+    """A term passes through two tiles' own sums at most, and what is added once for each part of a tile before."""
+    context = BlockContext(
+        f"whole {next(_RUNS)}", ArrayInputs(np.eye(3)), draw(1, 3, 3, gamma=1.0, noise=1.0).kernel, 3
+    )
+    scales = RowScales.of(context, 1.0)
+    few, many = (WholeRoundings(TileLayout(n, 100, "double"), scales, 1.0) for n in (100, 10_000))
+    unit = 2.0**-53
+    assert few.gamma >= (2 * 100 + 2) * unit
+    assert many.gamma >= (2 * 100 + 100) * unit
+    assert many.gamma <= 0.2 * 10_000 * unit
+
+
+# ------------------------------------------------------------------------------------------------------------ solves
+
+
+@pytest.mark.parametrize("count", [1, 2, 37])
+@pytest.mark.parametrize("rows", [1, 7, 64, 200])
+def test_substitution_against_scipy(count: int, rows: int, rng: np.random.Generator) -> None:
+    problem = draw(3, 150, 2, gamma=1.0, noise=0.1)
+    tiles = whole(problem, rows=rows).tiles
+    L = np.zeros((150, 150))
+    for i in range(tiles.layout.n_panels):
+        for j in range(i + 1):
+            L[slice(*tiles.layout.bounds(i)), slice(*tiles.layout.bounds(j))] = tiles.read(i, j)
+    L = np.tril(L)
+    np.testing.assert_allclose(L @ L.T, problem.kernel(problem.X, problem.X) + 0.1 * np.eye(150), atol=1e-13)
+    right = rng.normal(size=(150, count))
+    forward, backward = right.copy(), right.copy()
+    solve_forward(tiles, forward, threads=2)
+    solve_backward(tiles, backward, threads=2)
+    np.testing.assert_allclose(forward, scipy.linalg.solve_triangular(L, right, lower=True), rtol=1e-11, atol=1e-12)
+    expected = scipy.linalg.solve_triangular(L, right, lower=True, trans=1)
+    np.testing.assert_allclose(backward, expected, rtol=1e-10, atol=1e-11)
+
+
+def test_memory_disk_and_threads_give_the_same_bits(tmp_path: Path, executor: BlockExecutor) -> None:
+    problem = draw(4, 200, 3, gamma=1.0, noise=0.01)
+    one = whole(problem, rows=30).solve(problem.T, 1e-9)
+    several = whole(problem, rows=30, executor=executor).solve(problem.T, 1e-9, threads=2)
+    stored = whole(problem, rows=30, place=str(tmp_path / "tiles"), executor=executor).solve(problem.T, 1e-9)
+    for other in (several, stored):
+        assert (one.lower.tobytes(), one.upper.tobytes()) == (other.lower.tobytes(), other.upper.tobytes())
+
+
+def test_a_tile_that_is_lost_or_damaged_is_told(tmp_path: Path) -> None:
+    problem = draw(4, 100, 2, gamma=1.0, noise=0.01)
+    factor = whole(problem, rows=40, place=str(tmp_path / "tiles"))
+    file = tmp_path / "tiles" / "00001-00000.tile"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(StoreError, match="damaged"):
+        factor.solve(problem.T, 0.1)
+    TileStore(tmp_path / "tiles").remove("00001-00000")
+    with pytest.raises(StoreError, match="missing"):
+        factor.solve(problem.T, 0.1)
+
+
+# ------------------------------------------------------------------------------------------------------ predictions
+
+
+CHOLESKY = VarianceSettings(way="cholesky", gap=1e-6)
+
+
+def test_a_prediction_is_the_dense_gps(world: World, executor: BlockExecutor, tmp_path: Path) -> None:
+    summary = predict(world.model, world.test, str(tmp_path / "p"), executor, variance=CHOLESKY)
+    stored = content(tmp_path / "p")
+    lower, upper = (np.frombuffer(stored[name]).reshape(TESTS, 2) for name in ("variance_lower", "variance_upper"))
+    exact = world.latent + world.noise
+    assert (lower <= exact * (1 + 1e-9)).all()
+    assert (exact <= upper * (1 + 1e-9)).all()
+    assert summary.variance is not None
+    assert (summary.variance["way"], summary.variance["met"]) == ("cholesky", TESTS)
+    assert summary.variance["column_passes"] == 0.0
+    assert N > TESTS
+
+
+def test_ways_contradict_each_other_nowhere(world: World, executor: BlockExecutor, tmp_path: Path) -> None:
+    ends = []
+    for way in ("cholesky", "iterative"):
+        predict(world.model, world.test, str(tmp_path / way), executor, variance=VarianceSettings(way=way))
+        stored = content(tmp_path / way)
+        ends.append([np.frombuffer(stored[name]) for name in ("variance_lower", "variance_upper")])
+    (lower, upper), (other_lower, other_upper) = ends
+    assert (lower <= other_upper).all()
+    assert (other_lower <= upper).all()
+
+
+def test_settings_of_the_iterative_way_do_not_go_with_the_factor() -> None:
+    with pytest.raises(InputError, match="`rank`: of the iterative `way`, and 'cholesky' is asked for"):
+        VarianceSettings(way="cholesky", rank=10)
+    with pytest.raises(InputError, match="`way` must be one of auto, cholesky, iterative; got 'dense'"):
+        VarianceSettings(way="dense")
+
+
+def test_longdouble_is_longer() -> None:
+    """Else the reference of this file proves little."""
+    assert np.finfo(Long).eps < 1e-18
