@@ -44,6 +44,15 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
     from dkgp_benchmarks.variance.paper_tables import BenchPaperTableJob, run_bench_paper_table
     from dkgp_benchmarks.variance.report import BenchVarianceJob, run_bench_variance
 
+    ways, only = values.pop("ways"), values.pop("only")
+    if ways:
+        from dkgp_benchmarks.variance.ways import BenchWaysJob, run_bench_ways
+
+        most, folder, seed = values["n"], values["data_folder"], values["seed"]
+        gap = (values["gaps"] or (0.02,))[0]
+        return run_bench_ways(BenchWaysJob(values["cluster"], most, folder, only, gap, seed, values["out"]), reporter)
+    if only:
+        raise UsageError("--problem goes with --ways")
     problem, common = BenchProblem(**section.take(values, *PROBLEM)), section.take(values, *SETTINGS)
     table, folder, plot, out = values["table"], values["data_folder"], values["plot"], values["out"]
     gaps = values["gaps"] or (0.005 if table == "3" else 0.02,)
@@ -88,7 +97,17 @@ section.SECTIONS.add(
                 "each.",
                 choices=("3", "4"),
             ),
-            Option("data_folder", "With --table: where their .npz files are.  [default: here]", metavar="DIR"),
+            Option(
+                "data_folder", "With --table or --ways: where their .npz files are.  [default: here]", metavar="DIR"
+            ),
+            Option(
+                "ways",
+                "Every way to variances on ten problems and more, beside what dkgp chooses; --samples is the most of "
+                "each, real data are taken from --data-folder.",
+                type=bool,
+                default=False,
+            ),
+            Option("only", "With --ways: this problem alone.", spellings=("--problem",), multiple=True, metavar="NAME"),
             Option(
                 "gaps",
                 "How narrow intervals are to be; several are compared.  [default: 0.02; with --table 3, 0.005]",
@@ -119,6 +138,7 @@ section.SECTIONS.add(
         examples=(
             "dkgp bench variance --samples 10000 --variance-gap 0.02 --variance-gap 0.005",
             "dkgp bench variance --data kin40k.npz --samples 30000 --test-samples 1000 --out variance.json",
+            "dkgp bench variance --ways --samples 4000 --out ways.json",
             "dkgp bench variance --model model.zarr --data test.zarr",
             "dkgp bench variance --table 3 --data-folder benchmark-data --out table3.json",
         ),

@@ -49,7 +49,7 @@ from dkgp.solvers.prices import Phase, Prices, Sizes, Work
 
 # Of the memory that is free, or that is asked for, what the whole factor may take; and of the disk's.
 MEMORY_SHARE, DISK_SHARE = 0.5, 0.8
-# Core-seconds of a whole factor below which nothing else is looked at: it would take as long.
+# Core-seconds of a whole factor, of a nominal machine, below which nothing else is looked at: it would take as long.
 NO_QUESTION = 1.0
 # Of the float64 matrix product's speed, what the factor comes to in tiles.
 FACTOR_EFFICIENCY = 0.85
@@ -287,8 +287,7 @@ class _Choice:
         self._n, self._t = request.model.n_samples, request.n_test
         self._sizes = Sizes(self._n, request.kernel.n_features)
         self._threads = max(1, request.executor.parallelism)
-        measured = Measured.of(request.context)
-        self._prices, self._slowdown = measured.prices, measured.slowdown
+        self._prices, self._slowdown = Prices.nominal(request.kernel.n_features), 1.0
         self._whole = self._whole_seconds()
 
     def run(self) -> BatchedRun:
@@ -296,6 +295,9 @@ class _Choice:
         request, settings = self.request, self.request.settings
         if self._whole * self._threads <= NO_QUESTION:
             return request.whole(self.place)
+        measured = Measured.of(request.context)
+        self._prices, self._slowdown = measured.prices, measured.slowdown
+        self._whole = self._whole_seconds()
         memory_bytes = settings.memory_bytes or default_memory_bytes(self._n)
         rank = chosen_rank(self._n, self._t, None, memory_bytes)
         goal = value_error_goal(settings.gap)

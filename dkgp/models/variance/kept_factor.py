@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from dkgp.data import FactorRecord, FactorWriter, ModelRecord, open_factor
+from dkgp.data import FactorRecord, FactorWriter, ModelRecord, is_resident, open_factor
 from dkgp.errors import StoreError
 from dkgp.kernels import Kernel
 from dkgp.models.variance.landmarks import Landmarks
@@ -25,6 +25,8 @@ def kept_factor(
     proving : bool
         Whether the factor has to certify variances by itself, which takes float64.
     """
+    if is_resident(model.url):
+        return None, ""
     try:
         kept = open_factor(model.url, fingerprint=model.fingerprint)
     except StoreError as error:
