@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dkgp.cluster import BlockExecutor
+from dkgp.cluster import BlockExecutor, LocalExecutor
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.plots import plot_convergence
 from dkgp.commands.reporting.progress import Reporter
@@ -20,10 +20,11 @@ from dkgp.commands.training import Outcome, TrainingRun, finished_run
 from dkgp.data import CheckpointStore, ModelRecord, open_model
 from dkgp.data.remote.storage import exists
 from dkgp.data.stores.models.exact import MODEL_KIND
-from dkgp.errors import CheckpointError, ClusterError
+from dkgp.errors import CheckpointError, ClusterError, NumericalError, StorageError
 from dkgp.models import Hyperparameters
 from dkgp.models.exact import TrainedModel, run_identity, save, train
 from dkgp.models.memory import MemoryPlan
+from dkgp.models.variance.kept_whole import keep_whole
 from dkgp.operators.block_tasks import feature_width
 from dkgp.solvers import Checkpointing, Choice, Solver
 from dkgp.solvers.registry import AUTO, Need, solver_memory, solver_names, solvers_that_need
@@ -159,8 +160,20 @@ class TrainRun(TrainingRun):
         summary = {**model.summary, "solver": self.job.solver.solver, **chosen, **measured}
         model = replace(model, summary=summary)
         save(model, self.job.out, self.dataset, by_reference=self.job.by_reference, overwrite=overwrite)
+        if self.job.with_variances:
+            self._keep_variances()
         history = [progress.to_json() for progress in model.solution.history]
         return Outcome(model, summary, model.certificate.to_json(), history, plan.to_json())
+
+    def _keep_variances(self) -> None:
+        """Keep the factor that variances take with the model, which is there without it, too."""
+        executor = LocalExecutor()
+        try:
+            self.reporter.note(keep_whole(self.stored(), executor))
+        except (StorageError, NumericalError) as error:
+            self.reporter.warn(f"the model is saved, without a factor for its variances: {error}")
+        finally:
+            executor.close()
 
     def stored(self) -> ModelRecord:
         """Open the model at `job.out`."""
