@@ -11,11 +11,10 @@ run keeps to it.
 
 from __future__ import annotations
 
-import math
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,43 +25,40 @@ from dkgp.data import ModelRecord, standardised_inputs
 from dkgp.data.stores.factor_store import open_factor
 from dkgp.data.stores.tile_store import TileStore
 from dkgp.errors import CheckpointError, InputError, StoreError
-from dkgp.kernels import Kernel, TileEvaluator
+from dkgp.kernels import Kernel
 from dkgp.models.certificate import Certificate
 from dkgp.models.variance.batch import value_error_goal
 from dkgp.models.variance.batched import BatchedRun
+from dkgp.models.variance.forecast import Forecast, Measured
 from dkgp.models.variance.in_small import Counted, count_products
 from dkgp.models.variance.kept_whole import are_held, held_tiles, kept_tiles, load_tiles
 from dkgp.models.variance.landmarks import Landmarks, SupportSamples, choose_landmarks, judged
 from dkgp.models.variance.row_scales import RowScales
-from dkgp.models.variance.search import local_samples
 from dkgp.models.variance.settings import TestRows, VarianceSettings
 from dkgp.models.variance.sizes import Memory, chosen_halo, chosen_rank, default_memory_bytes
 from dkgp.models.variance.variances import VarianceRun
 from dkgp.models.variance.whole import WholeRoundings, whole_layout
 from dkgp.models.variance.whole_run import WholeRun
 from dkgp.operators.base import FloatArray
-from dkgp.operators.blas import blas
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.solvers.cholesky.memory_tiles import MemoryTiles, Tiles
-from dkgp.solvers.conjugate.phases import Batches, variance_phases
-from dkgp.solvers.prices import Phase, Prices, Sizes, Work
 
 # Of the memory that is free, or that is asked for, what the whole factor may take; and of the disk's.
 MEMORY_SHARE, DISK_SHARE = 0.5, 0.8
 # Core-seconds of a whole factor, of a nominal machine, below which nothing else is looked at: it would take as long.
 NO_QUESTION = 1.0
-# Of the float64 matrix product's speed, what the factor comes to in tiles.
-FACTOR_EFFICIENCY = 0.85
-# Bytes of tiles that a core writes, and reads and checks again, in a second.
-DISK_BYTES = 5e8
 # Test samples of a trial, in so many runs spread over all; samples of a problem in small, and of its test samples.
 TRIED, RUNS, SMALL, SMALL_TESTS = 64, 8, 2000, 64
 # Float32 and float64 products that a sample takes at least where a partial factor does not suffice; float64 ones that
 # one takes which a factor was expected to suffice for.
 LEAST_SINGLE, LEAST_DOUBLE, RESCUED = 2.0, 1.0, 8.0
+# Test samples of a prediction over those of a trial from which one is worth it; and what conjugate gradients may be
+# foreseen to take after it, over the whole factor: fewer samples share fewer directions, and take more products.
+LEAST_SHARED, WORSE = 4, 1.3
+# Share of a trial's samples that must meet the gap.
+LEAST_MET = 0.95
 # A wider gap that is told of, and seconds from which there is anything to tell.
 WIDER, WORTH_TELLING = 0.1, 3.0
-TIMED_ROWS, TIMES = 512, 3
 
 Note = Callable[[str], None]
 
@@ -224,80 +220,21 @@ def _on_this_machine(executor: BlockExecutor) -> bool:
     return _in_this_process(executor) or all(address.startswith(local) for address in executor.workers)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Prices of this machine, now: a core's own seconds, and how many of a clock go by in each of them."""
-
-    prices: Prices
-    slowdown: float  # 1 on a machine that does nothing else
-
-    @classmethod
-    def of(cls, context: BlockContext) -> Measured:
-        """Time entries and products' operations; other work costs in proportion."""
-        inputs = context.source.inputs(0, min(TIMED_ROWS, context.n))
-        single, double = context.evaluator("single"), TileEvaluator(context.kernel, "double", expanded=False)
-        nominal = Prices.nominal(context.kernel.n_features)
-        began, own = time.perf_counter(), time.thread_time()
-        seconds = {
-            "entries": _tile_seconds(single, inputs),
-            "double_entries": _tile_seconds(double, inputs),
-            "operations": _product_seconds(np.float32),
-            "double_operations": _product_seconds(np.float64),
-        }
-        slowdown = (time.perf_counter() - began) / max(time.thread_time() - own, 1e-9)
-        slower = seconds["double_operations"] / nominal.double_operations
-        others = {each.name: slower * getattr(nominal, each.name) for each in fields(Work) if each.name not in seconds}
-        return cls(Prices(**seconds, **others), max(1.0, slowdown))
-
-
-def _tile_seconds(evaluator: TileEvaluator, inputs: FloatArray) -> float:
-    features = evaluator.prepare(inputs)
-    return _best(lambda: evaluator.tile(features, features)) / len(inputs) ** 2
-
-
-def _product_seconds(dtype: type[np.floating[Any]]) -> float:
-    rows = TIMED_ROWS
-    left = np.full((rows, rows), 0.5, dtype)
-    out = np.zeros_like(left)
-    sizes = rows, rows, rows
-    seconds = _best(lambda: blas("gemm", b"T", b"N", *sizes, -1.0, left, rows, left, rows, 1.0, out, rows))
-    return seconds / (2.0 * rows**3)
-
-
-def _best(work: Callable[[], object]) -> float:
-    work()
-    taken = []
-    for _ in range(TIMES):
-        began = time.thread_time()
-        work()
-        taken.append(time.thread_time() - began)
-    return max(min(taken), 1e-9)
-
-
-@dataclass
 class _Choice:
     """One decision, and what it was founded on."""
 
-    request: Request
-    place: Tiles | str | None
-    note: Note
-
-    def __post_init__(self) -> None:
-        request = self.request
-        self._n, self._t = request.model.n_samples, request.n_test
-        self._sizes = Sizes(self._n, request.kernel.n_features)
-        self._threads = max(1, request.executor.parallelism)
-        self._prices, self._slowdown = Prices.nominal(request.kernel.n_features), 1.0
-        self._whole = self._whole_seconds()
+    def __init__(self, request: Request, place: Tiles | str | None, note: Note) -> None:
+        self._request, self._place, self._note = request, place, note
+        self._n, self._t, d = request.model.n_samples, request.n_test, request.kernel.n_features
+        threads, in_memory = max(1, request.executor.parallelism), isinstance(place, MemoryTiles)
+        self._forecast = Forecast(self._n, self._t, d, threads, in_memory, Measured.nominal(d))
 
     def run(self) -> BatchedRun:
         """Decide."""
-        request, settings = self.request, self.request.settings
-        if self._whole * self._threads <= NO_QUESTION:
-            return request.whole(self.place)
-        measured = Measured.of(request.context)
-        self._prices, self._slowdown = measured.prices, measured.slowdown
-        self._whole = self._whole_seconds()
+        request, settings, forecast = self._request, self._request.settings, self._forecast
+        if forecast.whole() * forecast.threads <= NO_QUESTION:
+            return request.whole(self._place)
+        forecast = self._forecast = replace(forecast, measured=Measured.of(request.context))
         memory_bytes = settings.memory_bytes or default_memory_bytes(self._n)
         rank = chosen_rank(self._n, self._t, None, memory_bytes)
         goal = value_error_goal(settings.gap)
@@ -305,131 +242,106 @@ class _Choice:
             request.model,
             request.kernel,
             gap=goal,
-            largest_rank=min(rank, self._worthwhile_rank(rank)),
+            largest_rank=min(rank, forecast.worthwhile_rank(rank)),
             latent=settings.latent,
             seed=settings.seed,
         )
         landmarks, smooth = judged(landmarks, request.model, request.kernel, gap=goal, latent=settings.latent)
-        if smooth:
-            return self._tried(landmarks)
-        return self._counted(rank, memory_bytes)
+        return self._tried(landmarks) if smooth else self._counted(rank, memory_bytes)
 
     def _tried(self, landmarks: Landmarks) -> BatchedRun:
         """Where a partial factor is expected to suffice: build it, and see on a few samples if it does."""
-        request = self.request
-        run = request.iterative(landmarks)
-        inputs = _spread_rows(request.test)
-        alone = self._seconds(self._batches(landmarks.rank, 0, True, 0.0, 0.0))
+        request, forecast = self._request, self._forecast
+        run, inputs = request.iterative(landmarks), _spread_rows(request.test)
+        seconds = forecast.alone(landmarks.rank)
         if len(inputs):
-            trial = run.tried(standardised_inputs(inputs, [f"x{index}" for index in range(inputs.shape[1])]))
-            missed = float(np.mean(trial > request.settings.gap))
+            gaps, _ = run.tried(_rows(inputs))
+            missed = float(np.mean(gaps > request.settings.gap))
             # Those that miss go on together with the others of their batch, each batch for itself.
-            rescue = self._seconds(self._batches(landmarks.rank, 0, True, 0.0, RESCUED * missed)) - alone
-            if rescue > self._whole:
-                self.note(
+            rescue = forecast.iterative(landmarks.rank, 0, 0.0, RESCUED * missed, double=True) - seconds
+            if missed and rescue > forecast.whole():
+                return self._by_whole(
                     f"a partial factor of rank {landmarks.rank:,} suffices for {1.0 - missed:.0%} of {len(inputs)} "
-                    f"samples tried; {self._told_whole()}"
+                    "samples tried"
                 )
-                return request.whole(self.place)
-            alone += rescue
-        self._tell(alone, f"variances of {self._t:,} samples take about {self._shown(alone)} by a partial factor")
+            seconds += rescue if missed else 0.0
+        self._tell(
+            seconds, f"variances of {self._t:,} samples take about {forecast.shown(seconds)} by a partial factor"
+        )
         return run
 
     def _counted(self, rank: int, memory_bytes: int) -> BatchedRun:
         """Where no partial factor suffices: the whole one, or conjugate gradients, by products counted in small."""
-        request, settings = self.request, self.request.settings
-        without = Memory(
-            memory_bytes,
-            self._n,
-            rank,
-            0,
-            "single",
-            held=False,
-            width=feature_width(request.kernel),
-            batches=1 if request.executor.shares_memory else request.executor.threads_per_process,
-        )
-        halo = chosen_halo(without, self._t, request.executor.threads_per_process)
-        least = self._seconds(self._batches(rank, halo, False, LEAST_SINGLE if halo else 0.0, LEAST_DOUBLE))
-        if least >= self._whole:
-            self._tell(self._whole, self._told_whole())
-            return request.whole(self.place)
+        request, settings, forecast = self._request, self._request.settings, self._forecast
+        threads, shares = request.executor.threads_per_process, request.executor.shares_memory
+        width, batches = feature_width(request.kernel), 1 if shares else threads
+        memory = Memory(memory_bytes, self._n, rank, 0, "single", held=False, width=width, batches=batches)
+        halo, whole = chosen_halo(memory, self._t, threads), forecast.whole()
+        if forecast.iterative(rank, halo, LEAST_SINGLE if halo else 0.0, LEAST_DOUBLE) >= whole:
+            return self._by_whole()
         counted = self._in_small(settings, rank, halo)
-        seconds = self._seconds(self._batches(rank, halo, False, counted.single, counted.double))
-        if seconds >= self._whole or counted.met < 1.0 - settings.gap:
-            self._tell(self._whole, f"{self._told_whole()}; conjugate gradients, {self._shown(seconds)}")
-            return request.whole(self.place)
-        if seconds * self._slowdown >= WORTH_TELLING:
-            words = f"variances of {self._t:,} samples to {settings.gap:.2g} take about {self._shown(seconds)}"
+        seconds = forecast.iterative(rank, halo, counted.single, counted.double)
+        if seconds >= whole or counted.met < LEAST_MET:
+            return self._by_whole(f"conjugate gradients are expected to take {forecast.shown(seconds)}")
+        if seconds * forecast.measured.slowdown >= WORTH_TELLING:
+            words = f"variances of {self._t:,} samples to {settings.gap:.2g} take about {forecast.shown(seconds)}"
             if settings.gap < WIDER:
                 wider = self._in_small(replace(settings, gap=WIDER), rank, halo)
-                less = self._seconds(self._batches(rank, halo, False, wider.single, wider.double))
-                words += f", to {WIDER:.2g} about {self._shown(min(less, seconds))}"
-            self.note(f"{words}; a Cholesky factor of all samples, {self._shown(self._whole)}")
-        return request.iterative()
+                less = min(seconds, forecast.iterative(rank, halo, wider.single, wider.double))
+                words += f", to {WIDER:.2g} about {forecast.shown(less)}"
+            self._note(f"{words}; a Cholesky factor of all samples, {forecast.shown(whole)}")
+        return self._watched(request.iterative(), counted)
+
+    def _watched(self, run: VarianceRun, counted: Counted) -> BatchedRun:
+        """Solve for a few of many test samples first: conjugate gradients go on if they do about as was counted."""
+        request, forecast = self._request, self._forecast
+        if self._t < LEAST_SHARED * TRIED or not request.test.n_samples:
+            return run
+        rank, halo, inputs = int(run.plan["rank"]), int(run.plan["halo"]), _spread_rows(request.test)
+        limit, began = WORSE * forecast.whole(), time.perf_counter()
+        most = min(forecast.affordable(rank, halo, limit), request.settings.max_passes)
+        gaps, tally = run.tried(_rows(inputs), most)
+        single, double = tally.single_columns / len(inputs), tally.double_columns / len(inputs)
+        missed = float(np.mean(gaps > request.settings.gap))
+        if forecast.iterative(rank, halo, single, double) <= limit and missed <= 1.0 - LEAST_MET:
+            return run
+        return self._by_whole(
+            f"a trial of {len(inputs)} samples took {single:.1f} products in float32 and {double:.1f} in float64 for "
+            f"each, not {counted.single:.1f} and {counted.double:.1f}, and {missed:.0%} missed the gap, in "
+            f"{time.perf_counter() - began:.1f} s"
+        )
 
     def _in_small(self, settings: VarianceSettings, rank: int, halo: int) -> Counted:
-        request = self.request
+        request = self._request
         rng = np.random.default_rng([settings.seed, 7])
         some = np.sort(rng.permutation(self._n)[: min(self._n, SMALL)]).astype(np.intp)
         inputs, tests = np.asarray(request.model.input_rows(some)), _spread_rows(request.test)
-        if not len(tests):
+        if not len(tests):  # they are not known yet
             tests = inputs[-SMALL_TESTS:] + 0.0
             inputs = inputs[: -len(tests)] if len(inputs) > 2 * len(tests) else inputs
         s2 = request.model.noise_variance
         return count_products(inputs, tests, self._n, request.kernel, s2, settings, rank=rank, halo=halo)
 
-    def _worthwhile_rank(self, most: int) -> int:
-        """The largest rank at which a partial factor that suffices takes less than the whole one."""
-        low, high = 1, most
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._seconds(self._batches(middle, 0, True, 0.0, 0.0)) <= self._whole:
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
-    def _batches(self, rank: int, halo: int, double: bool, single: float, products: float) -> Batches:
-        together = min(512, self._t)
-        count = math.ceil(self._t / max(1, together))
-        return Batches(self._t, count, max(1, together), rank, halo, local_samples(self._n), double, single, products)
-
-    def _seconds(self, batches: Batches) -> float:
-        return self._of(variance_phases(self._sizes, batches))
-
-    def _whole_seconds(self) -> float:
-        n, t = float(self._n), float(self._t)
-        operations = n**3 / (3.0 * FACTOR_EFFICIENCY) + n * n * t
-        # A single sample's solve waits for memory, at about eight operations' time for each number.
-        operations += 4.0 * n * n / 2.0 if t < self._threads * 8 else 0.0
-        work = Work(double_entries=n * n / 2.0 + n * t, double_operations=operations)
-        seconds = self._of([Phase("whole", 1.0, work)])
-        if not isinstance(self.place, MemoryTiles):
-            layout = whole_layout(self._n)
-            passes = 1.0 + layout.n_panels / 4.0 + math.ceil(t / 128.0)
-            seconds += layout.disk_bytes * passes / DISK_BYTES / self._threads
-        return seconds
-
-    def _of(self, phases: list[Phase]) -> float:
-        total = 0.0
-        for phase in phases:
-            shared = sum(self._prices.seconds(work) for work in (phase.shared, phase.threaded, phase.each))
-            total += phase.times * (shared / self._threads + self._prices.seconds(phase.alone))
-        return total
-
-    def _shown(self, seconds: float) -> str:
-        seconds *= self._slowdown
-        return f"{seconds:.2g} s" if seconds < 100.0 else f"{seconds / 60.0:.2g} min"
-
-    def _told_whole(self) -> str:
-        return (
-            f"variances of {self._t:,} samples take about {self._shown(self._whole)} by a Cholesky factor of all "
+    def _by_whole(self, why: str = "") -> WholeRun:
+        """The whole factor, and why; its seconds are said where there are any to say, and where something failed."""
+        seconds = self._forecast.whole()
+        words = (
+            f"variances of {self._t:,} samples take about {self._forecast.shown(seconds)} by a Cholesky factor of all "
             "samples, however narrow the intervals"
         )
+        if why:
+            self._note(f"{why}; {words}")
+        else:
+            self._tell(seconds, words)
+        return self._request.whole(self._place)
 
     def _tell(self, seconds: float, words: str) -> None:
-        if seconds * self._slowdown >= WORTH_TELLING:
-            self.note(words)
+        if seconds * self._forecast.measured.slowdown >= WORTH_TELLING:
+            self._note(words)
+
+
+def _rows(inputs: FloatArray) -> TestRows:
+    return standardised_inputs(inputs, [f"x{index}" for index in range(inputs.shape[1])])
 
 
 def _spread_rows(test: TestRows) -> FloatArray:

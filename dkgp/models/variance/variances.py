@@ -269,13 +269,13 @@ class VarianceRun(BatchedRun):
             f"{'loaded' if loaded else 'built'} in {self._factor_seconds:.1f} s; it {how}{trouble}"
         )
 
-    def tried(self, test: TestRows) -> FloatArray:
-        """Relative gaps that the factor alone leaves at some test samples; the factor is built for it, and kept."""
-        options = replace(self._options, max_passes=0.0)
+    def tried(self, test: TestRows, max_passes: float = 0.0) -> tuple[FloatArray, ProductTally]:
+        """Relative gaps at some test samples after so many products, and those; what it takes is built, and stays."""
+        options = replace(self._options, max_passes=max_passes, threads=self._executor.threads_per_process)
         arguments = (self._source, None, test, options)
         pending = self._executor.submit("ktrial", variance_task, arguments, [[(0, test.n_samples)]])
-        ((_, _, lower, upper, *_),) = pending.result()
-        return relative_gap(lower, upper)
+        ((_, _, lower, upper, _, tally),) = pending.result()
+        return relative_gap(lower, upper), tally
 
     def submit(self, start: int, stop: int) -> PendingRound:
         """Start a region: one task for each batch; one after the other where each takes all threads."""

@@ -15,8 +15,10 @@ from dkgp.data.stores.tile_store import TileStore
 from dkgp.errors import InputError, InterruptedRunError, StorageError
 from dkgp.models.prediction.predict import predict
 from dkgp.models.variance import choice
+from dkgp.models.variance.forecast import Forecast, Measured
 from dkgp.models.variance.in_small import Counted
 from dkgp.models.variance.settings import VarianceSettings
+from dkgp.models.variance.tally import ProductTally
 from dkgp.models.variance.variances import VarianceRun
 from dkgp.solvers.prices import Prices
 from tests.models.variance.variance_world import TESTS, World, content
@@ -37,8 +39,8 @@ def plan(url: Path) -> dict[str, Any]:
 def asking(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """No problem is too small to look at, and seconds are told of."""
     monkeypatch.setattr(choice, "NO_QUESTION", -1.0)
-    measured = choice.Measured(Prices.nominal(3), 1e9)
-    monkeypatch.setattr(choice.Measured, "of", classmethod(lambda cls, context: measured))
+    measured = Measured(Prices.nominal(3), 1e9)
+    monkeypatch.setattr(Measured, "of", classmethod(lambda cls, context: measured))
     return monkeypatch
 
 
@@ -71,7 +73,7 @@ def test_a_factor_that_takes_less_than_two_products_is_taken_unasked(
     world: World, executor: BlockExecutor, tmp_path: Path, asking: pytest.MonkeyPatch
 ) -> None:
     asking.setattr(choice, "judged", lambda landmarks, *rest, **options: (landmarks, False))
-    asking.setattr(choice._Choice, "_whole_seconds", lambda self: 1e-12)
+    asking.setattr(Forecast, "whole", lambda self: 1e-12)
     asking.setattr(choice, "count_products", never)
     notes = predicted(world, executor, tmp_path / "p")
     assert plan(tmp_path / "p")["way"] == "cholesky"
@@ -100,7 +102,7 @@ def test_conjugate_gradients_are_counted_and_compared(
         return Counted(single if settings.gap < 0.1 else 1.0, 1.0, met)
 
     asking.setattr(choice, "judged", lambda landmarks, *rest, **options: (landmarks, False))
-    asking.setattr(choice._Choice, "_whole_seconds", lambda self: 1.0)
+    asking.setattr(Forecast, "whole", lambda self: 1.0)
     asking.setattr(choice, "count_products", counted)
     notes = predicted(world, executor, tmp_path / "p")
     assert plan(tmp_path / "p").get("way", "iterative") == way
@@ -118,18 +120,50 @@ def test_a_partial_factor_is_tried_on_a_few_samples(
     """As where rank 2,758 was expected to suffice, and 342 of 1,979 samples missed the gap."""
     seen: list[int] = []
 
-    def tried(self: VarianceRun, test: Any) -> np.ndarray:
+    def tried(self: VarianceRun, test: Any) -> tuple[np.ndarray, ProductTally]:
         seen.append(test.n_samples)
-        return np.where(np.arange(test.n_samples) < missing, 0.5, 1e-4)
+        return np.where(np.arange(test.n_samples) < missing, 0.5, 1e-4), ProductTally()
 
     asking.setattr(choice, "judged", lambda landmarks, *rest, **options: (landmarks, True))
     asking.setattr(VarianceRun, "tried", tried)
-    asking.setattr(choice._Choice, "_whole_seconds", lambda self: 2e-4)
+    asking.setattr(Forecast, "whole", lambda self: 2e-4)
     notes = predicted(world, executor, tmp_path / "p", replace(AUTO, gap=0.02))
     assert seen == [64]
     assert plan(tmp_path / "p").get("way", "iterative") == way
     if way == "cholesky":
         assert "suffices for 83% of 64 samples tried; variances of 90 samples take about" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("single", "missing", "way"), [(2, 0, "iterative"), (10**9, 0, "cholesky"), (2, 9, "cholesky")]
+)
+def test_conjugate_gradients_that_do_worse_than_was_counted_are_given_up(
+    world: World,
+    executor: BlockExecutor,
+    tmp_path: Path,
+    asking: pytest.MonkeyPatch,
+    single: int,
+    missing: int,
+    way: str,
+) -> None:
+    limits: list[float] = []
+
+    def tried(self: VarianceRun, test: Any, max_passes: float) -> tuple[np.ndarray, ProductTally]:
+        limits.append(max_passes)
+        count = test.n_samples
+        return np.where(np.arange(count) < missing, 0.5, 1e-4), ProductTally(single * count, count)
+
+    asking.setattr(choice, "judged", lambda landmarks, *rest, **options: (landmarks, False))
+    asking.setattr(choice, "count_products", lambda *arguments, **sizes: Counted(2.0, 1.0, 1.0))
+    asking.setattr(Forecast, "whole", lambda self: 1.0)
+    asking.setattr(choice, "LEAST_SHARED", 1)
+    asking.setattr(VarianceRun, "tried", tried)
+    notes = predicted(world, executor, tmp_path / "p")
+    assert plan(tmp_path / "p").get("way", "iterative") == way
+    assert limits == [20.0]
+    if way == "cholesky":
+        assert "in float64 for each, not 2.0 and 1.0, and " in notes[1]
+        assert f"{missing / 64:.0%} missed the gap" in notes[1]
 
 
 def test_what_a_trial_finds_is_what_the_factor_alone_leaves(
@@ -139,7 +173,7 @@ def test_what_a_trial_finds_is_what_the_factor_alone_leaves(
     whole = VarianceRun.prepare
 
     def prepare(self: VarianceRun, model: Any) -> str:
-        trials.append(self.tried(self._test))
+        trials.append(self.tried(self._test)[0])
         return whole(self, model)
 
     monkeypatch.setattr(VarianceRun, "prepare", prepare)
