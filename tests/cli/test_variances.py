@@ -153,6 +153,18 @@ def test_resuming_tells_of_the_whole_store(
     assert "200" in run(*command(pipeline, tmp_path / "p.zarr", *more[:-1], "--resume")).stdout
 
 
+def test_training_with_variances_keeps_what_they_take(pipeline: dict[str, Any], dense: Dense, tmp_path: Path) -> None:
+    model, out = tmp_path / "model.zarr", tmp_path / "p.zarr"
+    train = ("train", pipeline["ingest"]["train"], "--hyper", pipeline["tune"]["out"], "--out", model)
+    run_json(*train, "--with-variances", "--json")
+    assert (model / "variance_tiles" / "tiles.json").exists()
+    result = run("predict", model, pipeline["ingest"]["test"], "--out", out, "--variance", "--latent")
+    assert result.exit_code == 0
+    assert "loaded in" in result.stderr
+    assert "a Cholesky factor of all samples" in result.stdout
+    np.testing.assert_allclose(open_prediction(str(out)).read("variance")[:, 0], dense.latent, rtol=1e-4)
+
+
 # ------------------------------------------------------------------------------------------------------------- refusals
 
 
