@@ -11,6 +11,7 @@ run keeps to it.
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,7 +33,8 @@ from dkgp.models.variance.batched import BatchedRun
 from dkgp.models.variance.forecast import Forecast, Measured
 from dkgp.models.variance.in_small import Counted, count_products
 from dkgp.models.variance.kept_whole import are_held, held_tiles, kept_tiles, load_tiles
-from dkgp.models.variance.landmarks import Landmarks, SupportSamples, choose_landmarks, judged
+from dkgp.models.variance.landmarks import Landmarks, SupportSamples, choose_landmarks, enough_trace, judged
+from dkgp.models.variance.remainder import GROUP
 from dkgp.models.variance.row_scales import RowScales
 from dkgp.models.variance.settings import TestRows, VarianceSettings
 from dkgp.models.variance.sizes import Memory, chosen_halo, chosen_rank, default_memory_bytes
@@ -52,6 +54,10 @@ TRIED, RUNS, SMALL, SMALL_TESTS = 64, 8, 2000, 64
 # Float32 and float64 products that a sample takes at least where a partial factor does not suffice; float64 ones that
 # one takes which a factor was expected to suffice for.
 LEAST_SINGLE, LEAST_DOUBLE, RESCUED = 2.0, 1.0, 8.0
+# Of what the whole factor takes, the most that is spent on drawing landmarks that may not suffice.
+DRAWING_SHARE = 0.1
+# What conjugate gradients may come to over what is foreseen; what the whole factor takes is known.
+UNCERTAIN = 1.3
 # Test samples of a prediction over those of a trial from which one is worth it; and what conjugate gradients may be
 # foreseen to take after it, over the whole factor: fewer samples share fewer directions, and take more products.
 LEAST_SHARED, WORSE = 4, 1.3
@@ -220,6 +226,26 @@ def _on_this_machine(executor: BlockExecutor) -> bool:
     return _in_this_process(executor) or all(address.startswith(local) for address in executor.workers)
 
 
+class _Hope:
+    """Tells if landmarks may still come to suffice, at a rank that is worth it and before much time is spent."""
+
+    def __init__(self, worthwhile: int, seconds: float, enough: Callable[[float], float]) -> None:
+        self._worthwhile, self._seconds, self._enough = worthwhile, seconds, enough
+        self._began, self._seen = time.thread_time(), list[tuple[int, float]]()
+
+    def __call__(self, rank: int, trace: float, dimension: float) -> bool:
+        """See how fast the trace falls; a kernel's eigenvalues fall no faster later on than at a constant rate."""
+        self._seen.append((rank, trace))
+        if time.thread_time() - self._began > self._seconds:
+            return False
+        before = next((known for known in self._seen if 2 * known[0] >= rank), self._seen[0])
+        goal = self._enough(dimension)
+        if before[0] == rank or trace <= goal or trace <= 0.0:
+            return True
+        rate = math.log(before[1] / trace) / (rank - before[0])
+        return rate > 0.0 and rank + math.log(trace / goal) / rate <= self._worthwhile
+
+
 class _Choice:
     """One decision, and what it was founded on."""
 
@@ -238,13 +264,18 @@ class _Choice:
         memory_bytes = settings.memory_bytes or default_memory_bytes(self._n)
         rank = chosen_rank(self._n, self._t, None, memory_bytes)
         goal = value_error_goal(settings.gap)
+        worthwhile = forecast.worthwhile_rank(rank)
+        s2, seconds = request.model.noise_variance, DRAWING_SHARE * forecast.whole() * forecast.threads
         landmarks = choose_landmarks(
             request.model,
             request.kernel,
             gap=goal,
-            largest_rank=min(rank, forecast.worthwhile_rank(rank)),
+            largest_rank=worthwhile,
             latent=settings.latent,
             seed=settings.seed,
+            hopeful=_Hope(
+                worthwhile, seconds, lambda d: enough_trace(d, s2, goal, self._n, GROUP, latent=settings.latent)
+            ),
         )
         landmarks, smooth = judged(landmarks, request.model, request.kernel, gap=goal, latent=settings.latent)
         return self._tried(landmarks) if smooth else self._counted(rank, memory_bytes)
@@ -277,11 +308,12 @@ class _Choice:
         width, batches = feature_width(request.kernel), 1 if shares else threads
         memory = Memory(memory_bytes, self._n, rank, 0, "single", held=False, width=width, batches=batches)
         halo, whole = chosen_halo(memory, self._t, threads), forecast.whole()
-        if forecast.iterative(rank, halo, LEAST_SINGLE if halo else 0.0, LEAST_DOUBLE) >= whole:
+        least = forecast.iterative(rank, halo, LEAST_SINGLE if halo else 0.0, LEAST_DOUBLE)
+        if UNCERTAIN * least >= whole:
             return self._by_whole()
         counted = self._in_small(settings, rank, halo)
         seconds = forecast.iterative(rank, halo, counted.single, counted.double)
-        if seconds >= whole or counted.met < LEAST_MET:
+        if UNCERTAIN * seconds >= whole or counted.met < LEAST_MET:
             return self._by_whole(f"conjugate gradients are expected to take {forecast.shown(seconds)}")
         if seconds * forecast.measured.slowdown >= WORTH_TELLING:
             words = f"variances of {self._t:,} samples to {settings.gap:.2g} take about {forecast.shown(seconds)}"

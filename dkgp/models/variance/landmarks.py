@@ -12,6 +12,7 @@ one that suffices is the best. A rough kernel has none within reach, and the ran
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -84,6 +85,7 @@ def choose_landmarks(
     latent: bool = False,
     fixed: bool = False,
     seed: int = 0,
+    hopeful: Callable[[int, float, float], bool] | None = None,
 ) -> Landmarks:
     """Draw landmarks from a model's support inputs.
 
@@ -97,6 +99,8 @@ def choose_landmarks(
         Whether the gap is relative to the function's variance, without the noise.
     fixed : bool
         Take `largest_rank` of them, as far as the kernel's numerical rank goes, however smooth it is.
+    hopeful : callable, optional
+        Asked of (rank, trace(K - Q), effective dimension) as landmarks are drawn; when it says no, those must do.
 
     Returns
     -------
@@ -130,6 +134,8 @@ def choose_landmarks(
                     enough = is_enough(trace, dimension, model.noise_variance, gap, n, gain, latent=latent)
                     if enough:
                         break
+            if hopeful is not None and not hopeful(factor.rank, trace, dimension):
+                break
             if factor.rank >= SINGLE_FROM_RANK:
                 factor.continue_in_single_if_rough()
     traces = _residual_traces(factor, max(last, FIRST_CHECK_RANK - 1), n) if enough else []
@@ -211,7 +217,21 @@ def is_enough(
     samples like the training samples, and by that over the `gain` of groups; the variance itself is about s2 dimension
     / n, and the noise s2.
     """
-    typical = noise_variance * dimension / n / min(WIDEST_LATENT, GROUPED_LATENT / gain)
-    if not latent:  # what is narrow beside the function's own variance is narrow beside more
-        typical = max(typical, noise_variance / min(WIDEST, GROUPED / gain))
+    typical = _typical(dimension, noise_variance, n, gain, latent=latent)
     return residual_trace * dimension / n <= gap * typical
+
+
+def enough_trace(
+    dimension: float, noise_variance: float, gap: float, n: int, gain: float = 1.0, *, latent: bool = False
+) -> float:
+    """trace(K - Q) up to which `is_enough` is true."""
+    typical = _typical(dimension, noise_variance, n, gain, latent=latent)
+    return gap * typical * n / dimension if dimension > 0.0 else math.inf
+
+
+def _typical(dimension: float, noise_variance: float, n: int, gain: float, *, latent: bool) -> float:
+    typical = noise_variance * dimension / n / min(WIDEST_LATENT, GROUPED_LATENT / gain)
+    if latent:
+        return typical
+    # What is narrow beside the function's own variance is narrow beside more.
+    return max(typical, noise_variance / min(WIDEST, GROUPED / gain))
