@@ -7,6 +7,7 @@ import json
 import shutil
 import tempfile
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
-from dkgp.cluster.executors.base import BlockExecutor, Rounds, split_evenly
+from dkgp.cluster.executors.base import BlockExecutor, BlockTask, PendingRound, split_evenly
 from dkgp.data.stores.tile_store import TileStore
 from dkgp.errors import CheckpointError, MemoryBudgetError, NumericalError, StorageError
 from dkgp.operators.base import FloatArray, Noise
@@ -44,7 +45,7 @@ class BrokenDownError(NumericalError):
         self.sample = sample
 
 
-class FactoredSystem(Rounds, Protocol):
+class FactoredSystem(Protocol):
     """The matrix that is factored, and who does the work: an operator, or what stands for one."""
 
     @property
@@ -59,6 +60,11 @@ class FactoredSystem(Rounds, Protocol):
     def noise(self) -> Noise:
         """What is added to the diagonal."""
 
+    def submit(
+        self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]
+    ) -> PendingRound:
+        """Start a round; see `Rounds.submit`."""
+
 
 @dataclass(frozen=True)
 class SystemOf:
@@ -68,10 +74,11 @@ class SystemOf:
     context: BlockContext
     noise: Noise
 
-    @property
-    def submit(self) -> Any:
+    def submit(
+        self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]
+    ) -> PendingRound:
         """Start a round; see `Rounds.submit`."""
-        return self.executor.submit
+        return self.executor.submit(name, task, arguments, groups)
 
 
 class TileFactor:
