@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Never
@@ -13,7 +14,8 @@ from dkgp.cluster import BlockExecutor
 from dkgp.data import open_prediction
 from dkgp.data.stores.tile_store import TileStore
 from dkgp.errors import InputError, InterruptedRunError, StorageError
-from dkgp.models.prediction.predict import predict
+from dkgp.models.context import RunContext
+from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.variance import choice
 from dkgp.models.variance.forecast import Forecast, Measured
 from dkgp.models.variance.in_small import Counted
@@ -241,23 +243,25 @@ def test_noise_below_the_roundings_is_left_to_the_iterative_way(
 # ------------------------------------------------------------------------------------------------------------- resuming
 
 
+def interruptible(executor: BlockExecutor, asked: Iterator[bool]) -> RunContext:
+    return RunContext(executor, interrupted=lambda: next(asked))
+
+
 def test_a_resumed_run_keeps_to_the_way_that_it_was_started_by(
     world: World, executor: BlockExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     predicted(world, executor, tmp_path / "whole")
-    asked = iter([False, True])
+    asked, again = iter([False, True]), Destination(str(tmp_path / "p"), resume=True)
     with pytest.raises(InterruptedRunError):
-        predict(world.model, world.test, str(tmp_path / "p"), executor, variance=AUTO, interrupted=lambda: next(asked))
+        predict(world.model, world.test, str(tmp_path / "p"), interruptible(executor, asked), variance=AUTO)
     with pytest.raises(
         InputError, match="started by the cholesky `way`, not 'iterative'; leave it out, or `overwrite`"
     ):
-        predict(
-            world.model, world.test, str(tmp_path / "p"), executor, variance=replace(AUTO, way="iterative"), resume=True
-        )
+        predict(world.model, world.test, again, executor, variance=replace(AUTO, way="iterative"))
     with pytest.raises(InputError, match="repeat these, or `overwrite`"):
-        predict(world.model, world.test, str(tmp_path / "p"), executor, variance=replace(AUTO, gap=0.5), resume=True)
+        predict(world.model, world.test, again, executor, variance=replace(AUTO, gap=0.5))
     monkeypatch.setattr(choice, "_Choice", never)
-    summary = predict(world.model, world.test, str(tmp_path / "p"), executor, variance=AUTO, resume=True)
+    summary = predict(world.model, world.test, again, executor, variance=AUTO)
     assert summary.variance is not None
     assert summary.variance["computed"] < TESTS
     assert content(tmp_path / "p") == content(tmp_path / "whole")
@@ -268,11 +272,9 @@ def test_one_started_by_the_iterative_way_goes_on_by_it(
 ) -> None:
     started = replace(AUTO, way="iterative")
     predicted(world, executor, tmp_path / "whole", started)
-    asked = iter([False, True])
+    asked, again = iter([False, True]), Destination(str(tmp_path / "p"), resume=True)
     with pytest.raises(InterruptedRunError):
-        predict(
-            world.model, world.test, str(tmp_path / "p"), executor, variance=started, interrupted=lambda: next(asked)
-        )
+        predict(world.model, world.test, str(tmp_path / "p"), interruptible(executor, asked), variance=started)
     monkeypatch.setattr(choice, "_Choice", never)
-    predict(world.model, world.test, str(tmp_path / "p"), executor, variance=AUTO, resume=True)
+    predict(world.model, world.test, again, executor, variance=AUTO)
     assert content(tmp_path / "p") == content(tmp_path / "whole")

@@ -81,7 +81,7 @@ def test_relative_error_on_friedman1(executor: BlockExecutor, tmp_path: Path, ga
     test_set = dataset_from_arrays(tmp_path / "test", X_test, y_test)
     kernel = SquaredExponential((gamma,) * 5)
     save(train(train_set, kernel, 0.05, executor, stopping=MaxIterations(1)), str(tmp_path / "m"), train_set)
-    settings = VarianceSettings(gap=0.005, rank=rank)
+    settings = VarianceSettings(gap=0.005, rank=rank, way="iterative")
     summary = predict(
         open_model(str(tmp_path / "m")), test_set, str(tmp_path / "p"), executor, variance=settings
     ).variance
