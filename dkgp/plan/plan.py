@@ -21,6 +21,7 @@ from dkgp.models import Hyperparameters, read_hyperparameters, tune_dataset
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import labels_of
+from dkgp.models.variance.forecast import whole_phases
 from dkgp.plan.figures import MachineFigures, measure_machine
 from dkgp.plan.fleet import Fleet, Projection, most_useful_workers, product_seconds, project
 from dkgp.plan.foreseen import Foreseen, foresee
@@ -263,6 +264,9 @@ class _Layout:
             "seconds_low": low.total,
             "seconds_high": high.total,
             "phases": expected.seconds,
+            "whole_factor_seconds": self._projected(
+                whole_phases(self.foreseen.sizes.n, variances.tests, fleet.threads), fleet
+            ).total,
             "batch_size": run.plan["batch_size"],
             "together": run.plan["together"],
             "worker_memory_bytes": variances.worker_bytes(run, self.cluster.worker_resident_bytes),

@@ -13,6 +13,7 @@ import numpy as np
 from dkgp.kernels import TileEvaluator
 from dkgp.models.variance.search import local_samples
 from dkgp.models.variance.whole import whole_layout
+from dkgp.models.variance.whole_run import whole_batch
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import blas
 from dkgp.operators.block_tasks import BlockContext
@@ -59,6 +60,20 @@ class Measured:
         return cls(Prices(**seconds, **others), max(1.0, slowdown))
 
 
+def whole_phases(n: int, tests: int, threads: int = 1) -> list[Phase]:
+    """Work of a Cholesky factor of all samples, and of a solve with it for each test sample."""
+    size, t = float(n), float(tests)
+    factor = Work(double_entries=size * size / 2.0, double_operations=size**3 / (3.0 * FACTOR_EFFICIENCY))
+    # A number of the factor takes as long to read as about four operations with it.
+    waiting = 2.0 * size * size if tests < threads * WAITING else 0.0
+    solves = Work(double_entries=size * t, double_operations=size * size * t + waiting)
+    panels = whole_layout(n).n_panels
+    return [
+        Phase("factor", 1.0, factor, rounds=panels, pieces=panels),
+        Phase("solves", 1.0, solves, rounds=1, pieces=math.ceil(t / whole_batch(n, tests))),
+    ]
+
+
 @dataclass(frozen=True)
 class Forecast:
     """Seconds of each way, of this process's clock if nobody else is at work.
@@ -83,12 +98,7 @@ class Forecast:
 
     def whole(self) -> float:
         """Of a Cholesky factor of all samples, and a solve for each test sample."""
-        n, t = float(self.n), float(self.tests)
-        operations = n**3 / (3.0 * FACTOR_EFFICIENCY) + n * n * t
-        # A number of the factor takes as long to read as about four operations with it.
-        operations += 2.0 * n * n if t < self.threads * WAITING else 0.0
-        work = Work(double_entries=n * n / 2.0 + n * t, double_operations=operations)
-        seconds = self._of([Phase("whole", 1.0, work)])
+        t, seconds = float(self.tests), self._of(whole_phases(self.n, self.tests, self.threads))
         if not self.in_memory:
             layout = whole_layout(self.n)
             passes = 1.0 + layout.n_panels / 4.0 + math.ceil(t / 128.0)

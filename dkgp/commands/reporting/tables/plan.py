@@ -99,12 +99,17 @@ def _variances(document: Document) -> list[RenderableType]:
         ("a sample that is solved for", size(figures["sample_bytes"])),
     ]
     phases = list(document["workers"][0]["variance"]["phases"])
-    headings = ("workers", "time", "between", *phases, "samples a batch", "memory of each")
+    headings = ("workers", "time", "between", *phases, "or Cholesky", "samples a batch", "memory of each")
     costs_by_workers = {row["workers"]: row["variance"] for row in document["workers"]}
     table = grid(
         headings,
         (
-            (*_times(costs, workers, phases), f"{costs['batch_size']:,}", size(costs["worker_memory_bytes"]))
+            (
+                *_times(costs, workers, phases),
+                duration(costs["whole_factor_seconds"]),
+                f"{costs['batch_size']:,}",
+                size(costs["worker_memory_bytes"]),
+            )
             for workers, costs in costs_by_workers.items()
         ),
     )
