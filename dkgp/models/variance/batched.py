@@ -18,6 +18,9 @@ from dkgp.models.variance.tally import ProductTally
 from dkgp.operators.base import FloatArray
 
 REGIONS = 1000
+# Bounds of huge kernels overflow, or come to no number; the best of those that are numbers are taken, and k(x, x) and 0
+# where none is.
+UNPROVEN = np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
 
 class BatchedRun(ABC):

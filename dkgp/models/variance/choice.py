@@ -29,7 +29,7 @@ from dkgp.errors import CheckpointError, InputError, StoreError
 from dkgp.kernels import Kernel
 from dkgp.models.certificate import Certificate
 from dkgp.models.variance.batch import value_error_goal
-from dkgp.models.variance.batched import BatchedRun
+from dkgp.models.variance.batched import UNPROVEN, BatchedRun
 from dkgp.models.variance.forecast import Forecast, Measured
 from dkgp.models.variance.in_small import Counted, count_products
 from dkgp.models.variance.kept_whole import are_held, held_tiles, kept_tiles, load_tiles
@@ -190,6 +190,7 @@ def _keeps_partial(request: Request) -> bool:
         return False
 
 
+@UNPROVEN
 def _place(request: Request) -> tuple[Tiles | str | None, str | None]:
     """Where the tiles of a whole factor go, and if they cannot, why."""
     n = request.model.n_samples

@@ -24,7 +24,7 @@ from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.models.certificate import Certificate
 from dkgp.models.support import certified_means
 from dkgp.models.variance.batch import BatchOptions, relative_gap, solve_batch, value_error_goal
-from dkgp.models.variance.batched import BatchedRun
+from dkgp.models.variance.batched import UNPROVEN, BatchedRun
 from dkgp.models.variance.kept_factor import keep_factor, kept_factor, landmarks_of
 from dkgp.models.variance.landmarks import Landmarks, SupportSamples, choose_landmarks, judged
 from dkgp.models.variance.nystrom import FactorSource, factor_bytes, leaves_of
@@ -44,13 +44,10 @@ from dkgp.operators.block_tasks import BlockContext, feature_width
 __all__ = ["TestRows", "VarianceRun", "VarianceSettings", "variance_task"]
 
 LARGEST_BATCH, LARGEST_JOINT_BATCH, LEAST_BATCH = 512, 1024, 32
-# Bounds of huge kernels overflow, or come to no number; `solve_batch` takes the best of those that are numbers, and
-# k(x, x) and 0 where none is.
-_UNPROVEN = np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
 
 @needs_one_arithmetic
-@_UNPROVEN
+@UNPROVEN
 def factor_task(source: FactorSource, group: list[int]) -> list[int]:
     """Have the factors ready on the worker that runs this."""
     rank = source.factor().rank
@@ -59,7 +56,7 @@ def factor_task(source: FactorSource, group: list[int]) -> list[int]:
 
 
 @needs_one_arithmetic
-@_UNPROVEN
+@UNPROVEN
 def variance_task(
     source: FactorSource,
     certificate: Certificate | None,

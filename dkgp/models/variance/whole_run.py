@@ -19,7 +19,7 @@ from dkgp.cluster.executors.base import BlockExecutor, PendingRound
 from dkgp.errors import InputError, NumericalError
 from dkgp.models.certificate import Certificate
 from dkgp.models.support import certified_means
-from dkgp.models.variance.batched import BatchedRun
+from dkgp.models.variance.batched import UNPROVEN, BatchedRun
 from dkgp.models.variance.landmarks import SupportSamples
 from dkgp.models.variance.row_scales import RowScales
 from dkgp.models.variance.settings import TestRows, VarianceSettings
@@ -68,6 +68,7 @@ class WholeOptions:
 
 
 @needs_one_arithmetic
+@UNPROVEN
 def whole_task(
     source: WholeSource,
     certificate: Certificate | None,
