@@ -21,7 +21,7 @@ from dkgp.models import Hyperparameters, read_hyperparameters, tune_dataset
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import labels_of
-from dkgp.models.variance.forecast import whole_phases
+from dkgp.models.variance.ways.forecast import whole_phases
 from dkgp.plan.figures import MachineFigures, measure_machine
 from dkgp.plan.fleet import Fleet, Projection, most_useful_workers, product_seconds, project
 from dkgp.plan.foreseen import Foreseen, foresee

@@ -24,7 +24,7 @@ from dkgp.errors import CheckpointError, ClusterError, NumericalError, StorageEr
 from dkgp.models import Hyperparameters
 from dkgp.models.exact import TrainedModel, run_identity, save, train
 from dkgp.models.memory import MemoryPlan
-from dkgp.models.variance.kept_whole import keep_whole
+from dkgp.models.variance.whole_matrix.kept import keep_whole
 from dkgp.operators.block_tasks import feature_width
 from dkgp.solvers import Checkpointing, Choice, Solver
 from dkgp.solvers.registry import AUTO, Need, solver_memory, solver_names, solvers_that_need

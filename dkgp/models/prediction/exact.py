@@ -19,9 +19,9 @@ from dkgp.models.rounding import mean_in_units, variance_in_units
 from dkgp.models.sums import EVERY_ENTRY, Piece, Rows, Sums, joined
 from dkgp.models.support import SupportInputs, certified_means
 from dkgp.models.variance.batched import BatchedRun
-from dkgp.models.variance.choice import Request, chosen_run
 from dkgp.models.variance.greedy import BasisRun
 from dkgp.models.variance.settings import VarianceSettings
+from dkgp.models.variance.ways.choice import Request, chosen_run
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 

@@ -23,9 +23,9 @@ from dkgp.models.rounding import mean_in_units, variance_in_units
 from dkgp.models.sums import EVERY_ENTRY, joined
 from dkgp.models.support import SupportInputs
 from dkgp.models.variance.batched import BatchedRun
-from dkgp.models.variance.choice import Request, chosen_run
 from dkgp.models.variance.settings import VarianceSettings
-from dkgp.models.variance.whole_run import WholeRun
+from dkgp.models.variance.ways.choice import Request, chosen_run
+from dkgp.models.variance.whole_matrix.run import WholeRun
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 

@@ -28,8 +28,7 @@ from dkgp.errors import NumericalError
 from dkgp.models.rounding import EPS, EVALUATION, outward
 from dkgp.models.variance.bounds import Queries, factor_interval, residual_bound
 from dkgp.models.variance.nystrom import NystromFactor
-from dkgp.models.variance.search import Wanted, column_dots, expected_widths, search
-from dkgp.models.variance.tally import ProductTally
+from dkgp.models.variance.search import ProductTally, Wanted, column_dots, expected_widths, search
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.solvers.conjugate.block import BlockDirections, add_product, row_pieces
 from dkgp.solvers.conjugate.preconditioner import Preconditioner

@@ -1,4 +1,4 @@
-"""What the ways to a prediction's variances share: batches of test samples in regions of a store, and figures."""
+"""Runs of variances, by whatever way: batches of test samples in regions of a store, and figures."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dkgp.cluster.executors.base import BlockExecutor, PendingRound
 from dkgp.models.certificate import Certificate
 from dkgp.models.variance.batch import relative_gap
 from dkgp.models.variance.landmarks import SupportSamples
+from dkgp.models.variance.search import ProductTally
 from dkgp.models.variance.settings import TestRows, VarianceSettings
-from dkgp.models.variance.tally import ProductTally
 from dkgp.operators.base import FloatArray
 
 REGIONS = 1000

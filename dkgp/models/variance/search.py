@@ -12,19 +12,20 @@ without a product; the search ends where all have left, or where float32 has not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.cluster.threads import in_parallel
-from dkgp.kernels import Features
+from dkgp.kernels import Features, TileEvaluator
 from dkgp.models.variance.bounds import Queries
 from dkgp.models.variance.nystrom import PIECE_ROWS, NystromFactor
-from dkgp.models.variance.tally import ProductTally
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import lapack
+from dkgp.operators.low_rank.landmark_rows import Pieces, multiply_pieces
 from dkgp.solvers.conjugate.block import BlockDirections, add_product, row_pieces
 from dkgp.solvers.conjugate.preconditioner import Preconditioner
 
@@ -47,6 +48,43 @@ FIRST_LENGTH, SHORTEST = 0.6, 0.3
 STALLED_PRODUCTS, STALLED_FACTOR, STALLED_SHARE = 6, 0.5, 0.25
 # What float32 leaves of a residual, against the length of k_x.
 SINGLE_FLOOR = 8.0 * float(np.finfo(np.float32).eps)
+
+
+@dataclass
+class ProductTally:
+    """Products with the whole kernel matrix so far, counted and timed; nothing is decided by it."""
+
+    # Columns that Kbar was multiplied with, in float32 and in float64.
+    single_columns: int = 0
+    double_columns: int = 0
+    seconds: float = 0.0  # what the products took
+    # What they would have taken by BLAS alone, kernel entries given: a thread's share of all threads' time in it.
+    gemm_seconds: float = 0.0
+
+    def multiply(
+        self,
+        evaluator: TileEvaluator,
+        rows: Pieces,
+        columns: Pieces,
+        vectors: NDArray[Any],
+        images: NDArray[Any],
+        threads: int,
+        scale: float = 1.0,
+    ) -> None:
+        """Add `scale` K V to the images in place; see `multiply_pieces`."""
+        started = time.perf_counter()
+        gemm = multiply_pieces(evaluator, rows, columns, vectors, images, threads, scale)
+        self.seconds += time.perf_counter() - started
+        self.gemm_seconds += gemm / max(1, min(threads, len(rows)))
+        if images.dtype.itemsize == 4:
+            self.single_columns += vectors.shape[1]
+        else:
+            self.double_columns += vectors.shape[1]
+
+    def add(self, other: ProductTally) -> None:
+        """Add another's figures."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
 @dataclass(frozen=True)

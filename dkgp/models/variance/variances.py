@@ -28,6 +28,7 @@ from dkgp.models.variance.batched import UNPROVEN, BatchedRun
 from dkgp.models.variance.kept_factor import keep_factor, kept_factor, landmarks_of
 from dkgp.models.variance.landmarks import Landmarks, SupportSamples, choose_landmarks, judged
 from dkgp.models.variance.nystrom import FactorSource, factor_bytes, leaves_of
+from dkgp.models.variance.search import ProductTally
 from dkgp.models.variance.settings import TestRows, VarianceSettings
 from dkgp.models.variance.sizes import (
     FACTOR_SHARE,
@@ -37,7 +38,6 @@ from dkgp.models.variance.sizes import (
     default_memory_bytes,
     precision_of,
 )
-from dkgp.models.variance.tally import ProductTally
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
 

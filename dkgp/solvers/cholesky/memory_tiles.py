@@ -12,7 +12,7 @@ from dkgp.errors import StoreError
 
 
 class Tiles(Protocol):
-    """Where the tiles of a factor are: in a folder (`TileStore`), or in memory."""
+    """A place for the tiles of a factor: in a folder (`TileStore`), or in memory."""
 
     url: str
 

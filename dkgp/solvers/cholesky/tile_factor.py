@@ -58,7 +58,7 @@ class FactoredSystem(Protocol):
 
     @property
     def noise(self) -> Noise:
-        """What is added to the diagonal."""
+        """Variances that are added to the diagonal."""
 
     def submit(
         self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]

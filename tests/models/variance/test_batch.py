@@ -16,7 +16,7 @@ from dkgp.models.variance import bounds as variance_bounds
 from dkgp.models.variance import nystrom
 from dkgp.models.variance import search as variance_search
 from dkgp.models.variance.batch import BatchVariance, batch_bytes, relative_gap
-from dkgp.models.variance.tally import ProductTally
+from dkgp.models.variance.search import ProductTally
 from dkgp.operators.low_rank import products
 from dkgp.solvers.conjugate import block
 from tests.models.variance.variance_problems import KINDS, Coarse, VarianceProblem, draw, exact_in_50_digits, solve

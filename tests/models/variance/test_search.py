@@ -14,9 +14,8 @@ from dkgp.models.variance import search as variance_search
 from dkgp.models.variance.batch import BatchOptions, solve_batch
 from dkgp.models.variance.bounds import Queries
 from dkgp.models.variance.nystrom import FactorSource, NystromFactor, leaves_of
-from dkgp.models.variance.search import Wanted, expected_widths, local_samples, search
+from dkgp.models.variance.search import ProductTally, Wanted, expected_widths, local_samples, search
 from dkgp.models.variance.sizes import Memory
-from dkgp.models.variance.tally import ProductTally
 from dkgp.operators.low_rank import landmark_rows
 from dkgp.solvers.conjugate import block
 from tests.models.variance.test_batch import REGIMES, gaps, landmarks

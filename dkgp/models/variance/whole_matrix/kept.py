@@ -17,8 +17,8 @@ from dkgp.data.stores.tile_store import TileStore
 from dkgp.errors import CheckpointError, NumericalError, StorageError, StoreError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.support import SupportInputs
-from dkgp.models.variance.whole import whole_layout
-from dkgp.models.variance.whole_run import BUILDING_BYTES
+from dkgp.models.variance.whole_matrix.factor import whole_layout
+from dkgp.models.variance.whole_matrix.run import BUILDING_BYTES
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers.cholesky.factor_tasks import TileLayout
 from dkgp.solvers.cholesky.memory_tiles import MemoryTiles

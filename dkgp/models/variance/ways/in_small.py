@@ -1,4 +1,4 @@
-"""How many products variances take, counted in small: a random subset of m of the n samples, and a few test samples.
+"""Products that variances take, counted in small: with a random subset of m of the n samples, and a few test samples.
 
 With halos of s m / n, a rank of R sqrt(m / n) and noise s2 (n / m)^1/4 it takes about as many to the same gap. Of fewer
 samples less is known, and as gaps are relative to what is not known and the noise together, there is more of both.

@@ -22,9 +22,9 @@ from dkgp.models.support import certified_means
 from dkgp.models.variance.batched import UNPROVEN, BatchedRun
 from dkgp.models.variance.landmarks import SupportSamples
 from dkgp.models.variance.row_scales import RowScales
+from dkgp.models.variance.search import ProductTally
 from dkgp.models.variance.settings import TestRows, VarianceSettings
-from dkgp.models.variance.tally import ProductTally
-from dkgp.models.variance.whole import WholeFactor, WholeRoundings, whole_layout
+from dkgp.models.variance.whole_matrix.factor import WholeFactor, WholeRoundings, whole_layout
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers.cholesky.factor_tasks import TileContext
@@ -60,7 +60,7 @@ class WholeSource:
 
 @dataclass(frozen=True)
 class WholeOptions:
-    """How batches are solved."""
+    """Options of a batch's solve."""
 
     gap: float
     latent: bool

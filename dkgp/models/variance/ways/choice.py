@@ -1,4 +1,4 @@
-"""Which way a prediction's variances take: what each is foreseen to take, by prices measured here, and a few samples.
+"""The way that a prediction's variances take: by what each is foreseen to take, and by a few samples.
 
 Three things do: a partial factor that suffices by itself (smooth problems), a Cholesky factor of the whole matrix, and
 conjugate gradients. The whole factor's work is known beforehand. Where the partial factor is expected to suffice, it is
@@ -30,17 +30,17 @@ from dkgp.kernels import Kernel
 from dkgp.models.certificate import Certificate
 from dkgp.models.variance.batch import value_error_goal
 from dkgp.models.variance.batched import UNPROVEN, BatchedRun
-from dkgp.models.variance.forecast import Forecast, Measured
-from dkgp.models.variance.in_small import Counted, count_products
-from dkgp.models.variance.kept_whole import are_held, held_tiles, kept_tiles, load_tiles
 from dkgp.models.variance.landmarks import Landmarks, SupportSamples, choose_landmarks, enough_trace, judged
 from dkgp.models.variance.remainder import GROUP
 from dkgp.models.variance.row_scales import RowScales
 from dkgp.models.variance.settings import TestRows, VarianceSettings
 from dkgp.models.variance.sizes import Memory, chosen_halo, chosen_rank, default_memory_bytes
 from dkgp.models.variance.variances import VarianceRun
-from dkgp.models.variance.whole import WholeRoundings, whole_layout
-from dkgp.models.variance.whole_run import WholeRun
+from dkgp.models.variance.ways.forecast import Forecast, Measured
+from dkgp.models.variance.ways.in_small import Counted, count_products
+from dkgp.models.variance.whole_matrix.factor import WholeRoundings, whole_layout
+from dkgp.models.variance.whole_matrix.kept import are_held, held_tiles, kept_tiles, load_tiles
+from dkgp.models.variance.whole_matrix.run import WholeRun
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.solvers.cholesky.memory_tiles import MemoryTiles, Tiles
@@ -71,7 +71,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Request:
-    """What variances are of, and how they are asked for; see `VarianceRun`."""
+    """A prediction's variances: of what, and how they are asked for; see `VarianceRun`."""
 
     model: SupportSamples
     kernel: Kernel
@@ -192,7 +192,7 @@ def _keeps_partial(request: Request) -> bool:
 
 @UNPROVEN
 def _place(request: Request) -> tuple[Tiles | str | None, str | None]:
-    """Where the tiles of a whole factor go, and if they cannot, why."""
+    """The place of a whole factor's tiles; if there is none, the reason."""
     n = request.model.n_samples
     scales = RowScales.of(request.context, request.model.noise_variance)
     layout = whole_layout(n)
@@ -282,7 +282,7 @@ class _Choice:
         return self._tried(landmarks) if smooth else self._counted(rank, memory_bytes)
 
     def _tried(self, landmarks: Landmarks) -> BatchedRun:
-        """Where a partial factor is expected to suffice: build it, and see on a few samples if it does."""
+        """Build a partial factor that is expected to suffice, and see on a few samples if it does."""
         request, forecast = self._request, self._forecast
         run, inputs = request.iterative(landmarks), _spread_rows(request.test)
         seconds = forecast.alone(landmarks.rank)
@@ -303,7 +303,7 @@ class _Choice:
         return run
 
     def _counted(self, rank: int, memory_bytes: int) -> BatchedRun:
-        """Where no partial factor suffices: the whole one, or conjugate gradients, by products counted in small."""
+        """Decide where no partial factor suffices, between the whole one and conjugate gradients, counted in small."""
         request, settings, forecast = self._request, self._request.settings, self._forecast
         threads, shares = request.executor.threads_per_process, request.executor.shares_memory
         width, batches = feature_width(request.kernel), 1 if shares else threads

@@ -1,4 +1,4 @@
-"""What each way to variances is foreseen to take: work counted, and priced by what this machine does it in now."""
+"""Forecasts of the ways to variances: work counted, and priced by what this machine does it in now."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 
 from dkgp.kernels import TileEvaluator
 from dkgp.models.variance.search import local_samples
-from dkgp.models.variance.whole import whole_layout
-from dkgp.models.variance.whole_run import whole_batch
+from dkgp.models.variance.whole_matrix.factor import whole_layout
+from dkgp.models.variance.whole_matrix.run import whole_batch
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import blas
 from dkgp.operators.block_tasks import BlockContext

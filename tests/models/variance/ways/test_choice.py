@@ -16,12 +16,12 @@ from dkgp.data.stores.tile_store import TileStore
 from dkgp.errors import InputError, InterruptedRunError, StorageError
 from dkgp.models.context import RunContext
 from dkgp.models.prediction.predict import Destination, predict
-from dkgp.models.variance import choice
-from dkgp.models.variance.forecast import Forecast, Measured
-from dkgp.models.variance.in_small import Counted
+from dkgp.models.variance.search import ProductTally
 from dkgp.models.variance.settings import VarianceSettings
-from dkgp.models.variance.tally import ProductTally
 from dkgp.models.variance.variances import VarianceRun
+from dkgp.models.variance.ways import choice
+from dkgp.models.variance.ways.forecast import Forecast, Measured
+from dkgp.models.variance.ways.in_small import Counted
 from dkgp.solvers.prices import Prices
 from tests.models.variance.variance_world import TESTS, World, content
 

@@ -24,7 +24,7 @@ from dkgp.cluster.threads import in_parallel
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, highest_prior
 from dkgp.models.variance.batch import BatchVariance, VarianceBounds
 from dkgp.models.variance.row_scales import RowScales
-from dkgp.models.variance.tally import ProductTally
+from dkgp.models.variance.search import ProductTally
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.solvers.cholesky.factor_tasks import TileContext, TileLayout
 from dkgp.solvers.cholesky.substitution import solve_backward, solve_forward
@@ -45,7 +45,7 @@ def whole_layout(n: int) -> TileLayout:
 
 @dataclass(frozen=True)
 class WholeRoundings:
-    """What is known of a factor's roundings before it is there.
+    """Bounds on a factor's roundings, known before it is there.
 
     Attributes
     ----------
@@ -82,12 +82,12 @@ class WholeRoundings:
 
     @property
     def off(self) -> float:
-        """What no eigenvalue of L L' - Kbar is beyond."""
+        """Bound on the eigenvalues of L L' - Kbar."""
         return self.backward * self.length**2
 
     @property
     def least(self) -> float:
-        """What no eigenvalue of L L' is below; zero where nothing is proven."""
+        """Lower bound on the eigenvalues of L L'; zero where nothing is proven."""
         return self.noise_variance - self.off if self.off <= LARGEST_SHARE * self.noise_variance else 0.0
 
 

@@ -18,8 +18,8 @@ from dkgp.data.stores.tile_store import TileStore
 from dkgp.errors import NumericalError, StorageError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.prediction.predict import predict
-from dkgp.models.variance.kept_whole import FOLDER, keep_whole, kept_tiles
 from dkgp.models.variance.settings import VarianceSettings
+from dkgp.models.variance.whole_matrix.kept import FOLDER, keep_whole, kept_tiles
 from tests.models.variance.variance_world import Counting, World, content
 
 pytestmark = pytest.mark.filterwarnings("ignore:The feature:UserWarning")
