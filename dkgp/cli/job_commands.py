@@ -154,7 +154,7 @@ plan = JobCommand(
         "dkgp plan train.zarr --hyper hyper.json --scheduler tcp://host:8786 --plot plan.png",
         "dkgp plan train.zarr --hyper hyper.json --variance --test-samples 5000 --variance-gap 0.01",
         "dkgp plan train.zarr --hyper hyper.json --sparse vfe --basis-size 2000",
-        "dkgp plan labelled.zarr --hyper hyper.json --classify profile --pool 3000",
+        "dkgp plan labelled.zarr --hyper hyper.json --classify shared --pool 3000",
         "dkgp plan labelled.zarr --hyper hyper.json --classify logistic",
         "dkgp plan train.zarr --hyper hyper.json --workers 1,4,16 --cache-tiles 8GiB",
         "dkgp plan train.zarr --hyper hyper.json --validate",

@@ -172,7 +172,7 @@ def _fixed_size() -> None:
     from dkgp.models.classification.labels import Labels
 
     points, codes = _points(), np.arange(_ROWS) % 2
-    settings = FixedSizeSettings(pool=8, folds=2, search="none", noise_variances=(1.0,), probability=False)
+    settings = FixedSizeSettings(pool=8, folds=2, search="shared", noise_variances=(1.0,), probability=False)
     data = LabelledData(memory_dataset(points, codes), Labels(("0", "1"), codes))
     train_fixed_size(data, settings, LocalExecutor(1), kernel=_KERNEL)
 

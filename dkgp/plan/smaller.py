@@ -130,11 +130,11 @@ def foresee_classifier(
     kernels, passes = foreseen_passes(settings)
     record = {
         **asdict(settings),
-        "pool": min(settings.pool, n),
+        "pool": settings.pool_size(n, t),
         "kernels": kernels,
         "passes": passes,
         "kernel_evaluations": _entries(phases),
-        "model_bytes": int(8 * taken(settings, n) * (d + t)),
+        "model_bytes": int(8 * taken(settings, n, t) * (d + t)),
     }
 
     def peaks(workers: PlannedWorkers, free_bytes: int | None) -> Peaks:

@@ -32,7 +32,7 @@ def dataset() -> Dataset:
     return memory_dataset(X, y, classes=("a", "b"))
 
 
-@pytest.mark.parametrize("search", ["none", "profile"])
+@pytest.mark.parametrize("search", ["none", "profile", "shared"])
 def test_entries_are_foreseen_as_a_run_takes_them(dataset: Dataset, search: str) -> None:
     settings = FixedSizeSettings(pool=100, folds=5, search=search)
     foreseen = foresee_classifier(dataset, FOUND, settings, 2**30).record
@@ -44,7 +44,7 @@ def test_entries_are_foreseen_as_a_run_takes_them(dataset: Dataset, search: str)
 
 
 def test_memory_is_what_the_run_asks_for(dataset: Dataset) -> None:
-    settings = FixedSizeSettings(pool=300)
+    settings = FixedSizeSettings(pool=300, max_basis=100)
     foreseen = foresee_classifier(dataset, FOUND, settings, 2**20)
     with closing(LocalExecutor(2)) as executor:
         expected = settings.memory(N, 2, 1, executor, 2**20, feature_width(FOUND.kernel))
@@ -60,9 +60,12 @@ def test_work_grows_with_the_pool_and_the_kernels(dataset: Dataset) -> None:
         return {phase.name: phase.times * phase.shared.double_operations for phase in foreseen.phases}
 
     small, large = phases(pool=100), phases(pool=200)
-    assert list(small) == ["prototypes", "search", "paths", "fit"]
+    assert list(small) == ["prototypes", "search", "all prototypes", "errors", "penalties", "paths", "fit"]
     assert large["search"] == pytest.approx(4.0 * small["search"], rel=0.02)
     assert phases(pool=100, search="none")["search"] == pytest.approx(small["search"] / 7.0)
+    # A part of a large pool judges the kernels of a search, and all of it the last one.
+    large = phases(pool=1100)
+    assert large["all prototypes"] == pytest.approx(1.21 * large["search"] / 7.0, rel=0.01)
     # A path that nothing stops goes through the pool.
     ends = [explored(FixedSizeSettings(pool=400, stop=stop), N) for stop in ((10, 1e-3), None)]
     assert ends == [80.0, 400.0]

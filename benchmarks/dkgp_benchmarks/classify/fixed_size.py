@@ -29,6 +29,7 @@ FloatArray = NDArray[np.float64]
 
 # Of the paper: the share of the samples in a pool, the prototypes of Table 5, and rho.
 POOL_SHARE, MOST_POOL, CANDIDATES = 0.3, 2000, 59
+PAPER: Mapping[str, Any] = {"search": "profile", "folds": 10}
 # Samples up to which one thread does, as other splits are at work beside it.
 ONE_THREAD = 5000
 
@@ -123,7 +124,7 @@ class FixedSize:
 
     def settings_of(self, n: int, **changed: Any) -> FixedSizeSettings:
         """The settings for so many samples."""
-        settings = {"isotropic": True, "probability": False, **self.settings, **changed}
+        settings = {**PAPER, "isotropic": True, "probability": False, **self.settings, **changed}
         pool, _ = settings.pop("pool", None), settings.pop("redraw", None)
         if pool is None:
             size = min(MOST_POOL, math.ceil(POOL_SHARE * n))

@@ -58,7 +58,7 @@ def redrawn(
     targets = Targets(labels.signs(), np.zeros(n, dtype=np.intp), 1)
     with BlockedKernelOperator(kernel, noise_variance, dataset, executor) as operator:
         _, prototypes = choose_prototypes(
-            settings.prototypes, operator, min(settings.pool, n), settings.seed, targets=labels.signs()
+            settings.prototypes, operator, settings.pool_size(n, 1), settings.seed, targets=labels.signs()
         )
         (system,) = fold_systems(operator, prototypes, [kernel], targets, settings.intercept)
     draws = candidate_draws(system.size, cardinality, settings.candidates, settings.seed + OTHER_SEED * anew)

@@ -159,7 +159,9 @@ def tuned(
     train = split.train if most is None else split.train[:most]
     X, codes = samples.inputs[train], samples.codes[train]
     labels, dataset = Labels(("-1", "+1"), codes), memory_dataset(X, codes.astype(np.float64))
-    settings = FixedSizeSettings(pool=pool or len(X), isotropic=True, probability=False, seed=seed)
+    settings = FixedSizeSettings(
+        pool=pool or len(X), folds=10, search="profile", isotropic=True, probability=False, seed=seed
+    )
     trained = train_fixed_size(LabelledData(dataset, labels), settings, executor)
     return TunedProblem(
         name,

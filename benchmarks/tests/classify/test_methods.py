@@ -16,7 +16,7 @@ from dkgp.errors import UsageError
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.fixed_size.train import train_fixed_size
 from dkgp.models.classification.labelled import LabelledData
-from dkgp_benchmarks.classify.fixed_size import FixedSize
+from dkgp_benchmarks.classify.fixed_size import PAPER, FixedSize
 from dkgp_benchmarks.classify.job import BenchClassifyJob, run_bench_classify
 from dkgp_benchmarks.classify.methods import ABLATION, ABLATION_DEFAULT, DEFAULT_METHODS, MethodSpec
 from dkgp_benchmarks.classify.problems import PROBLEMS, Split, load
@@ -33,7 +33,9 @@ def trial() -> Trial:
 @pytest.mark.evidence
 def test_the_method_is_train_fixed_size_with_the_papers_settings(trial: Trial) -> None:
     dataset = memory_dataset(trial.inputs, trial.codes, classes=("-1", "+1"))
-    settings = FixedSizeSettings(pool=36, isotropic=True, probability=False, seed=trial.seed)
+    settings = FixedSizeSettings(
+        pool=36, folds=10, search="profile", isotropic=True, probability=False, seed=trial.seed
+    )
     expected = train_fixed_size(LabelledData(dataset, trial.labels), settings, LocalExecutor(1))
     method = MethodSpec.read("scdp-pool").made()
     found = method.tune(trial)
@@ -64,7 +66,7 @@ def test_the_method_is_train_fixed_size_with_the_papers_settings(trial: Trial) -
 def test_settings_are_read_as_written(text: str, pool: int, changed: dict[str, Any]) -> None:
     method = MethodSpec.read(text).made()
     assert isinstance(method, FixedSize)
-    expected = FixedSizeSettings(pool=pool, **{"isotropic": True, "probability": False, **changed})
+    expected = FixedSizeSettings(pool=pool, **{**PAPER, "isotropic": True, "probability": False, **changed})
     assert method.settings_of(120) == expected
 
 

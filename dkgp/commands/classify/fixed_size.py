@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from dkgp.cluster import BlockExecutor
@@ -15,10 +16,12 @@ from dkgp.data import ClassifierRecord
 from dkgp.errors import UsageError
 from dkgp.kernels import Kernel, SquaredExponential, fold_white
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.fixed_size.settings import FixedSizeMemory
+from dkgp.models.classification.fixed_size.budget import MOST_WIDTHS, foresee_search
+from dkgp.models.classification.fixed_size.settings import DEFAULT_SEARCH, FixedSizeMemory
 from dkgp.models.classification.fixed_size.train import train_fixed_size
-from dkgp.models.classification.labels import stratified_folds
+from dkgp.models.classification.labels import label_weights, rare_class, stratified_folds
 from dkgp.models.context import RunContext
+from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import coordinator_input_bytes_needed
 
@@ -66,13 +69,12 @@ class FixedSizeRun(ClassifyRun):
         ):
 
             def after_evaluation(record: dict[str, Any]) -> None:
-                self.reporter.note(
-                    f"pass {record['pass']}: scale {record['scale']:.4g}, noise variance "
-                    f"{record['noise_variance']:.3g}: score {record['score']:.5g} with {record['cardinality']:,} "
-                    "prototypes"
-                )
+                self.reporter.note(tried(record))
                 log.write({"iteration": record["pass"], **record})
 
+            considered = self._considered()
+            if job.settings.search == DEFAULT_SEARCH:
+                self._announce(executor, plan.together, 1 if considered is None else 2)
             trained = train_fixed_size(
                 self.data,
                 job.settings,
@@ -86,11 +88,45 @@ class FixedSizeRun(ClassifyRun):
                 ),
                 kernel=kernel,
                 noise_variance=noise_variance,
+                considered=considered,
                 together=plan.together,
             )
         record = trained.record(self.data)
         record.summary["memory_plan"] = plan.to_json()
         return record
+
+    def _considered(self) -> FloatArray | None:
+        """Weights that a search considers where nobody said which to take, and a class is rare."""
+        if self.job.class_weight or self.job.settings.search != DEFAULT_SEARCH or rare_class(self.labels) is None:
+            return None
+        return label_weights(self.labels, "balanced", self.dataset.all_weights())
+
+    def _announce(self, executor: BlockExecutor, together: int, weighings: int) -> None:
+        """Say what the search will take."""
+        settings, n, outputs = self.job.settings, self.dataset.n_samples, self.labels.n_outputs
+        foreseen = foresee_search(
+            n, self.dataset.n_features, outputs, settings.pool_size(n, outputs), folds=settings.folds,
+            threads=executor.parallelism, together=together, weighings=weighings,
+        )  # fmt: skip
+        balanced = " with and without class weights" if weighings > 1 else ""
+        self.reporter.note(
+            f"foreseen: {foreseen.passes} passes over {n:,} samples at most, about {shown_seconds(foreseen.seconds)} "
+            f"of idle cores: up to {MOST_WIDTHS} widths judged by {foreseen.judging:,} prototypes, then all "
+            f"{foreseen.pool:,}{balanced}"
+        )
+
+    def of_rare(self, summary: Mapping[str, Any]) -> str:
+        """Say which class weights were taken, and what they change."""
+        if self.job.settings.search != DEFAULT_SEARCH:
+            return super().of_rare(summary)
+        plain, balanced = summary["weighings"]
+        taken, other = (balanced, plain) if summary["weighted"] else (plain, balanced)
+        which = "balanced" if summary["weighted"] else "none"
+        return (
+            f"class weights were considered, and taken: {which}. Balanced error {taken['balanced_error']:.2%}, error "
+            f"{taken['error']:.2%}; the other way {other['balanced_error']:.2%} and {other['error']:.2%}. "
+            "`class_weight` none or balanced decides it"
+        )
 
     def _planned(self, kernel: Kernel | None, executor: BlockExecutor) -> tuple[FixedSizeMemory, int]:
         """The projected memory, and bytes of inputs that the coordinator may hold.
@@ -116,3 +152,26 @@ class FixedSizeRun(ClassifyRun):
     def plot(self, path: str, record: ClassifierRecord, title: str) -> None:
         """Draw scores by cardinality, and the search."""
         plot_path(path, record.path, record.history, record.summary, title=title)
+
+
+def shown_seconds(seconds: float) -> str:
+    """Seconds or minutes, as far as they can be foreseen."""
+    return f"{max(1.0, seconds):.0f} s" if seconds < 90.0 else f"{seconds / 60.0:.0f} min"
+
+
+def tried(record: Mapping[str, Any]) -> str:
+    """A line of what a search looked at: pass, width, penalty, error, prototypes, and what is left."""
+    most = record.get("passes_at_most")
+    at_most = "" if most is None else f" of {most} at most"
+    width = record["scale"] ** -0.5
+    error = f"squared error {record['score']:.4g}"
+    if "error" in record:
+        error = f"error {record['error']:.2%}"
+        if record["weighted"]:
+            error = f"with class weights balanced error {record['balanced_error']:.2%}, {error}"
+    left = record.get("seconds_left")
+    coming = f"; {shown_seconds(left)} left at most" if left else ""
+    return (
+        f"pass {record['pass']}{at_most}: width {width:.3g}, penalty {record['noise_variance']:.3g}: {error} with "
+        f"{record['cardinality']:,} prototypes{coming}"
+    )

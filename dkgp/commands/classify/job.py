@@ -27,7 +27,7 @@ from dkgp.registry import Group, Option
 from dkgp.solvers.registry import AUTO, solver_names
 from dkgp.solvers.risk import RISK_HELP, RISK_METHODS
 
-BALANCED = "balanced"
+BALANCED, UNWEIGHTED = "balanced", "none"
 # Methods, and those of them whose model is of all samples or on a basis.
 ON_SAMPLES, ON_BASIS = ("logistic", "gp"), ("logistic on a basis", "gp on a basis")
 LIKELIHOODS = Group("Options of logistic and gp", (*ON_SAMPLES, *ON_BASIS))
@@ -57,8 +57,9 @@ START = Option(
     place="read",
 )
 CLASS_WEIGHT = Option(
-    help="What a sample of a class counts: all classes the same together, or each by name; repeatable.",
-    metavar="balanced|NAME=W",
+    help="What a sample of a class counts: all classes the same together, all samples the same, or each class by name; "
+    "repeatable.  [default: the same; fixed-size tries balanced too where a class is rare]",
+    metavar="balanced|none|NAME=W",
 )
 GIVEN_NOISE = Option(
     help="Take the noise variance of `hyper` as it is. Without it, a fixed-size one has its own, by cross-validation.",
@@ -159,10 +160,13 @@ class ClassifyJob(TrainingJob):
         """
         if not self.class_weight:
             return None
+        for name in (BALANCED, UNWEIGHTED):
+            if name in self.class_weight and len(self.class_weight) > 1:
+                raise UsageError(f"`class_weight` {name} is for all classes; leave out the others, or {name}")
         if BALANCED in self.class_weight:
-            if len(self.class_weight) > 1:
-                raise UsageError("`class_weight` balanced weighs all classes; leave out the others, or balanced")
             return "balanced"
+        if UNWEIGHTED in self.class_weight:
+            return None
         weights: dict[str, float] = {}
         for text in self.class_weight:
             # A class may have a "=" in its name; a weight has none.
@@ -172,7 +176,7 @@ class ClassifyJob(TrainingJob):
             except ValueError:
                 separator, weight = "", math.nan
             if not separator:
-                raise UsageError(f"`class_weight` is balanced, or NAME=WEIGHT such as yes=2.5; got '{text}'")
+                raise UsageError(f"`class_weight` is balanced, none, or NAME=WEIGHT such as yes=2.5; got '{text}'")
             if name in weights:
                 raise UsageError(f"`class_weight` has the class '{name}' twice; give it once")
             if not (math.isfinite(weight) and weight > 0.0):

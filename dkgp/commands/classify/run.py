@@ -18,16 +18,13 @@ from dkgp.kernels import fold_white
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels, label_weights, labels_of
+from dkgp.models.classification.labels import Labels, label_weights, labels_of, rare_class
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.hyperparameters import likelihood_caution
 from dkgp.models.tuning.tasks import LabelLikelihood
 from dkgp.operators.base import FloatArray
 from dkgp.options import deciding_values
 from dkgp.solvers import Checkpointing
-
-# Of the samples of all classes together: where the rarest has less, an error rate alone says little.
-RARE = 0.2
 
 
 class ClassifyRun(TrainingRun):
@@ -190,16 +187,20 @@ class ClassifyRun(TrainingRun):
             "certificate": plain(model.certificate),
         }
 
+    def of_rare(self, summary: Mapping[str, Any]) -> str:
+        """Say what a user must know of a model where a class is rare."""
+        return (
+            "a low error rate may hide that it is never found. Look at the balanced error, or give `class_weight` "
+            "balanced"
+        )
+
     def warnings(self, outcome: Outcome) -> list[str]:
         """Return what a user must know of a model by any method, in words."""
         summary, messages = outcome.summary, []
         if not summary["converged"]:
             messages.append(f"not converged: {summary['reason']}; {summary['advice']}")
-        counts, names = summary["counts"], summary["classes"]
-        rarest = min(range(len(counts)), key=counts.__getitem__)
-        if not self.job.class_weight and counts[rarest] < RARE * sum(counts) / (len(counts) / 2):
-            messages.append(
-                f"the class '{names[rarest]}' has {counts[rarest]:,} of {sum(counts):,} samples: a low error rate may "
-                "hide that it is never found. Look at the balanced error, or give `class_weight` balanced"
-            )
+        rarest = rare_class(self.labels)
+        if not self.job.class_weight and rarest is not None:
+            count, name = summary["counts"][rarest], summary["classes"][rarest]
+            messages.append(f"the class '{name}' has {count:,} of {summary['n']:,} samples: {self.of_rare(summary)}")
         return messages

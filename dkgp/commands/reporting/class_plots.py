@@ -126,7 +126,7 @@ def plot_path(
         np.array([float(record[name]) for record in some]) for name in ("cardinality", "score", "std")
     )
     with drawn(path, 11.0, 4.2, title) as figure:
-        by_size, by_scale = figure.subplots(1, 2)
+        by_size, by_width = figure.subplots(1, 2)
         by_size.fill_between(size, score - spread, score + spread, alpha=0.2, linewidth=0, label="std over folds")
         by_size.plot(size, score, label="cross-validation")
         chosen = int(summary["cardinality"])
@@ -135,15 +135,17 @@ def plot_path(
         if best != chosen:
             by_size.axvline(best, color="grey", linestyle=":", label=f"least: {best:,}")
         by_size.set(xlabel="prototypes", ylabel="mean squared error of decisions", xscale="log")
-        order = np.argsort([record["scale"] for record in history])
-        scales = np.array([float(history[index]["scale"]) for index in order])
+        order = np.argsort([-record["scale"] for record in history], kind="stable")
+        widths = np.array([float(history[index]["scale"]) ** -0.5 for index in order])
         scores = np.array([float(history[index]["score"]) for index in order])
-        by_scale.plot(scales, scores, "o-", markersize=4, label="best noise of each")
+        by_width.plot(widths, scores, "o-", markersize=4, label="best penalty of each")
         if len(scores):
             least = int(np.argmin(scores))
-            by_scale.plot(scales[least], scores[least], "s", color="C1", label="chosen")
-        by_scale.set(xlabel="scale of the inverse squared length scales", ylabel="score", xscale="log")
-        for axis in (by_size, by_scale):
+            by_width.plot(widths[least], scores[least], "s", color="C1", label="chosen")
+        by_width.set(
+            xlabel="width: factor of the length scales at the start", ylabel="mean squared error", xscale="log"
+        )
+        for axis in (by_size, by_width):
             # Labels between powers of ten run into each other.
             axis.xaxis.set_minor_formatter(lambda value, place: "")
             finish(axis)

@@ -40,10 +40,10 @@ _SETTINGS = (
 class FixedSizeLSSVC(CalibratedClassifier):
     """Fixed-size least-squares support vector machine: a few prototypes, all samples' errors.
 
-    Out of a pool of prototypes sparse conjugate directions pursuit chooses k, for all k in turn; cross-validation
-    chooses k, the noise variance and the kernel's scale from sums over the samples alone, one pass over the data for
-    each scale (Karsmakers, Pelckmans, De Brabanter, Van Hamme and Suykens, *Sparse conjugate directions pursuit with
-    application to fixed-size kernel models*, 2011).
+    Out of a pool of prototypes sparse conjugate directions pursuit chooses k, for all k in turn, unless a whole pool
+    does much better; cross-validation chooses k, the noise variance and the kernel's scale from sums over the samples
+    alone, one pass over the data for a few scales (Karsmakers, Pelckmans, De Brabanter, Van Hamme and Suykens, *Sparse
+    conjugate directions pursuit with application to fixed-size kernel models*, 2011).
 
     Parameters
     ----------
@@ -54,18 +54,20 @@ class FixedSizeLSSVC(CalibratedClassifier):
     noise_variance : float or sequence of float, optional
         s2 = 1 / gamma_K of the paper: the larger, the smoother. Those that are tried; by default decades, and finer
         about the best.
-    pool : int, default 2000
-        Prototypes to choose from.
+    pool : int, optional
+        Prototypes to choose from; by default 2000, and of several classes up to 4000, as far as some seconds go.
     prototypes : str, default "k-centre"
         How the pool is chosen: "uniform", "k-centre", "entropy", "k-means", "pivoted", "variance", "greedy".
     max_basis : int, optional
         Most prototypes that a model may have; by default the pool.
     candidates : int, optional
         Prototypes drawn at random that each step looks at (59 in the paper); by default all.
-    folds : int, default 10
+    folds : int, default 5
         Folds of the cross-validation at most; fewer where a class has fewer samples.
-    search : {"profile", "annealing", "none"}, default "profile"
-        For the kernel's scale: in one dimension; coupled simulated annealing, as in the paper; or not at all.
+    search : {"shared", "profile", "annealing", "none"}, default "shared"
+        For the kernel's scale: in one dimension, judged by a whole pool for all classes at once, of which a few are
+        taken in the end where they do nearly as well; the same, judged by the best few; coupled simulated annealing,
+        as in the paper; or not at all.
     cardinality : {"tenth", "best", "one-standard-error"}, default "tenth"
         The fewest prototypes whose score is within a tenth of the folds' standard deviation of the best; the best; or
         within a standard error.
@@ -82,7 +84,7 @@ class FixedSizeLSSVC(CalibratedClassifier):
     classes_, kernel_, noise_variance_, solution_, history_, intercept_, calibration_, n_features_in_, feature_names_in_
         As of `LSSVC`; `history_` has a record for each scale of the kernel.
     path_ : list of dict
-        By `cardinality`: the cross-validated `score`, and its standard deviation over folds.
+        By `cardinality`: the cross-validated `score`, and its standard deviation over folds; of a whole pool that one.
     n_basis_ : int
         Number of prototypes.
     prototypes_ : (k, d) ndarray
@@ -102,12 +104,12 @@ class FixedSizeLSSVC(CalibratedClassifier):
     True
     """
 
-    pool: int = 2000
+    pool: int | None = None
     prototypes: str = "k-centre"
     max_basis: int | None = None
     candidates: int | None = None
-    folds: int = 10
-    search: Literal["profile", "annealing", "none"] = "profile"
+    folds: int = 5
+    search: Literal["shared", "profile", "annealing", "none"] = "shared"
     cardinality: Literal["tenth", "best", "one-standard-error"] = "tenth"
     isotropic: bool = False
     intercept: Literal["first", "selected", "none"] = "first"

@@ -21,6 +21,8 @@ from dkgp.errors import InputError
 
 # Distinct whole values up to which a target of numbers is taken as labels.
 MOST_NUMERIC_CLASSES = 100
+# A class of less than this share of n / C samples is rare: an error rate alone says little of it.
+RARE = 0.4
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +82,13 @@ def decided(decisions: FloatArray) -> IntArray:
     if decisions.shape[1] == 1:
         return np.asarray(decisions[:, 0] >= 0.0, dtype=np.int64)
     return np.asarray(decisions.argmax(axis=1), dtype=np.int64)
+
+
+def rare_class(labels: Labels) -> int | None:
+    """The class that has the fewest samples, where these are less than `RARE` of an equal share; None otherwise."""
+    counts = labels.counts()
+    rarest = int(np.argmin(counts))
+    return rarest if counts[rarest] < RARE * labels.n_samples / labels.n_classes else None
 
 
 def labels_of(dataset: Dataset) -> Labels:

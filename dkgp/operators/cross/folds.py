@@ -109,6 +109,18 @@ def _unpack(packed: FloatArray, square: FloatArray) -> None:
         place += i + 1
 
 
+@cached_njit(nogil=True)
+def take_off(packed: FloatArray, square: FloatArray) -> None:
+    """Subtract a triangle's symmetric matrix from a square in place."""
+    place = 0
+    for i in range(square.shape[0]):
+        for j in range(i):
+            square[i, j] -= packed[place + j]
+            square[j, i] -= packed[place + j]
+        square[i, i] -= packed[place + i]
+        place += i + 1
+
+
 def unpacked(packed: FloatArray, m: int) -> FloatArray:
     """The symmetric matrix (m, m) of a triangle."""
     square = np.empty((m, m))
@@ -136,6 +148,44 @@ def fold_columns_task(
                 image[members] = evaluator.matmat(features.take(members), basis, weight)
         results.append(image)
     return results
+
+
+def fold_errors_task(
+    context: BlockContext,
+    kernels: tuple[Kernel, ...],
+    models: tuple[tuple[tuple[FloatArray, FloatArray, FloatArray], ...], ...],
+    folds: IndexArray,
+    codes: IndexArray,
+    classes: int,
+    blocks: list[int],
+) -> list[IndexArray]:
+    """Samples of each class that the models of several kernels take for another one, (q, C), of all blocks together.
+
+    `models` has of each kernel and fold v the prototypes, the weights (m, t) and the intercept (t,) that were fitted
+    without it; `codes` (n,) are the classes.
+    """
+    wrong = np.zeros((len(kernels), classes), dtype=np.intp)
+    evaluators = [TileEvaluator(kernel, "double", centre=centre_of(context.source)) for kernel in kernels]
+    bases = [
+        [evaluator.prepare(model[0]) for model in of_folds]
+        for evaluator, of_folds in zip(evaluators, models, strict=True)
+    ]
+    for block in blocks:
+        start, stop = context.bounds(block)
+        fold, labels, inputs = folds[start:stop], codes[start:stop], context.block_rows_cached(block).values
+        for number, evaluator in enumerate(evaluators):
+            features = evaluator.prepare(inputs)
+            for v, (_, weights, intercept) in enumerate(models[number]):
+                members = np.flatnonzero(fold == v)
+                if not len(members):
+                    continue
+                image = np.tile(intercept, (len(members), 1))
+                if bases[number][v].n:
+                    image += evaluator.matmat(features.take(members), bases[number][v], weights)
+                decided = image.argmax(axis=1) if image.shape[1] > 1 else (image[:, 0] >= 0.0).astype(np.intp)
+                missed = labels[members][decided != labels[members]]
+                wrong[number] += np.bincount(missed, minlength=classes)
+    return [wrong]
 
 
 @needs_one_arithmetic

@@ -165,8 +165,15 @@ def _fixed_size(document: Document, weighted: bool) -> Rows:
             "error in cross-validation",
             f"{document['misclassification']:.2%}" + (", weighted" if weighted else ""),
         ),
+        *_balanced(document),
         ("passes over the data", f"{document['passes']:,} in the search"),
     ]
+
+
+def _balanced(document: Document) -> Rows:
+    """The balanced error, which models of earlier versions do not tell."""
+    error = document.get("balanced_error")
+    return [] if error is None else [("balanced error in cross-validation", f"{error:.2%}")]
 
 
 def _of_samples(document: Document) -> Rows:
@@ -219,7 +226,11 @@ def _largest(values: float | list[float]) -> float:
 
 def _noise(document: Document) -> Rows:
     """The noise variance of an LS-SVM; likelihoods of labels have none."""
-    return [] if document["method"] in PROBABILISTIC else [("noise variance", f"{document['noise_variance']:.4g}")]
+    return (
+        []
+        if document["method"] in PROBABILISTIC
+        else [("penalty (noise variance)", f"{document['noise_variance']:.4g}")]
+    )
 
 
 def _probabilities(document: Document) -> str:

@@ -21,7 +21,7 @@ class Chosen:
 
     `best` is the cardinality of the best score, which a search goes by; `path` has score and standard deviation over
     folds by cardinality; `stopped` where rule (38) ended it. `model` is of all samples, by the sums: what it chooses
-    counts, not its weights. `folds` are of all but each fold.
+    counts, not its weights, unless it is of the `whole` pool. `folds` are of all but each fold.
     """
 
     kernel: Kernel
@@ -33,6 +33,7 @@ class Chosen:
     stopped: bool
     model: PathModel
     folds: tuple[PathModel, ...]
+    whole: bool = False
 
     def metadata(self) -> dict[str, Any]:
         """Everything but the models, as JSON."""
@@ -44,6 +45,7 @@ class Chosen:
             "score": self.score,
             "path": self.path,
             "stopped": self.stopped,
+            "whole": self.whole,
         }
 
     def arrays(self) -> dict[str, NDArray[Any]]:

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
 
 from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.cluster.threads import available_cores
 from dkgp.errors import InputError
+from dkgp.models.classification.fixed_size.budget import JUDGING, POOL_PENALTIES
 from dkgp.models.classification.fixed_size.paths import path_bytes
 from dkgp.models.classification.fixed_size.validation import CARDINALITY_RULES, Stop, stop_rule
+from dkgp.models.classification.fixed_size.whole_pool import pool_bytes
 from dkgp.models.classification.prototypes import DEFAULT_PROTOTYPES, PROTOTYPES
 from dkgp.models.memory import Memory, mib, remainder
 from dkgp.operators.cross.folds import fold_bytes, triangle_numbers
 from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import Group, Option
 
-SEARCHES = ("profile", "annealing", "none")
+DEFAULT_SEARCH = "shared"
+SEARCHES = (DEFAULT_SEARCH, "profile", "annealing", "none")
+# A pool where none is asked for; of several classes as many more as keep n M^2 + 5 M^3 below so many operations, which
+# are some fifteen seconds of two cores: classes that lie closely together take many prototypes.
+FEWEST_POOL, LARGEST_POOL, POOL_STEP, POOL_WORK = 2000, 4000, 100, 4.5e11
+# Steps of a pursuit where the whole pool may take its place.
+MOST_STEPS = 500
 INTERCEPTS = ("first", "selected", "none")
 
 FIXED_SIZE = Group("Options of fixed-size", ("fixed-size",))
@@ -32,7 +42,13 @@ def numbers(text: str) -> tuple[float, ...]:
         raise ValueError(f"{text!r} is no list of numbers such as 0.01,0.1,1.") from None
 
 
-POOL = Option(help="Prototypes to choose among.", metavar="M", least=1, group=FIXED_SIZE)
+POOL = Option(
+    help=f"Prototypes to choose among.  [default: {FEWEST_POOL:,}; of several classes up to {LARGEST_POOL:,}, as "
+    "far as some seconds go]",
+    metavar="M",
+    least=1,
+    group=FIXED_SIZE,
+)
 POOL_CHOICE = Option(
     help="How the pool is chosen among the samples; greedy alone looks at the labels.",
     choices=PROTOTYPES,
@@ -49,8 +65,9 @@ CANDIDATES = Option(
 )
 FOLDS = Option(help="Of cross-validation, stratified.", least=2, group=FIXED_SIZE)
 SEARCH = Option(
-    help="For the scale of the kernel's length scales. profile: a line search; annealing: coupled simulated annealing "
-    "and Nelder-Mead, the paper's; none: the kernel as it starts.",
+    help="For the factor of the kernel's length scales. shared: a line search, each width judged by a whole pool, of "
+    "which a few are taken in the end where they do nearly as well; profile: each width judged by its best few; "
+    "annealing: coupled simulated annealing and Nelder-Mead, the paper's; none: the kernel as it starts.",
     choices=SEARCHES,
     group=FIXED_SIZE,
 )
@@ -94,12 +111,12 @@ class FixedSizeSettings:
     decisions are taken, and probabilities fitted to them, where `probability` is asked for.
     """
 
-    pool: Annotated[int, POOL] = 2000
+    pool: Annotated[int | None, POOL] = None
     prototypes: Annotated[str, POOL_CHOICE] = DEFAULT_PROTOTYPES
     max_basis: Annotated[int | None, MAX_BASIS] = None
     candidates: Annotated[int | None, CANDIDATES] = None
-    folds: Annotated[int, FOLDS] = 10
-    search: Annotated[str, SEARCH] = "profile"
+    folds: Annotated[int, FOLDS] = 5
+    search: Annotated[str, SEARCH] = DEFAULT_SEARCH
     noise_variances: Annotated[tuple[float, ...] | None, NOISE_VARIANCES] = None
     cardinality: Annotated[str, CARDINALITY] = "tenth"
     stop: Annotated[tuple[int, float] | None, STOP] = (10, 1e-3)
@@ -127,6 +144,21 @@ class FixedSizeSettings:
     def rule(self) -> Stop | None:
         """Rule (38), where there is one."""
         return None if self.stop is None else Stop(*self.stop)
+
+    @property
+    def takes_whole_pool(self) -> bool:
+        """True where the model may have all prototypes: nothing was asked for that only a pursuit has."""
+        return self.search == DEFAULT_SEARCH and self.max_basis is None and self.candidates is None
+
+    def pool_size(self, n: int, outputs: int) -> int:
+        """Prototypes to choose among, for so many samples and columns of decisions (one for two classes)."""
+        if self.pool is not None:
+            return min(self.pool, n)
+        size = FEWEST_POOL
+        if outputs > 1 and self.takes_whole_pool:
+            while size < LARGEST_POOL and n * (size + POOL_STEP) ** 2 + 5 * (size + POOL_STEP) ** 3 <= POOL_WORK:
+                size += POOL_STEP
+        return min(size, n)
 
     def memory(
         self,
@@ -157,16 +189,24 @@ class FixedSizeSettings:
         budget_bytes : int, optional
             Free in the coordinator's process: fewer kernels go together where all would not fit.
         """
-        m, width = min(self.pool, n), width or d
+        m, width = self.pool_size(n, t), width or d
         most = min(self.max_basis or m, m)
+        shared = self.search == DEFAULT_SEARCH
+        if self.takes_whole_pool:
+            most = min(most, MOST_STEPS)
         paths = (self.folds + 1) * path_bytes(m, most, t)
+        if shared:
+            paths += pool_bytes(m, t, self.folds, available_cores(), POOL_PENALTIES + 2)
         vectors = 8 * n * (4 * t + 8)
         # Another copy of the triangles where an intercept is put beside the prototypes.
         triangles = (1 + (self.intercept == "selected")) * self.folds * triangle_numbers(m)
         plan: FixedSizeMemory | None = None
         for count in range(1 if self.search == "none" else max(1, together), 0, -1):
-            thread, waiting, _ = fold_bytes(n, d, m, t, self.folds, count, width)
-            grams = 8 * count * (triangles + 3 * m * m + 2 * self.folds * m * (t + 1))
+            # The whole pool has a pass of one kernel; several share one where a part of it judges them.
+            alike = min(1.0, (JUDGING / m) ** 2) if shared else 1.0
+            at_once = max(1.0, count * alike) if shared else float(count)
+            thread, waiting, _ = fold_bytes(n, d, m, t, self.folds, math.ceil(at_once), width)
+            grams = math.ceil(8 * at_once * (triangles + 3 * m * m + 2 * self.folds * m * (t + 1)))
             worker = executor.threads_per_process * thread + waiting + min(cache_bytes, 8 * n * (d + 2 * width + 2))
             plan = FixedSizeMemory(m, self.folds, count, grams, paths, vectors, worker, executor.shares_memory)
             if budget_bytes is None or plan.coordinator_bytes <= budget_bytes:

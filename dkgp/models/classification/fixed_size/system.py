@@ -107,10 +107,12 @@ def fold_systems(
     kernels: Sequence[Kernel],
     targets: Targets,
     intercept: str,
+    phase: str = "search",
 ) -> list[FoldSystem]:
     """Sum up eq. 29 for several kernels in one pass over the samples; the operator's own kernel plays no part.
 
-    `intercept` is "first", "selected" or "none". `NumericalError`: sums that are not finite.
+    `intercept` is "first", "selected" or "none", `phase` what progress calls the pass. `NumericalError`: sums that are
+    not finite.
     """
     ones = np.ones((len(targets.signs), 1))
     vectors = {
@@ -119,7 +121,7 @@ def fold_systems(
         "weights": targets.weights,
     }
     arguments = (operator.context, prototypes, tuple(kernels), targets.count)
-    totals = summed(operator, "kfolds", "fold Grams", fold_gram_task, arguments, vectors, in_place=True)
+    totals = summed(operator, "kfolds", phase, fold_gram_task, arguments, vectors, in_place=True)
     grams, projected = totals.sums
     of_targets = targets.by_fold()
     systems = []

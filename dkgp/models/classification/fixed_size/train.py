@@ -9,32 +9,30 @@ error and calibrate probabilities.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dkgp.cluster.executors.base import BlockExecutor, split_evenly
-from dkgp.cluster.threads import single_threaded_blas
-from dkgp.data.types import Progress
+from dkgp.data import ClassifierRecord
 from dkgp.errors import CheckpointError, InputError
 from dkgp.kernels import Kernel, fold_white, kernel_from_json
 from dkgp.models.classification.calibration import fit_calibration
 from dkgp.models.classification.fixed_size.annealing import AnnealingSearch
-from dkgp.models.classification.fixed_size.chosen import Chosen, choose, fold_arrays
+from dkgp.models.classification.fixed_size.chosen import Chosen, fold_arrays
 from dkgp.models.classification.fixed_size.fit import FixedSizeModel, fit_fixed_size
-from dkgp.models.classification.fixed_size.paths import candidate_draws
-from dkgp.models.classification.fixed_size.search import Point, ProfileSearch, Search
-from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
+from dkgp.models.classification.fixed_size.budget import MOST_WIDTHS, foresee_search
+from dkgp.models.classification.fixed_size.path_search import PathSearch
+from dkgp.models.classification.fixed_size.pool_search import PoolSearch
+from dkgp.models.classification.fixed_size.search import ProfileSearch, Search
+from dkgp.models.classification.fixed_size.settings import DEFAULT_SEARCH, FixedSizeSettings
 from dkgp.models.classification.fixed_size.start import start_kernel
-from dkgp.models.classification.fixed_size.system import FoldSystem, Targets, fold_systems
-from dkgp.models.classification.fixed_size.validation import chosen_noise, validate_noise
-from dkgp.models.classification.labelled import LabelledData, Laps, interruption
+from dkgp.models.classification.fixed_size.state import SearchState
+from dkgp.models.classification.fixed_size.system import Targets
+from dkgp.models.classification.labelled import LabelledData, Laps, digest, interruption
 from dkgp.models.classification.labels import decided, stratified_folds
 from dkgp.models.classification.prototypes import choose_prototypes
-from dkgp.models.classification.scaling import scaled
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.models.context import RunContext
 from dkgp.operators import BlockedKernelOperator
@@ -45,6 +43,8 @@ from dkgp.solvers.checkpointing import Checkpoints
 
 # Kernels whose Grams are summed in one pass.
 TOGETHER = 3
+# Of widths that a shared search looks at: logarithms that are near enough, scores that are alike.
+WIDTHS_APART, WIDTHS_ALIKE = 0.3, 5e-3
 # log s2 that annealing starts at.
 START_NOISE = math.log(0.1)
 
@@ -60,6 +60,8 @@ class TrainedFixedSize(TrainedClassifier):
         cardinality, score (mean squared error of cross-validation) and std (over folds) of the best kernel and noise.
     indices : (k,) int or None
         Which samples the prototypes are, in the order of choice; None where they are none.
+    weights : (n,) float64 or None
+        Of the samples: the data's, or those that were considered.
     history : list of dict
         Every kernel that the search looked at: pass, scale, noise_variance, cardinality, score.
     """
@@ -67,6 +69,11 @@ class TrainedFixedSize(TrainedClassifier):
     model: FixedSizeModel
     path: list[dict[str, float]]
     indices: IndexArray | None
+    weights: FloatArray | None = None
+
+    def record(self, data: LabelledData, summary: dict[str, Any] | None = None) -> ClassifierRecord:
+        """The model as it is stored, its samples weighted as they were in the end."""
+        return super().record(replace(data, weights=self.weights), summary)
 
     def stored(self) -> dict[str, Any]:
         """Prototypes, their weights, and the path that led to so many of them."""
@@ -80,53 +87,6 @@ class TrainedFixedSize(TrainedClassifier):
         }
 
 
-@dataclass
-class _State:
-    """Everything that a checkpoint holds."""
-
-    start: Kernel
-    started_by: str
-    prototypes: FloatArray
-    indices: IndexArray | None
-    search: Search | None
-    folds: int
-    labels: str  # their digest
-    passes: int = 0
-    best: Chosen | None = None
-    history: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def iteration(self) -> int:
-        """Passes done."""
-        return self.passes
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Arrays of a checkpoint."""
-        arrays: dict[str, NDArray[Any]] = {"prototypes": self.prototypes}
-        if self.indices is not None:
-            arrays["indices"] = self.indices
-        return arrays if self.best is None else arrays | self.best.arrays()
-
-    def metadata(self) -> dict[str, Any]:
-        """The rest, in plain JSON types."""
-        return {
-            "iteration": self.passes,
-            "labels": self.labels,
-            "start": self.start.to_json(),
-            "started_by": self.started_by,
-            "search": None if self.search is None else self.search.state(),
-            "best": None if self.best is None else self.best.metadata(),
-            "history": self.history,
-        }
-
-    def restore(self, metadata: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
-        """Go on from what a checkpoint holds, but for the start, which is given."""
-        self.passes, self.history = int(metadata["iteration"]), list(metadata["history"])
-        if self.search is not None:
-            self.search.restore(metadata["search"])
-        self.best = None if metadata["best"] is None else Chosen.restored(metadata["best"], arrays, self.folds)
-
-
 def train_fixed_size(
     data: LabelledData,
     settings: FixedSizeSettings,
@@ -135,6 +95,7 @@ def train_fixed_size(
     kernel: Kernel | None = None,
     noise_variance: float | None = None,
     search: Search | None = None,
+    considered: FloatArray | None = None,
     together: int = TOGETHER,
 ) -> TrainedFixedSize:
     """Train a fixed-size LS-SVM.
@@ -153,6 +114,9 @@ def train_fixed_size(
         s2 = 1 / gamma_K, if it is known; no other is looked at.
     search : Search, optional
         In place of the settings' own; of coordinates log scale, or log scale and log s2.
+    considered : (n,) float64, optional
+        Weights of the samples, of mean one, that take the place of the data's where the balanced error of samples that
+        were left out is less with them; by a shared search alone.
     together : int
         Kernels of a pass over the data at most; each takes memory, and no bit depends on it.
 
@@ -187,6 +151,8 @@ def train_fixed_size(
             "noise_variance": noise_variance,
             "weights": identity["weights"],
             "own_search": None if search is None else search.name,
+            # Not there where nothing is considered: checkpoints of earlier versions have no such name.
+            **({} if considered is None else {"considered": digest(considered, "<f8")}),
         },
         dict,
     )
@@ -210,26 +176,44 @@ def train_fixed_size(
         if checkpoint is not None:
             prototypes, indices = checkpoint.arrays["prototypes"], checkpoint.arrays.get("indices")
         else:
+            size = settings.pool_size(data.n, targets.outputs)
             indices, prototypes = choose_prototypes(
-                settings.prototypes, operator, settings.pool, settings.seed, targets=targets.signs
+                settings.prototypes, operator, size, settings.seed, targets=targets.signs
             )
         laps.end("prototypes")
+        shared = search is None and settings.search == DEFAULT_SEARCH
         if search is None:
             search = _search(settings, noise_variance)
-        state = _State(start, started_by, prototypes, indices, search, settings.folds, labels_digest)
+        state = SearchState(start, started_by, prototypes, indices, search, settings.folds, labels_digest)
         if checkpoint is not None:
             state.restore(checkpoint.metadata["state"], checkpoint.arrays)
-        _Passes(state, targets, settings, noise_variance, checkpoints, context.callback, check).run(operator, together)
+        if shared:
+            foreseen = foresee_search(
+                data.n, dataset.n_features, targets.outputs, len(prototypes), folds=settings.folds,
+                threads=context.executor.parallelism, together=together, weighings=1 if considered is None else 2,
+            )  # fmt: skip
+            PoolSearch(
+                state, targets, labels, settings, foreseen, noise_variance, considered, checkpoints, context.callback,
+                check,
+            ).run(operator, together)  # fmt: skip
+        else:
+            PathSearch(state, targets, settings, noise_variance, checkpoints, context.callback, check).run(
+                operator, together
+            )
         entries = operator.kernel_evaluations
         laps.end("search")
     best = state.best
     assert best is not None
+    weights = considered if state.weighted else weights
     with context.operator(best.kernel, best.noise_variance, dataset) as operator:
         with operator.watched(check, context.within):
             order = best.model.order if len(best.model.order) else np.zeros(1, dtype=np.intp)
             # An intercept that competes with the prototypes takes one of their places where it was taken.
             competed = settings.intercept == "selected" and len(best.model.order) < best.cardinality
-            if len(best.model.order):
+            if best.whole:
+                # Thousands of columns: what triangles would cost is out of proportion to a ridge that mends them.
+                fitted, level = best.model.weights, best.model.intercept
+            elif len(best.model.order):
                 fitted, level = fit_fixed_size(
                     operator, prototypes[order], targets.signs, best.noise_variance,
                     intercept=settings.intercept == "first" or competed, weights=weights,
@@ -241,7 +225,7 @@ def train_fixed_size(
             decisions = _held_out_decisions(operator, best, prototypes, targets.folds)
         entries += operator.kernel_evaluations
     laps.end("decisions")
-    wrong = decided(decisions) != labels.codes
+    wrong, counts = decided(decisions) != labels.codes, labels.counts()
     summary = {
         "n": dataset.n_samples,
         "d": dataset.n_features,
@@ -254,13 +238,16 @@ def train_fixed_size(
         "stopped": best.stopped,
         "score": best.score,
         "misclassification": float(np.average(wrong, weights=weights)),
+        "balanced_error": float(np.mean(np.bincount(labels.codes, wrong)[counts > 0] / counts[counts > 0])),
+        "weighted": state.weighted,
+        "weighings": None if considered is None else _weighings(state.history),
         "noise_variance": best.noise_variance,
         "started_by": state.started_by,
-        "scale": state.history and min(state.history, key=lambda record: record["score"])["scale"],
+        "scale": _scale(state.history, shared),
         "passes": state.passes,
         "kernel_evaluations": entries,
         **laps.summary(),
-        "counts": labels.counts().tolist(),
+        "counts": counts.tolist(),
         "converged": True,
     }
     return TrainedFixedSize(
@@ -272,8 +259,21 @@ def train_fixed_size(
         summary=summary,
         model=FixedSizeModel(best.kernel, best.noise_variance, prototypes[order], fitted, level, centre_of(dataset)),
         path=best.path,
+        weights=weights,
         indices=None if indices is None else indices[order],
     )
+
+
+def _scale(history: list[dict[str, Any]], shared: bool) -> float | None:
+    """Of the kernel that was chosen: a shared search tells of it last."""
+    if not history:
+        return None
+    return float((history[-1] if shared else min(history, key=lambda record: record["score"]))["scale"])
+
+
+def _weighings(history: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """Errors of samples that were left out without the weights that were considered, and with them."""
+    return [{name: record[name] for name in ("error", "balanced_error")} for record in history[-2:]]
 
 
 def _search(settings: FixedSizeSettings, noise_variance: float | None) -> Search | None:
@@ -283,75 +283,9 @@ def _search(settings: FixedSizeSettings, noise_variance: float | None) -> Search
         if noise_variance is not None or settings.noise_variances is not None:
             return AnnealingSearch((0.0,), seed=settings.seed)
         return AnnealingSearch((0.0, START_NOISE), seed=settings.seed)
+    if settings.search == DEFAULT_SEARCH:
+        return ProfileSearch(together=2, tolerance=WIDTHS_APART, negligible=WIDTHS_ALIKE, evaluations=MOST_WIDTHS)
     return ProfileSearch(together=2)
-
-
-@dataclass(frozen=True)
-class _Passes:
-    """Passes over the data that score the kernels which a search asks for; without one, the kernel as it starts."""
-
-    state: _State
-    targets: Targets
-    settings: FixedSizeSettings
-    noise_variance: float | None
-    checkpoints: Checkpoints
-    callback: Callable[[Any], None] | None
-    check: Callable[[Progress | None], None]
-
-    def run(self, operator: BlockedKernelOperator, together: int) -> None:
-        """Go on to the search's end, `together` kernels a pass at most."""
-        state = self.state
-        while points := self._next_points():
-            scores: list[float] = []
-            for batch in split_evenly(points, -(-len(points) // max(1, together))):
-                kernels = [scaled(state.start, math.exp(point[0])) for point in batch]
-                systems = fold_systems(operator, state.prototypes, kernels, self.targets, self.settings.intercept)
-                state.passes += 1
-                while systems:
-                    point, system = batch[-len(systems)], systems.pop(0)
-                    scores.append(self._score(system, point))
-            if state.search is not None:
-                state.search.tell(scores)
-            self.checkpoints.save(state)
-            self.check(None)
-
-    def _next_points(self) -> list[Point]:
-        if self.state.search is not None:
-            return self.state.search.ask()
-        return [(0.0,)] if self.state.best is None else []
-
-    def _score(self, system: FoldSystem, point: Point) -> float:
-        """The score of a kernel's best noise variance; the best of all is kept."""
-        state, settings = self.state, self.settings
-        noise_variances = settings.noise_variances
-        if self.noise_variance is not None:
-            noise_variances = (self.noise_variance,)
-        elif len(point) > 1:
-            noise_variances = (math.exp(point[1]),)
-        most = min(settings.max_basis or system.size, system.size)
-        draws = candidate_draws(system.size, most, settings.candidates, settings.seed)
-        with single_threaded_blas():
-            validations = validate_noise(
-                system, noise_variances, stop=settings.rule(), max_basis=most, draws=draws,
-                heed=lambda: self.check(None),
-            )  # fmt: skip
-            best, score = chosen_noise(validations), min(validation.score for validation in validations)
-            if state.best is None or score < min(record["score"] for record in state.history):
-                state.best = choose(system, best, settings.cardinality, draws)
-        record = {
-            "pass": state.passes,
-            "scale": math.exp(point[0]),
-            "noise_variance": best.noise_variance,
-            "cardinality": best.best,
-            "reached": max(len(validation.scores) for validation in validations) - 1,
-            "score": score,
-            "noise_variances": [validation.noise_variance for validation in validations],
-            "scores": [validation.score for validation in validations],
-        }
-        state.history.append(record)
-        if self.callback is not None:
-            self.callback(record)
-        return score
 
 
 def _held_out_decisions(

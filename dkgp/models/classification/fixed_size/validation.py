@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -119,7 +120,22 @@ CARDINALITY_RULES: dict[str, Callable[[int], float]] = {
 }
 
 
-def chosen_noise(validations: Sequence[Validation]) -> Validation:
+class Scored(Protocol):
+    """Anything that cross-validates one noise variance."""
+
+    @property
+    def noise_variance(self) -> float:
+        """1 / gamma."""
+
+    @property
+    def score(self) -> float:
+        """Mean squared error of what was left out."""
+
+
+S = TypeVar("S", bound=Scored)
+
+
+def chosen_noise(validations: Sequence[S]) -> S:
     """The one with the most noise whose score is as good as the best but for a thousandth.
 
     Scores of little noise are often all alike, and the least of them an accident.
@@ -196,18 +212,37 @@ def validate_noise(
 
     if given is not None:
         return [at(value) for value in sorted(given)]
-    scale = float(np.mean(system.ridge.diagonal()[: system.size - system.selected])) or 1.0
-    found = {place: at(scale * 10.0**place) for place in DECADES}
+    scale = mean_diagonal(system)
+    return spread_noise(lambda place: at(scale * 10.0**place), DECADES, FINER, chosen_noise)
+
+
+def mean_diagonal(system: FoldSystem) -> float:
+    """Mean k(x, x) of the prototypes, which noise variances are looked at relative to."""
+    return float(np.mean(system.ridge.diagonal()[: system.size - system.selected])) or 1.0
+
+
+V = TypeVar("V")
+
+
+def spread_noise(
+    at: Callable[[float], V], first: Sequence[float], finer: Sequence[float], chosen: Callable[[Sequence[V]], V]
+) -> list[V]:
+    """Validate log10 noise variances: the first, farther out while the best is at an end, and finer about the best.
+
+    By growing noise variance; `chosen` says which is the best.
+    """
+    found = {place: at(place) for place in first}
 
     def best() -> float:
-        kept = chosen_noise(list(found.values()))
+        kept = chosen(list(found.values()))
         return next(place for place, validation in found.items() if validation is kept)
 
     while FARTHEST[0] < best() < FARTHEST[1] and best() in (min(found), max(found)):
         place = best() + (1.0 if best() == max(found) else -1.0)
-        found[place] = at(scale * 10.0**place)
-    for step in FINER:
+        found[place] = at(place)
+    for step in finer:
         centre = best()
         for place in (centre - step, centre + step):
-            found[place] = at(scale * 10.0**place)
+            if place not in found:
+                found[place] = at(place)
     return [found[place] for place in sorted(found)]

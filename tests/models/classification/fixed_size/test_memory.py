@@ -41,9 +41,7 @@ def test_fewer_kernels_go_together_where_all_would_not_fit() -> None:
 def test_a_plan_that_does_not_fit_is_refused_with_numbers() -> None:
     found = plan(together=1)
     found.require(found.coordinator_bytes)
-    with pytest.raises(
-        MemoryBudgetError, match=r"a pool of 1,000 prototypes and 10 folds .* budget is 100 MiB.*`pool`"
-    ):
+    with pytest.raises(MemoryBudgetError, match=r"a pool of 1,000 prototypes and 5 folds .* budget is 100 MiB.*`pool`"):
         found.require(100 * MEBIBYTE)
     with pytest.raises(MemoryBudgetError, match="2 MiB held already"):
         found.require(found.coordinator_bytes, 2 * MEBIBYTE)

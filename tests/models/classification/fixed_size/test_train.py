@@ -111,7 +111,7 @@ def same(first: TrainedFixedSize, second: TrainedFixedSize) -> None:
     assert first.summary["misclassification"] == second.summary["misclassification"]
 
 
-@pytest.mark.parametrize("search", ["profile", "annealing"])
+@pytest.mark.parametrize("search", ["shared", "profile", "annealing"])
 def test_a_search_that_was_cut_off_goes_on_to_the_same_bits(
     rng: np.random.Generator, one_thread: LocalExecutor, tmp_path: Path, search: str
 ) -> None:
@@ -139,7 +139,7 @@ def test_an_interruption_says_what_was_saved(
 ) -> None:
     X, labels = rings(rng, 150)
     passes: list[Any] = []
-    options = {"callback": passes.append, "interrupted": lambda: len(passes) > 3, "pool": 30}
+    options = {"callback": passes.append, "interrupted": lambda: len(passes) > 2, "pool": 30}
     with pytest.raises(InterruptedRunError, match="1 passes are saved in"):
         trained(X, labels, one_thread, checkpointing=Checkpointing(CheckpointStore(str(tmp_path))), **options)
     passes.clear()
@@ -181,10 +181,10 @@ def test_hostile_data(rng: np.random.Generator, one_thread: LocalExecutor) -> No
 def test_what_is_refused(rng: np.random.Generator, one_thread: LocalExecutor) -> None:
     X, labels = rings(rng, 60)
     with pytest.raises(InputError, match="fewer than the"):
-        trained(X, Labels(("a", "b"), np.arange(60) // 55), one_thread)
+        trained(X, Labels(("a", "b"), np.arange(60) // 56), one_thread)
     with pytest.raises(InputError, match="`noise_variance` must be positive and finite; got 0.0"):
         trained(X, labels, one_thread, noise_variance=0.0)
-    with pytest.raises(InputError, match=r"`search` must be one of profile, annealing, none; got 'best'"):
+    with pytest.raises(InputError, match=r"`search` must be one of shared, profile, annealing, none; got 'best'"):
         FixedSizeSettings(search="best")
     with pytest.raises(InputError, match="`folds` must be at least 2; got 1"):
         FixedSizeSettings(folds=1)
