@@ -22,8 +22,8 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data.types import Progress
 from dkgp.errors import NumericalError
 from dkgp.kernels import Kernel
-from dkgp.models.classification.fixed_size.chosen import Chosen, choose
 from dkgp.models.classification.fixed_size.budget import WIDTHS, ForeseenSearch
+from dkgp.models.classification.fixed_size.chosen import Chosen, choose
 from dkgp.models.classification.fixed_size.paths import PathModel, candidate_draws
 from dkgp.models.classification.fixed_size.search import Point, RecordedSearch
 from dkgp.models.classification.fixed_size.settings import MOST_STEPS, FixedSizeSettings
