@@ -128,7 +128,7 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--by-reference", 2, "--by-reference belongs to --method exact"),
         ("--given-noise", 2, "--given-noise is that of --hyper; give it"),
         ("--class-weight dog=2", 3, "weight for the class 'dog'; the classes are 'run', 'sit'"),
-        ("--class-weight run", 2, "--class-weight is balanced, or NAME=WEIGHT such as yes=2.5; got 'run'"),
+        ("--class-weight run", 2, "--class-weight is balanced, none, or NAME=WEIGHT such as yes=2.5; got 'run'"),
         ("--class-weight run=2 --class-weight run=3", 2, "has the class 'run' twice"),
         ("--class-weight run=nan", 3, "--class-weight must be positive and finite"),
         ("--noise-variances 0.1,-1", 3, "--noise-variances must be positive and finite"),

@@ -50,7 +50,7 @@ class AssembledDataset(Dataset):
             MemoryArray(rows) if isinstance(rows, np.ndarray) else rows for rows in (inputs, targets)
         )
         self.classes, self.class_counts = classes, None
-        self.weight_name, self._weight_array = None, None
+        self.weight_name, self._weight_array, self.encoding = None, None, None
         self._input_columns = self._target_columns = self._recoding = self._signs = None
         # What the features hold that the map drops, (d_raw,), where it is known.
         self._constants = np.full(len(raw_feature_names), np.nan) if constants is None else constants
