@@ -20,6 +20,8 @@ from dkgp.commands.reporting.measurements import Column, check_record_file, repo
 from dkgp.commands.reporting.outputs import check_side_files
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError, MissingExtraError, UsageError
+from dkgp_benchmarks.classify.many.problems import MANY, many_problems
+from dkgp_benchmarks.classify.many.race import many_table
 from dkgp_benchmarks.classify.measure import Unit, measure_all
 from dkgp_benchmarks.classify.methods import ABLATION, ABLATION_DEFAULT, DEFAULT_METHODS, PROBABILITIES, MethodSpec
 from dkgp_benchmarks.classify.plot import plot_errors
@@ -38,6 +40,7 @@ from dkgp_benchmarks.classify.tables import (
 )
 
 SPLITS, FULL_SPLITS, PARTITIONS = 20, 100, 5
+MANY_CLASSES = "many"
 # Of the table of probabilities, where no problem is named: a file with a split of its own, else what is generated.
 PROBABLE, PROBABLE_MADE = "adult-official", "made-ringnorm"
 
@@ -117,8 +120,8 @@ class BenchClassifyJob:
             if value is not None and value < 1:
                 raise UsageError(f"`{name}` must be at least 1; got {value}")
         for problem in self.problems:
-            if problem not in PROBLEMS:
-                raise UsageError(f"unknown problem '{problem}'; there are {', '.join(PROBLEMS)}")
+            if problem not in PROBLEMS and problem not in MANY:
+                raise UsageError(f"unknown problem '{problem}'; there are {', '.join((*PROBLEMS, *MANY))}")
         if len(set(self.methods)) < len(self.methods):
             raise UsageError(f"name different methods; got {', '.join(self.methods)}")
         for method in self.methods:
@@ -137,8 +140,10 @@ def run_bench_classify(job: BenchClassifyJob, reporter: Reporter) -> Document:
     check_record_file(job.out)
     check_side_files(job.plot, None, replace=job.overwrite)
     folder, tables = job.folder, tuple(dict.fromkeys(job.tables or ("3", "4")))
-    problems = {table: _problems(job, folder, table) for table in tables}
-    methods = {table: _methods(job, table) for table in tables}
+    many = _many_problems(job, folder) if MANY_CLASSES in tables else []
+    tables_of_two = tuple(table for table in tables if table != MANY_CLASSES)
+    problems = {table: _problems(job, folder, table) for table in tables_of_two}
+    methods = {table: _methods(job, table) for table in tables_of_two}
     rows = [_here(name, folder, job.seed) for name in dict.fromkeys(chain.from_iterable(problems.values()))]
     record = Record(job.record, {"seed": job.seed, "version": __version__, "boosting": boosting_library()})
     asked: dict[str, Any] = {"problems": problems, "methods": methods, "seed": job.seed, "splits": _count(job, "3")}
@@ -148,6 +153,10 @@ def run_bench_classify(job: BenchClassifyJob, reporter: Reporter) -> Document:
     document |= {"sections": sections, "cautions": CAUTIONS, "plot": None, "complete": False}
     measured: dict[str, Figures] = {}
     for table in tables:
+        if table == MANY_CLASSES:
+            sections.append(many_table(many, folder, job.seed, record, reporter))
+            write_record(document, job.out)
+            continue
         kind = "3" if table == "4" else table
         if kind not in measured:
             measured[kind] = _measured(job, kind, problems[table], methods[table], record, reporter)
@@ -167,18 +176,27 @@ def run_bench_classify(job: BenchClassifyJob, reporter: Reporter) -> Document:
 
 
 def _problems(job: BenchClassifyJob, folder: Path | None, table: str) -> list[str]:
+    two_classes = [name for name in dict.fromkeys(job.problems) if name in PROBLEMS]
     if table == PROBABILITIES:
         file = folder is not None and (folder / f"{PROBLEMS[PROBABLE].file}.npz").is_file()
-        return list(dict.fromkeys(job.problems)) or [PROBABLE if file else PROBABLE_MADE]
+        return two_classes or [PROBABLE if file else PROBABLE_MADE]
     of = 5 if table == "5" else 3
     here = problem_names(folder, of)
     if table == "scdpp":
         here = [name for name in here if TABLE_3[PROBLEMS[name].paper_name]["scdpp"].fails]
-    named = [name for name in dict.fromkeys(job.problems) if PROBLEMS[name].table == of]
+    named = [name for name in two_classes if PROBLEMS[name].table == of]
     if job.problems and not named:
         raise UsageError(f"table {table} has the problems {', '.join(here)}; got {', '.join(job.problems)}")
     if not named and not here:
         raise UsageError(f"table {table} needs adult.npz or magic.npz in the folder `data`; without them there is 3")
+    return named or here
+
+
+def _many_problems(job: BenchClassifyJob, folder: Path | None) -> list[str]:
+    here = many_problems(folder)
+    named = [name for name in dict.fromkeys(job.problems) if name in here]
+    if job.problems and not named:
+        raise UsageError(f"table {MANY_CLASSES} has the problems {', '.join(here)}; got {', '.join(job.problems)}")
     return named or here
 
 

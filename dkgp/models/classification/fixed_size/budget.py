@@ -1,4 +1,4 @@
-"""What the search of a fixed-size LS-SVM will take: passes at most, and seconds of idle cores, before it begins."""
+"""Passes and seconds that the search of a fixed-size LS-SVM will take at most, before it begins."""
 
 from __future__ import annotations
 

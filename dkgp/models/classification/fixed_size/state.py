@@ -1,4 +1,4 @@
-"""What a run of a fixed-size LS-SVM has come to, as its checkpoints hold it."""
+"""The state of a run of a fixed-size LS-SVM, as its checkpoints hold it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dkgp.kernels import Kernel
 from dkgp.models.classification.fixed_size.chosen import Chosen
-from dkgp.models.classification.fixed_size.search import Search
+from dkgp.models.classification.fixed_size.searches.asked import Search
 from dkgp.operators.base import FloatArray, IndexArray
 
 

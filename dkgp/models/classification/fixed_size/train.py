@@ -19,13 +19,13 @@ from dkgp.data import ClassifierRecord
 from dkgp.errors import CheckpointError, InputError
 from dkgp.kernels import Kernel, fold_white, kernel_from_json
 from dkgp.models.classification.calibration import fit_calibration
-from dkgp.models.classification.fixed_size.annealing import AnnealingSearch
 from dkgp.models.classification.fixed_size.budget import MOST_WIDTHS, foresee_search
 from dkgp.models.classification.fixed_size.chosen import Chosen, fold_arrays
 from dkgp.models.classification.fixed_size.fit import FixedSizeModel, fit_fixed_size
-from dkgp.models.classification.fixed_size.path_search import PathSearch
-from dkgp.models.classification.fixed_size.pool_search import PoolSearch
-from dkgp.models.classification.fixed_size.search import ProfileSearch, Search
+from dkgp.models.classification.fixed_size.searches.annealing import AnnealingSearch
+from dkgp.models.classification.fixed_size.searches.asked import ProfileSearch, Search
+from dkgp.models.classification.fixed_size.searches.of_paths import PathSearch
+from dkgp.models.classification.fixed_size.searches.of_pools import PoolSearch
 from dkgp.models.classification.fixed_size.settings import DEFAULT_SEARCH, FixedSizeSettings
 from dkgp.models.classification.fixed_size.start import start_kernel
 from dkgp.models.classification.fixed_size.state import SearchState

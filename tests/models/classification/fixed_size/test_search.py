@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dkgp.errors import InputError
-from dkgp.models.classification.fixed_size.annealing import AnnealingSearch, acceptances
-from dkgp.models.classification.fixed_size.search import ProfileSearch, RecordedSearch
+from dkgp.models.classification.fixed_size.searches.annealing import AnnealingSearch, acceptances
+from dkgp.models.classification.fixed_size.searches.asked import ProfileSearch, RecordedSearch
 from tests.models.classification.fixed_size.letter import annealed, rounded
 
 Score = Callable[..., float]

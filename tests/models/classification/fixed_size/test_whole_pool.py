@@ -12,8 +12,8 @@ import pytest
 from dkgp.cluster import LocalExecutor
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.kernels import SquaredExponential
-from dkgp.models.classification.fixed_size import pool_search
 from dkgp.models.classification.fixed_size.budget import JUDGING, MOST_WIDTHS, foresee_search
+from dkgp.models.classification.fixed_size.searches import of_pools
 from dkgp.models.classification.fixed_size.settings import LARGEST_POOL, FixedSizeSettings
 from dkgp.models.classification.fixed_size.steps import DEPENDENT
 from dkgp.models.classification.fixed_size.train import TrainedFixedSize, train_fixed_size
@@ -101,7 +101,7 @@ def trained(
 def test_many_classes_take_the_whole_pool_in_the_passes_that_were_foreseen(
     rng: np.random.Generator, one_thread: LocalExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_search, "FIRST_STEPS", 20)
+    monkeypatch.setattr(of_pools, "FIRST_STEPS", 20)
     X, labels = letters(rng, 1500)
     found, records = trained(X[:900], labels.subset(np.arange(900)), one_thread, pool=300)
     dataset = memory_dataset(X[:900], labels.codes[:900].astype(float))
@@ -122,7 +122,7 @@ def test_many_classes_take_the_whole_pool_in_the_passes_that_were_foreseen(
 def test_the_fit_of_a_whole_pool_is_that_of_all_samples(
     rng: np.random.Generator, one_thread: LocalExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_search, "FIRST_STEPS", 20)
+    monkeypatch.setattr(of_pools, "FIRST_STEPS", 20)
     X, labels = letters(rng, 600)
     found, _ = trained(X, labels, one_thread, pool=200)
     Z, s2 = found.model.prototypes, found.model.noise_variance

@@ -12,7 +12,7 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data.types import Progress
 from dkgp.models.classification.fixed_size.chosen import choose
 from dkgp.models.classification.fixed_size.paths import candidate_draws
-from dkgp.models.classification.fixed_size.search import Point
+from dkgp.models.classification.fixed_size.searches.asked import Point
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.fixed_size.state import SearchState
 from dkgp.models.classification.fixed_size.system import FoldSystem, Targets, fold_systems

@@ -25,7 +25,7 @@ from dkgp.kernels import Kernel
 from dkgp.models.classification.fixed_size.budget import WIDTHS, ForeseenSearch
 from dkgp.models.classification.fixed_size.chosen import Chosen, choose
 from dkgp.models.classification.fixed_size.paths import PathModel, candidate_draws
-from dkgp.models.classification.fixed_size.search import Point, RecordedSearch
+from dkgp.models.classification.fixed_size.searches.asked import Point, RecordedSearch
 from dkgp.models.classification.fixed_size.settings import MOST_STEPS, FixedSizeSettings
 from dkgp.models.classification.fixed_size.state import SearchState
 from dkgp.models.classification.fixed_size.system import FoldSystem, Targets, fold_systems
@@ -126,7 +126,7 @@ class PoolSearch:
         return [self._value(record) for record in self.state.history[-len(points) :]]
 
     def _value(self, record: dict[str, Any]) -> float:
-        """What the search goes by: the error, and a quarter of the squared error in its units, which is smooth.
+        """Return the value that the search goes by: the error, and a quarter of the squared error, which is smooth.
 
         The squared error alone asks for less width than labels want: it goes on where they are certain.
         """

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from dkgp.errors import InputError
-from dkgp.models.classification.fixed_size.search import Plan, Point, RecordedSearch
+from dkgp.models.classification.fixed_size.searches.asked import Plan, Point, RecordedSearch
 
 PROBES = 5
 # A step that leads farther than this from the start is drawn again, so often at most.

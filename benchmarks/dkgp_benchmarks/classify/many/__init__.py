@@ -1,0 +1,1 @@
+"""Many classes, or a rare one: generated problems of that kind, and who is measured on them."""

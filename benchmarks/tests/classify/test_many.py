@@ -1,0 +1,74 @@
+"""The table of many classes: generated problems as they are described, contenders, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dkgp.commands.reporting.progress import SilentReporter
+from dkgp.errors import UsageError
+from dkgp_benchmarks.classify.job import BenchClassifyJob, run_bench_classify
+from dkgp_benchmarks.classify.many import race
+from dkgp_benchmarks.classify.many.problems import LETTERS, MANY, classes_of, htru2_like, letter_like
+from dkgp_benchmarks.classify.many.race import CONTENDERS
+
+
+def test_generated_problems_are_as_described() -> None:
+    X, codes = letter_like(5000, np.random.default_rng(0))
+    assert X.shape == (5000, 16)
+    assert set(np.unique(codes)) == set(range(LETTERS))
+    assert set(np.unique(X)) == set(range(16))
+    # Classes have clusters: their means alone tell few of them apart.
+    means = np.stack([X[codes == code].mean(axis=0) for code in range(LETTERS)])
+    nearest = np.argmin(((X[:, None, :] - means) ** 2).sum(axis=2), axis=1)
+    assert 0.2 < np.mean(nearest != codes) < 0.8
+    X, codes = htru2_like(20_000, np.random.default_rng(0))
+    assert X.shape == (20_000, 8)
+    assert 0.08 < codes.mean() < 0.1
+    assert (X[:, :4] > 0.0).all()
+
+
+def test_a_problem_is_standardised_by_its_training_samples(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    mask = np.arange(60) % 3 == 0
+    np.savez(tmp_path / "usps.npz", X=rng.uniform(2.0, 9.0, (60, 4)), y=np.arange(60) % 4 + 1, test_mask=mask)
+    found = classes_of(MANY["usps"], tmp_path, 0)
+    assert found.inputs.shape == (40, 4)
+    np.testing.assert_allclose(found.inputs.mean(axis=0), 0.0, atol=1e-12)
+    np.testing.assert_allclose(found.inputs.std(axis=0), 1.0, rtol=1e-12)
+    np.testing.assert_array_equal(found.test_codes, np.arange(60)[mask] % 4)
+
+
+@pytest.mark.parametrize("name", ["letter-like", pytest.param("htru2-like", marks=pytest.mark.evidence)])
+def test_every_contender_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    pytest.importorskip("sklearn")
+    monkeypatch.setitem(MANY, name, replace(MANY[name], n=700, n_test=400))
+    monkeypatch.setattr(race, "COSTS", (10.0,))
+    monkeypatch.setattr(race, "ROUNDS", 3)
+    monkeypatch.setattr(race, "GAMMA_FACTORS", (1.0, 2.0))
+    record = str(tmp_path / "record.jsonl")
+    job = BenchClassifyJob(tables=("many",), problems=(name,), record=record)
+    (section,) = run_bench_classify(job, SilentReporter())["sections"]
+    rows = {row["method"]: row for row in section["rows"]}
+    assert list(rows) == list(CONTENDERS)
+    chance = 100.0 * (1.0 - 1.0 / rows["dkgp classify"]["classes"])
+    for row in rows.values():
+        # Three rounds of boosting may be worth nothing.
+        assert 0.0 < row["balanced_error"] < (101.0 if row["method"] == "hist-boosting" else 0.8 * chance)
+        assert row["seconds"] > 0.0
+        assert row["cpu_seconds"] > 0.0
+    assert "passes" in rows["dkgp classify"]["remark"]
+    # What is on record is not measured again.
+    monkeypatch.setattr(race, "CONTENDERS", dict.fromkeys(CONTENDERS))
+    (again,) = run_bench_classify(job, SilentReporter())["sections"]
+    assert again["rows"] == section["rows"]
+
+
+def test_problems_of_other_tables_are_refused() -> None:
+    with pytest.raises(UsageError, match="table many has the problems letter-like, htru2-like; got banana"):
+        run_bench_classify(BenchClassifyJob(tables=("many",), problems=("banana",)), SilentReporter())
+    with pytest.raises(UsageError, match="unknown problem 'letters'"):
+        run_bench_classify(BenchClassifyJob(tables=("many",), problems=("letters",)), SilentReporter())
