@@ -125,6 +125,41 @@ def plot_predictions(
             _draw_calibration(panels[1], coverage)
 
 
+def plot_residuals(
+    path: str | os.PathLike[str], truth: FloatArray, mean: FloatArray, deviation: FloatArray | None, *, title: str
+) -> None:
+    """Draw residuals against predictions, and their distribution in units of the predicted deviation.
+
+    Parameters
+    ----------
+    path : path
+        .png, .pdf or .svg.
+    truth, mean : (n, p) float64
+        In the units of the targets.
+    deviation : (n, p) float64, optional
+        Predicted standard deviations; without them the distribution is in units of its own.
+    title : str
+    """
+    truth, mean = truth.reshape(len(truth), -1)[:, :MOST_NAMES], mean.reshape(len(mean), -1)[:, :MOST_NAMES]
+    residuals = truth - mean
+    unit = residuals.std(axis=0) if deviation is None else deviation.reshape(len(deviation), -1)[:, :MOST_NAMES]
+    scaled = residuals / np.where(unit > 0.0, unit, 1.0)
+    step = max(1, -(-len(truth) // MOST_POINTS))
+    with drawn(path, 11.0, 4.0, title) as figure:
+        left, right = figure.subplots(1, 2)
+        left.plot(mean[::step], residuals[::step], ".", markersize=3, alpha=0.5)
+        left.axhline(0.0, color="grey", linewidth=1)
+        left.set(xlabel="predicted", ylabel="true - predicted")
+        edges = np.linspace(-5.0, 5.0, 41)
+        right.hist(np.clip(scaled, -5.0, 5.0), bins=edges.tolist(), density=True, alpha=0.6)
+        right.plot(edges, np.exp(-(edges**2) / 2.0) / math.sqrt(2.0 * math.pi), color="grey", label="calibrated")
+        of = "predicted" if deviation is not None else "their own"
+        right.set(xlabel=f"residual / {of} standard deviation (beyond 5: at 5)", ylabel="density")
+        right.legend(loc="best", fontsize="small")
+        for axis in (left, right):
+            axis.grid(alpha=0.3)
+
+
 def plot_run(
     path: str | os.PathLike[str],
     history: History,

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from dkgp.data.sources.base import Column, Source
 from dkgp.data.sources.tables.encoding import Places, date_seconds, gaps, level_names
-from dkgp.data.sources.tables.learning import DATE_FORMATS, MOST_LEVELS
+from dkgp.data.sources.tables.learning import DATE_FORMATS, MOST_LEVELS, TableOptions
 from dkgp.data.types import FloatArray, Progress, ProgressCallback
+from dkgp.errors import InputError
 
 # Texts among numbers that people write for a gap.
 _GAP_TEXTS = frozenset({"?", "-", "--", ".", "*", "na", "n/a", "nan", "none", "null", "missing", "unknown", "nil"})
@@ -178,6 +179,21 @@ class Survey:
             options["impute"] = [] if few else ["median"]
         return {name: values for name, values in options.items() if values}
 
+    def table(self, chosen: TableOptions) -> TableOptions:
+        """Return these options beside those that were chosen; columns that these name stay what they make of them."""
+        options = self.options()
+        named = {*chosen.categorical, *chosen.ordinal, *dict(chosen.date_formats), *chosen.drop, *chosen.gap_texts}
+        more = {name: tuple(text for text in texts if text not in named) for name, texts in options.items()}
+        return replace(
+            chosen,
+            categorical=(*chosen.categorical, *more.get("categorical", ())),
+            dates=(*chosen.dates, *more.get("date", ())),
+            drop=(*chosen.drop, *more.get("drop", ())),
+            gap_texts=(*chosen.gap_texts, *more.get("missing", ())),
+            drop_gaps=chosen.drop_gaps or "drop_missing" in options,
+            impute=chosen.impute or ("median" if "impute" in options else None),
+        )
+
     def line(self) -> str:
         """The options as they are typed."""
         words = []
@@ -223,6 +239,14 @@ class Survey:
         elif column.counts_rows and column.rows > 2 and not column.texts and _names_rows(column.name):
             words.append("counts the rows, which says nothing of new ones")
         return words
+
+
+class RefusedColumnsError(InputError):
+    """Columns hold text, dates or gaps that no option sees to; `survey` tells of all columns."""
+
+    def __init__(self, message: str, survey: Survey) -> None:
+        super().__init__(message)
+        self.survey = survey
 
 
 def survey(
