@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
@@ -39,6 +40,7 @@ th[scope=row] { width: 34%; }
 figure { margin: 1rem 0; }
 figcaption { color: var(--soft); margin-bottom: .3rem; }
 svg { display: block; width: 100%; height: auto; background: #fff; border: 1px solid var(--line); border-radius: 4px; }
+svg * { stroke-linejoin: round; stroke-linecap: butt; }
 pre { background: var(--card); border: 1px solid var(--line); border-radius: 4px; padding: .8rem; overflow-x: auto;
   white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; }
 .verdict li { margin-bottom: .5rem; }
@@ -210,7 +212,9 @@ def _model(document: Document) -> str:
                 for row in comparison["kernels"]
             ],
         )
-    return content + _list((tuned or {}).get("warnings", []))
+    warnings = [*(tuned or {}).get("warnings", []), *trained["warnings"], *document["predict"]["warnings"]]
+    known = set(document["ingest"]["warnings"])
+    return content + _list(text for text in dict.fromkeys(warnings) if text not in known)
 
 
 def _scales(document: Document) -> str:
@@ -220,10 +224,11 @@ def _scales(document: Document) -> str:
     known = sorted(((item, scale) for item, scale in scales if scale is not None), key=lambda pair: pair[1])
     if not known:
         return ""
-    shortest = known[0][1]
+    # On a logarithmic axis: of a feature that is switched on or off any short one means the same.
+    shortest, longest = known[0][1], 1.5 * known[-1][1]
     lines = []
     for item, scale in known[:MOST_FEATURES]:
-        width = max(0.5, 100.0 * shortest / scale)
+        width = 100.0 * math.log(longest / scale) / math.log(longest / shortest)
         name = item.name if item.feature is None else item.feature
         lines.append(
             f'<tr><th scope="row">{escape(name)}</th><td class="track"><span class="bar" '
@@ -232,7 +237,7 @@ def _scales(document: Document) -> str:
     more = f"<p>{len(known) - MOST_FEATURES:,} features count less.</p>\n" if len(known) > MOST_FEATURES else ""
     return (
         '<p class="lead">Length scales in standard deviations of each feature: how far one has to go before the '
-        "target changes. The shorter, the longer the bar, and the more the feature counts.</p>\n"
+        "target changes. The shorter, the longer the bar (logarithmic), and the more the feature counts.</p>\n"
         f"<table>\n{''.join(lines)}</table>\n{more}"
     )
 
