@@ -30,12 +30,14 @@ from dkgp.plan.foreseen import foresee
 from dkgp.plan.network import Network
 from dkgp.plan.smaller import Smaller, foresee_classifier, foresee_sparse
 from dkgp.plan.variances import foresee_variances
-from dkgp.solvers.prices import Phase, Sizes, Work
+from dkgp.solvers.prices import Phase, Prices, Sizes, Work
 
 # Gaps of variances that are tried with the exact model, and sizes of smaller models, best first.
 GAPS = (VarianceSettings().gap, 0.1)
 BASIS_SIZES = (4000, 2000, 1000, 500, 250, 100)
 POOLS = (2000, 1000, 500, 250)
+# Of the time that is left: a forecast at nominal prices of less is good enough, and no machine is measured.
+CERTAIN_SHARE = 0.05
 # Messages between threads of this process.
 THREADS = Network(round_trip_seconds=2e-4, task_seconds=2e-5, submit_seconds=1e-5, bytes_per_second=2e10)
 
@@ -75,7 +77,7 @@ class Way:
     def words(self) -> str:
         """The model in a few words."""
         if self.name == "exact":
-            return f"exact, variances within {self.gap:.0%}" if self.gap is not None else "exact"
+            return "exact" if self.gap is None else f"exact, variances within {100 * self.gap:g} %"
         what = "basis samples" if self.name == "sparse" else "prototypes to choose among"
         return f"{self.name} with {self.size:,} {what}"
 
@@ -156,15 +158,20 @@ def decide(ways: Iterator[Way] | Sequence[Way], seconds: float, memory_bytes: in
 
 def _reason(way: Way, passed: Sequence[Way], seconds: float, memory_bytes: int) -> str:
     fits = f"{way.words} is foreseen to take {way.forecast}"
-    budget = f"of {spoken(seconds)} left and {memory_bytes / 1024**3:.2f} GiB"
+    budget = f"there are {spoken(seconds)} and {memory_bytes / 1024**3:.2f} GiB"
     if not passed:
-        return f"{fits}, {budget}"
+        return f"{fits}; {budget}"
     before = passed[-1]
     over = [
         *(["longer than the time"] if before.seconds > seconds else []),
         *(["more than the memory"] if before.memory_bytes > memory_bytes else []),
     ]
-    return f"{fits}, {budget}; {before.words} would take {before.forecast}: {' and '.join(over)}"
+    return f"{fits}; {budget}; {before.words} would take {before.forecast}: {' and '.join(over)}"
+
+
+def is_certain(way: Way, seconds: float, memory_bytes: int) -> bool:
+    """True of a way that fits whatever a machine's prices are."""
+    return way.seconds <= CERTAIN_SHARE * seconds and way.memory_bytes <= memory_bytes
 
 
 class Forecasts:
@@ -184,6 +191,8 @@ class Forecasts:
     cluster : ClusterOptions
         Whose caches count.
     reporter : Reporter
+    measured : bool
+        Whether at prices that are measured here, in some seconds; at those of a nominal machine otherwise.
     """
 
     def __init__(
@@ -195,13 +204,18 @@ class Forecasts:
         seed: int,
         cluster: ClusterOptions,
         reporter: Reporter,
+        *,
+        measured: bool = True,
     ) -> None:
         self._dataset, self._tests, self._budget = dataset, tests, memory_bytes
         self._hyperparameters = hyperparameters or Hyperparameters(SquaredExponential(np.ones(dataset.n_features)), 0.1)
         self._labelled, self._seed, self._cluster, self._reporter = hyperparameters is None, seed, cluster, reporter
         self._resident = int(psutil.Process().memory_info().rss)
-        self._machine: MachineFigures = measure_machine(
-            dataset, self._hyperparameters.kernel, self._hyperparameters.noise_variance
+        kernel, noise_variance = self._hyperparameters.kernel, self._hyperparameters.noise_variance
+        self._machine = (
+            measure_machine(dataset, kernel, noise_variance)
+            if measured
+            else MachineFigures(dataset.n_features, Prices.nominal(dataset.n_features), (1.0,))
         )
         self._fleet = Fleet(1, available_cores(), self._machine.speedups, THREADS, one_machine=True)
 

@@ -27,13 +27,16 @@ body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
   max-width: 60rem; padding: 1.5rem; }
 h1 { font-size: 1.6rem; margin: 0 0 .3rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; border-bottom: 1px solid var(--line); padding-bottom: .2rem; }
-p, li, dd { overflow-wrap: anywhere; }
+p, li { overflow-wrap: anywhere; }
 .lead { color: var(--soft); margin: 0; }
 table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; padding: .25rem .8rem .25rem 0; vertical-align: top; overflow-wrap: anywhere; }
+th, td { text-align: left; padding: .25rem .8rem .25rem 0; vertical-align: top; overflow-wrap: anywhere;
+  white-space: pre-line; }
 tr + tr > * { border-top: 1px solid var(--line); }
 th { font-weight: normal; color: var(--soft); }
 th[scope=row] { width: 34%; }
+.grid { overflow-x: auto; }
+.grid th, .grid td { overflow-wrap: normal; white-space: nowrap; }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .track { width: 45%; vertical-align: middle; }
 .bar { display: block; height: .7rem; background: var(--bar); border-radius: 2px; }
@@ -108,7 +111,8 @@ def _grid(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1)
         )
 
     body = "".join(f"<tr>{cells('td', row)}</tr>\n" for row in rows)
-    return f"<table>\n<thead><tr>{cells('th', headings)}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n"
+    head = f"<thead><tr>{cells('th', headings)}</tr></thead>"
+    return f'<div class="grid">\n<table>\n{head}\n<tbody>\n{body}</tbody>\n</table>\n</div>\n'
 
 
 def _list(texts: Iterable[str]) -> str:

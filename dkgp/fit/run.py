@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from dkgp.commands.tune import TuneJob
 from dkgp.data import TableOptions, open_dataset
 from dkgp.data.sources.tables.survey import RefusedColumnsError, Survey
 from dkgp.errors import InputError, MemoryBudgetError, OutputExistsError
-from dkgp.fit.choice import Forecasts, decide
+from dkgp.fit.choice import Forecasts, Way, decide, is_certain
 from dkgp.fit.job import HYPER, MODEL, PAGE, PREDICTIONS, RECORD, STORES, TEST, TRAIN, FitJob
 from dkgp.fit.lines import column_words, command_lines
 from dkgp.fit.page import write_page
@@ -176,10 +176,21 @@ class _Fit:
         job, train = self.job, open_dataset(self.job.place(TRAIN))
         hyperparameters = None if self.labelled else read_hyperparameters(job.place(HYPER))
         tests = open_dataset(job.place(TEST)).n_samples
-        self.reporter.note("measuring this machine, and foreseeing ways to a model")
-        forecasts = Forecasts(train, hyperparameters, tests, self.memory_bytes, job.seed, job.cluster, self.reporter)
         spent = sum(seconds for name, seconds in self.steps.seconds.items() if name != "choose")
-        decision = decide(forecasts.ways(), job.seconds - spent, self.memory_bytes)
+        left = job.seconds - spent
+
+        def ways(*, measured: bool) -> Iterator[Way]:
+            memory, seed, cluster = self.memory_bytes, job.seed, job.cluster
+            return Forecasts(
+                train, hyperparameters, tests, memory, seed, cluster, self.reporter, measured=measured
+            ).ways()
+
+        best = next(ways(measured=False))
+        if is_certain(best, left, self.memory_bytes):
+            decision = decide([best], left, self.memory_bytes)
+        else:
+            self.reporter.note("measuring this machine, to foresee ways to a model")
+            decision = decide(ways(measured=True), left, self.memory_bytes)
         self.reporter.note(f"the model: {decision.reason}")
         return dict(plain(decision.to_json()))
 

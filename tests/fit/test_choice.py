@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -11,16 +14,18 @@ import pytest
 from dkgp.cluster import ClusterOptions
 from dkgp.cluster.threads import available_cores
 from dkgp.commands.reporting.progress import SilentReporter
-from dkgp.data import open_dataset, write_friedman1
+from dkgp.data import Dataset, open_dataset, write_friedman1
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.fit.choice import BASIS_SIZES, GAPS, THREADS, Forecasts, Way, decide, spoken
-from dkgp.kernels import SquaredExponential
+from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.models import Hyperparameters, write_hyperparameters
 from dkgp.models.variance.variances import VarianceSettings
+from dkgp.plan.figures import MachineFigures
 from dkgp.plan.network import ClusterFigures
 from dkgp.plan.plan import PlanJob, run_plan
 from dkgp.plan.record import write_figures
-from tests.fit.conftest import nominal_machine
+from tests.cli.invoke import run_json
+from tests.fit.conftest import PRICE, nominal_machine
 
 GIB = 1024**3
 EXACT = Way("exact", None, 0.02, 500.0, 100.0, 3 * GIB)
@@ -130,3 +135,35 @@ def test_an_exact_model_beyond_the_memory_is_left_out(tmp_path: Path) -> None:
     assert {way.name for way in ways} == {"sparse"}
     with pytest.raises(MemoryBudgetError, match="of the least memory"):
         decide(ways, 1e9, 1024**2)
+
+
+def test_no_machine_is_measured_where_any_would_do(
+    fitted: dict[str, Any], table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[int] = []
+
+    def measure(dataset: Dataset, kernel: Kernel, noise_variance: float) -> MachineFigures:
+        measured.append(dataset.n_samples)
+        return nominal_machine(dataset, kernel, noise_variance)
+
+    monkeypatch.setattr("dkgp.fit.choice.measure_machine", measure)
+    # Ten minutes are more than twenty times what 150 samples take anywhere; what is left of a fit's second is not.
+    out = tmp_path / "fit"
+    shutil.copytree(fitted["out"], out)
+    record = json.loads((out / "fit.json").read_text())
+    phases = {"ingest": record["ingest"], "tune": record["tune"]}
+    spent = {"ingest": 1.0, "tune": 1.0}
+
+    def chosen_within(seconds: str) -> dict[str, Any]:
+        begun = {**record, "finished": False, "phases": dict(phases), "seconds_by_phase": dict(spent)}
+        (out / "fit.json").write_text(json.dumps(begun))
+        for name in ("model.zarr", "pred.zarr"):
+            shutil.rmtree(out / name)
+        arguments = ("--target", PRICE, "--drop", "kind", "--out", out, "--time", seconds, "--resume")
+        return run_json("fit", table, *arguments)
+
+    assert chosen_within("10min")["choice"]["way"]["name"] == "exact"
+    assert measured == []
+    forecast = chosen_within("10min")["choice"]["way"]["seconds"]
+    chosen_within(f"{2.0 + 5.0 * forecast:.6f}s")
+    assert measured == [fitted["ingest"]["n_train"]]

@@ -151,7 +151,7 @@ def test_a_fit_killed_at_every_step_goes_on_and_does_none_again(
         "report": "dkgp.fit.run.write_page",
     }
 
-    def killed(*_: Any) -> Any:
+    def killed(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
     resume: tuple[str, ...] = ()

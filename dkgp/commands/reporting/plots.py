@@ -147,7 +147,7 @@ def plot_residuals(
     step = max(1, -(-len(truth) // MOST_POINTS))
     with drawn(path, 11.0, 4.0, title) as figure:
         left, right = figure.subplots(1, 2)
-        left.plot(mean[::step], residuals[::step], ".", markersize=3, alpha=0.5)
+        left.plot(mean[::step], residuals[::step], ".", markersize=_marker(residuals.size), alpha=0.5)
         left.axhline(0.0, color="grey", linewidth=1)
         left.set(xlabel="predicted", ylabel="true - predicted")
         edges = np.linspace(-5.0, 5.0, 41)
@@ -246,10 +246,15 @@ def _draw_objective(axis: Axes, history: History, against: str, label: str) -> N
     finish(axis, legend=None)
 
 
+def _marker(count: int) -> float:
+    """The size of points of which there are so many: a few are seen, many do not hide each other."""
+    return min(8.0, max(2.0, 100.0 / math.sqrt(count)))
+
+
 def _draw_predictions(axis: Axes, truth: FloatArray, mean: FloatArray) -> None:
     truths, means = np.ravel(truth), np.ravel(mean)
     step = max(1, truths.size // MOST_POINTS)
-    axis.plot(truths[::step], means[::step], ".", markersize=2, alpha=0.5)
+    axis.plot(truths[::step], means[::step], ".", markersize=_marker(truths.size), alpha=0.5)
     ends = [float(min(truths.min(), means.min())), float(max(truths.max(), means.max()))]
     axis.plot(ends, ends, color="grey", linewidth=1)
     axis.set(xlabel="true target", ylabel="predicted mean")

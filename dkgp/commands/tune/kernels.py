@@ -18,6 +18,7 @@ from dkgp.commands.tune.job import TuneJob
 from dkgp.commands.tune.run import TuneRun
 from dkgp.errors import InputError, NumericalError, UsageError
 from dkgp.models import Hyperparameters, tune_dataset
+from dkgp.options import check_ranges
 
 AUTO_KERNEL = "auto"
 # In the order in which they are tried, so that a budget that ends early has seen the smooth, the rough and the linear.
@@ -35,6 +36,7 @@ class KernelsRun(TuneRun):
     def check(self) -> None:
         """Refuse options of another search beside `kernel` auto."""
         job = self.asked = self.job
+        check_ranges(job)
         for name in ("likelihood", "start"):
             if getattr(job, name) is not None:
                 raise UsageError(

@@ -201,7 +201,7 @@ def tune_tables(document: Document) -> list[RenderableType]:
         rows.append(("plot", document["plot"]))
     shown = [table_of("Tuned", rows)]
     if document.get("comparison"):
-        shown.insert(0, _compared(document["comparison"]))
+        shown.insert(0, _compared_kernels(document["comparison"]))
     if document.get("parameters"):
         shown.append(_parameters([TunedParameter.from_json(item) for item in document["parameters"]]))
     if document.get("scores"):
@@ -228,7 +228,7 @@ def _parameters(parameters: list[TunedParameter]) -> RenderableType:
     return titled("Hyperparameters (gamma = 1 / (2 length scale^2), standardised)", table)
 
 
-def _compared(comparison: Document) -> RenderableType:
+def _compared_kernels(comparison: Document) -> RenderableType:
     rows = [
         [
             f"{row['kernel']} *" if row["kernel"] == comparison["kernel"] else row["kernel"],
