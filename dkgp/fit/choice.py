@@ -1,4 +1,4 @@
-"""Which model a fit trains: the first of a few ways whose forecast is within the time and the memory that it may take.
+"""The choice of the model that a fit trains: the first way whose forecast is within its time and its memory.
 
 Forecasts are those of `dkgp plan`: the solver that `train` would take, its products from a probe of the samples, the
 variances' layout, and entries of sparse models and classifiers, at prices of this machine that are measured here.

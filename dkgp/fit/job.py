@@ -50,7 +50,7 @@ class FitJob:
 
     @property
     def folder(self) -> Path:
-        """Where everything goes."""
+        """The folder for everything."""
         return Path(self.out)
 
     @property
@@ -95,7 +95,7 @@ class FitJob:
         )
 
     def settings(self) -> Document:
-        """What a fit that is resumed must share; budgets may change while nothing was chosen by them."""
+        """All that a fit that is resumed must share; budgets may change while nothing was chosen by them."""
         ingestion = asdict(self.ingest_job())
         for name in ("out", "test_out", "overwrite"):
             del ingestion[name]

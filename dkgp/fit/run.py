@@ -1,4 +1,4 @@
-"""What `dkgp fit` does, step by step: ingest, tune, choose, train, predict, evaluate, report."""
+"""The course of `dkgp fit`: ingest, tune, choose, train, predict, evaluate, report."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from dkgp.commands.chained.steps import Steps, earlier_record
 from dkgp.commands.classify import ClassifyJob
 from dkgp.commands.evaluate import EvaluateJob
 from dkgp.commands.ingest import IngestJob, run_ingest
@@ -21,7 +22,6 @@ from dkgp.commands.reporting.outputs import check_output_file, write_text
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.sparse import SparseJob
-from dkgp.commands.steps import Steps, earlier_record
 from dkgp.commands.train import TrainJob
 from dkgp.commands.tune import TuneJob
 from dkgp.data import TableOptions, open_dataset

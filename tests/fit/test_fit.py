@@ -143,11 +143,11 @@ def test_a_fit_killed_at_every_step_goes_on_and_does_none_again(
     out = tmp_path / "fit"
     arguments = ("fit", table, "--target", PRICE, "--drop", "kind", "--out", out)
     places = {
-        "tune": "dkgp.commands.steps.run_tune",
+        "tune": "dkgp.commands.chained.steps.run_tune",
         "choose": "dkgp.fit.run.Forecasts",
-        "train": "dkgp.commands.steps.run_train",
-        "predict": "dkgp.commands.steps.run_predict",
-        "evaluate": "dkgp.commands.steps.run_evaluate",
+        "train": "dkgp.commands.chained.steps.run_train",
+        "predict": "dkgp.commands.chained.steps.run_predict",
+        "evaluate": "dkgp.commands.chained.steps.run_evaluate",
         "report": "dkgp.fit.run.write_page",
     }
 

@@ -91,8 +91,8 @@ class KernelsRun(TuneRun):
             if rows and spent + longest > job.kernel_seconds:
                 left_out = COMPARED_KERNELS[len(rows) :]
                 self.reporter.warn(
-                    f"{len(rows)} of {len(COMPARED_KERNELS)} kernels were compared in the {job.kernel_seconds:g} s "
-                    f"that `kernel_seconds` allows; left out: {', '.join(left_out)}"
+                    f"{len(rows)} of {len(COMPARED_KERNELS)} kernels were compared in the {job.kernel_seconds:.3g} s "
+                    f"that this may take; left out: {', '.join(left_out)}"
                 )
                 break
             rows.append(self._scored(kernel, size, executor))

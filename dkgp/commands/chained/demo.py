@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from dkgp.cluster import ClusterOptions
+from dkgp.commands.chained.steps import Steps, earlier_record
 from dkgp.commands.evaluate import EvaluateJob, read_coverage, read_pairs
 from dkgp.commands.job_options import OVERWRITE
 from dkgp.commands.predict import PredictJob
@@ -16,7 +17,6 @@ from dkgp.commands.reporting.outputs import check_output_file
 from dkgp.commands.reporting.plots import check_plot_file, plot_run
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions
-from dkgp.commands.steps import Steps, earlier_record
 from dkgp.commands.train import TrainJob
 from dkgp.commands.tune import TuneJob
 from dkgp.data import ensure_writable, open_dataset, open_model, open_prediction, write_friedman1
