@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import numpy as np
 import psutil
 
 from dkgp.cluster import ClusterOptions
@@ -208,7 +207,7 @@ class Forecasts:
         measured: bool = True,
     ) -> None:
         self._dataset, self._tests, self._budget = dataset, tests, memory_bytes
-        self._hyperparameters = hyperparameters or Hyperparameters(SquaredExponential(np.ones(dataset.n_features)), 0.1)
+        self._hyperparameters = hyperparameters or Hyperparameters(SquaredExponential((1.0,) * dataset.n_features), 0.1)
         self._labelled, self._seed, self._cluster, self._reporter = hyperparameters is None, seed, cluster, reporter
         self._resident = int(psutil.Process().memory_info().rss)
         kernel, noise_variance = self._hyperparameters.kernel, self._hyperparameters.noise_variance

@@ -295,14 +295,10 @@ def _text_targets(survey: Survey) -> list[str]:
 
 def table_from(document: Mapping[str, Any]) -> TableOptions:
     """Return the options of columns that a record holds in plain JSON types."""
-    values = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in document.items()
-        if not isinstance(value, Mapping)
-    }
-    by_name = {
-        name: {key: tuple(texts) for key, texts in value.items()}
-        for name, value in document.items()
-        if isinstance(value, Mapping)
-    }
-    return TableOptions(**values, **by_name)
+    values: dict[str, Any] = {}
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            values[name] = {key: tuple(texts) for key, texts in value.items()}
+        else:
+            values[name] = tuple(value) if isinstance(value, list) else value
+    return TableOptions(**values)
