@@ -174,8 +174,7 @@ class Survey:
         gaps_left = sum(column.missing for column in self.columns if column.name not in options["drop"])
         if gaps_left or options["missing"]:
             few = self.rows_with_gaps <= _MOST_GAPS_DROPPED * self.rows and not options["missing"]
-            in_targets = any(column.missing or column.gap_texts for column in self._of_targets())
-            options["drop_missing"] = ["yes"] if few or in_targets else []
+            options["drop_missing"] = ["yes"] if few or self._target_gaps else []
             options["impute"] = [] if few else ["median"]
         return {name: values for name, values in options.items() if values}
 
@@ -190,8 +189,8 @@ class Survey:
             dates=(*chosen.dates, *more.get("date", ())),
             drop=(*chosen.drop, *more.get("drop", ())),
             gap_texts=(*chosen.gap_texts, *more.get("missing", ())),
-            drop_gaps=chosen.drop_gaps or "drop_missing" in options,
-            impute=chosen.impute or ("median" if "impute" in options else None),
+            drop_gaps=chosen.drop_gaps or ("drop_missing" in options and (chosen.impute is None or self._target_gaps)),
+            impute=chosen.impute or ("median" if "impute" in options and not chosen.drop_gaps else None),
         )
 
     def line(self) -> str:
@@ -212,8 +211,11 @@ class Survey:
             )
         return lines
 
-    def _of_targets(self) -> list[ColumnSurvey]:
-        return [column for column in self.columns if column.name in self.targets]
+    @property
+    def _target_gaps(self) -> bool:
+        """True where a target is missing, which is never filled in."""
+        of_targets = [column for column in self.columns if column.name in self.targets]
+        return any(column.missing or column.gap_texts for column in of_targets)
 
     def _words(self, column: ColumnSurvey) -> list[str]:
         words = []
