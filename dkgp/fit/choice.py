@@ -110,7 +110,7 @@ class Decision:
 def spoken(seconds: float) -> str:
     """A duration as people say it."""
     if seconds < 1.0:
-        return "less than 1 s"
+        return f"{seconds:.1g} s"
     if seconds < 90.0:
         return f"{seconds:.2g} s" if seconds < 10.0 else f"{seconds:.0f} s"
     return f"{seconds / 60.0:.0f} min" if seconds < 5400.0 else f"{seconds / 3600.0:.1f} h"
@@ -124,7 +124,7 @@ def decide(ways: Iterator[Way] | Sequence[Way], seconds: float, memory_bytes: in
     ways : iterable of Way
         Best first.
     seconds, memory_bytes : float, int
-        What is left of the time, and what may be held.
+        What training and predicting may take, and what may be held.
 
     Raises
     ------
@@ -151,7 +151,7 @@ def decide(ways: Iterator[Way] | Sequence[Way], seconds: float, memory_bytes: in
     quickest = min((way for way in passed if way.memory_bytes <= memory_bytes), key=lambda way: way.seconds)
     raise InputError(
         f"the quickest way ({quickest.words}) is foreseen to take {quickest.forecast}; of `seconds` "
-        f"{spoken(max(seconds, 0.0))} are left. Give more, or fewer samples"
+        f"{spoken(seconds)} are for it. Give more, or fewer samples"
     )
 
 

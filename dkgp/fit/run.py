@@ -24,6 +24,7 @@ from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.sparse import SparseJob
 from dkgp.commands.train import TrainJob
 from dkgp.commands.tune import TuneJob
+from dkgp.commands.tune.kernels import AUTO_KERNEL, LEAST_SAMPLES
 from dkgp.data import TableOptions, open_dataset
 from dkgp.data.sources.tables.survey import RefusedColumnsError, Survey
 from dkgp.errors import InputError, MemoryBudgetError, OutputExistsError
@@ -39,8 +40,11 @@ from dkgp.models.variance.variances import VarianceSettings
 from dkgp.models.warm_up import helped
 
 STEPS = ("ingest", "tune", "choose", "train", "predict", "evaluate", "report")
+FEW_SAMPLES_KERNEL = "rbf"
 # Of the time, what kernels may be compared for.
 SHARE_OF_KERNELS = 0.2
+# Of the time, what training and predicting may take whatever was spent before.
+SHARE_OF_MODEL = 0.5
 
 
 def run_fit(job: FitJob, reporter: Reporter) -> Document:
@@ -94,7 +98,8 @@ class _Fit:
                 raise
             if earlier is None:
                 self._remove([name for name in STORES if name not in (TRAIN, TEST)])
-            tuned = None if self.labelled else self._tune()
+            kernel = self._kernel(ingested["n_train"])
+            tuned = None if self.labelled else self._tune(kernel)
             decision = self._step("choose", self._choose)
             trained = self._train(decision["way"])
             predicted = self._predict(decision["way"])
@@ -109,7 +114,7 @@ class _Fit:
                 "seconds": sum(self.steps.seconds.values()),
                 "seconds_by_phase": self.steps.seconds,
                 "peak_memory_bytes": self.steps.peak_bytes,
-                "commands": command_lines(job, table_from(ingested["table"]), decision),
+                "commands": command_lines(replace(job, kernel=kernel), table_from(ingested["table"]), decision),
                 "ingest": ingested,
                 "tune": tuned,
                 "choice": decision,
@@ -157,13 +162,20 @@ class _Fit:
         self.reporter.note(f"columns are read by these options, to paste and change: {shlex.join(column_words(table))}")
         return replace(job, table=table)
 
-    def _tune(self) -> Document:
+    def _kernel(self, n: int) -> str:
+        """The kernel, where too few samples are there to hold some out for a comparison the usual one."""
+        if self.job.kernel != AUTO_KERNEL or n >= LEAST_SAMPLES or self.labelled:
+            return self.job.kernel
+        self.reporter.note(f"{n} samples are too few to compare kernels; the kernel is {FEW_SAMPLES_KERNEL}")
+        return FEW_SAMPLES_KERNEL
+
+    def _tune(self, kernel: str) -> Document:
         job = self.job
         self._say("tune")
         tuning = TuneJob(
             job.place(TRAIN),
             job.place(HYPER),
-            kernel=job.kernel,
+            kernel=kernel,
             kernel_seconds=max(1e-3, SHARE_OF_KERNELS * job.seconds),
             seed=job.seed,
             resume=self.steps.goes_on,
@@ -177,7 +189,8 @@ class _Fit:
         hyperparameters = None if self.labelled else read_hyperparameters(job.place(HYPER))
         tests = open_dataset(job.place(TEST)).n_samples
         spent = sum(seconds for name, seconds in self.steps.seconds.items() if name != "choose")
-        left = job.seconds - spent
+        # Where tuning took longer than it should have, a model is trained all the same.
+        left = max(job.seconds - spent, SHARE_OF_MODEL * job.seconds)
 
         def ways(*, measured: bool) -> Iterator[Way]:
             memory, seed, cluster = self.memory_bytes, job.seed, job.cluster
