@@ -239,7 +239,7 @@ WITHOUT = {
 
 def test_jobs_are_run_by_commands_that_declare_them() -> None:
     assert set(COMMANDS) == {
-        *("train", "sparse", "classify", "pursue", "tune", "predict", "evaluate", "plan", "demo"),
+        *("train", "sparse", "classify", "pursue", "tune", "predict", "evaluate", "export", "plan", "demo"),
     }
 
 

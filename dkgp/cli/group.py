@@ -7,7 +7,7 @@ import click
 from dkgp import __version__
 from dkgp.cli.bench import bench
 from dkgp.cli.fit import fit
-from dkgp.cli.job_commands import classify, demo, evaluate, plan, predict, pursue, sparse, train, tune
+from dkgp.cli.job_commands import classify, demo, evaluate, export, plan, predict, pursue, sparse, train, tune
 from dkgp.cli.options import examples
 from dkgp.cli.plain_commands import info, ingest, warm_up
 from dkgp.cli.service.jobs import cancel, jobs, logs, resume, status, wait
@@ -35,7 +35,23 @@ def main() -> None:
     """Exact Gaussian process regression for data that outgrow memory, by greedy block coordinate descent on Dask."""
 
 
-HERE = (fit, ingest, tune, plan, train, sparse, classify, pursue, predict, evaluate, info, demo, bench, warm_up)
+HERE = (
+    fit,
+    ingest,
+    tune,
+    plan,
+    train,
+    sparse,
+    classify,
+    pursue,
+    predict,
+    evaluate,
+    export,
+    info,
+    demo,
+    bench,
+    warm_up,
+)
 AS_JOBS = (serve, submit, jobs, status, logs, cancel, resume, wait)
 
 for command in (*HERE, *AS_JOBS):

@@ -105,6 +105,9 @@ predict = JobCommand(
     "predict",
     """Predict at the samples of the store DATASET: means with a proven bound on their error, and variances.
 
+    Into a store, which `dkgp evaluate` reads, or into a table for other programs, as `dkgp export` writes them: the
+    suffix of --out decides.
+
     Of a classifier decisions, classes and probabilities; where the model is certified each decision with a proven bound
     and each probability in a proven interval, probability_lower to probability_upper.
 
@@ -118,6 +121,7 @@ predict = JobCommand(
         "dkgp predict model.zarr test.zarr --out pred.zarr",
         "dkgp predict model.zarr test.zarr --out pred.zarr --variance --variance-gap 0.02",
         "dkgp predict model.zarr test.zarr --out pred.zarr --variance --resume",
+        "dkgp predict model.zarr new.zarr --out pred.csv --variance",
     ),
 )
 
@@ -136,6 +140,21 @@ evaluate = JobCommand(
         "dkgp evaluate pred.zarr test.zarr",
         "dkgp evaluate pred.zarr test.zarr --plot fit.png",
         "dkgp evaluate classes.zarr test.zarr --abstain --plot classes.png",
+    ),
+)
+
+export = JobCommand(
+    "export",
+    """Write the predictions in PREDICTION as a table OUT, a row a sample: .csv, .csv.gz, .parquet or .nc.
+
+    Columns are row (from 1), with --dataset the columns that `dkgp ingest --id` kept and the true targets, then mean,
+    std, lower_95, upper_95 and mean_error_bound; of several targets each behind the target's name and a dot. Of classes
+    class, certified, a probability and a decision for each class. std is of the middle of the interval that the
+    variance is proven to lie in, or a sparse model's own.
+    """,
+    (
+        "dkgp export pred.zarr pred.csv --dataset test.zarr",
+        "dkgp export pred.zarr pred.parquet",
     ),
 )
 

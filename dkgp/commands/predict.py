@@ -1,4 +1,4 @@
-"""`dkgp predict`: a model store and a dataset store to a prediction store."""
+"""`dkgp predict`: a model store and a dataset store to a prediction store, or a table."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from dkgp.cluster import BlockExecutor, ClusterOptions
 from dkgp.commands.job_options import DATASET, OVERWRITE
 from dkgp.commands.reporting.documents import Document, plain
+from dkgp.commands.reporting.outputs import check_table
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.run import Run
 from dkgp.commands.signals import interruptible
@@ -24,13 +25,17 @@ from dkgp.data import (
     open_any_model,
     open_dataset,
     open_linear_model,
+    open_prediction,
     recognise,
 )
-from dkgp.data.remote.storage import exists, normalise_url
+from dkgp.data.remote.storage import exists, normalise_url, remove_tree
 from dkgp.data.stores.prediction_store import PREDICTION_KIND
+from dkgp.data.tables import table_suffix
+from dkgp.errors import OutputExistsError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.context import RunContext
 from dkgp.models.prediction.predict import Destination, PredictSummary, predict
+from dkgp.models.prediction.table import export
 from dkgp.models.sparse.methods import method_named
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.models.warm_up import helped
@@ -39,7 +44,11 @@ from dkgp.options import Part, check_ranges
 from dkgp.registry import Option
 
 MODEL = Option(place="read", argument=True)
-OUT = Option(help="Where the predictions go.", metavar="STORE", place="write")
+OUT = Option(
+    help="Where the predictions go: a store, or a table where the name ends in .csv, .csv.gz, .parquet or .nc.",
+    metavar="PLACE",
+    place="write",
+)
 VARIANCE = Part("variance", "Predict variances too, each with a proven interval.")
 CHUNK_ROWS = Option(help="Rows of a chunk.  [default: about 8192; with variances a batch or several]", least=1)
 TREE_ERROR = Option(
@@ -74,6 +83,16 @@ class PredictJob:
     def __post_init__(self) -> None:
         check_ranges(self)
 
+    @property
+    def is_table(self) -> bool:
+        """True if the predictions are to end in a table, for which the suffix of its name speaks."""
+        return table_suffix(self.out) is not None
+
+    @property
+    def store_url(self) -> str:
+        """Where predictions go as they are made; of a table beside it, until it is written."""
+        return f"{self.out}.partial.zarr" if self.is_table else self.out
+
 
 class PredictRun(Run):
     """A run of `dkgp predict`.
@@ -88,12 +107,21 @@ class PredictRun(Run):
 
     def check(self) -> None:
         """Refuse a store that is there already, or tell that there is none to go on with."""
-        out = self.job.out
-        if not self.job.resume:
-            ensure_writable(out, self.job.overwrite, PREDICTION_KIND)
-        elif not exists(out):
+        job, store = self.job, self.job.store_url
+        goes_on = job.resume and exists(store)
+        if job.is_table:
+            # Where predictions are gone on with, the table's place was looked at when they began.
+            check_table(job.out, replace=job.overwrite or goes_on)
+        if not job.resume:
+            if job.is_table and exists(store) and not job.overwrite:
+                raise OutputExistsError(
+                    f"predictions for '{job.out}' were interrupted, and lie in '{store}'; go on with `resume`, or "
+                    "start afresh with `overwrite`"
+                )
+            ensure_writable(store, job.overwrite, PREDICTION_KIND)
+        elif not goes_on:
             self.reporter.warn(
-                f"there is no prediction store at '{out}' to resume; predicting starts from the beginning"
+                f"there is no prediction store at '{store}' to resume; predicting starts from the beginning"
             )
 
     def open(self) -> None:
@@ -125,7 +153,7 @@ class PredictRun(Run):
             return predict(
                 self.model,
                 self.dataset,
-                Destination(job.out, job.chunk_rows, overwrite=job.overwrite, resume=job.resume),
+                Destination(job.store_url, job.chunk_rows, overwrite=job.overwrite, resume=job.resume),
                 RunContext(executor, tree_error=job.tree_error, within=show, interrupted=interruption),
                 variance=job.variance,
                 plug_in=job.plug_in,
@@ -146,9 +174,14 @@ class PredictRun(Run):
                 figures["variance"] = _sparse_variance_figures(result.variance, result.n_samples, reporter)
             else:
                 figures["variance"] = _variance_figures(result.variance, job.variance, reporter)
+        table: Document = {}
+        if job.is_table:
+            table["columns"] = export(open_prediction(job.store_url), self.dataset, job.out)
+            remove_tree(job.store_url)
         return {
             "command": self.command,
             "out": job.out,
+            **table,
             "model": self.model.url,
             "dataset": self.dataset.url,
             **plain(figures),
@@ -159,7 +192,7 @@ class PredictRun(Run):
 
 
 def run_predict(job: PredictJob, reporter: Reporter) -> Document:
-    """Predict into a store; see `Run.run`."""
+    """Predict into a store, or a table; see `Run.run`."""
     return PredictRun(job, reporter).run()
 
 

@@ -263,6 +263,14 @@ def check_belonging(prediction: Prediction, dataset: Dataset) -> None:
     """Make sure that the prediction was made for these samples and targets; `InputError` where it was not."""
     if dataset.n_targets == 0:
         raise InputError(f"'{dataset.url}' has no targets to compare with; evaluate needs the true values")
+    check_same_samples(prediction, dataset)
+    names = tuple(prediction.target_names)
+    if names != tuple(dataset.target_names):
+        raise InputError(f"the prediction has the targets {list(names)}, the data {list(dataset.target_names)}")
+
+
+def check_same_samples(prediction: Prediction, dataset: Dataset) -> None:
+    """Make sure that the prediction was made for these samples, with targets or without; `InputError` otherwise."""
     if dataset.n_samples != prediction.n_samples:
         raise InputError(
             f"the prediction has {prediction.n_samples} samples, '{dataset.url}' has {dataset.n_samples}; "
@@ -271,6 +279,3 @@ def check_belonging(prediction: Prediction, dataset: Dataset) -> None:
     made_for = prediction.attributes.get("data_fingerprint")
     if made_for is not None and made_for != dataset.fingerprint:
         raise InputError(f"the prediction was made for other data than '{dataset.url}'; predict it first")
-    names = tuple(prediction.target_names)
-    if names != tuple(dataset.target_names):
-        raise InputError(f"the prediction has the targets {list(names)}, the data {list(dataset.target_names)}")

@@ -41,6 +41,7 @@ def test_the_commands_of_this_release() -> None:
         "pursue",
         "predict",
         "evaluate",
+        "export",
         "info",
         "demo",
         "bench",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dkgp.commands.reporting.plots import check_plot_file
 from dkgp.data.remote.storage import exists, is_local, translate_write_errors
+from dkgp.data.tables import require_table_format
 from dkgp.errors import InputError, OutputExistsError, UsageError
 
 
@@ -62,6 +63,12 @@ def check_side_files(plot: str | None, log_json: str | None, *, replace: bool) -
         check_output_file(log_json, replace=replace, option="--log-json")
         if plot is not None and Path(plot).absolute() == Path(log_json).absolute():
             raise UsageError(f"--plot and --log-json name the same file, '{plot}'; choose two")
+
+
+def check_table(path: str, *, replace: bool) -> None:
+    """Check the place of a table; errors as for `check_output_file` and `require_table_format`."""
+    require_table_format(path)
+    check_output_file(path, replace=replace, option="the table")
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

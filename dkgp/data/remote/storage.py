@@ -168,24 +168,31 @@ def write_object(
         target = Path(normalise_url(location))
         if not replace and target.exists():
             raise OutputExistsError(f"'{target}' exists already.")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=target.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                for part in parts:
-                    file.write(part)
-                if synced:
-                    file.flush()
-                    os.fsync(file.fileno())
-            # mkstemp makes files private; a store is as readable as the user's umask says.
-            os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        with replaced_file(target, synced=synced) as temporary, temporary.open("wb") as file:
+            for part in parts:
+                file.write(part)
+
+
+@contextlib.contextmanager
+def replaced_file(target: Path, *, synced: bool = True) -> Iterator[Path]:
+    """A new file beside a local one, which takes its place when the block ends; it goes where the block fails."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=target.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
         if synced:
-            _sync_folder(target.parent)
+            _sync_path(temporary)
+        # mkstemp makes files private; a store is as readable as the user's umask says.
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    if synced:
+        _sync_folder(target.parent)
 
 
 def remove_object(location: Location) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shlex
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, cast
@@ -20,6 +21,7 @@ import zarr
 from dkgp.data.remote.claims import CLAIM_NAME, Claim
 from dkgp.data.remote.storage import (
     exists,
+    is_file,
     join,
     list_object_bytes,
     normalise_url,
@@ -248,6 +250,8 @@ def _no_manifest(url: str, kind: str) -> StoreError:
     url = normalise_url(url)
     if not exists(url):
         return StoreError(f"There is no {kind} store at '{url}'. Check the path.")
+    if is_file(url):
+        return StoreError(f"'{url}' is not a dkgp {kind} store but a file. {_way_from_file(url, kind)}")
     stored_kind = recognise(url)
     if stored_kind is None:
         return StoreError(f"'{url}' is not a dkgp {kind} store: it has no {MANIFEST_NAME}.")
@@ -257,3 +261,18 @@ def _no_manifest(url: str, kind: str) -> StoreError:
         f"The {kind} store '{url}' is incomplete: its writing was interrupted before the manifest was written. "
         "Write it again, or resume the command that was writing it."
     )
+
+
+def _way_from_file(url: str, kind: str) -> str:
+    """What turns a file into a store of a kind, or where such stores come from."""
+    if kind == "dataset":
+        name = url.rsplit("/", 1)[-1]
+        store = f"{url.removesuffix(name)}{name.split('.', 1)[0] or 'data'}.zarr"
+        line = shlex.join(["dkgp", "ingest", url, store])
+        target, labels = (f"--{role} NAME" for role in ("target", "labels"))
+        return f"Run dkgp ingest first: {line} {target} (of labels {labels}; of inputs to predict at, neither)."
+    if kind == "prediction":
+        return "A table of predictions is for other programs: let dkgp predict write a store, and dkgp export a table."
+    if kind in {"model", "sparse model", "classifier", "linear model"}:
+        return "Run dkgp ingest first, then dkgp tune and dkgp train, which writes the store of a model."
+    return "Check the path."

@@ -27,8 +27,9 @@ from dkgp.data.remote.storage import (
 )
 from dkgp.data.stores.arrays import StoredArray, StoredType, create_array, create_group, default_chunk_rows
 from dkgp.data.stores.manifest import commit, is_committed, recognise
+from dkgp.data.tables import table_suffix
 from dkgp.data.types import Json, Location
-from dkgp.errors import OutputExistsError, StorageError
+from dkgp.errors import InputError, OutputExistsError, StorageError
 
 
 def ensure_writable(location: Location, overwrite: bool, kind: str | None = None) -> None:
@@ -46,12 +47,21 @@ def ensure_writable(location: Location, overwrite: bool, kind: str | None = None
 
     Raises
     ------
+    InputError
+        The place has the name of a file, such as a table.
     OutputExistsError
         Something is there, and overwriting was not asked for or would delete something else than such a store.
     StorageError
         The place cannot be written to.
     """
     url = normalise_url(location)
+    suffix = table_suffix(url)
+    if suffix is not None:
+        raise InputError(
+            f"'{url}' is the name of a file ({suffix}), and a dkgp {f'{kind} ' if kind else ''}store is "
+            f"a folder; choose a name such as '{url[: -len(suffix)]}.zarr'. Only predictions go into tables, "
+            "by dkgp predict and dkgp export."
+        )
     if exists(url) and not (is_folder(url) and not list_folder(url)):
         present = recognise(url)
         if present is None:

@@ -144,12 +144,12 @@ def _tune(job: TuneJob, traces: Traces, reporter: Reporter) -> Job | Document:
 
 
 def _predict(job: PredictJob, traces: Traces, reporter: Reporter) -> Job | Document:
-    _clear(job.out, traces, reporter)
-    if not traces.made_by_job(job.out):
-        return job
-    if _can_be_resumed(job.out):
+    _clear(job.store_url, traces, reporter)
+    if traces.made_by_job(job.store_url) and _can_be_resumed(job.store_url):
         return replace(job, resume=True)
-    return replace(job, overwrite=True)
+    if traces.made_by_job(job.store_url) or traces.made_by_job(job.out):
+        return replace(job, overwrite=True)
+    return job
 
 
 def _evaluate(job: EvaluateJob, traces: Traces, reporter: Reporter) -> Job | Document:
@@ -204,7 +204,7 @@ def _clear(url: str, traces: Traces, reporter: Reporter) -> None:
 
 
 def _places(job: Any) -> list[str]:
-    names = ("out", "checkpoint_url", "plot", "log_json")
+    names = ("out", "store_url", "checkpoint_url", "plot", "log_json")
     return [place for name in names if (place := getattr(job, name, None)) is not None]
 
 

@@ -41,6 +41,7 @@ def tables(document: Document) -> list[RenderableType]:
         "pursue": pursue_tables,
         "predict": _predict,
         "evaluate": _evaluate,
+        "export": _export,
         "info": _info,
         "demo": _demo,
         "fit": _fit,
@@ -126,6 +127,15 @@ def _predict(document: Document) -> list[RenderableType]:
         rows += _predicted_variance_rows(document["variance"])
     rows.append(("seconds", f"{document['seconds']:.2f}"))
     return [table_of("Predicted", rows)]
+
+
+def _export(document: Document) -> list[RenderableType]:
+    rows: Rows = [
+        ("table", document["out"]),
+        ("samples", f"{document['n']:,}"),
+        ("columns", _names(document["columns"], 20)),
+    ]
+    return [table_of("Exported", rows)]
 
 
 def _predicted_means(document: Document) -> Rows:
