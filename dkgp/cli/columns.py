@@ -39,6 +39,13 @@ _COLUMNS = (
         help="Feature columns, separated by commas.  [default: all others]",
     ),
     click.option(
+        "--id",
+        "ids",
+        multiple=True,
+        metavar="NAMES",
+        help="Columns that identify samples: no features, kept as text, and put into tables of predictions.",
+    ),
+    click.option(
         "--categorical", multiple=True, metavar="NAMES", help="Columns of categories, each a column of 0 and 1 a level."
     ),
     click.option(
@@ -122,8 +129,8 @@ def ingest_job(**options: Any) -> IngestJob:
         drop_gaps=options.pop("drop_missing"),
         impute=options.pop("impute"),
     )
-    features = _listed(options.pop("features")) or None
-    return IngestJob(features=features, table=table, options=of_format, **options)
+    features, ids = _listed(options.pop("features")) or None, _listed(options.pop("ids"))
+    return IngestJob(features=features, ids=ids, table=table, options=of_format, **options)
 
 
 def _listed(groups: Sequence[str]) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ class IngestJob:
     labels: str | None = None
     weights: str | None = None
     features: tuple[str, ...] | None = None
+    ids: tuple[str, ...] = ()
     test_fraction: float | None = None
     test_out: str | None = None
     test_mask: str | None = None
@@ -47,6 +48,7 @@ def run_ingest(job: IngestJob, reporter: Reporter) -> Document:
             labels=job.labels,
             weights=job.weights,
             features=None if job.features is None else list(job.features),
+            ids=list(job.ids),
             test_fraction=job.test_fraction,
             test_out=job.test_out,
             test_mask=job.test_mask,

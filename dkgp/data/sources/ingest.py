@@ -78,6 +78,7 @@ def ingest(
     labels: Selector | None = None,
     weights: Selector | None = None,
     features: Sequence[Selector] | None = None,
+    ids: Sequence[Selector] = (),
     test_fraction: float | None = None,
     test_out: Location | None = None,
     test_mask: str | NDArray[np.bool_] | None = None,
@@ -114,6 +115,8 @@ def ingest(
         Column of the samples' weights in a classification, positive numbers; with `labels` only.
     features
         As `target`; by default all columns but the targets, weights and the mask (of an NPZ: those of `X`).
+    ids
+        Columns that identify samples: no features, kept as text beside the samples, and put into tables of predictions.
     test_fraction, test_out
         Put this fraction of the samples, drawn at random, into a second store. It carries the standardisation of
         the training samples.
@@ -158,7 +161,7 @@ def ingest(
     began = time.monotonic()
     split = Split(test_fraction, test_mask, stratify, seed)
     _check_outputs(split, out, test_out)
-    choice = ColumnChoice(target, labels, weights, features)
+    choice = ColumnChoice(target, labels, weights, features, ids)
     _check_stratify(split, labels)
     outputs = [normalise_url(url) for url in (out, test_out) if url is not None]
     for url in outputs:
@@ -169,7 +172,9 @@ def ingest(
     if table or like is not None:
         choice = choice.by_name(raw)
     encoding, known_features = _encoding(raw, choice, split, table or TableOptions(), like, unseen, progress)
-    source = EncodedSource(raw, encoding) if encoding else raw
+    if like is not None:
+        choice = replace(choice, ids=encoding.ids)
+    source = EncodedSource(raw, encoding) if encoding.changes_columns else raw
     if choice.features is None and known_features is not None:
         choice = replace(choice, features=known_features)
     passes = Passes(source, select_columns(source, choice, split.column), progress, encoding)
@@ -196,20 +201,25 @@ def _encoding(
     progress: ProgressCallback | None,
 ) -> tuple[Encoding, list[str] | None]:
     """The rules that a user asks for; or those of the store that the source is to be like, and its features."""
+    ids = tuple(column.name for column in choice.identifying(source))
     if like is None:
         if unseen != "refuse":
             raise UsageError(
                 "Got `unseen` without `like`: new data alone have levels that are not known. Leave it out."
             )
-        return (
-            learned_encoding(source, table, choice.aside(source, split.column), progress) if table else Encoding()
-        ), None
+        aside = (*choice.aside(source, split.column), *choice.identifying(source))
+        learned = learned_encoding(source, table, aside, progress) if table else Encoding()
+        return replace(learned, ids=ids), None
     if table:
         raise UsageError(
             "Got options for columns of text, dates or gaps beside `like`, whose store has them; drop them."
         )
-    encoding, features = stored_encoding(like)
-    return Encoding() if encoding is None else Encoding.from_json(encoding, unseen), features
+    stored, features = stored_encoding(like)
+    encoding = Encoding() if stored is None else Encoding.from_json(stored, unseen)
+    if not ids:
+        present = {column.name for column in source.columns}
+        ids = tuple(name for name in encoding.ids if name in present)
+    return replace(encoding, ids=ids, dropped=tuple(name for name in encoding.dropped if name not in ids)), features
 
 
 def _refusal(
@@ -217,7 +227,7 @@ def _refusal(
 ) -> InputError:
     """The first problem with a column, then those of all columns, and the options that solve them."""
     targets = choice.aside(source, split.column)
-    columns = [column for column in source.positional if column not in targets]
+    columns = [column for column in source.positional if column not in (*targets, *choice.identifying(source))]
     features = columns if choice.features is None else choice.columns(source)
     try:
         report = survey(source, [*features, *targets], targets, progress)

@@ -8,13 +8,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import remove_tree
 from dkgp.data.sources.base import Block, Column, ColumnError, Source
-from dkgp.data.sources.label_codes import SettledLabels, settled_labels
+from dkgp.data.sources.id_texts import IdTexts
+from dkgp.data.sources.label_codes import LabelEncoder, SettledLabels, settled_labels
 from dkgp.data.sources.selection import Selection
 from dkgp.data.sources.split import mask_from_column
 from dkgp.data.sources.tables.encoding import Encoding
@@ -47,6 +49,8 @@ class Passes:
         self._encoding = encoding or None
         self._repeats = RepeatedRows()
         self._mask_blocks: list[BoolArray] = []
+        # Of the block that is under way, (rows, columns).
+        self._ids: NDArray[np.object_] = np.empty((0, 0), dtype=object)
         # Of labels only: their codes as they came, and which inputs there were.
         self._codes: list[NDArray[np.int16]] = []
         self._inputs = DistinctInputs()
@@ -123,6 +127,7 @@ class Passes:
                         size,
                         None if selection.encoder is None else selection.encoder.classes,
                         selection.weights[0].name if selection.weights else None,
+                        [(kept.name, kept.width) for kept in selection.id_texts],
                     )
                 )
                 for url, size in zip(outputs, (self.n_samples - n_test, n_test), strict=False)
@@ -154,14 +159,23 @@ class Passes:
             return train, test, writers[0].warnings
 
     def _blocks(self, phase: str) -> Iterator[Block]:
-        source, encoder = self._source, self._selection.encoder
-        n_rows = 0 if encoder is None else encoder.rows_seen
-        for block in source.blocks(self._selection.columns):
-            n_rows += len(block.values)
-            if encoder is not None and encoder.rows_seen < n_rows:
-                # A source that knows of no labels gave numbers; they are labels too.
-                column = len(self._selection.features)
-                block.values[:, column] = encoder(block.values[:, column], block.place)
+        source, selection = self._source, self._selection
+        # Where labels and ids stand among the columns, and how many rows they will have seen.
+        asked: dict[int, LabelEncoder | IdTexts] = dict(enumerate(selection.id_texts, start=self._first_id))
+        if selection.encoder is not None:
+            asked[len(selection.features)] = selection.encoder
+        n_rows = {column: encode.rows_seen for column, encode in asked.items()}
+        for block in source.blocks(selection.columns):
+            for column, encode in asked.items():
+                n_rows[column] += len(block.values)
+                if encode.rows_seen < n_rows[column]:
+                    # A source that knows of no text gave numbers; they are labels or ids too.
+                    block.values[:, column] = encode(block.values[:, column], block.place)
+            ids = [
+                kept.take(block.values[:, column])
+                for column, kept in enumerate(selection.id_texts, start=self._first_id)
+            ]
+            self._ids = np.stack(ids, axis=1) if ids else np.empty((len(block.values), 0), dtype=object)
             yield block
             if self._progress is not None:
                 self._progress(Progress(phase, block.position, source.total, source.unit))
@@ -177,10 +191,16 @@ class Passes:
         else:
             self._repeats.update(values[:, : d + len(selection.targets)])
 
-    def _parts(self, values: FloatArray) -> list[FloatArray]:
-        """Inputs, targets and weights."""
+    @property
+    def _first_id(self) -> int:
+        """The column of the first id in a block."""
+        selection = self._selection
+        return len(selection.features) + len(selection.targets) + len(selection.weights)
+
+    def _parts(self, values: FloatArray) -> list[NDArray[Any]]:
+        """Inputs, targets and weights, and the texts of ids, of the block that is under way."""
         d, p = len(self._selection.features), len(self._selection.targets)
-        return [values[:, :d], values[:, d : d + p], values[:, d + p : d + p + len(self._selection.weights)]]
+        return [values[:, :d], values[:, d : d + p], values[:, d + p : self._first_id], self._ids]
 
     def _check_enough(self) -> None:
         n, needed = self.n_samples, MINIMUM_TRAINING_SAMPLES if self._selection.targets else 1

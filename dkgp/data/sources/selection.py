@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from dkgp.data.sources.base import Column, Source, find_columns
+from dkgp.data.sources.id_texts import IdTexts
 from dkgp.data.sources.label_codes import LabelEncoder
 from dkgp.data.stores.columns import ColumnNames
 from dkgp.data.types import quoted
@@ -23,6 +24,7 @@ class ColumnChoice:
     labels: Selector | None = None
     weights: Selector | None = None
     features: Sequence[Selector] | None = None
+    ids: Sequence[Selector] = ()
 
     def __post_init__(self) -> None:
         if self.labels is not None and self.target is not None and self.target != []:
@@ -45,6 +47,7 @@ class ColumnChoice:
             None if self.labels is None else named(self.labels),
             None if self.weights is None else named(self.weights),
             None if self.features is None else [named(selector) for selector in _listed(self.features)],
+            [named(selector) for selector in _listed(self.ids)],
         )
 
     def aside(self, source: Source, mask: str | None) -> tuple[Column, ...]:
@@ -57,6 +60,10 @@ class ColumnChoice:
             if selector is not None
             for column in find_columns(source, selector, role)
         )
+
+    def identifying(self, source: Source) -> tuple[Column, ...]:
+        """The chosen columns that identify samples."""
+        return tuple(column for each in _listed(self.ids) for column in find_columns(source, each, "id"))
 
     def columns(self, source: Source) -> tuple[Column, ...]:
         """The chosen features; empty where none are chosen."""
@@ -76,11 +83,18 @@ class Selection:
     weights: tuple[Column, ...]
     mask: Column | None
     encoder: LabelEncoder | None = None
+    # With their texts, as `IdTexts` in their `encode`.
+    ids: tuple[Column, ...] = ()
 
     @property
     def columns(self) -> tuple[Column, ...]:
         """All of them."""
-        return (*self.features, *self.targets, *self.weights, *([self.mask] if self.mask else []))
+        return (*self.features, *self.targets, *self.weights, *self.ids, *([self.mask] if self.mask else []))
+
+    @property
+    def id_texts(self) -> tuple[IdTexts, ...]:
+        """What keeps the texts of each of `ids`."""
+        return tuple(column.encode for column in self.ids if isinstance(column.encode, IdTexts))
 
 
 def select_columns(source: Source, choice: ColumnChoice, mask: str | None) -> Selection:
@@ -105,14 +119,22 @@ def select_columns(source: Source, choice: ColumnChoice, mask: str | None) -> Se
         )
     if len(mask_columns) > 1:
         raise InputError(f"The test mask '{mask}' has {len(mask_columns)} columns; choose one, as in '{mask}:0'.")
+    identifying = choice.identifying(source)
+    taken = [column.name for column in identifying if column in (*targets, *weighing, *mask_columns)]
+    if taken or len(set(identifying)) < len(identifying):
+        role = (
+            f"The id '{taken[0]}' is a target, labels, weights or test mask, too" if taken else "An id is named twice"
+        )
+        raise InputError(f"{role}; a column has one role.")
     if features is not None:
         feature_selectors = [features] if isinstance(features, str | int) else list(features)
         feature_columns = tuple(
             column for selector in feature_selectors for column in find_columns(source, selector, "feature")
         )
-        both = [column.name for column in feature_columns if column in targets or column in weighing]
+        both = [column.name for column in feature_columns if column in (*targets, *weighing, *identifying)]
         if both:
-            role = "target" if both[0] in [column.name for column in targets] else "column of weights"
+            roles = {column.name: "id" for column in identifying} | {column.name: "target" for column in targets}
+            role = roles.get(both[0], "column of weights")
             raise InputError(f"The {role} '{both[0]}' is among the features; leave it out of them.")
     else:
         # A mask that is one column of several takes the whole array with it: the other splits are no features either.
@@ -120,7 +142,7 @@ def select_columns(source: Source, choice: ColumnChoice, mask: str | None) -> Se
         feature_columns = tuple(
             column
             for column in source.positional
-            if column not in (*targets, *weighing, *mask_columns) and column.array not in masked
+            if column not in (*targets, *weighing, *mask_columns, *identifying) and column.array not in masked
         )
     if not feature_columns:
         raise InputError(
@@ -130,4 +152,5 @@ def select_columns(source: Source, choice: ColumnChoice, mask: str | None) -> Se
     ColumnNames.checked([column.name for column in feature_columns], [column.name for column in targets])
     encoder = LabelEncoder(targets[0].name) if labelled else None
     encoded = tuple(replace(column, encode=encoder) for column in targets) if labelled else targets
-    return Selection(feature_columns, encoded, weighing, mask_columns[0] if mask_columns else None, encoder)
+    ids = tuple(replace(column, encode=IdTexts(column.name)) for column in identifying)
+    return Selection(feature_columns, encoded, weighing, mask_columns[0] if mask_columns else None, encoder, ids)

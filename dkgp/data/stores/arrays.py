@@ -1,7 +1,8 @@
 """Arrays in a Zarr v3 group, chunked by rows only, that are read with every failure named.
 
 Each chunk ends in a CRC32C, so a flipped bit is an error. The fill value is NaN (-1 for row numbers), which no array of
-dkgp may hold: a NaN that comes back is a chunk that has vanished, never a value.
+dkgp may hold: a NaN that comes back is a chunk that has vanished, never a value. Of bytes of text it is 255, which is
+no part of UTF-8.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ from dkgp.errors import InputError, StorageError, StoreError
 
 _MIB = 2**20
 
-StoredType: TypeAlias = Literal["float64", "float32", "int64", "int8"]
+StoredType: TypeAlias = Literal["float64", "float32", "int64", "int8", "uint8"]
 _FILL_VALUES: dict[StoredType, float | int] = {
     "float64": float("nan"),
     "float32": float("nan"),
     "int64": -1,
     "int8": -1,
+    "uint8": 255,
 }
 
 
@@ -302,6 +304,8 @@ class StoredArray:
 def _holds_fill_value(block: NDArray[Any]) -> bool:
     if block.dtype.kind == "i":
         return bool((block == _FILL_VALUES["int64"]).any())
+    if block.dtype.kind == "u":
+        return bool((block == _FILL_VALUES["uint8"]).any())
     # The sum finds a NaN without a temporary as large as the block; only then is it worth looking closer.
     with np.errstate(all="ignore"):
         return bool(np.isnan(block.sum())) and bool(np.isnan(block).any())

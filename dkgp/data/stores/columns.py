@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dkgp.data.classes import check_classes
 from dkgp.data.stores.manifest import json_bytes
@@ -13,12 +13,16 @@ from dkgp.errors import InputError
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """Names of features, targets and, where the one target is a label, classes; the weights' where there are such."""
+    """Names of features, targets and, where the one target is a label, classes; the weights' where there are such.
+
+    `ids` are the columns that identify samples: their names, and how many bytes of UTF-8 their longest texts take.
+    """
 
     features: tuple[str, ...]
     targets: tuple[str, ...]
     classes: tuple[str, ...] | None = None
     weight: str | None = None
+    ids: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def checked(
@@ -27,13 +31,15 @@ class ColumnNames:
         targets: Sequence[str],
         classes: Sequence[str] | None = None,
         weight: str | None = None,
+        ids: Sequence[tuple[str, int]] = (),
     ) -> ColumnNames:
         """The names as tuples; `InputError` where columns share a name, or the classes do not fit the targets."""
-        names = cls(tuple(map(str, features)), tuple(map(str, targets)), None, weight)
+        names = cls(tuple(map(str, features)), tuple(map(str, targets)), None, weight, tuple(ids))
         if not names.features:
             raise InputError("There is no feature; expected at least one column besides the target.")
         _require_distinct("feature", names.features)
         _require_distinct("target", names.targets)
+        _require_distinct("id", tuple(name for name, _ in names.ids))
         if weight is not None:
             _require_distinct("feature", (*names.features, weight))
         both = [name for name in names.targets if name in {*names.features, weight}]
@@ -43,7 +49,7 @@ class ColumnNames:
             return names
         if len(names.targets) != 1:
             raise InputError(f"Labels are one column; got {len(names.targets)} targets and the classes of a label.")
-        return cls(names.features, names.targets, check_classes(classes), weight)
+        return replace(names, classes=check_classes(classes))
 
     @classmethod
     def of_shape(

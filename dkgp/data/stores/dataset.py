@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkgp.data.classes import code_map, codes_of_numbers, codes_of_targets, plain_names, signs_of
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import StoredArray, row_ranges
+from dkgp.data.stores.identifiers import texts_of_bytes
 from dkgp.data.stores.manifest import check_complete, described_whole, read_manifest
 from dkgp.data.stores.standardisation import Standardisation
 from dkgp.data.types import FloatArray, IntArray, Json, Location, quoted
@@ -45,6 +47,8 @@ class Dataset:
         Samples of each class, where the store tells; else None.
     weight_name
         Name of the column that the samples' weights are of; None where all count alike.
+    id_names
+        Names of the columns that identify samples and are no features, which `ids` reads.
     encoding
         What columns of text, dates and gaps became when they were ingested, as JSON
         (`dkgp.data.sources.tables.encoding`); None where all were numbers.
@@ -87,6 +91,10 @@ class Dataset:
         self._target_array = StoredArray.from_manifest(self.url, "y", manifest) if self.target_names else None
         self.weight_name: str | None = metadata.get("weight_name")
         self._weight_array = StoredArray.from_manifest(self.url, "w", manifest) if self.weight_name else None
+        kept_ids = metadata.get("ids", [])
+        self.id_names: tuple[str, ...] = tuple(column["name"] for column in kept_ids)
+        self._id_widths = tuple(int(column["bytes"]) for column in kept_ids)
+        self._id_array = StoredArray.from_manifest(self.url, "ids", manifest) if kept_ids else None
         # Which stored columns a read takes, in which order, before anything is dropped by the standardisation.
         self._input_columns: IntArray | None = None
         self._target_columns: IntArray | None = None
@@ -196,6 +204,12 @@ class Dataset:
     def weights(self, start: int, stop: int) -> FloatArray | None:
         """Weights of the samples [start, stop), (stop - start,), positive; None where all count alike."""
         return None if self._weight_array is None else self._weight_array.read(start, stop)
+
+    def ids(self, start: int, stop: int) -> NDArray[np.object_]:
+        """Text that identifies the samples [start, stop), (stop - start, columns), a column for each of `id_names`."""
+        if self._id_array is None:
+            return np.empty((stop - start, 0), dtype=object)
+        return texts_of_bytes(self._id_array.read_as_stored(start, stop), self._id_widths)
 
     def all_weights(self) -> FloatArray | None:
         """Weights of all samples, (n,); None where all count alike."""

@@ -9,15 +9,17 @@ import hashlib
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from dkgp.data.classes import codes_of_targets
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import default_chunk_rows, set_attributes, target_layout
 from dkgp.data.stores.columns import ColumnNames
 from dkgp.data.stores.dataset import DATASET_KIND, Dataset, open_dataset
+from dkgp.data.stores.identifiers import text_bytes
 from dkgp.data.stores.standardisation import RunningMoments, Standardisation
 from dkgp.data.stores.writable import NewStore, new_store
 from dkgp.data.types import FloatArray, IntArray, Json, Location
@@ -52,8 +54,8 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         self._expected_samples = expected_samples
         self._finished = False
         self._n_written = 0
-        # Inputs, targets and weights; no column where there are none.
-        self._pending: list[tuple[FloatArray, ...]] = []
+        # Inputs, targets, weights and the texts of ids; no column where there are none.
+        self._pending: list[tuple[NDArray[Any], ...]] = []
         self._hashes = (hashlib.sha256(), hashlib.sha256(), hashlib.sha256())
         self._class_counts: IntArray = np.zeros(len(names.classes or ()), dtype=np.int64)
         self._moments = (RunningMoments(len(names.features)), RunningMoments(len(names.targets)))
@@ -70,6 +72,7 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         n_samples: int | None = None,
         classes: Sequence[str] | None = None,
         weight_name: str | None = None,
+        ids: Sequence[tuple[str, int]] = (),
     ) -> DatasetWriter:
         """Start a store.
 
@@ -89,6 +92,8 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
             not standardised.
         weight_name
             Name of the column of the samples' weights, where there are such.
+        ids
+            Columns that identify samples: name, and the most bytes that a text of it takes in UTF-8.
 
         Raises
         ------
@@ -99,7 +104,7 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         """
         if chunk_rows is not None and chunk_rows < 1:
             raise InputError(f"chunk_rows must be at least 1; got {chunk_rows}.")
-        names = ColumnNames.checked(feature_names, target_names, classes, weight_name)
+        names = ColumnNames.checked(feature_names, target_names, classes, weight_name, ids)
         rows = chunk_rows or default_chunk_rows(n_samples, len(names.features) + len(names.targets))
         with new_store(normalise_url(url), DATASET_KIND, names.to_json(), overwrite) as store:
             return cls(store, names, rows, n_samples)
@@ -107,7 +112,13 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
     def __exit__(self, *error: object) -> None:
         self.abort()
 
-    def append(self, inputs: ArrayLike, targets: ArrayLike | None = None, weights: ArrayLike | None = None) -> None:
+    def append(
+        self,
+        inputs: ArrayLike,
+        targets: ArrayLike | None = None,
+        weights: ArrayLike | None = None,
+        ids: NDArray[np.object_] | None = None,
+    ) -> None:
         """Add samples.
 
         Parameters
@@ -118,6 +129,8 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
             Raw, shape (rows, p) or (rows,) for one target.
         weights
             Positive, shape (rows,), where the store has them.
+        ids
+            Text, shape (rows, columns), where the store has such columns.
 
         Raises
         ------
@@ -131,9 +144,11 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
             X = _matrix(inputs, len(self.feature_names), "inputs")
             y = _matrix(np.empty((len(X), 0)) if targets is None else targets, len(self.target_names), "targets")
             w = _matrix(np.empty((len(X), 0)) if weights is None else weights, len(self.weight_names), "weights")
-            if not len(X) == len(y) == len(w):
+            texts = text_bytes(np.empty((len(X), 0), dtype=object) if ids is None else ids, self._names.ids)
+            if not len(X) == len(y) == len(w) == len(texts):
                 raise InputError(
-                    f"Got {len(X)} rows of inputs, {len(y)} of targets and {len(w)} of weights; expected as many."
+                    f"Got {len(X)} rows of inputs, {len(y)} of targets, {len(w)} of weights and {len(texts)} of ids; "
+                    "expected as many."
                 )
             _check_finite(X, self.feature_names, self.n_samples)
             _check_finite(y, self.target_names, self.n_samples)
@@ -147,7 +162,7 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
                 codes = codes_of_targets(y[:, 0], len(self.classes), f"the block from row {self.n_samples} on")
                 self._class_counts += np.bincount(codes, minlength=len(self.classes))
             # The caller may reuse its buffer before the rows are written.
-            self._pending.append((X.copy(), y.copy(), w.copy()))
+            self._pending.append((X.copy(), y.copy(), w.copy(), texts))
             self.n_samples += len(X)
             if self.n_samples - self._n_written >= self.chunk_rows:
                 self._write_pending(whole_chunks_only=True)
@@ -197,6 +212,8 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
                 metadata["encoding"] = self.encoding
             if self.weight_names:
                 metadata["weight_name"] = self.weight_names[0]
+            if self._names.ids:
+                metadata["ids"] = [{"name": name, "bytes": width} for name, width in self._names.ids]
             shown = {key: metadata[key] for key in ("standardisation", "fingerprint")}
             set_attributes(self.url, shown, self._store.claim)
             self._store.commit(metadata)
@@ -220,6 +237,9 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
             self._store.create_array("y", *target_layout(n_samples, p), rows, {"names": list(self.target_names)})
         for name in self.weight_names:
             self._store.create_array("w", (n_samples,), ("sample",), rows, {"name": name})
+        if self._names.ids:
+            width = sum(width for _, width in self._names.ids)
+            self._store.create_array("ids", (n_samples, width), ("sample", "id_byte"), rows, dtype="uint8")
 
     def _write_pending(self, whole_chunks_only: bool) -> None:
         if not self._pending:
@@ -235,9 +255,10 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
             rows = slice(start, min(start + self.chunk_rows, n_rows))
             self._write_chunk([part[rows] for part in parts])
 
-    def _write_chunk(self, parts: list[FloatArray]) -> None:
-        # In whole chunks, so that the moments do not depend on how the rows were handed in.
-        for digest, values in zip(self._hashes, parts, strict=True):
+    def _write_chunk(self, parts: list[NDArray[Any]]) -> None:
+        # In whole chunks, so that the moments do not depend on how the rows were handed in. Ids are not hashed: a store
+        # with them is the same data.
+        for digest, values in zip(self._hashes, parts[:3], strict=True):
             digest.update(np.ascontiguousarray(values, dtype="<f8").tobytes())
         for moments, values in zip(self._moments, parts[:2], strict=True):
             moments.update(values)

@@ -51,6 +51,7 @@ class AssembledDataset(Dataset):
         )
         self.classes, self.class_counts = classes, None
         self.weight_name, self._weight_array, self.encoding = None, None, None
+        self.id_names, self._id_widths, self._id_array = (), (), None
         self._input_columns = self._target_columns = self._recoding = self._signs = None
         # What the features hold that the map drops, (d_raw,), where it is known.
         self._constants = np.full(len(raw_feature_names), np.nan) if constants is None else constants

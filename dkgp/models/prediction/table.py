@@ -78,7 +78,10 @@ class PredictionTable:
         return columns | predicted
 
     def _identifiers(self, start: int, stop: int) -> Columns:
-        return {}
+        if self.dataset is None:
+            return {}
+        texts = self.dataset.ids(start, stop)
+        return {name: texts[:, column] for column, name in enumerate(self.dataset.id_names)}
 
     def _truth(self, start: int, stop: int) -> Columns:
         dataset, names = self.dataset, self.prediction.target_names

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.sources.base import Block, Column, Source, find_columns
+from dkgp.data.sources.id_texts import IdTexts
 from dkgp.data.sources.tables.encoding import Categories, Encoding, Number, Places, Rule, gaps
 from dkgp.data.sources.tables.learning import DateLearner, Learner, LevelLearner, MedianLearner, TableOptions
 from dkgp.data.types import FloatArray, IntArray, Progress, ProgressCallback, quoted
@@ -77,6 +78,8 @@ class EncodedSource(Source):
     def _reading(self, origin: Column, encode: Encode | None) -> Encode | None:
         """Return the encoder of a column: of labels their own, of other columns their rule."""
         texts = frozenset(self.encoding.gap_texts)
+        if isinstance(encode, IdTexts):
+            return _Asked(encode)  # a gap is a text, too
         if encode is not None:
             return _Labels(encode, texts)
         rule = self._rule(origin)
@@ -136,7 +139,7 @@ def learned_encoding(
 ) -> Encoding:
     """Find the rules that a user asked for, in one pass over the columns that they are about.
 
-    `targets` are the columns that are no features (targets, labels, weights, mask): their gaps are not filled in.
+    `targets` are the columns that are no features (targets, labels, weights, ids, mask): their gaps are not filled in.
     `InputError` where a column is not there, is a target, or does not hold what it is said to hold.
     """
     texts, impute = frozenset(options.gap_texts), options.impute is not None
@@ -147,8 +150,8 @@ def learned_encoding(
     taken = [name for name, column in named.items() if column in targets]
     if taken:
         raise InputError(
-            f"The column '{taken[0]}' is a target, and encoded or dropped as a feature; choose one. A column of labels "
-            "is encoded by itself."
+            f"The column '{taken[0]}' is a target or an id, and encoded or dropped as a feature; choose one. A column "
+            "of labels is encoded by itself."
         )
     if impute:
         numeric = [column for column in source.positional if column.name not in named and column not in targets]

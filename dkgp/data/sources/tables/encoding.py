@@ -182,14 +182,22 @@ class Encoding:
         Texts that stand for a gap, beside empty ones, NA and the like.
     drop_gaps
         Whether rows with a gap that is not filled in are left out.
+    ids
+        Columns that identify samples, which are kept as text.
     """
 
     rules: Mapping[str, Rule] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
     gap_texts: tuple[str, ...] = ()
     drop_gaps: bool = False
+    ids: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
+        return bool(self.ids) or self.changes_columns
+
+    @property
+    def changes_columns(self) -> bool:
+        """True if anything but the ids is not as it stands in the source."""
         return bool(self.rules or self.dropped or self.gap_texts or self.drop_gaps)
 
     def to_json(self) -> Json:
@@ -203,6 +211,7 @@ class Encoding:
             "dropped": list(self.dropped),
             "gap_texts": list(self.gap_texts),
             "drop_gaps": self.drop_gaps,
+            **({"ids": list(self.ids)} if self.ids else {}),
         }
 
     @classmethod
@@ -218,7 +227,8 @@ class Encoding:
                 name: Date(name, rule["format"], tuple(rule["cycles"])) for name, rule in content["dates"].items()
             }
             rules |= {name: Number(name, frozenset(texts), rule["fill"]) for name, rule in content["numbers"].items()}
-            return cls(rules, tuple(content["dropped"]), texts, bool(content["drop_gaps"]))
+            ids = tuple(map(str, content.get("ids", ())))
+            return cls(rules, tuple(content["dropped"]), texts, bool(content["drop_gaps"]), ids)
         except (KeyError, TypeError, AttributeError) as error:
             raise StoreError(f"The encoding in the manifest is damaged ({error}); write the store again.") from error
 

@@ -159,19 +159,21 @@ class Survey:
 
     def options(self) -> dict[str, list[str]]:
         """Options of `ingest` that solve what can be solved, by name."""
-        options: dict[str, list[str]] = {"categorical": [], "date": [], "drop": [], "missing": []}
+        options: dict[str, list[str]] = {"id": [], "categorical": [], "date": [], "drop": [], "missing": []}
         for column in self.columns:
             if column.name in self.targets or column.gap_texts:
                 options["missing"] += column.gap_texts
             elif column.is_date:
                 options["date"].append(column.name)
             elif column.texts:
-                kind = "categorical" if column.n_levels <= _MOST_ONE_HOT else "drop"
-                options[kind].append(column.name)
+                is_category = column.n_levels <= _MOST_ONE_HOT
+                options["categorical" if is_category else _aside(column.name)].append(column.name)
             elif column.counts_rows and column.rows > 2 and _names_rows(column.name):
-                options["drop"].append(column.name)
+                options[_aside(column.name)].append(column.name)
         options["missing"] = sorted(set(options["missing"]))
-        gaps_left = sum(column.missing for column in self.columns if column.name not in options["drop"])
+        gaps_left = sum(
+            column.missing for column in self.columns if column.name not in (*options["id"], *options["drop"])
+        )
         if gaps_left or options["missing"]:
             few = self.rows_with_gaps <= _MOST_GAPS_DROPPED * self.rows and not options["missing"]
             options["drop_missing"] = ["yes"] if few or self._target_gaps else []
@@ -314,6 +316,12 @@ def _names_rows(name: str) -> bool:
     return word in {"id", "index", "row", "no", "nr", "number", "column_0", "unnamed: 0"} or word.endswith(
         ("_id", "id_")
     )
+
+
+def _aside(name: str) -> str:
+    """The option that leaves a column out of the features: it is kept where its name says that it identifies."""
+    word = name.strip().lower().replace("-", "_")
+    return "id" if word in {"id", "uuid", "guid"} or word.endswith(("_id", "id_")) else "drop"
 
 
 def _short(text: str) -> str:
