@@ -12,6 +12,7 @@ import numpy as np
 from dkgp.cluster.client_executor import is_in_process
 from dkgp.data import Dataset
 from dkgp.estimators.fitted import Fitted, Workspace
+from dkgp.estimators.frames import frame_index
 from dkgp.estimators.outputs import predictions
 from dkgp.estimators.scikit_learn import BaseEstimator, RegressorMixin, check_is_fitted
 from dkgp.estimators.settings import OBJECTIVES, hyperparameters_for, settings_of
@@ -102,7 +103,7 @@ class KernelEstimator(ClientEstimator):
 
     def _inputs(self, X: Any) -> Table:
         if is_plain(X):
-            return Table(plain_inputs(self, X), None)
+            return Table(plain_inputs(self, X), None, index=frame_index(X))
         names = feature_names_of(self)
         if names is not None:
             # Those that were constant are not asked for.

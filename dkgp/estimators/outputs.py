@@ -1,4 +1,4 @@
-"""From predictions to what `predict` returns: arrays, dask arrays or DataArrays, alone or in a tuple."""
+"""From predictions to what `predict` returns: arrays, pandas objects, dask arrays, DataArrays, alone or in a tuple."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from dkgp.data.sources.labelled import label
 from dkgp.errors import InputError
 from dkgp.estimators.fitted import Fitted
+from dkgp.estimators.frames import framed
 from dkgp.estimators.lazy import QUANTITIES, lazy_predictions
 from dkgp.estimators.tables import Table, is_dask
 from dkgp.kernels import Kernel, has_user_function
@@ -71,6 +72,12 @@ def predictions(
         targets = fitted.record.target_names
         known = {
             name: label(values, table.labels, targets, "" if name == "mean" else name, several=several)
+            for name, values in known.items()
+        }
+    if table.index is not None:
+        targets = fitted.record.target_names
+        known = {
+            name: framed(values, table.index, targets[0] if name == "mean" else f"{targets[0]}_{name}", targets)
             for name, values in known.items()
         }
     results = [

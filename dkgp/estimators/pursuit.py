@@ -16,6 +16,7 @@ from dkgp.data.sources.labelled import is_labelled, label, labelled_targets
 from dkgp.errors import InputError
 from dkgp.estimators.base import TargetsRegressor
 from dkgp.estimators.fitted import Workspace
+from dkgp.estimators.frames import frame_index, framed
 from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of, validate_data
 from dkgp.estimators.settings import executor_for
 from dkgp.estimators.tables import is_dask, is_plain, read_inputs, read_samples
@@ -285,13 +286,14 @@ class ConjugateDirectionsPursuit(TargetsRegressor):
             As for `fit`.
         """
         check_is_fitted(self)
+        names = self._target_names or tuple(f"y{target}" for target in range(len(self._offset)))
         if is_plain(X):
-            return plain_inputs(self, X) @ self.coef_.T + self.intercept_
+            values, index = plain_inputs(self, X) @ self.coef_.T + self.intercept_, frame_index(X)
+            return values if index is None else framed(values, index, names[0], names)
         table = read_inputs(X, feature_names_of(self))
         if table.inputs.ndim != 2 or table.inputs.shape[1] != self.n_features_in_:
             raise InputError(f"X has shape {table.inputs.shape}; expected (n, {self.n_features_in_})")
         result = table.inputs @ self.coef_.T + self.intercept_
         if table.labels is None:
             return result
-        names = self._target_names or tuple(f"y{target}" for target in range(len(self._offset)))
         return label(result, table.labels, names, "", several=self._several)

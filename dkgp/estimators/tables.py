@@ -29,6 +29,7 @@ class Table:
     several_targets: bool = False  # whether predictions have a dimension for targets
     labels: LabelledTable | None = None  # dimension and coordinates, where predictions are to be labelled
     dataset: Dataset | None = None  # the store that they are in
+    index: Any = None  # of a pandas DataFrame, where predictions are to have it
 
 
 def is_dask(values: object) -> bool:

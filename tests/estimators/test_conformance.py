@@ -187,11 +187,20 @@ def test_data_frames_keep_their_names(name: str, samples: Callable[[str], Any], 
     assert model.feature_names_in_.tolist() == names
     if name in KEPT:
         assert model.target_names_ == ("load",)
-    new = pd.DataFrame(X_new, columns=names)
+    new = pd.DataFrame(X_new, columns=names, index=[f"r{row}" for row in range(len(X_new))])
+    predicted, plain = model.predict(new), fitted(name).predict(X_new)
+    assert isinstance(predicted, pd.Series)
+    assert (predicted.name, list(predicted.index)) == ("load", list(new.index))
+    assert isinstance(plain, np.ndarray)
     if is_classifier(model):
-        np.testing.assert_array_equal(model.predict(new), fitted(name).predict(X_new))
+        np.testing.assert_array_equal(predicted, plain)
+        chances = model.predict_proba(new)
+        assert isinstance(chances, pd.DataFrame)
+        assert list(chances) == list(model.classes_)
+        assert list(chances.index) == list(new.index)
+        np.testing.assert_allclose(chances, fitted(name).predict_proba(X_new), rtol=1e-6, atol=1e-9)
     else:  # sums over a frame's columns are rounded in another order
-        np.testing.assert_allclose(model.predict(new), fitted(name).predict(X_new), rtol=1e-9)
+        np.testing.assert_allclose(predicted, plain, rtol=1e-9)
     with pytest.raises(ValueError, match="feature names"):
         model.predict(new[names[::-1]])
 

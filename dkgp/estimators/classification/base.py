@@ -134,6 +134,8 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
     def predict(self, X: Any) -> Any:
         """Labels, (r,), in the form in which they were given: the class of the largest decision.
 
+        Of a pandas DataFrame they are a Series with its index.
+
         Parameters
         ----------
         X
@@ -185,6 +187,8 @@ class CalibratedClassifier(KernelClassifier):
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]  # scikit-learn ships no types
     def predict_proba(self, X: Any) -> Any:
         """Probabilities of the classes, (r, C), in the order of `classes_`; rows sum to one.
+
+        Of a pandas DataFrame they are one with its index, and the classes as columns.
 
         They are fitted to decisions at samples that were left out, with an offset for each class. So where two classes
         are about as likely, the label, which is the decision's, need not be the likelier one (as of scikit-learn's
@@ -261,6 +265,8 @@ class CertifiedClassifier(KernelClassifier):
 
     def predict(self, X: Any, return_certified: bool = False) -> Any:
         """Labels, (r,), in the form in which they were given: the class of the largest decision, or probability.
+
+        Of a pandas DataFrame they are a Series with its index.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""From a classifier's predictions to what its methods return: arrays, dask arrays or DataArrays."""
+"""From a classifier's predictions to what its methods return: arrays, pandas objects, dask arrays or DataArrays."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dkgp.data.sources.labelled import LabelledTable, label
 from dkgp.estimators.fitted import FittedClassifier
+from dkgp.estimators.frames import framed
 from dkgp.estimators.outputs import quantities
 from dkgp.estimators.tables import Table, is_dask
 
@@ -43,11 +44,24 @@ def class_predictions(
     width = {"label": 1, "decision": t, "bounds": t, "certified": 1, **dict.fromkeys(PROBABILITIES, len(classes))}
     predictions = quantities(fitted, table.inputs, names, None, client, {name: width[name] for name in names})
     shaped = {name: _shaped(name, values, classes) for name, values in predictions.items()}
+    target = record.target_names[0]
+    if table.index is not None:
+        return {name: _framed(name, values, table.index, target, classes) for name, values in shaped.items()}
     if table.labels is None:
         return shaped
-    return {
-        name: _labelled(name, values, table.labels, record.target_names[0], classes) for name, values in shaped.items()
-    }
+    return {name: _labelled(name, values, table.labels, target, classes) for name, values in shaped.items()}
+
+
+def _framed(name: str, values: Any, index: Any, target: str, classes: NDArray[Any]) -> Any:
+    """Values with a DataFrame's index; decisions stay an array, whose columns scikit-learn's calibration goes over."""
+    if name in ("decision", "bounds"):
+        return values
+    return framed(values, index, "_".join(filter(None, (target, _stem(name)))), list(classes))
+
+
+def _stem(name: str) -> str:
+    """What of the target the values are; nothing of the label itself."""
+    return "" if name == "label" else {"bounds": "decision_error_bound"}.get(name, name)
 
 
 def _shaped(name: str, values: Any, classes: NDArray[Any]) -> Any:
@@ -70,7 +84,6 @@ def _taken(codes: NDArray[np.float64], classes: NDArray[Any]) -> NDArray[Any]:
 
 def _labelled(name: str, values: Any, like: LabelledTable, target: str, classes: NDArray[Any]) -> Any:
     """Values as a DataArray, with the samples' coordinates and, across, the classes."""
-    variable = "" if name == "label" else {"bounds": "decision_error_bound"}.get(name, name)
     across = "class_name" if values.ndim > 1 else None
-    array = label(values, like, (target,), variable, several=False, last_dimension=across)
+    array = label(values, like, (target,), _stem(name), several=False, last_dimension=across)
     return array if across is None else array.assign_coords({across: classes})
