@@ -253,10 +253,10 @@ class GPRegressor(GPEstimator):
         -------
         mean, or (mean, std, variance, bounds) of those asked for
             (r,), or (r, p) where the targets were two-dimensional; in the targets' units. Of a pandas DataFrame: Series
-            named after the target, or DataFrames with the targets as columns, with its index. Of dask arrays: dask arrays
-            with the same row chunks, not computed; one task a chunk computes all of them, so compute them together
-            (`dask.compute(mean, std)`). Of xarray's: DataArrays named after the target, with the samples' coordinates,
-            lazy where the inputs are. Of a dataset store: lazy DataArrays.
+            named after the target, or DataFrames with the targets as columns, with its index. Of dask arrays: dask
+            arrays with the same row chunks, not computed; one task a chunk computes all of them, so compute them
+            together (`dask.compute(mean, std)`). Of xarray's: DataArrays named after the target, with the samples'
+            coordinates, lazy where the inputs are. Of a dataset store: lazy DataArrays.
         """
         settings = self._variance_settings(latent=bool(latent))
         return self._predictions(X, settings, std=return_std, variance=return_var, bounds=return_bounds)

@@ -147,6 +147,8 @@ class LikelihoodClassifier(CertifiedClassifier):
     def predict_proba(self, X: Any, return_intervals: bool = False) -> Any:
         """Probabilities of the classes, (r, C), in the order of `classes_`; rows sum to one.
 
+        Of a pandas DataFrame they are one with its index, and the classes as columns.
+
         Parameters
         ----------
         X
