@@ -73,6 +73,12 @@ _COLUMNS = (
     ),
     click.option("--drop-missing", is_flag=True, help="Leave out rows with a missing value."),
     click.option(
+        "--transform",
+        type=click.Choice(["log", "yeo-johnson"]),
+        help="Model the logarithm of the target, or its power transform after Yeo and Johnson, whose lambda is found. "
+        "Evaluations come back in the target's own units.",
+    ),
+    click.option(
         "--impute",
         type=click.Choice(["median"]),
         help="Fill missing values of features in; a category gets a level more.",

@@ -229,7 +229,7 @@ def _fit(document: Document) -> list[RenderableType]:
         ("peak memory, all processes", size(document["peak_memory_bytes"])),
         ("page", document["report"]),
     ]
-    return [*_evaluate(document["evaluation"]), table_of("Fitted", rows)]
+    return [*evaluated_tables(document["evaluation"]), table_of("Fitted", rows)]
 
 
 def _info(document: Document) -> list[RenderableType]:
