@@ -23,8 +23,8 @@ from dkgp.data import open_dataset
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white
 from dkgp.models import read_hyperparameters
-from dkgp.models.metrics import NORMAL_95
 from dkgp.models.sparse.methods import METHODS
+from dkgp.models.variance_scores import NORMAL_95
 from dkgp_benchmarks.sparse.job import CONTENDERS_MODULE, BenchSparseJob
 from dkgp_benchmarks.sparse.peers import PEERS, find_interpreters
 from dkgp_benchmarks.sparse.plot import plot_sparse

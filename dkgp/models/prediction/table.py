@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from dkgp.data import Dataset, Prediction
 from dkgp.data.classes import class_name
 from dkgp.data.tables import write_table
-from dkgp.models.metrics import NORMAL_95, check_same_samples
+from dkgp.models.metrics import check_same_samples
+from dkgp.models.variance_scores import NORMAL_95
 from dkgp.operators.base import FloatArray
 
 Columns = dict[str, NDArray[Any]]
