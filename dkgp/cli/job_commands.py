@@ -127,14 +127,16 @@ evaluate = JobCommand(
 
     With variances also the negative log predictive density, the coverage of 95 % intervals, and the certified gaps; of
     a sparse model's predictions how far from the exact model's they are at most, and which share of variances is proven
-    wrong.
+    wrong. Scores take the middle of proven intervals. All figures of the table are in the targets' units.
+
+    Ends with a verdict: what is wrong, in sentences, with what to do next. --compare adds errors of simpler models.
 
     Of classes: error, balanced error, area under the curve, log loss, Brier score and calibration error, the confusion
     matrix, and the share of labels that are certified. Labels are matched by the classes' names.
     """,
     (
         "dkgp evaluate pred.zarr test.zarr",
-        "dkgp evaluate pred.zarr test.zarr --plot fit.png",
+        "dkgp evaluate pred.zarr test.zarr --compare --plot fit.png",
         "dkgp evaluate classes.zarr test.zarr --abstain --plot classes.png",
     ),
 )

@@ -19,6 +19,7 @@ from dkgp.errors import InputError
 from dkgp.models.classification.evaluation import evaluate_classes, holds_classes
 from dkgp.models.metrics import CoverageCurve, coverage_curve, evaluate
 from dkgp.models.sparse.methods import METHODS
+from dkgp.models.verdict import Rivals, findings, fit_rivals, label_findings, read_residuals
 from dkgp.registry import Option
 
 FloatArray = NDArray[np.float64]
@@ -29,6 +30,10 @@ NOISE_FREE = Option(
     help="The targets are values of the function itself: compare them with variances without the noise."
 )
 ABSTAIN = Option(help="Of classes: leave out the samples whose labels are not certified, and say how many these are.")
+COMPARE = Option(
+    help="Of numbers: hold the error against the mean's, a linear model's and, with scikit-learn, boosting's, fitted "
+    "to the training set that the model names."
+)
 PLOT = Option(
     help="Draw predictions against the truth, and how well variances are calibrated, into a .png, .pdf or .svg; of "
     "classes the confusion, operating curves and how well probabilities are calibrated.",
@@ -45,17 +50,23 @@ class EvaluateJob:
     dataset: Annotated[str, DATASET]
     noise_free: Annotated[bool, NOISE_FREE] = False
     abstain: Annotated[bool, ABSTAIN] = False
+    compare: Annotated[bool, COMPARE] = False
     plot: Annotated[str | None, PLOT] = None
     overwrite: Annotated[bool, OVERWRITE] = False
 
 
 def run_evaluate(job: EvaluateJob, reporter: Reporter) -> Document:
-    """Evaluate; return rmse (GBCD paper, equation 16), or the error of classes, and what else the store allows.
+    """Evaluate; return rmse (GBCD paper, equation 16) or the error of classes, what else the store allows, a verdict.
+
+    The `verdict` is a list of findings, each with `kind`, `text` and `advice`, and of several targets with `target`;
+    empty where nothing is wrong.
 
     Raises
     ------
     InputError
         The stores do not belong together, or the dataset has no targets; a label that the model does not know.
+    StoreError
+        The training set to compare on is gone, has changed or may not be named.
     """
     check_side_files(job.plot, None, replace=job.overwrite)
     prediction = open_prediction(job.prediction)
@@ -75,15 +86,31 @@ def run_evaluate(job: EvaluateJob, reporter: Reporter) -> Document:
         "dataset": dataset.url,
         **plain(evaluate(prediction, dataset, noise_free=job.noise_free)),
     }
+    rivals = fit_rivals(prediction, dataset, reporter.note) if job.compare else None
+    if rivals is not None:
+        document["compare"] = plain(rivals.to_json())
+    document["verdict"] = _verdict(prediction, dataset, rivals, noise_free=job.noise_free)
     if job.plot is not None:
-        title = f"{dataset.n_samples:,} samples, RMSE {document['rmse']:.4g}"
-        if document["nlpd"] is not None:
-            title += f", NLPD {document['nlpd']:.4g}"
+        title = f"{dataset.n_samples:,} samples, RMSE {document['rmse_raw']:.4g}"
+        if document["nlpd_raw"] is not None:
+            title += f", NLPD {document['nlpd_raw']:.4g}"
         coverage = read_coverage(prediction, dataset, noise_free=job.noise_free)
         plot_predictions(job.plot, *read_pairs(prediction, dataset), coverage=coverage, title=title)
         document["plot"] = job.plot
     document["warnings"] = list(reporter.warnings)
     return document
+
+
+def _verdict(
+    prediction: Prediction, dataset: Dataset, rivals: Rivals | None, *, noise_free: bool
+) -> list[dict[str, str]]:
+    """Return the findings of all targets, each with its target's name where there are several."""
+    several = prediction.n_targets > 1
+    return [
+        {**({"target": name} if several else {}), **finding.to_json()}
+        for name, residuals in read_residuals(prediction, dataset, noise_free=noise_free).items()
+        for finding in findings(residuals, None if rivals is None else rivals.errors[name])
+    ]
 
 
 def _evaluate_classes(job: EvaluateJob, prediction: Prediction, dataset: Dataset, reporter: Reporter) -> Document:
@@ -92,12 +119,18 @@ def _evaluate_classes(job: EvaluateJob, prediction: Prediction, dataset: Dataset
             f"`noise_free` is about targets that are numbers, and '{prediction.url}' holds predictions of classes; "
             "leave it out"
         )
+    if job.compare:
+        raise InputError(
+            f"`compare` is about targets that are numbers, and '{prediction.url}' holds predictions of classes; "
+            "leave it out"
+        )
     figures = evaluate_classes(prediction, dataset, abstain=job.abstain, curves=job.plot is not None)
     document: Document = {
         "command": "evaluate",
         "prediction": prediction.url,
         "dataset": dataset.url,
         **plain(figures.metrics.to_json()),
+        "verdict": [finding.to_json() for finding in label_findings(figures.metrics)],
     }
     if job.plot is not None:
         title = f"{figures.metrics.n:,} samples, error {figures.metrics.error_rate:.2%}"

@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.special
+import scipy.stats
 from numpy.typing import NDArray
 
 from dkgp.data import Dataset, Prediction
+from dkgp.data.stores.standardisation import RunningMoments
 from dkgp.errors import InputError
+from dkgp.models.variance_scores import ScoredVariances, VarianceTally
 from dkgp.operators.base import FloatArray
 
-NORMAL_95 = 1.959963984540054
 CURVE_LEVELS = 101
 # Of float64's powers of two, either way.
 LARGEST_EXPONENT = 1100
@@ -36,39 +38,6 @@ class CoverageCurve:
     observed: FloatArray
     n: int
     target_names: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Variances:
-    """Reads variances as the targets need them: of observations, or of the function; in the targets' units squared."""
-
-    prediction: Prediction
-    shift: FloatArray  # (p,): added to the stored ones: the noise variance, its negative, or zero
-    floor: FloatArray  # (p,): the least result
-
-    @classmethod
-    def of(cls, prediction: Prediction, noise_free: bool) -> _Variances | None:
-        if "variance" not in prediction.variables:
-            return None
-        p = prediction.n_targets
-        stored = prediction.attributes.get("variance")
-        noise = prediction.attributes.get("noise_variance")
-        if stored is None or noise is None:
-            if noise_free:
-                raise InputError(
-                    f"'{prediction.url}' does not say whether its variances contain the noise; predict again, or "
-                    "evaluate against noisy targets"
-                )
-            return cls(prediction, np.zeros(p), np.zeros(p))
-        noise_variance = np.asarray(noise, dtype=np.float64).reshape(p)
-        sign = float(bool(stored["latent"])) - float(noise_free)
-        # Where rounding of the noise hides the function's variance, that is not known to be zero.
-        return cls(prediction, sign * noise_variance, _EPS * noise_variance)
-
-    def read(self, start: int, stop: int) -> FloatArray:
-        """Variances of the rows start:stop, (rows, p), in the targets' own units squared."""
-        stored = self.prediction.read("variance", start, stop)
-        return np.asarray(np.maximum(stored + self.shift, self.floor))
 
 
 class _Squares:
@@ -142,7 +111,8 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     """Compare a prediction store with the targets of a dataset, chunk by chunk.
 
     Densities and coverage take the variance of a new observation, noise included, or, where the targets are noise-free
-    function values, that of the function; which of the two the store holds makes no difference.
+    function values, that of the function; which of the two the store holds makes no difference. Of an exact model's
+    proven intervals they take the middle.
 
     Parameters
     ----------
@@ -154,15 +124,19 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     Returns
     -------
     dict
-        `rmse` (equation 16 of the GBCD paper: normalised by the training targets' standard deviation), `rmse_raw` in
-        the targets' own units, `mae_raw`, `mean_error_bound` (largest, normalised as rmse) and `mean_error_bound_rms`:
-        the root mean square distance from the exact means is no more; None of predictions without bounds; of a sparse
-        model `method`, and `rms_bound`, the same proven at the training samples, where it is closer; `nlpd` (normalised
-        targets) and `coverage_95` where variances were predicted, else None; `per_target` for several targets.
+        `rmse` (equation 16 of the GBCD paper: normalised by the training targets' standard deviation), `rmse_raw` and
+        `mae_raw` in the targets' own units, `r_squared` (None of constant targets), `mean_error_bound` (largest,
+        normalised as rmse) and `mean_error_bound_rms`: the root mean square distance from the exact means is no more;
+        None of predictions without bounds; of a sparse model `method`, and `rms_bound`, the same proven at the training
+        samples, where it is closer; `nlpd` (of normalised targets), `nlpd_raw` (of targets in their own units) and
+        `coverage_95` where variances were predicted, else None; `per_target` for several targets.
         With variances also `mean_standardised_squared_error` (of error^2 / variance: 1 where errors are as large as
-        predicted), `noise_free`; and of the certified intervals as they are stored, relative to their upper ends:
-        `variance_gap_mean`, `variance_gap_max`, `variance_gap_wanted`, `variance_unmet` (samples above the wanted gap),
-        `variance_outside` (share of samples whose own variance is proven wrong: none but a sparse model's are).
+        predicted), `coverage_95_band` (where the coverage of a calibrated model lies in 95 of 100 such test sets),
+        `noise_free`; of an exact model, whose variances are proven intervals whose middle is taken, `nlpd_range`,
+        `coverage_95_range` ... (what the exact variances may make of them: proven ends, [least, most]); and of the
+        certified intervals as they are stored, relative to their upper ends: `variance_gap_mean`,
+        `variance_gap_max`, `variance_gap_wanted`, `variance_unmet` (samples above the wanted gap), `variance_outside`
+        (share of samples whose own variance is proven wrong: none but a sparse model's are).
 
     Raises
     ------
@@ -173,32 +147,27 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     names = tuple(prediction.target_names)
     # Equation 16 normalises by the training targets' deviation; a test set ingested by itself carries its own.
     scale = np.asarray(prediction.attributes.get("target_std", dataset.standardisation.target_std))
-    variances = _Variances.of(prediction, noise_free)
+    variances = ScoredVariances.of(prediction, noise_free)
     certified = {"variance_lower", "variance_upper"} <= set(prediction.variables)
     wanted, gaps = (prediction.attributes.get("variance") or {}).get("gap"), list[GapTally]()
     p, n = len(names), prediction.n_samples
-    absolute, likelihood, covered, standardised = (np.zeros(p) for _ in range(4))
+    absolute, moments = np.zeros(p), RunningMoments(p)
     squared, squared_bound = _Squares(p), _Squares(p)
-    # What is squared is in units of a power of two: no bit changes, and nothing overflows on its way.
-    power = np.frexp(scale)[1]
-    unit = np.ldexp(scale, -power)
+    tally = None if variances is None else VarianceTally(scale, variances.proven)
     bounded = "mean_error_bound" in prediction.variables
     bound, outside = 0.0, 0
     for start, stop in prediction.row_chunks():
-        error = dataset.targets(start, stop, standardised=False) - prediction.read("mean", start, stop)
+        truth = dataset.targets(start, stop, standardised=False)
+        error = truth - prediction.read("mean", start, stop)
+        moments.update(truth)
         squared.add(error)
         absolute += np.sum(np.abs(error), axis=0)
         if bounded:
             bounds = prediction.read("mean_error_bound", start, stop) / scale
             bound = max(bound, float(np.max(bounds)))
             squared_bound.add(bounds)
-        if variances is not None:
-            variance = np.ldexp(variances.read(start, stop), -2 * power)
-            with np.errstate(over="ignore"):  # beyond 1e154 deviations
-                z = np.ldexp(error, -power) ** 2 / variance
-            likelihood += np.sum(0.5 * (np.log(2.0 * math.pi * variance / unit**2) + z), axis=0)
-            covered += np.sum(z <= NORMAL_95**2, axis=0)
-            standardised += np.sum(z, axis=0)
+        if variances is not None and tally is not None:
+            tally.add(error, variances.read(start, stop))
         if certified:
             lower, upper = (prediction.read(f"variance_{end}", start, stop) for end in ("lower", "upper"))
             gaps.append(GapTally.of(lower, upper, wanted))
@@ -206,13 +175,16 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
                 outside += outside_interval(prediction.read("variance", start, stop), lower, upper)
     rmse_raw = squared.root_means(n)
     rmse = rmse_raw / scale
+    explained = _r_squared(rmse_raw, moments.std)
     result: dict[str, Any] = {
         "n": n,
         "rmse": _root_mean_square(rmse),
         "rmse_raw": _root_mean_square(rmse_raw),
         "mae_raw": float(np.mean(absolute / n)),
-        "nlpd": None if variances is None else float(np.mean(likelihood / n)),
-        "coverage_95": None if variances is None else float(np.mean(covered / n)),
+        "r_squared": None if None in explained else math.fsum(share or 0.0 for share in explained) / p,
+        "nlpd": None,
+        "nlpd_raw": None,
+        "coverage_95": None,
         "mean_error_bound": bound if bounded else None,
         "mean_error_bound_rms": squared_bound.root_mean(n) if bounded else None,
     }
@@ -220,19 +192,35 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
         result["method"] = prediction.attributes["method"]
         distance = np.asarray(prediction.attributes["rms_bound_raw"]) / scale
         result["rms_bound"] = _root_mean_square(distance)
-    if variances is not None:
-        result["mean_standardised_squared_error"] = float(np.mean(standardised / n))
+    # A density of targets in their own units is that of normalised ones, over the unit.
+    shift = np.log(scale)
+    if tally is not None:
+        result |= tally.figures(n, shift)
+        result["coverage_95_band"] = list(coverage_band(n))
         result["noise_free"] = noise_free
     if certified:
         result |= {**gap_figures(gaps, wanted), "variance_outside": outside / n}
     if p > 1:
-        figures = {"rmse": rmse, "rmse_raw": rmse_raw}
-        if variances is not None:
-            figures |= {"nlpd": likelihood / n, "coverage_95": covered / n}
+        figures = {"rmse": rmse, "rmse_raw": rmse_raw, "mae_raw": absolute / n}
+        if tally is not None:
+            figures |= tally.per_target(n, shift)
         result["per_target"] = {
-            name: {figure: float(values[t]) for figure, values in figures.items()} for t, name in enumerate(names)
+            name: {**{figure: float(values[t]) for figure, values in figures.items()}, "r_squared": explained[t]}
+            for t, name in enumerate(names)
         }
     return result
+
+
+def _r_squared(rmse: FloatArray, deviation: FloatArray) -> list[float | None]:
+    """Shares of the truth's variance that are explained, None where it has none; -inf where that overflows."""
+    with np.errstate(all="ignore"):
+        return [1.0 - float(np.square(of)) if np.isfinite(of) else None for of in rmse / deviation]
+
+
+def coverage_band(n: int, level: float = 0.95) -> tuple[float, float]:
+    """Shares of n test samples between which the coverage of true `level` intervals lies in 95 of 100 test sets."""
+    low, high = scipy.stats.binom.interval(0.95, n, level)
+    return float(low) / n, float(high) / n
 
 
 def coverage_curve(prediction: Prediction, dataset: Dataset, *, noise_free: bool = False) -> CoverageCurve:
@@ -243,7 +231,7 @@ def coverage_curve(prediction: Prediction, dataset: Dataset, *, noise_free: bool
     Raises `InputError`: other samples or targets than were predicted, or predictions without variances.
     """
     check_belonging(prediction, dataset)
-    variances = _Variances.of(prediction, noise_free)
+    variances = ScoredVariances.of(prediction, noise_free)
     if variances is None:
         raise InputError(f"'{prediction.url}' has no variances; predict it again with variances")
     levels = np.linspace(0.0, 1.0, CURVE_LEVELS)
@@ -251,7 +239,7 @@ def coverage_curve(prediction: Prediction, dataset: Dataset, *, noise_free: bool
     for start, stop in prediction.row_chunks():
         error = dataset.targets(start, stop, standardised=False) - prediction.read("mean", start, stop)
         # The narrowest central interval that holds the truth has this level.
-        needed = scipy.special.erf(np.abs(error) / np.sqrt(2.0 * variances.read(start, stop)))
+        needed = scipy.special.erf(np.abs(error) / np.sqrt(2.0 * variances.read(start, stop).middle))
         first = np.searchsorted(levels, needed)
         for t in range(prediction.n_targets):
             counts[:, t] += np.bincount(first[:, t], minlength=CURVE_LEVELS)

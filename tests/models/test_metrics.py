@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import norm
+from scipy.stats import binom, norm
+from sklearn.metrics import r2_score
 
 from dkgp.data import Dataset, Prediction, PredictionWriter
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
+from dkgp.data.stores.standardisation import Standardisation
 from dkgp.errors import ExitCode, InputError
 from dkgp.models.metrics import coverage_curve, evaluate
 
@@ -132,7 +134,11 @@ def naive_density(certified: Certified, variance: np.ndarray) -> float:
 @pytest.mark.parametrize("stored_latent", [False, True])
 def test_the_targets_decide_which_variance_counts(certified: Certified, stored_latent: bool, noise_free: bool) -> None:
     found = evaluate(certified.store(latent=stored_latent), certified.dataset, noise_free=noise_free)
-    variance = certified.latent + (0.0 if noise_free else NOISE)
+    # The middle of what is stored, with or without the noise.
+    stored = certified.latent + (0.0 if stored_latent else NOISE)
+    middle = stored * (1.0 - 0.5 * certified.gap[:, None])
+    variance = middle + NOISE * (float(stored_latent) - float(noise_free))
+    variance = np.maximum(variance, np.finfo(float).eps * NOISE)
     assert found["noise_free"] is noise_free
     assert found["nlpd"] == pytest.approx(naive_density(certified, variance), rel=1e-9)
     z = (certified.y - certified.mean) ** 2 / variance
@@ -142,6 +148,62 @@ def test_the_targets_decide_which_variance_counts(certified: Certified, stored_l
     assert found["per_target"]["b"]["coverage_95"] == pytest.approx(np.mean(inside[1::2]))
     assert found["nlpd"] == pytest.approx(np.mean([found["per_target"][name]["nlpd"] for name in "ab"]))
     json.dumps(found)
+
+
+def test_what_the_exact_variances_may_make_of_the_scores(certified: Certified) -> None:
+    """Ends of all figures, sample by sample; any variances within the intervals come to figures between them."""
+    prediction = certified.store(latent=True)
+    found = evaluate(prediction, certified.dataset)
+    lower, upper = (prediction.read(f"variance_{end}") + NOISE for end in ("lower", "upper"))
+    squared = (certified.y - certified.mean) ** 2
+    best, worst, covered, z = 0.0, 0.0, [0, 0], [0.0, 0.0]
+    for i, t in np.ndindex(N, 2):
+        unit = TRAIN_STD[t] ** 2
+        ends = [lower[i, t], upper[i, t]]
+        scores = [0.5 * (np.log(2.0 * np.pi * v / unit) + squared[i, t] / v) for v in ends]
+        inside = min(max(squared[i, t], ends[0]), ends[1])
+        best += 0.5 * (np.log(2.0 * np.pi * inside / unit) + squared[i, t] / inside)
+        worst += max(scores)
+        covered = [count + (squared[i, t] <= norm.ppf(0.975) ** 2 * v) for count, v in zip(covered, ends, strict=True)]
+        z = [total + squared[i, t] / v for total, v in zip(z, reversed(ends), strict=True)]
+    m = 2 * N
+    assert found["nlpd_range"] == pytest.approx([best / m, worst / m], rel=1e-12)
+    shift = float(np.mean(np.log(TRAIN_STD)))
+    assert found["nlpd_raw_range"] == pytest.approx([best / m + shift, worst / m + shift])
+    assert found["coverage_95_range"] == [count / m for count in covered]
+    assert found["mean_standardised_squared_error_range"] == pytest.approx([total / m for total in z])
+    for weight in (0.0, 0.3, 0.7, 1.0):
+        within = naive_density(certified, lower + weight * (upper - lower))
+        assert found["nlpd_range"][0] - 1e-12 <= within <= found["nlpd_range"][1] + 1e-12
+    assert found["nlpd_range"][0] < found["nlpd"] < found["nlpd_range"][1]
+
+
+def test_a_sparse_methods_variances_are_taken_as_they_are(certified: Certified) -> None:
+    upper = certified.latent + NOISE
+    arrays = {"mean": certified.mean, "variance": 0.9 * upper, "variance_lower": 0.5 * upper, "variance_upper": upper}
+    about = {"variance": {"gap": None, "latent": False}, "noise_variance": NOISE.tolist()}
+    about |= {"method": "vfe", "rms_bound_raw": [1.0, 1.0]}
+    found = evaluate(written(certified.folder, certified.dataset, arrays, **about), certified.dataset)
+    assert found["nlpd"] == pytest.approx(naive_density(certified, 0.9 * upper), rel=1e-12)
+    assert not [name for name in found if name.endswith("_range")]
+
+
+def test_figures_in_the_targets_units(certified: Certified) -> None:
+    found = evaluate(certified.store(latent=False, wanted=0.5), certified.dataset)
+    y, mean = certified.y, certified.mean
+    explained = [r2_score(y[:, t], mean[:, t]) for t in range(2)]
+    assert found["r_squared"] == pytest.approx(np.mean(explained))
+    assert [found["per_target"][name]["r_squared"] for name in "ab"] == pytest.approx(explained)
+    std = np.sqrt((certified.latent + NOISE) * (1.0 - 0.5 * certified.gap[:, None]))
+    assert found["nlpd_raw"] == pytest.approx(-np.mean(norm.logpdf(y, mean, std)))
+    assert found["coverage_95_band"] == [quantile / N for quantile in binom.interval(0.95, N, 0.95)]
+
+
+def test_constant_targets_have_no_share_explained(rng: np.random.Generator, tmp_path: Path) -> None:
+    identity = Standardisation.identity(2, 1)
+    flat = dataset_from_arrays(tmp_path / "flat", rng.normal(size=(N, 2)), np.ones(N), standardisation=identity)
+    found = evaluate(written(tmp_path, flat, {"mean": np.full((N, 1), 1.5)}, names=("y",)), flat)
+    assert (found["r_squared"], found["mae_raw"]) == (None, 0.5)
 
 
 @pytest.mark.parametrize("latent", [False, True])
@@ -180,7 +242,7 @@ def test_coverage_at_every_level(certified: Certified) -> None:
     curve = coverage_curve(certified.store(latent=True), certified.dataset)
     assert (curve.n, curve.target_names) == (N, ("a", "b"))
     np.testing.assert_allclose(curve.levels, np.arange(101) / 100)
-    std = np.sqrt(certified.latent + NOISE)
+    std = np.sqrt(certified.latent * (1.0 - 0.5 * certified.gap[:, None]) + NOISE)
     for index in (1, 30, 68, 99):
         low, high = norm.interval(curve.levels[index], certified.mean, std)
         inside = (low <= certified.y) & (certified.y <= high)

@@ -17,9 +17,9 @@ from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors.base import BlockExecutor, split_evenly
 from dkgp.errors import InputError
 from dkgp.kernels.tiles.evaluator import Precision
-from dkgp.models.metrics import NORMAL_95
 from dkgp.models.variance.batch import BatchOptions, batch_bytes, relative_gap, solve_batch
 from dkgp.models.variance.nystrom import FactorSource
+from dkgp.models.variance_scores import NORMAL_95
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext

@@ -16,10 +16,10 @@ from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel
-from dkgp.models.metrics import NORMAL_95
 from dkgp.models.tuning.dense_algebra import solve_factored, solve_half
 from dkgp.models.tuning.leave_one_out import factored, fold_predictions
 from dkgp.models.tuning.tasks import LABEL_OBJECTIVES, TuningContext
+from dkgp.models.variance_scores import NORMAL_95
 
 LEAST_PROBABILITY = 1e-300
 _BLOCK_SHARE = 4  # held-out rows are predicted by blocks of a quarter of the subset

@@ -37,12 +37,18 @@ EVALUATED = {
     "rmse": 0.1,
     "rmse_raw": 2.0,
     "mae_raw": 1.5,
+    "r_squared": 0.987654321,
+    "verdict": [],
     "mean_error_bound": 0.001,
     "nlpd": None,
     "coverage_95": None,
 }
 JUDGED = {
     "nlpd": -0.8123,
+    "nlpd_raw": 3.4567,
+    "nlpd_raw_range": [3.45671, 3.45673],
+    "coverage_95_range": [0.94, 0.951],
+    "coverage_95_band": [0.9438, 0.9558],
     "coverage_95": 0.9444,
     "mean_standardised_squared_error": 1.0312,
     "noise_free": False,
@@ -83,8 +89,12 @@ def test_a_factor_alone_and_nothing_computed() -> None:
 
 def test_evaluated_variances() -> None:
     rows = shown({**EVALUATED, **JUDGED})
-    assert rows["negative log predictive density"] == "-0.8123"
-    assert rows["coverage of 95 % intervals"] == "0.9444"
+    assert rows["root mean square error"] == "2"
+    assert rows["R²"] == "0.987654"
+    # What moves no digit is not told.
+    assert rows["negative log predictive density"] == "3.4567"
+    moved = "0.9444, of a calibrated model 0.944 to 0.956 (exact variances: 0.9400 to 0.9510)"
+    assert rows["coverage of 95 % intervals"] == moved
     assert rows["squared error / variance"] == "1.0312"
     assert rows["variances certified within"] == "1.23 % on average, 4.56 % at most"
     assert rows["wider than wanted"] == "2 of 5,000 (relative gap 0.02)"
@@ -93,10 +103,32 @@ def test_evaluated_variances() -> None:
 
 
 def test_targets_one_by_one() -> None:
-    errors = {"rmse": 0.2, "rmse_raw": 1.0}
-    judged = {**errors, "nlpd": -1.5, "coverage_95": 0.9}
-    assert shown({**EVALUATED, "per_target": {"u": errors}})["RMSE of u"] == "0.2"
-    assert shown({**EVALUATED, **JUDGED, "per_target": {"u": judged}})["density, coverage of u"] == "-1.5000, 0.9000"
+    errors = {"rmse": 0.2, "rmse_raw": 1.25, "mae_raw": 1.0, "r_squared": 0.96}
+    judged = {**errors, "nlpd": -1.5, "nlpd_raw": -2.5, "coverage_95": 0.9}
+    assert shown({**EVALUATED, "per_target": {"u": errors}})["u"].split() == ["1.25", "1", "0.96"]
+    figures = ["1.25", "1", "0.96", "-2.5", "0.9"]
+    assert shown({**EVALUATED, **JUDGED, "per_target": {"u": judged}})["u"].split() == figures
+
+
+def test_errors_of_rivals() -> None:
+    rows = shown({**EVALUATED, "compare": {"rmse_raw": {"price": {"a linear model": 3.25}}}})
+    assert (rows["this model"], rows["a linear model"]) == ("2", "3.25")
+
+
+def text(document: dict[str, Any]) -> str:
+    stream = io.StringIO()
+    for part in tables(document):
+        Console(file=stream, width=200).print(part)
+    return stream.getvalue()
+
+
+def test_verdict_in_sentences_with_flags() -> None:
+    finding = {"kind": "skewed", "text": "It is skewed", "advice": "Ingest with `transform` log, `basis_size` 5"}
+    said = text({**EVALUATED, "verdict": [finding]})
+    assert "- It is skewed.\n  Ingest with --transform log, --basis-size 5." in said
+    assert "- price: It is skewed." in text({**EVALUATED, "verdict": [{"target": "price", **finding}]})
+    assert "No sign of anything wrong in these 5,000 test samples." in text(EVALUATED)
+    assert "29 test samples are too few" in text({**EVALUATED, "n": 29})
 
 
 @pytest.mark.parametrize("document", [PREDICTED, EVALUATED], ids=["predict", "evaluate"])

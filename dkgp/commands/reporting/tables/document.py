@@ -12,10 +12,20 @@ from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.tables.classify import (
     classifier_info_tables,
     classify_tables,
-    evaluated_class_tables,
     predicted_class_rows,
 )
-from dkgp.commands.reporting.tables.layout import Rows, assumed_rows, cost_rows, figure, size, table_of, titled
+from dkgp.commands.reporting.tables.evaluated import evaluated_tables
+from dkgp.commands.reporting.tables.layout import (
+    Rows,
+    assumed_rows,
+    cost_rows,
+    figure,
+    gaps,
+    number,
+    size,
+    table_of,
+    titled,
+)
 from dkgp.commands.reporting.tables.models import (
     linear_info_tables,
     pursue_tables,
@@ -40,7 +50,7 @@ def tables(document: Document) -> list[RenderableType]:
         "classify": classify_tables,
         "pursue": pursue_tables,
         "predict": _predict,
-        "evaluate": _evaluate,
+        "evaluate": evaluated_tables,
         "info": _info,
         "demo": _demo,
         "bench": _bench,
@@ -137,20 +147,20 @@ def _predicted_means(document: Document) -> Rows:
 
 def _predicted_variance_rows(variance: Document) -> Rows:
     of = ("variances of", "the function" if variance["latent"] else "new observations, noise included")
-    gaps = _gaps(variance["gap_mean"], variance["gap_max"])
+    widths = gaps(variance["gap_mean"], variance["gap_max"])
     if "method" in variance:
         return [
             of,
             ("variances by", f"{variance['method']}; {variance['outside']:.2%} of them proven wrong"),
-            ("exact variances known within", gaps),
+            ("exact variances known within", widths),
             *_bases(variance),
         ]
     if "basis" in variance:
-        return [of, ("variances certified within", gaps), *_bases(variance)]
+        return [of, ("variances certified within", widths), *_bases(variance)]
     met, total = variance["met"], variance["met"] + variance["unmet"]
     rows = [
         of,
-        ("variances certified within", gaps),
+        ("variances certified within", widths),
         ("as narrow as wanted", f"{met:,} of {total:,} (relative gap {variance['gap']:g})"),
     ]
     if variance["seconds_per_sample"] is None:  # resumed, and there was nothing left to do
@@ -179,73 +189,13 @@ def _bases(variance: Document) -> Rows:
     return rows
 
 
-def _gaps(mean: float | None, largest: float | None) -> str:
-    if mean is None or largest is None:
-        return "unknown"
-    return f"{100 * mean:.3g} % on average, {100 * largest:.3g} % at most"
-
-
-def _evaluate(document: Document) -> list[RenderableType]:
-    if "confusion" in document:
-        return evaluated_class_tables(document)
-    rows = [
-        ("samples", f"{document['n']:,}"),
-        ("RMSE (standardised targets)", f"{document['rmse']:.6g}"),
-        ("RMSE (units of the targets)", f"{document['rmse_raw']:.6g}"),
-        ("mean absolute error", f"{document['mae_raw']:.6g}"),
-        *_certified(document),
-    ]
-    if document.get("nlpd") is not None:
-        rows += _evaluated_variance_rows(document)
-    for name, errors in document.get("per_target", {}).items():
-        rows.append((f"RMSE of {name}", f"{errors['rmse']:.6g}"))
-        if "nlpd" in errors:
-            shown = f"{_number(errors['nlpd'])}, {_number(errors['coverage_95'])}"
-            rows.append((f"density, coverage of {name}", shown))
-    return [table_of("Evaluated", rows)]
-
-
-def _certified(document: Document) -> Rows:
-    """The bounds on means: the largest, and of a sparse model how far it is from the exact one on these samples."""
-    if document["mean_error_bound"] is None:
-        return []
-    largest = f"{document['mean_error_bound']:.3g} (standardised)"
-    if "method" not in document:
-        return [("mean certified within", largest)]
-    rms = f"{document['mean_error_bound_rms']:.3g} here, {document['rms_bound']:.3g} at the training samples"
-    return [("mean certified within", f"{largest}; in root mean square {rms}")]
-
-
-def _evaluated_variance_rows(document: Document) -> Rows:
-    rows = [
-        ("variances of", "the function" if document["noise_free"] else "new observations, noise included"),
-        ("negative log predictive density", _number(document["nlpd"])),
-        ("coverage of 95 % intervals", _number(document["coverage_95"])),
-        ("squared error / variance", _number(document["mean_standardised_squared_error"])),
-    ]
-    if "variance_gap_mean" in document:
-        gaps = _gaps(document["variance_gap_mean"], document["variance_gap_max"])
-        rows.append(("exact variances known within" if "method" in document else "variances certified within", gaps))
-    if "method" in document:
-        outside = document.get("variance_outside", 0.0)
-        rows.append(("variances by", f"{document['method']}; {outside:.2%} of them proven wrong"))
-    if document.get("variance_unmet"):
-        count = f"{document['variance_unmet']:,} of {document['n']:,}"
-        rows.append(("wider than wanted", f"{count} (relative gap {document['variance_gap_wanted']:g})"))
-    return rows
-
-
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.4f}"
-
-
 def _demo(document: Document) -> list[RenderableType]:
     phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in document["seconds_by_phase"].items())
     rows = [
         ("training samples, features", f"{document['n']:,}, {document['d']}"),
         ("RMSE, noise-free test targets", f"{document['rmse']:.5f} on {document['n_test']:,} samples"),
-        ("NLPD, coverage of 95 % intervals", f"{_number(document['nlpd'])}, {_number(document['coverage_95'])}"),
-        ("variances certified within", _gaps(document["variance_gap_mean"], document["variance_gap_max"])),
+        ("NLPD, coverage of 95 % intervals", f"{number(document['nlpd'])}, {number(document['coverage_95'])}"),
+        ("variances certified within", gaps(document["variance_gap_mean"], document["variance_gap_max"])),
         ("converged", _yes(document["converged"])),
         ("max |gradient| (float64)", f"{document['gradient_inf_norm']:.3g}, tolerance {document['tolerance']:g}"),
         ("column passes", f"{document['column_passes']:.2f} in {document['iterations']} rounds"),

@@ -46,6 +46,18 @@ def figure(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def number(value: float | None) -> str:
+    """A score to four digits."""
+    return "unknown" if value is None else f"{value:.4f}"
+
+
+def gaps(mean: float | None, largest: float | None) -> str:
+    """Relative widths of proven intervals."""
+    if mean is None or largest is None:
+        return "unknown"
+    return f"{100 * mean:.3g} % on average, {100 * largest:.3g} % at most"
+
+
 def size(count: float | None) -> str:
     """Bytes as people say them."""
     if count is None:

@@ -17,7 +17,7 @@ from typing import Any
 from dkgp.data.remote.addresses import is_local, join, normalise_url, protocol_of, shown
 from dkgp.data.remote.storage import filesystem
 from dkgp.data.stores.dataset import Dataset, open_dataset
-from dkgp.data.stores.manifest import MANIFEST_NAME
+from dkgp.data.stores.manifest import MANIFEST_NAME, read_manifest, recognise
 from dkgp.data.stores.standardisation import Standardisation
 from dkgp.data.types import Json
 from dkgp.errors import InputError, StoreError
@@ -108,6 +108,19 @@ def referenced_training_set(url: str, content: Json, expected: str | None) -> Da
             "Put the training set back, or train again."
         )
     return dataset.with_standardisation(Standardisation.from_json(content["standardisation"]))
+
+
+def training_set_named(store: str, fingerprint: str) -> Dataset:
+    """The training set that a model of any kind was trained on, where it still lies there, under its own map.
+
+    `fingerprint` is the training set's, by whoever has used the model. Raises `StoreError` where the model or the
+    training set is gone, has changed or may not be named.
+    """
+    address = normalise_url(store)
+    content = read_manifest(address, recognise(address) or "model")["metadata"]
+    if content.get("fingerprint") != fingerprint:
+        raise StoreError(f"'{address}' is another model than the one that predicted; predict again.")
+    return referenced_training_set(address, content, None)
 
 
 def named_training_set(store: str) -> object:

@@ -1,0 +1,123 @@
+"""Evaluations as tables: errors in the targets' units, what variances were worth, and the verdict in sentences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.tables.classify import evaluated_class_tables
+from dkgp.commands.reporting.tables.layout import Rows, gaps, grid, number, table_of
+from dkgp.models.verdict import FEWEST_SAMPLES
+
+GUIDE = "docs/guides/bad-model.md"
+_PARAMETER = re.compile(r"`([a-z][a-z0-9_]*)`")
+
+
+def evaluated_tables(document: Document) -> list[RenderableType]:
+    """Return the tables that show the document of `dkgp evaluate`."""
+    if "confusion" in document:
+        return [*evaluated_class_tables(document), verdict(document)]
+    rows = [
+        ("samples", f"{document['n']:,}"),
+        ("root mean square error", _digits(document["rmse_raw"])),
+        ("mean absolute error", _digits(document["mae_raw"])),
+        ("R²", _digits(document["r_squared"])),
+        *_certified(document),
+    ]
+    if document.get("nlpd") is not None:
+        rows += _variance_rows(document)
+    shown = [table_of("Evaluated, in the units of the targets", rows)]
+    if document.get("per_target"):
+        shown.append(_targets(document["per_target"]))
+    if "compare" in document:
+        shown.append(_rivals(document))
+    return [*shown, verdict(document)]
+
+
+def verdict(document: Document) -> RenderableType:
+    """Return the verdict: what is wrong and what to do next, in sentences."""
+    findings, n = document["verdict"], document["n"]
+    if not findings:
+        nothing = f"No sign of anything wrong in these {n:,} test samples."
+        few = f"{n:,} test samples are too few to tell whether anything is wrong (at least {FEWEST_SAMPLES})."
+        return Text(few if n < FEWEST_SAMPLES else nothing)
+    parts = [Text("Verdict", style="bold")]
+    for finding in findings:
+        of = f"{finding['target']}: " if "target" in finding else ""
+        parts.append(Text(f"- {of}{_typed(finding['text'])}."))
+        parts.append(Text(f"  {_typed(finding['advice'])}."))
+    parts.append(Text(f"More in {GUIDE}.", style="dim"))
+    return Group(*parts)
+
+
+def _typed(text: str) -> str:
+    """Name parameters of other commands than the one that runs as they are typed there."""
+    return _PARAMETER.sub(lambda match: "--" + match[1].replace("_", "-"), text)
+
+
+def _certified(document: Document) -> Rows:
+    """The bounds on means: the largest, and of a sparse model how far it is from the exact one on these samples."""
+    if document["mean_error_bound"] is None:
+        return []
+    largest = f"{document['mean_error_bound']:.3g} of the targets' standard deviation"
+    if "method" not in document:
+        return [("mean certified within", largest)]
+    rms = f"{document['mean_error_bound_rms']:.3g} here, {document['rms_bound']:.3g} at the training samples"
+    return [("mean certified within", f"{largest}; in root mean square {rms}")]
+
+
+def _variance_rows(document: Document) -> Rows:
+    def moved(name: str, shown: Callable[[Any], str] = number) -> str:
+        """What the exact variances may make of a figure, where that shows."""
+        least, most = (shown(end) for end in document.get(f"{name}_range", (None, None)))
+        return "" if least == most else f" (exact variances: {least} to {most})"
+
+    low, high = document["coverage_95_band"]
+    rows = [
+        ("variances of", "the function" if document["noise_free"] else "new observations, noise included"),
+        ("negative log predictive density", number(document["nlpd_raw"]) + moved("nlpd_raw")),
+        (
+            "coverage of 95 % intervals",
+            f"{number(document['coverage_95'])}, of a calibrated model {low:.3f} to {high:.3f}{moved('coverage_95')}",
+        ),
+        (
+            "squared error / variance",
+            number(document["mean_standardised_squared_error"]) + moved("mean_standardised_squared_error"),
+        ),
+    ]
+    if "variance_gap_mean" in document:
+        widths = gaps(document["variance_gap_mean"], document["variance_gap_max"])
+        rows.append(("exact variances known within" if "method" in document else "variances certified within", widths))
+    if "method" in document:
+        outside = document.get("variance_outside", 0.0)
+        rows.append(("variances by", f"{document['method']}; {outside:.2%} of them proven wrong"))
+    if document.get("variance_unmet"):
+        count = f"{document['variance_unmet']:,} of {document['n']:,}"
+        rows.append(("wider than wanted", f"{count} (relative gap {document['variance_gap_wanted']:g})"))
+    return rows
+
+
+def _targets(figures: Document) -> RenderableType:
+    names = {"rmse_raw": "RMSE", "mae_raw": "MAE", "r_squared": "R²", "nlpd_raw": "density", "coverage_95": "coverage"}
+    present = [name for name in names if any(name in of for of in figures.values())]
+    rows = [[Text(target), *(Text(_digits(of.get(name))) for name in present)] for target, of in figures.items()]
+    return grid(["target", *(names[name] for name in present)], rows, left=("target",), lines=False)
+
+
+def _rivals(document: Document) -> RenderableType:
+    compared = document["compare"]
+    errors: Document = compared["rmse_raw"]
+    rivals = list(next(iter(errors.values())))
+    models = {target: document.get("per_target", {}).get(target, document)["rmse_raw"] for target in errors}
+    rows = [[Text("this model"), *(Text(_digits(models[target])) for target in errors)]]
+    rows += [[Text(rival), *(Text(_digits(errors[target][rival])) for target in errors)] for rival in rivals]
+    return grid(["root mean square error of", *errors], rows, left=("root mean square error of",), lines=False)
+
+
+def _digits(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.6g}"

@@ -1,0 +1,140 @@
+"""Scores of predicted variances: density, coverage, squared errors, and how far a proven interval leaves them open."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dkgp.data import Prediction
+from dkgp.errors import InputError
+from dkgp.operators.base import FloatArray
+
+NORMAL_95 = 1.959963984540054
+_EPS = float(np.finfo(np.float64).eps)
+
+
+class Variances(NamedTuple):
+    """Variances (rows, p) to score by, and the ends between which the exact ones lie; all three are one without."""
+
+    middle: FloatArray
+    lower: FloatArray
+    upper: FloatArray
+
+
+@dataclass(frozen=True)
+class ScoredVariances:
+    """Reads variances as the targets need them: of observations, or of the function; in the targets' units squared.
+
+    Those of an exact model are proven to lie in an interval, of which the middle is taken: its upper end, which stands
+    in the store as the variance, is the wider the less was computed. A sparse method's own are taken as they are.
+    """
+
+    prediction: Prediction
+    shift: FloatArray  # (p,): added to the stored ones: the noise variance, its negative, or zero
+    floor: FloatArray  # (p,): the least result
+    proven: bool
+
+    @classmethod
+    def of(cls, prediction: Prediction, noise_free: bool) -> ScoredVariances | None:
+        """Find out what is stored; None where there are no variances."""
+        if "variance" not in prediction.variables:
+            return None
+        p = prediction.n_targets
+        ends = {"variance_lower", "variance_upper"} <= set(prediction.variables)
+        proven = ends and "method" not in prediction.attributes
+        stored = prediction.attributes.get("variance")
+        noise = prediction.attributes.get("noise_variance")
+        if stored is None or noise is None:
+            if noise_free:
+                raise InputError(
+                    f"'{prediction.url}' does not say whether its variances contain the noise; predict again, or "
+                    "evaluate against noisy targets"
+                )
+            return cls(prediction, np.zeros(p), np.zeros(p), proven)
+        noise_variance = np.asarray(noise, dtype=np.float64).reshape(p)
+        sign = float(bool(stored["latent"])) - float(noise_free)
+        # Where rounding of the noise hides the function's variance, that is not known to be zero.
+        return cls(prediction, sign * noise_variance, _EPS * noise_variance, proven)
+
+    def read(self, start: int, stop: int) -> Variances:
+        """Variances of the rows start:stop, (rows, p) each, in the targets' own units squared."""
+        if not self.proven:
+            own = self._needed(self.prediction.read("variance", start, stop))
+            return Variances(own, own, own)
+        lower, upper = (self.prediction.read(f"variance_{end}", start, stop) for end in ("lower", "upper"))
+        middle = lower + 0.5 * (upper - lower)
+        return Variances(*(self._needed(stored) for stored in (middle, lower, upper)))
+
+    def _needed(self, stored: FloatArray) -> FloatArray:
+        return np.asarray(np.maximum(stored + self.shift, self.floor))
+
+
+class VarianceTally:
+    """Adds up the scores of variances, target by target.
+
+    Parameters
+    ----------
+    scale
+        Standard deviations of the training targets, (p,): densities are of normalised targets.
+    proven
+        Whether the ends of intervals count, too.
+    """
+
+    def __init__(self, scale: FloatArray, proven: bool) -> None:
+        # What is squared is in units of a power of two: no bit changes, and nothing overflows on its way.
+        self._power = np.frexp(scale)[1]
+        self._unit = np.ldexp(scale, -self._power)
+        self._proven = proven
+        p = len(scale)
+        # Middle, least and most of each.
+        self._density, self._covered, self._squared = ([np.zeros(p) for _ in range(3)] for _ in range(3))
+
+    def add(self, error: FloatArray, variances: Variances) -> None:
+        """Take in errors (rows, p), in the units of the square roots of the variances."""
+        middle, lower, upper = (np.ldexp(variance, -2 * self._power) for variance in variances)
+        # Beyond 1e154 deviations; and a lower end of the function's own variance may be zero.
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            squared = np.ldexp(error, -self._power) ** 2
+            self._count(0, squared / middle, self._log_density(middle, squared))
+            if not self._proven:
+                return
+            # Of an error e the density is best at the variance e^2, and worst at an end.
+            best = self._log_density(np.clip(squared, lower, upper), squared)
+            ends = np.fmax(self._log_density(lower, squared), self._log_density(upper, squared))
+            self._count(1, np.where(squared == 0.0, 0.0, squared / upper), best, covered=squared / lower)
+            self._count(2, np.where(squared == 0.0, 0.0, squared / lower), ends, covered=squared / upper)
+
+    def _count(self, place: int, z: FloatArray, density: FloatArray, covered: FloatArray | None = None) -> None:
+        self._density[place] += np.sum(density, axis=0)
+        self._covered[place] += np.sum((z if covered is None else covered) <= NORMAL_95**2, axis=0)
+        self._squared[place] += np.sum(z, axis=0)
+
+    def _log_density(self, variance: FloatArray, squared: FloatArray) -> FloatArray:
+        z = squared / variance
+        return np.asarray(0.5 * (np.log(2.0 * math.pi * variance / self._unit**2) + z))
+
+    def figures(self, n: int, shift: FloatArray) -> dict[str, Any]:
+        """Means over n samples and all targets; with `shift` (p,) from normalised densities to the targets' units."""
+        means = self.per_target(n, shift)
+        result: dict[str, Any] = {name: float(np.mean(values)) for name, values in means.items()}
+        if self._proven:
+            for name, sums, add in (
+                ("nlpd", self._density, 0.0),
+                ("nlpd_raw", self._density, shift),
+                ("coverage_95", self._covered, 0.0),
+                ("mean_standardised_squared_error", self._squared, 0.0),
+            ):
+                result[f"{name}_range"] = [float(np.mean(end / n + add)) for end in sums[1:]]
+        return result
+
+    def per_target(self, n: int, shift: FloatArray) -> dict[str, FloatArray]:
+        """Means over n samples, (p,) each, at the variances that count."""
+        return {
+            "nlpd": self._density[0] / n,
+            "nlpd_raw": self._density[0] / n + shift,
+            "coverage_95": self._covered[0] / n,
+            "mean_standardised_squared_error": self._squared[0] / n,
+        }

@@ -1,0 +1,22 @@
+"""What is wrong with a model, in sentences with what to do next, from its predictions of a test set."""
+
+# Hangs on dkgp/commands/run.py, by `dkgp evaluate`.
+
+from __future__ import annotations
+
+from dkgp.models.verdict.finding import FEWEST_SAMPLES, Finding
+from dkgp.models.verdict.labels import label_findings
+from dkgp.models.verdict.reading import read_residuals
+from dkgp.models.verdict.regression import Residuals, findings
+from dkgp.models.verdict.rivals import Rivals, fit_rivals
+
+__all__ = [
+    "FEWEST_SAMPLES",
+    "Finding",
+    "Residuals",
+    "Rivals",
+    "findings",
+    "fit_rivals",
+    "label_findings",
+    "read_residuals",
+]

@@ -1,0 +1,59 @@
+"""`dkgp evaluate` on a bad and on a good model, from CSV to the verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cli.invoke import run, run_json
+
+
+def predicted(folder: Path, price: np.ndarray, X: np.ndarray) -> tuple[Path, Path]:
+    """Prediction store and test store of a model of prices in a CSV file."""
+    folder.mkdir(exist_ok=True)
+    np.savetxt(folder / "data.csv", np.c_[X, price], delimiter=",", header="area,age,price", comments="")
+    train, test, hyper, model, out = (folder / name for name in ("train", "test", "hyper.json", "model", "pred"))
+    split = ("--test-fraction", 0.5, "--test-out", test)
+    run_json("ingest", folder / "data.csv", train, "--target", "price", *split)
+    run_json("tune", train, "--out", hyper, "--subset", 250)
+    run_json("train", train, "--hyper", hyper, "--out", model)
+    run_json("predict", model, test, "--out", out, "--variance")
+    return out, test
+
+
+@pytest.fixture(scope="module")
+def inputs() -> np.ndarray:
+    return np.random.default_rng(5).uniform(-2.0, 2.0, (800, 2))
+
+
+def test_prices_whose_noise_grows_are_told_to_be_transformed(inputs: np.ndarray, tmp_path: Path) -> None:
+    noise = np.random.default_rng(6).normal(size=len(inputs))
+    price = 1e5 * np.exp(np.sin(2.0 * inputs[:, 0]) + 0.5 * inputs[:, 1] + 0.3 * noise)
+    out, test = predicted(tmp_path, price, inputs)
+    document = run_json("evaluate", out, test)
+    growing = [finding for finding in document["verdict"] if finding["kind"] == "noise and mean"]
+    assert "`transform` log" in growing[0]["advice"]
+    shown = run("evaluate", out, test).stdout
+    assert "ingest again with --transform log" in " ".join(shown.split())
+    assert "bad-model" in shown
+    # All of the table is on one scale: the density of prices of 1e5 is no small number.
+    assert document["nlpd_raw"] > 8.0
+    assert f"{document['nlpd_raw']:.4f}" in shown
+
+
+def test_a_good_model_and_its_rivals(inputs: np.ndarray, tmp_path: Path) -> None:
+    price = np.sin(2.0 * inputs[:, 0]) + inputs[:, 1] + 0.2 * np.random.default_rng(7).normal(size=len(inputs))
+    out, test = predicted(tmp_path, price, inputs)
+    document = run_json("evaluate", out, test, "--compare")
+    assert document["verdict"] == []
+    errors: dict[str, Any] = document["compare"]["rmse_raw"]["price"]
+    assert document["rmse_raw"] < errors["a linear model"] < errors["the mean of all targets"]
+    assert document["rmse_raw"] < errors["gradient boosting (scikit-learn)"]
+    least, most = document["nlpd_raw_range"]
+    assert least <= document["nlpd_raw"] <= most
+    shown = run("evaluate", out, test, "--compare")
+    assert "No sign of anything wrong in these 400 test samples." in shown.stdout
+    assert "about 1 s" in shown.stderr

@@ -1,0 +1,201 @@
+"""Eight models that are bad in known ways, each named, and good ones that are left in peace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from dkgp.models.verdict import Residuals, findings
+from dkgp.models.verdict.regression import _shares
+
+N, SEEDS = 1500, range(5)
+Numbers = np.ndarray
+Case = Callable[[np.random.Generator, Numbers], tuple[Numbers, Numbers, Numbers]]
+
+
+def residuals(case: Case, seed: int, n: int = N, **more: object) -> Residuals:
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 4))
+    truth, means, deviations = case(rng, X)
+    return Residuals(truth, means, deviations, X, list("abcd"), **more)  # type: ignore[arg-type]
+
+
+def kinds(case: Case, seed: int, n: int = N, **more: object) -> set[str]:
+    return {finding.kind for finding in findings(residuals(case, seed, n, **more))}
+
+
+def right(rng: np.random.Generator, X: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    mean = np.sin(X[:, 0]) + X[:, 1]
+    return mean + 0.3 * rng.normal(size=len(X)), mean, np.full(len(X), 0.3)
+
+
+def noise_known(rng: np.random.Generator, X: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    deviation = 0.1 + 0.4 * (X[:, 2] > 0.0)
+    return X[:, 0] + deviation * rng.normal(size=len(X)), X[:, 0], deviation
+
+
+def large_units(rng: np.random.Generator, X: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    return tuple(1e6 * values for values in right(rng, X))  # type: ignore[return-value]
+
+
+def almost_exact(rng: np.random.Generator, X: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    return X[:, 0] + 1e-7 * rng.normal(size=len(X)), X[:, 0], np.full(len(X), 1e-7)
+
+
+def narrow(rng: np.random.Generator, X: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    return X[:, 0] + 0.4 * rng.normal(size=len(X)), X[:, 0], np.full(len(X), 0.3)
+
+
+def wide(rng: np.random.Generator, X: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    return X[:, 0] + 0.3 * rng.normal(size=len(X)), X[:, 0], np.full(len(X), 0.5)
+
+
+def growing(rng: np.random.Generator, X: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    mean = np.exp(1.0 + 0.5 * X[:, 0])
+    return mean * (1.0 + 0.1 * rng.normal(size=len(X))), mean, np.full(len(X), 0.1 * np.sqrt(np.mean(mean**2)))
+
+
+def skewed(rng: np.random.Generator, X: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    return X[:, 0] + rng.exponential(size=len(X)) - 1.0, X[:, 0], np.ones(len(X))
+
+
+def heavy(rng: np.random.Generator, X: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    return X[:, 0] + 0.3 * rng.standard_t(2.5, size=len(X)), X[:, 0], np.full(len(X), 0.5)
+
+
+def not_learned(rng: np.random.Generator, X: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    return X[:, 0] + 0.2 * X[:, 1] ** 2 + 0.3 * rng.normal(size=len(X)), X[:, 0], np.full(len(X), 0.45)
+
+
+def two_noises(rng: np.random.Generator, X: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    deviation = 0.1 + 0.4 * (X[:, 2] > 0.0)
+    return X[:, 0] + deviation * rng.normal(size=len(X)), X[:, 0], np.full(len(X), 0.36)
+
+
+def nothing(rng: np.random.Generator, X: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    return rng.normal(size=len(X)), 0.02 * rng.normal(size=len(X)), np.ones(len(X))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        (narrow, "overconfident"),
+        (wide, "underconfident"),
+        (growing, "noise and mean"),
+        (skewed, "skewed"),
+        (heavy, "heavy tails"),
+        (not_learned, "dependence"),
+        (two_noises, "noise and input"),
+        (nothing, "explains little"),
+    ],
+)
+def test_a_bad_model_is_named(case: Case, kind: str, seed: int) -> None:
+    assert kind in kinds(case, seed)
+
+
+@pytest.mark.parametrize("n", [30, 100, N, 10_000])
+@pytest.mark.parametrize("case", [right, noise_known, large_units, almost_exact])
+def test_a_good_model_is_left_in_peace(case: Case, n: int) -> None:
+    for seed in SEEDS:
+        assert kinds(case, seed, n) == set()
+
+
+@pytest.mark.parametrize(
+    ("d", "n", "noise", "scale"), [(1, 30, 1e-4, 0.1), (1, 200, 0.05, 0.1), (2, 150, 1e-3, 0.3), (5, 200, 0.01, 1.0)]
+)
+def test_errors_that_neighbours_share_are_no_fault(d: int, n: int, noise: float, scale: float) -> None:
+    """A Gaussian process that is right: with few samples its errors are the function's, smooth, and known to be."""
+    alarms = 0
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        X = rng.uniform(-1.0, 1.0, (n + 300, d))
+        K = np.exp(-((X[:, None] - X[None]) ** 2).sum(-1) / (2.0 * scale**2))
+        f = np.linalg.cholesky(K + 1e-9 * np.eye(len(K))) @ rng.normal(size=len(K))
+        y = f + np.sqrt(noise) * rng.normal(size=len(K))
+        weights = np.linalg.solve(K[:n, :n] + noise * np.eye(n), K[:n, n:])
+        variance = 1.0 + noise - np.einsum("ij,ij->j", weights, K[:n, n:])
+        share = float(np.mean(1.0 - noise / variance))
+        names = [f"x{index}" for index in range(d)]
+        judged = Residuals(y[n:], weights.T @ y[:n], np.sqrt(variance), X[n:], names, latent_share=share)
+        alarms += len(findings(judged))
+    assert alarms <= (1 if n == 30 else 0)
+
+
+def test_few_samples_tell_nothing() -> None:
+    assert kinds(nothing, 0, 29) == set()
+    assert kinds(nothing, 0, 200) == {"explains little"}
+
+
+def test_a_feature_is_named_with_its_share() -> None:
+    [finding] = [item for item in findings(residuals(not_learned, 0)) if item.kind == "dependence"]
+    assert "'b'" in finding.text
+    assert not [name for name in "acd" if f"'{name}'" in finding.text]
+
+
+def test_a_smooth_function_without_noise_is_judged_by_its_mean_alone() -> None:
+    assert kinds(not_learned, 0, noise_free=True) == set()
+    assert kinds(nothing, 0, noise_free=True) == {"explains little"}
+
+
+def test_advice_of_growing_noise_goes_by_the_sign_of_the_target() -> None:
+    positive = residuals(growing, 0)
+    shifted = Residuals(positive.truth - 5.0, positive.means - 5.0, positive.deviations, positive.inputs, list("abcd"))
+    advice = [[item.advice for item in findings(case) if item.kind == "noise and mean"] for case in (positive, shifted)]
+    assert "`transform` log" in advice[0][0]
+    assert "`transform` yeo-johnson" in advice[1][0]
+
+
+def test_rivals_that_are_better_are_named() -> None:
+    good = residuals(right, 0)
+    found = findings(good, {"a linear model": 0.295, "boosting": 0.2, "the mean": 1.0})
+    assert [item.kind for item in found] == ["rival"]
+    assert "boosting" in found[0].text
+    trend = findings(good, {"a linear model": 0.2})
+    assert "linear" in trend[0].advice
+    # A hundred samples do not tell such errors apart.
+    assert findings(residuals(right, 0, 100), {"a linear model": 0.28}) == []
+
+
+def test_loose_intervals_are_no_evidence_of_wide_error_bars() -> None:
+    """True deviations are .3; what was computed only proves them to lie between .3 and .6."""
+    loose = residuals(right, 0)
+    middle, ends = np.full(N, 0.47), (np.full(N, 0.3), np.full(N, 0.6))
+    judged = Residuals(loose.truth, loose.means, middle, loose.inputs, loose.features, ends)
+    assert [item.kind for item in findings(judged)] == ["loose intervals"]
+    tight = Residuals(loose.truth, loose.means, middle, loose.inputs, loose.features, (middle * 0.99, middle * 1.01))
+    assert [item.kind for item in findings(tight)] == ["underconfident"]
+
+
+def test_without_variances_the_mean_is_judged_by_itself() -> None:
+    bad = residuals(narrow, 0)
+    assert findings(Residuals(bad.truth, bad.means, None, bad.inputs, bad.features)) == []
+    lost = bad.truth + 2.0 * (bad.inputs[:, 3] > 0.0)
+    found = findings(Residuals(lost, bad.means, None, bad.inputs, bad.features))
+    assert "dependence" in {item.kind for item in found}
+
+
+def test_shares_are_those_of_an_analysis_of_variance() -> None:
+    """Beside scipy's F statistic and its adjusted share, of a feature of few values and one in ten equal groups."""
+    rng = np.random.default_rng(3)
+    X = np.stack([rng.integers(0, 4, 400).astype(float), rng.normal(size=400)], axis=1)
+    values = 0.7 * X[:, 0] + 0.5 * X[:, 1] ** 2 + rng.normal(size=400)
+    told = dict(_shares(Residuals(values, 0.0 * values, np.ones(400), X, ["few", "many"]), values, 0.0))
+    places = {"few": X[:, 0].astype(int), "many": scipy.stats.rankdata(X[:, 1]).astype(int) * 10 // 401}
+    for name, groups in places.items():
+        k = len(np.unique(groups))
+        parts = [values[groups == group] for group in np.unique(groups)]
+        within = sum(float(np.sum((part - part.mean()) ** 2)) for part in parts) / (400 - k)
+        assert told[name] == pytest.approx(1.0 - within / values.var(ddof=1), abs=0.01 if name == "many" else 1e-12)
+        assert scipy.stats.f_oneway(*parts).pvalue < 1e-4
+    assert not _shares(Residuals(values, 0.0 * values, np.ones(400), X, ["few", "many"]), rng.normal(size=400), 0.0)
+
+
+def test_errors_beyond_all_measure_end_in_words() -> None:
+    huge = residuals(right, 0)
+    with np.errstate(all="raise"):
+        found = findings(Residuals(huge.truth, huge.means + 1e200, huge.deviations, huge.inputs, huge.features))
+    assert {item.kind for item in found} >= {"explains little", "overconfident"}
