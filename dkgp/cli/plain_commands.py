@@ -99,6 +99,12 @@ def _formats() -> dict[str, str]:
     show_default=True,
     help="With --like: what to do with a level that the store has not seen.",
 )
+@click.option(
+    "--transform",
+    type=click.Choice(["log", "yeo-johnson"]),
+    help="Model the logarithm of the target, or its power transform after Yeo and Johnson, whose lambda is found. "
+    "Evaluations come back in the target's own units.",
+)
 @click.option("--test-fraction", type=float, help="Share of the samples, drawn at random, for the test store.")
 @click.option("--test-mask", metavar="NAME[:COLUMN]", help="Column of zeros and ones that marks the test samples.")
 @click.option(

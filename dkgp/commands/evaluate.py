@@ -19,6 +19,7 @@ from dkgp.errors import InputError
 from dkgp.models.classification.evaluation import evaluate_classes, holds_classes
 from dkgp.models.metrics import CoverageCurve, coverage_curve, evaluate
 from dkgp.models.sparse.methods import METHODS
+from dkgp.models.target_units import TargetUnits
 from dkgp.models.verdict import Rivals, findings, fit_rivals, label_findings, read_residuals
 from dkgp.registry import Option
 
@@ -144,7 +145,7 @@ def _evaluate_classes(job: EvaluateJob, prediction: Prediction, dataset: Dataset
 
 def read_pairs(prediction: Prediction, dataset: Dataset) -> tuple[FloatArray, FloatArray]:
     """True targets and predicted means in the units of the targets, (n, p) each."""
-    return dataset.all_targets(standardised=False), prediction.read("mean")
+    return dataset.all_targets(standardised=False), TargetUnits(prediction).read().mean
 
 
 def read_coverage(prediction: Prediction, dataset: Dataset, *, noise_free: bool) -> CoverageCurve | None:

@@ -12,6 +12,7 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.warm_up import behind
 from dkgp.data import TableOptions, ingest
 from dkgp.data.sources.tables.encoding import Unseen
+from dkgp.data.stores.transforms import TransformName
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class IngestJob:
     table: TableOptions = field(default_factory=TableOptions)
     like: str | None = None
     unseen: Unseen = "refuse"
+    transform: TransformName | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -57,6 +59,7 @@ def run_ingest(job: IngestJob, reporter: Reporter) -> Document:
             table=job.table,
             like=job.like,
             unseen=job.unseen,
+            transform=job.transform,
             progress=progress,
             **job.options,
         )

@@ -11,6 +11,7 @@ import numpy as np
 
 from dkgp.cluster.client_executor import is_in_process
 from dkgp.data import Dataset
+from dkgp.errors import InputError
 from dkgp.estimators.fitted import Fitted, Workspace
 from dkgp.estimators.outputs import predictions
 from dkgp.estimators.scikit_learn import BaseEstimator, RegressorMixin, check_is_fitted
@@ -88,6 +89,12 @@ class KernelEstimator(ClientEstimator):
     def _take(self, fitted: Fitted) -> None:
         """Show a model's parts under scikit-learn's names."""
         record, hyperparameters = fitted.record, fitted.about.get("hyperparameters")
+        if record.standardisation.transforms:
+            raise InputError(
+                f"the targets {list(record.target_names)} were ingested with a transform, and estimators predict in "
+                "the targets' own units; use dkgp train, predict and evaluate, or ingest without it and transform y in "
+                "Python"
+            )
         self._fitted = fitted
         self.kernel_ = kernel_from_json(record.kernel)
         self.noise_variance_ = record.noise_variance

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dkgp.data import Dataset, Prediction
 from dkgp.data.stores.standardisation import RunningMoments
 from dkgp.errors import InputError
+from dkgp.models.target_units import TargetUnits
 from dkgp.models.variance_scores import ScoredVariances, VarianceTally
 from dkgp.operators.base import FloatArray
 
@@ -124,7 +125,8 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     Returns
     -------
     dict
-        `rmse` (equation 16 of the GBCD paper: normalised by the training targets' standard deviation), `rmse_raw` and
+        `rmse` (equation 16 of the GBCD paper: normalised by the training targets' standard deviation, on the scale of
+        their `transform` where they have one, which is then told), `rmse_raw` and
         `mae_raw` in the targets' own units, `r_squared` (None of constant targets), `mean_error_bound` (largest,
         normalised as rmse) and `mean_error_bound_rms`: the root mean square distance from the exact means is no more;
         None of predictions without bounds; of a sparse model `method`, and `rms_bound`, the same proven at the training
@@ -151,30 +153,36 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     certified = {"variance_lower", "variance_upper"} <= set(prediction.variables)
     wanted, gaps = (prediction.attributes.get("variance") or {}).get("gap"), list[GapTally]()
     p, n = len(names), prediction.n_samples
-    absolute, moments = np.zeros(p), RunningMoments(p)
-    squared, squared_bound = _Squares(p), _Squares(p)
+    units = TargetUnits(prediction, noise_free=noise_free)
+    absolute, slopes, moments = np.zeros(p), np.zeros(p), RunningMoments(p)
+    squared, squared_inside, squared_bound = _Squares(p), _Squares(p), _Squares(p)
     tally = None if variances is None else VarianceTally(scale, variances.proven)
     bounded = "mean_error_bound" in prediction.variables
     bound, outside = 0.0, 0
     for start, stop in prediction.row_chunks():
         truth = dataset.targets(start, stop, standardised=False)
-        error = truth - prediction.read("mean", start, stop)
+        # On the scale of the model, which is another than the targets' where they are transformed.
+        inside = units.forward(truth, start) - prediction.read("mean", start, stop)
+        error = truth - units.mean(start, stop) if units.transformed else inside
         moments.update(truth)
         squared.add(error)
+        if units.transformed:
+            squared_inside.add(inside)
+            slopes += units.log_slopes(truth)
         absolute += np.sum(np.abs(error), axis=0)
         if bounded:
             bounds = prediction.read("mean_error_bound", start, stop) / scale
             bound = max(bound, float(np.max(bounds)))
             squared_bound.add(bounds)
         if variances is not None and tally is not None:
-            tally.add(error, variances.read(start, stop))
+            tally.add(inside, variances.read(start, stop))
         if certified:
             lower, upper = (prediction.read(f"variance_{end}", start, stop) for end in ("lower", "upper"))
             gaps.append(GapTally.of(lower, upper, wanted))
             if variances is not None:
                 outside += outside_interval(prediction.read("variance", start, stop), lower, upper)
     rmse_raw = squared.root_means(n)
-    rmse = rmse_raw / scale
+    rmse = (squared_inside.root_means(n) if units.transformed else rmse_raw) / scale
     explained = _r_squared(rmse_raw, moments.std)
     result: dict[str, Any] = {
         "n": n,
@@ -192,8 +200,10 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
         result["method"] = prediction.attributes["method"]
         distance = np.asarray(prediction.attributes["rms_bound_raw"]) / scale
         result["rms_bound"] = _root_mean_square(distance)
-    # A density of targets in their own units is that of normalised ones, over the unit.
-    shift = np.log(scale)
+    # A density of targets in their own units is that of normalised ones, over the unit, by the transform's slope.
+    shift = np.log(scale) - slopes / n
+    if units.transformed:
+        result["transform"] = prediction.attributes["transform"]
     if tally is not None:
         result |= tally.figures(n, shift)
         result["coverage_95_band"] = list(coverage_band(n))
@@ -231,13 +241,14 @@ def coverage_curve(prediction: Prediction, dataset: Dataset, *, noise_free: bool
     Raises `InputError`: other samples or targets than were predicted, or predictions without variances.
     """
     check_belonging(prediction, dataset)
-    variances = ScoredVariances.of(prediction, noise_free)
+    variances, units = ScoredVariances.of(prediction, noise_free), TargetUnits(prediction, noise_free=noise_free)
     if variances is None:
         raise InputError(f"'{prediction.url}' has no variances; predict it again with variances")
     levels = np.linspace(0.0, 1.0, CURVE_LEVELS)
     counts = np.zeros((CURVE_LEVELS, prediction.n_targets))
     for start, stop in prediction.row_chunks():
-        error = dataset.targets(start, stop, standardised=False) - prediction.read("mean", start, stop)
+        truth = units.forward(dataset.targets(start, stop, standardised=False), start)
+        error = truth - prediction.read("mean", start, stop)
         # The narrowest central interval that holds the truth has this level.
         needed = scipy.special.erf(np.abs(error) / np.sqrt(2.0 * variances.read(start, stop).middle))
         first = np.searchsorted(levels, needed)

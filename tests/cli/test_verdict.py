@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cli.invoke import run, run_json
+from tests.cli.invoke import refused, run, run_json
 
 
-def predicted(folder: Path, price: np.ndarray, X: np.ndarray) -> tuple[Path, Path]:
+def predicted(folder: Path, price: np.ndarray, X: np.ndarray, *options: str) -> tuple[Path, Path]:
     """Prediction store and test store of a model of prices in a CSV file."""
     folder.mkdir(exist_ok=True)
     np.savetxt(folder / "data.csv", np.c_[X, price], delimiter=",", header="area,age,price", comments="")
     train, test, hyper, model, out = (folder / name for name in ("train", "test", "hyper.json", "model", "pred"))
     split = ("--test-fraction", 0.5, "--test-out", test)
-    run_json("ingest", folder / "data.csv", train, "--target", "price", *split)
+    run_json("ingest", folder / "data.csv", train, "--target", "price", *split, *options)
     run_json("tune", train, "--out", hyper, "--subset", 250)
     run_json("train", train, "--hyper", hyper, "--out", model)
     run_json("predict", model, test, "--out", out, "--variance")
@@ -57,3 +57,31 @@ def test_a_good_model_and_its_rivals(inputs: np.ndarray, tmp_path: Path) -> None
     shown = run("evaluate", out, test, "--compare")
     assert "No sign of anything wrong in these 400 test samples." in shown.stdout
     assert "about 1 s" in shown.stderr
+
+
+@pytest.mark.parametrize("transform", ["log", "yeo-johnson"])
+def test_the_transform_mends_it(inputs: np.ndarray, tmp_path: Path, transform: str) -> None:
+    noise = np.random.default_rng(6).normal(size=len(inputs))
+    price = 1e5 * np.exp(np.sin(2.0 * inputs[:, 0]) + 0.5 * inputs[:, 1] + 0.3 * noise)
+    plain = run_json("evaluate", *predicted(tmp_path / "plain", price, inputs))
+    out, test = predicted(tmp_path / "better", price, inputs, "--transform", transform)
+    document = run_json("evaluate", out, test, "--compare", "--plot", tmp_path / "fit.png")
+    assert document["transform"][0]["name"] == transform
+    assert document["verdict"] == []
+    # In the units of the price; the truth's own density, of noise that is known, is not far off.
+    assert document["nlpd_raw"] < plain["nlpd_raw"] - 0.3
+    best = float(np.log(0.3 * price).mean() + 0.5 * np.log(2.0 * np.pi) + 0.5)
+    assert document["nlpd_raw"] == pytest.approx(best, abs=0.15)
+    assert document["rmse_raw"] < document["compare"]["rmse_raw"]["price"]["a linear model"]
+    shown = run("evaluate", out, test).stdout
+    assert ("the target's logarithm" if transform == "log" else "Yeo-Johnson transform (lambda 0") in shown
+
+
+def test_what_a_logarithm_does_not_take_is_refused_by_name_and_line(inputs: np.ndarray, tmp_path: Path) -> None:
+    price = np.abs(inputs[:, 0]) + 1.0
+    price[10] = 0.0
+    np.savetxt(tmp_path / "data.csv", np.c_[inputs, price], delimiter=",", header="area,age,price", comments="")
+    command = ("ingest", tmp_path / "data.csv", tmp_path / "train", "--transform", "log")
+    refused(run(*command, "--target", "price"), "'price' holds 0 in line 12", "Give --transform yeo-johnson")
+    assert not (tmp_path / "train").exists()
+    refused(run(*command), "--transform without --target", exit_code=2)

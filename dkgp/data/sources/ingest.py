@@ -22,6 +22,7 @@ from dkgp.data.sources.tables.learning import TableOptions
 from dkgp.data.sources.tables.survey import survey
 from dkgp.data.stores.dataset import DATASET_KIND, Dataset
 from dkgp.data.stores.manifest import stored_encoding
+from dkgp.data.stores.transforms import TransformName
 from dkgp.data.stores.writable import ensure_writable
 from dkgp.data.types import Json, Location, ProgressCallback
 from dkgp.errors import InputError, UsageError
@@ -51,6 +52,7 @@ class IngestReport:
 
     def to_json(self) -> Json:
         """Plain numbers, text and lists."""
+        transforms = self.train.standardisation.transforms
         classes, counts = self.train.classes, self.train.class_counts
         return {
             "train": self.train.url,
@@ -64,6 +66,7 @@ class IngestReport:
             "targets": list(self.train.target_names),
             "classes": None if classes is None else list(classes),
             "class_counts": None if counts is None else list(counts),
+            **({"transforms": [of.to_json() for of in transforms]} if transforms else {}),
             "fingerprint": self.train.fingerprint,
             "seconds": self.seconds,
             "warnings": list(self.warnings),
@@ -88,6 +91,7 @@ def ingest(
     table: TableOptions | None = None,
     like: Location | None = None,
     unseen: Unseen = "refuse",
+    transform: TransformName | None = None,
     progress: ProgressCallback | None = None,
     **options: Any,
 ) -> IngestReport:
@@ -135,6 +139,10 @@ def ingest(
         features are then that store's.
     unseen
         With `like`: "refuse" a level that the store has not seen, or make "zeros" of it.
+    transform
+        "log" or "yeo-johnson": what is done to the targets before they are standardised, so that models are of
+        transformed targets; the stores keep them as they are. Of Yeo and Johnson's, lambda is the training targets' by
+        maximum likelihood, between 0 and 2.
     progress
         Called after every block with phase "encode" where `table` asks for it, then "check", then "write".
     options
@@ -160,6 +168,10 @@ def ingest(
     _check_outputs(split, out, test_out)
     choice = ColumnChoice(target, labels, weights, features)
     _check_stratify(split, labels)
+    if transform is not None and target is None:
+        raise UsageError(
+            "Got `transform` without `targets`; only targets that are numbers are transformed. Leave it out."
+        )
     outputs = [normalise_url(url) for url in (out, test_out) if url is not None]
     for url in outputs:
         ensure_writable(url, overwrite, DATASET_KIND)
@@ -172,7 +184,7 @@ def ingest(
     source = EncodedSource(raw, encoding) if encoding else raw
     if choice.features is None and known_features is not None:
         choice = replace(choice, features=known_features)
-    passes = Passes(source, select_columns(source, choice, split.column), progress, encoding)
+    passes = Passes(source, select_columns(source, choice, split.column), progress, encoding, transform)
     try:
         passes.check()
     except ColumnError as error:

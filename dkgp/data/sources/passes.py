@@ -21,6 +21,7 @@ from dkgp.data.sources.tables.encoding import Encoding
 from dkgp.data.sources.tables.survey import RepeatedRows
 from dkgp.data.stores.dataset import Dataset
 from dkgp.data.stores.dataset_writer import MINIMUM_TRAINING_SAMPLES, DatasetWriter
+from dkgp.data.stores.transforms import TransformName, require_positive
 from dkgp.data.types import BoolArray, FloatArray, Progress, ProgressCallback
 from dkgp.errors import InputError
 
@@ -41,10 +42,11 @@ class Passes:
         selection: Selection,
         progress: ProgressCallback | None,
         encoding: Encoding | None = None,
+        transform: TransformName | None = None,
     ) -> None:
         self.n_samples = 0
         self._source, self._selection, self._progress = source, selection, progress
-        self._encoding = encoding or None
+        self._encoding, self._transform = encoding or None, transform
         self._repeats = RepeatedRows()
         self._mask_blocks: list[BoolArray] = []
         # Of labels only: their codes as they came, and which inputs there were.
@@ -72,6 +74,9 @@ class Passes:
                     first_bad.setdefault(index, f"{_kind_of(values[row, index])} in {block.place(row)}")
             if not first_bad:
                 self._remember(values)
+                if self._transform == "log":
+                    for index, column in enumerate(selection.targets, start=len(selection.features)):
+                        require_positive(values[:, index], column.name, block.place)
             if len(values):
                 lowest, highest = np.minimum(lowest, values.min(axis=0)), np.maximum(highest, values.max(axis=0))
         if first_bad:
@@ -129,6 +134,7 @@ class Passes:
             ]
             for writer in writers:
                 writer.encoding = None if self._encoding is None else self._encoding.to_json()
+                writer.transform = self._transform
             start = 0
             for block in self._blocks("write"):
                 parts = self._parts(block.values)

@@ -5,6 +5,7 @@ Rows are buffered to whole chunks, checked, hashed and counted into the moments 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import warnings
 from collections.abc import Sequence
@@ -15,10 +16,11 @@ from numpy.typing import ArrayLike
 
 from dkgp.data.classes import codes_of_targets
 from dkgp.data.remote.storage import normalise_url
-from dkgp.data.stores.arrays import default_chunk_rows, set_attributes, target_layout
+from dkgp.data.stores.arrays import default_chunk_rows, row_ranges, set_attributes, target_layout
 from dkgp.data.stores.columns import ColumnNames
 from dkgp.data.stores.dataset import DATASET_KIND, Dataset, open_dataset
 from dkgp.data.stores.standardisation import RunningMoments, Standardisation
+from dkgp.data.stores.transforms import MOST_TARGETS, TransformName, fit_transform
 from dkgp.data.stores.writable import NewStore, new_store
 from dkgp.data.types import FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError
@@ -37,9 +39,12 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         What the user should hear of, such as the constant features that were dropped. Complete after `finish`.
     encoding
         What the columns of the source became, as JSON; None where they were numbers. May be set before `finish`.
+    transform
+        Of targets, before they are standardised; None for none. May be set before `finish`.
     """
 
     encoding: Json | None = None
+    transform: TransformName | None = None
 
     def __init__(self, store: NewStore, names: ColumnNames, chunk_rows: int, expected_samples: int | None) -> None:
         self.url = store.url
@@ -282,7 +287,22 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         for name in np.array(self.feature_names, dtype=object)[~kept]:
             self.warnings.append(f"The feature '{name}' is constant on the training set and was dropped.")
         mean, std = (targets.mean, targets.std) if self.classes is None else (np.zeros(1), np.ones(1))
-        return Standardisation(inputs.mean[kept], inputs.std[kept], mean, std, tuple(kept.tolist()))
+        plain = Standardisation(inputs.mean[kept], inputs.std[kept], mean, std, tuple(kept.tolist()))
+        return plain if self.transform is None or self.classes is not None else self._transformed(plain, self.transform)
+
+    def _transformed(self, plain: Standardisation, name: TransformName) -> Standardisation:
+        """The map with a transform of each target, from the targets as they were written."""
+        stored = self._store.arrays[1]
+        chunks = row_ranges(self.n_samples, self.chunk_rows)
+        step = -(-self.n_samples // MOST_TARGETS)
+        some = np.concatenate([stored.read(*chunk).reshape(chunk[1] - chunk[0], -1)[::step] for chunk in chunks])
+        transforms = tuple(fit_transform(name, column) for column in some.T)
+        result = dataclasses.replace(plain, transforms=transforms)
+        moments = RunningMoments(len(transforms))
+        for start, stop in chunks:
+            moments.update(result.transformed(stored.read(start, stop).reshape(stop - start, -1)))
+        moments.require_range(self.target_names)
+        return dataclasses.replace(result, target_mean=moments.mean, target_std=moments.std)
 
 
 def dataset_from_arrays(

@@ -34,8 +34,16 @@ from dkgp.errors import OutputExistsError, StorageError, StoreError
 
 MANIFEST_NAME = "dkgp-manifest.json"
 # The format of each kind of store that is written; older ones are read. Datasets: 2 may name classes and weigh
-# samples. Predictions: 2 may hold decisions, classes and probabilities.
-FORMAT_VERSIONS = {"dataset": 2, "prediction": 3, "classifier": 2}
+# samples, 3 transform targets. Predictions: 2 may hold decisions, classes and probabilities, 3 intervals of these, 4
+# be of transformed targets, as may 2 of models; classifiers: 2 may hold a likelihood.
+FORMAT_VERSIONS = {
+    "dataset": 3,
+    "prediction": 4,
+    "classifier": 2,
+    "model": 2,
+    "sparse model": 2,
+    "linear model": 2,
+}
 _KIND_ATTRIBUTE = "dkgp_store"
 
 

@@ -102,7 +102,9 @@ class AssembledDataset(Dataset):
         # Codes are their own standardised form.
         codes = self.classes is not None or self._signs is not None
         mean, std = (np.zeros(p), np.ones(p)) if codes else (standardisation.target_mean, standardisation.target_std)
-        targets = InSourceUnits(self.standard_targets, mean, std, (True,) * p, np.zeros(p))
+        targets: RowArray = InSourceUnits(self.standard_targets, mean, std, (True,) * p, np.zeros(p))
+        if standardisation.transforms:
+            targets = MemoryArray(self.all_targets(standardised=False))
         vars(raw).update(_input_array=inputs, _target_array=targets if self.target_names else None)
         return raw
 

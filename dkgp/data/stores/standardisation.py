@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dkgp.data.stores.transforms import TargetTransform, require_positive
 from dkgp.data.types import FloatArray, Json
 from dkgp.errors import InputError
 
@@ -119,9 +120,11 @@ class Standardisation:
     input_mean, input_std
         Of the features kept, shape (d,), in the units of the features.
     target_mean, target_std
-        Shape (p,), in the units of the targets.
+        Shape (p,), in the units of the targets; of transformed ones, on their scale.
     kept
         For each raw feature whether it is kept, length d_raw; a feature that is constant on the training set is not.
+    transforms
+        What is done to each target before it is standardised, length p; empty where nothing is.
     """
 
     input_mean: FloatArray
@@ -129,6 +132,7 @@ class Standardisation:
     target_mean: FloatArray
     target_std: FloatArray
     kept: tuple[bool, ...]
+    transforms: tuple[TargetTransform, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("input_mean", "input_std", "target_mean", "target_std"):
@@ -145,6 +149,11 @@ class Standardisation:
             raise InputError(
                 f"The standardisation keeps {sum(self.kept)} features but has {self.input_mean.size} means and "
                 f"{self.input_std.size} standard deviations."
+            )
+        if self.transforms and len(self.transforms) != self.target_mean.size:
+            raise InputError(
+                f"The standardisation has {len(self.transforms)} transforms of {self.target_mean.size} targets; "
+                "expected as many, or none."
             )
         if self.target_mean.shape != self.target_std.shape:
             raise InputError(
@@ -177,21 +186,35 @@ class Standardisation:
         """Standardised targets of raw ones, both of shape (rows, p)."""
         _require_columns("Targets", raw, self.target_mean.size)
         with np.errstate(over="ignore"):
-            return (raw - self.target_mean) / self.target_std
+            return (self.transformed(raw) - self.target_mean) / self.target_std
+
+    def transformed(self, raw: FloatArray) -> FloatArray:
+        """Targets (rows, p) on the scale that is standardised; `InputError` where a logarithm takes one not."""
+        if not self.transforms:
+            return raw
+        for t, of in enumerate(self.transforms):
+            if of.name == "log":
+                require_positive(raw[:, t], f"target {t}")
+        return np.stack([of.forward(raw[:, t]) for t, of in enumerate(self.transforms)], axis=1)
 
     def targets_back(self, standardised: FloatArray) -> FloatArray:
         """Targets in their own units of standardised ones, both of shape (rows, p)."""
         _require_columns("Targets", standardised, self.target_mean.size)
-        return standardised * self.target_std + self.target_mean
+        scaled = standardised * self.target_std + self.target_mean
+        if not self.transforms:
+            return scaled
+        return np.stack([of.inverse(scaled[:, t]) for t, of in enumerate(self.transforms)], axis=1)
 
     def to_json(self) -> Json:
         """Plain numbers and lists; floats survive the round trip to the last bit."""
-        return {item.name: np.asarray(getattr(self, item.name)).tolist() for item in fields(self)}
+        content = {item.name: np.asarray(getattr(self, item.name)).tolist() for item in fields(self)[:-1]}
+        return {**content, **({"transforms": [of.to_json() for of in self.transforms]} if self.transforms else {})}
 
     @classmethod
     def from_json(cls, content: Json) -> Standardisation:
         """Inverse of `to_json`."""
-        return cls(**{item.name: content[item.name] for item in fields(cls)})
+        transforms = tuple(TargetTransform(**of) for of in content.get("transforms", ()))
+        return cls(**{item.name: content[item.name] for item in fields(cls)[:-1]}, transforms=transforms)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Standardisation) and self.to_json() == other.to_json()

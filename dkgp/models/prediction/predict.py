@@ -177,6 +177,7 @@ def predict(
                 "model_fingerprint": model.fingerprint,
                 "data_fingerprint": dataset.fingerprint,
                 "target_std": np.asarray(model.standardisation.target_std).tolist(),
+                **_transforms(model),
                 **rounds.attributes,
             }
             if writer is None:
@@ -206,6 +207,12 @@ def predict(
         figures["largest_decision_error_bound"] = streamed.bound
         return PredictSummary(*about, None, str(url), None, rounds.assumes, figures)
     return PredictSummary(*about, streamed.bound, str(url), figures, rounds.assumes)
+
+
+def _transforms(model: AnyModel | LinearRecord) -> dict[str, Any]:
+    """What says that predictions are on the scale of transformed targets."""
+    transforms = model.standardisation.transforms
+    return {"transform": [of.to_json() for of in transforms]} if transforms else {}
 
 
 def _sums(

@@ -6,6 +6,7 @@ import numpy as np
 
 from dkgp.data import Dataset, Prediction
 from dkgp.models.metrics import check_belonging
+from dkgp.models.target_units import TargetUnits
 from dkgp.models.variance_scores import ScoredVariances
 from dkgp.models.verdict.regression import Residuals
 from dkgp.operators.base import FloatArray
@@ -23,16 +24,21 @@ def read_residuals(prediction: Prediction, dataset: Dataset, *, noise_free: bool
     variances = ScoredVariances.of(prediction, noise_free)
     most = min(MOST_SAMPLES, max(1000, MOST_NUMBERS // max(1, dataset.n_features)))
     step = -(-prediction.n_samples // most)
-    truth, means, inputs = list[FloatArray](), list[FloatArray](), list[FloatArray]()
+    units = TargetUnits(prediction, noise_free=noise_free)
+    truth, means, inputs, inside = (list[FloatArray]() for _ in range(4))
     deviations: tuple[list[FloatArray], ...] = ([], [], [])
     for start, stop in prediction.row_chunks():
         rows = slice(-start % step, None, step)
-        truth.append(dataset.targets(start, stop, standardised=False)[rows])
-        means.append(prediction.read("mean", start, stop)[rows])
+        targets = dataset.targets(start, stop, standardised=False)
+        truth.append(targets[rows])
+        means.append(units.mean(start, stop)[rows])
+        if units.transformed:
+            inside.append((units.forward(targets, start) - prediction.read("mean", start, stop))[rows])
         inputs.append(dataset.inputs(start, stop, standardised=False)[rows])
         if variances is not None:
             for parts, variance in zip(deviations, variances.read(start, stop), strict=True):
                 parts.append(np.sqrt(variance[rows]))
+    errors = np.concatenate(inside) if inside else None
     y, m, X = (np.concatenate(parts) for parts in (truth, means, inputs))
     s = None if variances is None else [np.concatenate(parts) for parts in deviations]
     proven = variances is not None and variances.proven
@@ -47,9 +53,15 @@ def read_residuals(prediction: Prediction, dataset: Dataset, *, noise_free: bool
             (s[1][:, t], s[2][:, t]) if s is not None and proven else None,
             noise_free,
             0.0 if s is None else _latent_share(s[0][:, t], noise[t]),
+            None if errors is None else errors[:, t] / (_deviation(errors[:, t]) if s is None else s[0][:, t]),
         )
         for t, name in enumerate(prediction.target_names)
     }
+
+
+def _deviation(errors: FloatArray) -> float:
+    """Root mean square of errors, one where all are zero."""
+    return float(np.sqrt(np.mean(errors**2))) or 1.0
 
 
 def _latent_share(deviations: FloatArray, noise: float) -> float:

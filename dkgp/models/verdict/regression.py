@@ -229,10 +229,16 @@ def _grows(residuals: Residuals) -> Finding | None:
         "noise and mean",
         f"The noise {direction} with the predicted value (rank correlation {rank:.2f}), and the error bars do not "
         "follow it",
-        "Take the logarithm of the target: ingest again with `transform` log"
-        if positive
-        else "Transform the target: ingest again with `transform` yeo-johnson",
+        _transform(residuals, positive),
     )
+
+
+def _transform(residuals: Residuals, positive: bool) -> str:
+    if residuals.normal is not None:
+        return "The target's transform does not mend it: ingest again with the other `transform`, or without"
+    if positive:
+        return "Take the logarithm of the target: ingest again with `transform` log"
+    return "Transform the target: ingest again with `transform` yeo-johnson"
 
 
 def _skewed(residuals: Residuals) -> Finding | None:
@@ -244,12 +250,12 @@ def _skewed(residuals: Residuals) -> Finding | None:
     if not (beyond and abs(skewness) > _SKEWNESS and skewness * median > 0.0):
         return None
     side = "upwards" if skewness > 0.0 else "downwards"
-    transform = "log" if skewness > 0.0 and bool((residuals.truth > 0.0).all()) else "yeo-johnson"
+    positive = skewness > 0.0 and bool((residuals.truth > 0.0).all())
     return Finding(
         "skewed",
         f"The residuals are skewed {side} (skewness {skewness:.2g}), so that intervals around the mean are too wide on "
         "one side and too narrow on the other",
-        f"Transform the target: ingest again with `transform` {transform}",
+        _transform(residuals, positive),
     )
 
 

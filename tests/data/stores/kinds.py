@@ -269,11 +269,17 @@ KINDS = {
         _read_dataset,
         "X/c/1/0",
         {"X": ("sample", "feature"), "y": ("sample",)},
-        ((1, ("classes",)),),
+        ((1, ("classes",)), (2, ())),
     ),
     "labels": StoreKind("dataset", _write_labels, open_dataset, _read_dataset, "y/c/2", {"y": ("sample",)}),
     "model": StoreKind(
-        "model", _exact(False), open_model, _read_exact, "inputs/c/0/0", {"alpha": ("sample",), "gradient": ("sample",)}
+        "model",
+        _exact(False),
+        open_model,
+        _read_exact,
+        "inputs/c/0/0",
+        {"alpha": ("sample",), "gradient": ("sample",)},
+        ((1, ()),),
     ),
     "model by reference": StoreKind(
         "model", _exact(True), open_model, _read_exact, "alpha/c/0", {"alpha": ("sample",), "targets": ("sample",)}
@@ -285,6 +291,7 @@ KINDS = {
         _SPARSE,
         "lower/c/0/0",
         {"lower": ("basis", "other"), "weights": ("basis", "target"), "basis_noise": ("basis",)},
+        ((1, ()),),
     ),
     "linear": StoreKind(
         "linear model",
@@ -293,6 +300,7 @@ KINDS = {
         _fields("coefficients", "intercept"),
         "coefficients/c/0/0",
         {"coefficients": ("feature", "target"), "intercept": ("target",)},
+        ((1, ()),),
     ),
     "fixed-size": StoreKind(
         "classifier",
@@ -310,7 +318,7 @@ KINDS = {
         _read_predictions,
         "mean/c/2",
         {"mean": ("sample",), "variance": ("sample",)},
-        ((1, ("classes",)), (2, ())),
+        ((1, ("classes",)), (2, ()), (3, ())),
     ),
     **{
         f"predictions of {count} classes": StoreKind(

@@ -29,6 +29,8 @@ def evaluated_tables(document: Document) -> list[RenderableType]:
         ("R²", _digits(document["r_squared"])),
         *_certified(document),
     ]
+    if "transform" in document:
+        rows.insert(1, ("modelled", ", ".join(transform_text(of) for of in document["transform"])))
     if document.get("nlpd") is not None:
         rows += _variance_rows(document)
     shown = [table_of("Evaluated, in the units of the targets", rows)]
@@ -53,6 +55,13 @@ def verdict(document: Document) -> RenderableType:
         parts.append(Text(f"  {_typed(finding['advice'])}."))
     parts.append(Text(f"More in {GUIDE}.", style="dim"))
     return Group(*parts)
+
+
+def transform_text(transform: Document) -> str:
+    """Return what a target's transform is called."""
+    if transform["name"] == "log":
+        return "the target's logarithm"
+    return f"the target's Yeo-Johnson transform (lambda {transform['parameter']:.3g})"
 
 
 def _typed(text: str) -> str:
