@@ -114,6 +114,11 @@ def _dataset(url: str) -> Document:
         ],
         "targets": dataset.target_names,
         **(
+            {"transforms": [of.to_json() for of in dataset.standardisation.transforms]}
+            if dataset.standardisation.transforms
+            else {}
+        ),
+        **(
             {}
             if dataset.classes is None
             else {"classes": dict(zip(dataset.classes, dataset.class_counts or (), strict=True))}

@@ -59,6 +59,21 @@ def test_abstaining_leaves_out_what_is_not_certified(files: Files) -> None:
     assert found["error_rate"] == pytest.approx(np.mean((files.codes != files.predicted)[kept]))
 
 
+def test_verdict_of_classes(files: Files, tmp_path: Path) -> None:
+    other = str(tmp_path / "other.zarr")
+    dataset_from_arrays(other, files.X, 1 - files.predicted, target_names=["kind"], classes=NAMES)
+    document = run_json("evaluate", files.prediction, other)
+    assert document["verdict"][0]["kind"] == "explains little"
+    assert "100.00% of the labels are wrong" in document["verdict"][0]["text"]
+    shown = " ".join(run("evaluate", files.prediction, other).stdout.split())
+    assert "Verdict - 100.00% of the labels are wrong" in shown
+    assert "tune again with --subset larger" in shown
+
+
+def test_rivals_are_for_numbers(files: Files) -> None:
+    refused(run("evaluate", files.prediction, files.test, "--compare"), "--compare is about targets that are numbers")
+
+
 def test_table_names_the_figures_and_the_classes_as_they_are(files: Files) -> None:
     result = run("evaluate", files.prediction, files.test, "--abstain")
     assert result.exit_code == 0

@@ -66,6 +66,7 @@ def test_the_transform_mends_it(inputs: np.ndarray, tmp_path: Path, transform: s
     plain = run_json("evaluate", *predicted(tmp_path / "plain", price, inputs))
     out, test = predicted(tmp_path / "better", price, inputs, "--transform", transform)
     document = run_json("evaluate", out, test, "--compare", "--plot", tmp_path / "fit.png")
+    assert run_json("info", test)["transforms"] == document["transform"]
     assert document["transform"][0]["name"] == transform
     assert document["verdict"] == []
     # In the units of the price; the truth's own density, of noise that is known, is not far off.

@@ -151,6 +151,8 @@ def predict(
     names = () if of_classes else model.target_names
     test = dataset.as_seen_by(model.feature_names, names, model.standardisation)
     _require_finite(test)
+    if model.standardisation.transforms and note is not None:
+        note("the model is of transformed targets, and so are predictions in the store; evaluate brings them back")
     version = f"{model.fingerprint}-{time.time_ns():x}"
     writer = PredictionWriter.open_to_resume(url) if out.resume and exists(url) else None
     try:

@@ -10,7 +10,9 @@ import pytest
 import scipy.integrate
 import scipy.stats
 
+import dkgp
 from dkgp.data import DatasetWriter, open_dataset
+from dkgp.data.stores.memory_dataset import assembled_dataset
 from dkgp.data.stores.standardisation import Standardisation
 from dkgp.data.stores.transforms import TargetTransform, fit_transform
 from dkgp.errors import InputError
@@ -93,6 +95,21 @@ def test_other_transforms_are_refused(name: str, parameter: float) -> None:
         TargetTransform(name, parameter)  # type: ignore[arg-type]
 
 
+def test_data_in_memory_are_seen_by_others_in_their_units(rng: np.random.Generator) -> None:
+    """A training set that a model carries, standardised, matched again under the same and under another map."""
+    y = np.exp(rng.normal(size=(50, 1)))
+    to = Standardisation(
+        np.zeros(2), np.ones(2), np.array([0.1]), np.array([0.9]), (True, True), (TargetTransform("log"),)
+    )
+    dataset = assembled_dataset(rng.normal(size=(50, 2)), to.targets(y), to, ("a", "b"), ("y",), "")
+    np.testing.assert_allclose(dataset.targets(0, 50, standardised=False), y, rtol=1e-12)
+    np.testing.assert_allclose(dataset.targets(3, 9), (np.log(y[3:9]) - 0.1) / 0.9, rtol=1e-12)
+    other = dataset.as_seen_by(("a", "b"), ("y",), Standardisation.identity(2, 1))
+    np.testing.assert_allclose(other.targets(3, 9), y[3:9], rtol=1e-12)
+    same = dataset.as_seen_by(("a", "b"), ("y",), to)
+    np.testing.assert_allclose(same.targets(3, 9), dataset.targets(3, 9), rtol=1e-9, atol=1e-12)
+
+
 def test_a_store_keeps_targets_as_they_are_and_reads_them_transformed(rng: np.random.Generator, tmp_path: Path) -> None:
     X, y = rng.normal(size=(300, 2)), np.exp(rng.normal(size=(300, 2)) * [1.0, 0.3] + [8.0, 0.0])
     with DatasetWriter.create(tmp_path / "d", ("a", "b"), ("u", "v"), 64) as writer:
@@ -109,5 +126,7 @@ def test_a_store_keeps_targets_as_they_are_and_reads_them_transformed(rng: np.ra
     np.testing.assert_allclose(to.targets_back(dataset.all_targets()), y, rtol=1e-12)
     assert Standardisation.from_json(to.to_json()) == to
     assert "transforms" not in Standardisation.identity(2, 2).to_json()
+    with pytest.raises(InputError, match="ingested with a transform"):
+        dkgp.GPRegressor(subset_size=100).fit(str(tmp_path / "d"))
     with pytest.raises(InputError, match="row 2"):
         to.targets(np.array([[1.0, 1.0], [1.0, -1.0]]))
