@@ -186,6 +186,7 @@ class PredictRun(Run):
             "dataset": self.dataset.url,
             **plain(figures),
             **({} if job.tree_error is None else {"tree_error": job.tree_error}),
+            **({"transformed": True} if self.model.standardisation.transforms else {}),
             "peak_memory_bytes": peak_bytes,
             "warnings": list(reporter.warnings),
         }

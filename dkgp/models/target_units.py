@@ -57,7 +57,7 @@ class TargetUnits:
 
     @property
     def transformed(self) -> bool:
-        """Whether the store's scale is another than the targets'."""
+        """True if the store's scale is another than the targets'."""
         return bool(self._transforms)
 
     def read(self, start: int = 0, stop: int | None = None) -> InUnits:

@@ -20,7 +20,8 @@ def predicted(folder: Path, price: np.ndarray, X: np.ndarray, *options: str) -> 
     run_json("ingest", folder / "data.csv", train, "--target", "price", *split, *options)
     run_json("tune", train, "--out", hyper, "--subset", 250)
     run_json("train", train, "--hyper", hyper, "--out", model)
-    run_json("predict", model, test, "--out", out, "--variance")
+    document = run_json("predict", model, test, "--out", out, "--variance")
+    assert document.get("transformed", False) == ("--transform" in options)
     return out, test
 
 

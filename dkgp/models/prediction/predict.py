@@ -212,7 +212,7 @@ def predict(
 
 
 def _transforms(model: AnyModel | LinearRecord) -> dict[str, Any]:
-    """What says that predictions are on the scale of transformed targets."""
+    """The attribute of predictions that are on the scale of transformed targets."""
     transforms = model.standardisation.transforms
     return {"transform": [of.to_json() for of in transforms]} if transforms else {}
 

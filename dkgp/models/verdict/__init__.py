@@ -1,6 +1,6 @@
-"""What is wrong with a model, in sentences with what to do next, from its predictions of a test set."""
+"""Findings: what is wrong with a model, from its predictions of a test set, and what to do next."""
 
-# Hangs on dkgp/commands/run.py, by `dkgp evaluate`.
+# Hangs on dkgp/commands/run.py.
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ class Residuals:
     truth, means
         (n,), in the target's units.
     deviations
-        Standard deviations that were predicted of the observations, (n,); None where no variances were.
+        Standard deviations that were predicted of the observations, (n,), on the scale of `normal` where there is one;
+        None where no variances were.
     inputs, features
         The features (n, d), and their names.
     ends

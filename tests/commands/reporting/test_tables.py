@@ -110,6 +110,13 @@ def test_targets_one_by_one() -> None:
     assert shown({**EVALUATED, **JUDGED, "per_target": {"u": judged}})["u"].split() == figures
 
 
+def test_bounds_of_transformed_targets_are_on_their_scale() -> None:
+    assert shown(PREDICTED)["mean certified within"].endswith("(units of the targets)")
+    assert shown({**PREDICTED, "transformed": True})["mean certified within"].endswith(
+        "(scale of the transformed targets)"
+    )
+
+
 def test_errors_of_rivals() -> None:
     rows = shown({**EVALUATED, "compare": {"rmse_raw": {"price": {"a linear model": 3.25}}}})
     assert (rows["this model"], rows["a linear model"]) == ("2", "3.25")

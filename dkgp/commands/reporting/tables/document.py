@@ -153,7 +153,8 @@ def _predicted_means(document: Document) -> Rows:
         return predicted_class_rows(document["classes"], document["n_samples"])
     if document["largest_mean_error_bound"] is None:
         return [("means of", f"a linear regression on {document['n_support']:,} features")]
-    return [("mean certified within", f"{document['largest_mean_error_bound']:.3g} (units of the targets)")]
+    units = "scale of the transformed targets" if document.get("transformed") else "units of the targets"
+    return [("mean certified within", f"{document['largest_mean_error_bound']:.3g} ({units})")]
 
 
 def _predicted_variance_rows(variance: Document) -> Rows:

@@ -82,7 +82,7 @@ def _certified(document: Document) -> Rows:
 
 def _variance_rows(document: Document) -> Rows:
     def moved(name: str, shown: Callable[[Any], str] = number) -> str:
-        """What the exact variances may make of a figure, where that shows."""
+        """Ends between which the exact variances leave a figure, where they differ as shown."""
         least, most = (shown(end) for end in document.get(f"{name}_range", (None, None)))
         return "" if least == most else f" (exact variances: {least} to {most})"
 
