@@ -6,6 +6,7 @@ import click
 
 from dkgp import __version__
 from dkgp.cli.bench import bench
+from dkgp.cli.fit import fit
 from dkgp.cli.job_commands import classify, demo, evaluate, plan, predict, pursue, sparse, train, tune
 from dkgp.cli.options import examples
 from dkgp.cli.plain_commands import info, ingest, warm_up
@@ -18,6 +19,7 @@ from dkgp.cli.service.submit import submit
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog=examples(
         "dkgp demo",
+        "dkgp fit DATA.csv --target price",
         "dkgp ingest DATA.csv train.zarr --target price --test-fraction 0.1 --test-out test.zarr",
         "dkgp tune train.zarr --out hyper.json",
         "dkgp train train.zarr --out model.zarr --hyper hyper.json",
@@ -33,7 +35,7 @@ def main() -> None:
     """Exact Gaussian process regression for data that outgrow memory, by greedy block coordinate descent on Dask."""
 
 
-HERE = (ingest, tune, plan, train, sparse, classify, pursue, predict, evaluate, info, demo, bench, warm_up)
+HERE = (fit, ingest, tune, plan, train, sparse, classify, pursue, predict, evaluate, info, demo, bench, warm_up)
 AS_JOBS = (serve, submit, jobs, status, logs, cancel, resume, wait)
 
 for command in (*HERE, *AS_JOBS):

@@ -176,5 +176,6 @@ demo = JobCommand(
         "dkgp demo --out demo-output --quick",
         "dkgp demo --out million --samples 1000000 --resume",
     ),
+    module="dkgp.commands.chained.demo",
     must_converge=True,
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from dkgp.cluster import ClusterOptions
+from dkgp.data.remote.storage import exists
 from dkgp.options import Part, check_ranges
 from dkgp.registry import Group, Option, byte_count
 
@@ -72,3 +73,9 @@ class TrainingJob:
         """The place of checkpoints."""
         out: str = self.out  # type: ignore[attr-defined]  # each job has it, at its own place among the arguments
         return self.checkpoint or f"{out.rstrip('/')}.checkpoint"
+
+    @property
+    def begun(self) -> bool:
+        """True if an earlier run left something to go on from: a checkpoint, or its model."""
+        out: str = self.out  # type: ignore[attr-defined]
+        return exists(out) or exists(self.checkpoint_url)

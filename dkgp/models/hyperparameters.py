@@ -27,7 +27,7 @@ _REQUIRED = ("kernel", "noise_variance")
 _OPTIONAL: dict[str, type] = {
     **dict.fromkeys(("log_marginal_likelihood", "seconds", "leave_one_out_log_likelihood", "log_prior"), float),
     **dict.fromkeys(("evaluations", "subset_size", "n_samples", "subsets", "seed"), int),
-    **dict.fromkeys(("refinement", "run", "sparse"), dict),
+    **dict.fromkeys(("refinement", "run", "sparse", "comparison"), dict),
     "converged": bool,
     **dict.fromkeys(("objective", "likelihood"), str),
 }
@@ -76,6 +76,9 @@ class Hyperparameters:
     sparse : dict, optional
         Of a sparse model's evidence, where that was maximised: `value` in nats, the `basis_size`, the `samples` that
         are the basis, the share of the samples' variance that it has `left`, and `rounds`, one for each basis.
+    comparison : dict, optional
+        Where the kernel was chosen by held-out samples: that `kernel`, how many `samples` each was tuned on and how
+        many were `held_out`, and `kernels`, of each the scores and seconds.
     seed : int, optional
         With which they were drawn.
     feature_names : tuple of d str, optional
@@ -110,6 +113,7 @@ class Hyperparameters:
     scores: dict[str, dict[str, float | int]] | None = field(default=None, hash=False)
     refinement: dict[str, Any] | None = field(default=None, hash=False)
     sparse: dict[str, Any] | None = field(default=None, hash=False)
+    comparison: dict[str, Any] | None = field(default=None, hash=False)
     seed: int | None = None
     feature_names: tuple[str, ...] | None = None
     run: dict[str, Any] | None = field(default=None, hash=False)

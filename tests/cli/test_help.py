@@ -31,6 +31,7 @@ ALL = dict(commands(main))
 
 def test_the_commands_of_this_release() -> None:
     here = {
+        "fit",
         "ingest",
         "tune",
         "plan",

@@ -215,7 +215,9 @@ def test_a_demo_that_was_killed_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_pat
     whole = run_json(*arguments, tmp_path / "whole")
     out = tmp_path / "demo"
     with monkeypatch.context() as patch:
-        patch.setattr("dkgp.commands.demo.run_predict", lambda job, reporter: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            "dkgp.commands.chained.steps.run_predict", lambda job, reporter: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         assert run(*arguments, out).exit_code == 130
     begun = json.loads((out / "demo.json").read_text())
     assert begun["finished"] is False

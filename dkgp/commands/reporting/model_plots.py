@@ -168,8 +168,11 @@ def plot_tuning(path: str | os.PathLike[str], tuned: Hyperparameters) -> None:
     bars = sorted((_Bar(parameter) for parameter in chosen), key=lambda bar: bar.value)
     lines = _lines(others if scales else [], tuned)
     height = max(3.0, 1.6 + INCHES_A_BAR * min(len(bars), MOST_BARS), 1.0 + INCHES_A_LINE * len(lines))
-    with drawn(path, 9.0, height, _title(tuned)) as figure:
-        axis, table = figure.subplots(1, 2, width_ratios=(3.0, 1.2))
+    compared = tuned.comparison is not None
+    with drawn(path, 13.0 if compared else 9.0, height, _title(tuned)) as figure:
+        axis, table, *more = figure.subplots(1, 3 if compared else 2, width_ratios=(3.0, 1.2, 2.0)[: 2 + compared])
+        if tuned.comparison is not None:
+            _draw_comparison(more[0], tuned.comparison)
         _draw_bars(axis, bars[:MOST_BARS])
         axis.set_xlabel("length scale, in standard deviations of the feature" if scales else "value")
         if len(bars) > MOST_BARS:
@@ -177,6 +180,19 @@ def plot_tuning(path: str | os.PathLike[str], tuned: Hyperparameters) -> None:
         table.axis("off")
         table.text(0.0, 1.0, "\n".join(lines), va="top", fontsize="small", transform=table.transAxes)
         figure.legend(loc="outside lower center", ncols=2, fontsize="small")
+
+
+def _draw_comparison(axis: Axes, comparison: Mapping[str, Any]) -> None:
+    """Held-out densities of the kernels that were compared, the best on top."""
+    rows = sorted((row for row in comparison["kernels"] if row["nlpd"] is not None), key=lambda row: row["nlpd"])
+    places = range(len(rows))
+    colours = ["tab:blue" if row["kernel"] == comparison["kernel"] else "tab:grey" for row in rows]
+    axis.scatter([row["nlpd"] for row in rows], places, c=colours)
+    axis.set(yticks=list(places), yticklabels=[_escaped(row["kernel"]) for row in rows])
+    axis.set_xlabel(f"NLPD of {comparison['held_out']:,} held-out samples")
+    axis.margins(y=0.15)
+    axis.invert_yaxis()
+    axis.grid(axis="x", alpha=0.3)
 
 
 class _Bar:

@@ -125,6 +125,41 @@ def plot_predictions(
             _draw_calibration(panels[1], coverage)
 
 
+def plot_residuals(
+    path: str | os.PathLike[str], truth: FloatArray, mean: FloatArray, deviation: FloatArray | None, *, title: str
+) -> None:
+    """Draw residuals against predictions, and their distribution in units of the predicted deviation.
+
+    Parameters
+    ----------
+    path : path
+        .png, .pdf or .svg.
+    truth, mean : (n, p) float64
+        In the units of the targets.
+    deviation : (n, p) float64, optional
+        Predicted standard deviations; without them the distribution is in units of its own.
+    title : str
+    """
+    truth, mean = truth.reshape(len(truth), -1)[:, :MOST_NAMES], mean.reshape(len(mean), -1)[:, :MOST_NAMES]
+    residuals = truth - mean
+    unit = residuals.std(axis=0) if deviation is None else deviation.reshape(len(deviation), -1)[:, :MOST_NAMES]
+    scaled = residuals / np.where(unit > 0.0, unit, 1.0)
+    step = max(1, -(-len(truth) // MOST_POINTS))
+    with drawn(path, 11.0, 4.0, title) as figure:
+        left, right = figure.subplots(1, 2)
+        left.plot(mean[::step], residuals[::step], ".", markersize=_marker(residuals.size), alpha=0.5)
+        left.axhline(0.0, color="grey", linewidth=1)
+        left.set(xlabel="predicted", ylabel="true - predicted")
+        edges = np.linspace(-5.0, 5.0, 41)
+        right.hist(np.clip(scaled, -5.0, 5.0), bins=edges.tolist(), density=True, alpha=0.6)
+        right.plot(edges, np.exp(-(edges**2) / 2.0) / math.sqrt(2.0 * math.pi), color="grey", label="calibrated")
+        of = "predicted" if deviation is not None else "their own"
+        right.set(xlabel=f"residual / {of} standard deviation (beyond 5: at 5)", ylabel="density")
+        right.legend(loc="best", fontsize="small")
+        for axis in (left, right):
+            axis.grid(alpha=0.3)
+
+
 def plot_run(
     path: str | os.PathLike[str],
     history: History,
@@ -211,10 +246,15 @@ def _draw_objective(axis: Axes, history: History, against: str, label: str) -> N
     finish(axis, legend=None)
 
 
+def _marker(count: int) -> float:
+    """The size of points of which there are so many: a few are seen, many do not hide each other."""
+    return min(8.0, max(2.0, 100.0 / math.sqrt(count)))
+
+
 def _draw_predictions(axis: Axes, truth: FloatArray, mean: FloatArray) -> None:
     truths, means = np.ravel(truth), np.ravel(mean)
     step = max(1, truths.size // MOST_POINTS)
-    axis.plot(truths[::step], means[::step], ".", markersize=2, alpha=0.5)
+    axis.plot(truths[::step], means[::step], ".", markersize=_marker(truths.size), alpha=0.5)
     ends = [float(min(truths.min(), means.min())), float(max(truths.max(), means.max()))]
     axis.plot(ends, ends, color="grey", linewidth=1)
     axis.set(xlabel="true target", ylabel="predicted mean")

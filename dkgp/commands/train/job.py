@@ -7,7 +7,6 @@ from typing import Annotated
 
 from dkgp.commands.job_options import AS_IN_THE_PAPER, BY_REFERENCE, DATASET, HYPER, MODEL_OUT, TrainingJob
 from dkgp.commands.solver_options import SolverOptions
-from dkgp.data.remote.storage import exists
 from dkgp.errors import UsageError
 from dkgp.options import Part
 from dkgp.registry import Option
@@ -56,8 +55,3 @@ class TrainJob(TrainingJob):
         if self.tiles is not None and self.tiles_url is None:
             named = said(solvers_that_need(Need.FOLDER))
             raise UsageError(f"`tiles` belongs to {named}; got `solver` {self.solver.solver}")
-
-    @property
-    def begun(self) -> bool:
-        """True if an earlier run left something to go on from: a checkpoint, or its model."""
-        return exists(self.out) or exists(self.checkpoint_url)

@@ -8,6 +8,7 @@ from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.tune.bound import BoundRun
 from dkgp.commands.tune.job import TuneJob
+from dkgp.commands.tune.kernels import AUTO_KERNEL, KernelsRun
 from dkgp.commands.tune.run import TuneRun
 
 __all__ = ["TuneJob", "run_tune"]
@@ -15,4 +16,6 @@ __all__ = ["TuneJob", "run_tune"]
 
 def run_tune(job: TuneJob, reporter: Reporter) -> Document:
     """Tune and write the hyperparameter file; return its content and where it is. See `Run.run`."""
+    if job.kernel is not None and job.kernel.strip() == AUTO_KERNEL:
+        return KernelsRun(job, reporter).run()
     return (TuneRun if job.evidence is None else BoundRun)(job, reporter).run()

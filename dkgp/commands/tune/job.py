@@ -22,10 +22,11 @@ from dkgp.registry import Option
 
 OUT = Option(help="Where the hyperparameters go, as JSON.", metavar="FILE", place="write")
 KERNEL = Option(
-    help="Kernel, such as rbf, \"matern32 + linear\" or \"rbf['lat', 'lon'] * periodic['day'] + 0.5 * constant\".  "
-    "[default: that of `start`, else rbf]",
+    help="Kernel, such as rbf, \"matern32 + linear\" or \"rbf['lat', 'lon'] * periodic['day'] + 0.5 * constant\". "
+    "auto: the best of a few on held-out samples.  [default: that of `start`, else rbf]",
     metavar="TEXT",
 )
+KERNEL_SECONDS = Option(help="Of `kernel` auto: compare no further kernel that would end later.", above=0)
 SUBSET = Option(help="Samples of a subset, drawn at random.")
 SUBSETS = Option(
     help="How many subsets; disjoint where the data suffice. Their log likelihoods are added, each computed by a task "
@@ -94,6 +95,7 @@ class TuneJob:
     dataset: Annotated[str, DATASET]
     out: Annotated[str, OUT]
     kernel: Annotated[str | None, KERNEL] = None
+    kernel_seconds: Annotated[float, KERNEL_SECONDS] = 120.0
     subset: Annotated[int, SUBSET] = 2000
     subsets: Annotated[int, SUBSETS] = 1
     objective: Annotated[Literal["likelihood", "loo", "bound", "fitc"], OBJECTIVE] = "likelihood"

@@ -19,7 +19,7 @@ from dkgp.data.sources.split import Split
 from dkgp.data.sources.tables.encoded import EncodedSource, learned_encoding
 from dkgp.data.sources.tables.encoding import Encoding, Unseen
 from dkgp.data.sources.tables.learning import TableOptions
-from dkgp.data.sources.tables.survey import survey
+from dkgp.data.sources.tables.survey import RefusedColumnsError, survey
 from dkgp.data.stores.dataset import DATASET_KIND, Dataset
 from dkgp.data.stores.manifest import stored_encoding
 from dkgp.data.stores.writable import ensure_writable
@@ -176,7 +176,7 @@ def ingest(
     try:
         passes.check()
     except ColumnError as error:
-        raise InputError(_all_problems(error, raw, choice, split, progress)) from error
+        raise _refusal(error, raw, choice, split, progress) from error
     classes = passes.labels()
     mask = split.mask(passes.n_samples, passes.mask_column(), None if classes is None else classes.stratified)
     remarks = [] if classes is None else classes.check(mask)
@@ -212,9 +212,9 @@ def _encoding(
     return Encoding() if encoding is None else Encoding.from_json(encoding, unseen), features
 
 
-def _all_problems(
+def _refusal(
     error: ColumnError, source: Source, choice: ColumnChoice, split: Split, progress: ProgressCallback | None
-) -> str:
+) -> InputError:
     """The first problem with a column, then those of all columns, and the options that solve them."""
     targets = choice.aside(source, split.column)
     columns = [column for column in source.positional if column not in targets]
@@ -222,13 +222,14 @@ def _all_problems(
     try:
         report = survey(source, [*features, *targets], targets, progress)
     except InputError:  # such as a file that is damaged further on
-        return str(error)
+        return InputError(str(error))
     lines = report.report()
     options = report.line()
     if not lines:
-        return str(error)
+        return InputError(str(error))
     advice = f"\nAdd these options to read it all the same: {options}" if options else ""
-    return f"{error}\nAll columns with something to see to, of {report.rows:,} rows:\n  " + "\n  ".join(lines) + advice
+    message = f"{error}\nAll columns with something to see to, of {report.rows:,} rows:\n  "
+    return RefusedColumnsError(message + "\n  ".join(lines) + advice, report)
 
 
 def _check_outputs(split: Split, out: Location, test_out: Location | None) -> None:

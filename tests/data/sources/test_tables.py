@@ -14,7 +14,7 @@ import pytest
 from dkgp.data import Dataset, TableOptions, ingest, open_dataset, save_model
 from dkgp.data.sources.tables.encoding import Categories, Encoding, cycle_position, date_seconds
 from dkgp.data.sources.tables.learning import DATE_FORMATS
-from dkgp.data.sources.tables.survey import RepeatedRows
+from dkgp.data.sources.tables.survey import RefusedColumnsError, RepeatedRows
 from dkgp.data.stores.manifest import read_manifest, stored_encoding
 from dkgp.errors import InputError, StoreError, UsageError
 
@@ -134,6 +134,19 @@ def test_one_message_tells_all_columns_and_its_line_solves_them(
     assert not (tmp_path / "t.zarr").exists()
     solved = TableOptions(("cut", "size"), dates=("sold",), drop=("agent",), gap_texts=("?",), impute="median")
     assert ingest(path, tmp_path / "t.zarr", target="price", table=solved).train.n_samples == 60
+
+
+def test_what_is_suggested_leaves_what_was_chosen_as_it_is(table: tuple[pd.DataFrame, Path], tmp_path: Path) -> None:
+    _, path = table
+    chosen = TableOptions(ordinal={"size": ("small", "medium", "large")}, drop=("cut",), drop_gaps=True)
+    with pytest.raises(RefusedColumnsError) as caught:
+        ingest(path, tmp_path / "t.zarr", target="price", table=chosen)
+    both = caught.value.survey.table(chosen)
+    assert (both.ordinal, both.drop, both.drop_gaps) == (chosen.ordinal, ("cut", "agent"), True)
+    assert (both.categorical, both.dates, both.gap_texts) == ((), ("sold",), ("?",))
+    # Rows with gaps are left out, as was chosen, and not filled in.
+    assert ingest(path, tmp_path / "t.zarr", target="price", table=both).train.n_samples == 58
+    assert caught.value.survey.table(both) == both
 
 
 def test_the_target_of_text_is_not_offered_as_a_feature(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def tables(document: Document) -> list[RenderableType]:
         "evaluate": _evaluate,
         "info": _info,
         "demo": _demo,
+        "fit": _fit,
         "bench": _bench,
     }
     return layout[document["command"]](document)
@@ -255,6 +256,19 @@ def _demo(document: Document) -> list[RenderableType]:
         ("plot", document["plot"]),
     ]
     return [table_of(f"Exact GP on Friedman1 in {duration(document['seconds'])}", rows)]
+
+
+def _fit(document: Document) -> list[RenderableType]:
+    phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in document["seconds_by_phase"].items())
+    rows = [
+        ("model", f"{document['train']['out']}: {document['choice']['way']['words']}"),
+        ("why", document["choice"]["reason"]),
+        ("converged", _yes(document["converged"])),
+        ("seconds", f"{document['seconds']:.1f}: {phases}"),
+        ("peak memory, all processes", size(document["peak_memory_bytes"])),
+        ("page", document["report"]),
+    ]
+    return [*_evaluate(document["evaluation"]), table_of("Fitted", rows)]
 
 
 def _info(document: Document) -> list[RenderableType]:

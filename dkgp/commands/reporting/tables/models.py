@@ -200,6 +200,8 @@ def tune_tables(document: Document) -> list[RenderableType]:
     if document.get("plot") is not None:
         rows.append(("plot", document["plot"]))
     shown = [table_of("Tuned", rows)]
+    if document.get("comparison"):
+        shown.insert(0, _compared_kernels(document["comparison"]))
     if document.get("parameters"):
         shown.append(_parameters([TunedParameter.from_json(item) for item in document["parameters"]]))
     if document.get("scores"):
@@ -224,6 +226,22 @@ def _parameters(parameters: list[TunedParameter]) -> RenderableType:
             "fixed" if parameter.fixed else "",
         )
     return titled("Hyperparameters (gamma = 1 / (2 length scale^2), standardised)", table)
+
+
+def _compared_kernels(comparison: Document) -> RenderableType:
+    rows = [
+        [
+            f"{row['kernel']} *" if row["kernel"] == comparison["kernel"] else row["kernel"],
+            *("-" if row[name] is None else f"{row[name]:.4f}" for name in ("nlpd", "rmse", "coverage_95")),
+            f"{row['seconds']:.1f}",
+        ]
+        for row in comparison["kernels"]
+    ]
+    title = (
+        f"Kernels on {comparison['held_out']:,} held-out samples, tuned on {comparison['samples']:,} "
+        "(standardised; * taken, by NLPD)"
+    )
+    return titled(title, grid(("kernel", "NLPD", "RMSE", "coverage of 95 %", "seconds"), rows, left={"kernel"}))
 
 
 def _scores(document: Document) -> RenderableType:

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from dkgp.data.sources.base import Column, Source
 from dkgp.data.sources.tables.encoding import Places, date_seconds, gaps, level_names
-from dkgp.data.sources.tables.learning import DATE_FORMATS, MOST_LEVELS
+from dkgp.data.sources.tables.learning import DATE_FORMATS, MOST_LEVELS, TableOptions
 from dkgp.data.types import FloatArray, Progress, ProgressCallback
+from dkgp.errors import InputError
 
 # Texts among numbers that people write for a gap.
 _GAP_TEXTS = frozenset({"?", "-", "--", ".", "*", "na", "n/a", "nan", "none", "null", "missing", "unknown", "nil"})
@@ -173,10 +174,24 @@ class Survey:
         gaps_left = sum(column.missing for column in self.columns if column.name not in options["drop"])
         if gaps_left or options["missing"]:
             few = self.rows_with_gaps <= _MOST_GAPS_DROPPED * self.rows and not options["missing"]
-            in_targets = any(column.missing or column.gap_texts for column in self._of_targets())
-            options["drop_missing"] = ["yes"] if few or in_targets else []
+            options["drop_missing"] = ["yes"] if few or self._target_gaps else []
             options["impute"] = [] if few else ["median"]
         return {name: values for name, values in options.items() if values}
+
+    def table(self, chosen: TableOptions) -> TableOptions:
+        """Return these options beside those that were chosen; columns that these name stay what they make of them."""
+        options = self.options()
+        named = {*chosen.categorical, *chosen.ordinal, *dict(chosen.date_formats), *chosen.drop, *chosen.gap_texts}
+        more = {name: tuple(text for text in texts if text not in named) for name, texts in options.items()}
+        return replace(
+            chosen,
+            categorical=(*chosen.categorical, *more.get("categorical", ())),
+            dates=(*chosen.dates, *more.get("date", ())),
+            drop=(*chosen.drop, *more.get("drop", ())),
+            gap_texts=(*chosen.gap_texts, *more.get("missing", ())),
+            drop_gaps=chosen.drop_gaps or ("drop_missing" in options and (chosen.impute is None or self._target_gaps)),
+            impute=chosen.impute or ("median" if "impute" in options and not chosen.drop_gaps else None),
+        )
 
     def line(self) -> str:
         """The options as they are typed."""
@@ -196,8 +211,11 @@ class Survey:
             )
         return lines
 
-    def _of_targets(self) -> list[ColumnSurvey]:
-        return [column for column in self.columns if column.name in self.targets]
+    @property
+    def _target_gaps(self) -> bool:
+        """True where a target is missing, which is never filled in."""
+        of_targets = [column for column in self.columns if column.name in self.targets]
+        return any(column.missing or column.gap_texts for column in of_targets)
 
     def _words(self, column: ColumnSurvey) -> list[str]:
         words = []
@@ -223,6 +241,14 @@ class Survey:
         elif column.counts_rows and column.rows > 2 and not column.texts and _names_rows(column.name):
             words.append("counts the rows, which says nothing of new ones")
         return words
+
+
+class RefusedColumnsError(InputError):
+    """Columns hold text, dates or gaps that no option sees to; `survey` tells of all columns."""
+
+    def __init__(self, message: str, survey: Survey) -> None:
+        super().__init__(message)
+        self.survey = survey
 
 
 def survey(

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
 from dkgp.cluster import ClusterOptions
-from dkgp.commands.evaluate import EvaluateJob, read_coverage, read_pairs, run_evaluate
+from dkgp.commands.chained.steps import Steps, earlier_record
+from dkgp.commands.evaluate import EvaluateJob, read_coverage, read_pairs
 from dkgp.commands.job_options import OVERWRITE
-from dkgp.commands.predict import PredictJob, run_predict
-from dkgp.commands.reporting.documents import Document, dump, is_document, plain
+from dkgp.commands.predict import PredictJob
+from dkgp.commands.reporting.documents import Document, is_document, plain
 from dkgp.commands.reporting.memory import PeakMemory
-from dkgp.commands.reporting.outputs import check_output_file, write_text
+from dkgp.commands.reporting.outputs import check_output_file
 from dkgp.commands.reporting.plots import check_plot_file, plot_run
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.commands.resuming import difference
 from dkgp.commands.solver_options import SolverOptions
-from dkgp.commands.train import TrainJob, run_train
-from dkgp.commands.tune import TuneJob, run_tune
+from dkgp.commands.train import TrainJob
+from dkgp.commands.tune import TuneJob
 from dkgp.data import ensure_writable, open_dataset, open_model, open_prediction, write_friedman1
-from dkgp.data.remote.storage import exists
 from dkgp.data.stores.dataset import DATASET_KIND
 from dkgp.data.stores.models.exact import MODEL_KIND
 from dkgp.data.stores.prediction_store import PREDICTION_KIND
@@ -92,7 +88,7 @@ def run_demo(job: DemoJob, reporter: Reporter) -> Document:
     if job.n < 2 or job.n_test < 1:
         raise InputError(f"the demo needs at least 2 training samples and 1 test sample; got {job.n} and {job.n_test}")
     check_plot_file(plot_file)
-    earlier = _earlier(job, record_file, reporter) if job.resume else None
+    earlier = earlier_record("demo", record_file, job.settings(), reporter) if job.resume else None
     if earlier is not None and earlier["finished"]:
         reporter.note(f"the demo in '{folder}' is done")
         return earlier
@@ -118,7 +114,7 @@ def run_demo(job: DemoJob, reporter: Reporter) -> Document:
     variance = replace(VARIANCE, seed=job.seed)
     predicting = PredictJob(model_url, test_url, prediction_url, variance, cluster=job.cluster, overwrite=True)
     with PeakMemory() as memory, helped():
-        phases = _Phases(record_file, job.settings(), earlier, memory)
+        steps = Steps("demo", record_file, job.settings(), earlier, memory, reporter)
 
         def generate() -> Document:
             with reporter.work("generate") as progress:
@@ -140,16 +136,12 @@ def run_demo(job: DemoJob, reporter: Reporter) -> Document:
             return {}
 
         tuning = TuneJob(train_url, str(hyper_file), subset=job.subset, seed=job.seed, overwrite=True)
-        phases.run("generate", generate)
-        tuned = phases.run("tune", lambda: run_tune(tuning, reporter))
-        resume = earlier is not None and training.begun
-        trained = phases.run("train", lambda: run_train(replace(training, resume=resume), reporter))
-        resume = earlier is not None and exists(prediction_url)
-        predicted = phases.run("predict", lambda: run_predict(replace(predicting, resume=resume), reporter))
-        evaluated = phases.run(
-            "evaluate", lambda: run_evaluate(EvaluateJob(prediction_url, test_url, noise_free=True), reporter)
-        )
-        phases.run("plot", draw)
+        steps.run("generate", generate)
+        tuned = steps.tune(tuning)
+        trained = steps.train(training)
+        predicted = steps.predict(predicting)
+        evaluated = steps.evaluate(EvaluateJob(prediction_url, test_url, noise_free=True))
+        steps.run("plot", draw)
     document: Document = {
         "command": "demo",
         "finished": True,
@@ -162,9 +154,9 @@ def run_demo(job: DemoJob, reporter: Reporter) -> Document:
         **{name: trained[name] for name in ("d", "converged", "gradient_inf_norm", "column_passes", "iterations")},
         "tolerance": job.solver.tolerance,
         "noise_variance": tuned["noise_variance"],
-        "seconds": sum(phases.seconds.values()),
-        "seconds_by_phase": phases.seconds,
-        "peak_memory_bytes": phases.peak_bytes,
+        "seconds": sum(steps.seconds.values()),
+        "seconds_by_phase": steps.seconds,
+        "peak_memory_bytes": steps.peak_bytes,
         "kernel_matrix_bytes": 8 * job.n * job.n,
         "plot": str(plot_file),
         "train": trained,
@@ -172,57 +164,4 @@ def run_demo(job: DemoJob, reporter: Reporter) -> Document:
         "evaluation": evaluated,
         "warnings": list(reporter.warnings),
     }
-    write_text(record_file, dump(document) + "\n")
-    return document
-
-
-def _earlier(job: DemoJob, record_file: Path, reporter: Reporter) -> Document | None:
-    """The record of the demo to go on with; None, and a warning, where there is none."""
-    if not is_document(record_file, "demo"):
-        reporter.warn(f"there is no demo in '{job.out}' to resume; it starts from the beginning")
-        return None
-    earlier: Document = json.loads(record_file.read_text(encoding="utf-8"))
-    other = difference(earlier.get("settings", {}), job.settings())
-    if other is not None:
-        raise InputError(f"the demo in '{job.out}' has another {other}; repeat its options, or start without `resume`")
-    return earlier
-
-
-class _Phases:
-    """The phases of a demo, each with its seconds and what came of it, on record as soon as it is done."""
-
-    def __init__(self, file: Path, settings: Document, earlier: Document | None, memory: PeakMemory) -> None:
-        self._file, self._settings, self._memory = file, settings, memory
-        self._earlier_peak = 0 if earlier is None else int(earlier["peak_memory_bytes"])
-        self._done: dict[str, Document] = {} if earlier is None else earlier["phases"]
-        self.seconds: dict[str, float] = {} if earlier is None else earlier["seconds_by_phase"]
-        self._save()
-
-    @property
-    def peak_bytes(self) -> int:
-        """The largest peak of all the runs that it took."""
-        return max(self._earlier_peak, self._memory.bytes)
-
-    def run(self, name: str, work: Callable[[], Document]) -> Document:
-        """Return what comes of a phase, from the record where it is done."""
-        if name not in self._done:
-            began, before = time.perf_counter(), self.seconds.get(name, 0.0)
-            try:
-                document = work()
-            finally:
-                self.seconds[name] = before + time.perf_counter() - began
-                self._save()
-            self._done[name] = document
-            self._save()
-        return self._done[name]
-
-    def _save(self) -> None:
-        record = {
-            "command": "demo",
-            "finished": False,
-            "settings": self._settings,
-            "phases": self._done,
-            "seconds_by_phase": self.seconds,
-            "peak_memory_bytes": self.peak_bytes,
-        }
-        write_text(self._file, dump(record) + "\n")
+    return steps.finish(document)

@@ -1,0 +1,276 @@
+"""The choice of the model that a fit trains: the first way whose forecast is within its time and its memory.
+
+Forecasts are those of `dkgp plan`: the solver that `train` would take, its products from a probe of the samples, the
+variances' layout, and entries of sparse models and classifiers, at prices of this machine that are measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import psutil
+
+from dkgp.cluster import ClusterOptions
+from dkgp.cluster.threads import available_cores
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.solver_options import SolverOptions
+from dkgp.data import Dataset
+from dkgp.errors import InputError, MemoryBudgetError
+from dkgp.kernels import SquaredExponential
+from dkgp.models import Hyperparameters
+from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
+from dkgp.models.sparse.settings import SparseSettings
+from dkgp.models.variance.variances import VarianceSettings
+from dkgp.plan.figures import MachineFigures, measure_machine
+from dkgp.plan.fleet import Fleet, project
+from dkgp.plan.foreseen import foresee
+from dkgp.plan.network import Network
+from dkgp.plan.smaller import Smaller, foresee_classifier, foresee_sparse
+from dkgp.plan.variances import foresee_variances
+from dkgp.solvers.prices import Phase, Prices, Sizes, Work
+
+# Gaps of variances that are tried with the exact model, and sizes of smaller models, best first.
+GAPS = (VarianceSettings().gap, 0.1)
+BASIS_SIZES = (4000, 2000, 1000, 500, 250, 100)
+POOLS = (2000, 1000, 500, 250)
+# Of the time that is left: a forecast at nominal prices of less is good enough, and no machine is measured.
+CERTAIN_SHARE = 0.05
+# Messages between threads of this process.
+THREADS = Network(round_trip_seconds=2e-4, task_seconds=2e-5, submit_seconds=1e-5, bytes_per_second=2e10)
+
+Name = Literal["exact", "sparse", "fixed-size"]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to a model and its predictions, foreseen.
+
+    Attributes
+    ----------
+    name
+        Of the model.
+    size
+        Basis samples, or prototypes to choose among; None of the exact model.
+    gap
+        Of the variances' proven intervals, of the exact model.
+    train_seconds, predict_seconds
+    memory_bytes
+        The peak, with what this process holds already.
+    """
+
+    name: Name
+    size: int | None
+    gap: float | None
+    train_seconds: float
+    predict_seconds: float
+    memory_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """Of training and predicting."""
+        return self.train_seconds + self.predict_seconds
+
+    @property
+    def words(self) -> str:
+        """The model in a few words."""
+        if self.name == "exact":
+            return "exact" if self.gap is None else f"exact, variances within {100 * self.gap:g} %"
+        what = "basis samples" if self.name == "sparse" else "prototypes to choose among"
+        return f"{self.name} with {self.size:,} {what}"
+
+    @property
+    def forecast(self) -> str:
+        """Its figures in words."""
+        return f"{spoken(self.seconds)} and {self.memory_bytes / 1024**3:.2f} GiB"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {**asdict(self), "seconds": self.seconds, "words": self.words}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The way that is taken, why, and those that were foreseen before it."""
+
+    way: Way
+    reason: str
+    passed_over: tuple[Way, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "way": self.way.to_json(),
+            "reason": self.reason,
+            "passed_over": [way.to_json() for way in self.passed_over],
+        }
+
+
+def spoken(seconds: float) -> str:
+    """A duration as people say it."""
+    if seconds < 1.0:
+        return f"{seconds:.1g} s"
+    if seconds < 90.0:
+        return f"{seconds:.2g} s" if seconds < 10.0 else f"{seconds:.0f} s"
+    return f"{seconds / 60.0:.0f} min" if seconds < 5400.0 else f"{seconds / 3600.0:.1f} h"
+
+
+def decide(ways: Iterator[Way] | Sequence[Way], seconds: float, memory_bytes: int) -> Decision:
+    """Take the first way that fits; those after it are not foreseen.
+
+    Parameters
+    ----------
+    ways : iterable of Way
+        Best first.
+    seconds, memory_bytes : float, int
+        What training and predicting may take, and what may be held.
+
+    Raises
+    ------
+    InputError
+        None fits the time.
+    MemoryBudgetError
+        None of them fits the memory.
+    """
+    passed: list[Way] = []
+    for way in ways:
+        if way.seconds <= seconds and way.memory_bytes <= memory_bytes:
+            return Decision(way, _reason(way, passed, seconds, memory_bytes), tuple(passed))
+        passed.append(way)
+    if not passed:
+        raise MemoryBudgetError(
+            f"no way to a model fits {memory_bytes / 1024**3:.2f} GiB; give more with `memory_bytes`"
+        )
+    least = min(passed, key=lambda way: way.memory_bytes)
+    if least.memory_bytes > memory_bytes:
+        raise MemoryBudgetError(
+            f"the way of the least memory ({least.words}) is foreseen to take {least.forecast}; there are "
+            f"{memory_bytes / 1024**3:.2f} GiB. Give more with `memory_bytes`, or fewer samples"
+        )
+    quickest = min((way for way in passed if way.memory_bytes <= memory_bytes), key=lambda way: way.seconds)
+    raise InputError(
+        f"the quickest way ({quickest.words}) is foreseen to take {quickest.forecast}; of `seconds` "
+        f"{spoken(seconds)} are for it. Give more, or fewer samples"
+    )
+
+
+def _reason(way: Way, passed: Sequence[Way], seconds: float, memory_bytes: int) -> str:
+    fits = f"{way.words} is foreseen to take {way.forecast}"
+    budget = f"there are {spoken(seconds)} and {memory_bytes / 1024**3:.2f} GiB"
+    if not passed:
+        return f"{fits}; {budget}"
+    before = passed[-1]
+    over = [
+        *(["longer than the time"] if before.seconds > seconds else []),
+        *(["more than the memory"] if before.memory_bytes > memory_bytes else []),
+    ]
+    return f"{fits}; {budget}; {before.words} would take {before.forecast}: {' and '.join(over)}"
+
+
+def is_certain(way: Way, seconds: float, memory_bytes: int) -> bool:
+    """True of a way that fits whatever a machine's prices are."""
+    return way.seconds <= CERTAIN_SHARE * seconds and way.memory_bytes <= memory_bytes
+
+
+class Forecasts:
+    """Foresees ways for a data set on this machine, one after another as they are asked for.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        The training samples.
+    hyperparameters : Hyperparameters or None
+        Tuned; None of labels, whose classifier finds its own.
+    tests : int
+        Samples to predict.
+    memory_bytes : int
+        What may be held.
+    seed : int
+    cluster : ClusterOptions
+        Whose caches count.
+    reporter : Reporter
+    measured : bool
+        Whether at prices that are measured here, in some seconds; at those of a nominal machine otherwise.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        hyperparameters: Hyperparameters | None,
+        tests: int,
+        memory_bytes: int,
+        seed: int,
+        cluster: ClusterOptions,
+        reporter: Reporter,
+        *,
+        measured: bool = True,
+    ) -> None:
+        self._dataset, self._tests, self._budget = dataset, tests, memory_bytes
+        self._hyperparameters = hyperparameters or Hyperparameters(SquaredExponential((1.0,) * dataset.n_features), 0.1)
+        self._labelled, self._seed, self._cluster, self._reporter = hyperparameters is None, seed, cluster, reporter
+        self._resident = int(psutil.Process().memory_info().rss)
+        kernel, noise_variance = self._hyperparameters.kernel, self._hyperparameters.noise_variance
+        self._machine = (
+            measure_machine(dataset, kernel, noise_variance)
+            if measured
+            else MachineFigures(dataset.n_features, Prices.nominal(dataset.n_features), (1.0,))
+        )
+        self._fleet = Fleet(1, available_cores(), self._machine.speedups, THREADS, one_machine=True)
+
+    def ways(self) -> Iterator[Way]:
+        """Yield ways, best first; one that `train` would refuse for its memory is left out, and said."""
+        if self._labelled:
+            yield from (self._classifier(size) for size in self._sizes(POOLS))
+            return
+        for gap in GAPS:
+            try:
+                yield self._exact(gap)
+            except MemoryBudgetError as error:
+                self._reporter.note(f"the exact model does not fit: {error}")
+                break
+        yield from (self._sparse(size) for size in self._sizes(BASIS_SIZES))
+
+    def _sizes(self, sizes: Sequence[int]) -> list[int]:
+        """Sizes below the number of samples; that of all where it is less than each."""
+        n = self._dataset.n_samples
+        return [size for size in sizes if size < n] or [n]
+
+    def _exact(self, gap: float) -> Way:
+        dataset, hyperparameters, threads = self._dataset, self._hyperparameters, self._fleet.threads
+        foreseen = foresee(
+            dataset, hyperparameters, SolverOptions(seed=self._seed), self._reporter, memory_bytes=self._budget
+        )
+        cache = self._cluster.cache_bytes
+        memory = foreseen.memory_plan(cache, self._budget)
+        variances = foresee_variances(
+            dataset, hyperparameters, VarianceSettings(gap=gap, seed=self._seed), self._tests, threads
+        )
+        run = variances.on(1, threads)
+        work = foreseen.phases(foreseen.counts.expected, spilled=foreseen.spilled(cache, 1))
+        training = self._seconds(work, foreseen.sizes)
+        phases = variances.phases(run, foreseen.sizes, variances.single.count, variances.double.count)
+        peak = max(memory.coordinator_bytes + memory.worker_parts, variances.worker_bytes(run, self._resident))
+        return Way("exact", None, gap, training, self._seconds(phases, foreseen.sizes), peak)
+
+    def _sparse(self, size: int) -> Way:
+        settings = SparseSettings(basis_size=size, seed=self._seed)
+        foreseen = foresee_sparse(self._dataset, self._hyperparameters, settings, self._cluster.cache_bytes)
+        predicting = self._machine.prices.seconds(
+            Work(double_entries=float(self._tests) * size, double_operations=4.0 * self._tests * size**2)
+        )
+        return Way("sparse", size, None, self._seconds(foreseen.phases), predicting, self._peak(foreseen))
+
+    def _classifier(self, size: int) -> Way:
+        settings = FixedSizeSettings(pool=size, seed=self._seed)
+        foreseen = foresee_classifier(self._dataset, self._hyperparameters, settings, self._cluster.cache_bytes)
+        predicting = self._machine.prices.seconds(Work(double_entries=float(self._tests) * size))
+        return Way("fixed-size", size, None, self._seconds(foreseen.phases), predicting, self._peak(foreseen))
+
+    def _peak(self, foreseen: Smaller) -> int:
+        memory = foreseen.memory(1, self._fleet.threads, max(0, self._budget - self._resident))
+        return self._resident + memory.coordinator_bytes + memory.worker_bytes
+
+    def _seconds(self, phases: Sequence[Phase], sizes: Sizes | None = None) -> float:
+        sizes = sizes or Sizes(self._dataset.n_samples, self._dataset.n_features, self._dataset.n_targets)
+        return project(phases, sizes, self._machine.prices, self._fleet).total

@@ -1,0 +1,266 @@
+"""The page of a fit: one file of plain HTML that needs nothing else, in light and dark."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.outputs import write_text
+from dkgp.commands.reporting.tables.layout import size
+from dkgp.data import open_dataset, open_prediction
+from dkgp.fit.choice import spoken
+from dkgp.fit.job import MODEL, PAGE, PREDICTIONS, TEST, FitJob
+from dkgp.kernels import kernel_text
+from dkgp.models.tuned_parameter import TunedParameter
+
+MOST_FEATURES, MOST_CLASSES = 60, 20
+STYLE = """
+:root { color-scheme: light dark; --ink: #1d2430; --paper: #fff; --soft: #5b6575; --line: #d9dee6; --bar: #3b76c4;
+  --card: #f5f7fa; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --paper: #14181f; --soft: #9aa5b5; --line: #323a47;
+  --bar: #6ea3e8; --card: #1c222c; } }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto;
+  max-width: 60rem; padding: 1.5rem; }
+h1 { font-size: 1.6rem; margin: 0 0 .3rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; border-bottom: 1px solid var(--line); padding-bottom: .2rem; }
+p, li { overflow-wrap: anywhere; }
+.lead { color: var(--soft); margin: 0; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; padding: .25rem .8rem .25rem 0; vertical-align: top; overflow-wrap: anywhere;
+  white-space: pre-line; }
+tr + tr > * { border-top: 1px solid var(--line); }
+th { font-weight: normal; color: var(--soft); }
+th[scope=row] { width: 34%; }
+.grid { overflow-x: auto; }
+.grid th, .grid td { overflow-wrap: normal; white-space: nowrap; }
+.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.track { width: 45%; vertical-align: middle; }
+.bar { display: block; height: .7rem; background: var(--bar); border-radius: 2px; }
+figure { margin: 1rem 0; }
+figcaption { color: var(--soft); margin-bottom: .3rem; }
+svg { display: block; width: 100%; height: auto; background: #fff; border: 1px solid var(--line); border-radius: 4px; }
+svg * { stroke-linejoin: round; stroke-linecap: butt; }
+pre { background: var(--card); border: 1px solid var(--line); border-radius: 4px; padding: .8rem; overflow-x: auto;
+  white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; }
+.verdict li { margin-bottom: .5rem; }
+.advice { color: var(--soft); display: block; }
+"""
+
+Row = tuple[str, str]
+
+
+def write_page(job: FitJob, document: Document) -> Document:
+    """Write the page of a fit whose other steps are done; return where it is, and whether it has pictures."""
+    drawable = importlib.util.find_spec("matplotlib") is not None
+    pictures: dict[str, str] = {}
+    if drawable:
+        from dkgp.fit.pictures import class_pictures, regression_pictures
+
+        prediction, test = open_prediction(job.place(PREDICTIONS)), open_dataset(job.place(TEST))
+        draw = regression_pictures if job.ingestion.labels is None else class_pictures
+        pictures = draw(prediction, test)
+    write_text(job.place(PAGE), page(document, pictures, drawable=drawable))
+    return {"page": job.place(PAGE), "pictures": len(pictures)}
+
+
+def page(document: Document, pictures: dict[str, str], *, drawable: bool = True) -> str:
+    """Return the page of a fit's document; every text in it is escaped, SVG stands as it is."""
+    ingested = document["ingest"]
+    targets = ", ".join(ingested["targets"])
+    sources = ", ".join(document["settings"]["sources"])
+    title = f"{targets} from {ingested['d']} features"
+    sections = [
+        _section("Verdict", _verdict(document["evaluation"].get("verdict") or [])),
+        _section("On the held-out samples", _rows(_figures(document))),
+        _section("Data", _data(document)),
+        _section("Model", _model(document)),
+        _section("What counts", _scales(document)),
+        _section("Predictions", _drawn(pictures, drawable)),
+        _section("Commands", _commands(document["commands"])),
+    ]
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f'<header>\n<h1>{escape(title)}</h1>\n<p class="lead">{escape(sources)}: '
+        f"{ingested['n_train']:,} samples to train on, {ingested['n_test']:,} held out; "
+        f"fitted in {spoken(document['seconds'])}.</p>\n</header>\n" + "".join(sections) + "</main>\n</body>\n</html>\n"
+    )
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section>\n<h2>{escape(title)}</h2>\n{content}</section>\n" if content else ""
+
+
+def _rows(rows: Iterable[Row]) -> str:
+    lines = "".join(f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>\n' for name, value in rows)
+    return f"<table>\n{lines}</table>\n" if lines else ""
+
+
+def _grid(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """A table of figures under headings; the first `left` columns hold words."""
+
+    def cells(tag: str, texts: Sequence[str]) -> str:
+        return "".join(
+            f"<{tag}>{escape(text)}</{tag}>" if place < left else f'<{tag} class="number">{escape(text)}</{tag}>'
+            for place, text in enumerate(texts)
+        )
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>\n" for row in rows)
+    head = f"<thead><tr>{cells('th', headings)}</tr></thead>"
+    return f'<div class="grid">\n<table>\n{head}\n<tbody>\n{body}</tbody>\n</table>\n</div>\n'
+
+
+def _list(texts: Iterable[str]) -> str:
+    items = "".join(f"<li>{escape(text)}</li>\n" for text in texts)
+    return f"<ul>\n{items}</ul>\n" if items else ""
+
+
+def _verdict(findings: Sequence[Any]) -> str:
+    items = []
+    for finding in findings:
+        advice = finding.get("advice")
+        more = f'<span class="advice">{escape(str(advice))}</span>' if advice else ""
+        items.append(f"<li>{escape(str(finding['text']))}{more}</li>\n")
+    return f'<ul class="verdict">\n{"".join(items)}</ul>\n' if items else ""
+
+
+def _number(value: float | None, form: str = ".4g") -> str:
+    return "unknown" if value is None else format(value, form)
+
+
+def _figures(document: Document) -> list[Row]:
+    """Errors and calibration, with their units."""
+    evaluated = document["evaluation"]
+    if "confusion" in evaluated:
+        shares = ("error_rate", "balanced_error")
+        return [
+            *((name.replace("_", " "), _number(evaluated[name], ".2%")) for name in shares),
+            ("area under the curve", _number(evaluated["auc"], ".4f")),
+            ("log loss (nats a sample)", _number(evaluated["log_loss"], ".4f")),
+            ("Brier score", _number(evaluated["brier"], ".4f")),
+            ("calibration error of probabilities", _number(evaluated["ece"], ".2%")),
+        ]
+    units = ", ".join(document["ingest"]["targets"])
+    rows = [
+        (f"root mean square error (units of {units})", _number(evaluated["rmse_raw"])),
+        (f"mean absolute error (units of {units})", _number(evaluated["mae_raw"])),
+        ("root mean square error (standard deviations of the target)", _number(evaluated["rmse"])),
+    ]
+    if evaluated.get("nlpd") is not None:
+        rows += [
+            ("coverage of 95 % intervals", _number(evaluated["coverage_95"], ".1%")),
+            ("negative log predictive density (nats a sample)", _number(evaluated["nlpd"])),
+        ]
+    if evaluated.get("mean_error_bound") is not None:
+        bound = _number(evaluated["mean_error_bound"], ".3g")
+        rows.append(("means proven within (standard deviations of the target)", f"{bound} of the exact model's"))
+    return rows
+
+
+def _data(document: Document) -> str:
+    ingested = document["ingest"]
+    features = ingested["features"]
+    shown = ", ".join(features[:MOST_FEATURES])
+    more = f" and {len(features) - MOST_FEATURES} more" if len(features) > MOST_FEATURES else ""
+    rows = [
+        ("rows that were read", f"{ingested['n']:,}"),
+        ("to train on, held out", f"{ingested['n_train']:,}, {ingested['n_test']:,}"),
+        ("target" if len(ingested["targets"]) == 1 else "targets", ", ".join(ingested["targets"])),
+        (f"{len(features)} features", shown + more),
+    ]
+    if ingested["classes"] is not None:
+        counted = list(zip(ingested["classes"], ingested["class_counts"], strict=True))
+        words = [f"{name} ({count:,})" for name, count in counted[:MOST_CLASSES]]
+        if len(counted) > MOST_CLASSES:
+            words.append(f"{len(counted) - MOST_CLASSES} more")
+        rows.insert(3, ("classes", ", ".join(words)))
+    if ingested["suggested"]:
+        rows.append(("columns were read by", ingested["suggested"]))
+    return _rows(rows) + _list([*ingested["columns"], *ingested["warnings"]])
+
+
+def _model(document: Document) -> str:
+    trained, way, tuned = document["train"], document["choice"]["way"], document["tune"]
+    names = document["ingest"]["features"]
+    rows = [("model", way["words"]), ("why", document["choice"]["reason"])]
+    kernel = (tuned or trained).get("kernel")
+    if isinstance(kernel, dict) and len(names) <= MOST_FEATURES:
+        rows.append(("kernel (standardised)", kernel_text(kernel, names)))
+    elif isinstance(kernel, dict):
+        rows.append(("kernel", str(kernel["type"])))
+    if tuned is not None:
+        rows.append(("noise variance (share of the target's variance)", _number(tuned["noise_variance"])))
+    if way["name"] == "exact":
+        rows.append(("solver", f"{trained['solver']}, to a gradient of {trained['gradient_inf_norm']:.2g}"))
+    if not document["converged"]:
+        rows.append(("not converged", str(trained.get("reason", "the model stopped short of its tolerance"))))
+    seconds = ", ".join(f"{name} {spoken(value)}" for name, value in document["seconds_by_phase"].items())
+    rows += [("time", seconds), ("peak memory, all processes", size(document["peak_memory_bytes"]))]
+    rows.append(("where it lies", document["train"].get("out", MODEL)))
+    content = _rows(rows)
+    comparison = (tuned or {}).get("comparison")
+    if comparison:
+        content += _compared(comparison)
+    warnings = [*(tuned or {}).get("warnings", []), *trained["warnings"], *document["predict"]["warnings"]]
+    known = set(document["ingest"]["warnings"])
+    return content + _list(text for text in dict.fromkeys(warnings) if text not in known)
+
+
+def _compared(comparison: Document) -> str:
+    """The kernels that were compared."""
+    lead = (
+        f"Each was tuned on {comparison['samples']:,} of the training samples and predicted {comparison['held_out']:,} "
+        "others; the least negative log predictive density (NLPD) decides. Of standardised targets."
+    )
+    rows = [
+        [
+            row["kernel"] + (" (taken)" if row["kernel"] == comparison["kernel"] else ""),
+            *(_number(row[name], ".4f") for name in ("nlpd", "rmse", "coverage_95")),
+            _number(row["seconds"], ".1f"),
+        ]
+        for row in comparison["kernels"]
+    ]
+    table = _grid(("kernel", "NLPD", "RMSE", "coverage of 95 %", "seconds"), rows)
+    return f'<h3>Kernels</h3>\n<p class="lead">{escape(lead)}</p>\n{table}'
+
+
+def _scales(document: Document) -> str:
+    """Length scales as bars, the shortest, which count most, first."""
+    parameters = [TunedParameter.from_json(item) for item in (document["tune"] or {}).get("parameters") or []]
+    scales = [(item, item.length_scale) for item in parameters if item.length_scale is not None]
+    known = sorted(((item, scale) for item, scale in scales if scale is not None), key=lambda pair: pair[1])
+    if not known:
+        return ""
+    # On a logarithmic axis: of a feature that is switched on or off any short one means the same.
+    shortest, longest = known[0][1], 1.5 * known[-1][1]
+    lines = []
+    for item, scale in known[:MOST_FEATURES]:
+        width = 100.0 * math.log(longest / scale) / math.log(longest / shortest)
+        name = item.name if item.feature is None else item.feature
+        lines.append(
+            f'<tr><th scope="row">{escape(name)}</th><td class="track"><span class="bar" '
+            f'style="width:{width:.1f}%"></span></td><td class="number">{scale:.3g}</td></tr>\n'
+        )
+    more = f"<p>{len(known) - MOST_FEATURES:,} features count less.</p>\n" if len(known) > MOST_FEATURES else ""
+    return (
+        '<p class="lead">Length scales in standard deviations of each feature: how far one has to go before the '
+        "target changes. The shorter, the longer the bar (logarithmic), and the more the feature counts.</p>\n"
+        f"<table>\n{''.join(lines)}</table>\n{more}"
+    )
+
+
+def _drawn(pictures: dict[str, str], drawable: bool) -> str:
+    if not drawable:
+        return "<p>No pictures: matplotlib is not installed. <code>pip install 'dkgp[plot]'</code> brings it.</p>\n"
+    return "".join(
+        f"<figure>\n<figcaption>{escape(title)}</figcaption>\n{svg}\n</figure>\n" for title, svg in pictures.items()
+    )
+
+
+def _commands(lines: Sequence[str]) -> str:
+    return f"<p>The same, step by step, to paste and change:</p>\n<pre>{escape(chr(10).join(lines))}</pre>\n"

@@ -1,0 +1,317 @@
+"""The course of `dkgp fit`: ingest, tune, choose, train, predict, evaluate, report."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import psutil
+
+from dkgp.commands.chained.steps import Steps, earlier_record
+from dkgp.commands.classify import ClassifyJob
+from dkgp.commands.evaluate import EvaluateJob
+from dkgp.commands.ingest import IngestJob, run_ingest
+from dkgp.commands.predict import PredictJob
+from dkgp.commands.reporting.documents import Document, is_document, plain
+from dkgp.commands.reporting.memory import PeakMemory, available_bytes
+from dkgp.commands.reporting.outputs import check_output_file, write_text
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.solver_options import SolverOptions
+from dkgp.commands.sparse import SparseJob
+from dkgp.commands.train import TrainJob
+from dkgp.commands.tune import TuneJob
+from dkgp.commands.tune.kernels import AUTO_KERNEL, LEAST_SAMPLES
+from dkgp.data import TableOptions, open_dataset
+from dkgp.data.sources.tables.survey import RefusedColumnsError, Survey
+from dkgp.errors import InputError, MemoryBudgetError, OutputExistsError
+from dkgp.fit.choice import Forecasts, Way, decide, is_certain
+from dkgp.fit.job import HYPER, MODEL, PAGE, PREDICTIONS, RECORD, STORES, TEST, TRAIN, FitJob
+from dkgp.fit.lines import column_words, command_lines
+from dkgp.fit.page import write_page
+from dkgp.models import read_hyperparameters
+from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
+from dkgp.models.memory import RUNTIME_BYTES
+from dkgp.models.sparse.settings import SparseSettings
+from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.warm_up import helped
+
+STEPS = ("ingest", "tune", "choose", "train", "predict", "evaluate", "report")
+FEW_SAMPLES_KERNEL = "rbf"
+# Of the time, what kernels may be compared for.
+SHARE_OF_KERNELS = 0.2
+# Of the time, what training and predicting may take whatever was spent before.
+SHARE_OF_MODEL = 0.5
+
+
+def run_fit(job: FitJob, reporter: Reporter) -> Document:
+    """Fit, and write everything into the folder; return what came of each step.
+
+    Raises
+    ------
+    InputError, UsageError
+        Anything wrong with sources or options, a budget too small, or a folder that holds something else.
+    MemoryBudgetError
+        No way to a model fits.
+    InterruptedRunError
+        A signal asked for the end; `resume` goes on.
+    """
+    return _Fit(job, reporter).run()
+
+
+class _Fit:
+    """A fit under way."""
+
+    steps: Steps
+
+    def __init__(self, job: FitJob, reporter: Reporter) -> None:
+        self.job, self.reporter, self.began = job, reporter, time.monotonic()
+        self.record = job.folder / RECORD
+        self.memory_bytes = job.memory_bytes or int(psutil.Process().memory_info().rss) + available_bytes()
+
+    @property
+    def labelled(self) -> bool:
+        """True if labels are predicted."""
+        return self.job.ingestion.labels is not None
+
+    def run(self) -> Document:
+        """Do every step that is not done."""
+        job = self.job
+        job.check()
+        self._check_memory()
+        earlier = earlier_record("fit", self.record, job.settings(), self.reporter) if job.resume else None
+        if earlier is not None and earlier["finished"]:
+            self.reporter.note(f"the fit in '{job.out}' is done")
+            return earlier
+        if earlier is None:
+            self._claim()
+        before = self.record.read_text(encoding="utf-8") if self.record.exists() else None
+        with PeakMemory() as memory, helped():
+            self.steps = Steps("fit", self.record, job.settings(), earlier, memory, self.reporter)
+            try:
+                ingested = self._step("ingest", self._ingest)
+            except InputError:
+                self._leave_as_it_was(before)
+                raise
+            if earlier is None:
+                self._remove([name for name in STORES if name not in (TRAIN, TEST)])
+            kernel = self._kernel(ingested["n_train"])
+            tuned = None if self.labelled else self._tune(kernel)
+            decision = self._step("choose", self._choose)
+            trained = self._train(decision["way"])
+            predicted = self._predict(decision["way"])
+            self._say("evaluate")
+            evaluated = self.steps.evaluate(EvaluateJob(job.place(PREDICTIONS), job.place(TEST)))
+            document: Document = {
+                "command": "fit",
+                "finished": True,
+                "out": job.out,
+                "settings": job.settings(),
+                "converged": trained.get("converged", True),
+                "seconds": sum(self.steps.seconds.values()),
+                "seconds_by_phase": self.steps.seconds,
+                "peak_memory_bytes": self.steps.peak_bytes,
+                "commands": command_lines(replace(job, kernel=kernel), table_from(ingested["table"]), decision),
+                "ingest": ingested,
+                "tune": tuned,
+                "choice": decision,
+                "train": trained,
+                "predict": predicted,
+                "evaluation": evaluated,
+                "report": job.place(PAGE),
+            }
+            self._step("report", lambda: write_page(job, document))
+        document["seconds"] = sum(self.steps.seconds.values())
+        document["peak_memory_bytes"] = self.steps.peak_bytes
+        document["warnings"] = list(self.reporter.warnings)
+        return self.steps.finish(document)
+
+    # ------------------------------------------------------------------------------------------------- the steps
+
+    def _ingest(self) -> Document:
+        job = self.job.ingest_job()
+        survey = None
+        try:
+            document = run_ingest(job, self.reporter)
+        except RefusedColumnsError as error:
+            survey = error.survey
+            job = self._with_columns(job, error)
+            document = run_ingest(job, self.reporter)
+        return {
+            **document,
+            "table": plain(asdict(job.table)),
+            "columns": [] if survey is None else survey.report(),
+            "suggested": None if survey is None else shlex.join(column_words(job.table)),
+        }
+
+    def _with_columns(self, job: IngestJob, error: RefusedColumnsError) -> IngestJob:
+        """The ingestion with what the survey suggests; the refusal, where that is not wanted, or changes nothing."""
+        texts = _text_targets(error.survey)
+        if texts and not self.labelled:
+            raise InputError(
+                f"{error}\nThe target '{texts[0]}' holds text; to tell its classes apart, give `labels` {texts[0]}"
+            ) from error
+        table = error.survey.table(job.table)
+        if not self.job.auto_columns or table == job.table:
+            raise error
+        for line in error.survey.report():
+            self.reporter.note(line)
+        self.reporter.note(f"columns are read by these options, to paste and change: {shlex.join(column_words(table))}")
+        return replace(job, table=table)
+
+    def _kernel(self, n: int) -> str:
+        """The kernel, where too few samples are there to hold some out for a comparison the usual one."""
+        if self.job.kernel != AUTO_KERNEL or n >= LEAST_SAMPLES or self.labelled:
+            return self.job.kernel
+        self.reporter.note(f"{n} samples are too few to compare kernels; the kernel is {FEW_SAMPLES_KERNEL}")
+        return FEW_SAMPLES_KERNEL
+
+    def _tune(self, kernel: str) -> Document:
+        job = self.job
+        self._say("tune")
+        tuning = TuneJob(
+            job.place(TRAIN),
+            job.place(HYPER),
+            kernel=kernel,
+            kernel_seconds=max(1e-3, SHARE_OF_KERNELS * job.seconds),
+            seed=job.seed,
+            resume=self.steps.goes_on,
+            overwrite=True,
+            cluster=job.cluster,
+        )
+        return self.steps.tune(tuning)
+
+    def _choose(self) -> Document:
+        job, train = self.job, open_dataset(self.job.place(TRAIN))
+        hyperparameters = None if self.labelled else read_hyperparameters(job.place(HYPER))
+        tests = open_dataset(job.place(TEST)).n_samples
+        spent = sum(seconds for name, seconds in self.steps.seconds.items() if name != "choose")
+        # Where tuning took longer than it should have, a model is trained all the same.
+        left = max(job.seconds - spent, SHARE_OF_MODEL * job.seconds)
+
+        def ways(*, measured: bool) -> Iterator[Way]:
+            memory, seed, cluster = self.memory_bytes, job.seed, job.cluster
+            return Forecasts(
+                train, hyperparameters, tests, memory, seed, cluster, self.reporter, measured=measured
+            ).ways()
+
+        best = next(ways(measured=False))
+        if is_certain(best, left, self.memory_bytes):
+            decision = decide([best], left, self.memory_bytes)
+        else:
+            self.reporter.note("measuring this machine, to foresee ways to a model")
+            decision = decide(ways(measured=True), left, self.memory_bytes)
+        self.reporter.note(f"the model: {decision.reason}")
+        return dict(plain(decision.to_json()))
+
+    def _train(self, way: Mapping[str, Any]) -> Document:
+        job = self.job
+        self._say("train")
+        train, hyper, model = job.place(TRAIN), job.place(HYPER), job.place(MODEL)
+        shared: dict[str, Any] = {
+            "memory_limit_bytes": job.memory_bytes,
+            "overwrite": True,
+            "cluster": job.cluster,
+        }
+        if way["name"] == "exact":
+            return self.steps.train(TrainJob(train, hyper, model, solver=SolverOptions(seed=job.seed), **shared))
+        if way["name"] == "sparse":
+            settings = SparseSettings(seed=job.seed)
+            return self.steps.train(SparseJob(train, hyper, model, settings, basis_size=way["size"], **shared))
+        classifier = FixedSizeSettings(pool=way["size"], seed=job.seed)
+        return self.steps.train(ClassifyJob(train, model, settings=classifier, **shared))
+
+    def _predict(self, way: Mapping[str, Any]) -> Document:
+        job = self.job
+        self._say("predict")
+        variance = None
+        if not self.labelled:
+            variance = VarianceSettings(seed=job.seed)
+            if way["gap"] is not None:
+                variance = replace(variance, gap=way["gap"])
+        return self.steps.predict(
+            PredictJob(
+                job.place(MODEL),
+                job.place(TEST),
+                job.place(PREDICTIONS),
+                variance,
+                overwrite=True,
+                cluster=job.cluster,
+            )
+        )
+
+    # ------------------------------------------------------------------------------------------------ the folder
+
+    def _check_memory(self) -> None:
+        """Refuse less memory than dkgp itself takes; `MemoryBudgetError`."""
+        least = int(psutil.Process().memory_info().rss) + RUNTIME_BYTES
+        if self.memory_bytes < least:
+            raise MemoryBudgetError(
+                f"`memory_bytes` is {self.memory_bytes / 1024**2:,.0f} MiB; libraries and compiled code alone take "
+                f"{least / 1024**2:,.0f} MiB. Give more"
+            )
+
+    def _claim(self) -> None:
+        """Refuse a folder that holds something; an earlier fit may be replaced."""
+        folder, replaced = self.job.folder, self.job.overwrite and is_document(self.record, "fit")
+        taken = [name for name in (*STORES, RECORD) if (folder / name).exists()]
+        if taken and not replaced:
+            advice = (
+                "Go on with it by `resume`, replace it by `overwrite`, or choose another `out`"
+                if is_document(self.record, "fit")
+                else "It is of no fit; choose another `out`"
+            )
+            raise OutputExistsError(f"'{folder / taken[0]}' exists already. {advice}")
+        check_output_file(self.record, replace=True, option="--out")
+
+    def _leave_as_it_was(self, before: str | None) -> None:
+        """Of a fit that was refused nothing stays."""
+        if self.steps.goes_on:
+            return
+        if before is not None:
+            write_text(self.record, before)
+            return
+        self.record.unlink()
+        if not any(self.job.folder.iterdir()):
+            self.job.folder.rmdir()
+
+    def _remove(self, names: list[str]) -> None:
+        """Remove what an earlier fit, which this one replaces, has left."""
+        for name in (*names, f"{MODEL}.checkpoint"):
+            path = self.job.folder / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+    def _step(self, name: str, work: Any) -> Document:
+        self._say(name)
+        return self.steps.run(name, work)
+
+    def _say(self, name: str) -> None:
+        names = [step for step in STEPS if not (self.labelled and step == "tune")]
+        done = ", which is done" if self.steps.is_done(name) else ""
+        self.reporter.note(f"step {names.index(name) + 1} of {len(names)}: {name}{done}")
+
+
+def _text_targets(survey: Survey) -> list[str]:
+    """Targets that hold text other than gaps."""
+    return [
+        column.name
+        for column in survey.columns
+        if column.name in survey.targets and column.texts and not column.gap_texts
+    ]
+
+
+def table_from(document: Mapping[str, Any]) -> TableOptions:
+    """Return the options of columns that a record holds in plain JSON types."""
+    values: dict[str, Any] = {}
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            values[name] = {key: tuple(texts) for key, texts in value.items()}
+        else:
+            values[name] = tuple(value) if isinstance(value, list) else value
+    return TableOptions(**values)

@@ -1,0 +1,187 @@
+"""Which way is taken, by forecasts that are those of `dkgp plan`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from dkgp.cluster import ClusterOptions
+from dkgp.cluster.threads import available_cores
+from dkgp.commands.reporting.progress import SilentReporter
+from dkgp.data import Dataset, open_dataset, write_friedman1
+from dkgp.errors import InputError, MemoryBudgetError
+from dkgp.fit.choice import BASIS_SIZES, GAPS, THREADS, Forecasts, Way, decide, spoken
+from dkgp.kernels import Kernel, SquaredExponential
+from dkgp.models import Hyperparameters, write_hyperparameters
+from dkgp.models.variance.variances import VarianceSettings
+from dkgp.plan.figures import MachineFigures
+from dkgp.plan.network import ClusterFigures
+from dkgp.plan.plan import PlanJob, run_plan
+from dkgp.plan.record import write_figures
+from tests.cli.invoke import run_json
+from tests.fit.conftest import PRICE, nominal_machine
+
+GIB = 1024**3
+EXACT = Way("exact", None, 0.02, 500.0, 100.0, 3 * GIB)
+COARSE = Way("exact", None, 0.1, 500.0, 10.0, 3 * GIB)
+LARGE, SMALL = (
+    Way("sparse", 2000, None, 60.0, 1.0, 2 * GIB),
+    Way("sparse", 100, None, 4.0, 0.5, GIB),
+)
+WAYS = (EXACT, COARSE, LARGE, SMALL)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "memory", "way"),
+    [
+        (600.0, 3 * GIB, EXACT),
+        (599.9, 3 * GIB, COARSE),
+        (509.0, 3 * GIB, LARGE),
+        (600.0, 3 * GIB - 1, LARGE),
+        (60.9, 3 * GIB, SMALL),
+        (600.0, 2 * GIB - 1, SMALL),
+    ],
+)
+def test_the_first_way_that_fits_is_taken(seconds: float, memory: int, way: Way) -> None:
+    decision = decide(WAYS, seconds, memory)
+    assert decision.way == way
+    assert decision.passed_over == WAYS[: WAYS.index(way)]
+    assert way.words in decision.reason
+    passed = decision.passed_over
+    assert ("longer than the time" in decision.reason) == bool(passed and passed[-1].seconds > seconds)
+    assert ("more than the memory" in decision.reason) == bool(passed and passed[-1].memory_bytes > memory)
+
+
+def test_none_that_fits_is_refused_by_what_is_short() -> None:
+    with pytest.raises(
+        InputError, match=r"the quickest way \(sparse with 100 .* 4.5 s and 1.00 GiB; of `seconds` 4 s are for it"
+    ):
+        decide(WAYS, 4.0, 8 * GIB)
+    with pytest.raises(MemoryBudgetError, match=r"least memory \(sparse with 100 .*there are 0.50 GiB"):
+        decide(WAYS, 4000.0, GIB // 2)
+    # The quickest of those that fit the memory, not of all.
+    with pytest.raises(InputError, match=r"the quickest way \(sparse with 2,000"):
+        decide((LARGE, Way("sparse", 100, None, 1.0, 0.0, 9 * GIB)), 30.0, 3 * GIB)
+    with pytest.raises(MemoryBudgetError, match="no way to a model fits"):
+        decide((), 30.0, GIB)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.0047, "0.005 s"), (0.2, "0.2 s"), (4.25, "4.2 s"), (61.0, "61 s"), (150.0, "2 min"), (7200.0, "2.0 h")],
+)
+def test_durations_are_said_as_people_say_them(seconds: float, words: str) -> None:
+    assert spoken(seconds) == words
+
+
+def test_forecasts_are_those_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_url, hyper = str(tmp_path / "train.zarr"), str(tmp_path / "hyper.json")
+    write_friedman1(train_url, str(tmp_path / "test.zarr"), 300, 40, seed=0)
+    dataset = open_dataset(train_url)
+    hyperparameters = Hyperparameters(SquaredExponential(np.full(dataset.n_features, 0.05)), 0.05)
+    write_hyperparameters(hyper, hyperparameters)
+    reporter, budget = SilentReporter(), 4 * GIB
+    forecasts = Forecasts(dataset, hyperparameters, 40, budget, 0, ClusterOptions(), reporter)
+    ways = list(forecasts.ways())
+    smaller = [size for size in BASIS_SIZES if size < 300]
+    assert [(way.name, way.size, way.gap) for way in ways] == [
+        *(("exact", None, gap) for gap in GAPS),
+        *(("sparse", size, None) for size in smaller),
+    ]
+    figures = str(tmp_path / "figures.json")
+    write_figures(figures, nominal_machine(dataset, hyperparameters.kernel, hyperparameters.noise_variance))
+    threads = available_cores()
+    resident = int(psutil.Process().memory_info().rss)
+    monkeypatch.setattr(
+        "dkgp.plan.plan._measure_cluster", lambda job, reporter: ClusterFigures(THREADS, threads, resident, 0)
+    )
+    for way in (ways[0], *ways[len(GAPS) :]):
+        job = PlanJob(
+            train_url,
+            hyper,
+            workers=(1,),
+            threads_per_worker=threads,
+            one_machine=True,
+            figures=figures,
+            variance=VarianceSettings(gap=GAPS[0]),
+            test_samples=40,
+            sparse=None if way.size is None else "vfe",
+            basis_size=way.size,
+            memory_limit_bytes=budget,
+        )
+        (row,) = run_plan(job, reporter)["workers"]
+        if way.size is None:
+            assert way.train_seconds == pytest.approx(row["seconds"], rel=1e-9)
+            assert way.predict_seconds == pytest.approx(row["variance"]["seconds"], rel=1e-9)
+        else:
+            assert way.train_seconds == pytest.approx(row["sparse"]["seconds"], rel=1e-9)
+            assert way.memory_bytes == pytest.approx(
+                row["sparse"]["worker_memory_bytes"] + row["sparse"]["coordinator_memory_bytes"] - resident, rel=0.1
+            )
+    sizes = [way.train_seconds for way in ways[len(GAPS) :]]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_an_exact_model_beyond_the_memory_is_left_out(tmp_path: Path) -> None:
+    train_url = str(tmp_path / "train.zarr")
+    write_friedman1(train_url, str(tmp_path / "test.zarr"), 300, 40, seed=0)
+    dataset = open_dataset(train_url)
+    hyperparameters = Hyperparameters(SquaredExponential(np.full(dataset.n_features, 0.05)), 0.05)
+    forecasts = Forecasts(dataset, hyperparameters, 40, 1024**2, 0, ClusterOptions(), SilentReporter())
+    ways = list(forecasts.ways())
+    assert {way.name for way in ways} == {"sparse"}
+    with pytest.raises(MemoryBudgetError, match="of the least memory"):
+        decide(ways, 1e9, 1024**2)
+
+
+def test_no_machine_is_measured_where_any_would_do(
+    fitted: dict[str, Any], table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[int] = []
+
+    def measure(dataset: Dataset, kernel: Kernel, noise_variance: float) -> MachineFigures:
+        measured.append(dataset.n_samples)
+        return nominal_machine(dataset, kernel, noise_variance)
+
+    monkeypatch.setattr("dkgp.fit.choice.measure_machine", measure)
+    # Ten minutes are more than twenty times what 150 samples take anywhere; five times the forecast are not.
+    out = tmp_path / "fit"
+    shutil.copytree(fitted["out"], out)
+    record = json.loads((out / "fit.json").read_text())
+    phases = {"ingest": record["ingest"], "tune": record["tune"]}
+    spent = {"ingest": 0.0, "tune": 0.0}
+
+    def chosen_within(seconds: str) -> dict[str, Any]:
+        begun = {**record, "finished": False, "phases": dict(phases), "seconds_by_phase": dict(spent)}
+        (out / "fit.json").write_text(json.dumps(begun))
+        for name in ("model.zarr", "pred.zarr"):
+            shutil.rmtree(out / name)
+        arguments = ("--target", PRICE, "--drop", "kind", "--out", out, "--time", seconds, "--resume")
+        return run_json("fit", table, *arguments)
+
+    assert chosen_within("10min")["choice"]["way"]["name"] == "exact"
+    assert measured == []
+    forecast = chosen_within("10min")["choice"]["way"]["seconds"]
+    chosen_within(f"{5.0 * forecast:.6f}s")
+    assert measured == [fitted["ingest"]["n_train"]]
+
+
+def test_a_tuning_that_took_too_long_leaves_half_the_time_to_the_model(
+    fitted: dict[str, Any], table: Path, tmp_path: Path
+) -> None:
+    record = json.loads((Path(fitted["out"]) / "fit.json").read_text())
+    out = tmp_path / "fit"
+    shutil.copytree(fitted["out"], out, ignore=shutil.ignore_patterns("model.zarr", "pred.zarr"))
+    phases = {"ingest": record["ingest"], "tune": record["tune"]}
+    begun = {**record, "finished": False, "phases": phases, "seconds_by_phase": {"ingest": 1.0, "tune": 5000.0}}
+    (out / "fit.json").write_text(json.dumps(begun))
+    document = run_json(
+        *("fit", table, "--target", PRICE, "--drop", "kind", "--out", out, "--time", "20min", "--resume")
+    )
+    assert "there are 10 min and" in document["choice"]["reason"]

@@ -1,0 +1,209 @@
+"""`dkgp fit`: all steps, what they leave, going on, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.data import open_dataset, open_prediction
+from dkgp.fit.choice import Forecasts, Way
+from dkgp.models import read_hyperparameters
+from tests.cli.invoke import files_below, refused, run, run_json
+from tests.fit.conftest import PRICE
+from tests.fit.html import check_page
+from tests.fit.tables import HOSTILE, write_messy
+
+
+def test_the_reader_sees_what_is_wrong() -> None:
+    with pytest.raises(AssertionError):
+        check_page("<p><b>bold</p>")
+    with pytest.raises(AssertionError):
+        check_page('<p><img src="https://example.org/a.png"></p>')
+    check_page('<p><svg><path id="a"/><use href="#a"/></svg><br></p>')
+
+
+def test_a_messy_table_becomes_an_evaluated_model(fitted: dict[str, Any]) -> None:
+    out = Path(fitted["out"])
+    assert fitted["converged"] is True
+    assert {path.name for path in out.iterdir()} == {
+        *("train.zarr", "test.zarr", "hyper.json", "model.zarr", "pred.zarr", "report.html", "fit.json")
+    }
+    train, test = open_dataset(str(out / "train.zarr")), open_dataset(str(out / "test.zarr"))
+    assert "id" not in train.feature_names
+    assert {HOSTILE, "cut=fair", "cut=good", "cut=ideal", "depth", "sold"} == set(train.feature_names)
+    assert test.n_samples == round(0.1 * (train.n_samples + test.n_samples))
+    prediction = open_prediction(str(out / "pred.zarr"))
+    errors = prediction.read("mean") - test.all_targets(standardised=False)
+    assert fitted["evaluation"]["rmse_raw"] == pytest.approx(float(np.sqrt(np.mean(errors**2))))
+    assert fitted["evaluation"]["rmse"] < 0.5  # the mean alone has about 1
+    assert "variance" in prediction.variables
+    assert json.loads((out / "fit.json").read_text())["evaluation"] == fitted["evaluation"]
+    assert list(fitted["seconds_by_phase"]) == ["ingest", "tune", "choose", "train", "predict", "evaluate", "report"]
+
+
+def test_the_kernel_is_the_one_of_the_least_held_out_density(fitted: dict[str, Any]) -> None:
+    comparison = fitted["tune"]["comparison"]
+    best = min(comparison["kernels"], key=lambda row: row["nlpd"])
+    assert comparison["kernel"] == best["kernel"]
+    assert read_hyperparameters(str(Path(fitted["out"]) / "hyper.json")).comparison == comparison
+
+
+def test_columns_are_told_of_with_a_line_to_paste(table: Path, fitted: dict[str, Any], tmp_path: Path) -> None:
+    suggested = fitted["ingest"]["suggested"]
+    assert shlex.split(suggested)[:4] == ["--categorical", "cut", "--date", "sold"]
+    assert any("'cut': text of 3 different values" in line for line in fitted["ingest"]["columns"])
+    result = run("ingest", table, tmp_path / "all.zarr", "--target", PRICE, *shlex.split(suggested))
+    assert result.exit_code == 0, result.stderr
+    assert "columns are read by these options" not in result.stderr
+
+
+def test_the_commands_of_a_fit_give_the_same_one_by_one(
+    fitted: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [shlex.split(line.replace(fitted["out"], str(tmp_path))) for line in fitted["commands"]]
+    assert [line[:2] for line in lines] == [
+        ["dkgp", name] for name in ("ingest", "tune", "train", "predict", "evaluate")
+    ]
+    documents = [run_json(*line[1:]) for line in lines]
+    assert documents[0]["fingerprint"] == fitted["ingest"]["fingerprint"]
+    assert documents[1]["noise_variance"] == fitted["tune"]["noise_variance"]
+    assert documents[-1]["rmse"] == fitted["evaluation"]["rmse"]
+    assert documents[-1]["nlpd"] == fitted["evaluation"]["nlpd"]
+
+
+def test_the_page_stands_alone_and_names_are_text(fitted: dict[str, Any]) -> None:
+    page = Path(fitted["report"]).read_text(encoding="utf-8")
+    check_page(page)
+    assert HOSTILE not in page
+    assert "&lt;script&gt;alert(&#x27;carat&#x27;)&lt;/script&gt;" in page
+    assert "price &amp; &lt;b&gt;$tax" in page
+    assert page.count("<svg") == 2
+    assert fitted["choice"]["reason"].split(";")[0] in page
+    assert f"{fitted['evaluation']['rmse_raw']:.4g}" in page
+
+
+def test_a_fit_killed_at_every_step_goes_on_and_does_none_again(
+    table: Path, fitted: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "fit"
+    arguments = ("fit", table, "--target", PRICE, "--drop", "kind", "--out", out)
+    places = {
+        "tune": "dkgp.commands.chained.steps.run_tune",
+        "choose": "dkgp.fit.run.Forecasts",
+        "train": "dkgp.commands.chained.steps.run_train",
+        "predict": "dkgp.commands.chained.steps.run_predict",
+        "evaluate": "dkgp.commands.chained.steps.run_evaluate",
+        "report": "dkgp.fit.run.write_page",
+    }
+
+    def killed(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    resume: tuple[str, ...] = ()
+    done = ["ingest"]
+    for step, place in places.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(place, killed)
+            result = run(*arguments, *resume)
+        assert result.exit_code == 130, result.stderr
+        record = json.loads((out / "fit.json").read_text())
+        assert list(record["phases"]) == done
+        assert record["finished"] is False
+        done.append(step)
+        resume = ("--resume",)
+    written = {
+        name: (out / name / "zarr.json").stat().st_mtime_ns for name in ("train.zarr", "model.zarr", "pred.zarr")
+    }
+    refused(run(*arguments, "--seed", 1, "--resume"), "has another seed (its seed: 0; this run's: 1)")
+    refused(run(*arguments), "exists already", "--resume", "--overwrite")
+    document = run_json(*arguments, "--resume")
+    assert {name: (out / name / "zarr.json").stat().st_mtime_ns for name in written} == written
+    for name in ("rmse", "nlpd", "coverage_95"):
+        assert document["evaluation"][name] == fitted["evaluation"][name]
+    assert run_json(*arguments, "--resume") == document
+    check_page(Path(document["report"]).read_text(encoding="utf-8"))
+
+
+def test_a_slower_machine_has_a_sparse_model_and_says_why(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ways(self: Forecasts) -> Iterator[Way]:
+        yield Way("exact", None, 0.02, 7000.0, 300.0, 2**29)
+        yield Way("sparse", 40, None, 3.0, 1.0, 2**29)
+        raise AssertionError("what comes after the way that is taken is not foreseen")
+
+    monkeypatch.setattr(Forecasts, "ways", ways)
+    arguments = ("fit", table, "--target", PRICE, "--drop", "kind", "--kernel", "rbf", "--out", tmp_path / "fit")
+    document = run_json(*arguments, "--time", "5min")
+    assert document["train"]["command"] == "sparse"
+    assert document["choice"]["way"]["size"] == document["train"]["basis_size"] == 40
+    assert "would take 2.0 h" in document["choice"]["reason"]
+    assert "longer than the time" in document["choice"]["reason"]
+    assert "--basis-size 40" in document["commands"][2]
+    page = Path(document["report"]).read_text(encoding="utf-8")
+    check_page(page)
+    assert "sparse with 40 basis samples" in page
+
+
+def test_a_budget_that_is_too_small_is_refused_and_a_larger_one_goes_on(table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "fit"
+    arguments = ("fit", table, "--target", PRICE, "--drop", "kind", "--kernel", "rbf", "--out", out)
+    refused(run(*arguments, "--memory", "1MiB"), "--memory is 1 MiB; libraries and compiled code alone take")
+    refused(run(*arguments, "--time", "0s"), "--time must be positive and finite")
+    assert run(*arguments, "--time", "soon").exit_code == 2
+    assert not out.exists()
+    refused(run(*arguments, "--time", "0.001s"), "is foreseen to take 0.0", "of --time", "are for it. Give more")
+    assert not (out / "model.zarr").exists()
+    written = (out / "train.zarr" / "zarr.json").stat().st_mtime_ns
+    assert run_json(*arguments, "--time", "5min", "--resume")["converged"] is True
+    assert (out / "train.zarr" / "zarr.json").stat().st_mtime_ns == written
+
+
+def test_what_is_refused_leaves_nothing(table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "fit"
+    refused(
+        run("fit", table, "--out", out), "name the column to predict: --target of numbers, or --labels", exit_code=2
+    )
+    both = ("--target", PRICE, "--labels", "kind")
+    refused(run("fit", table, *both, "--out", out), "got --target and --labels", exit_code=2)
+    refused(run("fit", table, "--target", "cost", "--out", out), "cost")
+    refused(run("fit", table, "--target", "kind", "--out", out), "to tell its classes apart, give --labels kind")
+    refused(run("fit", table, "--target", PRICE, "--no-auto-columns", "--out", out), "Add these options")
+    assert not out.exists()
+
+
+def test_the_folder_of_others_is_left_alone(table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "fit"
+    (out / "model.zarr").mkdir(parents=True)
+    (out / "model.zarr" / "zarr.json").write_text("{}")
+    before = files_below(out)
+    for more in ((), ("--overwrite",), ("--resume",)):
+        refused(run("fit", table, "--target", PRICE, "--out", out, *more), "exists already", "It is of no fit")
+    assert files_below(out) == before
+
+
+@pytest.mark.slow
+def test_labels_are_told_apart(tmp_path: Path) -> None:
+    table, out = write_messy(tmp_path / "cars.csv", 120), tmp_path / "fit"
+    arguments = ("fit", table, "--labels", "kind", "--drop", "price", "--out", out)
+    document = run_json(*arguments)
+    assert document["train"]["command"] == "classify"
+    assert document["tune"] is None
+    assert document["evaluation"]["error_rate"] <= 0.25  # by chance .5
+    assert list(document["seconds_by_phase"]) == ["ingest", "choose", "train", "predict", "evaluate", "report"]
+    assert [shlex.split(line)[1] for line in document["commands"]] == ["ingest", "classify", "predict", "evaluate"]
+    page = Path(document["report"]).read_text(encoding="utf-8")
+    check_page(page)
+    assert "cheap" in page
+    # An earlier fit, of whatever kind, is replaced where that is asked for.
+    again = run_json(
+        "fit", table, "--target", "price", "--drop", "kind", "--kernel", "rbf", "--out", out, "--overwrite"
+    )
+    assert again["train"]["command"] == "train"
+    assert run_json("evaluate", out / "pred.zarr", out / "test.zarr")["rmse"] == again["evaluation"]["rmse"]

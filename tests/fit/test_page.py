@@ -1,0 +1,103 @@
+"""The page of a fit, from documents that are changed: what is shown where it is there, and escaped."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dkgp.fit.page import page, write_page
+from dkgp.fit.pictures import inlined
+from tests.cli.invoke import run_json
+from tests.fit.html import check_page, read
+from tests.fit.tables import HOSTILE, write_messy
+
+
+@pytest.fixture
+def document(fitted: dict[str, Any]) -> dict[str, Any]:
+    return copy.deepcopy(fitted)
+
+
+def test_without_matplotlib_it_says_so(
+    document: dict[str, Any], table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = page(document, {}, drawable=False)
+    check_page(shown)
+    assert "No pictures: matplotlib is not installed" in shown
+    assert "<svg" not in shown
+    monkeypatch.setattr("dkgp.fit.page.importlib.util.find_spec", lambda name: None)
+    job = type("Job", (), {"place": lambda self, name: str(tmp_path / name)})()
+    assert write_page(job, document) == {"page": str(tmp_path / "report.html"), "pictures": 0}
+    assert "No pictures" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_verdict_is_shown_where_there_is_one(document: dict[str, Any]) -> None:
+    document["evaluation"].pop("verdict", None)
+    assert "Verdict" not in page(document, {})
+    document["evaluation"]["verdict"] = [
+        {"kind": "coverage", "text": f"intervals of {HOSTILE} are too narrow", "advice": "try <em>log</em> & tune"},
+        {"kind": "fit", "text": "the residuals are skewed", "advice": None},
+    ]
+    shown = page(document, {})
+    check_page(shown)
+    assert shown.index("<h2>Verdict</h2>") < shown.index("<h2>Data</h2>")
+    assert "intervals of &lt;script&gt;" in shown
+    assert "try &lt;em&gt;log&lt;/em&gt; &amp; tune" in shown
+    assert "None" not in shown.partition("<h2>Verdict</h2>")[2].partition("<h2>")[0]
+
+
+def test_every_text_of_the_document_is_escaped(document: dict[str, Any]) -> None:
+    def hostile(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: hostile(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [hostile(each) for each in value]
+        return f"<img src=x onerror=alert(1)>{value}" if isinstance(value, str) else value
+
+    kernels = {name: document["tune"][name] for name in ("kernel", "parameters")}
+    attacked = hostile(document)
+    attacked["tune"] |= kernels
+    attacked["choice"]["way"]["name"] = document["choice"]["way"]["name"]
+    shown = page(attacked, {})
+    check_page(shown)
+    assert "img" not in read(shown).tags
+    assert shown.count("&lt;img src=x") > 15
+
+
+def test_features_are_shown_by_relevance(document: dict[str, Any]) -> None:
+    for number, item in enumerate(document["tune"]["parameters"]):
+        if item["name"].startswith("gamma"):
+            item["value"] = 10.0**-number
+    shown = page(document, {}).partition("<h2>What counts</h2>")[2].partition("</section>")[0]
+    widths = [float(part.partition("%")[0]) for part in shown.split("width:")[1:]]
+    assert len(widths) == document["ingest"]["d"]
+    assert widths[0] == 100.0
+    assert widths == sorted(widths, reverse=True)
+    assert widths[-1] > 0.0
+
+
+def test_a_picture_within_a_page_names_and_fetches_nothing_of_its_own() -> None:
+    def draw(path: Path) -> None:
+        path.write_text(
+            '<?xml version="1.0"?><!DOCTYPE svg PUBLIC "-//W3C//DTD SVG 1.1//EN" "http://www.w3.org/svg11.dtd">\n'
+            '<svg xmlns="http://www.w3.org/2000/svg" version="1.1"><!-- <script> --><metadata><a>x</a></metadata>'
+            '<defs><style type="text/css">*{color: red}</style><path id="m"/></defs>'
+            '<use xlink:href="#m" clip-path="url(#m)"/></svg>'
+        )
+
+    assert inlined(draw, "one") == (
+        '<svg><defs><path id="one-m"/></defs><use href="#one-m" clip-path="url(#one-m)"/></svg>'
+    )
+
+
+def test_several_targets_and_few_samples(tmp_path: Path) -> None:
+    table, out = write_messy(tmp_path / "few.csv", 16), tmp_path / "fit"
+    arguments = ("--target", "price", "--target", "depth", "--drop", "kind", "--out", out)
+    document = run_json("fit", table, *arguments)
+    assert document["tune"].get("comparison") is None
+    assert "--kernel rbf" in document["commands"][1]
+    shown = Path(document["report"]).read_text(encoding="utf-8")
+    check_page(shown)
+    assert "price, depth from 5 features" in shown
