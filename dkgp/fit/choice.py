@@ -192,6 +192,11 @@ class Forecasts:
     reporter : Reporter
     measured : bool
         Whether at prices that are measured here, in some seconds; at those of a nominal machine otherwise.
+
+    Attributes
+    ----------
+    resident_bytes
+        What this process holds already, which every way's memory includes.
     """
 
     def __init__(
@@ -209,7 +214,7 @@ class Forecasts:
         self._dataset, self._tests, self._budget = dataset, tests, memory_bytes
         self._hyperparameters = hyperparameters or Hyperparameters(SquaredExponential((1.0,) * dataset.n_features), 0.1)
         self._labelled, self._seed, self._cluster, self._reporter = hyperparameters is None, seed, cluster, reporter
-        self._resident = int(psutil.Process().memory_info().rss)
+        self.resident_bytes = int(psutil.Process().memory_info().rss)
         kernel, noise_variance = self._hyperparameters.kernel, self._hyperparameters.noise_variance
         self._machine = (
             measure_machine(dataset, kernel, noise_variance)
@@ -250,7 +255,7 @@ class Forecasts:
         work = foreseen.phases(foreseen.counts.expected, spilled=foreseen.spilled(cache, 1))
         training = self._seconds(work, foreseen.sizes)
         phases = variances.phases(run, foreseen.sizes, variances.single.count, variances.double.count)
-        peak = max(memory.coordinator_bytes + memory.worker_parts, variances.worker_bytes(run, self._resident))
+        peak = max(memory.coordinator_bytes + memory.worker_parts, variances.worker_bytes(run, self.resident_bytes))
         return Way("exact", None, gap, training, self._seconds(phases, foreseen.sizes), peak)
 
     def _sparse(self, size: int) -> Way:
@@ -268,8 +273,8 @@ class Forecasts:
         return Way("fixed-size", size, None, self._seconds(foreseen.phases), predicting, self._peak(foreseen))
 
     def _peak(self, foreseen: Smaller) -> int:
-        memory = foreseen.memory(1, self._fleet.threads, max(0, self._budget - self._resident))
-        return self._resident + memory.coordinator_bytes + memory.worker_bytes
+        memory = foreseen.memory(1, self._fleet.threads, max(0, self._budget - self.resident_bytes))
+        return self.resident_bytes + memory.coordinator_bytes + memory.worker_bytes
 
     def _seconds(self, phases: Sequence[Phase], sizes: Sizes | None = None) -> float:
         sizes = sizes or Sizes(self._dataset.n_samples, self._dataset.n_features, self._dataset.n_targets)

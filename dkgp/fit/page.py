@@ -205,20 +205,28 @@ def _model(document: Document) -> str:
     content = _rows(rows)
     comparison = (tuned or {}).get("comparison")
     if comparison:
-        content += f"<h3>Kernels, on {comparison['held_out']:,} held-out of the training samples</h3>\n" + _grid(
-            ("kernel", "negative log predictive density", "RMSE (standardised)", "coverage of 95 %", "seconds"),
-            [
-                [
-                    row["kernel"] + (" (taken)" if row["kernel"] == comparison["kernel"] else ""),
-                    *(_number(row[name], ".4f") for name in ("nlpd", "rmse", "coverage_95")),
-                    _number(row["seconds"], ".1f"),
-                ]
-                for row in comparison["kernels"]
-            ],
-        )
+        content += _compared(comparison)
     warnings = [*(tuned or {}).get("warnings", []), *trained["warnings"], *document["predict"]["warnings"]]
     known = set(document["ingest"]["warnings"])
     return content + _list(text for text in dict.fromkeys(warnings) if text not in known)
+
+
+def _compared(comparison: Document) -> str:
+    """The kernels that were compared."""
+    lead = (
+        f"Each was tuned on {comparison['samples']:,} of the training samples and predicted {comparison['held_out']:,} "
+        "others; the least negative log predictive density (NLPD) decides. Of standardised targets."
+    )
+    rows = [
+        [
+            row["kernel"] + (" (taken)" if row["kernel"] == comparison["kernel"] else ""),
+            *(_number(row[name], ".4f") for name in ("nlpd", "rmse", "coverage_95")),
+            _number(row["seconds"], ".1f"),
+        ]
+        for row in comparison["kernels"]
+    ]
+    table = _grid(("kernel", "NLPD", "RMSE", "coverage of 95 %", "seconds"), rows)
+    return f'<h3>Kernels</h3>\n<p class="lead">{escape(lead)}</p>\n{table}'
 
 
 def _scales(document: Document) -> str:

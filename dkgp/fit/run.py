@@ -27,7 +27,7 @@ from dkgp.commands.tune import TuneJob
 from dkgp.commands.tune.kernels import AUTO_KERNEL, LEAST_SAMPLES
 from dkgp.data import TableOptions, open_dataset
 from dkgp.data.sources.tables.survey import RefusedColumnsError, Survey
-from dkgp.errors import InputError, MemoryBudgetError, OutputExistsError
+from dkgp.errors import InputError, MemoryBudgetError, OutputExistsError, UsageError
 from dkgp.fit.choice import Forecasts, Way, decide, is_certain
 from dkgp.fit.job import HYPER, MODEL, PAGE, PREDICTIONS, RECORD, STORES, TEST, TRAIN, FitJob
 from dkgp.fit.lines import column_words, command_lines
@@ -93,7 +93,7 @@ class _Fit:
             self.steps = Steps("fit", self.record, job.settings(), earlier, memory, self.reporter)
             try:
                 ingested = self._step("ingest", self._ingest)
-            except InputError:
+            except (InputError, UsageError):
                 self._leave_as_it_was(before)
                 raise
             if earlier is None:

@@ -175,6 +175,7 @@ def test_what_is_refused_leaves_nothing(table: Path, tmp_path: Path) -> None:
     refused(run("fit", table, "--target", "cost", "--out", out), "cost")
     refused(run("fit", table, "--target", "kind", "--out", out), "to tell its classes apart, give --labels kind")
     refused(run("fit", table, "--target", PRICE, "--no-auto-columns", "--out", out), "Add these options")
+    refused(run("fit", table, "--target", PRICE, "--stratify", "--out", out), "without --labels", exit_code=2)
     assert not out.exists()
 
 
