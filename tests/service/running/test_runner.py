@@ -221,6 +221,32 @@ def test_what_a_death_left_of_a_store_is_cleared_away_but_nothing_else(
     assert (out / "thesis.tex").exists()
 
 
+def test_a_table_is_gone_on_with_from_the_predictions_beside_it(
+    model: str, problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, folder = tmp_path / "p.csv", tmp_path / "job"
+    folder.mkdir()
+    options = {"model": model, "dataset": problem.dataset, "out": str(out)}
+    job: Any = job_from_options("predict", options)
+    Traces(folder, job, 0)
+
+    def dies(*_: object) -> None:
+        raise ClusterError("died before the table was written")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dkgp.commands.predict.export", dies)
+        with pytest.raises(ClusterError):
+            run_job(job, SilentReporter())
+    assert (tmp_path / "p.csv.partial.zarr").is_dir()
+    under_way = going_on(job, Traces(folder, job, 0), SilentReporter())
+    assert under_way == replace(job, resume=True)
+    document = run_job(under_way, SilentReporter())
+    assert out.read_text().count("\n") == document["n_samples"] + 1
+    assert not (tmp_path / "p.csv.partial.zarr").exists()
+    # A process that dies before it records that it is done leaves a table that is the job's own.
+    assert going_on(job, Traces(folder, job, 0), SilentReporter()) == replace(job, overwrite=True)
+
+
 def test_side_files_of_somebody_else_stay(queue: JobQueue, problem: Problem, tmp_path: Path) -> None:
     plot, folder = tmp_path / "fit.png", tmp_path / "job"
     folder.mkdir()
