@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import signal
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -202,6 +203,26 @@ def test_a_failure_keeps_the_table_that_was_there(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="went away"):
         write_table(out, blocks())
     assert files_below(tmp_path) == {str(out): 4}
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES[:3])
+def test_blocks_are_written_as_they_come(tmp_path: Path, suffix: str) -> None:
+    blocks_alive: list[weakref.ref[np.ndarray]] = []
+    most = 0
+
+    def blocks() -> Iterator[dict[str, np.ndarray]]:
+        nonlocal most
+        for number in range(12):
+            values = np.full(1000, float(number))
+            blocks_alive.append(weakref.ref(values))
+            yield {"a": values}
+            del values
+            most = max(most, sum(block() is not None for block in blocks_alive))
+
+    write_table(tmp_path / f"t{suffix}", blocks())
+    # The first, of which Parquet has the columns' types, and the latest.
+    assert most <= 2
+    np.testing.assert_array_equal(READERS[suffix](tmp_path / f"t{suffix}")["a"], np.repeat(np.arange(12.0), 1000))
 
 
 def test_places_that_are_taken_are_left_alone(predicted: Path, tmp_path: Path) -> None:

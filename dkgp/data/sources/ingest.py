@@ -64,6 +64,7 @@ class IngestReport:
             "p": self.train.n_targets,
             "features": list(self.train.feature_names),
             "targets": list(self.train.target_names),
+            "ids": list(self.train.id_names),
             "classes": None if classes is None else list(classes),
             "class_counts": None if counts is None else list(counts),
             **({"transforms": [of.to_json() for of in transforms]} if transforms else {}),

@@ -81,6 +81,43 @@ def test_ids_stay_with_their_rows_through_gaps_and_splits(
     assert sorted(seen) == sorted(kept["price"])
 
 
+@pytest.mark.parametrize("table", [None, TableOptions(drop_gaps=True)])
+def test_ids_stand_beside_labels_weights_and_a_mask(
+    tmp_path: Path, rng: np.random.Generator, table: TableOptions | None
+) -> None:
+    n = 40
+    frame = pd.DataFrame(
+        {
+            "kind": rng.choice(["rot", "grün"], n),
+            "id": [f"ß{row}" for row in range(n)],
+            "held": np.arange(n) % 3 == 0,
+            "x": rng.normal(size=n),
+            "weight": 1.0 + np.arange(n),
+        }
+    )
+    frame["held"] = frame["held"].astype(int)
+    frame.to_csv(tmp_path / "d.csv", index=False)
+    report = ingest(
+        tmp_path / "d.csv",
+        tmp_path / "a.zarr",
+        labels="kind",
+        weights="weight",
+        ids=["id"],
+        test_mask="held",
+        test_out=tmp_path / "b.zarr",
+        table=table,
+        chunk_rows=8,
+    )
+    assert report.test is not None
+    assert report.to_json()["ids"] == ["id"]
+    for dataset, rows in ((report.train, frame[frame["held"] == 0]), (report.test, frame[frame["held"] == 1])):
+        assert dataset.raw_feature_names == ("x",)
+        assert dataset.classes is not None
+        assert all_ids(dataset) == [rows["id"].tolist()]
+        assert [dataset.classes[code] for code in dataset.all_labels()] == rows["kind"].tolist()
+        np.testing.assert_array_equal(dataset.all_weights(), rows["weight"])
+
+
 def test_new_data_like_a_store_keep_the_same_ids(frame: pd.DataFrame, tmp_path: Path) -> None:
     frame.to_csv(tmp_path / "d.csv", index=False)
     ingest(tmp_path / "d.csv", tmp_path / "a.zarr", target="price", ids=["id"], table=TableOptions(drop_gaps=True))
