@@ -158,6 +158,7 @@ export = JobCommand(
         "dkgp export pred.zarr pred.csv --dataset test.zarr",
         "dkgp export pred.zarr pred.parquet",
     ),
+    module="dkgp.commands.predict",
 )
 
 plan = JobCommand(

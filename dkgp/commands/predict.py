@@ -1,4 +1,4 @@
-"""`dkgp predict`: a model store and a dataset store to a prediction store, or a table."""
+"""`dkgp predict`: a model and data to a prediction store, or a table; `dkgp export`: such a store to a table."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from dkgp.data import (
     open_prediction,
     recognise,
 )
+from dkgp.data.exports import table_suffix
 from dkgp.data.remote.storage import exists, normalise_url, remove_tree
 from dkgp.data.stores.prediction_store import PREDICTION_KIND
-from dkgp.data.tables import table_suffix
 from dkgp.errors import OutputExistsError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.context import RunContext
@@ -63,6 +63,13 @@ PLUG_IN = Option(
     "of the latent functions, which take longer."
 )
 RESUME = Option(help="Go on with predictions that were interrupted.")
+PREDICTION = Option(place="read", argument=True)
+TABLE = Option(place="write", argument=True)
+PREDICTED = Option(
+    help="The data that the predictions were made for: adds the true targets, and the columns kept by --id.",
+    metavar="STORE",
+    place="read",
+)
 
 
 @dataclass(frozen=True)
@@ -90,8 +97,18 @@ class PredictJob:
 
     @property
     def store_url(self) -> str:
-        """Where predictions go as they are made; of a table beside it, until it is written."""
+        """The store that takes predictions as they are made; of a table beside it, until it is written."""
         return f"{self.out}.partial.zarr" if self.is_table else self.out
+
+
+@dataclass(frozen=True)
+class ExportJob:
+    """A prediction store, the table that is made of it, and the data that it was made for."""
+
+    prediction: Annotated[str, PREDICTION]
+    out: Annotated[str, TABLE]
+    dataset: Annotated[str | None, PREDICTED] = None
+    overwrite: Annotated[bool, OVERWRITE] = False
 
 
 class PredictRun(Run):
@@ -195,6 +212,33 @@ class PredictRun(Run):
 def run_predict(job: PredictJob, reporter: Reporter) -> Document:
     """Predict into a store, or a table; see `Run.run`."""
     return PredictRun(job, reporter).run()
+
+
+def run_export(job: ExportJob, reporter: Reporter) -> Document:
+    """Export; return where the table is, its columns and how many samples it has.
+
+    Raises
+    ------
+    InputError
+        A suffix that is no table's, or data that the predictions were not made for.
+    OutputExistsError
+        The file is there already.
+    StorageError
+        It cannot be written; nothing is left behind.
+    """
+    check_table(job.out, replace=job.overwrite)
+    prediction = open_prediction(job.prediction)
+    dataset = None if job.dataset is None else open_dataset(job.dataset)
+    columns = export(prediction, dataset, job.out)
+    return {
+        "command": "export",
+        "out": job.out,
+        "prediction": prediction.url,
+        "dataset": None if dataset is None else dataset.url,
+        "n": prediction.n_samples,
+        "columns": columns,
+        "warnings": list(reporter.warnings),
+    }
 
 
 def _variance_figures(figures: dict[str, Any], settings: VarianceSettings, reporter: Reporter) -> Document:

@@ -17,8 +17,8 @@ import pytest
 import xarray as xr
 
 from dkgp.data import Prediction, PredictionWriter, dataset_from_arrays, open_dataset, open_prediction
+from dkgp.data.exports import TABLE_FORMATS, write_table
 from dkgp.data.remote.storage import replaced_file
-from dkgp.data.tables import TABLE_FORMATS, write_table
 from dkgp.errors import StorageError
 from tests.cli.conftest import labelled_csv
 from tests.cli.invoke import files_below, refused, run, run_json
@@ -185,7 +185,7 @@ def test_a_full_disk_leaves_the_predictions_to_be_resumed(
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("dkgp.data.tables.replaced_file", full)
+        patched.setattr("dkgp.data.exports.replaced_file", full)
         refused(run(*arguments, out), "disk is full")
     assert {path.name for path in tmp_path.iterdir()} == {f"p{suffix}.partial.zarr"}
     assert run_json(*arguments, out, "--resume")["variance"]["computed"] == 0

@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 
 from dkgp.commands.reporting.plots import check_plot_file
+from dkgp.data.exports import require_table_format
 from dkgp.data.remote.storage import exists, is_local, translate_write_errors
-from dkgp.data.tables import require_table_format
 from dkgp.errors import InputError, OutputExistsError, UsageError
 
 

@@ -21,6 +21,7 @@ from dkgp.data.sources.selection import Selection
 from dkgp.data.sources.split import mask_from_column
 from dkgp.data.sources.tables.encoding import Encoding
 from dkgp.data.sources.tables.survey import RepeatedRows
+from dkgp.data.stores.columns import ColumnNames
 from dkgp.data.stores.dataset import Dataset
 from dkgp.data.stores.dataset_writer import MINIMUM_TRAINING_SAMPLES, DatasetWriter
 from dkgp.data.stores.transforms import TransformName, require_positive
@@ -121,20 +122,15 @@ class Passes:
         selection = self._selection
         n_test = 0 if mask is None else int(mask.sum())
         with ExitStack() as stack:
+            names = ColumnNames.checked(
+                [column.name for column in selection.features],
+                [column.name for column in selection.targets],
+                None if selection.encoder is None else selection.encoder.classes,
+                selection.weights[0].name if selection.weights else None,
+                [(kept.name, kept.width) for kept in selection.id_texts],
+            )
             writers = [
-                stack.enter_context(
-                    DatasetWriter.create(
-                        url,
-                        [column.name for column in selection.features],
-                        [column.name for column in selection.targets],
-                        chunk_rows,
-                        overwrite,
-                        size,
-                        None if selection.encoder is None else selection.encoder.classes,
-                        selection.weights[0].name if selection.weights else None,
-                        [(kept.name, kept.width) for kept in selection.id_texts],
-                    )
-                )
+                stack.enter_context(DatasetWriter.of_names(url, names, chunk_rows, overwrite, size))
                 for url, size in zip(outputs, (self.n_samples - n_test, n_test), strict=False)
             ]
             for writer in writers:

@@ -93,7 +93,7 @@ class Selection:
 
     @property
     def id_texts(self) -> tuple[IdTexts, ...]:
-        """What keeps the texts of each of `ids`."""
+        """The keepers of the texts of `ids`."""
         return tuple(column.encode for column in self.ids if isinstance(column.encode, IdTexts))
 
 

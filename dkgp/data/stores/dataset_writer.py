@@ -77,7 +77,6 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         n_samples: int | None = None,
         classes: Sequence[str] | None = None,
         weight_name: str | None = None,
-        ids: Sequence[tuple[str, int]] = (),
     ) -> DatasetWriter:
         """Start a store.
 
@@ -97,8 +96,6 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
             not standardised.
         weight_name
             Name of the column of the samples' weights, where there are such.
-        ids
-            Columns that identify samples: name, and the most bytes that a text of it takes in UTF-8.
 
         Raises
         ------
@@ -107,9 +104,21 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         OutputExistsError, StorageError
             The place is taken, or cannot be written to.
         """
+        names = ColumnNames.checked(feature_names, target_names, classes, weight_name)
+        return cls.of_names(url, names, chunk_rows, overwrite, n_samples)
+
+    @classmethod
+    def of_names(
+        cls,
+        url: Location,
+        names: ColumnNames,
+        chunk_rows: int | None = None,
+        overwrite: bool = False,
+        n_samples: int | None = None,
+    ) -> DatasetWriter:
+        """Start a store of columns whose names are checked; parameters and errors as of `create`."""
         if chunk_rows is not None and chunk_rows < 1:
             raise InputError(f"chunk_rows must be at least 1; got {chunk_rows}.")
-        names = ColumnNames.checked(feature_names, target_names, classes, weight_name, ids)
         rows = chunk_rows or default_chunk_rows(n_samples, len(names.features) + len(names.targets))
         with new_store(normalise_url(url), DATASET_KIND, names.to_json(), overwrite) as store:
             return cls(store, names, rows, n_samples)

@@ -272,7 +272,7 @@ def _no_manifest(url: str, kind: str) -> StoreError:
 
 
 def _way_from_file(url: str, kind: str) -> str:
-    """What turns a file into a store of a kind, or where such stores come from."""
+    """Advice on how a file becomes a store of a kind, or where such stores come from."""
     if kind == "dataset":
         name = url.rsplit("/", 1)[-1]
         store = f"{url.removesuffix(name)}{name.split('.', 1)[0] or 'data'}.zarr"

@@ -13,6 +13,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from dkgp.data.exports import table_suffix
 from dkgp.data.remote.addresses import is_local, normalise_url, protocol_of
 from dkgp.data.remote.claims import Claim
 from dkgp.data.remote.storage import (
@@ -27,7 +28,6 @@ from dkgp.data.remote.storage import (
 )
 from dkgp.data.stores.arrays import StoredArray, StoredType, create_array, create_group, default_chunk_rows
 from dkgp.data.stores.manifest import commit, is_committed, recognise
-from dkgp.data.tables import table_suffix
 from dkgp.data.types import Json, Location
 from dkgp.errors import InputError, OutputExistsError, StorageError
 

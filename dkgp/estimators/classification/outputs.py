@@ -60,7 +60,7 @@ def _framed(name: str, values: Any, index: Any, target: str, classes: NDArray[An
 
 
 def _stem(name: str) -> str:
-    """What of the target the values are; nothing of the label itself."""
+    """The quantity's part of a name; nothing for the label itself."""
     return "" if name == "label" else {"bounds": "decision_error_bound"}.get(name, name)
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dkgp.data import Dataset, Prediction
 from dkgp.data.classes import class_name
-from dkgp.data.tables import write_table
+from dkgp.data.exports import write_table
 from dkgp.models.metrics import check_same_samples
 from dkgp.models.variance_scores import NORMAL_95
 from dkgp.operators.base import FloatArray
@@ -149,7 +149,7 @@ def export(prediction: Prediction, dataset: Dataset | None, path: str) -> list[s
     Raises
     ------
     InputError, StorageError
-        As of `PredictionTable` and `dkgp.data.tables.write_table`.
+        As of `PredictionTable` and `dkgp.data.exports.write_table`.
     """
     table = PredictionTable(prediction, dataset)
     write_table(path, table.blocks())

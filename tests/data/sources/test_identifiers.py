@@ -14,6 +14,7 @@ import xarray as xr
 from dkgp.data import Dataset, DatasetWriter, TableOptions, ingest, open_dataset
 from dkgp.data.sources.id_texts import MOST_BYTES, IdTexts
 from dkgp.data.sources.tables.survey import ColumnSurvey, Survey
+from dkgp.data.stores.columns import ColumnNames
 from dkgp.data.stores.identifiers import text_bytes, texts_of_bytes
 from dkgp.errors import InputError, StoreError, UsageError
 from tests.cli.invoke import run_json
@@ -214,7 +215,7 @@ def test_numbers_stand_for_texts_until_they_are_taken() -> None:
 
 
 def test_rows_of_ids_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    writer = DatasetWriter.create(tmp_path / "a.zarr", ["x"], [], ids=[("id", 2)])
+    writer = DatasetWriter.of_names(tmp_path / "a.zarr", ColumnNames.checked(["x"], [], ids=[("id", 2)]))
     with pytest.raises(InputError, match="1 of ids"):
         writer.append(np.zeros((2, 1)), ids=np.array([["a"]], dtype=object))
     assert not (tmp_path / "a.zarr").exists()
