@@ -238,7 +238,7 @@ def test_a_table_is_gone_on_with_from_the_predictions_beside_it(
         with pytest.raises(ClusterError):
             run_job(job, SilentReporter())
     assert (tmp_path / "p.csv.partial.zarr").is_dir()
-    under_way = going_on(job, Traces(folder, job, 0), SilentReporter())
+    under_way: Any = going_on(job, Traces(folder, job, 0), SilentReporter())
     assert under_way == replace(job, resume=True)
     document = run_job(under_way, SilentReporter())
     assert out.read_text().count("\n") == document["n_samples"] + 1
