@@ -19,6 +19,7 @@ import xarray as xr
 from dkgp.data import Prediction, PredictionWriter, dataset_from_arrays, open_dataset, open_prediction
 from dkgp.data.exports import TABLE_FORMATS, write_table
 from dkgp.data.remote.storage import replaced_file
+from dkgp.data.stores.transforms import TargetTransform
 from dkgp.errors import StorageError
 from tests.cli.conftest import labelled_csv
 from tests.cli.invoke import files_below, refused, run, run_json
@@ -269,3 +270,28 @@ def test_a_file_where_a_store_belongs_is_told_from_one(pipeline: dict[str, Any],
         refused(run(*command), "is the name of a file", ".zarr")
     refused(run("predict", model, test, "--out", tmp_path / "p.xlsx"), "ends in one of: .csv")
     assert files_below(tmp_path).keys() == {str(data)}
+
+
+def test_transformed_targets_come_back_in_their_own_units(tmp_path: Path) -> None:
+    m, b, v = np.array([0.5, 1.5, -1.0]), np.array([0.01, 0.02, 0.03]), np.array([0.2, 0.1, 0.3])
+    attributes = {
+        "transform": [TargetTransform("log").to_json()],
+        "variance": {"latent": False, "gap": 0.1},
+        "noise_variance": [0.05],
+    }
+    variables = ("mean", "mean_error_bound", "variance", "variance_lower", "variance_upper")
+    writer = PredictionWriter.create(tmp_path / "p.zarr", 3, ["price"], variables, attributes=attributes)
+    writer.write(0, mean=m, mean_error_bound=b, variance=v + 0.01, variance_lower=v - 0.01, variance_upper=v + 0.01)
+    writer.commit()
+    run_json("export", tmp_path / "p.zarr", tmp_path / "p.csv")
+    table = pd.read_csv(tmp_path / "p.csv")
+    assert list(table) == ["row", "mean", "median", "lower_95", "upper_95", "median_error_bound"]
+    half = 1.959963984540054 * np.sqrt(v)
+    for name, expected in {
+        "mean": np.exp(m + v / 2),
+        "median": np.exp(m),
+        "lower_95": np.exp(m - half),
+        "upper_95": np.exp(m + half),
+        "median_error_bound": np.exp(m + b) - np.exp(m),
+    }.items():
+        np.testing.assert_allclose(table[name], expected, rtol=1e-12)

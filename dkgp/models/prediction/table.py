@@ -12,6 +12,7 @@ from dkgp.data import Dataset, Prediction
 from dkgp.data.classes import class_name
 from dkgp.data.exports import write_table
 from dkgp.models.metrics import check_same_samples
+from dkgp.models.target_units import InUnits, TargetUnits
 from dkgp.models.variance_scores import NORMAL_95
 from dkgp.operators.base import FloatArray
 
@@ -36,6 +37,9 @@ class PredictionTable:
     Of numbers these are `mean`, `std`, `lower_95`, `upper_95` and `mean_error_bound`, before which the target's name
     and a dot stand where there are several; of classes `class`, `certified`, and `probability.NAME` and `decision`.
     An identifier or a target that has the name of another column gets `id.` or `true.` before it.
+
+    Of targets that were transformed `median` and `median_error_bound` take the place of `std` and `mean_error_bound`:
+    all are in the targets' own units.
 
     `std` belongs to the middle of the interval that the variance is proven to lie in; of a sparse model it is its
     method's own.
@@ -98,6 +102,28 @@ class PredictionTable:
         return {name: np.array([class_name(value) for value in values], object) for name, values in columns.items()}
 
     def _numbers(self, start: int, stop: int) -> Columns:
+        units = TargetUnits(self.prediction)
+        quantities = self._back(units.read(start, stop)) if units.transformed else self._as_stored(start, stop)
+        names = self.prediction.target_names
+        return {
+            quantity if len(names) == 1 else f"{name}.{quantity}": values[:, column]
+            for column, name in enumerate(names)
+            for quantity, values in quantities.items()
+        }
+
+    @staticmethod
+    def _back(units: InUnits) -> Columns:
+        """What is predicted of targets that were transformed, in their units: there is a median beside the mean."""
+        quantities = {
+            "mean": units.mean,
+            "median": units.median,
+            "lower_95": units.lower,
+            "upper_95": units.upper,
+            "median_error_bound": units.median_error_bound,
+        }
+        return {name: values for name, values in quantities.items() if values is not None}
+
+    def _as_stored(self, start: int, stop: int) -> Columns:
         prediction = self.prediction
         quantities = {"mean": prediction.read("mean", start, stop)}
         variance = self._variance(start, stop)
@@ -110,12 +136,7 @@ class PredictionTable:
             }
         if "mean_error_bound" in prediction.variables:
             quantities["mean_error_bound"] = prediction.read("mean_error_bound", start, stop)
-        names = prediction.target_names
-        return {
-            quantity if len(names) == 1 else f"{name}.{quantity}": values[:, column]
-            for column, name in enumerate(names)
-            for quantity, values in quantities.items()
-        }
+        return quantities
 
     def _variance(self, start: int, stop: int) -> FloatArray | None:
         """The variances (rows, p) that deviations are of; None where none were predicted."""
