@@ -19,7 +19,7 @@ from tests.cli.runs import CLASSIFY, RUNS, SPARSE, TRAIN, bits
 
 REPORT = "dkgp.commands.training:TrainingRun.report"
 SAVE = "dkgp.data.stores.checkpoint:CheckpointStore.save"
-PASS = "dkgp.models.classification.fixed_size.train:fold_systems"
+PASS = "dkgp.models.classification.fixed_size.searches.of_paths:fold_systems"
 # A model is being laid out, and about to be whole.
 LAYOUT, COMMIT = "dkgp.data.stores.writable:create_array", "dkgp.data.stores.writable:commit"
 FRESH, RESUMING, COMPLETE = "there is no checkpoint", "resuming after round", "was complete when an earlier run ended"

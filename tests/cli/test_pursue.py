@@ -85,7 +85,8 @@ def test_predict_and_evaluate_take_the_model(
     if method == "scdp":
         assert judged["rmse_raw"] < 0.3
     shown = run("evaluate", predictions, folder / "test.zarr")
-    assert "RMSE of up" in shown.stdout
+    (row,) = [line.split() for line in shown.stdout.splitlines() if line.split()[:1] == ["up"]]
+    assert row[1] == f"{judged['per_target']['up']['rmse_raw']:.6g}"
     assert "certified" not in shown.stdout
 
 
