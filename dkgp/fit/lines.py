@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dkgp.commands.reporting.documents import Document
@@ -11,11 +11,11 @@ from dkgp.data import TableOptions
 from dkgp.fit.job import HYPER, MODEL, PREDICTIONS, TEST, TRAIN, FitJob
 
 
-def command_lines(job: FitJob, table: TableOptions, decision: Document) -> list[str]:
-    """Return the lines of a fit whose columns became what `table` says, and whose model was decided on."""
+def command_lines(job: FitJob, table: TableOptions, ids: Sequence[str], decision: Document) -> list[str]:
+    """Return the lines of a fit whose columns became what `table` and `ids` say, and whose model was decided on."""
     train, test, hyper, model, predictions = (job.place(name) for name in (TRAIN, TEST, HYPER, MODEL, PREDICTIONS))
     way, seed = decision["way"], () if job.seed == 0 else ("--seed", str(job.seed))
-    lines: list[tuple[str, ...]] = [("ingest", *_ingestion(job, table))]
+    lines: list[tuple[str, ...]] = [("ingest", *_ingestion(job, table, ids))]
     predict: tuple[str, ...] = ("predict", model, test, "--out", predictions)
     if way["name"] == "fixed-size":
         lines.append(("classify", train, "--out", model, "--pool", str(way["size"]), *seed))
@@ -34,14 +34,15 @@ def command_lines(job: FitJob, table: TableOptions, decision: Document) -> list[
     return [shlex.join(("dkgp", *line)) for line in lines]
 
 
-def _ingestion(job: FitJob, table: TableOptions) -> list[str]:
+def _ingestion(job: FitJob, table: TableOptions, ids: Sequence[str]) -> list[str]:
     ingestion = job.ingest_job()
     words = [*ingestion.sources, ingestion.out]
     for target in ingestion.targets:
         words += ["--target", target]
     words += _with("labels", ingestion.labels) + _with("weights", ingestion.weights)
     words += _listed("features", ingestion.features or ())
-    words += column_words(table)
+    words += column_words(table, ids)
+    words += _with("transform", ingestion.transform)
     words += _with("test-fraction", ingestion.test_fraction) + _with("test-mask", ingestion.test_mask)
     if ingestion.stratify is not None:
         words.append("--stratify" if ingestion.stratify else "--no-stratify")
@@ -51,11 +52,11 @@ def _ingestion(job: FitJob, table: TableOptions) -> list[str]:
     return words + ([] if job.seed == 0 else ["--seed", str(job.seed)])
 
 
-def column_words(table: TableOptions) -> list[str]:
+def column_words(table: TableOptions, ids: Sequence[str]) -> list[str]:
     """Return the options of columns as words of a command line."""
     words = _listed("categorical", table.categorical)
     words += _by_name("ordinal", table.ordinal) + _listed("date", table.dates) + _by_name("cyclic", table.cyclic)
-    words += _listed("drop", table.drop) + _listed("missing", table.gap_texts)
+    words += _listed("id", ids) + _listed("drop", table.drop) + _listed("missing", table.gap_texts)
     return words + (["--drop-missing"] if table.drop_gaps else []) + _with("impute", table.impute)
 
 

@@ -114,7 +114,9 @@ class _Fit:
                 "seconds": sum(self.steps.seconds.values()),
                 "seconds_by_phase": self.steps.seconds,
                 "peak_memory_bytes": self.steps.peak_bytes,
-                "commands": command_lines(replace(job, kernel=kernel), table_from(ingested["table"]), decision),
+                "commands": command_lines(
+                    replace(job, kernel=kernel), table_from(ingested["table"]), ingested["ids"], decision
+                ),
                 "ingest": ingested,
                 "tune": tuned,
                 "choice": decision,
@@ -144,7 +146,8 @@ class _Fit:
             **document,
             "table": plain(asdict(job.table)),
             "columns": [] if survey is None else survey.report(),
-            "suggested": None if survey is None else shlex.join(column_words(job.table)),
+            "ids": list(job.ids),
+            "suggested": None if survey is None else shlex.join(column_words(job.table, job.ids)),
         }
 
     def _with_columns(self, job: IngestJob, error: RefusedColumnsError) -> IngestJob:
@@ -154,13 +157,14 @@ class _Fit:
             raise InputError(
                 f"{error}\nThe target '{texts[0]}' holds text; to tell its classes apart, give `labels` {texts[0]}"
             ) from error
-        table = error.survey.table(job.table)
-        if not self.job.auto_columns or table == job.table:
+        table, ids = error.survey.table(job.table), error.survey.ids(job.table, job.ids)
+        if not self.job.auto_columns or (table == job.table and ids == job.ids):
             raise error
         for line in error.survey.report():
             self.reporter.note(line)
-        self.reporter.note(f"columns are read by these options, to paste and change: {shlex.join(column_words(table))}")
-        return replace(job, table=table)
+        words = shlex.join(column_words(table, ids))
+        self.reporter.note(f"columns are read by these options, to paste and change: {words}")
+        return replace(job, table=table, ids=ids)
 
     def _kernel(self, n: int) -> str:
         """The kernel, where too few samples are there to hold some out for a comparison the usual one."""

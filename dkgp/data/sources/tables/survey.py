@@ -195,6 +195,11 @@ class Survey:
             impute=chosen.impute or ("median" if "impute" in options and not chosen.drop_gaps else None),
         )
 
+    def ids(self, chosen: TableOptions, ids: Sequence[str]) -> tuple[str, ...]:
+        """Return columns that identify samples beside the `ids` that were chosen; none that is chosen for something."""
+        named = {*ids, *chosen.categorical, *chosen.ordinal, *dict(chosen.date_formats), *chosen.drop}
+        return (*ids, *(name for name in self.options().get("id", []) if name not in named))
+
     def line(self) -> str:
         """The options as they are typed."""
         words = []
