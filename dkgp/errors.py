@@ -8,6 +8,25 @@ from __future__ import annotations
 from enum import IntEnum
 from pathlib import Path
 
+__all__ = [
+    "CheckpointError",
+    "ClusterError",
+    "DkgpError",
+    "ExitCode",
+    "InputError",
+    "InterruptedRunError",
+    "MemoryBudgetError",
+    "MissingExtraError",
+    "NotConvergedError",
+    "NumericalError",
+    "OutputExistsError",
+    "ServiceError",
+    "StorageError",
+    "StoreError",
+    "UsageError",
+    "WaitTimeoutError",
+]
+
 
 class ExitCode(IntEnum):
     """Exit codes of the command line (0, 2, 3, 4, 5, 130; 124 of `dkgp wait --timeout` alone)."""

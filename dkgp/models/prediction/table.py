@@ -113,7 +113,7 @@ class PredictionTable:
 
     @staticmethod
     def _back(units: InUnits) -> Columns:
-        """What is predicted of targets that were transformed, in their units: there is a median beside the mean."""
+        """Predictions of targets that were transformed, in their units: there is a median beside the mean."""
         quantities = {
             "mean": units.mean,
             "median": units.median,
