@@ -41,7 +41,9 @@ print(value, callback.ctypes(1.0), sum(whole.stats.cache_hits.values()), callbac
 
 
 def run(folder: Path) -> list[float]:
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": str(folder)}
+    # Python's own bytecode is known by time and length alone; it would hide a change of neither.
+    variables = {"NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, **variables}
     done = subprocess.run(
         [sys.executable, folder / "caller.py"], env=environment, stdout=subprocess.PIPE, check=True, text=True
     )
