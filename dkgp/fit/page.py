@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
@@ -124,9 +125,14 @@ def _verdict(findings: Sequence[Any]) -> str:
     items = []
     for finding in findings:
         advice = finding.get("advice")
-        more = f'<span class="advice">{escape(str(advice))}</span>' if advice else ""
+        more = f'<span class="advice">{escape(_in_flags(str(advice)))}</span>' if advice else ""
         items.append(f"<li>{escape(str(finding['text']))}{more}</li>\n")
     return f'<ul class="verdict">\n{"".join(items)}</ul>\n' if items else ""
+
+
+def _in_flags(text: str) -> str:
+    """The text with parameters in backticks as flags: of several commands, whose flags are all spelled alike."""
+    return re.sub(r"`([a-z][a-z0-9_]*)`", lambda match: f"--{match[1].replace('_', '-')}", text)
 
 
 def _number(value: float | None, form: str = ".4g") -> str:

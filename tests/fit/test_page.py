@@ -37,14 +37,18 @@ def test_a_verdict_is_shown_where_there_is_one(document: dict[str, Any]) -> None
     document["evaluation"].pop("verdict", None)
     assert "Verdict" not in page(document, {})
     document["evaluation"]["verdict"] = [
-        {"kind": "coverage", "text": f"intervals of {HOSTILE} are too narrow", "advice": "try <em>log</em> & tune"},
+        {
+            "kind": "coverage",
+            "text": f"intervals of {HOSTILE} are too narrow",
+            "advice": "try <em>log</em> & `kernel_seconds`",
+        },
         {"kind": "fit", "text": "the residuals are skewed", "advice": None},
     ]
     shown = page(document, {})
     check_page(shown)
     assert shown.index("<h2>Verdict</h2>") < shown.index("<h2>Data</h2>")
     assert "intervals of &lt;script&gt;" in shown
-    assert "try &lt;em&gt;log&lt;/em&gt; &amp; tune" in shown
+    assert "try &lt;em&gt;log&lt;/em&gt; &amp; --kernel-seconds" in shown
     assert "None" not in shown.partition("<h2>Verdict</h2>")[2].partition("<h2>")[0]
 
 
