@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -90,7 +91,7 @@ class TableOptions:
         return self != TableOptions()
 
 
-class Learner:
+class Learner(ABC):
     """Looks at the values of one column as they pass, then tells its rule; `__call__` is a `Column.encode`."""
 
     def __init__(self, column: str, gap_texts: frozenset[str], impute: bool) -> None:
@@ -101,13 +102,13 @@ class Learner:
         self.look(np.asarray(values), place)
         return np.zeros(len(values))
 
+    @abstractmethod
     def look(self, values: NDArray[Any], place: Places) -> None:
         """Take in the next rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rule(self) -> Rule:
         """The rule, once all is seen; `InputError` where there is none."""
-        raise NotImplementedError
 
 
 class LevelLearner(Learner):
