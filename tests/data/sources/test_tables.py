@@ -341,3 +341,9 @@ def test_unseen_levels_of_categories_are_minus_one() -> None:
     codes = rule.read(np.array(["b", "z", None], dtype=object), str)
     np.testing.assert_array_equal(codes, [1.0, -1.0, np.nan])
     np.testing.assert_array_equal(rule.features(codes), [[0, 1], [0, 0], [np.nan, np.nan]])
+
+
+def test_no_option_is_promised_to_read_infinite_values(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,c,y\ninf,u,1\n2,v,2\n3,u,4\n")
+    with pytest.raises(InputError, match="no option reads infinite values: remove those rows, or leave out 'a'"):
+        ingest(tmp_path / "t.csv", tmp_path / "t.zarr", target="y")

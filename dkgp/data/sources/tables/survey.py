@@ -216,6 +216,9 @@ class Survey:
                 f"{self.repeated:,} of the {self.rows:,} rows repeat an earlier one in all of these columns; they "
                 "count as further observations"
             )
+        infinite = [f"'{column.name}'" for column in self.columns if column.infinite]
+        if infinite:
+            lines.append(f"no option reads infinite values: remove those rows, or leave out {', '.join(infinite)}")
         return lines
 
     @property
