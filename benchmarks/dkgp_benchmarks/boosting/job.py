@@ -1,0 +1,66 @@
+"""`dkgp bench boosting`: every contender on every problem, one after the other, and the table of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.measurements import Column, check_record_file, report, write_record
+from dkgp.commands.reporting.progress import Reporter, WorkProgress
+from dkgp.errors import UsageError
+from dkgp_benchmarks.boosting.problems import PROBLEMS, samples_of
+from dkgp_benchmarks.boosting.race import CONTENDERS, measure
+from dkgp_benchmarks.library import Library
+
+COLUMNS = (
+    Column("problem", "problem", text=True),
+    Column("n", "train", ",d"),
+    Column("d", "d", "d"),
+    Column("method", "method", text=True),
+    Column("rmse", "RMSE", ".4g"),
+    Column("nlpd", "neg. log density", ".3f"),
+    Column("coverage", "95 % covers", ".3f"),
+    Column("width", "width", ".3g"),
+    Column("seconds", "seconds", ",.1f"),
+    Column("cpu_seconds", "of cores", ",.1f"),
+    Column("remark", "", text=True),
+)
+
+
+@dataclass(frozen=True)
+class BenchBoostingJob:
+    """Problems by name, files of a folder among them; `n` and `n_test` samples at most, `fit_seconds` for a fit."""
+
+    data: str | None = None
+    problems: tuple[str, ...] = ()
+    n: int | None = None
+    n_test: int = 2000
+    fit_seconds: float = 120.0
+    seed: int = 0
+    out: str | None = None
+
+
+def run_bench_boosting(job: BenchBoostingJob, reporter: Reporter) -> Document:
+    """Measure all; return a row of each contender on each problem.
+
+    Raises
+    ------
+    UsageError
+        A problem that is not here, or no scikit-learn.
+    """
+    check_record_file(job.out)
+    library = Library.of(job.data)
+    files = [] if library.folder is None else sorted(path.stem for path in library.folder.glob("*.npz"))
+    unknown = [name for name in job.problems if name not in PROBLEMS and name not in files]
+    if unknown:
+        raise UsageError(f"there is no problem '{unknown[0]}'; --problem takes {', '.join([*PROBLEMS, *files])}")
+    names = job.problems or tuple(PROBLEMS)
+    units = [(name, method) for name in names for method in CONTENDERS]
+    rows = []
+    with reporter.work("boosting") as show:
+        for number, (name, method) in enumerate(units):
+            show(WorkProgress(f"{name}: {method}", number, len(units), "runs"))
+            samples = samples_of(name, library, job.n, job.n_test, job.seed)
+            rows.append(measure(name, method, samples, job.fit_seconds, job.seed))
+    title = "dkgp fit beside boosting and a linear model: error, density and 95 % intervals on test samples"
+    return write_record(report("boosting", title, COLUMNS, rows, {}, **vars(job)), job.out)

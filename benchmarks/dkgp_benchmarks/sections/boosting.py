@@ -1,0 +1,57 @@
+"""`dkgp bench boosting`: where a Gaussian process is the better choice, and where not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dkgp.bench import section
+from dkgp.registry import Option
+
+
+def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
+    from dkgp_benchmarks.boosting.job import BenchBoostingJob, run_bench_boosting
+
+    return run_bench_boosting(BenchBoostingJob(**values), reporter)
+
+
+section.SECTIONS.add(
+    section.Section(
+        "boosting",
+        """dkgp fit beside gradient boosting and a linear model, on tables of several kinds.
+
+        Every method tunes itself on the training samples alone, boosting six settings by three folds. Generated tables
+        are smooth, of few samples, of many features, rough, with outliers, of steps, and of categories.
+        """,
+        _run,
+        (
+            section.DATA_FOLDER,
+            Option(
+                "problems",
+                "few, smooth, many-features, surface, outliers, steps, categories, or a file of the folder.  [default: "
+                "all that are generated]",
+                spellings=("--problem",),
+                multiple=True,
+                metavar="NAME",
+            ),
+            Option("n", "Training samples at most.", type=int, least=50, spellings=("--samples", "--n")),
+            Option(
+                "n_test",
+                "Test samples at most.",
+                type=int,
+                default=2000,
+                least=20,
+                spellings=("--test-samples", "--n-test"),
+            ),
+            Option(
+                "fit_seconds", "What `dkgp fit` may take, by its forecasts.", type=float, default=120.0, metavar="S"
+            ),
+            section.SEED,
+            section.OUT,
+        ),
+        examples=(
+            "dkgp bench boosting",
+            "dkgp bench boosting --data benchmark-data --problem california --problem abalone",
+        ),
+        without_null="its contenders are compared by errors, not by seconds",
+    )
+)

@@ -1,0 +1,97 @@
+"""`dkgp bench boosting`: generated tables are as they are described, figures are those of naive loops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dkgp.commands.reporting.progress import SilentReporter
+from dkgp.errors import InputError, UsageError
+from dkgp_benchmarks.boosting import race
+from dkgp_benchmarks.boosting.job import BenchBoostingJob, run_bench_boosting
+from dkgp_benchmarks.boosting.problems import PROBLEMS, TableSamples, samples_of
+from dkgp_benchmarks.library import Library
+
+
+@pytest.mark.parametrize("name", list(PROBLEMS))
+def test_training_and_test_samples_are_of_one_function(name: str) -> None:
+    samples = samples_of(name, Library.of(None), 2000, 2000, 0)
+    again = samples_of(name, Library.of(None), 2000, 2000, 0)
+    other = samples_of(name, Library.of(None), 2000, 2000, 1)
+    np.testing.assert_array_equal(samples.targets, again.targets)
+    assert not np.array_equal(samples.targets, other.targets)
+    assert samples.inputs.shape == (2000, samples.test_inputs.shape[1])
+    # The same function: the nearest training sample of the other seed tells more than the mean does, but where noise
+    # has no variance, or sixty features hide what is near.
+    if name in ("outliers", "many-features"):
+        return
+    scale = samples.inputs.std(axis=0)
+    distance = np.stack([(((other.inputs - row) / scale) ** 2).sum(axis=1) for row in samples.test_inputs[:300]])
+    nearest = np.argsort(distance, axis=1)[:, :10]
+    error = other.targets[nearest].mean(axis=1) - samples.test_targets[:300]
+    assert np.mean(error**2) < 0.9 * np.var(samples.test_targets)
+
+
+def test_one_hot_columns_are_of_one_level_each() -> None:
+    samples = samples_of("categories", Library.of(None), 500, 20, 0)
+    one_hot = samples.inputs[:, 3:].reshape(500, 5, 12)
+    assert set(np.unique(one_hot)) == {0.0, 1.0}
+    np.testing.assert_array_equal(one_hot.sum(axis=2), 1.0)
+
+
+def test_a_file_is_split_by_its_mask_or_at_random(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X, y, mask = rng.random((90, 2)), np.arange(90.0), np.arange(90) % 3 == 0
+    np.savez(tmp_path / "masked.npz", X=X, y=y[:, None], test_mask=mask)
+    np.savez(tmp_path / "whole.npz", X=X, y=y)
+    np.savez(tmp_path / "two.npz", X=X, y=np.stack([y, y], axis=1))
+    library = Library.of(str(tmp_path))
+    masked = samples_of("masked", library, None, 20, 0)
+    assert set(masked.test_targets) <= set(y[mask])
+    assert len(masked.test_targets) == 20
+    assert set(masked.targets) == set(y[~mask])
+    whole = samples_of("whole", library, 40, 2000, 0)
+    assert len(whole.targets) == 40
+    assert len(whole.test_targets) == 22
+    assert not set(whole.targets) & set(whole.test_targets)
+    arrays = whole.arrays()
+    np.testing.assert_array_equal(arrays["y"][arrays["test_mask"]], whole.test_targets)
+    with pytest.raises(InputError, match="needs one"):
+        samples_of("two", library, None, 20, 0)
+
+
+def test_scores_are_those_of_a_naive_loop() -> None:
+    rng = np.random.default_rng(0)
+    truth, mean = rng.standard_normal(50), rng.standard_normal(50)
+    samples = TableSamples("", np.zeros((50, 1)), truth, np.zeros((50, 1)), truth)
+    outcome = race._scored(samples, mean, 2.0, None, "")
+    densities = [-0.5 * (y - m) ** 2 / 2.0 - 0.5 * np.log(2.0 * np.pi * 2.0) for y, m in zip(truth, mean, strict=True)]
+    inside = [abs(y - m) <= 1.959963984540054 * np.sqrt(2.0) for y, m in zip(truth, mean, strict=True)]
+    assert outcome.nlpd == pytest.approx(-np.mean(densities), rel=1e-12)
+    assert outcome.rmse == pytest.approx(np.sqrt(np.mean((truth - mean) ** 2)), rel=1e-12)
+    assert outcome.coverage == np.mean(inside)
+    ends = (mean - 0.1, mean + 0.3)
+    assert race._scored(samples, mean, 2.0, ends, "").width == pytest.approx(0.4)
+
+
+def test_every_contender_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sklearn")
+    monkeypatch.setattr(race, "RATES", (0.1,))
+    monkeypatch.setattr(race, "LEAVES", (7,))
+    document = run_bench_boosting(BenchBoostingJob(problems=("few",), n=150, n_test=60), SilentReporter())
+    rows = {row["method"]: row for row in document["rows"]}
+    assert list(rows) == list(race.CONTENDERS)
+    spread = float(np.std(samples_of("few", Library.of(None), 150, 60, 0).test_targets))
+    for row in rows.values():
+        assert 0.0 < row["rmse"] < spread
+        assert 0.5 < row["coverage"] <= 1.0
+        assert row["cpu_seconds"] > 0.0
+    # What the comparison is for: few samples of a smooth function.
+    assert rows["dkgp fit"]["rmse"] < min(rows["boosting"]["rmse"], rows["linear"]["rmse"])
+
+
+def test_what_is_not_here_is_refused() -> None:
+    with pytest.raises(UsageError, match="no problem 'steep'; --problem takes few, smooth"):
+        run_bench_boosting(BenchBoostingJob(problems=("steep",)), SilentReporter())
