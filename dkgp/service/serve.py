@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,6 +33,9 @@ ANSWER_SECONDS = 5
 # For the jobs to finish a round and write their checkpoints; what takes longer is ended and goes on from its last one.
 STOP_SECONDS = 60.0
 IDLE_CONNECTION_SECONDS = 30
+# Beyond these, for closing what is open; then the process ends by force. Its jobs' processes go on or are found again.
+FORCED_AFTER_SECONDS = 30.0
+FORCED_EXIT_CODE = 1
 _PACKAGES = {
     "fastapi": "fastapi",
     "prometheus_client": "prometheus-client",
@@ -100,12 +104,14 @@ def run_serve(
             reporter.note("stopping: jobs that run save their state and go back to the queue; once more ends at once")
             service.close()
 
-        server = _server(create_app(service), announced, stopping)
+        latest_end = LatestEnd()
+        server = _server(create_app(service), announced, stopping, latest_end)
         supervisor.start()
         try:
             server.run(sockets=[listener])
         finally:
             supervisor.stop(0.0 if server.force_exit else STOP_SECONDS)
+            latest_end.over = True
         return {
             **started,
             "seconds": time.monotonic() - began,
@@ -153,8 +159,33 @@ def _announced(listener: socket.socket, folder: Path, reporter: Reporter) -> Ann
         return None
 
 
-def _server(app: ASGIApp, announce: Callable[[], None], stopping: Callable[[], None]) -> Server:
+class LatestEnd:
+    """Ends this process so many seconds after a signal, whatever its threads are still at: no request keeps it alive.
+
+    Once the service is `over`, only a process that is ending is ended: one that goes on to other things goes on.
+    """
+
+    def __init__(self, seconds: float = ANSWER_SECONDS + STOP_SECONDS + FORCED_AFTER_SECONDS) -> None:
+        self.seconds, self.over = seconds, False
+
+    def begin(self) -> None:
+        """Start counting."""
+        timer = threading.Timer(self.seconds, self._end)
+        timer.daemon = True
+        timer.start()
+
+    def _end(self) -> None:
+        # The main thread counts as ended once the interpreter waits for the others.
+        if self.over and threading.main_thread().is_alive():
+            return
+        print(f"dkgp serve: ended by force, {self.seconds:.0f} s after the signal", file=sys.stderr, flush=True)
+        os._exit(FORCED_EXIT_CODE)
+
+
+def _server(app: ASGIApp, announce: Callable[[], None], stopping: Callable[[], None], latest_end: LatestEnd) -> Server:
     import uvicorn
+
+    from dkgp.service.web.connections import protocol_type
 
     class OrderlyServer(uvicorn.Server):
         """Ends with its caller going on, where uvicorn's own would raise the signal again."""
@@ -170,13 +201,15 @@ def _server(app: ASGIApp, announce: Callable[[], None], stopping: Callable[[], N
             await super().shutdown(sockets)
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if not self.should_exit:
+                latest_end.begin()
             self.force_exit = self.should_exit
             self.should_exit = True
 
     return OrderlyServer(
         uvicorn.Config(
             app,
-            http="h11",
+            http=protocol_type(),
             ws="none",
             lifespan="off",
             log_config=None,

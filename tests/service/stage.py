@@ -18,6 +18,7 @@ from dkgp.service.queue.job_queue import JobQueue
 from dkgp.service.serve import listen, url_of
 from dkgp.service.settings import ServiceSettings
 from dkgp.service.web.app import Service, create_app
+from dkgp.service.web.connections import protocol_type
 
 TOKEN = "a-token-for-these-tests-alone"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -105,12 +106,17 @@ def staged(folder: Path, *, token: str | None = TOKEN, **settings: Any) -> Itera
 
 
 @contextlib.contextmanager
-def served(stage: Stage) -> Iterator[str]:
-    """The service on a port of its own; yields its address."""
+def served(stage: Stage, **limits: Any) -> Iterator[str]:
+    """The service on a port of its own, with these limits of its connections; yields its address."""
     with listen("127.0.0.1", 0) as listener:
         server = uvicorn.Server(
             uvicorn.Config(
-                stage.app, http="h11", ws="none", lifespan="off", log_config=None, timeout_graceful_shutdown=5
+                stage.app,
+                http=protocol_type(**limits),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                timeout_graceful_shutdown=5,
             )
         )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

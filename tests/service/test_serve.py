@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +137,27 @@ def test_from_start_to_end(tmp_path: Path) -> None:
     assert "Traceback" not in err
     # It saved its state, and goes on when there is a service again.
     assert list((tmp_path / "long.zarr.checkpoint").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("over", "main", "code"),
+    [(False, "time.sleep(60)", 1), (True, "pass", 1), (True, "busy = False; time.sleep(1.0)", 0)],
+    ids=["the service hangs", "a thread outlives it", "its process goes on"],
+)
+def test_no_thread_keeps_a_service_alive_that_was_asked_to_end(over: bool, main: str, code: int) -> None:
+    program = f"""
+import threading, time
+from dkgp.service.serve import LatestEnd
+busy = True
+def request():
+    while busy:
+        time.sleep(0.05)
+threading.Thread(target=request).start()
+latest_end = LatestEnd(0.5)
+latest_end.begin()
+latest_end.over = {over}
+{main}
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
+    assert ended.returncode == code, ended.stderr
+    assert ("ended by force" in ended.stderr) == (code == 1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -254,3 +256,34 @@ def test_every_field_of_the_jobs_is_in_the_schema_and_nothing_else_is_allowed() 
 def test_a_job_runs_as_its_command() -> None:
     with pytest.raises(StoreError, match="nowhere"):
         run_job(EvaluateJob("/nowhere.zarr", "/nowhere-either.zarr"), SilentReporter())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bounds": [1] * 450_000},
+        {"bounds": {str(number): 1 for number in range(50_000)}},
+        {"bounds": [[[1] * 300] * 300] * 3},
+        {str(number): 1 for number in range(50_000)},
+        {"bounds": [1] * 9000},
+        {str(number): 1 for number in range(9000)},
+    ],
+    ids=["list", "object", "nested", "unknown fields", "as long as may be", "as many fields as may be"],
+)
+def test_long_options_are_refused_before_they_cost_anything(options: dict[str, Any]) -> None:
+    job_from_options("tune", {"dataset": "/d", "out": "/o"})
+    tracemalloc.start()
+    began = time.process_time()
+    with pytest.raises((InputError, UsageError)) as refused:
+        job_from_options("tune", {"dataset": "/d", "out": "/o", **options})
+    seconds, (_, peak) = time.process_time() - began, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(str(refused.value)) < 10_000
+    assert peak < 50e6
+    # Of a slow machine under `tracemalloc`; it took minutes.
+    assert seconds < 10.0
+
+
+def test_as_many_values_as_may_be_are_read() -> None:
+    job = job_from_options("tune", {"dataset": "/d", "out": "/o", "bounds": ["gamma=1e-3:1"]})
+    assert job.bounds == ("gamma=1e-3:1",)
