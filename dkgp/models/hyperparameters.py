@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import exists, read_object, write_object
+from dkgp.data.stores.manifest import MOST_DESCRIPTION_BYTES
 from dkgp.data.types import Location
 from dkgp.errors import InputError, OutputExistsError, StorageError
 from dkgp.kernels import Kernel, SquaredExponential, fold_white, kernel_from_json
@@ -223,7 +224,7 @@ def read_hyperparameters(
         No such file, not JSON, or not what `Hyperparameters.from_json` and `check_features` accept; names the file.
     """
     try:
-        content = read_object(location)
+        content = read_object(location, MOST_DESCRIPTION_BYTES)
     except FileNotFoundError:
         raise InputError(
             f"there is no hyperparameter file '{os.fspath(location)}'; write one with `dkgp tune`"

@@ -109,7 +109,7 @@ class TableSamples:
     test_targets: FloatArray
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """What a file of both holds: X, y and test_mask."""
+        """Content of a file of both: X, y and test_mask."""
         n, t = len(self.inputs), len(self.test_inputs)
         return {
             "X": np.concatenate([self.inputs, self.test_inputs]),

@@ -1,4 +1,4 @@
-"""What each contender makes of a table: error, density and intervals on the test samples, and the cores' seconds.
+"""Contenders on a table: error, density and intervals on the test samples, and the cores' seconds.
 
 dkgp is `dkgp fit` as it is typed. Boosting is scikit-learn's `HistGradientBoostingRegressor`, six settings by three
 folds; its density is a normal one of the folds' squared error, its intervals those of two quantile models. The linear

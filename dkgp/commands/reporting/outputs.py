@@ -9,7 +9,18 @@ from pathlib import Path
 from dkgp.commands.reporting.plots import check_plot_file
 from dkgp.data.exports import require_table_format
 from dkgp.data.remote.storage import exists, is_local, translate_write_errors
+from dkgp.data.stores.writable import require_outside_stores
 from dkgp.errors import InputError, OutputExistsError, UsageError
+
+# What files that dkgp replaces begin with, by suffix.
+_OPENINGS: dict[str, tuple[bytes, ...]] = {
+    ".png": (b"\x89PNG",),
+    ".pdf": (b"%PDF",),
+    ".svg": (b"<?xml", b"<svg", b"<!DOCTYPE svg"),
+    ".json": (b"{", b"["),
+    ".jsonl": (b"{",),
+    ".html": (b"<",),
+}
 
 
 def check_output_file(path: str | os.PathLike[str], *, replace: bool, option: str, local: bool = True) -> None:
@@ -27,9 +38,9 @@ def check_output_file(path: str | os.PathLike[str], *, replace: bool, option: st
     Raises
     ------
     OutputExistsError
-        It is there already.
+        It is there already, or begins as no file of its kind does.
     InputError
-        It is a folder, or no local path.
+        It is a folder, no local path, or inside a dkgp store.
     StorageError
         Its folder cannot be written to.
     """
@@ -44,14 +55,36 @@ def check_output_file(path: str | os.PathLike[str], *, replace: bool, option: st
     target = Path(path).expanduser().absolute()
     if target.is_dir():
         raise InputError(f"{option} needs a file; '{target}' is a folder")
+    require_outside_stores(target, option)
     if target.exists() and not replace:
         raise OutputExistsError(f"the file '{target}' ({option}) exists already; choose another, or give --overwrite")
+    _require_same_kind(target, option)
     folder = target.parent
     while not folder.exists():
         folder = folder.parent
     # Permission bits mislead (root, read-only mounts): try.
     with translate_write_errors(target), tempfile.TemporaryFile(dir=folder):
         pass
+
+
+def _require_same_kind(target: Path, option: str) -> None:
+    """Refuse to replace a file that begins as none of its kind does: it is something else, named by mistake.
+
+    `OutputExistsError`.
+    """
+    openings = _OPENINGS.get(".jsonl" if option == "--log-json" else target.suffix.lower())
+    if openings is None or not target.is_file():
+        return
+    try:
+        with target.open("rb") as file:
+            beginning = file.read(64).lstrip()
+    except OSError:
+        return  # what cannot be read is for the trial of writing to say
+    if beginning and not beginning.startswith(openings):
+        raise OutputExistsError(
+            f"the file '{target}' ({option}) does not hold what would be written there, and is not replaced; choose "
+            "another name, or remove it yourself"
+        )
 
 
 def check_side_files(plot: str | None, log_json: str | None, *, replace: bool) -> None:

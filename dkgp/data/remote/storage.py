@@ -25,7 +25,7 @@ from dkgp.data.remote.addresses import shown as shown
 from dkgp.data.remote.claims import CLAIM_NAME, Claim
 from dkgp.data.remote.object_store import backend, call, open_remote, put, remove_many
 from dkgp.data.types import Location
-from dkgp.errors import OutputExistsError, StorageError
+from dkgp.errors import OutputExistsError, StorageError, StoreError
 
 TEMPORARY_PREFIX = ".dkgp-temporary-"
 _REMOVED_AT_ONCE = 1000
@@ -143,10 +143,21 @@ def _local_error(location: Location, action: str, error: OSError) -> StorageErro
     return StorageError(f"Cannot {action} '{normalise_url(location)}': {advice}.")
 
 
-def read_object(location: Location) -> bytes:
-    """The bytes of one object; `FileNotFoundError` where there is none."""
+def read_object(location: Location, most_bytes: int | None = None) -> bytes:
+    """The bytes of one object; `FileNotFoundError` where there is none, `StoreError` where it is larger."""
     url = normalise_url(location)
-    return Path(url).read_bytes() if is_local(url) else cast(bytes, call(url, "cat_file", "read"))
+    if is_local(url):
+        size = Path(url).stat().st_size
+        content = b"" if most_bytes is not None and size > most_bytes else Path(url).read_bytes()
+    else:
+        part = {} if most_bytes is None else {"start": 0, "end": most_bytes + 1}
+        content = cast(bytes, call(url, "cat_file", "read", **part))
+        size = len(content)
+    if most_bytes is not None and size > most_bytes:
+        raise StoreError(
+            f"'{url}' has {object_bytes(url):,} bytes; a file of its kind has {most_bytes:,} at most. Write it again."
+        )
+    return content
 
 
 def write_object(

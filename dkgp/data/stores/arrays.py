@@ -26,6 +26,7 @@ from dkgp.data.stores.manifest import (
     chunk_place,
     chunk_rows_of_key,
     read_manifest,
+    refuse_large_chunks,
     store_attributes,
 )
 from dkgp.data.types import FloatArray, IntArray, Json, Location
@@ -104,6 +105,7 @@ def create_array(
     An array of integers is one of numbers of rows or classes: it may not hold a negative. The array writes under the
     claim.
     """
+    refuse_large_chunks(name, shape, chunk_rows)
     shuffled = BloscCodec(cname="zstd", clevel=1, shuffle="shuffle", typesize=np.dtype(dtype).itemsize)
     with translate_write_errors(url):
         # By its own address, not through the group, which Zarr would write at the same time (see `StoredArray.write`).

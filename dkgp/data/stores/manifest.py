@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import shlex
 import warnings
 from collections.abc import Iterable, Iterator
@@ -47,6 +48,10 @@ FORMAT_VERSIONS = {
     "linear model": 2,
 }
 _KIND_ATTRIBUTE = "dkgp_store"
+# A manifest names the bytes of each chunk, a dozen characters for each: of some millions of chunks.
+MOST_DESCRIPTION_BYTES = 64 * 2**20
+# Of a chunk once it is unpacked, which a worker holds whole.
+MOST_CHUNK_BYTES = 2 * 2**30
 
 
 def store_attributes(kind: str) -> Json:
@@ -66,10 +71,10 @@ def recognise(url: str) -> str | None:
         (CLAIM_NAME, ("kind",)),
     ):
         try:
-            content: Any = json.loads(read_object(join(url, name)))
+            content: Any = json.loads(read_object(join(url, name), MOST_DESCRIPTION_BYTES))
             for key in path:
                 content = content[key]
-        except StorageError:
+        except (StorageError, StoreError):
             # A store that does not answer is no reason to call what lies there nobody's.
             raise
         except (OSError, ValueError, KeyError, TypeError):
@@ -154,10 +159,10 @@ def read_manifest(url: str, kind: str) -> Json:
     format.
     """
     try:
-        content = read_object(join(url, MANIFEST_NAME))
+        content = read_object(join(url, MANIFEST_NAME), MOST_DESCRIPTION_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         raise _no_manifest(url, kind) from None
-    except StorageError:
+    except (StorageError, StoreError):
         raise
     except OSError as error:
         raise StoreError(f"The {kind} store '{url}' cannot be read: {error}.") from error
@@ -202,6 +207,13 @@ def check_complete(url: str, manifest: Json) -> None:
     sizes = list_object_bytes(url)
     for name, entry in manifest["arrays"].items():
         shape, chunk_rows = tuple(entry["shape"]), int(entry["chunk_rows"])
+        # Before names of chunks are made: a few bytes may promise any number of them.
+        if chunk_rows < 1 or min(shape, default=0) < 0 or len(entry["chunk_bytes"]) != -(-shape[0] // chunk_rows):
+            raise StoreError(
+                f"The manifest of '{url}' tells of {len(entry['chunk_bytes']):,} chunks of {chunk_rows:,} rows for the "
+                f"array '{name}' of shape {shape}, which do not make it up; write the store again."
+            )
+        refuse_large_chunks(name, shape, chunk_rows)
         if f"{name}/zarr.json" not in sizes:
             raise StoreError(f"The array '{name}' of '{url}' is missing (no {name}/zarr.json); write the store again.")
         chunks = [f"{name}/{key}" for key in chunk_keys(shape, chunk_rows)]
@@ -214,6 +226,16 @@ def check_complete(url: str, manifest: Json) -> None:
                     f"{chunk_place(url, chunk, shape[0], chunk_rows)} is damaged: it has {sizes[chunk]} bytes, "
                     f"{expected_bytes} were written. Write the store again."
                 )
+
+
+def refuse_large_chunks(name: str, shape: tuple[int, ...], chunk_rows: int) -> None:
+    """Refuse an array whose chunks take more memory than a worker should hold at once; `StoreError`."""
+    unpacked = 8 * min(chunk_rows, shape[0]) * math.prod(shape[1:])
+    if unpacked > MOST_CHUNK_BYTES:
+        raise StoreError(
+            f"A chunk of {chunk_rows:,} rows of the array '{name}' takes {unpacked:,} bytes; at most "
+            f"{MOST_CHUNK_BYTES:,} are read or written at once. Write the data again with a smaller `chunk_rows`."
+        )
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dkgp.data.exports import table_suffix
 from dkgp.data.remote.addresses import is_local, normalise_url, protocol_of
-from dkgp.data.remote.claims import Claim
+from dkgp.data.remote.claims import CLAIM_NAME, Claim
 from dkgp.data.remote.storage import (
     TEMPORARY_PREFIX,
     exists,
@@ -27,7 +27,7 @@ from dkgp.data.remote.storage import (
     write_object,
 )
 from dkgp.data.stores.arrays import StoredArray, StoredType, create_array, create_group, default_chunk_rows
-from dkgp.data.stores.manifest import commit, is_committed, recognise
+from dkgp.data.stores.manifest import MANIFEST_NAME, commit, is_committed, recognise
 from dkgp.data.types import Json, Location
 from dkgp.errors import InputError, OutputExistsError, StorageError
 
@@ -83,6 +83,21 @@ def ensure_writable(location: Location, overwrite: bool, kind: str | None = None
         _check_local_folder(Path(url))
     elif protocol_of(url) != "memory":
         _check_remote_place(url)
+
+
+def require_outside_stores(path: Path, what: str) -> None:
+    """Refuse a local place for a file inside a dkgp store, links followed: it could take the place of a store's part.
+
+    `InputError`; `what` is to be written there, for messages.
+    """
+    for folder in path.resolve().parents:
+        if any((folder / name).is_file() for name in (MANIFEST_NAME, CLAIM_NAME)) or _is_begun(folder):
+            raise InputError(f"'{path}' ({what}) lies inside the dkgp store '{folder}'; choose a place outside it")
+
+
+def _is_begun(folder: Path) -> bool:
+    """True for a store that is being written, whose manifest comes last."""
+    return (folder / "zarr.json").is_file() and recognise(str(folder)) is not None
 
 
 class NewStore:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
+from dkgp.data import dataset_from_arrays, open_dataset
 from dkgp.data.remote.claims import Claim, TakenOverError
 from dkgp.data.stores import manifest as module
 from dkgp.data.stores.arrays import create_array, create_group, open_arrays
@@ -197,3 +199,54 @@ def test_of_two_manifests_that_of_the_claims_holder_counts(
         assert len(puts) == holds
     assert is_committed(url) is written_anyway
     assert [options for options in puts if options] == [{"replace": True}] * min(len(puts), 1)
+
+
+def _forged(store: Path, **entry: Any) -> None:
+    """A manifest that is whole by its own checksum, and says something else of the inputs X."""
+    manifest = json.loads((store / MANIFEST_NAME).read_text())
+    del manifest["checksum"]
+    manifest["arrays"]["X"].update(entry)
+    manifest["checksum"] = checksum(manifest)
+    (store / MANIFEST_NAME).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"shape": [40_000_000, 1], "chunk_rows": 1}, "do not make it up"),
+        ({"shape": [10**15, 1], "chunk_rows": 10**15}, "takes 8,000,000,000,000,000 bytes; at most"),
+        ({"chunk_rows": 0}, "do not make it up"),
+        ({"shape": [-5, 2]}, "do not make it up"),
+    ],
+)
+def test_a_manifest_that_promises_much_costs_little(tmp_path: Path, entry: dict[str, Any], words: str) -> None:
+    dataset_from_arrays(tmp_path / "d.zarr", np.zeros((20, 2)) + np.arange(20.0)[:, None], np.arange(20.0))
+    _forged(tmp_path / "d.zarr", **entry)
+    tracemalloc.start()
+    with pytest.raises(StoreError, match=words):
+        open_dataset(tmp_path / "d.zarr")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20e6
+
+
+@pytest.mark.parametrize("name", [MANIFEST_NAME, "zarr.json"])
+def test_a_huge_description_is_not_read(tmp_path: Path, name: str) -> None:
+    dataset_from_arrays(tmp_path / "d.zarr", np.arange(40.0).reshape(20, 2), np.arange(20.0))
+    if name != MANIFEST_NAME:
+        (tmp_path / "d.zarr" / MANIFEST_NAME).unlink()
+    with (tmp_path / "d.zarr" / name).open("r+b") as file:
+        file.truncate(1_500_000_000)
+    tracemalloc.start()
+    for look in (recognise, lambda url: open_dataset(url)):
+        with pytest.raises(StoreError, match="1,500,000,000 bytes"):
+            look(str(tmp_path / "d.zarr"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20e6
+
+
+def test_chunks_too_large_to_read_are_not_written(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="smaller `chunk_rows`"):
+        create_array(str(tmp_path / "a.zarr"), "inputs", (10**9, 4), 10**9, ("sample", "feature"))
+    assert not (tmp_path / "a.zarr").exists()
