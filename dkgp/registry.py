@@ -8,13 +8,15 @@ such a module adds to it as well. What fronts offer (choices, options, help, err
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import re
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, distributions
 from importlib.util import find_spec
 from threading import RLock
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -153,9 +155,29 @@ def byte_budget(text: str) -> int | str:
     return word if word == "auto" else 0 if word == "none" else byte_count(text)
 
 
+def installed_entry_points(group: str) -> list[EntryPoint]:
+    """Entry points of the packages on Python's path, those that merely lie in the working folder left out.
+
+    An empty entry of PYTHONPATH, as a trailing colon makes it, would have a command run what somebody left in a folder
+    of data; that folder counts only where it is named in full.
+    """
+    here = os.path.realpath(os.getcwd())
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    is_meant = any(os.path.isabs(folder) and os.path.realpath(folder) == here for folder in named)
+    folders = [
+        folder for folder in sys.path if os.path.isabs(folder) and (is_meant or os.path.realpath(folder) != here)
+    ]
+    points: dict[str, EntryPoint] = {}
+    for distribution in distributions(path=folders):
+        for point in distribution.entry_points.select(group=group):
+            # Of two versions the one that imports find first counts.
+            points.setdefault(point.name, point)
+    return list(points.values())
+
+
 def load_entry_points(group: str, sort: str) -> None:
     """Import what installed packages name under a group; whoever cannot be imported is left out with a warning."""
-    for point in entry_points(group=group):
+    for point in installed_entry_points(group):
         try:
             point.load()
         except Exception as error:  # somebody else's package is not to take dkgp down

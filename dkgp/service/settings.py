@@ -101,6 +101,11 @@ def read_token(token_file: str | os.PathLike[str] | None, environment: Mapping[s
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             raise InputError(f"the token file '{path}' is not a file; put the token alone into a text file")
+        if mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise InputError(
+                f"the token file '{path}' can be written by others (mode {stat.S_IMODE(mode):04o}), who could set a "
+                f"token of theirs; close it with: chmod 600 '{path}', and use a new token"
+            )
         if mode & stat.S_IROTH:
             raise InputError(
                 f"the token file '{path}' can be read by every user of this machine (mode {stat.S_IMODE(mode):04o}); "

@@ -99,6 +99,10 @@ def test_token_files_that_are_refused(tmp_path: Path) -> None:
     file.chmod(0o644)
     with pytest.raises(InputError, match=r"read by every user .*mode 0644.*chmod 600"):
         read_token(file, {})
+    for mode in (0o620, 0o602, 0o660):
+        file.chmod(mode)
+        with pytest.raises(InputError, match=rf"written by others \(mode {mode:04o}\).*chmod 600"):
+            read_token(file, {})
     with pytest.raises(InputError, match="cannot be read: No such file"):
         read_token(tmp_path / "missing", {})
     with pytest.raises(InputError, match="is not a file"):

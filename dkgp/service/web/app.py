@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: FastAPI reads annotations, and here they name what is imported in a function.
 import re
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.types import ASGIApp
 
+# Of the queue's disk: below it records and events of jobs are about to fail. Restarting helps nothing, so it is no 503.
+LEAST_FREE_BYTES = 64 * 2**20
 _ID = re.compile(r"[0-9a-f]{12}")
 _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (OutsideRootsError, "roots"),
@@ -288,4 +291,5 @@ def _add_service(app: "FastAPI", service: Service) -> None:
             return JSONResponse({"status": "stopping"}, status_code=503)
         # A queue that cannot be read answers with 503 by its error.
         service.queue.counts()
-        return JSONResponse({"status": "ok"})
+        free = shutil.disk_usage(service.settings.folder).free
+        return JSONResponse({"status": "ok" if free >= LEAST_FREE_BYTES else "disk full"})

@@ -64,9 +64,9 @@ class JobCurve:
 
 @dataclass(frozen=True)
 class HealthAnswer:
-    """Health of the service: "ok", or "stopping" where it takes no more jobs."""
+    """Health of the service: "ok", "disk full" where the queue's disk is, or "stopping" where it takes no more jobs."""
 
-    status: Literal["ok", "stopping"]
+    status: Literal["ok", "disk full", "stopping"]
 
 
 @dataclass(frozen=True)

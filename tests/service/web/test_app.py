@@ -294,6 +294,12 @@ def test_health(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     assert stage.anonymous().get("/healthz").status_code == 503
 
 
+def test_health_tells_of_a_full_disk(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 2**20})())
+    health = stage.anonymous().get("/healthz")
+    assert (health.status_code, health.json()) == (200, {"status": "disk full"})
+
+
 def test_a_full_disk_is_said_and_may_pass(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any, **named: Any) -> Any:
         raise StorageError("the disk is full; free some space")
