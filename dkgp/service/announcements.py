@@ -32,12 +32,14 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 class AnnouncedService:
     """A service of this user that listens on this machine.
 
-    `url` has a numeric address, so that no name leads elsewhere.
+    `url` has a numeric address, so that no name leads elsewhere; `authority` is a certificate to trust, of a service
+    that made its own.
     """
 
     url: str
     token_file: Path
     record: Path
+    authority: Path | None = None
 
     def token(self) -> str:
         """Read the token; errors as of `read_private_token`."""
@@ -62,8 +64,8 @@ class Announcement:
             self._lock = None
 
 
-def announce(listener: socket.socket, token_file: Path) -> Announcement:
-    """Let this user's commands find a service.
+def announce(listener: socket.socket, token_file: Path, authority: Path | None = None) -> Announcement:
+    """Let this user's commands find a service; with an `authority` it speaks TLS.
 
     `StorageError` or `OSError` where the user's state folder cannot be written to or is not this user's own.
     """
@@ -84,7 +86,8 @@ def announce(listener: socket.socket, token_file: Path) -> Announcement:
         lock = FileLock.acquire(path)
     if lock is None:
         raise OSError(f"another service says that it listens at {address}:{port}")
-    content = json.dumps({"address": address, "port": port, "token_file": str(token_file)})
+    where = {} if authority is None else {"authority": str(authority)}
+    content = json.dumps({"address": address, "port": port, "token_file": str(token_file), **where})
     os.ftruncate(lock.handle, 0)
     os.pwrite(lock.handle, content.encode(), 0)
     return Announcement(lock)
@@ -93,7 +96,8 @@ def announce(listener: socket.socket, token_file: Path) -> Announcement:
 def find_service(url: str | None) -> AnnouncedService | None:
     """Return this user's service at an address, or the only one that there is where no address is given.
 
-    An address is `http://host:port`, the host an address of this machine or `localhost`.
+    An address is `http://host:port` or, with TLS, `https://host:port`; the host is an address of this machine, or
+    `localhost`.
     """
     services = [service for path in _records() if (service := _service(path, url)) is not None]
     if url is None:
@@ -108,24 +112,26 @@ def _service(path: Path, url: str | None) -> AnnouncedService | None:
             return None
         content = json.loads(path.read_bytes())
         address, port = ipaddress.ip_address(content["address"].partition("%")[0]), int(content["port"])
-        host = _meeting(address, port, url)
+        authority = None if content.get("authority") is None else Path(content["authority"])
+        scheme = "http" if authority is None else "https"
+        host = _meeting(address, port, scheme, url)
         if host is None:
             return None
         name = f"[{host}]" if host.version == 6 else str(host)
-        return AnnouncedService(f"http://{name}:{port}", Path(content["token_file"]), path)
+        return AnnouncedService(f"{scheme}://{name}:{port}", Path(content["token_file"]), path, authority)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def _meeting(address: _Address, port: int, url: str | None) -> _Address | None:
+def _meeting(address: _Address, port: int, scheme: str, url: str | None) -> _Address | None:
     """The address at which a service that listens at one is reached by a URL; None where the URL is another's."""
     loopback = ipaddress.ip_address("127.0.0.1" if address.version == 4 else "::1")
     nearest = loopback if address.is_unspecified else address
     if url is None:
         return nearest
     parts = urlsplit(url)
-    # The service itself speaks no TLS: an https address is somebody's proxy.
-    if parts.scheme != "http" or (parts.port or 80) != port or parts.path.strip("/"):
+    # Where the service itself speaks no TLS, an https address is somebody's proxy.
+    if parts.scheme != scheme or (parts.port or {"http": 80, "https": 443}[scheme]) != port or parts.path.strip("/"):
         return None
     if parts.hostname == "localhost":
         return nearest if nearest.is_loopback else None

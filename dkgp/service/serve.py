@@ -20,6 +20,7 @@ from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError, MissingExtraError, StorageError
 from dkgp.service.announcements import Announcement, announce
+from dkgp.service.certificate import checked_certificate, own_certificate
 from dkgp.service.private_folder import TOKEN_NAME, private_token, require_private_folder
 from dkgp.service.settings import ServiceSettings, is_loopback, resolve
 
@@ -72,7 +73,8 @@ def run_serve(
             settings = replace(settings, token=private_token(folder))
         queue = JobQueue(Path(settings.folder), max_queued=settings.max_queued)
         stack.callback(queue.close)
-        url = url_of(listener, settings.host)
+        url = url_of(listener, settings.host, "https" if settings.speaks_tls else "http")
+        certificate = _certificate(settings, folder)
         supervisor = Supervisor(
             queue,
             cluster=settings.cluster,
@@ -85,13 +87,19 @@ def run_serve(
         began = time.monotonic()
         _warn(settings, reporter)
         started: Document = {"command": "serve", "url": url, "pid": os.getpid(), "folder": settings.folder}
-        announcement = _announced(listener, folder, reporter) if makes_token else None
+        authority = certificate[0] if certificate is not None and settings.https_cert is None else None
+        # With a certificate of somebody else's, commands need the name that it is for.
+        announcement = None
+        if makes_token and settings.https_cert is None:
+            announcement = _announced(listener, folder, authority, reporter)
         if announcement is not None:
             stack.callback(announcement.withdraw)
 
         def announced() -> None:
             reporter.note(f"dkgp serve: {url}")
-            if makes_token:
+            if authority is not None:
+                reporter.note(f"others trust its certificate by SSL_CERT_FILE={authority}, a copy of which they need")
+            if announcement is not None:
                 reporter.note(f"your own commands find its token, {folder / TOKEN_NAME}, by themselves")
             if makes_token and sys.stderr.isatty():
                 # Not into the log of a service manager. A browser sends what follows the # to nobody.
@@ -105,7 +113,7 @@ def run_serve(
             service.close()
 
         latest_end = LatestEnd()
-        server = _server(create_app(service), announced, stopping, latest_end)
+        server = _server(create_app(service), announced, stopping, latest_end, certificate)
         supervisor.start()
         try:
             server.run(sockets=[listener])
@@ -142,15 +150,24 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket, host: str) -> str:
+def url_of(listener: socket.socket, host: str, scheme: str = "http") -> str:
     """Return the address of a socket that listens, with its true port."""
     name = host if host in ("localhost", "ip6-localhost") else str(listener.getsockname()[0])
-    return f"http://{_bracketed(name)}:{listener.getsockname()[1]}"
+    return f"{scheme}://{_bracketed(name)}:{listener.getsockname()[1]}"
 
 
-def _announced(listener: socket.socket, folder: Path, reporter: Reporter) -> Announcement | None:
+def _certificate(settings: ServiceSettings, folder: Path) -> tuple[Path, Path | None] | None:
+    if settings.https_cert is not None:
+        key = None if settings.https_key is None else Path(settings.https_key).expanduser()
+        return checked_certificate(Path(settings.https_cert).expanduser(), key)
+    return own_certificate(folder, settings.host) if settings.https else None
+
+
+def _announced(
+    listener: socket.socket, folder: Path, authority: Path | None, reporter: Reporter
+) -> Announcement | None:
     try:
-        return announce(listener, folder / TOKEN_NAME)
+        return announce(listener, folder / TOKEN_NAME, authority)
     except (OSError, RuntimeError, StorageError) as error:
         reporter.warn(
             f"commands do not find this service's token by themselves ({error}); give them --token-file "
@@ -182,7 +199,13 @@ class LatestEnd:
         os._exit(FORCED_EXIT_CODE)
 
 
-def _server(app: ASGIApp, announce: Callable[[], None], stopping: Callable[[], None], latest_end: LatestEnd) -> Server:
+def _server(
+    app: ASGIApp,
+    announce: Callable[[], None],
+    stopping: Callable[[], None],
+    latest_end: LatestEnd,
+    certificate: tuple[Path, Path | None] | None,
+) -> Server:
     import uvicorn
 
     from dkgp.service.web.connections import protocol_type
@@ -219,6 +242,8 @@ def _server(app: ASGIApp, announce: Callable[[], None], stopping: Callable[[], N
             server_header=False,
             timeout_keep_alive=IDLE_CONNECTION_SECONDS,
             timeout_graceful_shutdown=ANSWER_SECONDS,
+            ssl_certfile=None if certificate is None else certificate[0],
+            ssl_keyfile=None if certificate is None or certificate[1] is None else certificate[1],
         )
     )
 
@@ -229,10 +254,10 @@ def _warn(settings: ServiceSettings, reporter: Reporter) -> None:
             "there is no token: every user of this machine can submit jobs, which run with your rights. "
             "Leave --no-token out where others can log in"
         )
-    elif not is_loopback(settings.host):
+    elif settings.plain_http and not is_loopback(settings.host):
         reporter.warn(
             f"the service speaks plain HTTP at {settings.host}: token and data can be read on the way. "
-            "Put a proxy with TLS in front of it, or reach it through a tunnel"
+            "See that a proxy with TLS, a tunnel or a private network protects them"
         )
 
 

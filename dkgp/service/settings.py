@@ -38,6 +38,12 @@ class ServiceSettings:
     token: str | None = field(default=None, repr=False)
     # Lets in whoever is on this machine instead; on a loopback address only.
     no_token: bool = False
+    # A certificate (PEM) and its key, which may lie in the same file; or, `https` alone, one that the service makes.
+    https: bool = False
+    https_cert: str | None = None
+    https_key: str | None = None
+    # Beyond this machine the service speaks TLS, unless this says that something else protects what it says.
+    plain_http: bool = False
     # Local folders and URLs that jobs may read and write; by default the working directory.
     roots: tuple[str, ...] = ()
     concurrent_jobs: int = 1
@@ -76,10 +82,32 @@ class ServiceSettings:
                 f"the service would be open to everybody at '{self.host}', and --no-token was given. Leave it out, or "
                 "listen on this machine alone: --host 127.0.0.1"
             )
+        self._check_tls()
         object.__setattr__(self, "folder", os.path.realpath(os.path.expanduser(self.folder)))
         # Jobs' processes work in folders of their own.
         object.__setattr__(self, "cluster", self.cluster.anchored())
         object.__setattr__(self, "roots", Roots(self.roots or (os.getcwd(),)).urls)
+
+    @property
+    def speaks_tls(self) -> bool:
+        """True if connections are encrypted."""
+        return self.https or self.https_cert is not None
+
+    def _check_tls(self) -> None:
+        if self.https_key is not None and self.https_cert is None:
+            raise UsageError("got --https-key without --https-cert; name the certificate, too, or let --https make one")
+        if self.https and self.https_cert is not None:
+            raise UsageError(
+                "got --https and --https-cert; the first makes a certificate, the second names one: choose"
+            )
+        if self.plain_http and self.speaks_tls:
+            raise UsageError("got --plain-http and TLS; leave one of them out")
+        if not (self.speaks_tls or self.plain_http or is_loopback(self.host)):
+            raise UsageError(
+                f"at '{self.host}' token and data could be read on the way. Add --https (a certificate that the "
+                "service makes), --https-cert FILE --https-key FILE, or --plain-http where a proxy or a private "
+                "network protects them"
+            )
 
     def limits(self) -> dict[str, Any]:
         """Limits of the service, for its clients."""

@@ -42,10 +42,14 @@ class ServiceProcess:
 
 
 @contextlib.contextmanager
-def service_process(folder: Path, root: Path) -> Iterator[ServiceProcess]:
+def service_process(folder: Path, root: Path, *options: str, token: str | None = TOKEN) -> Iterator[ServiceProcess]:
     """Start a service on a free port; what is left of it is ended with the context."""
-    environment = {**os.environ, "DKGP_SERVICE_TOKEN": TOKEN, "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "dkgp.cli", "serve", "--folder", folder, "--root", root, "--port", "0"]
+    environment = {
+        **os.environ,
+        "OPENBLAS_NUM_THREADS": "1",
+        **({} if token is None else {"DKGP_SERVICE_TOKEN": token}),
+    }
+    command = [sys.executable, "-m", "dkgp.cli", "serve", "--folder", folder, "--root", root, "--port", "0", *options]
     process = subprocess.Popen(
         [str(part) for part in (*command, "--cluster", "none", "--json")],
         env=environment,

@@ -23,8 +23,8 @@ def test_loopback_needs_no_token(tmp_path: Path, host: str) -> None:
 def test_nothing_else_is_bound_without_a_token(tmp_path: Path, host: str) -> None:
     with pytest.raises(UsageError, match=r"open to everybody .* --no-token was given.*--host 127.0.0.1"):
         ServiceSettings(str(tmp_path), host=host, no_token=True)
-    assert ServiceSettings(str(tmp_path), host=host, token=TOKEN).host == host
-    assert ServiceSettings(str(tmp_path), host=host).no_token is False
+    assert ServiceSettings(str(tmp_path), host=host, token=TOKEN, https=True).host == host
+    assert ServiceSettings(str(tmp_path), host=host, plain_http=True).no_token is False
 
 
 def test_a_token_and_none_at_once(tmp_path: Path) -> None:

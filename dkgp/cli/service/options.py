@@ -71,4 +71,5 @@ def client_from(options: dict[str, Any], reporter: Reporter, *, patient: bool = 
         retry_seconds=retry,
         tell=reporter.warn,
         is_there=None if announced is None else announced.is_there,
+        authority=None if announced is None else announced.authority,
     )

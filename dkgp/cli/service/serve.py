@@ -21,7 +21,7 @@ SECONDS_A_DAY = 86_400.0
     cls=DeclaredCommand,
     epilog=examples(
         "dkgp serve --folder ~/dkgp-jobs",
-        "dkgp serve --folder /var/lib/dkgp --host 0.0.0.0 --token-file token --root /data --root s3://bucket/runs",
+        "dkgp serve --folder /var/lib/dkgp --host 0.0.0.0 --https --root /data --root s3://bucket/runs",
         "dkgp serve --folder jobs --scheduler tcp://scheduler:8786 --concurrent-jobs 4 --keep-days 30",
     ),
 )
@@ -46,6 +46,18 @@ SECONDS_A_DAY = 86_400.0
     "commands find it by themselves]",
 )
 @click.option("--no-token", is_flag=True, help="Let every user of this machine in; on a loopback address only.")
+@click.option(
+    "--https",
+    is_flag=True,
+    help="Speak TLS with a certificate that is made in --folder, which your own commands trust by themselves.",
+)
+@click.option("--https-cert", metavar="FILE", help="Speak TLS with this certificate (PEM).")
+@click.option("--https-key", metavar="FILE", help="Its key (PEM).  [default: in the same file]")
+@click.option(
+    "--plain-http",
+    is_flag=True,
+    help="Speak HTTP beyond this machine too, where a proxy or a private network protects token and data.",
+)
 @click.option(
     "--root",
     "roots",

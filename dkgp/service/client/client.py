@@ -6,6 +6,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dkgp.errors
@@ -30,7 +31,8 @@ class ServiceClient:
     A call that gets no answer, loses its connection or meets a busy service is repeated, with growing pauses, for
     `retry_seconds`. Repeating is harmless: a submission carries a key by which the service recognises it. `tell` is
     called with what the user should know, such as that there is no answer yet. Nothing is sent once `is_there` says
-    that the service of the token no longer listens; `transport` answers instead of the network. A malformed address is
+    that the service of the token no longer listens; `transport` answers instead of the network; the certificate
+    `authority` is trusted, too. A malformed address is
     a `UsageError`.
     """
 
@@ -43,11 +45,12 @@ class ServiceClient:
         tell: Callable[[str], None] = lambda message: None,
         is_there: Callable[[], bool] | None = None,
         transport: httpx.BaseTransport | None = None,
+        authority: Path | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self._tell = tell
         self._retry_seconds = retry_seconds
-        self._connection = open_connection(self.url, token, tell, transport, is_there)
+        self._connection = open_connection(self.url, token, tell, transport, is_there, authority)
 
     def __enter__(self) -> ServiceClient:
         return self

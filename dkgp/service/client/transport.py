@@ -6,6 +6,7 @@ import random
 import ssl
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -35,12 +36,14 @@ def open_connection(
     tell: Callable[[str], None],
     transport: httpx.BaseTransport | None = None,
     is_there: Callable[[], bool] | None = None,
+    authority: Path | None = None,
 ) -> httpx.Client:
     """Return a connection to the service at an address.
 
     It follows no redirect, which could carry the token elsewhere, and asks no proxy for what is on this machine. Where
-    `is_there` says that the service is gone, requests fail before anything is sent. `UsageError` where the address or
-    the token is none, `MissingExtraError` without httpx.
+    `is_there` says that the service is gone, requests fail before anything is sent. The certificate `authority` is
+    trusted beside those of this machine. `UsageError` where the address or the token is none, `MissingExtraError`
+    without httpx.
     """
     try:
         import httpx
@@ -66,9 +69,16 @@ def open_connection(
         follow_redirects=False,
         trust_env=not local,
         # Made here so that SSL_CERT_FILE holds for loopback too.
-        verify=ssl.create_default_context() if url.startswith("https:") else True,
+        verify=_trusting(authority) if url.startswith("https:") else True,
         transport=transport,
     )
+
+
+def _trusting(authority: Path | None) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if authority is not None:
+        context.load_verify_locations(authority)
+    return context
 
 
 def is_this_machine(host: str) -> bool:

@@ -49,7 +49,7 @@ def test_every_option_arrives(served: list[ServiceSettings], tmp_path: Path) -> 
     token = tmp_path / "token"
     token.write_text(TOKEN + "\n")
     token.chmod(0o600)
-    address = ("--host", "0.0.0.0", "--port", 0, "--token-file", token)
+    address = ("--host", "0.0.0.0", "--port", 0, "--token-file", token, "--https-cert", "c.pem", "--https-key", "k.pem")
     roots = ("--root", tmp_path, "--root", "s3://bucket/runs")
     limits = ("--concurrent-jobs", 3, "--job-deadline", 60, "--keep-days", 0.5, "--max-queued", 7)
     cluster = ("--cluster", "processes", "--workers", 2)
@@ -60,6 +60,8 @@ def test_every_option_arrives(served: list[ServiceSettings], tmp_path: Path) -> 
             host="0.0.0.0",
             port=0,
             token=TOKEN,
+            https_cert="c.pem",
+            https_key="k.pem",
             roots=(str(tmp_path), "s3://bucket/runs"),
             concurrent_jobs=3,
             job_deadline_seconds=60.0,
@@ -75,7 +77,7 @@ def test_the_token_may_come_from_the_environment(
     served: list[ServiceSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DKGP_SERVICE_TOKEN", TOKEN)
-    assert run("serve", "--folder", tmp_path / "queue", "--host", "0.0.0.0").exit_code == 0
+    assert run("serve", "--folder", tmp_path / "queue", "--host", "0.0.0.0", "--https").exit_code == 0
     assert served[0].token == TOKEN
 
 
@@ -83,6 +85,8 @@ def test_the_token_may_come_from_the_environment(
     ("options", "exit_code", "said"),
     [
         (("--host", "0.0.0.0", "--no-token"), 2, "open to everybody"),
+        (("--host", "0.0.0.0"), 2, "--plain-http"),
+        (("--https", "--plain-http"), 2, "leave one of them out"),
         (("--token-file", "/does/not/exist"), 3, "/does/not/exist"),
         (("--root", "/does/not/exist"), 3, "/does/not/exist"),
         (("--port", "70000"), 2, "70000"),

@@ -1,0 +1,111 @@
+"""TLS of the service: a certificate that is named, or one that it makes and keeps in its own folder."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import socket
+import ssl
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dkgp.data.remote.storage import TEMPORARY_PREFIX, translate_write_errors
+from dkgp.errors import InputError
+
+if TYPE_CHECKING:
+    from cryptography.x509 import GeneralName
+
+CERTIFICATE_NAME, KEY_NAME = "certificate.pem", "certificate-key.pem"
+# What browsers take at most; made anew once less than the rest is left.
+VALID_DAYS, RENEWED_DAYS = 397, 30
+
+
+def own_certificate(folder: Path, host: str) -> tuple[Path, Path]:
+    """Return certificate and key in the service's folder, made where there are none for this host, or they end soon.
+
+    It is its own authority: whoever is to trust it is given the file. It names this machine, `localhost` and `host`.
+    """
+    certificate, key = folder / CERTIFICATE_NAME, folder / KEY_NAME
+    names = _names(host)
+    if not _holds(certificate, key, names):
+        with translate_write_errors(certificate):
+            _make(certificate, key, names)
+    return certificate, key
+
+
+def checked_certificate(certificate: Path, key: Path | None) -> tuple[Path, Path | None]:
+    """Return a certificate and its key, of which PEM files can be used; `InputError` where they cannot."""
+    try:
+        if b"ENCRYPTED" in (key or certificate).read_bytes():
+            raise OSError("the key is encrypted")  # OpenSSL would ask for its password on the terminal
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except OSError as error:  # what ssl raises is an OSError too
+        reason = getattr(error, "reason", None) or error.strerror or str(error)
+        raise InputError(
+            f"the service's certificate cannot be used ({reason}): certificate '{certificate}', key "
+            f"'{key or 'in the same file'}'. Expected PEM files, the key without a password and belonging to the "
+            "certificate"
+        ) from None
+    return certificate, key
+
+
+def _names(host: str) -> list[str]:
+    """Names and addresses by which the service is reached."""
+    names = ["localhost", "127.0.0.1", "::1", socket.gethostname(), socket.getfqdn(), host.strip("[]")]
+    return sorted({name for name in names if name and name not in ("0.0.0.0", "::")})
+
+
+def _holds(certificate: Path, key: Path, names: list[str]) -> bool:
+    """True if the certificate is there, for all the names, and goes on to be valid."""
+    from cryptography import x509
+
+    try:
+        checked_certificate(certificate, key)
+        made = x509.load_pem_x509_certificate(certificate.read_bytes())
+        alternatives = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (InputError, OSError, ValueError, x509.ExtensionNotFound):
+        return False
+    known = {*alternatives.get_values_for_type(x509.DNSName)}
+    known |= {str(address) for address in alternatives.get_values_for_type(x509.IPAddress)}
+    ends = made.not_valid_after_utc - datetime.timedelta(days=RENEWED_DAYS)
+    return set(names) <= known and datetime.datetime.now(datetime.UTC) < ends
+
+
+def _make(certificate: Path, key: Path, names: list[str]) -> None:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    private = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dkgp serve")])
+    began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
+    made = (
+        x509.CertificateBuilder(subject, subject, private.public_key(), x509.random_serial_number())
+        .not_valid_before(began)
+        .not_valid_after(began + datetime.timedelta(days=VALID_DAYS))
+        .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(private, hashes.SHA256())
+    )
+    forms = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    for path, content in (
+        (key, private.private_bytes(*forms)),
+        (certificate, made.public_bytes(serialization.Encoding.PEM)),
+    ):
+        # For its owner alone, from the first moment; and whole, whatever happens.
+        handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+
+
+def _general_name(name: str) -> GeneralName:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)

@@ -1,0 +1,95 @@
+"""TLS of the service: its own certificate and another's, who trusts it, and plain HTTP that has to be asked for."""
+
+from __future__ import annotations
+
+import ssl
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from dkgp.errors import InputError, UsageError
+from dkgp.service import certificate as module
+from dkgp.service.certificate import checked_certificate, own_certificate
+from dkgp.service.settings import ServiceSettings
+from tests.service.process import service_process
+from tests.service.stage import BEARER
+
+
+def test_its_own_is_made_once_and_is_private(tmp_path: Path) -> None:
+    certificate, key = own_certificate(tmp_path, "127.0.0.1")
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    made = certificate.read_bytes()
+    assert own_certificate(tmp_path, "127.0.0.1")[0].read_bytes() == made
+    # For another name, or after one that is damaged, or about to end, another one.
+    assert own_certificate(tmp_path, "gp.example")[0].read_bytes() != made
+    key.write_bytes(b"damaged")
+    assert checked_certificate(*own_certificate(tmp_path, "gp.example"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["certificate-key.pem", "certificate.pem"]
+
+
+def test_one_that_ends_soon_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "VALID_DAYS", module.RENEWED_DAYS)
+    made = own_certificate(tmp_path, "localhost")[0].read_bytes()
+    assert own_certificate(tmp_path, "localhost")[0].read_bytes() != made
+
+
+@pytest.mark.parametrize("content", [b"", b"no certificate", b"-----BEGIN ENCRYPTED PRIVATE KEY-----\n"])
+def test_what_is_no_certificate_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "c.pem").write_bytes(content)
+    with pytest.raises(InputError, match=r"certificate cannot be used .*c\.pem"):
+        checked_certificate(tmp_path / "c.pem", None)
+    with pytest.raises(InputError, match=r"certificate cannot be used .*missing\.pem"):
+        checked_certificate(tmp_path / "missing.pem", None)
+
+
+def test_a_key_of_another_certificate_is_refused(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    certificate, _ = own_certificate(tmp_path / "one", "localhost")
+    _, key = own_certificate(tmp_path / "two", "localhost")
+    with pytest.raises(InputError, match="belonging to the"):
+        checked_certificate(certificate, key)
+
+
+def test_plain_http_beyond_this_machine_has_to_be_asked_for(tmp_path: Path) -> None:
+    token, folder = "a-token-for-these-tests-alone", str(tmp_path)
+    with pytest.raises(UsageError, match="--https .*--plain-http"):
+        ServiceSettings(folder, host="0.0.0.0", token=token)
+    for tls in ({"https": True}, {"https_cert": "c.pem"}, {"plain_http": True}):
+        assert ServiceSettings(folder, host="0.0.0.0", token=token, **tls).speaks_tls == ("plain_http" not in tls)
+    assert not ServiceSettings(folder, token=token).speaks_tls
+    with pytest.raises(UsageError, match="leave one of them out"):
+        ServiceSettings(folder, token=token, https=True, plain_http=True)
+    with pytest.raises(UsageError, match="got --https and --https-cert"):
+        ServiceSettings(folder, token=token, https=True, https_cert="c.pem")
+    with pytest.raises(UsageError, match="without --https-cert"):
+        ServiceSettings(folder, token=token, https_key="k.pem")
+
+
+def test_a_service_with_tls_is_trusted_by_its_users_commands_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with service_process(tmp_path / "queue", tmp_path, "--https", token=None) as service:
+        assert service.url.startswith("https://127.0.0.1:")
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            service.client.get("/healthz")
+        context = ssl.create_default_context(cafile=str(tmp_path / "queue" / "certificate.pem"))
+        with httpx.Client(base_url=service.url, verify=context, trust_env=False) as client:
+            assert client.get("/healthz").json() == {"status": "ok"}
+            assert client.get("/v1/jobs", headers=BEARER).status_code == 401
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(service.url.replace("https", "http") + "/healthz", trust_env=False)
+        for options in ((), ("--service", service.url)):
+            command = [sys.executable, "-m", "dkgp.cli", "jobs", *options, "--json"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+            assert done.returncode == 0, done.stderr
+            assert '"jobs"' in done.stdout
+        code, _, err = service.stop()
+    assert code == 0
+    assert "SSL_CERT_FILE=" in err
+    assert "Traceback" not in err
