@@ -211,7 +211,7 @@ class FittedModel(FittedOnSamples):
 
     def _description(self) -> dict[str, Any]:
         """Arguments of `save_model` and `memory_model`, all but the training set."""
-        names = ("kernel", "noise_variance", "alpha", "history", "certificate", "summary")
+        names = ("kernel", "noise_variance", "alpha", "history", "certificate", "summary", "sample_noise")
         return {name: getattr(self.record, name) for name in names}
 
     def __getstate__(self) -> dict[str, Any]:

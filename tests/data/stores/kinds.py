@@ -279,7 +279,7 @@ KINDS = {
         _read_exact,
         "inputs/c/0/0",
         {"alpha": ("sample",), "gradient": ("sample",)},
-        ((1, ()),),
+        ((1, ()), (2, ())),
     ),
     "model by reference": StoreKind(
         "model", _exact(True), open_model, _read_exact, "alpha/c/0", {"alpha": ("sample",), "targets": ("sample",)}
