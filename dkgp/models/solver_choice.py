@@ -10,6 +10,7 @@ import numpy as np
 from dkgp.data.types import FloatArray
 from dkgp.kernels import Kernel, fold_white
 from dkgp.models.tuning.subsets import draw_subset
+from dkgp.operators.base import Noise
 from dkgp.solvers.auto import Choice, choose_by, choose_solver, probed_samples
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, factor_bytes_allowed
 from dkgp.solvers.conjugate.probe import Probe
@@ -75,6 +76,14 @@ def probe_of(
     kernel, noise_variance = fold_white(kernel, noise_variance)
     n, p = dataset.n_samples, dataset.n_targets
     return Probe(kernel, noise_variance, inputs, n, p, tolerance=tolerance, seed=seed)
+
+
+def probed_noise(noise: Noise) -> float:
+    """The one variance that a problem with noise by sample is probed with: the harmonic mean of the samples' own.
+
+    tr(N^-1 K) is then as large, which is what the least variance, of one sample perhaps, says nothing of.
+    """
+    return noise if isinstance(noise, float) else float(len(noise) / np.sum(1.0 / noise))
 
 
 def factor_for(
