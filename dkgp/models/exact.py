@@ -82,7 +82,7 @@ def run_identity(
 ) -> dict[str, Any]:
     """The identity of a training run: a checkpoint is resumed only by a run of the same one.
 
-    Known noise is told by the SHA-256 of its variances (n,).
+    Known noise that is no part of the data set is told by the SHA-256 of its variances (n,).
     """
     kernel, noise_variance = fold_white(kernel, noise_variance)
     exact = {"fingerprint": dataset.fingerprint, "kernel": kernel.to_json(), "noise_variance": float(noise_variance)}
@@ -114,7 +114,8 @@ def train(
         s2, on the standardised scale.
     sample_noise : (n,) or (n, 1) array_like, optional
         Known noise variances v_i of the samples, on the same scale (a variance in the target's units over the square
-        of its standard deviation): sample i has the noise s2 + v_i.
+        of its standard deviation): sample i has the noise s2 + v_i, which has to be positive. By default those that the
+        data set has.
     context : RunContext or BlockExecutor
         Who computes, and who watches; see `dkgp.cluster.open_executor`.
     solver, stopping, initial, initial_gradient
@@ -128,8 +129,8 @@ def train(
     ------
     InputError
         No targets, a kernel for another number of features, one whose white noise cannot be told from the rest, or a
-        user's function that is not positive definite on some of the samples; known noise that is negative or not
-        finite, or not of the samples.
+        user's function that is not positive definite on some of the samples; known noise that is not finite, not of
+        the samples, or leaves one without any.
     UsageError
         Known noise, and a solver whose equations are for one noise variance.
     """
@@ -138,6 +139,8 @@ def train(
             f"'{dataset.url}' has no targets; training needs at least one. Ingest the data again and name it"
         )
     kernel, noise_variance = fold_white(kernel, noise_variance)
+    if sample_noise is None:
+        sample_noise = dataset.all_sample_noise()
     noise = total_noise(noise_variance, sample_noise, dataset.n_samples)
     if has_user_function(kernel):
         check_positive_definite(kernel, _some_rows(dataset))

@@ -135,15 +135,23 @@ def test_white_noise_of_the_kernel_joins_the_common_part(executor: LocalExecutor
     [
         (np.ones(239), r"has shape \(239,\); expected \(240,\)"),
         (np.ones((240, 2)), r"has shape \(240, 2\)"),
-        (np.where(np.arange(240) == 17, -1e-9, 1.0), "got -1e-09 for sample 17"),
-        (np.where(np.arange(240) == 3, np.nan, 1.0), "got nan for sample 3"),
-        (np.where(np.arange(240) == 239, np.inf, 1.0), "got inf for sample 239"),
+        (np.where(np.arange(240) == 17, -0.1, 1.0), r"is -0\.1 for sample 17, whose noise would be 0\.0"),
+        (np.where(np.arange(240) == 3, np.nan, 1.0), "is nan for sample 3"),
+        (np.where(np.arange(240) == 239, np.inf, 1.0), "is inf for sample 239"),
     ],
 )
 def test_noise_that_is_none_is_refused(sample_noise: FloatArray, message: str, executor: LocalExecutor) -> None:
     case = CASES["growing"]
     with pytest.raises(InputError, match=message):
         train(memory_dataset(case.X, case.y), case.kernel, 0.1, executor, sample_noise=sample_noise)
+
+
+def test_samples_that_are_known_better_than_the_common_noise_says(executor: LocalExecutor) -> None:
+    case = CASES["growing"]
+    better = Case(case.X, case.y, case.y.var() * np.linspace(-0.09, 0.3, 240), case.kernel, 0.1)
+    model = trained_on(better, executor)
+    assert np.linalg.norm(model.solution.alpha[:, 0] - better.dense()[1]) <= model.certificate.alpha_error_bound[0]
+    assert model.certificate.noise_variance == 0.1 + better.sample_noise[0]
 
 
 def test_a_checkpoint_of_other_noise_is_refused(executor: LocalExecutor, tmp_path: Path) -> None:

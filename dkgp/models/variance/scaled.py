@@ -148,10 +148,10 @@ class Subject:
         if model.sample_noise is None:
             return cls(model, context.kernel, context)
         s2 = model.noise_variance
-        most = s2 + float(model.sample_noise.max())
-        if not s2 / most >= LEAST_QUOTIENT:
+        least, most = (s2 + float(end) for end in (model.sample_noise.min(), model.sample_noise.max()))
+        if not (s2 / most >= LEAST_QUOTIENT and least / s2 >= LEAST_QUOTIENT):
             raise InputError(
-                f"the noise of samples goes from {s2:.3g} to {most:.3g}, too far for variances. Leave the noisiest "
+                f"the noise of samples goes from {least:.3g} to {most:.3g}, too far for variances. Leave the noisiest "
                 "samples out of the training set, or raise the noise variance"
             )
         kernel = scaled_kernel(context.kernel, model.n_features)

@@ -125,8 +125,7 @@ def save_model(
     Raises
     ------
     InputError
-        `alpha` or known noise does not fit the training set; the noise variance is not positive, or a known one
-        negative.
+        `alpha` or known noise does not fit the training set; the noise variance, or a sample's, is not positive.
     NumericalError
         `alpha` holds a NaN or infinity.
     OutputExistsError, StorageError
@@ -145,7 +144,7 @@ def save_model(
     if gradient is not None and np.size(gradient) != coefficients.size:
         raise InputError(f"The gradient has shape {np.shape(gradient)}; expected that of alpha, {coefficients.shape}.")
     if sample_noise is not None:
-        sample_noise = _checked_noise(sample_noise, n)
+        sample_noise = _checked_noise(sample_noise, facts["noise_variance"], n)
     if by_reference:
         check_reference(dataset.url)
     content: Json = {
@@ -203,12 +202,15 @@ def open_model(url: Location, *, reference: str | None = None) -> ModelRecord:
         )
 
 
-def _checked_noise(sample_noise: FloatArray, n: int) -> FloatArray:
+def _checked_noise(sample_noise: FloatArray, noise_variance: float, n: int) -> FloatArray:
     """Known noise as it is stored, (n,)."""
     values = np.asarray(sample_noise, dtype=np.float64)
     if values.shape != (n,):
         raise InputError(f"sample_noise has shape {values.shape}; expected ({n},), a variance for each sample.")
-    if not (np.isfinite(values) & (values >= 0.0)).all():
-        row = int(np.argmax(~(np.isfinite(values) & (values >= 0.0))))
-        raise InputError(f"sample_noise must be finite and not negative; got {values[row]} in row {row}.")
+    noise = noise_variance + values
+    if not (np.isfinite(noise) & (noise > 0.0)).all():
+        row = int(np.argmin(np.isfinite(noise) & (noise > 0.0)))
+        raise InputError(
+            f"sample_noise is {values[row]} in row {row}, a noise of {noise[row]} in all; expected a positive one."
+        )
     return values
