@@ -206,7 +206,7 @@ class GPEstimator(TargetsRegressor, KernelEstimator):
             seed=seed,
             fixed=fixed,
             sample_noise=noise.known(dataset.standardisation.target_std),
-            relative_noise=noise.relative,
+            relative_noise=noise.multiples,
         )
 
     def partial_fit(self, X: Any, y: Any = None, **noise: Any) -> Self:

@@ -17,7 +17,7 @@ from dkgp.estimators.tables import is_dask, is_plain
 class SampleNoise:
     """Known noise variances (n,), in the target's units squared, or what s2 is multiplied by (n,): one over weights.
 
-    None of what is not told; weights that are all one are none, and a weight of zero is an infinite multiple.
+    None of what is not told. A weight of zero is an infinite multiple.
     """
 
     variances: FloatArray | None = None
@@ -35,7 +35,7 @@ class SampleNoise:
         weights = _checked(sample_weight, "sample_weight", "weights")
         if weights is not None and weights.size and not weights.any():
             raise InputError("sample_weight is zero for every sample; expected a positive weight for some")
-        if weights is None or (weights == 1.0).all():
+        if weights is None:
             return cls(variances)
         with np.errstate(divide="ignore", over="ignore"):
             return cls(None, 1.0 / weights)
@@ -83,10 +83,15 @@ class SampleNoise:
         """The variances, standardised: (n,)."""
         return None if self.variances is None else self.variances / float(target_std[0]) ** 2
 
+    @property
+    def multiples(self) -> FloatArray | None:
+        """What s2 is multiplied by for each sample; None where that is one for all."""
+        return None if self.relative is None or (self.relative == 1.0).all() else self.relative
+
     def beside(self, noise_variance: float, target_std: FloatArray) -> FloatArray | None:
         """What each sample's noise has beside s2, standardised, below zero for a weight above one: (n,)."""
         if self.relative is not None:
-            return noise_variance * (self.relative - 1.0)
+            return None if self.multiples is None else noise_variance * (self.multiples - 1.0)
         return self.known(target_std)
 
 
@@ -97,8 +102,6 @@ def _checked(values: Any, name: str, what: str) -> FloatArray | None:
         array = np.asarray(values.compute() if is_dask(values) else values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InputError(f"{name} are no numbers: {error}") from error
-    if array.ndim == 2 and array.shape[1] == 1:
-        array = array[:, 0]
     if array.ndim != 1:
         raise InputError(f"{name} has shape {array.shape}; expected (n,), a value for each sample")
     odd = ~(np.isfinite(array) & (array >= 0.0))

@@ -180,14 +180,14 @@ class SparseGPRegressor(GPEstimator):
         with executor_for(self.client, n) as executor:
             if self.basis_size == AUTO:
                 assert target is not None
-                trained = climb(SparseProblem.of(*problem, told.relative, known), executor, settings, target)
+                trained = climb(SparseProblem.of(*problem, told.multiples, known), executor, settings, target)
             else:
                 trained = train_sparse(
                     *problem,
                     executor,
                     settings,
                     given=user_basis,
-                    relative_noise=told.relative,
+                    relative_noise=told.multiples,
                     sample_noise=known,
                 )
         about = about_fit(self, dataset, hyperparameters, several=several)
@@ -226,7 +226,7 @@ class SparseGPRegressor(GPEstimator):
         told.require(len(inputs))
         told.require_one_target(self._fitted.record.n_targets)
         known = told.known(self._fitted.record.standardisation.target_std)
-        self._take(self._fitted.updated(inputs, np.asarray(targets).reshape(len(inputs), -1), told.relative, known))
+        self._take(self._fitted.updated(inputs, np.asarray(targets).reshape(len(inputs), -1), told.multiples, known))
         return self
 
     @staticmethod
@@ -238,7 +238,9 @@ class SparseGPRegressor(GPEstimator):
             raise InputError(
                 "relative_noise is one over sample_weight, and sample_noise the variances themselves; give one of them"
             )
-        return SampleNoise(None, np.asarray(computed(relative_noise), dtype=np.float64))
+        relative = np.asarray(computed(relative_noise), dtype=np.float64)
+        noise_by_sample(1.0, relative, relative.size)
+        return SampleNoise(None, relative)
 
     def _warn_of_shortfall(self, target: LadderTarget | None) -> None:
         reason, advice = self.solution_["reason"], self.solution_["advice"]
