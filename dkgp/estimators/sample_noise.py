@@ -1,4 +1,4 @@
-"""What `fit` and `update` are told of the samples' noise: known variances, or weights."""
+"""Known noise variances, or weights, of the samples that `fit` and `update` are given."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SampleNoise:
 
     @classmethod
     def of(cls, sample_noise: Any, sample_weight: Any) -> SampleNoise:
-        """Check what is told; `InputError` for values below zero, or not finite, and for both at once."""
+        """Check variances or weights; `InputError` for values below zero, or not finite, and for both at once."""
         if sample_noise is not None and sample_weight is not None:
             raise InputError(
                 "sample_noise and sample_weight both tell the samples' noise: the first as variances, the second as "
@@ -85,11 +85,11 @@ class SampleNoise:
 
     @property
     def multiples(self) -> FloatArray | None:
-        """What s2 is multiplied by for each sample; None where that is one for all."""
+        """The multiple of s2 that each sample has; None where that is one for all."""
         return None if self.relative is None or (self.relative == 1.0).all() else self.relative
 
     def beside(self, noise_variance: float, target_std: FloatArray) -> FloatArray | None:
-        """What each sample's noise has beside s2, standardised, below zero for a weight above one: (n,)."""
+        """The part of each sample's noise beside s2, standardised, below zero for a weight above one: (n,)."""
         if self.relative is not None:
             return None if self.multiples is None else noise_variance * (self.multiples - 1.0)
         return self.known(target_std)

@@ -231,7 +231,7 @@ class SparseGPRegressor(GPEstimator):
 
     @staticmethod
     def _told(relative_noise: Any, sample_noise: Any, sample_weight: Any) -> SampleNoise:
-        """What is told of the samples' noise, in one way; `InputError` for several."""
+        """Check that the samples' noise is told in one way, and return it; `InputError` for several."""
         if relative_noise is None:
             return SampleNoise.of(sample_noise, sample_weight)
         if sample_noise is not None or sample_weight is not None:

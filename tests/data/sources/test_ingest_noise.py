@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.data import Dataset, ingest, open_dataset
+from dkgp.data import Dataset, TableOptions, ingest, open_dataset
 from dkgp.data.stores.columns import ColumnNames
 from dkgp.data.stores.dataset_writer import DatasetWriter
 from dkgp.data.stores.manifest import read_manifest
@@ -75,8 +75,6 @@ def test_a_store_is_ingested_again(tmp_path: Path) -> None:
 
 
 def test_gaps_and_categories_leave_noise_alone(tmp_path: Path) -> None:
-    from dkgp.data import TableOptions
-
     lines = ["a,kind,y,v", *(f"{i}.5,{'ab'[i % 2]},{i * i},{i / 10}" for i in range(12)), ",b,7,0.5"]
     (tmp_path / "d.csv").write_text("\n".join(lines) + "\n")
     table = TableOptions(categorical=("kind",), impute="median")
