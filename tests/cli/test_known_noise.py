@@ -114,3 +114,33 @@ def test_a_warm_start_and_a_finished_run_know_their_noise(ran: dict[str, Any], t
     first, second = open_model(str(tmp_path / "a.zarr")), open_model(str(tmp_path / "b.zarr"))
     np.testing.assert_allclose(first.alpha, second.alpha, atol=1e-3 * np.abs(first.alpha).max())
     assert started["converged"]
+
+
+def test_what_takes_one_noise_for_all_says_so(ran: dict[str, Any], tmp_path: Path) -> None:
+    train = ran["folder"] / "train.zarr"
+    pursued = run_json("pursue", train, "--out", tmp_path / "w.zarr")
+    assert any("known noise 's' plays no part" in warning for warning in pursued["warnings"])
+    for options in (("--refine",), ("--objective", "bound"), ("--objective", "fitc")):
+        refused = run_json("tune", train, "--out", tmp_path / "h.json", *options, exit_code=3)
+        assert "one noise variance for all" in refused["error"]["message"]
+        assert "'s'" in refused["error"]["message"]
+    assert not (tmp_path / "h.json").exists()
+
+
+def test_a_fit_from_the_table_takes_the_column(ran: dict[str, Any], tmp_path: Path) -> None:
+    options = (
+        "--target",
+        "y",
+        "--noise-std-column",
+        "s",
+        "--kernel",
+        "rbf",
+        "--time",
+        "20s",
+        "--out",
+        tmp_path / "fit",
+    )
+    fitted = run_json("fit", ran["folder"] / "d.csv", *options)
+    assert open_dataset(str(tmp_path / "fit" / "train.zarr")).noise_name == "s"
+    assert fitted["evaluation"]["coverage_95"] > 0.85
+    assert any("--noise-std-column s" in line for line in fitted["commands"])
