@@ -54,7 +54,8 @@ def update(
     kernel, noise_variance, context, solver, stopping
         As for `dkgp.models.exact.train`; kernel and noise are the model's. Products are those of blocks.
     sample_noise : (n,) array_like, optional
-        As for `train`: the known noise of all samples, of which the first are the model's own.
+        As for `train`: the known noise of all samples, of which the first are those of the model, if it has any, and
+        zero stands for none.
     initial : tuple of (n_old, p) float64
         The model's coefficients alpha, and Kbar alpha - y evaluated in float64.
     columns_bytes : int, optional
@@ -81,6 +82,8 @@ def update(
     budget = int(psutil.virtual_memory().available * COLUMNS_SHARE) if columns_bytes is None else columns_bytes
 
     targets = dataset.all_targets()
+    if sample_noise is None:
+        sample_noise = dataset.all_sample_noise()
     noise = total_noise(noise_variance, sample_noise, n)
     with BlockedKernelOperator(
         kernel, noise, dataset, context.executor, coordinator_input_bytes=context.coordinator_input_bytes

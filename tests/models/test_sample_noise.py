@@ -14,7 +14,7 @@ import pytest
 import scipy.linalg
 
 from dkgp.cluster import BlockExecutor, LocalExecutor
-from dkgp.data import Dataset, append_rows, dataset_from_arrays, memory_dataset, open_model
+from dkgp.data import Dataset, append_rows, dataset_from_arrays, ingest, memory_dataset, open_model
 from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.data.stores.manifest import read_manifest
 from dkgp.errors import CheckpointError, InputError, StoreError, UsageError
@@ -225,6 +225,22 @@ def test_new_samples_bring_their_noise(case: Case, executor: LocalExecutor) -> N
     assert np.linalg.norm(updated.solution.alpha - exact) <= updated.certificate.alpha_error_bound[0]
     np.testing.assert_array_equal(updated.sample_noise, noise)
     assert updated.noise_variance == case.noise_variance
+
+
+def test_rows_that_are_added_leave_the_known_noise_to_the_others(executor: LocalExecutor, tmp_path: Path) -> None:
+    case = CASES["growing"]
+    table = np.column_stack([case.X, case.y, case.v])
+    np.savetxt(tmp_path / "d.csv", table, delimiter=",", header="a,b,y,v", comments="", fmt="%.17g")
+    dataset = ingest(tmp_path / "d.csv", tmp_path / "d.zarr", target="y", noise_column="v").train
+    problem = (case.kernel, case.noise_variance, executor)
+    model = train(dataset, *problem)
+    np.testing.assert_allclose(model.sample_noise, case.sample_noise, rtol=1e-12)
+    more = append_rows(append_rows(dataset, case.X[:3] + 0.1, case.y[:3]), case.X[3:5] + 0.1, case.y[3:5])
+    updated = update(more, *problem, (model.solution.alpha, model.solution.gradient))
+    np.testing.assert_array_equal(updated.sample_noise, np.append(model.sample_noise, np.zeros(5)))
+    inputs = more.inputs(0, 245)
+    matrix = case.kernel(inputs, inputs) + np.diag(case.noise_variance + updated.sample_noise)
+    assert np.abs(matrix @ updated.solution.alpha - more.all_targets()).max() <= 1.01e-4
 
 
 # --- proofs ----------------------------------------------------------------------------------------------------------

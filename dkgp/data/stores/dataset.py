@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,13 @@ from dkgp.data.types import FloatArray, IntArray, Json, Location, quoted
 from dkgp.errors import InputError, StoreError
 
 DATASET_KIND = "dataset"
+
+
+class Rows(Protocol):
+    """Rows that are read by range."""
+
+    def read(self, start: int, stop: int, /) -> FloatArray:
+        """Rows [start, stop)."""
 
 
 class Dataset:
@@ -64,7 +71,7 @@ class Dataset:
     # Of data that are put together in memory, all columns are numbers.
     encoding: Json | None = None
     noise_name: str | None = None
-    _noise_array: StoredArray | None = None
+    _noise_array: Rows | None = None
 
     def __init__(self, url: Location, manifest: Json) -> None:
         metadata = manifest["metadata"]
