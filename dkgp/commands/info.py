@@ -211,7 +211,7 @@ def _sparse(model: SparseRecord) -> Document:
         "method": model.method,
         "basis": model.summary.get("basis", "given"),
         "basis_size": model.basis_size,
-        "noise_by_sample": model.basis_noise is not None,
+        "noise_by_sample": model.basis_noise is not None or "noise_by_sample" in model.summary,
         "rms_bound": bound,
         "rms_bound_raw": bound * model.standardisation.target_std,
         "best": proven["best"],

@@ -142,6 +142,17 @@ def test_what_takes_one_noise_for_all_says_so(ran: dict[str, Any], tmp_path: Pat
     assert not (tmp_path / "h.json").exists()
 
 
+def test_bases_for_each_sample_refuse_a_sparse_model_of_known_noise(ran: dict[str, Any], tmp_path: Path) -> None:
+    """Also one whose basis is none of the samples, so that its store has no noise of theirs."""
+    folder, model = ran["folder"], tmp_path / "means.zarr"
+    options = ("--hyper", folder / "hyper.json", "--basis-size", 20, "--basis", "k-means")
+    run_json("sparse", folder / "train.zarr", "--out", model, *options)
+    assert run_json("info", model)["noise_by_sample"]
+    asked = ("predict", model, folder / "test.zarr", "--out", tmp_path / "p.zarr", "--variance", "--variance-basis", 9)
+    assert "a noise of its own for each sample" in run_json(*asked, exit_code=3)["error"]["message"]
+    assert not (tmp_path / "p.zarr").exists()
+
+
 def test_a_fit_from_the_table_takes_the_column(ran: dict[str, Any], tmp_path: Path) -> None:
     options = (
         "--target",

@@ -79,7 +79,8 @@ class SparseProblem:
             sample_noise = dataset.all_sample_noise()
         noise = noise_by_sample(noise_variance, relative_noise, dataset.n_samples)
         if sample_noise is not None:
-            noise = noise + (total_noise(noise_variance, sample_noise, dataset.n_samples) - noise_variance)
+            total = total_noise(noise_variance, sample_noise, dataset.n_samples)
+            noise = total if relative_noise is None else noise + np.ravel(sample_noise)
         return cls(dataset, kernel, noise_variance, noise, dataset.all_targets())
 
     def context(self, context: RunContext | BlockExecutor) -> RunContext:
@@ -133,6 +134,7 @@ class SparseProblem:
             "decrement": None if regressors is None else regressors.decrement.tolist(),
             **certificate.summary(),
             **record,
+            **({} if isinstance(self.noise, float) else {"noise_by_sample": True}),
         }
         basis_noise = basis.noise_of(self.noise)
         return TrainedSparse(fit.model, self.noise_variance, basis, certificate, greedy, summary, basis_noise)

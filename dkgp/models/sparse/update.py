@@ -80,7 +80,8 @@ def update_sparse(
     if sample_noise is None:
         sample_noise = dataset.all_sample_noise()
     if sample_noise is not None:
-        noise = noise + (total_noise(record.noise_variance, sample_noise, n) - record.noise_variance)
+        total = total_noise(record.noise_variance, sample_noise, n)
+        noise = np.asarray(total) if relative_noise is None else noise + np.ravel(sample_noise)
     inputs, targets = dataset.inputs(0, n), dataset.all_targets()
     if not (np.isfinite(inputs).all() and np.isfinite(targets).all()):
         raise InputError("the new samples have a NaN or an infinity; leave such rows out")
