@@ -33,6 +33,12 @@ _COLUMNS = (
         "--weights", metavar="NAME", help="With --labels, the column of the samples' weights, positive numbers."
     ),
     click.option(
+        "--noise-column",
+        metavar="NAME",
+        help="Column of the known noise of each sample's target, as a variance in its units squared.",
+    ),
+    click.option("--noise-std-column", metavar="NAME", help="The same, as a standard deviation."),
+    click.option(
         "--features",
         multiple=True,
         metavar="NAMES",

@@ -124,6 +124,7 @@ def _dataset(url: str) -> Document:
             else {"classes": dict(zip(dataset.classes, dataset.class_counts or (), strict=True))}
         ),
         **({} if dataset.weight_name is None else {"weights": dataset.weight_name}),
+        **({} if dataset.noise_name is None else {"noise": dataset.noise_name}),
         "chunk_rows": dataset.chunk_rows,
         "fingerprint": dataset.fingerprint,
         "stored_bytes": _bytes(url),
@@ -140,6 +141,7 @@ def _model(url: str) -> Document:
         "targets": model.target_names,
         "kernel": model.kernel,
         "noise_variance": model.noise_variance,
+        **_known_noise(model),
         "fingerprint": model.fingerprint,
         "rounds": len(model.history),
         "summary": model.summary,
@@ -148,6 +150,13 @@ def _model(url: str) -> Document:
         "stored_bytes": _bytes(url),
         **(_factor(url, model.fingerprint) if isinstance(model, ModelRecord) else {}),
     }
+
+
+def _known_noise(model: AnyModel) -> Document:
+    """The range of the samples' known noise, standardised; nothing where there is none."""
+    if not isinstance(model, ModelRecord) or model.sample_noise is None:
+        return {}
+    return {"sample_noise": {"least": float(model.sample_noise.min()), "most": float(model.sample_noise.max())}}
 
 
 def _linear(url: str) -> Document:
@@ -202,7 +211,7 @@ def _sparse(model: SparseRecord) -> Document:
         "method": model.method,
         "basis": model.summary.get("basis", "given"),
         "basis_size": model.basis_size,
-        "noise_by_sample": model.basis_noise is not None,
+        "noise_by_sample": model.basis_noise is not None or "noise_by_sample" in model.summary,
         "rms_bound": bound,
         "rms_bound_raw": bound * model.standardisation.target_std,
         "best": proven["best"],

@@ -26,6 +26,8 @@ class IngestJob:
     weights: str | None = None
     features: tuple[str, ...] | None = None
     ids: tuple[str, ...] = ()
+    noise_column: str | None = None
+    noise_std_column: str | None = None
     test_fraction: float | None = None
     test_out: str | None = None
     test_mask: str | None = None
@@ -51,6 +53,8 @@ def run_ingest(job: IngestJob, reporter: Reporter) -> Document:
             weights=job.weights,
             features=None if job.features is None else list(job.features),
             ids=list(job.ids),
+            noise_column=job.noise_column,
+            noise_std_column=job.noise_std_column,
             test_fraction=job.test_fraction,
             test_out=job.test_out,
             test_mask=job.test_mask,

@@ -58,8 +58,13 @@ class PursueRun(Run):
         self.dataset = self.open_data()
 
     def tell(self) -> None:
-        """Warn of labels."""
+        """Warn of labels, and of noise that plays no part."""
         warn_of_labels(self.dataset, None, self.reporter)
+        if self.dataset.noise_name is not None:
+            self.reporter.warn(
+                f"the known noise '{self.dataset.noise_name}' plays no part in a linear regression: all samples count "
+                "alike"
+            )
 
     def work(self, executor: BlockExecutor) -> TrainedLinear:
         """Choose the features of each target, within the memory."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from dkgp.commands.job_options import MAX_PASSES, MAX_SECONDS
 from dkgp.commands.reporting.progress import Reporter
+from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.models import Hyperparameters
 from dkgp.models.solver_choice import Probed, choose_solver_for
@@ -153,6 +154,7 @@ class SolverOptions:
             dataset,
             hyperparameters.kernel,
             hyperparameters.noise_variance,
+            sample_noise=dataset.all_sample_noise() if isinstance(dataset, Dataset) else None,
             tolerance=self.tolerance,
             double=self.precision == "double",
             tree_error=tree_error,

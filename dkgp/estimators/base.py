@@ -15,6 +15,7 @@ from dkgp.errors import InputError
 from dkgp.estimators.fitted import Fitted, Workspace
 from dkgp.estimators.frames import frame_index
 from dkgp.estimators.outputs import predictions
+from dkgp.estimators.sample_noise import SampleNoise
 from dkgp.estimators.scikit_learn import BaseEstimator, RegressorMixin, check_is_fitted
 from dkgp.estimators.settings import OBJECTIVES, hyperparameters_for, settings_of
 from dkgp.estimators.tables import Table, is_plain, read_inputs
@@ -178,9 +179,9 @@ class GPEstimator(TargetsRegressor, KernelEstimator):
 
     _optimizers: ClassVar[tuple[str, ...]] = tuple(OBJECTIVES)
 
-    def _hyperparameters(self, dataset: Dataset, seed: int) -> Hyperparameters:
+    def _hyperparameters(self, dataset: Dataset, seed: int, noise: SampleNoise) -> Hyperparameters:
         def tune(kernel: Kernel | None, fixed: dict[str, float] | None) -> Hyperparameters:
-            return self._tuned(dataset, kernel, fixed, seed)
+            return self._tuned(dataset, kernel, fixed, seed, noise)
 
         return hyperparameters_for(
             self.kernel,
@@ -192,7 +193,7 @@ class GPEstimator(TargetsRegressor, KernelEstimator):
         )
 
     def _tuned(
-        self, dataset: Dataset, kernel: Kernel | None, fixed: dict[str, float] | None, seed: int
+        self, dataset: Dataset, kernel: Kernel | None, fixed: dict[str, float] | None, seed: int, noise: SampleNoise
     ) -> Hyperparameters:
         """Tune on a subset of the samples."""
         assert self.optimizer is not None
@@ -204,11 +205,13 @@ class GPEstimator(TargetsRegressor, KernelEstimator):
             restarts=1 + self.n_restarts_optimizer,
             seed=seed,
             fixed=fixed,
+            sample_noise=noise.known(dataset.standardisation.target_std),
+            relative_noise=noise.multiples,
         )
 
-    def partial_fit(self, X: Any, y: Any = None) -> Self:
-        """`fit` the first time, `update` from then on."""
-        trained: Self = self.update(X, y) if hasattr(self, "_fitted") else self.fit(X, y)
+    def partial_fit(self, X: Any, y: Any = None, **noise: Any) -> Self:
+        """`fit` the first time, `update` from then on; `noise` are keywords of both."""
+        trained: Self = self.update(X, y, **noise) if hasattr(self, "_fitted") else self.fit(X, y, **noise)
         return trained
 
     # ----------------------------------------------------------------------------------------------------- predictions

@@ -211,7 +211,7 @@ class FittedModel(FittedOnSamples):
 
     def _description(self) -> dict[str, Any]:
         """Arguments of `save_model` and `memory_model`, all but the training set."""
-        names = ("kernel", "noise_variance", "alpha", "history", "certificate", "summary")
+        names = ("kernel", "noise_variance", "alpha", "history", "certificate", "summary", "sample_noise")
         return {name: getattr(self.record, name) for name in names}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -257,14 +257,20 @@ class FittedSparse(Fitted):
         """Write the model to a store; errors as of `save_sparse_model`."""
         save_sparse_model(url, self.record, overwrite=overwrite)
 
-    def updated(self, inputs: FloatArray, targets: FloatArray, relative_noise: FloatArray | None) -> FittedSparse:
+    def updated(
+        self,
+        inputs: FloatArray,
+        targets: FloatArray,
+        relative_noise: FloatArray | None,
+        sample_noise: FloatArray | None,
+    ) -> FittedSparse:
         """The model with new samples, raw inputs (n, d_raw) and targets (n, p); errors as of `update_sparse`."""
         record, to = self.record, self.record.standardisation
         mark = hashlib.sha256(inputs.tobytes() + targets.tobytes()).hexdigest()
         dataset = assembled_dataset(
             to.inputs(inputs), to.targets(targets), to, record.feature_names, record.target_names, mark
         )
-        updated = update_sparse(self.opened, dataset, relative_noise)
+        updated = update_sparse(self.opened, dataset, relative_noise, sample_noise)
         return FittedSparse(memory_sparse_model(updated), self.workspace)
 
     def source(self, variance: VarianceSettings | None, n_test: int) -> SparsePredictorSource:

@@ -12,10 +12,12 @@ import numpy as np
 from dkgp.cluster.client_executor import is_in_process
 from dkgp.data import append_rows
 from dkgp.data.sources.labelled import label
+from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.estimators.base import GPEstimator
 from dkgp.estimators.fitted import Fitted, FittedModel, Workspace
 from dkgp.estimators.outputs import what_holds
+from dkgp.estimators.sample_noise import SampleNoise
 from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of
 from dkgp.estimators.settings import (
     about_fit,
@@ -122,7 +124,7 @@ class GPRegressor(GPEstimator):
 
     # ------------------------------------------------------------------------------------------------------- training
 
-    def fit(self, X: Any, y: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_noise: Any = None, sample_weight: Any = None) -> Self:
         """Tune where hyperparameters are not given, and train.
 
         Parameters
@@ -133,6 +135,13 @@ class GPRegressor(GPEstimator):
         y : (n,) or (n, p) array_like, dask array or DataArray, optional
             For an xarray Dataset also the name of the variable that is the target, or a list of names; for a dataset
             store, which has its own targets, nothing.
+        sample_noise : (n,) array_like, optional
+            Known noise variances of the samples, in the target's units squared: a sample's noise is its own and the
+            common s2, which is tuned and which new observations have. Of one target. By default those that a dataset
+            store has.
+        sample_weight : (n,) array_like, optional
+            Instead, weights, which divide s2: a sample of weight 3 counts as three that agree, one of weight 0 is left
+            out. The standardisation is that of the samples as they are.
 
         Returns
         -------
@@ -147,9 +156,13 @@ class GPRegressor(GPEstimator):
         stopping, seed = stopping_of(self.tol, self.max_passes), seed_of(self.random_state)
         checked_solver(self.solver)
         workspace = Workspace(self.store)
+        X, y, noise = SampleNoise.of(sample_noise, sample_weight).without_weightless(X, y)
         dataset, several = training_set(self, X, y, workspace)
-        hyperparameters = self._hyperparameters(dataset, seed)
-        solver, products = solver_for(self.solver, dataset, hyperparameters, self.tol, seed)
+        noise.of_dataset(dataset)
+        hyperparameters = self._hyperparameters(dataset, seed, noise)
+        known = noise.beside(hyperparameters.noise_variance, dataset.standardisation.target_std)
+        known = dataset.all_sample_noise() if known is None else known
+        solver, products = solver_for(self.solver, dataset, hyperparameters, self.tol, seed, known)
         with executor_for(self.client, dataset.n_samples) as executor:
             executor.tiles = replace(executor.tiles, products=products)
             trained = train(
@@ -157,6 +170,7 @@ class GPRegressor(GPEstimator):
                 hyperparameters.kernel,
                 hyperparameters.noise_variance,
                 executor,
+                sample_noise=known,
                 solver=solver,
                 stopping=stopping,
             )
@@ -169,7 +183,7 @@ class GPRegressor(GPEstimator):
             self._fitted.predictor(self._variance_settings(latent=False), 1)
         return self
 
-    def update(self, X: Any, y: Any) -> Self:
+    def update(self, X: Any, y: Any, sample_noise: Any = None, sample_weight: Any = None) -> Self:
         """Take in further samples, under the standardisation and the hyperparameters that there are.
 
         The solve goes on from where it was, at a fraction of a new fit's passes over the kernel matrix; see
@@ -177,8 +191,8 @@ class GPRegressor(GPEstimator):
 
         Parameters
         ----------
-        X, y
-            As for `fit`. They are brought into memory.
+        X, y, sample_noise, sample_weight
+            As for `fit`. They are brought into memory. Samples of which no noise is told have s2 alone.
 
         Returns
         -------
@@ -197,7 +211,11 @@ class GPRegressor(GPEstimator):
                 "this model came without its training targets or its gradient, so it cannot be trained further; fit "
                 "again with all samples"
             )
-        dataset = append_rows(fitted.dataset, *new_samples(self, X, y, fitted.dataset.n_targets))
+        X, y, noise = SampleNoise.of(sample_noise, sample_weight).without_weightless(X, y)
+        inputs, targets = new_samples(self, X, y, fitted.dataset.n_targets)
+        noise.require(len(inputs))
+        dataset = append_rows(fitted.dataset, inputs, targets)
+        noise.require_one_target(dataset.n_targets)
         client = self.client if self.client is not None and is_in_process(self.client) else None
         with executor_for(client, dataset.n_samples) as executor:
             trained = update(
@@ -206,12 +224,22 @@ class GPRegressor(GPEstimator):
                 self.noise_variance_,
                 executor,
                 (fitted.record.alpha, fitted.gradient),
+                sample_noise=self._with_noise_of(noise, len(inputs)),
                 solver=solver_for_update(self.solver),
                 stopping=stopping_of(self.tol, self.max_passes),
             )
         self._take(FittedModel.of(trained, dataset, fitted.workspace, fitted.about))
         self._warn_of_shortfall()
         return self
+
+    def _with_noise_of(self, noise: SampleNoise, added: int) -> FloatArray | None:
+        """The known noise of the samples that there are, and of as many more; None where none is known."""
+        record = self._fitted.record
+        known = noise.beside(self.noise_variance_, record.standardisation.target_std)
+        if record.sample_noise is None and known is None:
+            return None
+        before = np.zeros(record.n_samples) if record.sample_noise is None else record.sample_noise
+        return np.concatenate([before, np.zeros(added) if known is None else known])
 
     def _take(self, fitted: Fitted) -> None:
         super()._take(fitted)

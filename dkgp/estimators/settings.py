@@ -10,6 +10,7 @@ from typing import Any
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
 from dkgp.cluster.client_executor import open_client_executor
 from dkgp.data import Dataset
+from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, fold_white, kernel_from_json, parse_kernel
 from dkgp.models import Hyperparameters
@@ -85,7 +86,12 @@ def checked_solver(solver: object) -> Solver | str:
 
 
 def solver_for(
-    solver: object, dataset: Dataset, hyperparameters: Hyperparameters, tolerance: float, seed: int
+    solver: object,
+    dataset: Dataset,
+    hyperparameters: Hyperparameters,
+    tolerance: float,
+    seed: int,
+    sample_noise: FloatArray | None = None,
 ) -> tuple[Solver, float | None]:
     """Return the solver to train with, and the products that it is foreseen to take, where that is known.
 
@@ -97,7 +103,12 @@ def solver_for(
     if checked != AUTO:
         return build_solver(checked, seed=seed), None
     choice = choose_solver_for(
-        dataset, hyperparameters.kernel, hyperparameters.noise_variance, tolerance=tolerance, seed=seed
+        dataset,
+        hyperparameters.kernel,
+        hyperparameters.noise_variance,
+        sample_noise=sample_noise,
+        tolerance=tolerance,
+        seed=seed,
     )
     return build_solver(choice.solver, choice.options, precision=choice.precision, seed=seed), choice.products
 

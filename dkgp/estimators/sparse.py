@@ -13,6 +13,7 @@ from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.estimators.base import GPEstimator
 from dkgp.estimators.fitted import Fitted, FittedSparse, Workspace
+from dkgp.estimators.sample_noise import SampleNoise
 from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of
 from dkgp.estimators.settings import OBJECTIVES, about_fit, executor_for
 from dkgp.estimators.training_set import computed, new_samples, training_set
@@ -132,7 +133,9 @@ class SparseGPRegressor(GPEstimator):
 
     # ------------------------------------------------------------------------------------------------------- training
 
-    def fit(self, X: Any, y: Any = None, relative_noise: Any = None) -> Self:
+    def fit(
+        self, X: Any, y: Any = None, relative_noise: Any = None, sample_noise: Any = None, sample_weight: Any = None
+    ) -> Self:
         """Tune where hyperparameters are not given, choose the basis, fit and certify.
 
         Parameters
@@ -141,7 +144,10 @@ class SparseGPRegressor(GPEstimator):
             As for `GPRegressor.fit`.
         relative_noise : (n,) array_like, optional
             Noise by sample: the variance of each sample's noise, relative to `noise_variance`, which is that of new
-            observations. A sample of 1 / k counts as much as k samples. Tuning takes all samples' noise for the same.
+            observations: one over `sample_weight`.
+        sample_noise, sample_weight
+            As for `GPRegressor.fit`. Of these three one is told. Evidence that is of the sparse model itself ("elbo",
+            "fitc") takes all samples' noise for the same.
 
         Returns
         -------
@@ -159,21 +165,31 @@ class SparseGPRegressor(GPEstimator):
         self._settings(DEFAULT_BASIS_SIZE, seed)  # What makes no sense is refused before anything is stored.
         target = self._target()
         workspace = Workspace(self.store)  # A temporary folder goes with this, when all is read.
+        X, y, told = self._told(relative_noise, sample_noise, sample_weight).without_weightless(X, y)
         dataset, several = training_set(self, X, y, workspace)
         n, user_basis = dataset.n_samples, self._user_basis(dataset)
         settings = self._settings(n, seed)
         if user_basis is None and not 1 <= settings.basis_size <= n:
             raise InputError(f"a basis has 1 to {n:,} samples here; {settings.basis_size:,} were asked for")
-        noise = None if relative_noise is None else np.asarray(computed(relative_noise), dtype=np.float64)
-        noise_by_sample(1.0, noise, n)
-        hyperparameters = self._hyperparameters(dataset, seed)
+        if relative_noise is not None:
+            noise_by_sample(1.0, told.relative, n)
+        told.of_dataset(dataset)
+        known = told.known(dataset.standardisation.target_std)
+        hyperparameters = self._hyperparameters(dataset, seed, told)
         problem = (dataset, hyperparameters.kernel, hyperparameters.noise_variance)
         with executor_for(self.client, n) as executor:
             if self.basis_size == AUTO:
                 assert target is not None
-                trained = climb(SparseProblem.of(*problem, noise), executor, settings, target)
+                trained = climb(SparseProblem.of(*problem, told.multiples, known), executor, settings, target)
             else:
-                trained = train_sparse(*problem, executor, settings, given=user_basis, relative_noise=noise)
+                trained = train_sparse(
+                    *problem,
+                    executor,
+                    settings,
+                    given=user_basis,
+                    relative_noise=told.multiples,
+                    sample_noise=known,
+                )
         about = about_fit(self, dataset, hyperparameters, several=several)
         self._take(FittedSparse.of(trained, dataset, Workspace(self.store), about))
         if hyperparameters.converged is False:
@@ -181,7 +197,9 @@ class SparseGPRegressor(GPEstimator):
         self._warn_of_shortfall(target)
         return self
 
-    def update(self, X: Any, y: Any, relative_noise: Any = None) -> Self:
+    def update(
+        self, X: Any, y: Any, relative_noise: Any = None, sample_noise: Any = None, sample_weight: Any = None
+    ) -> Self:
         """Take in further samples, with basis, hyperparameters and standardisation as they are.
 
         The old samples need not be there: the weights are those of a fit to all, and what is proven is carried on, less
@@ -189,7 +207,7 @@ class SparseGPRegressor(GPEstimator):
 
         Parameters
         ----------
-        X, y, relative_noise
+        X, y, relative_noise, sample_noise, sample_weight
             As for `fit`. They are brought into memory.
 
         Returns
@@ -203,10 +221,26 @@ class SparseGPRegressor(GPEstimator):
             Other features or targets than the training set's, or a model that cannot be updated.
         """
         check_is_fitted(self)
+        X, y, told = self._told(relative_noise, sample_noise, sample_weight).without_weightless(X, y)
         inputs, targets = new_samples(self, X, y, self._fitted.record.n_targets)
-        noise = None if relative_noise is None else np.asarray(computed(relative_noise), dtype=np.float64)
-        self._take(self._fitted.updated(inputs, np.asarray(targets).reshape(len(inputs), -1), noise))
+        told.require(len(inputs))
+        told.require_one_target(self._fitted.record.n_targets)
+        known = told.known(self._fitted.record.standardisation.target_std)
+        self._take(self._fitted.updated(inputs, np.asarray(targets).reshape(len(inputs), -1), told.multiples, known))
         return self
+
+    @staticmethod
+    def _told(relative_noise: Any, sample_noise: Any, sample_weight: Any) -> SampleNoise:
+        """Check that the samples' noise is told in one way, and return it; `InputError` for several."""
+        if relative_noise is None:
+            return SampleNoise.of(sample_noise, sample_weight)
+        if sample_noise is not None or sample_weight is not None:
+            raise InputError(
+                "relative_noise is one over sample_weight, and sample_noise the variances themselves; give one of them"
+            )
+        relative = np.asarray(computed(relative_noise), dtype=np.float64)
+        noise_by_sample(1.0, relative, relative.size)
+        return SampleNoise(None, relative)
 
     def _warn_of_shortfall(self, target: LadderTarget | None) -> None:
         reason, advice = self.solution_["reason"], self.solution_["advice"]
@@ -219,10 +253,10 @@ class SparseGPRegressor(GPEstimator):
         warnings.warn(f"not converged: {reason}; {advice}. What is proven holds.", ConvergenceWarning, stacklevel=3)
 
     def _tuned(
-        self, dataset: Dataset, kernel: Kernel | None, fixed: dict[str, float] | None, seed: int
+        self, dataset: Dataset, kernel: Kernel | None, fixed: dict[str, float] | None, seed: int, noise: SampleNoise
     ) -> Hyperparameters:
         if self.optimizer not in EVIDENCES:
-            return super()._tuned(dataset, kernel, fixed, seed)
+            return super()._tuned(dataset, kernel, fixed, seed, noise)
         size, restarts = self._settings(dataset.n_samples, seed).basis_size, 1 + self.n_restarts_optimizer
         with executor_for(self.client, dataset.n_samples) as executor:
             return tune_by_bound(

@@ -40,6 +40,7 @@ def _ingestion(job: FitJob, table: TableOptions, ids: Sequence[str]) -> list[str
     for target in ingestion.targets:
         words += ["--target", target]
     words += _with("labels", ingestion.labels) + _with("weights", ingestion.weights)
+    words += _with("noise-column", ingestion.noise_column) + _with("noise-std-column", ingestion.noise_std_column)
     words += _listed("features", ingestion.features or ())
     words += column_words(table, ids)
     words += _with("transform", ingestion.transform)

@@ -6,9 +6,12 @@ gives
 
     |m(x) - m_exact(x)| <= sqrt(k(x, x)) ||r|| / s,        s2 = s^2 the noise variance,
 
-at every x, without knowing the exact solution. Exact is the kernel at the standardised inputs as they were rounded to
-float64, and the targets as their stored standardisation maps them. What rounding adds to r and to a predicted mean is
-bounded and added, and what an approximate product (tree sums) may be off by where r was had from one.
+at every x, without knowing the exact solution. Where the noise differs by sample, r'Kbar^-1 r <= sum_i r_i^2 / s2_i:
+the same formula with s2 the least of them and r_i weighed by sqrt(s2 / s2_i).
+
+Exact is the kernel at the standardised inputs as they were rounded to float64, and the targets as their stored
+standardisation maps them. What rounding adds to r and to a predicted mean is bounded and added, and what an approximate
+product (tree sums) may be off by where r was had from one.
 
 An entry k(x, x') is at most sqrt(k(x, x) k(x', x')), and off by at most eps times that times the sum of the two rows'
 errors (`TileEvaluator.row_errors`). With w_i = sqrt(k(x_i, x_i) / max k), a few samples far out, where a polynomial
@@ -43,13 +46,14 @@ class Certificate:
     Attributes
     ----------
     noise_variance : float
-        s2.
+        s2, the least of the samples' where each has its own.
     n : int
         Number of samples.
     residual_norm : tuple of p floats
-        ||y_t - Kbar alpha_t|| for each target t, evaluated in float64.
+        ||y_t - Kbar alpha_t|| for each target t, evaluated in float64; with noise by sample, entries weighed by sqrt(s2
+        / s2_i).
     residual_rounding : tuple of p floats
-        Bound on the length of what the exact residual differs by from the one evaluated.
+        Bound on the length, weighed likewise, of what the exact residual differs by from the one evaluated.
     magnitude : tuple of p floats
         sum_j sqrt(k(x_j, x_j)) |alpha_jt|: what the roundings of a mean's sum are in proportion to.
     spread : tuple of p floats
@@ -95,7 +99,7 @@ class Certificate:
         alpha, gradient, targets : (n, p) float64
             Targets standardised.
         noise_variance : float or (n,) float64
-            s2, or that of each sample, the least of which bounds divide by.
+            s2, or s2_i of each sample.
         kernel_diagonal : float or (n,) float64
             k(x, x): one number where it is the same everywhere, one for each sample elsewhere.
         row_errors : (n,) float64
@@ -109,7 +113,14 @@ class Certificate:
         -----
         Where an approximate product gave g, its `product_error` is put in place besides.
         """
-        n = len(alpha)
+        n, noise = len(alpha), np.asarray(noise_variance)
+        least = float(noise.min())
+        # Of the rows of r, where they differ; evaluated to within 2u.
+        weights = np.sqrt(least / noise) if noise.ndim else None
+
+        def weighed(values: FloatArray) -> FloatArray:
+            return values if weights is None else (weights * values.T).T
+
         # k(x, x) as computed, and as it is.
         scale = np.sqrt(np.broadcast_to(np.asarray(kernel_diagonal), (n,))) * (1.0 + 2.0 * EPS * row_errors)
         magnitude = scale @ np.abs(alpha)
@@ -119,16 +130,19 @@ class Certificate:
         terms, roundings = np.abs(alpha), product_roundings(n) * UNIT
         if stepped is not None and stepped.size:
             terms, roundings = terms + 2.0 * stepped, roundings + step_roundings(alpha.shape[1]) * UNIT
-        off = column_lengths(scale * (roundings + EPS * row_errors)) * (scale @ terms)
-        off += EPS * column_lengths(scale) * ((scale * row_errors) @ terms)
+        off = column_lengths(weighed(scale * (roundings + EPS * row_errors))) * (scale @ terms)
+        off += EPS * column_lengths(weighed(scale)) * ((scale * row_errors) @ terms)
         # s2 alpha is added to the sum over K; g is a difference, rounded; a standardised target is two roundings off.
-        off += roundings * float(np.max(noise_variance)) * column_lengths(terms)
-        length = column_lengths(gradient)
-        off += (n + 5) * UNIT * length + 2.0 * UNIT * column_lengths(targets)
+        if weights is None:
+            off += roundings * least * column_lengths(terms)
+        else:
+            off += roundings * column_lengths(weighed((noise * terms.T).T))
+        length = column_lengths(weighed(gradient))
+        off += (n + (5 if weights is None else 8)) * UNIT * length + 2.0 * UNIT * column_lengths(weighed(targets))
         # Products of the smallest numbers lose an absolute amount.
         off += n * np.sqrt(n) * LOST
         return cls(
-            float(np.min(noise_variance)),
+            least,
             n,
             residual_norm=tuple(length.tolist()),
             residual_rounding=tuple(known(EVALUATION * off).tolist()),
@@ -144,7 +158,7 @@ class Certificate:
 
     @property
     def proven_residual_norm(self) -> FloatArray:
-        """Upper bounds on the exact ||r_t||, rounding and the product's error included: (p,)."""
+        """Upper bounds on the exact ||r_t||, rounding and the product's error included: (p,); weighed as they are."""
         product = np.sqrt(self.n) * self.product_error
         bound: FloatArray = np.asarray(self.residual_norm) + np.asarray(self.residual_rounding) + product
         return bound * (1.0 + 4.0 * EPS)
@@ -176,7 +190,7 @@ class Certificate:
 
     @property
     def alpha_error_bound(self) -> FloatArray:
-        """Bound on ||alpha_t - alpha_exact_t|| <= ||r_t|| / s2: (p,)."""
+        """Bound on ||alpha_t - alpha_exact_t|| = ||Kbar^-1 r_t|| <= ||Kbar^-1/2 r_t|| / s <= ||r_t|| / s2: (p,)."""
         bound: FloatArray = self.proven_residual_norm / self.noise_variance * (1.0 + 4.0 * EPS)
         return bound
 

@@ -16,8 +16,9 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
 from dkgp.models.rounding import assumptions
 from dkgp.operators import KernelOperator
-from dkgp.operators.base import FloatArray
+from dkgp.operators.base import FloatArray, total_noise
 from dkgp.solvers import Solution, Solver, StoppingRule, solve
+from dkgp.solvers.cholesky.factor_tasks import digest
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,9 @@ class TrainedModel:
     ----------
     kernel, noise_variance
         Of the standardised inputs and targets; white noise that was part of the kernel is part of s2.
+    sample_noise : (n,) float64, optional
+        Known noise variances v_i of the samples, on the scale of the standardised targets: s2_i = s2 + v_i. None where
+        s2 is all there is.
     solution : Solution
         alpha, its float64 gradient, history, why the solve stopped.
     certificate : Certificate
@@ -43,6 +47,7 @@ class TrainedModel:
     solution: Solution
     certificate: Certificate
     summary: dict[str, Any]
+    sample_noise: FloatArray | None = None
 
     def record(self) -> dict[str, Any]:
         """Arguments of `save_model` and `memory_model`, all but the training set."""
@@ -53,16 +58,36 @@ class TrainedModel:
             "history": [progress.to_json() for progress in self.solution.history],
             "certificate": self.certificate.to_json(),
             "summary": self.summary,
+            "sample_noise": self.sample_noise,
         }
+
+    def beside(self, noise_variance: float, sample_noise: ArrayLike | None) -> TrainedModel:
+        """The model with its noise told apart: s2, which new observations have too, and what is known of the samples.
+
+        A model without known noise as it is.
+        """
+        if sample_noise is None:
+            return self
+        known = np.array(sample_noise, dtype=np.float64).reshape(-1)
+        return replace(self, noise_variance=float(noise_variance), sample_noise=known)
 
 
 def run_identity(
-    dataset: Dataset, kernel: Kernel, noise_variance: float, tree_error: float | None = None
+    dataset: Dataset,
+    kernel: Kernel,
+    noise_variance: float,
+    tree_error: float | None = None,
+    *,
+    sample_noise: FloatArray | None = None,
 ) -> dict[str, Any]:
-    """The identity of a training run: a checkpoint is resumed only by a run of the same one."""
+    """The identity of a training run: a checkpoint is resumed only by a run of the same one.
+
+    Known noise that is no part of the data set is told by the SHA-256 of its variances (n,).
+    """
     kernel, noise_variance = fold_white(kernel, noise_variance)
     exact = {"fingerprint": dataset.fingerprint, "kernel": kernel.to_json(), "noise_variance": float(noise_variance)}
-    return exact if tree_error is None else {**exact, "tree_error": float(tree_error)}
+    known = {} if sample_noise is None else {"sample_noise": digest(np.ravel(sample_noise))}
+    return {**exact, **known, **({} if tree_error is None else {"tree_error": float(tree_error)})}
 
 
 def train(
@@ -71,6 +96,7 @@ def train(
     noise_variance: float,
     context: RunContext | BlockExecutor,
     *,
+    sample_noise: ArrayLike | None = None,
     solver: Solver | None = None,
     stopping: StoppingRule | None = None,
     initial: ArrayLike | None = None,
@@ -86,6 +112,10 @@ def train(
         White noise in it is folded into the noise variance.
     noise_variance : float
         s2, on the standardised scale.
+    sample_noise : (n,) or (n, 1) array_like, optional
+        Known noise variances v_i of the samples, on the same scale (a variance in the target's units over the square
+        of its standard deviation): sample i has the noise s2 + v_i, which has to be positive. By default those that the
+        data set has.
     context : RunContext or BlockExecutor
         Who computes, and who watches; see `dkgp.cluster.open_executor`.
     solver, stopping, initial, initial_gradient
@@ -99,18 +129,24 @@ def train(
     ------
     InputError
         No targets, a kernel for another number of features, one whose white noise cannot be told from the rest, or a
-        user's function that is not positive definite on some of the samples.
+        user's function that is not positive definite on some of the samples; known noise that is not finite, not of
+        the samples, or leaves one without any.
+    UsageError
+        Known noise, and a solver whose equations are for one noise variance.
     """
     if dataset.n_targets == 0:
         raise InputError(
             f"'{dataset.url}' has no targets; training needs at least one. Ingest the data again and name it"
         )
     kernel, noise_variance = fold_white(kernel, noise_variance)
+    if sample_noise is None:
+        sample_noise = dataset.all_sample_noise()
+    noise = total_noise(noise_variance, sample_noise, dataset.n_samples)
     if has_user_function(kernel):
         check_positive_definite(kernel, _some_rows(dataset))
     targets = dataset.all_targets()
     context = RunContext.of(context)
-    with context.operator(kernel, noise_variance, dataset) as operator:
+    with context.operator(kernel, noise, dataset) as operator:
         solution = solve(
             operator,
             targets,
@@ -120,7 +156,8 @@ def train(
             initial_gradient=initial_gradient,
             watch=context,
         )
-        return trained_model(dataset, operator, solution, targets, context.tree_error)
+        trained = trained_model(dataset, operator, solution, targets, context.tree_error)
+        return trained.beside(noise_variance, sample_noise)
 
 
 def trained_model(
@@ -142,7 +179,7 @@ def trained_model(
         solution.alpha,
         solution.gradient,
         targets,
-        operator.noise_variance,
+        operator.noise,
         diagonal,
         operator.row_errors(),
         stepped=solution.stepped,

@@ -10,6 +10,7 @@ import numpy as np
 from dkgp.data.types import FloatArray
 from dkgp.kernels import Kernel, fold_white
 from dkgp.models.tuning.subsets import draw_subset
+from dkgp.operators.base import Noise, total_noise
 from dkgp.solvers.auto import Choice, choose_by, choose_solver, probed_samples
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, factor_bytes_allowed
 from dkgp.solvers.conjugate.probe import Probe
@@ -35,6 +36,7 @@ def choose_solver_for(
     kernel: Kernel,
     noise_variance: float,
     *,
+    sample_noise: FloatArray | None = None,
     tolerance: float = 1e-4,
     double: bool = False,
     tree_error: float | None = None,
@@ -50,6 +52,8 @@ def choose_solver_for(
         Of which at most `PROBE_SAMPLES` rows are read.
     noise_variance : float
         s2.
+    sample_noise : (n,) float64, optional
+        Known noise of the samples beside it, standardised.
     tolerance, double, one_arithmetic, tree_error, seed
         As for `choose_solver`.
     memory_bytes : int, optional
@@ -59,7 +63,7 @@ def choose_solver_for(
     if memory_bytes is not None:
         share = min(share, memory_bytes // 3)
     return choose_by(
-        probe_of(dataset, kernel, noise_variance, tolerance=tolerance, seed=seed),
+        probe_of(dataset, kernel, noise_variance, sample_noise=sample_noise, tolerance=tolerance, seed=seed),
         double=double,
         memory_bytes=max(1, share),
         one_arithmetic=one_arithmetic,
@@ -68,13 +72,28 @@ def choose_solver_for(
 
 
 def probe_of(
-    dataset: Probed, kernel: Kernel, noise_variance: float, *, tolerance: float = 1e-4, seed: int = 0
+    dataset: Probed,
+    kernel: Kernel,
+    noise_variance: float,
+    *,
+    sample_noise: FloatArray | None = None,
+    tolerance: float = 1e-4,
+    seed: int = 0,
 ) -> Probe:
     """Probe a dataset as the choice does; `expected_count` projects a named solver's iterations from it."""
     inputs = _probed(dataset, seed)
     kernel, noise_variance = fold_white(kernel, noise_variance)
     n, p = dataset.n_samples, dataset.n_targets
-    return Probe(kernel, noise_variance, inputs, n, p, tolerance=tolerance, seed=seed)
+    noise = probed_noise(total_noise(noise_variance, sample_noise, n))
+    return Probe(kernel, noise, inputs, n, p, tolerance=tolerance, seed=seed)
+
+
+def probed_noise(noise: Noise) -> float:
+    """The one variance that a problem with noise by sample is probed with: the harmonic mean of the samples' own.
+
+    tr(N^-1 K) is then as large, which is what the least variance, of one sample perhaps, says nothing of.
+    """
+    return noise if isinstance(noise, float) else float(len(noise) / np.sum(1.0 / noise))
 
 
 def factor_for(

@@ -65,10 +65,41 @@ class SupportInputs(StoredPoints[ModelRecord]):
         return CachedModel(record, int(record.alpha.nbytes))
 
 
+@dataclass(frozen=True)
+class NoisySupport:
+    """Rows (x, s) of a model whose samples have known noise, s = sqrt(s2 / s2_i); see `dkgp.models.variance.scaled`."""
+
+    plain: BlockContext  # of the model's support inputs and kernel
+    noise_variance: float  # s2, what all samples have
+
+    @property
+    def n_samples(self) -> int:
+        """Number of samples n."""
+        return self.plain.n
+
+    @property
+    def n_features(self) -> int:
+        """Number of features, s among them."""
+        return self.plain.source.n_features + 1
+
+    def inputs(self, start: int, stop: int) -> FloatArray:
+        """Rows start:stop."""
+        assert isinstance(self.plain.source, SupportInputs)
+        known = self.plain.source.record().sample_noise
+        assert known is not None
+        roots = np.sqrt(self.noise_variance / (self.noise_variance + known[start:stop]))
+        return np.column_stack([self.plain.source.inputs(start, stop), roots])
+
+
 def certified_means(
     context: BlockContext, certificate: Certificate, inputs: FloatArray, sums: Sums = EVERY_ENTRY
 ) -> tuple[FloatArray, FloatArray]:
-    """k_x' alpha at standardised inputs (rows, d), and by how much each may miss the exact mean: (rows, p)."""
+    """k_x' alpha at standardised inputs (rows, d), and by how much each may miss the exact mean: (rows, p).
+
+    Rows (x, s), where the context is of such.
+    """
+    if isinstance(context.source, NoisySupport):
+        context, inputs = context.source.plain, np.ascontiguousarray(inputs[:, :-1])
     assert isinstance(context.source, SupportInputs)
     means, off = sums.products(context, inputs, context.source.record().alpha)
     errors = certified_row_errors(context.kernel, context.source, inputs)

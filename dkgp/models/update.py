@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 import psutil
+from numpy.typing import ArrayLike
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset
@@ -18,7 +19,7 @@ from dkgp.kernels import Kernel
 from dkgp.models.context import RunContext
 from dkgp.models.exact import TrainedModel, trained_model
 from dkgp.operators import BlockedKernelOperator, CachedColumnsOperator, KernelOperator
-from dkgp.operators.base import FloatArray
+from dkgp.operators.base import FloatArray, total_noise
 from dkgp.operators.cached_columns import cached_columns_bytes
 from dkgp.solvers import GreedyBlockCoordinateDescent, GreedySelection, Solver, StoppingRule, solve
 from dkgp.solvers.block_descent.subproblem import matmat_in_parallel
@@ -39,6 +40,7 @@ def update(
     context: RunContext | BlockExecutor,
     initial: tuple[FloatArray, FloatArray],
     *,
+    sample_noise: ArrayLike | None = None,
     solver: Solver | None = None,
     stopping: StoppingRule | None = None,
     columns_bytes: int | None = None,
@@ -51,6 +53,9 @@ def update(
         The samples of the model, under its standardisation, and after them the new ones.
     kernel, noise_variance, context, solver, stopping
         As for `dkgp.models.exact.train`; kernel and noise are the model's. Products are those of blocks.
+    sample_noise : (n,) array_like, optional
+        As for `train`: the known noise of all samples, of which the first are those of the model, if it has any, and
+        zero stands for none.
     initial : tuple of (n_old, p) float64
         The model's coefficients alpha, and Kbar alpha - y evaluated in float64.
     columns_bytes : int, optional
@@ -77,8 +82,11 @@ def update(
     budget = int(psutil.virtual_memory().available * COLUMNS_SHARE) if columns_bytes is None else columns_bytes
 
     targets = dataset.all_targets()
+    if sample_noise is None:
+        sample_noise = dataset.all_sample_noise()
+    noise = total_noise(noise_variance, sample_noise, n)
     with BlockedKernelOperator(
-        kernel, noise_variance, dataset, context.executor, coordinator_input_bytes=context.coordinator_input_bytes
+        kernel, noise, dataset, context.executor, coordinator_input_bytes=context.coordinator_input_bytes
     ) as blocked:
         operator: KernelOperator = blocked
         if cached_columns_bytes(n) <= budget and blocked.holds_inputs:
@@ -94,7 +102,7 @@ def update(
             initial_gradient=_extended(gradient, operator, alpha, targets),
             watch=Watch(callback=context.callback),
         )
-        return trained_model(dataset, operator, solution, targets)
+        return trained_model(dataset, operator, solution, targets).beside(noise_variance, sample_noise)
 
 
 def _extended(gradient: FloatArray, operator: KernelOperator, alpha: FloatArray, targets: FloatArray) -> FloatArray:

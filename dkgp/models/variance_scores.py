@@ -33,8 +33,8 @@ class ScoredVariances:
     """
 
     prediction: Prediction
-    shift: FloatArray  # (p,): added to the stored ones: the noise variance, its negative, or zero
-    floor: FloatArray  # (p,): the least result
+    noise: FloatArray  # (p,): of all observations; beside it a test sample may have its own, which the store tells
+    sign: float  # what is added to the stored ones: the noise, its negative, or nothing
     proven: bool
 
     @classmethod
@@ -53,23 +53,26 @@ class ScoredVariances:
                     f"'{prediction.url}' does not say whether its variances contain the noise; predict again, or "
                     "evaluate against noisy targets"
                 )
-            return cls(prediction, np.zeros(p), np.zeros(p), proven)
+            return cls(prediction, np.zeros(p), 0.0, proven)
         noise_variance = np.asarray(noise, dtype=np.float64).reshape(p)
         sign = float(bool(stored["latent"])) - float(noise_free)
-        # Where rounding of the noise hides the function's variance, that is not known to be zero.
-        return cls(prediction, sign * noise_variance, _EPS * noise_variance, proven)
+        return cls(prediction, noise_variance, sign, proven)
 
     def read(self, start: int, stop: int) -> Variances:
         """Variances of the rows start:stop, (rows, p) each, in the targets' own units squared."""
+        noise = self.noise
+        if "noise" in self.prediction.variables:
+            noise = noise + self.prediction.read("noise", start, stop)
         if not self.proven:
-            own = self._needed(self.prediction.read("variance", start, stop))
+            own = self._needed(self.prediction.read("variance", start, stop), noise)
             return Variances(own, own, own)
         lower, upper = (self.prediction.read(f"variance_{end}", start, stop) for end in ("lower", "upper"))
         middle = lower + 0.5 * (upper - lower)
-        return Variances(*(self._needed(stored) for stored in (middle, lower, upper)))
+        return Variances(*(self._needed(stored, noise) for stored in (middle, lower, upper)))
 
-    def _needed(self, stored: FloatArray) -> FloatArray:
-        return np.asarray(np.maximum(stored + self.shift, self.floor))
+    def _needed(self, stored: FloatArray, noise: FloatArray) -> FloatArray:
+        # Where rounding of the noise hides the function's variance, that is not known to be zero.
+        return np.asarray(np.maximum(stored + self.sign * noise, _EPS * noise))
 
 
 class VarianceTally:

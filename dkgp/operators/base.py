@@ -224,6 +224,30 @@ class KernelOperator(ABC):
         self.close()
 
 
+def total_noise(noise_variance: float, sample_noise: ArrayLike | None, n: int) -> Noise:
+    """s2_i = s2 + v_i: the noise of n samples, of which each has a known variance v_i beside the common s2.
+
+    `sample_noise` is (n,) or (n, 1), and None where there is none: s2 alone. Below zero is a sample that is known
+    better than s2 says. Raises `InputError` for another shape, and where s2_i is not positive and finite.
+    """
+    if sample_noise is None:
+        return noise_variance
+    values = np.asarray(sample_noise, dtype=np.float64)
+    if values.shape not in ((n,), (n, 1)):
+        raise InputError(
+            f"`sample_noise` has shape {values.shape}; expected ({n},), the variance of each sample's known noise"
+        )
+    noise = noise_variance + values.reshape(n)
+    invalid = ~(np.isfinite(noise) & (noise > 0.0))
+    if invalid.any():
+        row = int(np.argmax(invalid))
+        raise InputError(
+            f"`sample_noise` is {values.reshape(n)[row]} for sample {row}, whose noise would be {noise[row]} with the "
+            f"common {noise_variance:.3g}; expected a positive variance. Leave samples out that nothing is known of"
+        )
+    return np.asarray(noise)
+
+
 def noise_at(noise: Noise, samples: IndexArray | slice) -> Noise:
     """Return the noise of some samples, where it is by sample; the one variance that all have elsewhere."""
     return noise if isinstance(noise, float) else noise[samples]

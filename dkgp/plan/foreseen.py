@@ -228,7 +228,12 @@ def _counts(
     if known is not None:
         return Counts(unit, known, known, known, checks)
     probe = probe_of(
-        dataset, hyperparameters.kernel, hyperparameters.noise_variance, tolerance=options.tolerance, seed=options.seed
+        dataset,
+        hyperparameters.kernel,
+        hyperparameters.noise_variance,
+        sample_noise=dataset.all_sample_noise(),
+        tolerance=options.tolerance,
+        seed=options.seed,
     )
     expected = expected_count(solver, probe)
     return Counts(unit, expected.count, expected.low, expected.high, checks)

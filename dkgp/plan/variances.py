@@ -20,9 +20,11 @@ from dkgp.models import Hyperparameters
 from dkgp.models.certificate import Certificate
 from dkgp.models.memory import RUNTIME_BYTES
 from dkgp.models.prediction.foreseen import foreseen_products
+from dkgp.models.solver_choice import probed_noise
 from dkgp.models.variance.landmarks import Landmarks
 from dkgp.models.variance.search import local_samples
 from dkgp.models.variance.variances import VarianceRun, VarianceSettings
+from dkgp.operators.base import total_noise
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers.auto import Expected
 from dkgp.solvers.conjugate.phases import Batches, variance_phases
@@ -119,6 +121,7 @@ def foresee_variances(
         As `predict` would: a factor or a sample that does not fit.
     """
     kernel, noise_variance = fold_white(hyperparameters.kernel, hyperparameters.noise_variance)
+    noise_variance = probed_noise(total_noise(noise_variance, dataset.all_sample_noise(), dataset.n_samples))
     unknown = np.broadcast_to(0.0, (dataset.n_samples, dataset.n_targets))
     model = memory_model(dataset, kernel=kernel.to_json(), noise_variance=noise_variance, alpha=unknown)
     with single_threaded_blas():

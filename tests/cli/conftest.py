@@ -123,6 +123,11 @@ def stores(
     kinds.write_text("a,b,kind\n" + "".join(f"{i}.5,{i % 3},{'red' if i % 2 else 'blue'}\n" for i in range(20)))
     train, hyper = pipeline["ingest"]["train"], pipeline["tune"]["out"]
     run_json("sparse", train, "--hyper", hyper, "--out", sparse, "--basis-size", 40)
+    noisy = folder / "noisy.zarr"
+    rows = np.loadtxt(friedman_csv(folder / "noisy.csv", 300, seed=1), delimiter=",", skiprows=1)
+    rows = np.column_stack([rows, np.linspace(0.0, 9.0, 300)])
+    np.savetxt(folder / "noisy.csv", rows, delimiter=",", header="a,b,c,d,e,f,price,v", comments="", fmt="%.9g")
+    run_json("ingest", folder / "noisy.csv", noisy, "--target", "price", "--noise-column", "v")
     return {
         "train": train,
         "test": pipeline["ingest"]["test"],
@@ -135,6 +140,7 @@ def stores(
         "labels of three": labelled(3)["test"],
         "wide": wide,
         "kinds": kinds,
+        "noisy": noisy,
         "sparse": sparse,
         **classifiers,
     }

@@ -32,10 +32,10 @@ OF_GPS = {**OF_LIKELIHOODS, "check_decision_proba_consistency": OF_AVERAGES}
 OF_MACHINES = {**OF_LIKELIHOODS, "check_classifiers_train": OF_PROBABILITIES}
 # Estimator, checks that fail, whether all are slow.
 ESTIMATORS: tuple[tuple[Any, dict[str, str], bool], ...] = (
-    (GPRegressor(), {}, False),
-    (SparseGPRegressor(), {}, False),
+    (GPRegressor(), OF_LIKELIHOODS, False),
+    (SparseGPRegressor(), OF_LIKELIHOODS, False),
     # By the targets, with both of a choice's factors.
-    (SparseGPRegressor(method="sggp", gap=0.05), {}, False),
+    (SparseGPRegressor(method="sggp", gap=0.05), OF_LIKELIHOODS, False),
     (ConjugateDirectionsPursuit(), {}, False),
     (LSSVC(), OF_MACHINES, False),
     (FixedSizeLSSVC(), OF_MACHINES, False),

@@ -73,13 +73,18 @@ class ExactGP:
     X, T : (n, d) and (t, d) float64
     targets : n rows of p numbers
     kernel, noise_variance
+        s2 may be an array (n,) of each sample's.
     """
 
     X: np.ndarray
     T: np.ndarray
     targets: list[Row]
     kernel: k.Kernel
-    noise_variance: float
+    noise_variance: float | np.ndarray  # s2, or s2_i of each sample
+
+    @cached_property
+    def _noise(self) -> Row:
+        return [mp.mpf(float(value)) for value in np.broadcast_to(self.noise_variance, len(self.X))]
 
     @cached_property
     def _solved(self) -> tuple[list[Row], list[Any]]:
@@ -88,7 +93,7 @@ class ExactGP:
         n, t, p = len(rows), len(tests), len(self.targets[0])
         K = [[entry(self.kernel, rows[i], rows[j]) if j <= i else None for j in range(n)] for i in range(n)]
         for i in range(n):
-            K[i][i] += mp.mpf(self.noise_variance)
+            K[i][i] += self._noise[i]
         right = [[entry(self.kernel, row, x) for x in tests] + list(self.targets[i]) for i, row in enumerate(rows)]
         mean = [[mp.zero] * p for _ in range(t)]
         variance = [entry(self.kernel, x, x) for x in tests]
@@ -123,7 +128,7 @@ class ExactGP:
         result = []
         for i, row in enumerate(rows):
             column = [entry(self.kernel, row, other) for other in rows]
-            column[i] += mp.mpf(self.noise_variance)
+            column[i] += self._noise[i]
             result.append(
                 [
                     mp.fsum(a * w[target] for a, w in zip(column, weights, strict=True)) - self.targets[i][target]

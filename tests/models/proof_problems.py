@@ -25,7 +25,10 @@ _RUNS = itertools.count()
 
 @dataclass(eq=False)
 class Problem:
-    """Raw inputs (n, d) and targets (n, p), raw test inputs (t, d), kernel and noise of the standardised ones."""
+    """Raw inputs (n, d) and targets (n, p), raw test inputs (t, d), kernel and noise of the standardised ones.
+
+    `sample_noise` (n,): known noise variances of the samples, standardised.
+    """
 
     X: np.ndarray
     y: np.ndarray
@@ -34,6 +37,7 @@ class Problem:
     noise_variance: float
     solver: Solver | None = None
     tolerance: float = 1e-8
+    sample_noise: np.ndarray | None = None
 
     @cached_property
     def trained(self) -> TrainedModel:
@@ -44,6 +48,7 @@ class Problem:
             self.kernel,
             self.noise_variance,
             executor,
+            sample_noise=self.sample_noise,
             solver=self.solver or Cholesky(),
             stopping=GradientInfNorm(self.tolerance) | MaxIterations(1 if self.solver is None else 400),
         )
@@ -56,6 +61,7 @@ class Problem:
             kernel=trained.kernel.to_json(),
             noise_variance=trained.noise_variance,
             alpha=trained.solution.alpha,
+            sample_noise=trained.sample_noise,
             certificate=trained.certificate.to_json(),
         )
 
@@ -81,7 +87,7 @@ class Problem:
             standardised(self.model, self.T),
             rows,
             self.trained.kernel,
-            self.trained.noise_variance,
+            self.model.noise,
         )
 
     def mean_ratios(self, predicted: Predicted) -> np.ndarray:

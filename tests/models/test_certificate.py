@@ -158,15 +158,20 @@ def test_every_term_as_the_proofs_add_them_up(rng: np.random.Generator, with_ste
 
     e = [mp.mpf(float(error)) for error in errors]
     scale = [mp.sqrt(mp.mpf(float(diagonal[i]))) * (1 + 4 * u * e[i]) for i in range(n)]
+    # Of the residual's rows.
+    s2 = [mp.mpf(float(value)) for value in noise]
+    weight = [mp.sqrt(min(s2) / value) for value in s2]
     rho = (mp.mpf(product_roundings(n)) + (mp.mpf(step_roundings(p)) if with_step else 0)) * u
     for t in range(p):
         sizes = [abs(mp.mpf(float(value))) for value in alpha[:, t]]
         terms = [size + 2 * mp.mpf(float(stepped[i, t])) if with_step else size for i, size in enumerate(sizes)]
-        off = mp.norm([scale[i] * (rho + 2 * u * e[i]) for i in range(n)]) * mp.fdot(scale, terms)
-        off += 2 * u * mp.norm(scale) * mp.fsum(scale[i] * e[i] * terms[i] for i in range(n))
-        off += rho * mp.mpf(float(noise.max())) * mp.norm(terms)
-        length = mp.norm([mp.mpf(float(value)) for value in gradient[:, t]])
-        off += (n + 5) * u * length + 2 * u * mp.norm([mp.mpf(float(value)) for value in targets[:, t]])
+        off = mp.norm([weight[i] * scale[i] * (rho + 2 * u * e[i]) for i in range(n)]) * mp.fdot(scale, terms)
+        rows = mp.norm([weight[i] * scale[i] for i in range(n)])
+        off += 2 * u * rows * mp.fsum(scale[i] * e[i] * terms[i] for i in range(n))
+        off += rho * mp.norm([weight[i] * s2[i] * terms[i] for i in range(n)])
+        length = mp.norm([weight[i] * mp.mpf(float(gradient[i, t])) for i in range(n)])
+        off += (n + 8) * u * length
+        off += 2 * u * mp.norm([weight[i] * mp.mpf(float(targets[i, t])) for i in range(n)])
         assert certificate.residual_norm[t] == pytest.approx(float(length), rel=1e-13, abs=0)
         # The last bits are not the point: all terms but the one in question are within this of it.
         assert certificate.residual_rounding[t] == pytest.approx(float(mp.mpf("1.01") * off), rel=1e-13, abs=0)
@@ -188,7 +193,11 @@ def test_terms_that_row_errors_outweigh_show_where_there_are_none() -> None:
         return Certificate.of(alpha, gradient, targets, noise, 4.0, no_errors).residual_rounding[0]  # type: ignore[arg-type]
 
     varying = np.linspace(1e6, 5e6, n)
-    assert rounding(ones, zero, zero, varying) == pytest.approx(1.01 * rho * (6.0 * 18.0 + 5e6 * 3.0), rel=1e-14, abs=0)
+    of_rows, of_noise = np.sqrt(np.sum(1e6 / varying)), np.sqrt(np.sum(1e6 * varying))
+    expected = 1.01 * rho * (2.0 * of_rows * 18.0 + of_noise)
+    assert rounding(ones, zero, zero, varying) == pytest.approx(expected, rel=1e-14, abs=0)
+    assert rounding(zero, ones, zero, varying) == pytest.approx(1.01 * (n + 8) * u * of_rows, rel=1e-14, abs=0)
+    assert rounding(zero, zero, ones, varying) == pytest.approx(1.01 * 2.0 * u * of_rows, rel=1e-14, abs=0)
     assert rounding(-ones, zero, zero, 1e-3) == pytest.approx(1.01 * rho * (6.0 * 18.0 + 3e-3), rel=1e-14, abs=0)
     assert rounding(zero, ones, zero, 1.0) == pytest.approx(1.01 * (n + 5) * u * 3.0, rel=1e-14, abs=0)
     assert rounding(zero, zero, -ones, 1.0) == pytest.approx(1.01 * 2.0 * u * 3.0, rel=1e-14, abs=0)

@@ -42,6 +42,9 @@ SOLVER = GreedyBlockCoordinateDescent(block_size=20)
 
 REGRESSIONS: dict[str, Trainer] = {
     "exact GP": lambda data, context: train(data.dataset, KERNEL, 0.1, context, solver=SOLVER),
+    "exact GP, known noise": lambda data, context: train(
+        data.dataset, KERNEL, 0.01, context, sample_noise=np.linspace(0.0, 0.3, data.n), solver=SOLVER
+    ),
     "sparse GP": lambda data, context: train_sparse(
         data.dataset, KERNEL, 0.1, context, SparseSettings("sggp", 12, per_round=4)
     ),

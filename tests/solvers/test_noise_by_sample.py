@@ -97,12 +97,16 @@ def test_bounds_on_objective_and_risk_hold(solver: Any, rounds: int, executor: L
     assert lower <= least - start
 
 
-def test_certificate_divides_by_the_least_noise_and_rounds_with_the_largest() -> None:
+def test_certificate_weighs_the_residual_by_the_noise() -> None:
     gradient = MATRIX @ (ANSWER + 1e-3) - Y
     arguments = (ANSWER + 1e-3, gradient, Y)
     found = Certificate.of(*arguments, NOISE, 1.5, np.ones(N))
     assert found.noise_variance == LEAST
-    assert found.residual_rounding == Certificate.of(*arguments, float(NOISE.max()), 1.5, np.ones(N)).residual_rounding
+    weighed = np.sqrt(np.sum(gradient**2 * (LEAST / NOISE)[:, None], axis=0))
+    np.testing.assert_allclose(found.residual_norm, weighed, rtol=1e-12)
+    by_least, by_largest = (Certificate.of(*arguments, float(end), 1.5, np.ones(N)) for end in (LEAST, NOISE.max()))
+    assert (found.proven_residual_norm < 0.6 * by_least.proven_residual_norm).all()
+    assert (np.array(found.residual_rounding) < by_largest.residual_rounding).all()
     assert (np.linalg.norm(np.full((N, 2), 1e-3), axis=0) <= found.alpha_error_bound).all()
     tests = RNG.standard_normal((50, 3))
     off = np.abs(KERNEL(tests, X) @ np.full((N, 2), 1e-3))

@@ -65,6 +65,7 @@ class IngestReport:
             "features": list(self.train.feature_names),
             "targets": list(self.train.target_names),
             "ids": list(self.train.id_names),
+            **({} if self.train.noise_name is None else {"noise": self.train.noise_name}),
             "classes": None if classes is None else list(classes),
             "class_counts": None if counts is None else list(counts),
             **({"transforms": [of.to_json() for of in transforms]} if transforms else {}),
@@ -83,6 +84,8 @@ def ingest(
     weights: Selector | None = None,
     features: Sequence[Selector] | None = None,
     ids: Sequence[Selector] = (),
+    noise_column: Selector | None = None,
+    noise_std_column: Selector | None = None,
     test_fraction: float | None = None,
     test_out: Location | None = None,
     test_mask: str | NDArray[np.bool_] | None = None,
@@ -119,9 +122,12 @@ def ingest(
     weights
         Column of the samples' weights in a classification, positive numbers; with `labels` only.
     features
-        As `target`; by default all columns but the targets, weights and the mask (of an NPZ: those of `X`).
+        As `target`; by default all columns but the targets, weights, noise and the mask (of an NPZ: those of `X`).
     ids
         Columns that identify samples: no features, kept as text beside the samples, and put into tables of predictions.
+    noise_column, noise_std_column
+        Column of the known noise of each sample's target: variances in its units squared, or standard deviations; none
+        below zero. Of one target that is a number, and not transformed.
     test_fraction, test_out
         Put this fraction of the samples, drawn at random, into a second store. It carries the standardisation of
         the training samples.
@@ -170,11 +176,15 @@ def ingest(
     began = time.monotonic()
     split = Split(test_fraction, test_mask, stratify, seed)
     _check_outputs(split, out, test_out)
-    choice = ColumnChoice(target, labels, weights, features, ids)
+    choice = ColumnChoice(target, labels, weights, features, ids, noise_column, noise_std_column)
     _check_stratify(split, labels)
     if transform is not None and target is None:
         raise UsageError(
             "Got `transform` without `targets`; only targets that are numbers are transformed. Leave it out."
+        )
+    if transform is not None and choice.by_noise is not None:
+        raise UsageError(
+            "Got `transform` and a column of known noise, which is that of the target as it is; leave one of them out."
         )
     outputs = [normalise_url(url) for url in (out, test_out) if url is not None]
     for url in outputs:

@@ -31,6 +31,8 @@ from dkgp.errors import InputError
 # Beyond so many different inputs, or so many samples, repeated inputs are not counted.
 _MOST_INPUTS = 5000
 _MOST_SAMPLES = 1_000_000
+# Of a standard deviation, whose square is to be a number.
+MOST_DEVIATION = 1e150
 
 
 class Passes:
@@ -82,13 +84,14 @@ class Passes:
                 if self._transform == "log":
                     for index, column in enumerate(selection.targets, start=len(selection.features)):
                         require_positive(values[:, index], column.name, block.place)
+                self._check_noise(block)
             if len(values):
                 lowest, highest = np.minimum(lowest, values.min(axis=0)), np.maximum(highest, values.max(axis=0))
         if first_bad:
             raise _not_finite(columns, bad_counts, first_bad)
         self._check_enough()
         weights = lowest[len(selection.features) + len(selection.targets) :]
-        for column, least in zip(selection.weights, weights, strict=False):
+        for column, least in zip(selection.weights if selection.noise is None else (), weights, strict=False):
             if least <= 0.0:
                 raise InputError(f"The weights '{column.name}' go down to {least:g}; expected positive numbers.")
         self._check_constant(lowest == highest, lowest)
@@ -126,8 +129,9 @@ class Passes:
                 [column.name for column in selection.features],
                 [column.name for column in selection.targets],
                 None if selection.encoder is None else selection.encoder.classes,
-                selection.weights[0].name if selection.weights else None,
+                selection.weights[0].name if selection.weights and selection.noise is None else None,
                 [(kept.name, kept.width) for kept in selection.id_texts],
+                None if selection.noise is None else selection.weights[0].name,
             )
             writers = [
                 stack.enter_context(DatasetWriter.of_names(url, names, chunk_rows, overwrite, size))
@@ -200,9 +204,27 @@ class Passes:
         return len(selection.features) + len(selection.targets) + len(selection.weights)
 
     def _parts(self, values: FloatArray) -> list[NDArray[Any]]:
-        """Inputs, targets and weights, and the texts of ids, of the block that is under way."""
+        """Inputs, targets and weights or noise variances, and texts of ids, of the block that is under way."""
         d, p = len(self._selection.features), len(self._selection.targets)
-        return [values[:, :d], values[:, d : d + p], values[:, d + p : self._first_id], self._ids]
+        beside = values[:, d + p : self._first_id]
+        if self._selection.noise == "deviations":
+            beside = beside**2
+        return [values[:, :d], values[:, d : d + p], beside, self._ids]
+
+    def _check_noise(self, block: Block) -> None:
+        """`InputError` for noise below zero, by its place, or a deviation whose square overflows."""
+        selection = self._selection
+        if selection.noise is None:
+            return
+        noise = block.values[:, len(selection.features) + len(selection.targets)]
+        odd = noise < 0.0 if selection.noise == "variances" else ~((noise >= 0.0) & (noise <= MOST_DEVIATION))
+        if odd.any():
+            row = int(np.argmax(odd))
+            raise InputError(
+                f"The noise '{selection.weights[0].name}' is {noise[row]:g} in {block.place(row)}; expected "
+                f"{'variances' if selection.noise == 'variances' else 'standard deviations'}, none below zero. Leave "
+                "out samples that nothing is known of, or the column."
+            )
 
     def _check_enough(self) -> None:
         n, needed = self.n_samples, MINIMUM_TRAINING_SAMPLES if self._selection.targets else 1

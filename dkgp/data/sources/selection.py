@@ -1,10 +1,13 @@
-"""From what a user chooses, names and indices, to the columns of a source: features, targets, weights, test mask."""
+"""From what a user chooses, names and indices, to the columns of a source: features, targets, weights, test mask.
+
+Weights of labels and known noise of a target take the same place: a column that samples count by.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from dkgp.data.sources.base import Column, Source, find_columns
 from dkgp.data.sources.id_texts import IdTexts
@@ -25,12 +28,31 @@ class ColumnChoice:
     weights: Selector | None = None
     features: Sequence[Selector] | None = None
     ids: Sequence[Selector] = ()
+    noise: Selector | None = None
+    noise_std: Selector | None = None
 
     def __post_init__(self) -> None:
         if self.labels is not None and self.target is not None and self.target != []:
             raise UsageError("Got both a target and labels; a column of labels is given as `labels` alone.")
         if self.weights is not None and self.labels is None:
             raise UsageError("Got `weights` without `labels`; a regression takes all samples alike. Leave them out.")
+        if self.noise is not None and self.noise_std is not None:
+            raise UsageError("Got `noise_column` and `noise_std_column`; noise is told once. Leave one of them out.")
+        if self.by_noise is not None and len(_listed(self.target)) != 1:
+            raise UsageError(
+                f"Got a column of known noise and {len(_listed(self.target)) or 'no'} `targets`; noise is that of one "
+                "target, in whose units it is. Leave it out, or name one target."
+            )
+
+    @property
+    def by_noise(self) -> Selector | None:
+        """The column of known noise, variances or standard deviations."""
+        return self.noise if self.noise_std is None else self.noise_std
+
+    @property
+    def counting(self) -> tuple[Selector | None, str]:
+        """The column that samples count by, and its role."""
+        return (self.weights, "column of weights") if self.by_noise is None else (self.by_noise, "column of noise")
 
     def by_name(self, source: Source) -> ColumnChoice:
         """The same with names in the place of indices, which an encoding moves; of a table's columns only."""
@@ -48,12 +70,14 @@ class ColumnChoice:
             None if self.weights is None else named(self.weights),
             None if self.features is None else [named(selector) for selector in _listed(self.features)],
             [named(selector) for selector in _listed(self.ids)],
+            None if self.noise is None else named(self.noise),
+            None if self.noise_std is None else named(self.noise_std),
         )
 
     def aside(self, source: Source, mask: str | None) -> tuple[Column, ...]:
-        """The chosen columns that are no features: targets or labels, weights and the test mask."""
+        """The chosen columns that are no features: targets or labels, weights or noise, and the test mask."""
         roles: list[tuple[Selector | None, str]] = [(selector, "target") for selector in _listed(self.target)]
-        roles += [(self.labels, "column of labels"), (self.weights, "column of weights"), (mask, "test mask")]
+        roles += [(self.labels, "column of labels"), self.counting, (mask, "test mask")]
         return tuple(
             column
             for selector, role in roles
@@ -76,7 +100,10 @@ def _listed(selectors: Selector | Sequence[Selector] | None) -> list[Selector]:
 
 @dataclass(frozen=True)
 class Selection:
-    """The columns of a source that are read, in this order; `encoder` makes codes of the one target of labels."""
+    """The columns of a source that are read, in this order; `encoder` makes codes of the one target of labels.
+
+    `weights`: the column that samples count by, of weights or, where `noise` says which, of variances or deviations.
+    """
 
     features: tuple[Column, ...]
     targets: tuple[Column, ...]
@@ -85,6 +112,7 @@ class Selection:
     encoder: LabelEncoder | None = None
     # With their texts, as `IdTexts` in their `encode`.
     ids: tuple[Column, ...] = ()
+    noise: Literal["variances", "deviations"] | None = None
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -102,7 +130,8 @@ def select_columns(source: Source, choice: ColumnChoice, mask: str | None) -> Se
 
     Raises `InputError` where a column is not there, is chosen twice, or none is left for the features.
     """
-    features, weights, labelled = choice.features, choice.weights, choice.labels is not None
+    features, labelled = choice.features, choice.labels is not None
+    weights, counting = choice.counting
     target = choice.labels if labelled else choice.target
     selectors = [] if target is None else [target] if isinstance(target, str | int) else list(target)
     role = "column of labels" if labelled else "target"
@@ -112,10 +141,12 @@ def select_columns(source: Source, choice: ColumnChoice, mask: str | None) -> Se
             f"The labels '{selectors[0]}' have {len(targets)} columns; choose one, as in '{selectors[0]}:0'."
         )
     mask_columns = find_columns(source, mask, "test mask") if mask is not None else ()
-    weighing = find_columns(source, weights, "column of weights") if weights is not None else ()
+    weighing = find_columns(source, weights, counting) if weights is not None else ()
     if len(weighing) > 1 or set(weighing) & {*targets, *mask_columns}:
+        what = "weights" if choice.by_noise is None else "noise variances or deviations"
+        other = "labels" if labelled else "the target"
         raise InputError(
-            f"The weights '{weights}' are {len(weighing)} columns, or labels or test mask; choose another."
+            f"The {what} '{weights}' are {len(weighing)} columns, or {other} or test mask; choose another."
         )
     if len(mask_columns) > 1:
         raise InputError(f"The test mask '{mask}' has {len(mask_columns)} columns; choose one, as in '{mask}:0'.")
@@ -123,7 +154,9 @@ def select_columns(source: Source, choice: ColumnChoice, mask: str | None) -> Se
     taken = [column.name for column in identifying if column in (*targets, *weighing, *mask_columns)]
     if taken or len(set(identifying)) < len(identifying):
         role = (
-            f"The id '{taken[0]}' is a target, labels, weights or test mask, too" if taken else "An id is named twice"
+            f"The id '{taken[0]}' is a target, labels, weights, noise or test mask, too"
+            if taken
+            else "An id is named twice"
         )
         raise InputError(f"{role}; a column has one role.")
     if features is not None:
@@ -134,7 +167,7 @@ def select_columns(source: Source, choice: ColumnChoice, mask: str | None) -> Se
         both = [column.name for column in feature_columns if column in (*targets, *weighing, *identifying)]
         if both:
             roles = {column.name: "id" for column in identifying} | {column.name: "target" for column in targets}
-            role = roles.get(both[0], "column of weights")
+            role = roles.get(both[0], counting)
             raise InputError(f"The {role} '{both[0]}' is among the features; leave it out of them.")
     else:
         # A mask that is one column of several takes the whole array with it: the other splits are no features either.
@@ -153,4 +186,8 @@ def select_columns(source: Source, choice: ColumnChoice, mask: str | None) -> Se
     encoder = LabelEncoder(targets[0].name) if labelled else None
     encoded = tuple(replace(column, encode=encoder) for column in targets) if labelled else targets
     ids = tuple(replace(column, encode=IdTexts(column.name)) for column in identifying)
-    return Selection(feature_columns, encoded, weighing, mask_columns[0] if mask_columns else None, encoder, ids)
+    mask_column = mask_columns[0] if mask_columns else None
+    noise: Literal["variances", "deviations"] | None = None
+    if choice.by_noise is not None:
+        noise = "variances" if choice.noise_std is None else "deviations"
+    return Selection(feature_columns, encoded, weighing, mask_column, encoder, ids, noise)

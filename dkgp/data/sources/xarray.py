@@ -185,9 +185,10 @@ class DatasetSource(_VariablesSource):
         targets = tuple(Column(name, "y", index) for index, name in enumerate(self._dataset.target_names))
         if targets:
             self.groups["y"] = targets
-        weights = tuple(Column(name, "w", 0) for name in (self._dataset.weight_name,) if name is not None)
-        if weights:
-            self.groups["w"] = weights
+        beside = {"w": self._dataset.weight_name, "noise": self._dataset.noise_name}
+        weights = tuple(Column(name, array, 0) for array, name in beside.items() if name is not None)
+        for column in weights:
+            self.groups[column.array] = (column,)
         self.positional = (*self.columns, *targets)
         # Not counted by an index, so that they are no feature unless they are asked for.
         self.columns = (*self.positional, *weights)
@@ -201,6 +202,8 @@ class DatasetSource(_VariablesSource):
             parts = {_INPUTS: dataset.raw_inputs(start, stop), "y": dataset.targets(start, stop, standardised=False)}
             if (weights := dataset.weights(start, stop)) is not None:
                 parts["w"] = weights[:, None]
+            if (noise := dataset.sample_noise(start, stop, standardised=False)) is not None:
+                parts["noise"] = noise[:, None]
             place = row_places(self.url, start)
             values = np.stack([self._values(parts[column.array], column, place) for column in columns], axis=1)
             yield Block(values, place, stop)

@@ -72,13 +72,13 @@ def target_layout(n_samples: int, n_targets: int) -> tuple[tuple[int, ...], tupl
     return (n_samples, n_targets), ("sample", "target")
 
 
-def create_group(url: str, kind: str, attributes: Json, claim: Claim | None = None) -> None:
+def create_group(url: str, kind: str, attributes: Json, claim: Claim | None = None, version: int | None = None) -> None:
     """A Zarr v3 group, marked as a dkgp store of `kind`, at a place that is empty but for the writer's claim."""
     with translate_write_errors(url):
         zarr.create_group(
             zarr_place(url, claim),
             zarr_format=3,
-            attributes={**store_attributes(kind), **attributes},
+            attributes={**store_attributes(kind, version), **attributes},
             # On an object store, a writer that was taken over may just have put its own there.
             overwrite=not is_local(url),
         )

@@ -15,6 +15,8 @@ from dkgp.errors import InputError
 class ColumnNames:
     """Names of features, targets and, where the one target is a label, classes; the weights' where there are such.
 
+    `noise` is the name of the column of the one target's known noise, where there is one.
+
     `ids` are the columns that identify samples: their names, and how many bytes of UTF-8 their longest texts take.
     """
 
@@ -23,6 +25,7 @@ class ColumnNames:
     classes: tuple[str, ...] | None = None
     weight: str | None = None
     ids: tuple[tuple[str, int], ...] = ()
+    noise: str | None = None
 
     @classmethod
     def checked(
@@ -32,17 +35,19 @@ class ColumnNames:
         classes: Sequence[str] | None = None,
         weight: str | None = None,
         ids: Sequence[tuple[str, int]] = (),
+        noise: str | None = None,
     ) -> ColumnNames:
         """The names as tuples; `InputError` where columns share a name, or the classes do not fit the targets."""
-        names = cls(tuple(map(str, features)), tuple(map(str, targets)), None, weight, tuple(ids))
+        names = cls(tuple(map(str, features)), tuple(map(str, targets)), None, weight, tuple(ids), noise)
         if not names.features:
             raise InputError("There is no feature; expected at least one column besides the target.")
         _require_distinct("feature", names.features)
         _require_distinct("target", names.targets)
         _require_distinct("id", tuple(name for name, _ in names.ids))
-        if weight is not None:
-            _require_distinct("feature", (*names.features, weight))
-        both = [name for name in names.targets if name in {*names.features, weight}]
+        for name in (weight, noise):
+            if name is not None:
+                _require_distinct("feature", (*names.features, name))
+        both = [name for name in names.targets if name in {*names.features, weight, noise}]
         if both:
             raise InputError(f"The target '{both[0]}' is among the features; leave it out of them.")
         if classes is None:
@@ -67,9 +72,11 @@ class ColumnNames:
         return cls.checked(features, numbered if targets is None else targets, classes)
 
     @property
-    def weights(self) -> tuple[str, ...]:
-        """The weights' column, none where all samples count alike."""
-        return () if self.weight is None else (self.weight,)
+    def beside(self) -> tuple[tuple[str, str], ...]:
+        """The column that each sample counts by, its array's name and its own; none where all samples count alike."""
+        if self.noise is not None:
+            return (("noise", self.noise),)
+        return () if self.weight is None else (("w", self.weight),)
 
     def to_json(self) -> Json:
         """The names as a store has them; of classes only where there are labels."""

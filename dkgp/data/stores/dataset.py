@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,13 @@ from dkgp.data.types import FloatArray, IntArray, Json, Location, quoted
 from dkgp.errors import InputError, StoreError
 
 DATASET_KIND = "dataset"
+
+
+class Rows(Protocol):
+    """Rows that are read by range."""
+
+    def read(self, start: int, stop: int, /) -> FloatArray:
+        """Rows [start, stop)."""
 
 
 class Dataset:
@@ -47,6 +54,8 @@ class Dataset:
         Samples of each class, where the store tells; else None.
     weight_name
         Name of the column that the samples' weights are of; None where all count alike.
+    noise_name
+        Name of the column that the known noise of the one target is of; None where there is none.
     id_names
         Names of the columns that identify samples and are no features, which `ids` reads.
     encoding
@@ -61,6 +70,8 @@ class Dataset:
 
     # Of data that are put together in memory, all columns are numbers.
     encoding: Json | None = None
+    noise_name: str | None = None
+    _noise_array: Rows | None = None
 
     def __init__(self, url: Location, manifest: Json) -> None:
         metadata = manifest["metadata"]
@@ -91,6 +102,8 @@ class Dataset:
         self._target_array = StoredArray.from_manifest(self.url, "y", manifest) if self.target_names else None
         self.weight_name: str | None = metadata.get("weight_name")
         self._weight_array = StoredArray.from_manifest(self.url, "w", manifest) if self.weight_name else None
+        self.noise_name = metadata.get("noise_name")
+        self._noise_array = StoredArray.from_manifest(self.url, "noise", manifest) if self.noise_name else None
         kept_ids = metadata.get("ids", [])
         self.id_names: tuple[str, ...] = tuple(column["name"] for column in kept_ids)
         self._id_widths = tuple(int(column["bytes"]) for column in kept_ids)
@@ -205,6 +218,20 @@ class Dataset:
         """Weights of the samples [start, stop), (stop - start,), positive; None where all count alike."""
         return None if self._weight_array is None else self._weight_array.read(start, stop)
 
+    def sample_noise(self, start: int, stop: int, standardised: bool = True) -> FloatArray | None:
+        """Known noise variances of the samples [start, stop), (stop - start,), none negative; None where none are.
+
+        As `targets`: on the standardised scale, or in the target's units squared.
+        """
+        if self._noise_array is None:
+            return None
+        variances = self._noise_array.read(start, stop)
+        return variances / float(self.standardisation.target_std[0]) ** 2 if standardised else variances
+
+    def all_sample_noise(self, standardised: bool = True) -> FloatArray | None:
+        """Known noise variances of all samples, (n,); as `sample_noise`."""
+        return self.sample_noise(0, self.n_samples, standardised)
+
     def ids(self, start: int, stop: int) -> NDArray[np.object_]:
         """Text that identifies the samples [start, stop), (stop - start, columns), a column for each of `id_names`."""
         if self._id_array is None:
@@ -280,6 +307,7 @@ class Dataset:
             seen._target_columns = np.array([stored_targets.index(name) for name in target_names], dtype=np.int64)
         else:
             seen.target_names, seen._target_array = (), None
+            seen.noise_name, seen._noise_array = None, None
         if classes is not None:
             seen._recode(tuple(classes))
         return seen

@@ -24,10 +24,12 @@ from dkgp.data.stores.identifiers import text_bytes
 from dkgp.data.stores.standardisation import RunningMoments, Standardisation
 from dkgp.data.stores.transforms import MOST_TARGETS, TransformName, fit_transform
 from dkgp.data.stores.writable import NewStore, new_store
-from dkgp.data.types import FloatArray, IntArray, Json, Location
+from dkgp.data.types import BoolArray, FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError
 
 MINIMUM_TRAINING_SAMPLES = 2
+# The format of a data set without a column of known noise.
+WITHOUT_NOISE = 3
 
 
 class DatasetWriter(AbstractContextManager["DatasetWriter"]):
@@ -51,7 +53,7 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
     def __init__(self, store: NewStore, names: ColumnNames, chunk_rows: int, expected_samples: int | None) -> None:
         self.url = store.url
         self.feature_names, self.target_names = names.features, names.targets
-        self.classes, self.weight_names = names.classes, names.weights
+        self.classes = names.classes
         self.chunk_rows = chunk_rows
         self.n_samples = 0
         self.warnings: list[str] = []
@@ -59,7 +61,7 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         self._expected_samples = expected_samples
         self._finished = False
         self._n_written = 0
-        # Inputs, targets, weights and the texts of ids; no column where there are none.
+        # Inputs, targets, weights or noise, and the texts of ids; no column where there are none.
         self._pending: list[tuple[NDArray[Any], ...]] = []
         self._hashes = (hashlib.sha256(), hashlib.sha256(), hashlib.sha256())
         self._class_counts: IntArray = np.zeros(len(names.classes or ()), dtype=np.int64)
@@ -120,7 +122,9 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         if chunk_rows is not None and chunk_rows < 1:
             raise InputError(f"chunk_rows must be at least 1; got {chunk_rows}.")
         rows = chunk_rows or default_chunk_rows(n_samples, len(names.features) + len(names.targets))
-        with new_store(normalise_url(url), DATASET_KIND, names.to_json(), overwrite) as store:
+        # What knows nothing of known noise must not train on such a store, and reads any other.
+        version = WITHOUT_NOISE if names.noise is None else None
+        with new_store(normalise_url(url), DATASET_KIND, names.to_json(), overwrite, version) as store:
             return cls(store, names, rows, n_samples)
 
     def __exit__(self, *error: object) -> None:
@@ -142,7 +146,8 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         targets
             Raw, shape (rows, p) or (rows,) for one target.
         weights
-            Positive, shape (rows,), where the store has them.
+            Positive, shape (rows,), where the store has them; or known noise variances, not negative, where it has
+            such a column.
         ids
             Text, shape (rows, columns), where the store has such columns.
 
@@ -157,21 +162,22 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         try:
             X = _matrix(inputs, len(self.feature_names), "inputs")
             y = _matrix(np.empty((len(X), 0)) if targets is None else targets, len(self.target_names), "targets")
-            w = _matrix(np.empty((len(X), 0)) if weights is None else weights, len(self.weight_names), "weights")
+            beside = tuple(name for _, name in self._names.beside)
+            counted = "weights" if self._names.noise is None else "noise variances"
+            w = _matrix(np.empty((len(X), 0)) if weights is None else weights, len(beside), counted)
             texts = text_bytes(np.empty((len(X), 0), dtype=object) if ids is None else ids, self._names.ids)
             if not len(X) == len(y) == len(w) == len(texts):
                 raise InputError(
-                    f"Got {len(X)} rows of inputs, {len(y)} of targets, {len(w)} of weights and {len(texts)} of ids; "
+                    f"Got {len(X)} rows of inputs, {len(y)} of targets, {len(w)} of {counted} and {len(texts)} of ids; "
                     "expected as many."
                 )
             _check_finite(X, self.feature_names, self.n_samples)
             _check_finite(y, self.target_names, self.n_samples)
-            _check_finite(w, self.weight_names, self.n_samples)
-            if (w <= 0.0).any():
-                row = int(np.argmax(w <= 0.0))
-                raise InputError(
-                    f"The weight in row {self.n_samples + row + 1} is {w[row, 0]:g}; expected positive ones."
-                )
+            _check_finite(w, beside, self.n_samples)
+            if self._names.noise is None:
+                _check_sign(w <= 0.0, w, "weight", "positive ones", self.n_samples)
+            else:
+                _check_sign(w < 0.0, w, "noise variance", "none below zero", self.n_samples)
             if self.classes is not None:
                 codes = codes_of_targets(y[:, 0], len(self.classes), f"the block from row {self.n_samples} on")
                 self._class_counts += np.bincount(codes, minlength=len(self.classes))
@@ -224,8 +230,8 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
                 metadata["class_counts"] = self._class_counts.tolist()
             if self.encoding is not None:
                 metadata["encoding"] = self.encoding
-            if self.weight_names:
-                metadata["weight_name"] = self.weight_names[0]
+            for array, name in self._names.beside:
+                metadata["weight_name" if array == "w" else "noise_name"] = name
             if self._names.ids:
                 metadata["ids"] = [{"name": name, "bytes": width} for name, width in self._names.ids]
             shown = {key: metadata[key] for key in ("standardisation", "fingerprint")}
@@ -249,8 +255,8 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         self._store.create_array("X", (n_samples, d), ("sample", "feature"), rows, names)
         if p:
             self._store.create_array("y", *target_layout(n_samples, p), rows, {"names": list(self.target_names)})
-        for name in self.weight_names:
-            self._store.create_array("w", (n_samples,), ("sample",), rows, {"name": name})
+        for array, name in self._names.beside:
+            self._store.create_array(array, (n_samples,), ("sample",), rows, {"name": name})
         if self._names.ids:
             width = sum(width for _, width in self._names.ids)
             self._store.create_array("ids", (n_samples, width), ("sample", "id_byte"), rows, dtype="uint8")
@@ -282,11 +288,13 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
 
     def _fingerprint(self) -> str:
         digest = hashlib.sha256(self._names.fingerprint_header(self.n_samples))
-        # Without weights it is what it was before there were any.
-        for part in self._hashes if self.weight_names else self._hashes[:2]:
+        # Without weights or noise it is what it was before there were any.
+        for part in self._hashes if self._names.beside else self._hashes[:2]:
             digest.update(part.digest())
-        for name in self.weight_names:
+        for _, name in self._names.beside:
             digest.update(name.encode())
+        if self._names.noise is not None:
+            digest.update(b"noise")
         return digest.hexdigest()
 
     def _computed_standardisation(self) -> Standardisation:
@@ -402,6 +410,12 @@ def _matrix(values: ArrayLike, n_columns: int, kind: str) -> FloatArray:
     if array.ndim != 2 or array.shape[1] != n_columns:
         raise InputError(f"The {kind} have shape {array.shape}; expected (rows, {n_columns}).")
     return array
+
+
+def _check_sign(odd: BoolArray, values: FloatArray, what: str, expected: str, first_row: int) -> None:
+    if odd.any():
+        row = int(np.argmax(odd))
+        raise InputError(f"The {what} in row {first_row + row + 1} is {values[row, 0]:g}; expected {expected}.")
 
 
 def _check_finite(block: FloatArray, names: tuple[str, ...], first_row: int) -> None:

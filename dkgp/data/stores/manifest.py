@@ -38,12 +38,13 @@ from dkgp.errors import OutputExistsError, StorageError, StoreError
 MANIFEST_NAME = "dkgp-manifest.json"
 # The format of each kind of store that is written; older ones are read. Datasets: 2 may name classes and weigh
 # samples, 3 transform targets. Predictions: 2 may hold decisions, classes and probabilities, 3 intervals of these, 4
-# be of transformed targets, as may 2 of models; classifiers: 2 may hold a likelihood.
+# be of transformed targets, as may 2 of models; classifiers: 2 may hold a likelihood. Data sets of 4,
+# models of 3 and predictions of 5 have known noise of the samples, and are written for such alone.
 FORMAT_VERSIONS = {
-    "dataset": 3,
-    "prediction": 4,
+    "dataset": 4,
+    "prediction": 5,
     "classifier": 2,
-    "model": 2,
+    "model": 3,
     "sparse model": 2,
     "linear model": 2,
 }
@@ -54,9 +55,9 @@ MOST_DESCRIPTION_BYTES = 64 * 2**20
 MOST_CHUNK_BYTES = 2 * 2**30
 
 
-def store_attributes(kind: str) -> Json:
+def store_attributes(kind: str, version: int | None = None) -> Json:
     """The root attributes by which a store is known as dkgp's, from the first moment it is being written."""
-    return {_KIND_ATTRIBUTE: kind, "dkgp_format_version": _version(kind)}
+    return {_KIND_ATTRIBUTE: kind, "dkgp_format_version": version or _version(kind)}
 
 
 def _version(kind: str) -> int:
@@ -104,11 +105,19 @@ class WrittenArray(Protocol):
     chunk_rows: int
 
 
-def commit(url: str, kind: str, metadata: Json, arrays: Iterable[WrittenArray], claim: Claim | None = None) -> None:
+def commit(
+    url: str,
+    kind: str,
+    metadata: Json,
+    arrays: Iterable[WrittenArray],
+    claim: Claim | None = None,
+    version: int | None = None,
+) -> None:
     """Write the manifest of a store whose arrays are complete. The store exists from here on.
 
     `kind` is "dataset", "model", "prediction" or "variance factor", `metadata` the JSON that the store wants to
-    remember, `arrays` are all of its arrays; `claim` is the writer's, where two writers could share the place.
+    remember, `arrays` are all of its arrays; `claim` is the writer's, where two writers could share the place;
+    `version` the format, by default the newest.
 
     Raises `StoreError`: a chunk is missing. `StorageError`: the storage refused the write, or another writer has taken
     the place over.
@@ -132,7 +141,7 @@ def commit(url: str, kind: str, metadata: Json, arrays: Iterable[WrittenArray], 
             "chunk_bytes": [sizes[chunk] for chunk in chunks],
         }
     sync_tree(url, names)
-    content: Json = {"kind": kind, "version": _version(kind), "metadata": metadata, "arrays": entries}
+    content: Json = {"kind": kind, "version": version or _version(kind), "metadata": metadata, "arrays": entries}
     # What is hashed is what a reader will parse, so the content goes through JSON once before it is hashed.
     content = json.loads(json_bytes(content))
     content["checksum"] = checksum(content)

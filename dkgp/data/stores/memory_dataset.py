@@ -240,7 +240,8 @@ def standardisation_of(
 def append_rows(dataset: Dataset, X: ArrayLike, y: ArrayLike) -> Dataset:
     """The training set with rows added in memory, under the same standardisation.
 
-    Its fingerprint is that of the data set it was and of what was added.
+    Its fingerprint is that of the data set it was and of what was added. Where noise is known, that of added rows is
+    zero.
 
     Parameters
     ----------
@@ -274,7 +275,7 @@ def append_rows(dataset: Dataset, X: ArrayLike, y: ArrayLike) -> Dataset:
     digest = hashlib.sha256(dataset.fingerprint.encode())
     for values in added:
         digest.update(np.ascontiguousarray(values, dtype="<f8").tobytes())
-    return AssembledDataset(
+    joined = AssembledDataset(
         _joined(held[0], added[0]),
         _joined(held[1], added[1]),
         standardisation,
@@ -285,6 +286,13 @@ def append_rows(dataset: Dataset, X: ArrayLike, y: ArrayLike) -> Dataset:
         chunk_rows=dataset.chunk_rows,
         classes=dataset.classes,
     )
+    known = dataset.all_sample_noise(standardised=False)
+    if known is not None:
+        joined.noise_name, joined._noise_array = (
+            dataset.noise_name,
+            MemoryArray(np.append(known, np.zeros(len(inputs)))),
+        )
+    return joined
 
 
 def _joined(held: RowArray, added: FloatArray) -> RowArray:

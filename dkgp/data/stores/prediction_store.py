@@ -47,11 +47,14 @@ from dkgp.data.types import BoolArray, FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, NumericalError, StorageError, StoreError
 
 PREDICTION_KIND = "prediction"
-VALUE_VARIABLES = ("mean", "mean_error_bound", "variance", "variance_lower", "variance_upper")
+# `noise` is what is known of a test sample's own: part of the variance of a new observation there, if that is stored.
+VALUE_VARIABLES = ("mean", "mean_error_bound", "variance", "variance_lower", "variance_upper", "noise")
 PROBABILITIES = ("probability", "probability_lower", "probability_upper")
 LATENT_VARIABLES = ("latent_variance_lower", "latent_variance_upper")
 CLASS_VARIABLES = ("decision", "decision_error_bound", *PROBABILITIES, "class", "certified", *LATENT_VARIABLES)
 VARIABLES = VALUE_VARIABLES + CLASS_VARIABLES
+# The format of a store without the variable `noise`.
+WITHOUT_NOISE = 4
 
 # A dimension of its own name: xarray could not tell one called "class" from the variable `class`.
 _CLASS_DIMENSION = "class_name"
@@ -91,6 +94,11 @@ class _Planned:
         """The classes' names as a coordinate, for those who look at the store with xarray."""
         n_classes = len(self.classes or ())
         return [StoredArray(self.url, _CLASS_DIMENSION, (n_classes,), n_classes)] if n_classes else []
+
+
+def _version(variables: Sequence[str]) -> int | None:
+    """The format of a store of these variables; None for the newest."""
+    return None if "noise" in variables else WITHOUT_NOISE
 
 
 def _layout(name: str, plan: Json) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -180,7 +188,7 @@ class PredictionWriter(_Planned):
         shown: Json = {"target_names": plan["target_names"]}
         if known is not None:
             plan["classes"] = shown["classes"] = list(known)
-        with new_store(address, PREDICTION_KIND, {_PLAN: plan, **shown}, overwrite) as store:
+        with new_store(address, PREDICTION_KIND, {_PLAN: plan, **shown}, overwrite, _version(variables)) as store:
             if known is not None:
                 create_name_array(address, _CLASS_DIMENSION, known, store.claim)
             for name in variables:
@@ -279,7 +287,7 @@ class PredictionWriter(_Planned):
                 f"{pending[0][0]} to {pending[0][1] - 1}. Resume the prediction."
             )
         arrays = [*self._arrays.values(), *self._class_names]
-        commit(self.url, PREDICTION_KIND, self._plan, arrays, self._claim)
+        commit(self.url, PREDICTION_KIND, self._plan, arrays, self._claim, _version(self.variables))
         # The manifest has taken over; markers left by a crash just here do no harm.
         remove_tree(join(self.url, _REGIONS))
         return open_prediction(self.url)

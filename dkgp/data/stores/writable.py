@@ -103,11 +103,11 @@ def _is_begun(folder: Path) -> bool:
 class NewStore:
     """A store that is being written: its arrays, under the writer's claim; it can be opened once it is committed."""
 
-    def __init__(self, url: str, kind: str, claim: Claim) -> None:
+    def __init__(self, url: str, kind: str, claim: Claim, version: int | None = None) -> None:
         self.url = url
         self.claim = claim
         self.arrays: list[StoredArray] = []
-        self._kind = kind
+        self._kind, self._version = kind, version
 
     def create_array(
         self,
@@ -131,7 +131,7 @@ class NewStore:
 
     def commit(self, metadata: Json) -> None:
         """Write the manifest; errors as of `manifest.commit`."""
-        commit(self.url, self._kind, metadata, self.arrays, self.claim)
+        commit(self.url, self._kind, metadata, self.arrays, self.claim, self._version)
 
     def remove(self) -> None:
         """Remove what was written, unless another writer has taken the place over."""
@@ -139,18 +139,20 @@ class NewStore:
 
 
 @contextlib.contextmanager
-def new_store(url: str, kind: str, attributes: Json, overwrite: bool) -> Iterator[NewStore]:
+def new_store(url: str, kind: str, attributes: Json, overwrite: bool, version: int | None = None) -> Iterator[NewStore]:
     """Begin a store at a place that may be written to: a group without arrays.
+
+    `version` is its format, by default the newest: an earlier one for a store that has nothing of what is newer.
 
     Another of its kind that is there is removed first, and whatever was written if the block fails. Parameters and
     errors as of `ensure_writable` and `create_group`.
     """
     ensure_writable(url, overwrite, kind)
     claim = Claim.take(url, kind, over=overwrite)
-    store = NewStore(url, kind, claim)
+    store = NewStore(url, kind, claim, version)
     try:
         remove_store(claim, keep_claim=True)
-        create_group(url, kind, attributes, claim)
+        create_group(url, kind, attributes, claim, version)
         yield store
     except BaseException:
         store.remove()

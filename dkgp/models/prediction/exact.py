@@ -20,6 +20,7 @@ from dkgp.models.sums import EVERY_ENTRY, Piece, Rows, Sums, joined
 from dkgp.models.support import SupportInputs, certified_means
 from dkgp.models.variance.batched import BatchedRun
 from dkgp.models.variance.greedy import BasisRun
+from dkgp.models.variance.scaled import Subject
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.variance.ways.choice import Request, chosen_run
 from dkgp.operators.base import FloatArray, IndexArray
@@ -85,11 +86,13 @@ def exact_rounds(
             "the prediction to resume found its variances another way, with a `basis` for each or without; repeat it "
             "as it was, or `overwrite`"
         )
+    subject = Subject.of(model, context)
+    rows = subject.tests(test)
     if variance.basis is not None:
-        by_basis = BasisRun(context, model.noise_variance, certificate, test, executor, variance)
-        return _MeansAndVariances(means, by_basis, model)
-    asked = Request(model, kernel, context, certificate, test, executor, variance, stored)
-    return _MeansAndVariances(means, chosen_run(asked, note), model)
+        by_basis = BasisRun(subject.context, model.noise_variance, certificate, rows, executor, variance)
+        return _MeansAndVariances(means, by_basis, model, subject)
+    asked = Request(subject.model, subject.kernel, subject.context, certificate, rows, executor, variance, stored)
+    return _MeansAndVariances(means, chosen_run(asked, note), model, subject)
 
 
 class _Means(Rounds):
@@ -128,8 +131,8 @@ class _Means(Rounds):
 class _MeansAndVariances(Rounds):
     variables = VARIANCES
 
-    def __init__(self, means: _Means, run: BatchedRun | BasisRun, model: ModelRecord) -> None:
-        self._means, self._run, self._model = means, run, model
+    def __init__(self, means: _Means, run: BatchedRun | BasisRun, model: ModelRecord, subject: Subject) -> None:
+        self._means, self._run, self._subject = means, run, subject
         self._scale = np.asarray(model.standardisation.target_std)
         self.n_support, self.assumes = means.n_support, means.assumes
         self.attributes = {
@@ -141,14 +144,14 @@ class _MeansAndVariances(Rounds):
         self.region_rows = run.region_rows
 
     def prepare(self) -> str:
-        return self._run.prepare(self._model)
+        return self._run.prepare(self._subject.model)
 
     def submit(self, start: int, stop: int) -> PendingRound:
         return self._run.submit(start, stop)
 
     def values(self, results: list[Any]) -> dict[str, FloatArray]:
         mean, bound, lower, upper = self._run.collect(results)
-        low, high = variance_in_units(lower, upper, self._scale)
+        low, high = variance_in_units(*self._subject.interval(lower, upper), self._scale)
         return {**self._means.of(mean, bound), "variance": high, "variance_lower": low, "variance_upper": high}
 
     def summary(self, seconds: float, streamed: Streamed) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Functions drawn from the posterior: a draw from the prior, corrected by what the samples say (Matheron's rule).
 
-    f(x) = f0(x) + k_x' Kbar^-1 (y - f0(X) - e),        f0 from the prior, e ~ N(0, s2 I),
+    f(x) = f0(x) + k_x' Kbar^-1 (y - f0(X) - e),        f0 from the prior, e ~ N(0, diag(s2_i)),
 
 is a draw from the posterior. It costs one solve for each function, after which the function can be evaluated anywhere,
 and is the same function wherever and whenever it is. Where the prior cannot be drawn as a function, values at few
@@ -33,11 +33,11 @@ from dkgp.data import ModelRecord
 from dkgp.errors import ClusterError, InputError, NumericalError
 from dkgp.kernels import Kernel, fold_white, kernel_from_json
 from dkgp.kernels.spectrum import RandomFeatures
-from dkgp.models.solver_choice import factor_for
+from dkgp.models.solver_choice import factor_for, probed_noise
 from dkgp.models.sums import cross_products
 from dkgp.models.support import SupportInputs
 from dkgp.operators import BlockedKernelOperator
-from dkgp.operators.base import FloatArray
+from dkgp.operators.base import FloatArray, total_noise
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers import ConjugateGradient, GradientInfNorm, Solver, solve
 
@@ -71,7 +71,8 @@ class PosteriorFunctions:
         if count < 1:
             raise InputError(f"the number of samples must be at least 1; got {count}")
         self._model, self._count, self._seed = model, count, seed
-        self._kernel, self._noise = fold_white(kernel_from_json(model.kernel), model.noise_variance)
+        self._kernel, common = fold_white(kernel_from_json(model.kernel), model.noise_variance)
+        self._noise = total_noise(common, model.sample_noise, model.n_samples)
         source = SupportInputs.of(model, version)
         self._context = BlockContext(version, source, self._kernel, model.n_samples)
         rng = np.random.default_rng(seed)
@@ -110,7 +111,7 @@ class PosteriorFunctions:
         assert self._prior is not None
         model = self._model
         drawn = np.concatenate([self._prior(model.inputs(start, stop)) for start, stop in model.row_chunks()])
-        drawn += np.sqrt(self._noise) * rng.standard_normal(drawn.shape)
+        drawn += (np.sqrt(self._noise) * rng.standard_normal(drawn.shape).T).T
         runner = executor or LocalExecutor()
         try:
             source = self._context.source
@@ -131,8 +132,9 @@ class PosteriorFunctions:
             executor.require_one_arithmetic()
         except ClusterError:
             return None
+        noise = probed_noise(self._noise)
         return ConjugateGradient(
-            factor_for(self._model, self._kernel, self._noise, together, tolerance=tolerance, seed=self._seed)
+            factor_for(self._model, self._kernel, noise, together, tolerance=tolerance, seed=self._seed)
         )
 
     def _joint(self, inputs: FloatArray) -> FloatArray:

@@ -20,7 +20,7 @@ from dkgp.models.prediction.classes import class_rounds
 from dkgp.models.prediction.exact import exact_rounds
 from dkgp.models.prediction.linear import LinearRounds
 from dkgp.models.prediction.sparse_rounds import SparseRounds, SparseRoundsWithBases
-from dkgp.models.prediction.streaming import Rounds, stream
+from dkgp.models.prediction.streaming import Rounds, WithTestNoise, stream
 from dkgp.models.sums import EVERY_ENTRY, Sums
 from dkgp.models.variance.variances import VarianceSettings
 
@@ -114,9 +114,9 @@ def predict(
         training samples are taken by a tree that prunes what hardly contributes, each standardised mean or decision
         good to this; bounds allow for it. For a kernel that falls with the distance, of few features.
     variance : VarianceSettings, optional
-        Predict variances too: of a new observation, noise included, unless `latent` asks for the function's own. The
-        store's `variance` is the proven upper end of the interval; of a sparse model its method's own, and the
-        interval that of the exact model's.
+        Predict variances too: of a new observation, noise included (also its own, where the data set knows that),
+        unless `latent` asks for the function's. The store's `variance` is the proven upper end of the interval; of a
+        sparse model its method's own, and the interval that of the exact model's.
     plug_in : bool
         Of a Gaussian process classifier: take the likelihood's probabilities at the decisions, without averaging them
         over the variances of its latent functions.
@@ -174,6 +174,8 @@ def predict(
                 rounds = SparseRounds(model, test, executor, version, variance)
             else:
                 rounds = exact_rounds(model, test, executor, version, variance, stored.get("variance"), note, sums)
+            if variance is not None and test.noise_name is not None:
+                rounds = WithTestNoise(rounds, test, variance.latent)
             attributes = {
                 "model": model.url,
                 "model_fingerprint": model.fingerprint,

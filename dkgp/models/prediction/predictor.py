@@ -6,7 +6,7 @@ bytes: each process makes its own predictor from it, and keeps that in its worke
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from dkgp.models.rounding import mean_in_units, variance_in_units
 from dkgp.models.sums import EVERY_ENTRY, joined
 from dkgp.models.support import SupportInputs
 from dkgp.models.variance.batched import BatchedRun
+from dkgp.models.variance.scaled import Subject
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.variance.ways.choice import Request, chosen_run
 from dkgp.models.variance.whole_matrix.run import WholeRun
@@ -68,7 +69,7 @@ class Predictor:
         every_thread: bool = True,
     ) -> None:
         self._model = model
-        kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
+        kernel, noise_variance = fold_white(kernel_from_json(model.kernel), model.noise_variance)
         source = SupportInputs.of(model, version)
         self._context = BlockContext(version, source, kernel, model.n_samples)
         self._executor: BlockExecutor = LocalExecutor() if every_thread else HereExecutor()
@@ -76,13 +77,22 @@ class Predictor:
         self._variance: BatchedRun | None = None
         if variance is not None:
             none = standardised_inputs(np.zeros((0, model.n_features)), model.feature_names)
+            subject = self._subject = Subject.of(replace(model, noise_variance=noise_variance), self._context)
             with single_threaded_blas():
-                executor, tests = self._executor, max(1, n_test)
                 self._variance = chosen_run(
-                    Request(model, kernel, self._context, self._certificate, none, executor, variance, tests=tests)
+                    Request(
+                        subject.model,
+                        subject.kernel,
+                        subject.context,
+                        self._certificate,
+                        subject.tests(none),
+                        self._executor,
+                        variance,
+                        tests=max(1, n_test),
+                    )
                 )
                 if isinstance(self._variance, WholeRun):
-                    self._variance.prepare(model)
+                    self._variance.prepare(subject.model)
 
     def __call__(self, inputs: FloatArray) -> Predicted:
         """Predict at raw inputs of the model's features: (r, d), or (r, d_raw) with those that were constant.
@@ -99,9 +109,10 @@ class Predictor:
                 arguments = (self._context, self._certificate, EVERY_ENTRY, test)
                 mean, bound = joined(self._executor.submit("kmean", mean_task, arguments, groups).result())
                 return Predicted(*mean_in_units(mean, bound, scale, offset))
-            run = self._variance.at(test)
+            run = self._variance.at(self._subject.tests(test))
             mean, bound, lower, upper = run.collect(run.submit(0, test.n_samples).result())
-        return Predicted(*mean_in_units(mean, bound, scale, offset), *variance_in_units(lower, upper, scale))
+        interval = self._subject.interval(lower, upper)
+        return Predicted(*mean_in_units(mean, bound, scale, offset), *variance_in_units(*interval, scale))
 
     def _nothing(self) -> Predicted:
         empty = np.empty((0, self._model.n_targets))

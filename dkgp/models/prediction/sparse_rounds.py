@@ -186,7 +186,7 @@ class SparseRoundsWithBases(SparseRounds):
     def __init__(
         self, model: SparseRecord, test: Dataset, executor: BlockExecutor, version: str, variance: VarianceSettings
     ) -> None:
-        if model.basis_noise is not None:
+        if model.basis_noise is not None or "noise_by_sample" in model.summary:
             raise InputError(
                 f"`basis`: '{model.url}' was fitted with a noise of its own for each sample, which it does not have of "
                 "all; leave it out"

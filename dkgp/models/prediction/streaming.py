@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dkgp.cluster.executors.base import PendingRound
-from dkgp.data import PredictionWriter, Progress, open_prediction
+from dkgp.data import Dataset, PredictionWriter, Progress, open_prediction
 from dkgp.errors import InterruptedRunError
 from dkgp.models.classification.metrics import label_widths
 from dkgp.models.metrics import GapTally, gap_figures, outside_interval
@@ -68,6 +68,44 @@ class Rounds(ABC):
     def summary(self, seconds: float, streamed: Streamed) -> dict[str, Any] | None:
         """Figures of the variances, or the classes, of all that is stored; None without either."""
         return None
+
+
+class WithTestNoise(Rounds):
+    """Rounds with variances at test samples whose own noise is known: a new observation has it beside the common one.
+
+    `test`: the samples, as the model sees them. `latent`: variances are of the function, and noise is stored beside.
+    """
+
+    def __init__(self, rounds: Rounds, test: Dataset, latent: bool) -> None:
+        self._rounds, self._test, self._latent = rounds, test, latent
+        self.variables = (*rounds.variables, "noise")
+        self.attributes = {**rounds.attributes, "noise": test.noise_name}
+        self.n_support, self.assumes = rounds.n_support, rounds.assumes
+        self.depth, self.region_rows = rounds.depth, rounds.region_rows
+
+    def prepare(self) -> str | None:
+        """As of the rounds."""
+        return self._rounds.prepare()
+
+    def submit(self, start: int, stop: int) -> PendingRound:
+        """Start a region."""
+        return Together([self._rounds.submit(start, stop)], (start, stop))
+
+    def values(self, results: list[Any]) -> dict[str, FloatArray]:
+        """A region's results joined, the noise added to variances of a new observation, outward."""
+        own, start, stop = results
+        values = self._rounds.values(own)
+        noise = self._test.sample_noise(start, stop, standardised=False)
+        assert noise is not None
+        known = noise[:, None]
+        if not self._latent:
+            for name, end in (("variance_lower", -np.inf), ("variance_upper", np.inf), ("variance", np.inf)):
+                values[name] = np.maximum(np.nextafter(values[name] + known, end), 0.0)
+        return {**values, "noise": known}
+
+    def summary(self, seconds: float, streamed: Streamed) -> dict[str, Any] | None:
+        """As of the rounds."""
+        return self._rounds.summary(seconds, streamed)
 
 
 @dataclass(frozen=True)

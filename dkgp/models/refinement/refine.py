@@ -30,6 +30,15 @@ from dkgp.operators.base import FloatArray
 INTERRUPTED = "interrupted"
 
 
+def require_one_noise(dataset: Dataset) -> None:
+    """Refuse samples whose noise is known; `InputError`."""
+    if dataset.noise_name is not None:
+        raise InputError(
+            f"refining on all samples takes one noise variance for all, and '{dataset.url}' has a column of known "
+            f"noise, '{dataset.noise_name}'. Tune on subsets, which take it into account"
+        )
+
+
 def refine(
     dataset: Dataset,
     space: RefineSpace,
@@ -43,9 +52,10 @@ def refine(
     The context's `callback` is called with a `RefineStep` after each evaluation, `note` with a line on what is being
     done; when `interrupted` answers true between passes the best so far is returned, not validated.
 
-    Raises `InputError`: no targets, or too few samples; `NumericalError`: Kbar is not numerically positive definite at
-    the start.
+    Raises `InputError`: no targets, too few samples, or samples whose noise is known; `NumericalError`: Kbar is not
+    numerically positive definite at the start.
     """
+    require_one_noise(dataset)
     # Pieces of derivatives are worked on side by side, one thread each.
     with single_threaded_blas():
         decided = (settings or RefineSettings()).decided(dataset, space.start)

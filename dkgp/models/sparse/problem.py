@@ -23,7 +23,7 @@ from dkgp.models.sparse.model import SparseModel
 from dkgp.models.sparse.risk import descent_bound, subset_bound
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.operators import BlockedKernelOperator
-from dkgp.operators.base import FloatArray, Noise
+from dkgp.operators.base import FloatArray, Noise, total_noise
 from dkgp.solvers import Solution
 from dkgp.solvers.greedy_basis.settings import GreedyBasis
 from dkgp.solvers.stopping import StopReason
@@ -34,7 +34,7 @@ class TrainedSparse:
     """A sparse model, what is proven of it, and how it came about."""
 
     model: SparseModel
-    # White noise of the kernel included; with noise by sample, that of a sample whose `relative_noise` is 1
+    # White noise of the kernel included; with noise by sample, that of new observations
     noise_variance: float
     basis: Basis
     certificate: SparseCertificate
@@ -56,13 +56,18 @@ class SparseProblem:
 
     dataset: Dataset
     kernel: Kernel  # without white noise, which is part of the noise
-    noise_variance: float  # of a sample whose `relative_noise` is 1
+    noise_variance: float  # of a sample whose `relative_noise` is 1, and whose `sample_noise` is 0
     noise: Noise  # of the samples
     targets: FloatArray  # (n, p), standardised
 
     @classmethod
     def of(
-        cls, dataset: Dataset, kernel: Kernel, noise_variance: float, relative_noise: FloatArray | None = None
+        cls,
+        dataset: Dataset,
+        kernel: Kernel,
+        noise_variance: float,
+        relative_noise: FloatArray | None = None,
+        sample_noise: FloatArray | None = None,
     ) -> SparseProblem:
         """Check what is trained on; parameters and errors are those of `train_sparse`."""
         if dataset.n_targets == 0:
@@ -70,7 +75,12 @@ class SparseProblem:
                 f"'{dataset.url}' has no targets; training needs at least one. Ingest the data again and name it"
             )
         kernel, noise_variance = fold_white(kernel, noise_variance)
+        if sample_noise is None:
+            sample_noise = dataset.all_sample_noise()
         noise = noise_by_sample(noise_variance, relative_noise, dataset.n_samples)
+        if sample_noise is not None:
+            total = total_noise(noise_variance, sample_noise, dataset.n_samples)
+            noise = total if relative_noise is None else noise + np.ravel(sample_noise)
         return cls(dataset, kernel, noise_variance, noise, dataset.all_targets())
 
     def context(self, context: RunContext | BlockExecutor) -> RunContext:
@@ -124,6 +134,7 @@ class SparseProblem:
             "decrement": None if regressors is None else regressors.decrement.tolist(),
             **certificate.summary(),
             **record,
+            **({} if isinstance(self.noise, float) else {"noise_by_sample": True}),
         }
         basis_noise = basis.noise_of(self.noise)
         return TrainedSparse(fit.model, self.noise_variance, basis, certificate, greedy, summary, basis_noise)

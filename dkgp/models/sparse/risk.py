@@ -117,7 +117,8 @@ def descent_bound(
         alpha,
         gradient,
         targets,
-        operator.noise,
+        # The plain length of the residual's rounding is wanted, by the largest noise.
+        float(np.max(operator.noise)),
         errors.samples.prior,
         errors.samples.errors,
         stepped=solution.stepped,

@@ -20,7 +20,7 @@ from dkgp.data import Dataset
 from dkgp.kernels import Kernel, fold_white
 from dkgp.models.sparse.model import SparseModel
 from dkgp.models.sparse.stored import OpenedSparse
-from dkgp.operators.base import FloatArray
+from dkgp.operators.base import FloatArray, total_noise
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 
@@ -71,11 +71,13 @@ def start_from_sparse(
     model, targets, n = opened.model, dataset.all_targets(), dataset.n_samples
     chunks = list(dataset.row_chunks())
     residual = np.concatenate([targets[slice(*rows)] - model.mean(dataset.inputs(*rows)) for rows in chunks])
-    alpha = residual / noise_variance
+    known = dataset.all_sample_noise()
+    noise = np.asarray(total_noise(noise_variance, known, n)).reshape(-1, 1)
+    alpha = residual / (noise_variance if known is None else noise)
     samples = np.sort(np.random.default_rng(seed).choice(n, min(n, ROWS), replace=False))
     evaluator = model.evaluator()
     looked_at = evaluator.prepare(dataset.input_rows(samples))
-    images = noise_variance * alpha[samples]
+    images = (noise_variance if known is None else noise[samples]) * alpha[samples]
     for rows in chunks:
         images += evaluator.matmat(looked_at, evaluator.prepare(dataset.inputs(*rows)), alpha[slice(*rows)])
     quadratic = n / len(samples) * np.einsum("rp,rp->p", alpha[samples], images)

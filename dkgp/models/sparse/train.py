@@ -36,6 +36,7 @@ def train_sparse(
     *,
     given: IndexArray | FloatArray | None = None,
     relative_noise: FloatArray | None = None,
+    sample_noise: FloatArray | None = None,
 ) -> TrainedSparse:
     """Train a sparse model of a dataset.
 
@@ -54,6 +55,8 @@ def train_sparse(
         A basis of the user's own, samples or standardised inputs.
     relative_noise : (n,) float64, optional
         Noise by sample: what s2 is multiplied by for each; a sample of 1 / k counts as much as k samples.
+    sample_noise : (n,) float64, optional
+        Known noise variances, standardised, added to that; by default those that the data set has.
 
     Raises
     ------
@@ -64,7 +67,7 @@ def train_sparse(
     InterruptedRunError
         The context asked for the end; a greedy choice is saved where there are checkpoints.
     """
-    problem = SparseProblem.of(dataset, kernel, noise_variance, relative_noise)
+    problem = SparseProblem.of(dataset, kernel, noise_variance, relative_noise, sample_noise)
     run, targets, seconds = problem.context(context), problem.targets, PartSeconds()
     with run.operator(problem.kernel, problem.noise, dataset) as operator:
         greedy: GreedyBasis | None = None

@@ -33,12 +33,17 @@ from dkgp.models.sparse.model import SparseModel
 from dkgp.models.sparse.risk import highest_misfit, highest_whitened_penalty
 from dkgp.models.sparse.stored import OpenedSparse
 from dkgp.models.variance.whitening import Whitening
-from dkgp.operators.base import FloatArray
+from dkgp.operators.base import FloatArray, total_noise
 from dkgp.operators.cross.runs import piece_rows
 from dkgp.operators.low_rank.landmark_rows import whiten
 
 
-def update_sparse(opened: OpenedSparse, dataset: Dataset, relative_noise: FloatArray | None = None) -> SparseRecord:
+def update_sparse(
+    opened: OpenedSparse,
+    dataset: Dataset,
+    relative_noise: FloatArray | None = None,
+    sample_noise: FloatArray | None = None,
+) -> SparseRecord:
     """Update a model with new samples; 2 n m^2 multiply-adds for n of them, in this process.
 
     Parameters
@@ -48,6 +53,8 @@ def update_sparse(opened: OpenedSparse, dataset: Dataset, relative_noise: FloatA
         The new samples, as the model sees them.
     relative_noise : (n,) float64, optional
         What each has of the model's noise variance; all of it by default.
+    sample_noise : (n,) float64, optional
+        Known noise variances of the new samples beside that, standardised; by default those that the data set has.
 
     Returns
     -------
@@ -70,6 +77,11 @@ def update_sparse(opened: OpenedSparse, dataset: Dataset, relative_noise: FloatA
         if relative_noise.shape != (n,) or not (np.isfinite(relative_noise) & (relative_noise > 0.0)).all():
             raise InputError(f"expected positive relative noise of {n:,} new samples; got shape {relative_noise.shape}")
         noise = noise * relative_noise
+    if sample_noise is None:
+        sample_noise = dataset.all_sample_noise()
+    if sample_noise is not None:
+        total = total_noise(record.noise_variance, sample_noise, n)
+        noise = np.asarray(total) if relative_noise is None else noise + np.ravel(sample_noise)
     inputs, targets = dataset.inputs(0, n), dataset.all_targets()
     if not (np.isfinite(inputs).all() and np.isfinite(targets).all()):
         raise InputError("the new samples have a NaN or an infinity; leave such rows out")

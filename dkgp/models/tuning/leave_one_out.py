@@ -33,7 +33,8 @@ from dkgp.models.tuning.dense_algebra import (
     solve_factored,
     symmetric_product,
 )
-from dkgp.models.tuning.marginal_likelihood import DenseObjective, KernelFamily
+from dkgp.models.tuning.marginal_likelihood import DenseObjective, KernelFamily, noise_at
+from dkgp.models.tuning.subsets import SampleNoise
 
 
 class LeaveOneOut(DenseObjective):
@@ -68,10 +69,12 @@ class LeaveOneOut(DenseObjective):
         return value, self._slopes(parameters, weights)
 
 
-def factored(family: KernelFamily, parameters: FloatArray, out: FloatArray) -> FloatArray:
+def factored(
+    family: KernelFamily, parameters: FloatArray, out: FloatArray, noise: SampleNoise | None = None
+) -> FloatArray:
     """Put Cholesky's lower factor of Kbar into `out`, and return it; `NumericalError` where there is none."""
     family.matrix(parameters[:-1], out)
-    np.einsum("ii->i", out)[:] += math.exp(parameters[-1])
+    np.einsum("ii->i", out)[:] += noise_at(noise, parameters)
     if not factor(out):
         raise NumericalError(
             "the kernel matrix of a subset is not positive definite with the hyperparameters that were found, so that "
@@ -86,19 +89,20 @@ def fold_predictions(
     targets: FloatArray,
     folds: Sequence[IntArray],
     matrices: Sequence[FloatArray] | None = None,
+    noise: SampleNoise | None = None,
 ) -> tuple[FloatArray, FloatArray]:
     """Predict each fold's targets from all samples outside of it, in closed form.
 
     `parameters` are logarithms, the noise variance's last; `folds` are indices of samples, together each sample once;
-    `matrices` are one array (n, n) in Fortran order to work in. Returned are predictive means (n, p), and predictive
-    variances of a new observation (n,), noise included.
+    `matrices` are one array (n, n) in Fortran order to work in; `noise` is that of samples that differ. Returned are
+    predictive means (n, p), and predictive variances of a new observation (n,), the sample's noise included.
 
     Raises `NumericalError`: Kbar is not numerically positive definite.
     """
     n_samples = targets.shape[0]
     work = np.empty((n_samples, n_samples), order="F") if matrices is None else matrices[0]
     ordered = np.asfortranarray(targets)
-    alpha = solve_factored(factored(family, parameters, work), ordered)
+    alpha = solve_factored(factored(family, parameters, work, noise), ordered)
     invert_factored(work)
     fill_upper(work)
     mean, variance = np.empty_like(ordered), np.empty(n_samples)

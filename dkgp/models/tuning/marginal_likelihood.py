@@ -20,6 +20,7 @@ import numpy as np
 from dkgp.data.types import FloatArray
 from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.models.tuning.dense_algebra import BLOCK_ROWS, invert, rank_update, symmetric_product
+from dkgp.models.tuning.subsets import SampleNoise
 
 # What the search itself holds: its history, and Python's own objects.
 SEARCH_BYTES = 2**19
@@ -145,7 +146,8 @@ class DenseObjective:
 
     The `family` is on the same n inputs as the standardised `targets` (n, p), of which the p columns share the
     hyperparameters, and their values add up. `matrices` are `n_matrices` arrays (n, n) in Fortran order to work in,
-    reused by every evaluation. Samples have `weights` (n,) in objectives of labels alone.
+    reused by every evaluation. Samples have `weights` (n,) in objectives of labels alone, and `noise` of their own
+    in those of numbers alone: s2 is then what it is a function of.
     """
 
     n_matrices: ClassVar[int]
@@ -156,9 +158,10 @@ class DenseObjective:
         targets: FloatArray,
         matrices: Sequence[FloatArray] | None = None,
         weights: FloatArray | None = None,
+        noise: SampleNoise | None = None,
     ) -> None:
         n_samples = targets.shape[0]
-        self._family, self._weights = family, weights
+        self._family, self._weights, self._noise = family, weights, noise
         self._targets = np.asfortranarray(targets)
         if matrices is None:
             matrices = [np.empty((n_samples, n_samples), order="F") for _ in range(self.n_matrices)]
@@ -183,12 +186,22 @@ class DenseObjective:
         """K in the first matrix, Kbar in the second."""
         self._family.matrix(parameters[:-1], self._kernel_matrix)
         np.copyto(self._work, self._kernel_matrix)
-        np.einsum("ii->i", self._work)[:] += math.exp(parameters[-1])
+        np.einsum("ii->i", self._work)[:] += noise_at(self._noise, parameters)
 
     def _slopes(self, parameters: FloatArray, weights: FloatArray) -> FloatArray:
         """sum_ij weights_ij dKbar_ij / dtheta for each parameter, by the lower triangle of `weights`: it may change."""
-        noise = math.exp(parameters[-1]) * float(np.trace(weights))
+        noise = math.exp(parameters[-1])
+        if self._noise is None:
+            noise *= float(np.trace(weights))
+        else:
+            noise *= float(np.diagonal(weights) @ self._noise.relative)
         return np.append(self._family.contract(parameters[:-1], self._kernel_matrix, weights), noise)
+
+
+def noise_at(noise: SampleNoise | None, parameters: FloatArray) -> float | FloatArray:
+    """The noise on the diagonal at log parameters, s2's last: one variance, or (n,) of samples that differ."""
+    noise_variance = math.exp(parameters[-1])
+    return noise_variance if noise is None else noise.at(noise_variance)
 
 
 class LogMarginalLikelihood(DenseObjective):

@@ -18,6 +18,7 @@ from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel
 from dkgp.models.tuning.dense_algebra import solve_factored, solve_half
 from dkgp.models.tuning.leave_one_out import factored, fold_predictions
+from dkgp.models.tuning.marginal_likelihood import noise_at
 from dkgp.models.tuning.tasks import LABEL_OBJECTIVES, TuningContext
 from dkgp.models.variance_scores import NORMAL_95
 
@@ -81,7 +82,7 @@ def fold_task(
         subset = context.subset(index)
         parts = cut_folds(len(subset.inputs), folds, seed, index)
         with context.matrices(len(subset.inputs)).lent() as matrices:
-            mean, variance = fold_predictions(subset.family, parameters, subset.targets, parts, matrices)
+            mean, variance = fold_predictions(subset.family, parameters, subset.targets, parts, matrices, subset.noise)
         sums.append(ScoreSums.of(subset.targets, mean, variance))
     return sums
 
@@ -93,13 +94,13 @@ def holdout_task(context: TuningContext, parameters: FloatArray, subsets: list[i
     Raises `NumericalError`: a kernel matrix is not positive definite.
     """
     inputs, targets = context.source.held_out()
-    sums = []
+    held, sums = context.source.held_out_noise(), list[ScoreSums]()
     for index in subsets:
         subset = context.subset(index)
-        kernel, noise_variance = subset.family.kernel(parameters[:-1]), math.exp(parameters[-1])
+        kernel, noise = subset.family.kernel(parameters[:-1]), np.broadcast_to(noise_at(held, parameters), len(targets))
         mean, variance = np.empty_like(targets), np.empty(len(targets))
         with context.matrices(len(subset.inputs)).lent() as matrices:
-            lower = factored(subset.family, parameters, matrices[0])
+            lower = factored(subset.family, parameters, matrices[0], subset.noise)
             alpha = solve_factored(lower, np.asfortranarray(subset.targets))
             rows = max(1, len(subset.inputs) // _BLOCK_SHARE)
             for start in range(0, len(inputs), rows):
@@ -108,7 +109,7 @@ def holdout_task(context: TuningContext, parameters: FloatArray, subsets: list[i
                 mean[block] = cross.T @ alpha
                 solve_half(lower, cross)
                 explained = np.einsum("ij,ij->j", cross, cross)
-                variance[block] = np.maximum(kernel.diagonal(inputs[block]) - explained, 0.0) + noise_variance
+                variance[block] = np.maximum(kernel.diagonal(inputs[block]) - explained, 0.0) + noise[block]
         sums.append(ScoreSums.of(targets, mean, variance))
     return sums
 

@@ -103,6 +103,29 @@ def _draw(n_samples: int, size: int, count: int, seed: int) -> list[IntArray]:
 
 
 @dataclass(frozen=True)
+class SampleNoise:
+    """The noise of n samples for any s2: `relative` s2 + `known`, (n,) both, the known part standardised."""
+
+    relative: FloatArray
+    known: FloatArray
+
+    @classmethod
+    def of(cls, n: int, relative: FloatArray | None, known: FloatArray | None) -> SampleNoise | None:
+        """The noise of n samples, of which either part may be missing; None where both are: s2 alone."""
+        if relative is None and known is None:
+            return None
+        return cls(np.ones(n) if relative is None else relative, np.zeros(n) if known is None else known)
+
+    def at(self, noise_variance: float) -> FloatArray:
+        """The variances (n,) for an s2."""
+        return noise_variance * self.relative + self.known
+
+    def rows(self, indices: IntArray) -> SampleNoise:
+        """That of some of the samples."""
+        return SampleNoise(self.relative[indices], self.known[indices])
+
+
+@dataclass(frozen=True)
 class Subsets:
     """Rows of a data set's subsets, standardised; each process reads them for itself."""
 
@@ -121,6 +144,18 @@ class Subsets:
         """Weights of a subset's samples, (m,); None where all count alike, as they do in a regression."""
         return None
 
+    def noise(self, index: int) -> SampleNoise | None:
+        """The noise of a subset's samples, where it differs; None where it is s2."""
+        return self._noise_at(self.plan.subset(index))
+
+    def held_out_noise(self) -> SampleNoise | None:
+        """That of the rows in no subset."""
+        return self._noise_at(self.plan.held_out())
+
+    def _noise_at(self, indices: IntArray) -> SampleNoise | None:
+        known = self.dataset.all_sample_noise()
+        return None if known is None else SampleNoise(np.ones(len(indices)), known[indices])
+
     def _read(self, indices: IntArray) -> tuple[FloatArray, FloatArray]:
         dataset, blocks = self.dataset, []
         for start in range(0, dataset.n_samples, dataset.chunk_rows):
@@ -132,6 +167,28 @@ class Subsets:
         require_finite("inputs", inputs, "the subset's row")
         require_finite("targets", targets, "the subset's row")
         return inputs, targets
+
+
+@dataclass(frozen=True)
+class NoisySubsets(Subsets):
+    """Rows of subsets whose samples' noise is in memory."""
+
+    of_subsets: tuple[SampleNoise, ...]
+    of_held_out: SampleNoise
+
+    @classmethod
+    def of(cls, dataset: Dataset, plan: SubsetPlan, noise: SampleNoise) -> NoisySubsets:
+        """The subsets that a plan draws of samples with this noise."""
+        drawn = tuple(noise.rows(plan.subset(index)) for index in range(plan.count))
+        return cls(dataset, plan, drawn, noise.rows(plan.held_out()))
+
+    def noise(self, index: int) -> SampleNoise | None:
+        """The noise of a subset's samples."""
+        return self.of_subsets[index]
+
+    def held_out_noise(self) -> SampleNoise | None:
+        """That of the rows in no subset."""
+        return self.of_held_out
 
 
 @dataclass(frozen=True)
@@ -150,6 +207,10 @@ class LabelledSubsets(Subsets):
     def held_out(self) -> tuple[FloatArray, FloatArray]:
         """Inputs (m, d) and labels (m, t) of the rows in no subset; `InputError` for NaN or infinity."""
         return self._inputs(self.plan.held_out()), self.held_labels
+
+    def noise(self, index: int) -> SampleNoise | None:
+        """None: labels have none."""
+        return None
 
     def weights(self, index: int) -> FloatArray | None:
         """Weights of a subset's samples, (m,)."""

@@ -23,7 +23,7 @@ from dkgp.models.tuning.laplace.columns import LabelEvidence, LogitEvidence, Pro
 from dkgp.models.tuning.laplace.softmax import SoftmaxEvidence
 from dkgp.models.tuning.leave_one_out import LeaveOneOut
 from dkgp.models.tuning.marginal_likelihood import DenseObjective, KernelFamily, LogMarginalLikelihood
-from dkgp.models.tuning.subsets import Subsets
+from dkgp.models.tuning.subsets import SampleNoise, Subsets
 
 Outcome: TypeAlias = tuple[float, FloatArray] | None
 Objective: TypeAlias = Literal["likelihood", "loo"]
@@ -53,6 +53,7 @@ class _CachedSubset:
     targets: FloatArray
     family: KernelFamily
     weights: FloatArray | None
+    noise: SampleNoise | None
 
     @property
     def nbytes(self) -> int:
@@ -111,7 +112,8 @@ class TuningContext:
 
         def build() -> _CachedSubset:
             inputs, targets = self.source.rows(index)
-            return _CachedSubset(inputs, targets, self.family(inputs), self.source.weights(index))
+            weights, noise = self.source.weights(index), self.source.noise(index)
+            return _CachedSubset(inputs, targets, self.family(inputs), weights, noise)
 
         return worker_cache().get((self.run_id, index), build)
 
@@ -143,7 +145,7 @@ def evaluate_task(context: TuningContext, parameters: FloatArray, subsets: list[
     for index in subsets:
         subset = context.subset(index)
         with context.matrices(len(subset.inputs)).lent() as matrices:
-            objective = context.kind(subset.family, subset.targets, matrices, subset.weights)
+            objective = OBJECTIVES[context.objective](subset.family, subset.targets, matrices, noise=subset.noise)
             outcomes.append(objective(parameters))
     return outcomes
 

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset, Standardisation
 from dkgp.data.stores.memory_dataset import assembled_dataset
+from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.models.hyperparameters import Hyperparameters
@@ -23,7 +24,7 @@ from dkgp.models.tuning.likelihood_search import ProgressCallback, SearchSetting
 from dkgp.models.tuning.problem import Choices
 from dkgp.models.tuning.run import run_tuning
 from dkgp.models.tuning.search_space import LogNormal
-from dkgp.models.tuning.subsets import Subsets, plan_subsets, require_finite
+from dkgp.models.tuning.subsets import NoisySubsets, SampleNoise, Subsets, plan_subsets, require_finite
 from dkgp.models.tuning.tasks import Objective
 
 DEFAULT_SUBSET = 2000
@@ -48,6 +49,8 @@ class TuneOptions(TypedDict, total=False):
     priors: Mapping[str, LogNormal | str] | None
     start: Hyperparameters | None
     folds: int | None
+    sample_noise: FloatArray | None
+    relative_noise: FloatArray | None
 
 
 def tune_dataset(
@@ -93,6 +96,11 @@ def tune_dataset(
         Score the result by so many folds of each subset, each predicted from its others, without tuning again.
     holdout : float, optional
         Score the result on rows that no subset holds: as many as this fraction of a subset, predicted from each subset.
+    sample_noise : (n,) float64, optional
+        Known noise variances of the samples, standardised; s2 is what all have beside. By default those that the data
+        set has.
+    relative_noise : (n,) float64, optional
+        What s2 is multiplied by for each sample.
     executor : BlockExecutor, optional
         Who evaluates the subsets; not closed. Its workers must reach the store. By default this process's threads.
     progress : callable, optional
@@ -118,7 +126,25 @@ def tune_dataset(
     plan = plan_subsets(dataset.n_samples, subset, subsets=subsets, seed=seed, holdout=holdout)
     settings = SearchSettings(**_fields_of(SearchSettings, options))
     choices = Choices(**_fields_of(Choices, options))
-    return run_tuning(Subsets(dataset, plan), tuple(dataset.feature_names), choices, settings, executor)
+    source, relative = Subsets(dataset, plan), options.get("relative_noise")
+    known = options.get("sample_noise")
+    if relative is not None or known is not None:
+        known = dataset.all_sample_noise() if known is None else known
+        noise = SampleNoise.of(dataset.n_samples, relative, known)
+        assert noise is not None
+        _require_noise(noise, dataset.n_samples)
+        source = NoisySubsets.of(dataset, plan, noise)
+    return run_tuning(source, tuple(dataset.feature_names), choices, settings, executor)
+
+
+def _require_noise(noise: SampleNoise, n: int) -> None:
+    """Refuse noise of other samples, or below zero; `InputError`."""
+    for name, values in (("sample_noise", noise.known), ("relative_noise", noise.relative)):
+        if values.shape != (n,):
+            raise InputError(f"`{name}` has shape {values.shape}; expected ({n},), a value for each sample")
+        if not (np.isfinite(values) & (values >= 0.0)).all():
+            row = int(np.argmin(np.isfinite(values) & (values >= 0.0)))
+            raise InputError(f"`{name}` is {values[row]} for sample {row}; expected finite values, none below zero")
 
 
 def _fields_of(part: type[SearchSettings] | type[Choices], options: Mapping[str, Any]) -> dict[str, Any]:

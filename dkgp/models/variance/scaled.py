@@ -7,6 +7,10 @@ With the noise N = diag(1 / W_i) and s = W^1/2,
 so that V is the variance of a function with the covariance s(x) s(x') k(x, x') and the noise variance 1, at test
 samples whose s is 1. That covariance is the kernel times a linear one of one feature more, s. Factors, preconditioners,
 bounds and their roundings thus hold as they are, and a sample whose W is tiny, or zero, is one whose row is.
+
+Likewise for the noise s2_i = s2 + v_i of a regression, with s_i = sqrt(s2 / s2_i) and the noise variance s2: what is
+added for a new observation, and what intervals are narrow beside, is s2 again. As s_i are rounded, the noise that they
+stand for is within 4u of itself, and so is V, which rises with the noise and no faster than it.
 """
 
 from __future__ import annotations
@@ -16,9 +20,15 @@ from typing import Protocol
 
 import numpy as np
 
+from dkgp.data import ModelRecord
+from dkgp.errors import InputError
 from dkgp.kernels import ActiveDimensions, Kernel, Linear, Product
-from dkgp.models.variance.variances import TestRows
+from dkgp.models.rounding import EPS, outward
+from dkgp.models.support import NoisySupport
+from dkgp.models.variance.landmarks import SupportSamples
+from dkgp.models.variance.settings import TestRows
 from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.inputs import InputSource, centre_of
 
 
@@ -67,10 +77,14 @@ class ScaledInputs:
 
 @dataclass(frozen=True)
 class ScaledSupport:
-    """Training samples (x, s) under a noise of one."""
+    """Training samples (x, s) under one noise for all.
 
-    source: ScaledInputs
+    `record`: the exact model that they are of, which may keep a factor.
+    """
+
+    source: ScaledInputs | NoisySupport
     noise_variance: float = 1.0
+    record: ModelRecord | None = None
 
     @property
     def n_samples(self) -> int:
@@ -110,3 +124,58 @@ class ScaledTest:
 
 # Samples that lie no further apart are read in one.
 READ_TOGETHER = 64
+# Quotients of noise variances below which s_i would lose digits.
+LEAST_QUOTIENT = 1e-290
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The regression that variances of an exact model's predictions are computed of: samples, kernel, context.
+
+    That of the model itself, or where the samples' noise is known the one that is equal to it.
+    """
+
+    model: SupportSamples
+    kernel: Kernel
+    context: BlockContext
+
+    @classmethod
+    def of(cls, model: ModelRecord, context: BlockContext) -> Subject:
+        """The subject of a model, of which the context is, too; white noise of its kernel is in s2 by now.
+
+        Raises `InputError` where the noise of samples is so different that no numbers tell it.
+        """
+        if model.sample_noise is None:
+            return cls(model, context.kernel, context)
+        s2 = model.noise_variance
+        least, most = (s2 + float(end) for end in (model.sample_noise.min(), model.sample_noise.max()))
+        if not (s2 / most >= LEAST_QUOTIENT and least / s2 >= LEAST_QUOTIENT):
+            raise InputError(
+                f"the noise of samples goes from {least:.3g} to {most:.3g}, too far for variances. Leave the noisiest "
+                "samples out of the training set, or raise the noise variance"
+            )
+        kernel = scaled_kernel(context.kernel, model.n_features)
+        source = NoisySupport(context, s2)
+        scaled = BlockContext(f"{context.run_id}/noise", source, kernel, model.n_samples)
+        return cls(ScaledSupport(source, s2, model), kernel, scaled)
+
+    @property
+    def is_scaled(self) -> bool:
+        """True where the samples' noise is known."""
+        return isinstance(self.model, ScaledSupport)
+
+    def tests(self, test: TestRows) -> TestRows:
+        """Test samples as the subject has them."""
+        return ScaledTest(test) if self.is_scaled else test
+
+    def interval(self, lower: FloatArray, upper: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Intervals of the model's variances, from those of the subject's: (rows,) both."""
+        if not self.is_scaled:
+            return lower, upper
+        low, high = outward(lower * (1.0 - 4.0 * EPS), upper * (1.0 + 4.0 * EPS))
+        return np.maximum(low, 0.0), high
+
+
+def record_of(model: SupportSamples) -> ModelRecord | None:
+    """The exact model that samples are of; None of a classifier's."""
+    return model.record if isinstance(model, ScaledSupport) else model if isinstance(model, ModelRecord) else None

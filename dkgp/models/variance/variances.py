@@ -155,7 +155,9 @@ class VarianceRun(BatchedRun):
         if isinstance(model, ModelRecord):
             kept, self._trouble = kept_factor(model, kernel, settings.rank, proving=settings.max_passes < 1)
         elif settings.keep_factor:
-            raise InputError("`keep_factor` is of use with a model of a regression; leave it out")
+            raise InputError(
+                "`keep_factor` is of use with a model of a regression whose samples have one noise; leave it out"
+            )
         landmarks = (
             landmarks_of(kept)
             if kept

@@ -269,7 +269,7 @@ KINDS = {
         _read_dataset,
         "X/c/1/0",
         {"X": ("sample", "feature"), "y": ("sample",)},
-        ((1, ("classes",)), (2, ())),
+        ((1, ("classes",)), (2, ()), (3, ())),
     ),
     "labels": StoreKind("dataset", _write_labels, open_dataset, _read_dataset, "y/c/2", {"y": ("sample",)}),
     "model": StoreKind(
@@ -279,7 +279,7 @@ KINDS = {
         _read_exact,
         "inputs/c/0/0",
         {"alpha": ("sample",), "gradient": ("sample",)},
-        ((1, ()),),
+        ((1, ()), (2, ())),
     ),
     "model by reference": StoreKind(
         "model", _exact(True), open_model, _read_exact, "alpha/c/0", {"alpha": ("sample",), "targets": ("sample",)}
@@ -318,7 +318,7 @@ KINDS = {
         _read_predictions,
         "mean/c/2",
         {"mean": ("sample",), "variance": ("sample",)},
-        ((1, ("classes",)), (2, ()), (3, ())),
+        ((1, ("classes",)), (2, ()), (3, ()), (4, ())),
     ),
     **{
         f"predictions of {count} classes": StoreKind(

@@ -19,6 +19,7 @@ class ArrayDataset:
     X: FloatArray
     y: FloatArray
     chunk_rows: int = 97
+    noise_name: str | None = None
 
     def __post_init__(self) -> None:
         self._source = ArrayInputs(self.X)

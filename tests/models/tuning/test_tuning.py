@@ -168,6 +168,9 @@ class ArrayDataset:
     def n_samples(self) -> int:
         return len(self.all_inputs)
 
+    def all_sample_noise(self) -> None:
+        """None is known."""
+
     def input_rows(self, indices: NDArray[np.int64]) -> FloatArray:
         return self.all_inputs[indices]
 

@@ -79,6 +79,8 @@ def _ingest(document: Document) -> list[RenderableType]:
     if document["classes"] is not None:
         counted = zip(document["classes"], document["class_counts"], strict=True)
         rows.insert(3, ("classes", _names([f"{name} ({count:,})" for name, count in counted])))
+    if document.get("noise") is not None:
+        rows.insert(-1, ("known noise", document["noise"]))
     if document["ids"]:
         rows.insert(-1, ("kept beside them", _names(document["ids"])))
     if document["test"] is not None:

@@ -54,7 +54,7 @@ def sparse_tables(document: Document) -> list[RenderableType]:
 def sparse_info_tables(document: Document) -> list[RenderableType]:
     """Return the tables that show what `dkgp info` tells of a sparse model."""
     noise = f"{document['noise_variance']:.4g} (standardised)" + (
-        ", by sample relative to this" if document["noise_by_sample"] else ""
+        " of new observations; each sample has its own" if document["noise_by_sample"] else ""
     )
     rows: Rows = [
         ("sparse model", document["location"]),

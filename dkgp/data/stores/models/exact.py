@@ -31,6 +31,8 @@ from dkgp.data.types import FloatArray, Json, Location
 from dkgp.errors import InputError, NumericalError
 
 MODEL_KIND = "model"
+# The format of a model without an array of known noise.
+WITHOUT_SAMPLE_NOISE = 2
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -41,9 +43,13 @@ class ModelRecord(SupportedDescription):
     ----------
     alpha
         Coefficients, shape (n, p), on the standardised scale.
+    sample_noise
+        Known noise variances v_i of the samples, shape (n,), on the same scale: sample i has the noise s2 + v_i. None
+        where s2 is all there is.
     """
 
     alpha: FloatArray
+    sample_noise: FloatArray | None = None
     # Standardised targets y and gradient Kbar alpha - y, where the model has them.
     _targets: StoredArray | None = field(default=None, repr=False)
     _gradient: StoredArray | None = field(default=None, repr=False)
@@ -52,6 +58,11 @@ class ModelRecord(SupportedDescription):
     def n_samples(self) -> int:
         """Number of support inputs, n."""
         return int(self.alpha.shape[0])
+
+    @property
+    def noise(self) -> float | FloatArray:
+        """The noise of the samples, s2 or s2 + v_i (n,)."""
+        return self.noise_variance if self.sample_noise is None else self.noise_variance + self.sample_noise
 
     def training_state(self) -> tuple[Dataset, FloatArray] | None:
         """The training set and the float64 gradient Kbar alpha - y (n, p): what training goes on from; None without.
@@ -79,6 +90,7 @@ def save_model(
     alpha: FloatArray,
     dataset: Dataset,
     gradient: FloatArray | None = None,
+    sample_noise: FloatArray | None = None,
     by_reference: bool = False,
     overwrite: bool = False,
     chunk_rows: int | None = None,
@@ -96,6 +108,8 @@ def save_model(
         The training set.
     gradient
         Kbar alpha - y, shape as `alpha`. With it the targets are kept, too, and the model can be trained further.
+    sample_noise
+        Known noise variances of the samples, shape (n,), beside `noise_variance`.
     by_reference
         Refer to the training set's store instead of copying its inputs. The model is then of use only as long as
         that store is where it is now, unchanged.
@@ -111,7 +125,7 @@ def save_model(
     Raises
     ------
     InputError
-        `alpha` does not fit the training set; the noise variance is not positive.
+        `alpha` or known noise does not fit the training set; the noise variance, or a sample's, is not positive.
     NumericalError
         `alpha` holds a NaN or infinity.
     OutputExistsError, StorageError
@@ -129,6 +143,8 @@ def save_model(
         raise NumericalError(f"alpha is not finite (row {row}); the model is not saved. Raise the noise variance.")
     if gradient is not None and np.size(gradient) != coefficients.size:
         raise InputError(f"The gradient has shape {np.shape(gradient)}; expected that of alpha, {coefficients.shape}.")
+    if sample_noise is not None:
+        sample_noise = _checked_noise(sample_noise, facts["noise_variance"], n)
     if by_reference:
         check_reference(dataset.url)
     content: Json = {
@@ -140,9 +156,14 @@ def save_model(
     vectors = {"alpha": coefficients}
     if gradient is not None:
         vectors |= {"targets": dataset.all_targets(), "gradient": np.asarray(gradient, dtype=np.float64)}
-    with new_store(normalise_url(url), MODEL_KIND, {name: content[name] for name in SHOWN}, overwrite) as store:
+    shown = {name: content[name] for name in SHOWN}
+    # What knows nothing of noise by sample must not predict with such a model, and reads any other.
+    version = WITHOUT_SAMPLE_NOISE if sample_noise is None else None
+    with new_store(normalise_url(url), MODEL_KIND, shown, overwrite, version) as store:
         for name, values in vectors.items():
             store.write_array(name, values.reshape(shape), dimensions)
+        if sample_noise is not None:
+            store.write_array("sample_noise", sample_noise, ("sample",))
         if not by_reference:
             write_inputs(store, dataset, content["chunk_rows"])
         store.commit(content)
@@ -172,9 +193,24 @@ def open_model(url: Location, *, reference: str | None = None) -> ModelRecord:
         return ModelRecord(
             **ModelRecord.description_in(address, content),
             alpha=arrays["alpha"].read(0, n).reshape(n, -1),
+            sample_noise=arrays["sample_noise"].read(0, n) if "sample_noise" in arrays else None,
             chunk_rows=int(content["chunk_rows"]),
             by_reference=by_reference,
             _support=referenced_training_set(address, content, reference) if by_reference else arrays["inputs"],
             _targets=arrays.get("targets"),
             _gradient=arrays.get("gradient"),
         )
+
+
+def _checked_noise(sample_noise: FloatArray, noise_variance: float, n: int) -> FloatArray:
+    """Known noise as it is stored, (n,)."""
+    values = np.asarray(sample_noise, dtype=np.float64)
+    if values.shape != (n,):
+        raise InputError(f"sample_noise has shape {values.shape}; expected ({n},), a variance for each sample.")
+    noise = noise_variance + values
+    if not (np.isfinite(noise) & (noise > 0.0)).all():
+        row = int(np.argmin(np.isfinite(noise) & (noise > 0.0)))
+        raise InputError(
+            f"sample_noise is {values[row]} in row {row}, a noise of {noise[row]} in all; expected a positive one."
+        )
+    return values

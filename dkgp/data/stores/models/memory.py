@@ -32,13 +32,22 @@ _RESIDENT: weakref.WeakValueDictionary[str, AnyModel] = weakref.WeakValueDiction
 _ADDRESS = "memory://dkgp-model-"
 
 
-def memory_model(dataset: Dataset, *, alpha: FloatArray, **facts: Unpack[TrainingFacts]) -> ModelRecord:
+def memory_model(
+    dataset: Dataset, *, alpha: FloatArray, sample_noise: FloatArray | None = None, **facts: Unpack[TrainingFacts]
+) -> ModelRecord:
     """Make a model of a training set without storing it; the parameters are those of `save_model`.
 
     Its address is of use in this process, for as long as something holds the record.
     """
     about = about_model(dataset, **facts)
-    record = ModelRecord(**about, alpha=alpha, chunk_rows=dataset.chunk_rows, by_reference=True, _support=dataset)
+    record = ModelRecord(
+        **about,
+        alpha=alpha,
+        sample_noise=sample_noise,
+        chunk_rows=dataset.chunk_rows,
+        by_reference=True,
+        _support=dataset,
+    )
     return _resident(record)
 
 

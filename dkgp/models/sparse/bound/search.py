@@ -127,6 +127,12 @@ def check_bound(dataset: Dataset, choices: Choices, settings: SearchSettings, ba
     """Refuse what `tune_by_bound` would refuse, before anything is read or started; errors as there."""
     if dataset.n_targets == 0:
         raise InputError(f"'{dataset.url}' has no targets; ingest the data again and name them")
+    if dataset.noise_name is not None:
+        raise InputError(
+            f"the evidence of a sparse model takes one noise variance for all samples, and '{dataset.url}' has a "
+            f"column of known noise, '{dataset.noise_name}'. Tune by the `objective` likelihood or loo, which "
+            "take it into account"
+        )
     if not 1 <= basis_size <= dataset.n_samples:
         raise InputError(f"a basis has 1 to {dataset.n_samples:,} samples here; `basis_size` asks for {basis_size:,}")
     return SearchProblem.of(tuple(dataset.feature_names), choices, settings)

@@ -142,7 +142,9 @@ class ExactModel:
     ) -> ExactModel:
         """Look at the problem in small, as training with "auto" does."""
         n, d, p = dataset.n_samples, dataset.n_features, dataset.n_targets
-        choice = choose_solver_for(dataset, kernel, noise_variance, memory_bytes=memory_bytes)
+        choice = choose_solver_for(
+            dataset, kernel, noise_variance, sample_noise=dataset.all_sample_noise(), memory_bytes=memory_bytes
+        )
         seconds = choice.projected.get(choice.solver)
         if seconds is None:  # few samples: none but the matrix' factor was looked at
             seconds = core_seconds(cholesky_phases(Sizes(n, d, p)), Prices.nominal(d))

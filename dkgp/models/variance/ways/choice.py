@@ -33,6 +33,7 @@ from dkgp.models.variance.batched import UNPROVEN, BatchedRun
 from dkgp.models.variance.landmarks import Landmarks, SupportSamples, choose_landmarks, enough_trace, judged
 from dkgp.models.variance.remainder import GROUP
 from dkgp.models.variance.row_scales import RowScales
+from dkgp.models.variance.scaled import record_of
 from dkgp.models.variance.settings import TestRows, VarianceSettings
 from dkgp.models.variance.sizes import Memory, chosen_halo, chosen_rank, default_memory_bytes
 from dkgp.models.variance.variances import VarianceRun
@@ -159,7 +160,8 @@ def chosen_run(request: Request, note: Note | None = None) -> BatchedRun:
 
 def _kept(request: Request) -> str | None:
     """The folder of a whole factor that is kept with the model."""
-    return kept_tiles(request.model) if isinstance(request.model, ModelRecord) else None
+    record = record_of(request.model)
+    return None if record is None else kept_tiles(record)
 
 
 def _by_whole(request: Request, place: Tiles | str | None, note: Note | None) -> WholeRun:

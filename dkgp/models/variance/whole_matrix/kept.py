@@ -7,6 +7,7 @@ has its checksum. A model opens the same without them, or with a factor that was
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from dkgp.cluster.cache import DEFAULT_BUDGET_BYTES, worker_cache
 from dkgp.cluster.executors.base import BlockExecutor
@@ -17,6 +18,7 @@ from dkgp.data.stores.tile_store import TileStore
 from dkgp.errors import CheckpointError, NumericalError, StorageError, StoreError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.support import SupportInputs
+from dkgp.models.variance.scaled import Subject
 from dkgp.models.variance.whole_matrix.factor import whole_layout
 from dkgp.models.variance.whole_matrix.run import BUILDING_BYTES
 from dkgp.operators.block_tasks import BlockContext
@@ -88,9 +90,10 @@ def keep_whole(model: ModelRecord, executor: BlockExecutor) -> str:
     began = time.perf_counter()
     kernel, noise_variance = fold_white(kernel_from_json(model.kernel), model.noise_variance)
     version = f"keep-{model.fingerprint}-{time.time_ns():x}"
-    context = BlockContext(version, SupportInputs.of(model, version), kernel, model.n_samples)
+    model = replace(model, noise_variance=noise_variance)
+    subject = Subject.of(model, BlockContext(version, SupportInputs.of(model, version), kernel, model.n_samples))
     layout, url = whole_layout(model.n_samples), join(model.url, FOLDER)
-    system = SystemOf(executor, context, noise_variance)
+    system = SystemOf(executor, subject.context, noise_variance)
     try:
         with single_threaded_blas():
             try:

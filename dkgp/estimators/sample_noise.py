@@ -1,0 +1,120 @@
+"""Known noise variances, or weights, of the samples that `fit` and `update` are given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dkgp.data import Dataset
+from dkgp.data.types import FloatArray
+from dkgp.errors import InputError
+from dkgp.estimators.tables import is_dask, is_plain
+
+
+@dataclass(frozen=True)
+class SampleNoise:
+    """Known noise variances (n,), in the target's units squared, or what s2 is multiplied by (n,): one over weights.
+
+    None of what is not told. A weight of zero is an infinite multiple.
+    """
+
+    variances: FloatArray | None = None
+    relative: FloatArray | None = None
+
+    @classmethod
+    def of(cls, sample_noise: Any, sample_weight: Any) -> SampleNoise:
+        """Check variances or weights; `InputError` for values below zero, or not finite, and for both at once."""
+        if sample_noise is not None and sample_weight is not None:
+            raise InputError(
+                "sample_noise and sample_weight both tell the samples' noise: the first as variances, the second as "
+                "what divides the common one. Leave one of them out"
+            )
+        variances = _checked(sample_noise, "sample_noise", "variances in the target's units squared")
+        weights = _checked(sample_weight, "sample_weight", "weights")
+        if weights is not None and weights.size and not weights.any():
+            raise InputError("sample_weight is zero for every sample; expected a positive weight for some")
+        if weights is None:
+            return cls(variances)
+        with np.errstate(divide="ignore", over="ignore"):
+            return cls(None, 1.0 / weights)
+
+    def without_weightless(self, X: Any, y: Any) -> tuple[Any, Any, SampleNoise]:
+        """Inputs and targets without the samples of weight zero, and the noise of the others.
+
+        Raises `InputError` for labelled inputs and stores, of which none can be left out here.
+        """
+        if self.relative is None or np.isfinite(self.relative).all():
+            return X, y, self
+        if not (is_plain(X) or is_dask(X)):
+            raise InputError(
+                f"sample_weight is zero for sample {int(np.argmax(self.relative))}; leave such samples out of X, which "
+                f"is of type {type(X).__name__}, or give them as arrays"
+            )
+        self.require(len(X))
+        kept = np.flatnonzero(np.isfinite(self.relative))
+        return _rows(X, kept), _rows(y, kept), SampleNoise(None, self.relative[kept])
+
+    def require(self, n: int) -> None:
+        """Refuse noise of another number of samples; `InputError`."""
+        for name, values in (("sample_noise", self.variances), ("sample_weight", self.relative)):
+            if values is not None and values.shape != (n,):
+                raise InputError(f"{name} has shape {values.shape}; expected ({n},), a value for each sample")
+
+    def require_one_target(self, n_targets: int) -> None:
+        """Refuse variances of several targets, `InputError`."""
+        if self.variances is not None and n_targets != 1:
+            raise InputError(
+                f"sample_noise is in the units of one target, and there are {n_targets}, each with its own scale. Fit "
+                "them one by one, or give sample_weight, which has no units"
+            )
+
+    def of_dataset(self, dataset: Dataset) -> None:
+        """Check against a training set; `InputError`."""
+        self.require(dataset.n_samples)
+        self.require_one_target(dataset.n_targets)
+        if self.relative is not None and dataset.noise_name is not None:
+            raise InputError(
+                f"'{dataset.url}' has a column of known noise, '{dataset.noise_name}'; leave sample_weight out"
+            )
+
+    def known(self, target_std: FloatArray) -> FloatArray | None:
+        """The variances, standardised: (n,)."""
+        return None if self.variances is None else self.variances / float(target_std[0]) ** 2
+
+    @property
+    def multiples(self) -> FloatArray | None:
+        """The multiple of s2 that each sample has; None where that is one for all."""
+        return None if self.relative is None or (self.relative == 1.0).all() else self.relative
+
+    def beside(self, noise_variance: float, target_std: FloatArray) -> FloatArray | None:
+        """The part of each sample's noise beside s2, standardised, below zero for a weight above one: (n,)."""
+        if self.relative is not None:
+            return None if self.multiples is None else noise_variance * (self.multiples - 1.0)
+        return self.known(target_std)
+
+
+def _checked(values: Any, name: str, what: str) -> FloatArray | None:
+    if values is None:
+        return None
+    try:
+        array = np.asarray(values.compute() if is_dask(values) else values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} are no numbers: {error}") from error
+    if array.ndim != 1:
+        raise InputError(f"{name} has shape {array.shape}; expected (n,), a value for each sample")
+    odd = ~(np.isfinite(array) & (array >= 0.0))
+    if odd.any():
+        row = int(np.argmax(odd))
+        raise InputError(
+            f"{name} is {array[row]} for sample {row}; expected {what}, finite and not negative. Leave samples out "
+            "that nothing is known of"
+        )
+    return array
+
+
+def _rows(values: Any, kept: Any) -> Any:
+    if hasattr(values, "iloc"):
+        return values.iloc[kept]
+    return values[kept] if is_dask(values) else np.asarray(values)[kept]

@@ -1,0 +1,178 @@
+"""Tuning on samples whose noise is known: dense transcriptions, gradients by differences, scores, what is refused."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from dkgp.data import dataset_from_arrays, ingest, memory_dataset
+from dkgp.errors import InputError
+from dkgp.kernels import Kernel, Matern52, SquaredExponential, parse_kernel
+from dkgp.models.context import RunContext
+from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.models.refinement.refine import refine
+from dkgp.models.refinement.space import RefineSpace
+from dkgp.models.sparse.bound.search import check_bound
+from dkgp.models.tuning.kernel_family import family_of
+from dkgp.models.tuning.leave_one_out import LeaveOneOut, fold_predictions
+from dkgp.models.tuning.likelihood_search import SearchSettings
+from dkgp.models.tuning.marginal_likelihood import DenseObjective, LogMarginalLikelihood
+from dkgp.models.tuning.problem import Choices
+from dkgp.models.tuning.subsets import SampleNoise
+from dkgp.models.tuning.tune import tune, tune_dataset
+
+N = 60
+RNG = np.random.default_rng(17)
+X = RNG.normal(size=(N, 2))
+Y = np.column_stack([np.sin(2.0 * X[:, 0]), X[:, 1] ** 2 - 1.0])
+NOISES = {
+    "known": SampleNoise(np.ones(N), RNG.uniform(0.0, 0.5, N)),
+    "relative": SampleNoise(RNG.uniform(0.1, 9.0, N), np.zeros(N)),
+    "both": SampleNoise(RNG.uniform(0.1, 9.0, N), np.where(np.arange(N) % 4 == 0, 1e4, 0.0)),
+}
+KERNELS: dict[str, Kernel] = {
+    "rbf": SquaredExponential((0.6, 0.3), 1.2),
+    "composed": parse_kernel("matern52 + 0.5 * linear", 2),
+}
+every_noise = pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES)
+every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+
+
+def dense(kernel: Kernel, variances: np.ndarray, objective: type[DenseObjective]) -> float:
+    """By SciPy's normal density, of all targets at once or of each given the others."""
+    matrix = kernel(X, X) + np.diag(variances)
+    if objective is LogMarginalLikelihood:
+        return float(sum(scipy.stats.multivariate_normal(np.zeros(N), matrix).logpdf(y) for y in Y.T))
+    value = 0.0
+    for i in range(N):
+        others = np.arange(N) != i
+        weights = np.linalg.solve(matrix[np.ix_(others, others)], matrix[others, i])
+        spread = math.sqrt(matrix[i, i] - matrix[i, others] @ weights)
+        value += float(scipy.stats.norm(weights @ Y[others], spread).logpdf(Y[i]).sum())
+    return value
+
+
+@every_noise
+@every_kernel
+@pytest.mark.parametrize("objective", [LogMarginalLikelihood, LeaveOneOut])
+def test_value_and_gradient(kernel: Kernel, noise: SampleNoise, objective: type[DenseObjective]) -> None:
+    family = family_of(kernel, X, True, ("a", "b"))
+    of = objective(family, Y, noise=noise)
+    at = np.append(family.initial(), math.log(0.07))
+    outcome = of(at)
+    assert outcome is not None
+    value, gradient = outcome
+    expected = dense(family.kernel(at[:-1]), 0.07 * noise.relative + noise.known, objective)
+    assert value == pytest.approx(expected, rel=1e-9)
+    for index in range(len(at)):
+        step = np.zeros(len(at))
+        step[index] = 1e-5
+        ends = [of(at + sign * step) for sign in (1.0, -1.0)]
+        slope = (ends[0][0] - ends[1][0]) / 2e-5  # type: ignore[index]
+        assert gradient[index] == pytest.approx(slope, rel=1e-5, abs=1e-5)
+
+
+def test_one_noise_for_all_is_the_same_value() -> None:
+    family = family_of(KERNELS["rbf"], X, True, ("a", "b"))
+    at = np.append(family.initial(), math.log(0.07))
+    for objective in (LogMarginalLikelihood, LeaveOneOut):
+        plain, noisy = objective(family, Y)(at), objective(family, Y, noise=SampleNoise(np.ones(N), np.zeros(N)))(at)
+        assert plain is not None
+        assert noisy is not None
+        assert noisy[0] == pytest.approx(plain[0], rel=1e-13)
+        np.testing.assert_allclose(noisy[1], plain[1], rtol=1e-10)
+
+
+@every_noise
+def test_folds_are_predicted_with_their_own_noise(noise: SampleNoise) -> None:
+    kernel = KERNELS["rbf"]
+    family = family_of(kernel, X, True, ("a", "b"))
+    at = np.append(family.initial(), math.log(0.07))
+    folds = np.array_split(np.random.default_rng(1).permutation(N), 4)
+    mean, variance = fold_predictions(family, at, Y, folds, noise=noise)
+    matrix = family.kernel(at[:-1])(X, X) + np.diag(noise.at(0.07))
+    for fold in folds:
+        rest = np.setdiff1d(np.arange(N), fold)
+        weights = np.linalg.solve(matrix[np.ix_(rest, rest)], matrix[np.ix_(rest, fold)])
+        np.testing.assert_allclose(mean[fold], weights.T @ Y[rest], rtol=1e-8, atol=1e-8)
+        np.testing.assert_allclose(
+            variance[fold], np.diagonal(matrix[np.ix_(fold, fold)] - matrix[np.ix_(fold, rest)] @ weights), rtol=1e-8
+        )
+
+
+def noisy_problem() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(2)
+    inputs = rng.uniform(-2.0, 2.0, (500, 2))
+    known = np.where(np.arange(500) % 2 == 0, 0.8, 0.0)
+    targets = np.sin(2.0 * inputs[:, 0]) + np.sqrt(0.01 + known) * rng.normal(size=500)
+    return inputs, targets, known
+
+
+@pytest.mark.parametrize("objective", ["likelihood", "loo"])
+def test_what_is_tuned_is_the_common_part(objective: Any) -> None:
+    inputs, targets, known = noisy_problem()
+    told = tune(inputs, targets, objective=objective, sample_noise=known)
+    untold = tune(inputs, targets, objective=objective)
+    assert 0.005 < told.noise_variance < 0.02
+    assert untold.noise_variance > 0.2
+    by_share = tune(inputs, targets, objective=objective, relative_noise=(0.01 + known) / 0.01)
+    assert 0.007 < by_share.noise_variance < 0.014
+
+
+def test_scores_are_of_observations_with_their_own_noise() -> None:
+    inputs, targets, known = noisy_problem()
+    told = tune(inputs, targets, sample_noise=known, subset=300, folds=4, holdout=0.3)
+    untold = tune(inputs, targets, subset=300, folds=4, holdout=0.3)
+    assert told.scores is not None
+    assert untold.scores is not None
+    for name in ("folds", "holdout"):
+        assert told.scores[name]["nlpd"] < untold.scores[name]["nlpd"] - 0.3
+        assert 0.9 < told.scores[name]["coverage_95"] <= 1.0
+
+
+def test_a_store_brings_its_noise_to_the_same_bits(tmp_path: Path) -> None:
+    inputs, targets, known = noisy_problem()
+    rows = np.column_stack([inputs, targets, known])
+    np.savetxt(tmp_path / "d.csv", rows, delimiter=",", header="a,b,y,v", comments="", fmt="%.17g")
+    stored = ingest(tmp_path / "d.csv", tmp_path / "d.zarr", target="y", noise_column="v").train
+    plain = dataset_from_arrays(tmp_path / "e.zarr", inputs, targets, feature_names=("a", "b"))
+    scaled = known / plain.standardisation.target_std[0] ** 2
+    one = tune_dataset(stored, subset=200, subsets=2)
+    other = tune_dataset(plain, subset=200, subsets=2, sample_noise=scaled)
+    assert one.kernel == other.kernel
+    assert one.noise_variance == other.noise_variance
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"sample_noise": np.ones(499)}, r"`sample_noise` has shape \(499,\); expected \(500,\)"),
+        ({"relative_noise": np.r_[np.ones(499), -1.0]}, r"`relative_noise` is -1.0 for sample 499"),
+        ({"sample_noise": np.r_[np.nan, np.ones(499)]}, r"`sample_noise` is nan for sample 0"),
+    ],
+)
+def test_noise_that_is_none_is_refused(told: dict[str, Any], message: str) -> None:
+    inputs, targets, _ = noisy_problem()
+    with pytest.raises(InputError, match=message):
+        tune(inputs, targets, **told)
+
+
+def test_searches_on_all_samples_refuse_a_column_of_known_noise(tmp_path: Path, executor: Any) -> None:
+    inputs, targets, known = noisy_problem()
+    np.savetxt(
+        tmp_path / "d.csv", np.column_stack([inputs, targets, known]), delimiter=",", header="a,b,y,v", comments=""
+    )
+    dataset = ingest(tmp_path / "d.csv", tmp_path / "d.zarr", target="y", noise_column="v").train
+    start = Hyperparameters(Matern52((0.5, 0.5)), 0.1)
+    with pytest.raises(
+        InputError, match="refining on all samples takes one noise variance .* column of known noise, 'v'"
+    ):
+        refine(dataset, RefineSpace.of(start, dataset.feature_names), RunContext(executor))
+    with pytest.raises(InputError, match="evidence of a sparse model takes one noise variance .* 'v'"):
+        check_bound(dataset, Choices(), SearchSettings(0), 10)
+    assert memory_dataset(inputs, targets).all_sample_noise() is None
