@@ -21,13 +21,14 @@ from dkgp.data.remote.storage import exists, read_object, write_object
 from dkgp.data.types import Location
 from dkgp.errors import InputError, OutputExistsError, StorageError
 from dkgp.kernels import Kernel, SquaredExponential, fold_white, kernel_from_json
+from dkgp.models.noise_model import NoiseModel
 from dkgp.models.tuned_parameter import TunedParameter
 
 _REQUIRED = ("kernel", "noise_variance")
 _OPTIONAL: dict[str, type] = {
     **dict.fromkeys(("log_marginal_likelihood", "seconds", "leave_one_out_log_likelihood", "log_prior"), float),
     **dict.fromkeys(("evaluations", "subset_size", "n_samples", "subsets", "seed"), int),
-    **dict.fromkeys(("refinement", "run", "sparse", "comparison"), dict),
+    **dict.fromkeys(("refinement", "run", "sparse", "comparison", "noise_comparison"), dict),
     "converged": bool,
     **dict.fromkeys(("objective", "likelihood"), str),
 }
@@ -79,6 +80,12 @@ class Hyperparameters:
     comparison : dict, optional
         Where the kernel was chosen by held-out samples: that `kernel`, how many `samples` each was tuned on and how
         many were `held_out`, and `kernels`, of each the scores and seconds.
+    noise_model : NoiseModel, optional
+        How the noise depends on the inputs; `noise_variance` is then its mean over the subset, for what knows no noise
+        model.
+    noise_comparison : dict, optional
+        Where the noise model was chosen by held-out samples: the `kind` taken, how many `samples` it was found from and
+        how many were `held_out`, and `kinds`, of each the scores.
     seed : int, optional
         With which they were drawn.
     feature_names : tuple of d str, optional
@@ -114,6 +121,8 @@ class Hyperparameters:
     refinement: dict[str, Any] | None = field(default=None, hash=False)
     sparse: dict[str, Any] | None = field(default=None, hash=False)
     comparison: dict[str, Any] | None = field(default=None, hash=False)
+    noise_model: NoiseModel | None = None
+    noise_comparison: dict[str, Any] | None = field(default=None, hash=False)
     seed: int | None = None
     feature_names: tuple[str, ...] | None = None
     run: dict[str, Any] | None = field(default=None, hash=False)
@@ -127,6 +136,11 @@ class Hyperparameters:
             raise InputError(
                 f"the kernel has {self.n_features} features, but {len(self.feature_names)} feature names are given; "
                 "expected one name for each"
+            )
+        if self.noise_model is not None and self.n_features not in (0, self.noise_model.n_features):
+            raise InputError(
+                f"the noise model is of {self.noise_model.n_features} features, the kernel of {self.n_features}; "
+                "expected the same. Tune again to have both written anew"
             )
 
     @property
@@ -168,6 +182,8 @@ class Hyperparameters:
         """Plain JSON types; `from_json` is the inverse. Fields that are not known are left out."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         values["kernel"] = self.kernel.to_json()
+        if self.noise_model is not None:
+            values["noise_model"] = self.noise_model.to_json()
         if self.parameters is not None:
             values["parameters"] = [parameter.to_json() for parameter in self.parameters]
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
@@ -198,6 +214,7 @@ class Hyperparameters:
             kernel=kernel_from_json(kernel),
             noise_variance=document["noise_variance"],
             parameters=_parameters(document),
+            noise_model=NoiseModel.held(document.get("noise_model")),
             scores=_checked(document, "scores", _is_table, "an object of objects"),
             feature_names=_names(document, "feature_names"),
             warnings=_names(document, "warnings") or (),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
 from dkgp.cluster import ClusterOptions
@@ -14,8 +15,9 @@ from dkgp.models import Hyperparameters
 from dkgp.models.refinement.record import RefineSettings
 from dkgp.models.sparse.bound.search import EVIDENCES, Evidence
 from dkgp.models.tuning.likelihood_search import ProgressCallback, SearchSettings
+from dkgp.models.tuning.noise.choice import NoiseKind
 from dkgp.models.tuning.problem import Choices
-from dkgp.models.tuning.search_space import LogNormal, as_prior
+from dkgp.models.tuning.search_space import NOISE_NAME, LogNormal, as_prior
 from dkgp.models.tuning.tasks import LabelLikelihood, Objective
 from dkgp.options import SEED, Part
 from dkgp.registry import Option
@@ -82,6 +84,11 @@ REFINE = Part(
     implied_by=("refine_only",),
     prefix="refine_",
 )
+NOISE_MODEL = Option(
+    help="Let the noise depend on the inputs, and move the kernel with it, on a subset: the logarithm of its variance "
+    "linear in the inputs, or a Gaussian process (gp); auto: what held-out samples say, none included. `dkgp train` "
+    "and what follows it then know it."
+)
 REFINE_ONLY = Option(help="Refine the values of `start`; no search on subsets.")
 
 # Options that a search on all samples has no use for.
@@ -114,6 +121,7 @@ class TuneJob:
     resume: Annotated[bool, RESUME] = False
     refine: Annotated[RefineSettings | None, REFINE] = None
     refine_only: Annotated[bool, REFINE_ONLY] = False
+    noise_model: Annotated[NoiseKind, NOISE_MODEL] = "none"
     seed: Annotated[int, SEED] = 0
     overwrite: Annotated[bool, OVERWRITE] = False
     cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
@@ -149,6 +157,7 @@ class TuneJob:
             )
         if self.likelihood is not None and self.refine is not None:
             raise UsageError("`refine` is of regressions; leave it out with the `likelihood` of labels")
+        self._check_noise()
         if not self.refine_only:
             return
         if self.refine is None:
@@ -157,6 +166,18 @@ class TuneJob:
             raise UsageError("--refine-only refines the values of a file; name it with --start FILE")
         if self.kernel is not None:
             raise UsageError("--refine-only refines the kernel of --start; leave --kernel out")
+
+    def _check_noise(self) -> None:
+        """Refuse a noise model of labels, and of a noise variance that is held fixed."""
+        if self.noise_model == "none":
+            return
+        if self.likelihood is not None:
+            raise UsageError("`noise_model` is of regressions; leave it out with the `likelihood` of labels")
+        if any(fnmatchcase(NOISE_NAME, name) for name in parse_fixed(self.fixed)):
+            raise UsageError(
+                f"`noise_model` {self.noise_model} lets the noise variance depend on the inputs, and `fixed` holds it; "
+                "leave one of them out"
+            )
 
     def _check_evidence(self) -> None:
         """Refuse options of subsets where all samples are looked at, and of these where subsets are."""

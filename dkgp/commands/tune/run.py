@@ -31,6 +31,7 @@ from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels, label_weights, labels_of
 from dkgp.models.refinement.refine import require_one_noise
+from dkgp.models.tuning.noise.choice import tune_noise
 from dkgp.models.tuning.run import check_tuning
 from dkgp.models.tuning.subsets import plan_subsets
 from dkgp.models.warm_up import helped
@@ -73,13 +74,20 @@ class TuneRun(Run):
             raise UsageError(f"--plot and --out name the same file, '{job.plot}'; choose two")
 
     def open(self) -> None:
-        """Open the data, of labels their signs where no likelihood of theirs is named, and what to start from."""
+        """Open the data, of labels their signs where no likelihood of theirs is named, and what to start from.
+
+        Raises `InputError` for data without targets, and for labels with a noise model.
+        """
         job, dataset = self.job, open_dataset(self.job.dataset)
         if dataset.n_targets == 0:
             raise InputError(f"'{dataset.url}' has no targets; ingest the data again with --target")
         if job.likelihood is not None:
             self.labels = labels_of(dataset)
         elif dataset.classes is not None:
+            if job.noise_model != "none":
+                raise InputError(
+                    f"the target of '{dataset.url}' is a label, whose noise is no regression's; leave `noise_model` out"
+                )
             dataset = dataset.as_signs()
             self.reporter.note(
                 "the target is a label: tuned is the regression on the signs of its classes, for classification"
@@ -145,11 +153,34 @@ class TuneRun(Run):
             self.check_memory(executor)
 
     def work(self, executor: BlockExecutor) -> Hyperparameters:
-        """Search, unless the values to start from are to be refined alone, and refine."""
+        """Search, unless the values to start from are to be refined alone, refine, and find a noise model."""
         tuned = self.start if self.start is not None and self.job.refine_only else self.search(executor)
         for message in tuned.warnings:
             self.reporter.warn(message)
-        return tuned if self.job.refine is None else refined(self, tuned, executor)
+        if self.job.refine is not None:
+            tuned = refined(self, tuned, executor)
+        interrupted = tuned.refinement is not None and tuned.refinement["interrupted"]
+        return tuned if self.job.noise_model == "none" or interrupted else self.with_noise_model(tuned)
+
+    def with_noise_model(self, tuned: Hyperparameters) -> Hyperparameters:
+        """Let the noise depend on the inputs, where that is asked for, or held-out samples say so."""
+        job, reporter = self.job, self.reporter
+        reporter.note(
+            f"looking for a noise model ({job.noise_model}) on {min(job.subset, self.dataset.n_samples):,} samples"
+        )
+        with reporter.search("noise") as progress:
+            found = tune_noise(
+                self.dataset,
+                tuned,
+                job.noise_model,
+                choices=job.choices(None),
+                settings=job.search(progress),
+                subset=job.subset,
+                note=reporter.note,
+            )
+        for message in found.warnings[len(tuned.warnings) :]:
+            reporter.warn(message)
+        return found
 
     def conclude(self, result: Hyperparameters, peak_bytes: int) -> Document:
         """Write the file, and report; `InterruptedRunError` where a refinement was interrupted."""
