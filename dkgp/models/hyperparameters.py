@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import exists, read_object, write_object
-from dkgp.data.types import Location
+from dkgp.data.stores.dataset import Dataset
+from dkgp.data.types import FloatArray, Location
 from dkgp.errors import InputError, OutputExistsError, StorageError
 from dkgp.kernels import Kernel, SquaredExponential, fold_white, kernel_from_json
 from dkgp.models.noise_model import NoiseModel
@@ -154,6 +155,14 @@ class Hyperparameters:
         if not isinstance(self.kernel, SquaredExponential):
             raise InputError(f"a kernel of type {self.kernel.type_name!r} has no gamma; only 'rbf' has")
         return np.asarray(self.kernel.feature_gamma)
+
+    def noise_of(self, dataset: Dataset) -> tuple[float, FloatArray | None]:
+        """The noise to train a data set under: s2, and variances beside it by sample (n,) where the noise has a model.
+
+        See `dkgp.models.exact.train`.
+        """
+        model = self.noise_model
+        return (self.noise_variance, None) if model is None else (model.lowest, model.beyond_least_of(dataset))
 
     def check_features(self, n_features: int, feature_names: Sequence[str] | None = None) -> None:
         """Make sure that these hyperparameters belong to data with the given features.

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dkgp.data import Dataset
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, kernel_from_json
@@ -90,6 +91,10 @@ class NoiseModel:
             rows = slice(start, start + _PIECE_ROWS)
             result[rows] = self._in_piece(np.asarray(inputs[rows], dtype=np.float64))
         return result
+
+    def beyond_least_of(self, dataset: Dataset) -> FloatArray:
+        """As `beyond_least`, of all samples of a data set, read chunk by chunk: (n,)."""
+        return np.concatenate([self.beyond_least(dataset.inputs(*rows)) for rows in dataset.row_chunks()])
 
     def beyond_least(self, inputs: FloatArray) -> FloatArray:
         """By how much the variances at inputs (m, d) exceed `lowest`, the noise that all samples have: (m,), >= 0."""

@@ -46,10 +46,13 @@ class ModelRecord(SupportedDescription):
     sample_noise
         Known noise variances v_i of the samples, shape (n,), on the same scale: sample i has the noise s2 + v_i. None
         where s2 is all there is.
+    noise_model
+        JSON of the noise model that these were reckoned by, and that new observations have their noise by.
     """
 
     alpha: FloatArray
     sample_noise: FloatArray | None = None
+    noise_model: Json | None = None
     # Standardised targets y and gradient Kbar alpha - y, where the model has them.
     _targets: StoredArray | None = field(default=None, repr=False)
     _gradient: StoredArray | None = field(default=None, repr=False)
@@ -91,6 +94,7 @@ def save_model(
     dataset: Dataset,
     gradient: FloatArray | None = None,
     sample_noise: FloatArray | None = None,
+    noise_model: Json | None = None,
     by_reference: bool = False,
     overwrite: bool = False,
     chunk_rows: int | None = None,
@@ -110,6 +114,8 @@ def save_model(
         Kbar alpha - y, shape as `alpha`. With it the targets are kept, too, and the model can be trained further.
     sample_noise
         Known noise variances of the samples, shape (n,), beside `noise_variance`.
+    noise_model
+        JSON of the noise model that they were reckoned by.
     by_reference
         Refer to the training set's store instead of copying its inputs. The model is then of use only as long as
         that store is where it is now, unchanged.
@@ -151,6 +157,7 @@ def save_model(
         **ModelDescription(**about_model(dataset, **facts)).described(),
         "by_reference": by_reference,
         "chunk_rows": chunk_rows or dataset.chunk_rows,
+        **({} if noise_model is None else {"noise_model": noise_model}),
     }
     shape, dimensions = target_layout(n, p)
     vectors = {"alpha": coefficients}
@@ -194,6 +201,7 @@ def open_model(url: Location, *, reference: str | None = None) -> ModelRecord:
             **ModelRecord.description_in(address, content),
             alpha=arrays["alpha"].read(0, n).reshape(n, -1),
             sample_noise=arrays["sample_noise"].read(0, n) if "sample_noise" in arrays else None,
+            noise_model=content.get("noise_model"),
             chunk_rows=int(content["chunk_rows"]),
             by_reference=by_reference,
             _support=referenced_training_set(address, content, reference) if by_reference else arrays["inputs"],
