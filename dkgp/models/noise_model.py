@@ -17,6 +17,7 @@ from dkgp.data import Dataset
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, kernel_from_json
+from dkgp.models.rounding import outward
 
 KINDS = ("linear", "gp")
 _PIECE_ROWS = 4096
@@ -99,6 +100,12 @@ class NoiseModel:
     def beyond_least(self, inputs: FloatArray) -> FloatArray:
         """By how much the variances at inputs (m, d) exceed `lowest`, the noise that all samples have: (m,), >= 0."""
         return np.asarray(np.maximum(self.variances(inputs) - self.lowest, 0.0))
+
+    def widened(self, lower: FloatArray, upper: FloatArray, inputs: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Intervals of variances at inputs (m, d) with the noise there in the place of `lowest`: (m,) both."""
+        beyond = self.beyond_least(inputs)
+        less, more = outward(beyond, beyond)
+        return outward(lower + less, upper + more)
 
     def _in_piece(self, inputs: FloatArray) -> FloatArray:
         columns = inputs if self.kernel is None else self.kernel.matrix(inputs, np.array(self.basis))

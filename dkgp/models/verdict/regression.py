@@ -230,7 +230,7 @@ def _grows(residuals: Residuals) -> Finding | None:
         "noise and mean",
         f"The noise {direction} with the predicted value (rank correlation {rank:.2f}), and the error bars do not "
         "follow it",
-        _transform(residuals, positive),
+        f"{_transform(residuals, positive)}; or let the noise depend on the inputs: tune with `noise_model` auto",
     )
 
 
@@ -312,7 +312,7 @@ def _spread(residuals: Residuals) -> Finding | None:
         f"The size of the noise depends on {shown}: shares of the variance of log squared residuals, "
         "which the error bars do not follow",
         "Intervals are right on average only: too wide where the noise is small, too narrow where it is large. "
-        "Transform the target, or model the parts of different noise apart",
+        "Let the noise depend on the inputs: tune with `noise_model` auto; or transform the target",
     )
 
 
