@@ -56,7 +56,7 @@ def dense(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
     def noise(rows: np.ndarray) -> np.ndarray:
         columns = rows if model.kernel is None else model.kernel(rows, np.array(model.basis))
-        return np.clip(np.exp(model.offset + columns @ weights), model.lowest, model.highest)
+        return np.asarray(np.clip(np.exp(model.offset + columns @ weights), model.lowest, model.highest))
 
     matrix, cross = hyper.kernel(X, X) + np.diag(noise(X)), hyper.kernel(T, X)
     mean = cross @ np.linalg.solve(matrix, data.all_targets()[:, 0])

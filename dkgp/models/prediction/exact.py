@@ -130,7 +130,7 @@ class _Means(Rounds):
 
 
 class _MeansAndVariances(Rounds):
-    variables = VARIANCES
+    variables: tuple[str, ...] = VARIANCES
 
     def __init__(self, means: _Means, run: BatchedRun | BasisRun, model: ModelRecord, subject: Subject) -> None:
         self._means, self._run, self._subject = means, run, subject

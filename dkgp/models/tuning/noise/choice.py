@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from dkgp.models.tuning.scores import ScoreSums, scores_of
 from dkgp.models.tuning.subsets import Subsets, plan_subsets
 
 NoiseKind: TypeAlias = Literal["none", "linear", "gp", "auto"]
+NOISE_KINDS: tuple[NoiseKind, ...] = get_args(NoiseKind)
 
 # Samples that decide, as a fraction of the subset; fewer say little.
 _HELD_OUT, _FEWEST = 0.5, 20
