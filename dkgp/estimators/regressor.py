@@ -33,7 +33,7 @@ from dkgp.estimators.training_set import new_samples, training_set
 from dkgp.models.certificate import Certificate
 from dkgp.models.exact import train
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.noise_model import NoiseModel
+from dkgp.models.noise.model import NoiseModel
 from dkgp.models.prediction.pathwise import PosteriorFunctions
 from dkgp.models.prediction.predictor import standardised
 from dkgp.models.tuning.likelihood_search import SearchSettings

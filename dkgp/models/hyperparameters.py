@@ -22,7 +22,7 @@ from dkgp.data.stores.dataset import Dataset
 from dkgp.data.types import FloatArray, Location
 from dkgp.errors import InputError, OutputExistsError, StorageError
 from dkgp.kernels import Kernel, SquaredExponential, fold_white, kernel_from_json
-from dkgp.models.noise_model import NoiseModel
+from dkgp.models.noise.model import NoiseModel
 from dkgp.models.tuned_parameter import TunedParameter
 
 _REQUIRED = ("kernel", "noise_variance")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dkgp.models import read_hyperparameters, write_hyperparameters
-from dkgp.models.noise_model import NoiseModel
+from dkgp.models.noise.model import NoiseModel
 from tests.cli.invoke import run_json
 from tests.cli.runs import RUNS
 

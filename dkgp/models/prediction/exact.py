@@ -14,7 +14,7 @@ from dkgp.data import Dataset, ModelRecord
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
-from dkgp.models.noise_model import NoiseModel
+from dkgp.models.noise.model import NoiseModel
 from dkgp.models.prediction.streaming import MEANS, VARIANCES, Rounds, Streamed, Together
 from dkgp.models.rounding import mean_in_units, variance_in_units
 from dkgp.models.sums import EVERY_ENTRY, Piece, Rows, Sums, joined

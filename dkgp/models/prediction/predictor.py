@@ -18,7 +18,7 @@ from dkgp.data.stores.models.description import ModelDescription
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
-from dkgp.models.noise_model import NoiseModel
+from dkgp.models.noise.model import NoiseModel
 from dkgp.models.prediction.exact import mean_task
 from dkgp.models.rounding import mean_in_units, variance_in_units
 from dkgp.models.sums import EVERY_ENTRY, joined

@@ -46,13 +46,10 @@ class ModelRecord(SupportedDescription):
     sample_noise
         Known noise variances v_i of the samples, shape (n,), on the same scale: sample i has the noise s2 + v_i. None
         where s2 is all there is.
-    noise_model
-        JSON of the noise model that these were reckoned by, and that new observations have their noise by.
     """
 
     alpha: FloatArray
     sample_noise: FloatArray | None = None
-    noise_model: Json | None = None
     # Standardised targets y and gradient Kbar alpha - y, where the model has them.
     _targets: StoredArray | None = field(default=None, repr=False)
     _gradient: StoredArray | None = field(default=None, repr=False)
@@ -94,7 +91,6 @@ def save_model(
     dataset: Dataset,
     gradient: FloatArray | None = None,
     sample_noise: FloatArray | None = None,
-    noise_model: Json | None = None,
     by_reference: bool = False,
     overwrite: bool = False,
     chunk_rows: int | None = None,
@@ -114,8 +110,6 @@ def save_model(
         Kbar alpha - y, shape as `alpha`. With it the targets are kept, too, and the model can be trained further.
     sample_noise
         Known noise variances of the samples, shape (n,), beside `noise_variance`.
-    noise_model
-        JSON of the noise model that they were reckoned by.
     by_reference
         Refer to the training set's store instead of copying its inputs. The model is then of use only as long as
         that store is where it is now, unchanged.
@@ -125,8 +119,8 @@ def save_model(
         Rows of a chunk; default the training set's.
     facts
         `kernel`, the kernel's JSON, and `noise_variance`, s2 on the standardised scale, positive; and, as JSON,
-        `history`, a record per round, `certificate`, what is proven about the solution, and `summary`, what
-        `train --json` prints.
+        `history`, a record per round, `certificate`, what is proven about the solution, `summary`, what
+        `train --json` prints, and `noise_model`, by which known noise was reckoned.
 
     Raises
     ------
@@ -157,7 +151,6 @@ def save_model(
         **ModelDescription(**about_model(dataset, **facts)).described(),
         "by_reference": by_reference,
         "chunk_rows": chunk_rows or dataset.chunk_rows,
-        **({} if noise_model is None else {"noise_model": noise_model}),
     }
     shape, dimensions = target_layout(n, p)
     vectors = {"alpha": coefficients}
@@ -201,7 +194,6 @@ def open_model(url: Location, *, reference: str | None = None) -> ModelRecord:
             **ModelRecord.description_in(address, content),
             alpha=arrays["alpha"].read(0, n).reshape(n, -1),
             sample_noise=arrays["sample_noise"].read(0, n) if "sample_noise" in arrays else None,
-            noise_model=content.get("noise_model"),
             chunk_rows=int(content["chunk_rows"]),
             by_reference=by_reference,
             _support=referenced_training_set(address, content, reference) if by_reference else arrays["inputs"],

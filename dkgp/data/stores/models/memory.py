@@ -14,7 +14,7 @@ from dkgp.data.stores.models.classifier import CLASSIFIER_KIND, ClassifierRecord
 from dkgp.data.stores.models.description import TrainingFacts, about_model
 from dkgp.data.stores.models.exact import ModelRecord, open_model
 from dkgp.data.stores.models.sparse import SPARSE_MODEL_KIND, SparseRecord, open_sparse_model
-from dkgp.data.types import FloatArray, Json, Location
+from dkgp.data.types import FloatArray, Location
 from dkgp.errors import StoreError
 
 AnyModel: TypeAlias = ModelRecord | SparseRecord | ClassifierRecord
@@ -33,12 +33,7 @@ _ADDRESS = "memory://dkgp-model-"
 
 
 def memory_model(
-    dataset: Dataset,
-    *,
-    alpha: FloatArray,
-    sample_noise: FloatArray | None = None,
-    noise_model: Json | None = None,
-    **facts: Unpack[TrainingFacts],
+    dataset: Dataset, *, alpha: FloatArray, sample_noise: FloatArray | None = None, **facts: Unpack[TrainingFacts]
 ) -> ModelRecord:
     """Make a model of a training set without storing it; the parameters are those of `save_model`.
 
@@ -49,7 +44,6 @@ def memory_model(
         **about,
         alpha=alpha,
         sample_noise=sample_noise,
-        noise_model=noise_model,
         chunk_rows=dataset.chunk_rows,
         by_reference=True,
         _support=dataset,

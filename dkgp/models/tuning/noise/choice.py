@@ -1,4 +1,4 @@
-"""Which noise model: one that was named, or the one of the best density of held-out samples.
+"""The choice of a noise model: one that was named, or the one of the best density of held-out samples.
 
 A model with more to it is taken where its mean log density of the held-out samples is greater by more than twice the
 standard error of the difference, sample by sample, and by what matters: where the noise is the same everywhere, that is
@@ -19,7 +19,7 @@ from dkgp.data import Dataset
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError, NumericalError
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.noise_model import KINDS
+from dkgp.models.noise.model import KINDS
 from dkgp.models.tuning.dense_algebra import factor, solve_factored, solve_half
 from dkgp.models.tuning.likelihood_search import SearchSettings
 from dkgp.models.tuning.noise.search import fit_noise

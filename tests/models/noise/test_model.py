@@ -12,7 +12,7 @@ import pytest
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
-from dkgp.models.noise_model import NoiseModel
+from dkgp.models.noise.model import NoiseModel
 
 LINEAR = NoiseModel("linear", -2.0, (0.5, -1.0), lowest=0.01, highest=1.5)
 GP = NoiseModel(
