@@ -157,12 +157,16 @@ class Hyperparameters:
         return np.asarray(self.kernel.feature_gamma)
 
     def noise_of(self, dataset: Dataset) -> tuple[float, FloatArray | None]:
-        """The noise to train a data set under: s2, and variances beside it by sample (n,) where the noise has a model.
+        """The noise to train a data set under: s2, and what samples have beside it (n,), None where s2 is all.
 
-        See `dkgp.models.exact.train`.
+        Where the noise has a model, s2 is its least. Known noise of the data set's own comes on top. See
+        `dkgp.models.exact.train`.
         """
-        model = self.noise_model
-        return (self.noise_variance, None) if model is None else (model.lowest, model.beyond_least_of(dataset))
+        known, model = dataset.all_sample_noise(), self.noise_model
+        if model is None:
+            return self.noise_variance, known
+        beyond = model.beyond_least_of(dataset)
+        return model.lowest, beyond if known is None else beyond + known
 
     def check_features(self, n_features: int, feature_names: Sequence[str] | None = None) -> None:
         """Make sure that these hyperparameters belong to data with the given features.

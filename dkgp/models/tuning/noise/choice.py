@@ -79,7 +79,7 @@ def tune_noise(
     Raises
     ------
     InputError
-        A noise variance that is held fixed, or fewer than 20 samples for `auto`.
+        A noise variance that is held fixed, known noise of the samples, or fewer than 20 of them for `auto`.
     NumericalError
         A kernel matrix is not positive definite.
     """
@@ -88,6 +88,11 @@ def tune_noise(
     if any(parameter.name == "noise_variance" and parameter.fixed for parameter in start.parameters or ()):
         raise InputError(
             "the noise variance is held fixed, and a noise model lets it depend on the inputs; leave one of them out"
+        )
+    if dataset.all_sample_noise() is not None:
+        raise InputError(
+            "the noise of the samples is known beside the common one; a noise model finds all of it from the inputs. "
+            "Leave the noise model out, or ingest without the column of known noise"
         )
     settings = replace(settings, tolerance=max(settings.tolerance, 1e-3), restarts=1, max_evaluations=150)
     size = min(subset, dataset.n_samples)

@@ -19,9 +19,9 @@ from dkgp.models.noise.model import NoiseModel
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.likelihood_search import LikelihoodSearch, SearchSettings
 from dkgp.models.tuning.noise.features import NoiseFeatures, noise_features
+from dkgp.models.tuning.noise.objective import BY_DESIGN
 from dkgp.models.tuning.problem import Choices, SearchProblem
 from dkgp.models.tuning.search_space import NOISE_VARIANCE_BOUNDS, LogNormal, SearchSpace
-from dkgp.models.tuning.tasks import OBJECTIVES
 
 _WEIGHT_BOUND = 20.0
 
@@ -61,7 +61,7 @@ def fit_noise(
     features = noise_features(kind, start, inputs, targets)
     q = features.design.shape[1]
     family = family_of(problem.kernel, inputs, problem.settings.learn_variance, names)
-    objective = OBJECTIVES[choices.objective](family, targets, None, None, features.design)
+    objective = BY_DESIGN[choices.objective](family, targets, features.design)
     space = _with_weights(problem.space, q, features.deviation)
     first = np.concatenate([problem.first[:-1], np.zeros(q), problem.first[-1:]])
     best = LikelihoodSearch(objective, space, settings).run(space.within(first))

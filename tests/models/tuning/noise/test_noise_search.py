@@ -27,10 +27,11 @@ from dkgp.models.tuning.noise.features import (
     noise_features,
     pivoted_factor,
 )
+from dkgp.models.tuning.noise.objective import BY_DESIGN
 from dkgp.models.tuning.noise.search import fit_noise
 from dkgp.models.tuning.problem import Choices
 from dkgp.models.tuning.subsets import Subsets, plan_subsets
-from dkgp.models.tuning.tasks import OBJECTIVES
+from dkgp.models.tuning.tasks import OBJECTIVES, Objective
 
 FloatArray = NDArray[np.float64]
 NAMES = ("a", "b")
@@ -65,7 +66,7 @@ def found(dataset: Dataset, kind: str, seed: int = 0, subset: int = 300) -> tupl
 def objective_with(name: str, rng: np.random.Generator) -> tuple[DenseObjective, FloatArray, FloatArray, FloatArray]:
     inputs, targets, design = rng.standard_normal((30, 2)), rng.standard_normal((30, 2)), rng.standard_normal((30, 3))
     family = ArdSquaredExponential(inputs, learn_variance=True, feature_names=NAMES)
-    return OBJECTIVES[name](family, targets, None, None, design), inputs, targets, design  # type: ignore[index]
+    return BY_DESIGN[name](family, targets, design), inputs, targets, design  # type: ignore[index]
 
 
 PARAMETERS = np.array([-0.5, 0.3, 0.2, 0.4, -0.7, 0.1, -1.5])  # gamma, gamma, v, w, w, w, s2
@@ -97,14 +98,17 @@ def test_gradient_is_that_of_the_value(name: str, rng: np.random.Generator) -> N
     np.testing.assert_allclose(outcome[1], numerical, rtol=2e-4, atol=1e-4)
 
 
-def test_no_bit_changes_without_weights(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("name", ["likelihood", "loo"])
+def test_without_weights_it_is_the_objective_of_tuning(name: Objective, rng: np.random.Generator) -> None:
     inputs, targets = rng.standard_normal((30, 2)), rng.standard_normal((30, 1))
     family = ArdSquaredExponential(inputs, learn_variance=False, feature_names=NAMES)
-    plain, empty = (OBJECTIVES["likelihood"](family, targets, None, None, of) for of in (None, np.zeros((30, 0))))
     parameters = np.array([-0.5, 0.3, -1.5])
-    (first, slopes), (second, others) = plain(parameters) or (0, 0), empty(parameters) or (1, 1)
-    assert first == second
-    np.testing.assert_allclose(slopes, others, rtol=1e-12)
+    plain = OBJECTIVES[name](family, targets)(parameters)
+    empty = BY_DESIGN[name](family, targets, np.zeros((30, 0)))(parameters)
+    assert plain is not None
+    assert empty is not None
+    assert plain[0] == pytest.approx(empty[0], rel=1e-14)
+    np.testing.assert_allclose(plain[1], empty[1], rtol=1e-12)
 
 
 def test_noise_that_overflows_has_no_likelihood(rng: np.random.Generator) -> None:
