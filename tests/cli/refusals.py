@@ -262,6 +262,7 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
             ("--noise-model linear lets the noise variance depend", "--fix"),
         ),
         ("--noise-model auto --likelihood logit", 2, "--noise-model is of regressions"),
+        ("--noise-model gp --objective bound", 2, "--objective bound is of sparse models"),
         ("--noise-model cubic", 2, "'none', 'linear', 'gp', 'auto'"),
         # By a bound on all samples.
         ("--objective bound --subset 100", 2, "--objective bound looks at all samples; leave out --subset"),

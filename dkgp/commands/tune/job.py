@@ -168,11 +168,16 @@ class TuneJob:
             raise UsageError("--refine-only refines the kernel of --start; leave --kernel out")
 
     def _check_noise(self) -> None:
-        """Refuse a noise model of labels, and of a noise variance that is held fixed."""
+        """Refuse a noise model of labels, of a sparse model's evidence, and of a noise variance that is held fixed."""
         if self.noise_model == "none":
             return
         if self.likelihood is not None:
             raise UsageError("`noise_model` is of regressions; leave it out with the `likelihood` of labels")
+        if self.evidence is not None:
+            raise UsageError(
+                f"`objective` {self.objective} is of sparse models, which take the noise for the same everywhere; leave "
+                "it out with `noise_model`"
+            )
         if any(fnmatchcase(NOISE_NAME, name) for name in parse_fixed(self.fixed)):
             raise UsageError(
                 f"`noise_model` {self.noise_model} lets the noise variance depend on the inputs, and `fixed` holds it; "
