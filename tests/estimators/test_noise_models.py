@@ -109,6 +109,17 @@ def test_what_cannot_be_is_refused() -> None:
         GPRegressor(noise_variance=0.1, noise_model="linear").fit(X, y)
 
 
+def test_noise_that_is_told_is_not_reckoned_too(fitted: GPRegressor) -> None:
+    X, y = samples(60)
+    with pytest.raises(InputError, match="told of the samples, and reckoned by a noise model"):
+        GPRegressor(noise_model="linear").fit(X, y, sample_noise=np.ones(60))
+    with pytest.raises(InputError, match="told of the samples, and reckoned by a noise model"):
+        GPRegressor(kernel=fitted.hyperparameters_).fit(X, y, sample_weight=np.ones(60))
+    gp = GPRegressor(kernel=fitted.hyperparameters_).fit(X, y)
+    with pytest.raises(InputError, match="told of the samples, and reckoned by a noise model"):
+        gp.update(X[:5], y[:5], sample_noise=np.ones(5))
+
+
 def test_a_noise_variance_beside_hyperparameters_is_for_all(fitted: GPRegressor) -> None:
     gp = GPRegressor(kernel=fitted.hyperparameters_, noise_variance=0.2).fit(*samples())
     plain = GPRegressor(kernel=replace(fitted.hyperparameters_, noise_model=None), noise_variance=0.2).fit(*samples())

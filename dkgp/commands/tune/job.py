@@ -175,8 +175,8 @@ class TuneJob:
             raise UsageError("`noise_model` is of regressions; leave it out with the `likelihood` of labels")
         if self.evidence is not None:
             raise UsageError(
-                f"`objective` {self.objective} is of sparse models, which take the noise for the same everywhere; leave "
-                "it out with `noise_model`"
+                f"`objective` {self.objective} is of sparse models, which take the noise for the same everywhere; "
+                "leave it out with `noise_model`"
             )
         if any(fnmatchcase(NOISE_NAME, name) for name in parse_fixed(self.fixed)):
             raise UsageError(

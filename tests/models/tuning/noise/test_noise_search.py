@@ -17,6 +17,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters, tune_dataset
 from dkgp.models.noise.model import NoiseModel
+from dkgp.models.refinement.space import RefineSpace
 from dkgp.models.tuning.likelihood_search import SearchSettings
 from dkgp.models.tuning.marginal_likelihood import ArdSquaredExponential, DenseObjective
 from dkgp.models.tuning.noise.choice import tune_noise
@@ -226,6 +227,43 @@ def test_scores_of_auto_are_those_of_dense_predictions() -> None:
     variance = 1.0 - np.einsum("ij,ji->i", cross, np.linalg.solve(system, cross.T)) + model.noise_variance
     expected = -stats.norm(mean[:, 0], np.sqrt(variance)).logpdf(truth[:, 0]).mean()
     assert comparison["kinds"][0]["nlpd"] == pytest.approx(expected, rel=1e-8)
+
+
+def test_several_targets_share_the_noise() -> None:
+    dataset, deviations = drawn("linear", 4)
+    rng = np.random.default_rng(4)
+    inputs, first = dataset.inputs(0, 450), dataset.all_targets()[:, 0]
+    second = np.cos(inputs[:, 1]) + deviations * rng.standard_normal(450)
+    targets = np.column_stack([first, second])
+    both = assembled_dataset(inputs, targets, Standardisation.identity(2, 2), NAMES, ("y", "z"), "")
+    tuned = found(both, "linear", subset=450)[1]
+    assert tuned.noise_model is not None
+    errors = np.log(tuned.noise_model.variances(inputs)) - 2.0 * np.log(deviations)
+    assert math.sqrt(float(np.mean(errors**2))) < 0.15
+
+
+def test_a_refinement_keeps_no_noise_model() -> None:
+    dataset, _ = drawn("linear", 5, 200)
+    tuned = found(dataset, "linear", subset=200)[1]
+    space = RefineSpace.of(tuned, NAMES)
+    assert space.unmoved().noise_model == tuned.noise_model
+    moved = space.hyperparameters(space.first + 0.1)
+    assert moved.noise_model is None
+    assert moved.noise_variance == pytest.approx(tuned.noise_variance * math.exp(0.1))
+
+
+def test_known_noise_of_the_data_is_not_reckoned_too() -> None:
+    dataset, _ = drawn("same", 0, 60)
+    start = tune_dataset(dataset)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(dataset), "all_sample_noise", lambda self: np.full(60, 0.1))
+        with pytest.raises(InputError, match="known beside the common one"):
+            tune_noise(dataset, start, "linear", choices=Choices(), settings=SearchSettings(), subset=60)
+        model = NoiseModel("linear", -2.0, (0.3, 0.0), lowest=0.05, highest=0.5)
+        noise_variance, beside = replace(start, noise_model=model).noise_of(dataset)
+        assert beside is not None
+        expected = model.variances(dataset.inputs(0, 60)) + 0.1
+        np.testing.assert_allclose(noise_variance + beside, expected, rtol=1e-12)
 
 
 def test_what_cannot_be_is_refused() -> None:
