@@ -114,7 +114,7 @@ def test_noise_that_is_told_is_not_reckoned_too(fitted: GPRegressor) -> None:
     with pytest.raises(InputError, match="told of the samples, and reckoned by a noise model"):
         GPRegressor(noise_model="linear").fit(X, y, sample_noise=np.ones(60))
     with pytest.raises(InputError, match="told of the samples, and reckoned by a noise model"):
-        GPRegressor(kernel=fitted.hyperparameters_).fit(X, y, sample_weight=np.ones(60))
+        GPRegressor(kernel=fitted.hyperparameters_).fit(X, y, sample_weight=np.full(60, 2.0))
     gp = GPRegressor(kernel=fitted.hyperparameters_).fit(X, y)
     with pytest.raises(InputError, match="told of the samples, and reckoned by a noise model"):
         gp.update(X[:5], y[:5], sample_noise=np.ones(5))
