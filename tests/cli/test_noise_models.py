@@ -86,7 +86,8 @@ def test_predictions_are_those_of_dense_algebra(folder: Path, predicted: dict[st
     rows = (0, store.n_samples)
     off = np.abs(store.read("mean", *rows)[:, 0] - mean)
     assert (off <= store.read("mean_error_bound", *rows)[:, 0] + 1e-9).all()
-    np.testing.assert_allclose(store.read("noise_variance", *rows)[:, 0], noise, rtol=1e-9)
+    common = store.attributes["noise_variance"][0]
+    np.testing.assert_allclose(common + store.read("noise", *rows)[:, 0], noise, rtol=1e-9)
     assert noise.max() > 100.0 * noise.min()
     for found, expected in ((store, latent + noise), (of_function, latent)):
         lower, upper = (found.read(f"variance_{end}", *rows)[:, 0] for end in ("lower", "upper"))
