@@ -23,6 +23,7 @@ from dkgp.data.types import FloatArray, Location
 from dkgp.errors import InputError, OutputExistsError, StorageError
 from dkgp.kernels import Kernel, SquaredExponential, fold_white, kernel_from_json
 from dkgp.models.noise.model import NoiseModel
+from dkgp.models.noise.student import StudentT
 from dkgp.models.tuned_parameter import TunedParameter
 
 _REQUIRED = ("kernel", "noise_variance")
@@ -84,8 +85,10 @@ class Hyperparameters:
     noise_model : NoiseModel, optional
         How the noise depends on the inputs; `noise_variance` is then its mean over the subset, for what knows no noise
         model.
+    student_t : StudentT, optional
+        The distribution of the noise, where it is no normal one; `noise_variance` is then its variance.
     noise_comparison : dict, optional
-        Where the noise model was chosen by held-out samples: the `kind` taken, how many `samples` it was found from and
+        Where the noise model, or the likelihood, was chosen by held-out samples: the `kind` taken, how many `samples` it was found from and
         how many were `held_out`, and `kinds`, of each the scores.
     seed : int, optional
         With which they were drawn.
@@ -123,6 +126,7 @@ class Hyperparameters:
     sparse: dict[str, Any] | None = field(default=None, hash=False)
     comparison: dict[str, Any] | None = field(default=None, hash=False)
     noise_model: NoiseModel | None = None
+    student_t: StudentT | None = None
     noise_comparison: dict[str, Any] | None = field(default=None, hash=False)
     seed: int | None = None
     feature_names: tuple[str, ...] | None = None
@@ -197,6 +201,8 @@ class Hyperparameters:
         values["kernel"] = self.kernel.to_json()
         if self.noise_model is not None:
             values["noise_model"] = self.noise_model.to_json()
+        if self.student_t is not None:
+            values["student_t"] = self.student_t.to_json()
         if self.parameters is not None:
             values["parameters"] = [parameter.to_json() for parameter in self.parameters]
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
@@ -228,6 +234,7 @@ class Hyperparameters:
             noise_variance=document["noise_variance"],
             parameters=_parameters(document),
             noise_model=NoiseModel.held(document.get("noise_model")),
+            student_t=StudentT.held(document.get("student_t")),
             scores=_checked(document, "scores", _is_table, "an object of objects"),
             feature_names=_names(document, "feature_names"),
             warnings=_names(document, "warnings") or (),

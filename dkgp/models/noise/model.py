@@ -19,7 +19,9 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, kernel_from_json
 from dkgp.models.rounding import outward
 
+# Those that are looked for, and what Student's t makes of new observations: the same everywhere.
 KINDS = ("linear", "gp")
+ALL_KINDS = (*KINDS, "student-t")
 _PIECE_ROWS = 4096
 
 
@@ -29,8 +31,9 @@ class NoiseModel:
 
     Parameters
     ----------
-    kind : {"linear", "gp"}
-        Whether log s2 is a linear function of the inputs, or the mean of a Gaussian process.
+    kind : {"linear", "gp", "student-t"}
+        Whether log s2 is a linear function of the inputs, or the mean of a Gaussian process; or that of
+        `StudentT.of_observations`, a linear one whose weights are zero.
     offset : float
         b.
     weights : tuple of float
@@ -57,8 +60,8 @@ class NoiseModel:
     basis: tuple[tuple[float, ...], ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise InputError(f"a noise model's kind is one of {', '.join(KINDS)}; got {self.kind!r}")
+        if self.kind not in ALL_KINDS:
+            raise InputError(f"a noise model's kind is one of {', '.join(ALL_KINDS)}; got {self.kind!r}")
         numbers = [self.offset, *self.weights, self.lowest, self.highest, *(z for row in self.basis or () for z in row)]
         if not all(map(math.isfinite, numbers)):
             raise InputError("a noise model's numbers must be finite; tune again to have it written anew")

@@ -64,7 +64,7 @@ def test_it_travels_with_hyperparameters_as_json(model: NoiseModel) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"kind": "cubic"}, "linear, gp; got 'cubic'"),
+        ({"kind": "cubic"}, "linear, gp, student-t; got 'cubic'"),
         ({"offset": math.inf}, "must be finite"),
         ({"weights": [0.1, math.nan]}, "must be finite"),
         ({"weights": ["much"]}, "must be numbers"),

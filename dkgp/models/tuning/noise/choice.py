@@ -25,15 +25,15 @@ from dkgp.models.tuning.likelihood_search import SearchSettings
 from dkgp.models.tuning.noise.search import fit_noise
 from dkgp.models.tuning.problem import Choices
 from dkgp.models.tuning.scores import ScoreSums, scores_of
-from dkgp.models.tuning.subsets import Subsets, plan_subsets
+from dkgp.models.tuning.subsets import SubsetPlan, Subsets, plan_subsets
 
 NoiseKind: TypeAlias = Literal["none", "linear", "gp", "auto"]
 NOISE_KINDS: tuple[NoiseKind, ...] = get_args(NoiseKind)
 
 # Samples that decide, as a fraction of the subset; fewer say little.
-_HELD_OUT, _FEWEST = 0.5, 20
+HELD_OUT, FEWEST = 0.5, 20
 # What a model with more to it must be better by: standard errors of the difference, and nats.
-_ERRORS, _LEAST_GAIN = 2.0, 0.005
+ERRORS, LEAST_GAIN = 2.0, 0.005
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,19 @@ def tune_noise(
         if kind != "auto":
             rows = Subsets(dataset, plan_subsets(dataset.n_samples, size, seed=settings.seed)).rows(0)
             return fit_noise(kind, start, *rows, choices, settings)
-        if dataset.n_samples < _FEWEST:
+        if dataset.n_samples < FEWEST:
             raise InputError(
-                f"a noise model by `auto` holds samples out, and needs {_FEWEST}; there are {dataset.n_samples}. Name "
+                f"a noise model by `auto` holds samples out, and needs {FEWEST}; there are {dataset.n_samples}. Name "
                 "the noise model, or leave it out"
             )
         return _compared(dataset, start, choices, settings, size, note)
+
+
+def held_out_plan(n_samples: int, size: int, seed: int) -> SubsetPlan:
+    """A subset of `size` samples and half as many held out; of too few samples, a third of them are."""
+    plan = plan_subsets(n_samples, size, seed=seed, holdout=HELD_OUT)
+    third = n_samples // 3
+    return plan if plan.size == size else replace(plan, size=n_samples - third, holdout=third)
 
 
 def _compared(
@@ -116,10 +123,7 @@ def _compared(
     size: int,
     note: Callable[[str], None] | None,
 ) -> Hyperparameters:
-    plan = plan_subsets(dataset.n_samples, size, seed=settings.seed, holdout=_HELD_OUT)
-    if plan.size + plan.holdout > dataset.n_samples or plan.size < size:
-        third = dataset.n_samples // 3
-        plan = replace(plan, size=dataset.n_samples - third, holdout=third)
+    plan = held_out_plan(dataset.n_samples, size, settings.seed)
     source = Subsets(dataset, plan)
     rows, held_out = source.rows(0), source.held_out()
     scored = [_scored("none", start, rows, held_out)]
@@ -135,7 +139,7 @@ def _compared(
         gain = best.losses - found.losses
         error = float(gain.std(ddof=1)) / math.sqrt(len(gain))
         table.append(_row(found, best.kind, float(gain.mean()), error))
-        if float(gain.mean()) > max(_ERRORS * error, _LEAST_GAIN):
+        if float(gain.mean()) > max(ERRORS * error, LEAST_GAIN):
             best = found
     if note is not None:
         for row in table:

@@ -1,0 +1,106 @@
+"""Student's t as the distribution of the noise: outliers count for less, the further off they are.
+
+t of nu degrees of freedom and the scale s is a normal distribution of the variance s2 / lambda, with lambda from a
+gamma distribution of mean one. Given what is left of a target, r, lambda is (nu + 1) / (nu + r^2 / s2) on average: the
+weight of a sample, whose noise is s2 over it, (nu s2 + r^2) / (nu + 1). Solving under this noise, and reckoning it from
+what is left, in turns, is iteratively reweighted least squares; each turn raises the posterior density of the function
+(K. L. Lange, R. J. A. Little, J. M. G. Taylor, *Robust Statistical Modeling Using the t Distribution*, JASA 84, 1989).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.special
+
+from dkgp.data.types import FloatArray
+from dkgp.errors import InputError
+from dkgp.models.noise.model import NoiseModel
+
+# Nodes in log lambda, on which sums converge fast: the integrand and all its derivatives vanish at both ends.
+_NODES = np.linspace(-36.0, 6.0, 281)
+_ROWS_AT_ONCE = 1024
+
+
+@dataclass(frozen=True)
+class StudentT:
+    """The distribution of the noise on standardised targets.
+
+    Parameters
+    ----------
+    degrees : float
+        nu, above 2, so that the noise has a variance.
+    scale : float
+        s2, the square of the scale.
+
+    Raises
+    ------
+    InputError
+        Values out of range.
+    """
+
+    degrees: float
+    scale: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.degrees) and self.degrees > 2.0):
+            raise InputError(f"a t distribution's degrees of freedom must be above 2 and finite; got {self.degrees!r}")
+        if not (math.isfinite(self.scale) and self.scale > 0.0):
+            raise InputError(f"the squared scale of a t distribution must be positive and finite; got {self.scale!r}")
+
+    @property
+    def variance(self) -> float:
+        """The variance of the noise of a new observation, s2 nu / (nu - 2)."""
+        return self.scale * self.degrees / (self.degrees - 2.0)
+
+    @property
+    def least(self) -> float:
+        """The noise variance of a sample of which nothing is left: the least."""
+        return self.scale * self.degrees / (self.degrees + 1.0)
+
+    def beyond_least(self, squares: FloatArray) -> FloatArray:
+        """By how much the noise of samples exceeds `least`, given squares of what is left of them: both (n,)."""
+        return np.asarray(squares / (self.degrees + 1.0))
+
+    def weights(self, beyond: FloatArray) -> FloatArray:
+        """Weights of samples, at most 1 + 1 / nu, by how much their noise exceeds `least`: both (n,)."""
+        return np.asarray(self.scale / (self.least + beyond))
+
+    def log_density(self, errors: FloatArray, latent: FloatArray) -> FloatArray:
+        """Log density of errors (n,) of normal predictions with variances `latent` (n,), 0 or more, of the function."""
+        half = 0.5 * self.degrees
+        log_weight = half * (math.log(half) + _NODES - np.exp(_NODES)) - scipy.special.gammaln(half)
+        log_weight += math.log(_NODES[1] - _NODES[0])
+        noise, result = self.scale * np.exp(-_NODES), np.empty(len(errors))
+        for start in range(0, len(errors), _ROWS_AT_ONCE):
+            rows = slice(start, start + _ROWS_AT_ONCE)
+            variance = latent[rows, None] + noise
+            normal = -0.5 * (np.log(2.0 * math.pi * variance) + errors[rows, None] ** 2 / variance)
+            result[rows] = scipy.special.logsumexp(normal + log_weight, axis=1)
+        return result
+
+    def of_observations(self, n_features: int) -> NoiseModel:
+        """The noise of new observations, the same everywhere, beside the least of the samples', as a noise model."""
+        variance = self.variance
+        return NoiseModel("student-t", math.log(variance), (0.0,) * n_features, self.least, variance)
+
+    def to_json(self) -> dict[str, float]:
+        """Plain JSON types."""
+        return {"degrees": self.degrees, "scale": self.scale}
+
+    @classmethod
+    def held(cls, document: object) -> StudentT | None:
+        """Rebuild from `to_json`'s form, None from None; `InputError` for another."""
+        if document is None:
+            return None
+        if not isinstance(document, Mapping) or not {"degrees", "scale"} <= set(document):
+            raise InputError(f"a t distribution needs degrees and scale; got {document!r}")
+        try:
+            values: dict[str, Any] = {name: float(document[name]) for name in ("degrees", "scale")}
+        except (TypeError, ValueError) as error:
+            raise InputError(f"degrees and scale of a t distribution must be numbers: {error}") from None
+        return cls(**values)
