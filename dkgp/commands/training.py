@@ -77,10 +77,11 @@ class TrainingRun(Run):
         """Read hyperparameters for these data; `InputError` where they are for others."""
         d, names = self.dataset.n_features, self.dataset.feature_names
         found = read_hyperparameters(location, n_features=d, feature_names=names)
-        if found.noise_model is not None and not self.knows_noise_models:
+        if (found.noise_model or found.student_t) is not None and not self.knows_noise_models:
+            what = "the noise model" if found.student_t is None else "Student's t"
             self.reporter.warn(
-                f"`{self.command}` takes the noise for the same everywhere, with its mean variance: the noise model in "
-                f"'{location}' is for dkgp train"
+                f"dkgp {self.command} takes the noise for normal and the same everywhere, with its mean variance: "
+                f"{what} in '{location}' is for dkgp train"
             )
         return found
 

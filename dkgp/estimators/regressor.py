@@ -36,8 +36,10 @@ from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.noise.model import NoiseModel
 from dkgp.models.prediction.pathwise import PosteriorFunctions
 from dkgp.models.prediction.predictor import standardised
+from dkgp.models.robust.train import train_student
 from dkgp.models.tuning.likelihood_search import SearchSettings
 from dkgp.models.tuning.noise.choice import NOISE_KINDS, NoiseKind, tune_noise
+from dkgp.models.tuning.noise.student import NOISE_LIKELIHOODS, NoiseLikelihood, tune_likelihood
 from dkgp.models.tuning.problem import Choices
 from dkgp.models.update import update
 from dkgp.models.variance.variances import VarianceSettings
@@ -45,7 +47,7 @@ from dkgp.solvers import Solver
 
 # Draws of functions that an estimator keeps, so that they need not be solved for again at other points.
 MOST_KEPT_DRAWS = 4
-BOTH = "noise is told of the samples, and reckoned by a noise model; leave one of them out"
+BOTH = "noise is told of the samples, and reckoned by a noise model or Student's t; leave one of them out"
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -90,6 +92,10 @@ class GPRegressor(GPEstimator):
     noise_model : {"none", "linear", "gp", "auto"}, default "none"
         Whether the noise depends on the inputs: the logarithm of its variance linear in them, or a Gaussian process;
         "auto": what samples of the subset that are held out say. For a kernel that is tuned; found on its subset.
+    likelihood : {"gaussian", "student-t", "auto"}, default "gaussian"
+        The distribution of the noise: under Student's t outliers count for less, by weights that `fit` finds in turns;
+        "auto": what samples of the subset that are held out say. For a kernel that is tuned, without a noise model.
+        Variances of observations are t's; that intervals of 1.96 deviations hold 95 % is an approximation.
     with_variances : bool, default False
         Build in `fit` what variances take: a Cholesky factor of all samples, of 4 n^2 bytes, so that each takes one
         solve with it, from the first on. By default they go by the way that suits the samples asked for.
@@ -128,6 +134,7 @@ class GPRegressor(GPEstimator):
     solver: str | Solver = "auto"
     variance_gap: float = 0.02
     noise_model: NoiseKind = "none"
+    likelihood: NoiseLikelihood = "gaussian"
     with_variances: bool = False
 
     _state: ClassVar[type[Fitted]] = FittedModel
@@ -175,17 +182,22 @@ class GPRegressor(GPEstimator):
         solver, products = solver_for(self.solver, dataset, hyperparameters, self.tol, seed, known)
         with executor_for(self.client, dataset.n_samples) as executor:
             executor.tiles = replace(executor.tiles, products=products)
-            trained = train(
-                dataset,
-                hyperparameters.kernel,
-                noise_variance,
-                executor,
-                sample_noise=known,
-                solver=solver,
-                stopping=stopping,
-            )
+            student = hyperparameters.student_t
+            if student is not None:
+                kernel = hyperparameters.kernel
+                trained = train_student(dataset, kernel, student, executor, solver=solver, stopping=stopping)
+            else:
+                trained = train(
+                    dataset,
+                    hyperparameters.kernel,
+                    noise_variance,
+                    executor,
+                    sample_noise=known,
+                    solver=solver,
+                    stopping=stopping,
+                )
+                trained = replace(trained, noise_model=hyperparameters.noise_model)
         about = about_fit(self, dataset, hyperparameters, several=several)
-        trained = replace(trained, noise_model=hyperparameters.noise_model)
         self._take(FittedModel.of(trained, dataset, workspace, about))
         if hyperparameters.converged is False:
             warnings.warn("; ".join(hyperparameters.warnings), ConvergenceWarning, stacklevel=2)
@@ -222,6 +234,10 @@ class GPRegressor(GPEstimator):
                 "this model came without its training targets or its gradient, so it cannot be trained further; fit "
                 "again with all samples"
             )
+        if self.hyperparameters_.student_t is not None:
+            raise InputError(
+                "under Student's t every sample's weight may change with new samples; fit again with all of them"
+            )
         X, y, noise = SampleNoise.of(sample_noise, sample_weight).without_weightless(X, y)
         inputs, targets = new_samples(self, X, y, fitted.dataset.n_targets)
         noise.require(len(inputs))
@@ -253,7 +269,7 @@ class GPRegressor(GPEstimator):
         Raises `InputError` where it is told, and by a noise model.
         """
         told = noise.beside(hyperparameters.noise_variance, dataset.standardisation.target_std)
-        if hyperparameters.noise_model is not None and told is not None:
+        if (hyperparameters.noise_model or hyperparameters.student_t) is not None and told is not None:
             raise InputError(BOTH)
         noise_variance, known = hyperparameters.noise_of(dataset)
         return noise_variance, known if told is None else told
@@ -275,12 +291,21 @@ class GPRegressor(GPEstimator):
     def _hyperparameters(self, dataset: Dataset, seed: int, noise: SampleNoise) -> Hyperparameters:
         if self.noise_model not in NOISE_KINDS:
             raise InputError(f"noise_model= is one of {', '.join(map(repr, NOISE_KINDS))}; got {self.noise_model!r}")
-        if self.noise_model == "none":
+        if self.likelihood not in NOISE_LIKELIHOODS:
+            raise InputError(
+                f"likelihood= is one of {', '.join(map(repr, NOISE_LIKELIHOODS))}; got {self.likelihood!r}"
+            )
+        if self.noise_model == "none" and self.likelihood == "gaussian":
             return super()._hyperparameters(dataset, seed, noise)
+        if self.noise_model != "none" and self.likelihood != "gaussian":
+            raise InputError(
+                f"noise_model={self.noise_model!r} is of noise with a normal distribution, and "
+                f"likelihood={self.likelihood!r} of another; leave one of them out"
+            )
         if not (isinstance(self.kernel, str) and self.optimizer is not None):
             raise InputError(
-                "a noise model is found where a kernel is tuned; give the kernel as text, with an optimizer, or "
-                "hyperparameters that have a noise model"
+                "a noise model, or its distribution, is found where a kernel is tuned; give the kernel as text, with "
+                "an optimizer, or hyperparameters that have it"
             )
         if noise.variances is not None or noise.relative is not None:
             raise InputError(BOTH)
@@ -289,7 +314,10 @@ class GPRegressor(GPEstimator):
             return found
         choices = Choices(objective=OBJECTIVES[str(self.optimizer)])
         settings = SearchSettings(seed=seed)
-        return tune_noise(dataset, found, self.noise_model, choices=choices, settings=settings, subset=self.subset_size)
+        options: Any = {"choices": choices, "settings": settings, "subset": self.subset_size}
+        if self.likelihood != "gaussian":
+            return tune_likelihood(dataset, found, self.likelihood, **options)
+        return tune_noise(dataset, found, self.noise_model, **options)
 
     def _take(self, fitted: Fitted) -> None:
         super()._take(fitted)

@@ -88,8 +88,8 @@ class Hyperparameters:
     student_t : StudentT, optional
         The distribution of the noise, where it is no normal one; `noise_variance` is then its variance.
     noise_comparison : dict, optional
-        Where the noise model, or the likelihood, was chosen by held-out samples: the `kind` taken, how many `samples` it was found from and
-        how many were `held_out`, and `kinds`, of each the scores.
+        Where the noise model, or its distribution, was chosen by held-out samples: the `kind` taken, how many `samples`
+        it was found from and how many were `held_out`, and `kinds`, of each the scores.
     seed : int, optional
         With which they were drawn.
     feature_names : tuple of d str, optional
@@ -164,9 +164,11 @@ class Hyperparameters:
         """The noise to train a data set under: s2, and what samples have beside it (n,), None where s2 is all.
 
         Where the noise has a model, s2 is its least. Known noise of the data set's own comes on top. See
-        `dkgp.models.exact.train`.
+        `dkgp.models.exact.train`. Of Student's t it is that of the first turn of weights, the same for all.
         """
         known, model = dataset.all_sample_noise(), self.noise_model
+        if self.student_t is not None:
+            return self.student_t.least, np.full(dataset.n_samples, self.student_t.scale - self.student_t.least)
         if model is None:
             return self.noise_variance, known
         beyond = model.beyond_least_of(dataset)

@@ -259,9 +259,12 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         (
             "--noise-model linear --fix 'noise*=0.1'",
             2,
-            ("--noise-model linear lets the noise variance depend", "--fix"),
+            ("--noise-model linear finds the noise", "--fix holds"),
         ),
         ("--noise-model auto --likelihood logit", 2, "--noise-model is of regressions"),
+        ("--noise-model auto --likelihood auto", 2, "leave it out with --likelihood auto"),
+        ("--likelihood student-t --fix 'noise*=0.1'", 2, "--likelihood student-t finds the noise"),
+        ("--likelihood student-t --objective fitc", 2, "--objective fitc is of sparse models"),
         ("--noise-model gp --objective bound", 2, "--objective bound is of sparse models"),
         ("--noise-model cubic", 2, "'none', 'linear', 'gp', 'auto'"),
         # By a bound on all samples.

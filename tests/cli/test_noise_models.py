@@ -76,7 +76,7 @@ def test_tuning_tells_what_it_chose(folder: Path, tuned: dict[str, Any]) -> None
     result = run("tune", folder / "train.zarr", "--out", folder / "hyper.json", "--noise-model", "auto", "--resume")
     printed = " ".join(result.stdout.split())
     assert "noise model linear" in printed
-    assert "Noise models on" in printed
+    assert "Noise on" in printed
     assert "linear *" in printed
 
 
@@ -140,7 +140,7 @@ def test_what_knows_no_noise_model_says_so(folder: Path, tuned: dict[str, Any], 
     result = run_json(
         "sparse", folder / "train.zarr", "--hyper", tuned["out"], "--out", tmp_path / "s.zarr", "--basis-size", 20
     )
-    assert any("takes the noise for the same everywhere" in warning for warning in result["warnings"])
+    assert any("takes the noise for normal and the same everywhere" in warning for warning in result["warnings"])
 
 
 def test_noise_that_is_the_same_everywhere_changes_nothing(folder: Path, tmp_path: Path) -> None:

@@ -101,9 +101,9 @@ def test_what_cannot_be_is_refused() -> None:
     X, y = samples(60)
     with pytest.raises(InputError, match="noise_model= is one of 'none', 'linear', 'gp', 'auto'; got 'cubic'"):
         GPRegressor(noise_model="cubic").fit(X, y)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="found where a kernel is tuned"):
+    with pytest.raises(InputError, match="is found where a kernel is tuned"):
         GPRegressor(kernel=SquaredExponential((1.0, 1.0)), noise_variance=0.1, noise_model="gp").fit(X, y)
-    with pytest.raises(InputError, match="found where a kernel is tuned"):
+    with pytest.raises(InputError, match="is found where a kernel is tuned"):
         GPRegressor(optimizer=None, noise_model="gp").fit(X, y)
     with pytest.raises(InputError, match="held fixed"):
         GPRegressor(noise_variance=0.1, noise_model="linear").fit(X, y)

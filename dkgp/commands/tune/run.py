@@ -32,6 +32,7 @@ from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels, label_weights, labels_of
 from dkgp.models.refinement.refine import require_one_noise
 from dkgp.models.tuning.noise.choice import tune_noise
+from dkgp.models.tuning.noise.student import tune_likelihood
 from dkgp.models.tuning.run import check_tuning
 from dkgp.models.tuning.subsets import plan_subsets
 from dkgp.models.warm_up import helped
@@ -81,12 +82,13 @@ class TuneRun(Run):
         job, dataset = self.job, open_dataset(self.job.dataset)
         if dataset.n_targets == 0:
             raise InputError(f"'{dataset.url}' has no targets; ingest the data again with --target")
-        if job.likelihood is not None:
+        if job.of_labels is not None:
             self.labels = labels_of(dataset)
         elif dataset.classes is not None:
-            if job.noise_model != "none":
+            if job.noise_model != "none" or job.of_noise != "gaussian":
                 raise InputError(
-                    f"the target of '{dataset.url}' is a label, whose noise is no regression's; leave `noise_model` out"
+                    f"the target of '{dataset.url}' is a label, whose noise is no regression's; leave `noise_model` "
+                    f"and `likelihood` {job.of_noise} out"
                 )
             dataset = dataset.as_signs()
             self.reporter.note(
@@ -160,24 +162,26 @@ class TuneRun(Run):
         if self.job.refine is not None:
             tuned = refined(self, tuned, executor)
         interrupted = tuned.refinement is not None and tuned.refinement["interrupted"]
-        return tuned if self.job.noise_model == "none" or interrupted else self.with_noise_model(tuned)
+        return tuned if interrupted else self.with_noise(tuned)
 
-    def with_noise_model(self, tuned: Hyperparameters) -> Hyperparameters:
-        """Let the noise depend on the inputs, where that is asked for, or held-out samples say so."""
+    def with_noise(self, tuned: Hyperparameters) -> Hyperparameters:
+        """Let the noise depend on the inputs, or have outliers, where that is asked for, or held-out samples say so."""
         job, reporter = self.job, self.reporter
-        reporter.note(
-            f"looking for a noise model ({job.noise_model}) on {min(job.subset, self.dataset.n_samples):,} samples"
-        )
+        if job.noise_model == "none" and job.of_noise == "gaussian":
+            return tuned
+        what = f"noise model ({job.noise_model})" if job.noise_model != "none" else f"likelihood ({job.of_noise})"
+        reporter.note(f"looking for a {what} on {min(job.subset, self.dataset.n_samples):,} samples")
         with reporter.search("noise") as progress:
-            found = tune_noise(
-                self.dataset,
-                tuned,
-                job.noise_model,
-                choices=job.choices(None),
-                settings=job.search(progress),
-                subset=job.subset,
-                note=reporter.note,
-            )
+            settings: dict[str, Any] = {
+                "choices": job.choices(None),
+                "settings": job.search(progress),
+                "subset": job.subset,
+                "note": reporter.note,
+            }
+            if job.noise_model != "none":
+                found = tune_noise(self.dataset, tuned, job.noise_model, **settings)
+            else:
+                found = tune_likelihood(self.dataset, tuned, job.of_noise, **settings)
         for message in found.warnings[len(tuned.warnings) :]:
             reporter.warn(message)
         return found
@@ -232,7 +236,7 @@ class TuneRun(Run):
             kernel=job.kernel,
             start=self.start,
             objective=job.of_subsets,
-            likelihood=job.likelihood,
+            likelihood=job.of_labels,
             subsets=job.subsets,
             at_once=at_once,
         )
@@ -273,7 +277,7 @@ class TuneRun(Run):
             if self.labels is None:
                 return tune_dataset(dataset, objective=job.of_subsets, executor=executor, **settings)
             data = LabelledData(dataset, self.labels, label_weights(self.labels, None, dataset.all_weights()))
-            search = LabelTuning(likelihood=job.likelihood, max_evaluations=MOST_EVALUATIONS, **settings)
+            search = LabelTuning(likelihood=job.of_labels, max_evaluations=MOST_EVALUATIONS, **settings)
             return tune_labels(data, search, executor)
 
     def written(self) -> None:

@@ -10,7 +10,7 @@ what is left, in turns, is iteratively reweighted least squares; each turn raise
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,16 +72,32 @@ class StudentT:
 
     def log_density(self, errors: FloatArray, latent: FloatArray) -> FloatArray:
         """Log density of errors (n,) of normal predictions with variances `latent` (n,), 0 or more, of the function."""
-        half = 0.5 * self.degrees
-        log_weight = half * (math.log(half) + _NODES - np.exp(_NODES)) - scipy.special.gammaln(half)
-        log_weight += math.log(_NODES[1] - _NODES[0])
-        noise, result = self.scale * np.exp(-_NODES), np.empty(len(errors))
-        for start in range(0, len(errors), _ROWS_AT_ONCE):
-            rows = slice(start, start + _ROWS_AT_ONCE)
-            variance = latent[rows, None] + noise
+        log_weight, result = self._log_weights(), np.empty(len(errors))
+        for rows, variance in self._variances(latent):
             normal = -0.5 * (np.log(2.0 * math.pi * variance) + errors[rows, None] ** 2 / variance)
             result[rows] = scipy.special.logsumexp(normal + log_weight, axis=1)
         return result
+
+    def normal_scores(self, errors: FloatArray, latent: FloatArray) -> FloatArray:
+        """Numbers (n,) that are standard normal where errors (n,) are distributed as in `log_density`: of the same rank."""
+        weight, result = np.exp(self._log_weights()), np.empty(len(errors))
+        for rows, variance in self._variances(latent):
+            beyond = scipy.special.ndtr(-np.abs(errors[rows, None]) / np.sqrt(variance)) @ weight
+            result[rows] = -scipy.special.ndtri(np.clip(beyond, np.finfo(np.float64).tiny, 0.5))
+        return np.asarray(np.copysign(result, errors))
+
+    def _log_weights(self) -> FloatArray:
+        """Logarithms of the weights of `_NODES`, by which a sum is the mean over lambda."""
+        half = 0.5 * self.degrees
+        density = half * (math.log(half) + _NODES - np.exp(_NODES)) - scipy.special.gammaln(half)
+        return np.asarray(density + math.log(_NODES[1] - _NODES[0]))
+
+    def _variances(self, latent: FloatArray) -> Iterator[tuple[slice, FloatArray]]:
+        """Variances of errors given lambda, (rows, nodes), some rows at a time."""
+        noise = self.scale * np.exp(-_NODES)
+        for start in range(0, len(latent), _ROWS_AT_ONCE):
+            rows = slice(start, start + _ROWS_AT_ONCE)
+            yield rows, latent[rows, None] + noise
 
     def of_observations(self, n_features: int) -> NoiseModel:
         """The noise of new observations, the same everywhere, beside the least of the samples', as a noise model."""

@@ -84,6 +84,7 @@ class RefineSpace:
             sparse=None,
             scores=None,
             noise_model=None,
+            student_t=None,
             noise_comparison=None,
         )
 

@@ -1,9 +1,9 @@
 """The exact Gaussian process under Student's t: solves in turns with the samples' weights, until these stay.
 
-The first turn has the noise s2 for all samples. What is left of the targets, r = N alpha - g of a solution alpha with the
-gradient g under the noise N, gives each sample the noise of the next turn (`StudentT`), which starts from this one's
-solution. What results is the mode of the function's posterior under Student's t, to within a hundredth in every weight;
-each turn raises its density. The certificate is that of the last turn's equations: the weights are theirs.
+The first turn has the noise s2 for all samples. What is left of the targets, r = N alpha - g of a solution alpha with
+the gradient g under the noise N, gives each sample the noise of the next turn (`StudentT`), which starts from this
+one's solution. What results is the mode of the function's posterior under Student's t, to within a hundredth in every
+weight; each turn raises its density. The certificate is that of the last turn's equations: the weights are theirs.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dkgp.cluster.executors.base import BlockExecutor
-from dkgp.data import Dataset
+from dkgp.data import Dataset, ModelRecord
 from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import Kernel
 from dkgp.models.context import RunContext
-from dkgp.models.exact import TrainedModel, train
+from dkgp.models.exact import TrainedModel, known_noise, train
 from dkgp.models.noise.student import StudentT
 from dkgp.operators.base import FloatArray
 from dkgp.solvers import Solver, StoppingRule
@@ -99,8 +99,8 @@ def train_student(
     Returns
     -------
     TrainedModel
-        With the samples' noise of the last turn. Its `summary` has `student_t` and `weights`: the number of turns, by how
-        much the last one would change a weight, the least weight, and how many samples weigh less than a half. Not
+        With the samples' noise of the last turn. Its `summary` has `student_t` and `weights`: the number of turns, by
+        how much the last one would change a weight, the least weight, and how many samples weigh less than a half. Not
         converged where weights still change after 60 turns.
 
     Raises
@@ -138,17 +138,23 @@ def train_student(
         checkpoints.save(turn)
 
 
+def noise_made(model: ModelRecord) -> dict[str, Any]:
+    """The part of the identity of the run that made a model that tells the samples' noise; see `run_identity`."""
+    student = model.summary.get("student_t")
+    return known_noise(model.sample_noise) if student is None else {"student_t": student}
+
+
 def require_one_target(dataset: Dataset) -> None:
     """Refuse data that Student's t cannot weigh; `InputError`."""
     if dataset.n_targets > 1:
         raise InputError(
-            f"Student's t weighs samples by one target; '{dataset.url}' has {dataset.n_targets}. Train them one by one, or "
-            "tune with the normal distribution"
+            f"Student's t weighs samples by one target; '{dataset.url}' has {dataset.n_targets}. Train them one by "
+            "one, or tune with the normal distribution"
         )
     if dataset.all_sample_noise() is not None:
         raise InputError(
-            f"the noise of the samples of '{dataset.url}' is known, and Student's t finds it; ingest without that column, "
-            "or tune with the normal distribution"
+            f"the noise of the samples of '{dataset.url}' is known, and Student's t finds it; ingest without that "
+            "column, or tune with the normal distribution"
         )
 
 

@@ -180,6 +180,9 @@ def tune_tables(document: Document) -> list[RenderableType]:
     if (model := document.get("noise_model")) is not None:
         ends = f"{model['lowest']:.4g} to {model['highest']:.4g}"
         rows.append(("noise model", f"{model['kind']}, {ends} on the subset; {noise} is the mean"))
+    if (student := document.get("student_t")) is not None:
+        told = f"{student['degrees']:.3g} degrees of freedom, squared scale {student['scale']:.4g}, variance {noise}"
+        rows.append(("Student's t", told))
     if "variance" in document["kernel"]:
         rows.append(("amplitude", f"{document['kernel']['variance']:.4g}"))
     subsets = document.get("subsets", 1)
@@ -259,7 +262,7 @@ def _compared_noise(comparison: Document) -> RenderableType:
         for row in comparison["kinds"]
     ]
     title = (
-        f"Noise models on {comparison['held_out']:,} held-out samples, found from {comparison['samples']:,} "
+        f"Noise on {comparison['held_out']:,} held-out samples, found from {comparison['samples']:,} "
         "(standardised; * taken: it gains twice the standard error)"
     )
     return titled(title, grid(("noise", "NLPD", "RMSE", "coverage of 95 %", "gain (error)"), rows, left={"noise"}))

@@ -103,8 +103,10 @@ def fit_student(
         if moved < _TURN_TOLERANCE:
             break
     of_likelihood = choices.objective == "likelihood"
+    *of_kernel, noise_parameter = tuned.parameters or ()
     return replace(
         tuned,
+        parameters=(*of_kernel, replace(noise_parameter, value=likelihood.variance, fixed=False)),
         noise_variance=likelihood.variance,
         student_t=likelihood,
         log_prior=None,
@@ -233,8 +235,8 @@ def found_degrees(hyperparameters: Hyperparameters) -> str:
 def _refuse(dataset: Dataset, start: Hyperparameters, likelihood: str) -> None:
     if dataset.n_targets != 1:
         raise InputError(
-            f"the likelihood {likelihood} weighs samples by one target; there are {dataset.n_targets}. Train them one by "
-            "one, or take the normal distribution"
+            f"the likelihood {likelihood} weighs samples by one target; there are {dataset.n_targets}. Train them one "
+            "by one, or take the normal distribution"
         )
     if dataset.all_sample_noise() is not None:
         raise InputError(
@@ -271,5 +273,4 @@ def _scored(
     losses = 0.5 * (np.log(2.0 * math.pi * variance) + errors**2 / variance)
     if likelihood is not None:
         losses = -likelihood.log_density(errors, latent)
-    figures = {name: value for name, value in scores_of([ScoreSums.of(truth, mean, variance)]).items()}
-    return {**figures, "nlpd": float(losses.mean())}, losses
+    return {**scores_of([ScoreSums.of(truth, mean, variance)]), "nlpd": float(losses.mean())}, losses
