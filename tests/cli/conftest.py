@@ -11,6 +11,7 @@ import pytest
 
 from dkgp.models import read_hyperparameters, write_hyperparameters
 from dkgp.models.noise.model import NoiseModel
+from dkgp.models.noise.student import StudentT
 from tests.cli.invoke import run_json
 from tests.cli.runs import RUNS
 
@@ -134,11 +135,13 @@ def stores(
     uneven = read_hyperparameters(hyper)
     noise = NoiseModel("linear", -2.5, (0.4, *(0.0,) * 5), lowest=0.02, highest=0.3)
     write_hyperparameters(folder / "uneven.json", replace(uneven, noise_model=noise))
+    write_hyperparameters(folder / "outliers.json", replace(uneven, student_t=StudentT(4.0, 0.02)))
     return {
         "train": train,
         "test": pipeline["ingest"]["test"],
         "hyper": hyper,
         "uneven": folder / "uneven.json",
+        "outliers": folder / "outliers.json",
         "model": pipeline["train"]["out"],
         "prediction": pipeline["predict"]["out"],
         "two": labelled(2)["train"],

@@ -131,3 +131,41 @@ def test_a_noise_variance_beside_hyperparameters_is_for_all(fitted: GPRegressor)
 def test_constant_targets_have_no_noise_model() -> None:
     gp = GPRegressor(noise_model="auto").fit(samples(60)[0], np.full(60, 3.0))
     assert gp.hyperparameters_.noise_model is None
+
+
+def with_outliers(n: int = 250) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(6)
+    X = rng.uniform(-2.0, 2.0, (n, 2))
+    f = 100.0 * np.sin(2.0 * X[:, 0]) + X[:, 1]
+    return X, f + np.where(rng.random(n) < 0.08, rng.normal(0.0, 200.0, n), rng.normal(0.0, 5.0, n)), f
+
+
+def test_outliers_pull_less_under_students_t(tmp_path: Path) -> None:
+    X, y, f = with_outliers()
+    robust, normal = (GPRegressor(likelihood=of).fit(X, y) for of in ("auto", "gaussian"))
+    errors = [float(np.sqrt(np.mean((gp.predict(X) - f) ** 2))) for gp in (robust, normal)]
+    assert errors[0] < 0.6 * errors[1]
+    t = robust.hyperparameters_.student_t
+    assert t is not None
+    assert robust.solution_["weights"]["turns"] > 2
+    # Of an observation the variance of t, of the function its own.
+    std, own = (robust.predict(X[:5], return_std=True, latent=latent)[1] for latent in (False, True))
+    np.testing.assert_allclose(std**2 - own**2, t.variance * y.std() ** 2, rtol=0.02)
+    robust.save(tmp_path / "model.zarr")
+    loaded = GPRegressor.load(tmp_path / "model.zarr")
+    np.testing.assert_array_equal(loaded.predict(X[:5], return_std=True)[1], std)
+    assert loaded.hyperparameters_.student_t == t
+    with pytest.raises(InputError, match="fit again with all of them"):
+        robust.update(X[:3], y[:3])
+
+
+def test_likelihoods_that_cannot_be_are_refused() -> None:
+    X, y, _ = with_outliers(60)
+    with pytest.raises(InputError, match="likelihood= is one of 'gaussian', 'student-t', 'auto'; got 'cauchy'"):
+        GPRegressor(likelihood="cauchy").fit(X, y)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="leave one of them out"):
+        GPRegressor(likelihood="student-t", noise_model="linear").fit(X, y)
+    with pytest.raises(InputError, match="is found where a kernel is tuned"):
+        GPRegressor(kernel=SquaredExponential((1.0, 1.0)), noise_variance=0.1, likelihood="auto").fit(X, y)
+    with pytest.raises(InputError, match="weighs samples by one target"):
+        GPRegressor(likelihood="student-t").fit(X, np.column_stack([y, y]))

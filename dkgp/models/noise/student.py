@@ -79,12 +79,27 @@ class StudentT:
         return result
 
     def normal_scores(self, errors: FloatArray, latent: FloatArray) -> FloatArray:
-        """Numbers (n,) that are standard normal where errors (n,) are distributed as in `log_density`: of the same rank."""
+        """Numbers (n,), standard normal for errors (n,) distributed as `log_density` has it, and in their order."""
         weight, result = np.exp(self._log_weights()), np.empty(len(errors))
         for rows, variance in self._variances(latent):
             beyond = scipy.special.ndtr(-np.abs(errors[rows, None]) / np.sqrt(variance)) @ weight
             result[rows] = -scipy.special.ndtri(np.clip(beyond, np.finfo(np.float64).tiny, 0.5))
         return np.asarray(np.copysign(result, errors))
+
+    def half_widths(self, latent: FloatArray, score: float) -> FloatArray:
+        """Errors (n,) whose normal score is `score`, positive: half the width of a central interval.
+
+        Interpolated between 65 variances of the function, to about a part in ten thousand.
+        """
+        wide = np.sqrt(latent + self.scale)
+        knots = np.linspace(wide.min(), wide.max(), 65)
+        at = np.maximum(knots**2 - self.scale, 0.0)
+        low, high = np.zeros(len(at)), 60.0 * score * np.sqrt(at + self.variance)
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            below = self.normal_scores(middle, at) < score
+            low, high = np.where(below, middle, low), np.where(below, high, middle)
+        return np.asarray(np.interp(wide, knots, 0.5 * (low + high)))
 
     def _log_weights(self) -> FloatArray:
         """Logarithms of the weights of `_NODES`, by which a sum is the mean over lambda."""

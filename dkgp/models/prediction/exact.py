@@ -15,6 +15,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
 from dkgp.models.noise.model import NoiseModel
+from dkgp.models.noise.student import StudentT
 from dkgp.models.prediction.streaming import MEANS, VARIANCES, Rounds, Streamed, Together
 from dkgp.models.rounding import mean_in_units, variance_in_units
 from dkgp.models.sums import EVERY_ENTRY, Piece, Rows, Sums, joined
@@ -96,6 +97,12 @@ def exact_rounds(
     return _MeansAndVariances(means, chosen_run(asked, note), model, subject)
 
 
+def student_attributes(model: ModelRecord, scale: FloatArray) -> dict[str, Any]:
+    """The distribution of a new observation's noise in the target's units, where it is Student's t."""
+    t = StudentT.held(model.summary.get("student_t"))
+    return {} if t is None else {"student_t": replace(t, scale=t.scale * float(scale[0]) ** 2).to_json()}
+
+
 class _Means(Rounds):
     variables = MEANS
     depth = 1
@@ -143,6 +150,7 @@ class _MeansAndVariances(Rounds):
             **means.attributes,
             "variance": run.plan,
             "noise_variance": (model.noise_variance * self._scale**2).tolist(),
+            **student_attributes(model, self._scale),
         }
         self.depth = run.depth
         self.region_rows = run.region_rows

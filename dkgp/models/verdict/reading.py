@@ -57,10 +57,23 @@ def read_residuals(prediction: Prediction, dataset: Dataset, *, noise_free: bool
             (s[1][:, t], s[2][:, t]) if s is not None and proven else None,
             noise_free,
             0.0 if s is None else _latent_share(s[0][:, t], noise[t] + beside[:, t]),
-            None if errors is None else errors[:, t] / (_deviation(errors[:, t]) if s is None else s[0][:, t]),
+            _normal(
+                None if errors is None else errors[:, t], (y - m)[:, t], None if s is None else s[0][:, t], variances
+            ),
+            errors is not None,
         )
         for t, name in enumerate(prediction.target_names)
     }
+
+
+def _normal(
+    inside: FloatArray | None, errors: FloatArray, deviations: FloatArray | None, variances: ScoredVariances | None
+) -> FloatArray | None:
+    """Residuals (n,) where they should be normal: `inside` a transform, or by Student's t; None without either."""
+    if variances is not None and variances.student is not None and deviations is not None:
+        errors = errors if inside is None else inside
+        return variances.normal_scores(errors[:, None], deviations[:, None] ** 2)[:, 0]
+    return None if inside is None else inside / (_deviation(inside) if deviations is None else deviations)
 
 
 def _deviation(errors: FloatArray) -> float:

@@ -52,7 +52,10 @@ class Residuals:
         Share of the predicted variances that is the function's and no noise, on average. By that much residuals of
         neighbours may be alike, and depend on inputs, in a model that is right.
     normal
-        Standardised residuals (n,) of a target that is normal on another scale than its own (a transform).
+        Standardised residuals (n,) of a target that is normal on another scale than its own (a transform), or of noise
+        with Student's t.
+    transformed
+        Whether it is a transform's.
     """
 
     truth: FloatArray
@@ -64,6 +67,7 @@ class Residuals:
     noise_free: bool = False
     latent_share: float = 0.0
     normal: FloatArray | None = None
+    transformed: bool = True
 
     @property
     def errors(self) -> FloatArray:
@@ -235,7 +239,7 @@ def _grows(residuals: Residuals) -> Finding | None:
 
 
 def _transform(residuals: Residuals, positive: bool) -> str:
-    if residuals.normal is not None:
+    if residuals.normal is not None and residuals.transformed:
         return "The target's transform does not mend it: ingest again with the other `transform`, or without"
     if positive:
         return "Take the logarithm of the target: ingest again with `transform` log"
@@ -274,7 +278,8 @@ def _tails(residuals: Residuals) -> Finding | None:
         "heavy tails",
         f"{far:,} of {n:,} residuals are beyond four deviations of the rest (a normal distribution: "
         f"{2.0 * scipy.stats.norm.sf(4.0) * n:.2g}; excess kurtosis {kurtosis:.2g})",
-        "Look at these rows for mistakes first; outliers that are real widen all error bars and pull the mean",
+        "Look at these rows for mistakes first; outliers that are real widen all error bars and pull the mean: tune "
+        "with `likelihood` student-t, under which they count for less",
     )
 
 

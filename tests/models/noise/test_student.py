@@ -59,6 +59,15 @@ def test_scores_are_normal_where_errors_are_as_told(t: StudentT) -> None:
 
 
 @pytest.mark.parametrize("t", CASES)
+def test_intervals_hold_what_they_should(t: StudentT) -> None:
+    latent = np.concatenate([[0.0], np.geomspace(1e-6, 50.0, 200)]) * t.scale
+    half = t.half_widths(latent, 1.959963984540054)
+    inside = 2.0 * stats.norm.cdf(t.normal_scores(half, latent)) - 1.0
+    np.testing.assert_allclose(inside, 0.95, atol=2e-4)
+    assert half[0] == pytest.approx(math.sqrt(t.scale) * stats.t(t.degrees).ppf(0.975), rel=1e-5)
+
+
+@pytest.mark.parametrize("t", CASES)
 def test_weights_are_the_mean_precision_given_what_is_left(t: StudentT) -> None:
     for left in (0.0, 0.2, 5.0):
         beyond = t.beyond_least(np.array([left**2]))
