@@ -134,10 +134,10 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
         `coverage_95` where variances were predicted, else None; `per_target` for several targets.
         Where the noise has Student's t, it is told (`student_t`), and density and coverage are those of t around a
         normal distribution, without ranges. With variances also `mean_standardised_squared_error` (of error^2 /
-        normal distribution, without ranges. With variances also `mean_standardised_squared_error` (of error^2 /
         variance: 1 where errors are as large as predicted), `coverage_95_band` (where the coverage of a calibrated
-        model lies in 95 of 100 such test sets),
-        `coverage_95_range` ... (what the exact variances may make of them: proven ends, [least, most]); and of the
+        model lies in 95 of 100 such test sets), `noise_free`; of an exact model, whose variances are proven intervals
+        whose middle is taken, `nlpd_range`, `coverage_95_range` ... (what the exact variances may make of them: proven
+        ends, [least, most]); and of the
         certified intervals as they are stored, relative to their upper ends: `variance_gap_mean`,
         `variance_gap_max`, `variance_gap_wanted`, `variance_unmet` (samples above the wanted gap), `variance_outside`
         (share of samples whose own variance is proven wrong: none but a sparse model's are).
