@@ -2,7 +2,8 @@
 
 A model with more to it is taken where its mean log density of the held-out samples is greater by more than twice the
 standard error of the difference, sample by sample, and by what matters: where the noise is the same everywhere, that is
-rarely so.
+rarely so. What a single sample gains counts for three nats at most, so that a few outliers, which gain most, neither
+decide alone nor hide behind the standard error that they make.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ NOISE_KINDS: tuple[NoiseKind, ...] = get_args(NoiseKind)
 
 # Samples that decide, as a fraction of the subset; fewer say little.
 HELD_OUT, FEWEST = 0.5, 20
-# What a model with more to it must be better by: standard errors of the difference, and nats.
-ERRORS, LEAST_GAIN = 2.0, 0.005
+# What a model with more to it must be better by: standard errors of the difference, and nats; of one sample at most.
+_ERRORS, _LEAST_GAIN, _MOST_GAIN = 2.0, 0.005, 3.0
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,25 @@ class _Scored:
     hyperparameters: Hyperparameters
     losses: FloatArray  # (m,): negative log densities of held-out samples, mean over targets
     sums: ScoreSums
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The gain of one model over another on held-out samples: mean log density, in nats, and its standard error."""
+
+    mean: float
+    error: float
+
+    @classmethod
+    def of(cls, before: FloatArray, after: FloatArray) -> Gain:
+        """Of losses (m,) of the same samples."""
+        gains = np.minimum(before - after, _MOST_GAIN)
+        return cls(float(gains.mean()), float(gains.std(ddof=1)) / math.sqrt(len(gains)))
+
+    @property
+    def decides(self) -> bool:
+        """True if the other model is to be taken."""
+        return self.mean > max(_ERRORS * self.error, _LEAST_GAIN)
 
 
 def tune_noise(
@@ -136,10 +156,9 @@ def _compared(
             if note is not None:
                 note(f"noise model {kind}: {failure}")
             continue
-        gain = best.losses - found.losses
-        error = float(gain.std(ddof=1)) / math.sqrt(len(gain))
-        table.append(_row(found, best.kind, float(gain.mean()), error))
-        if float(gain.mean()) > max(ERRORS * error, LEAST_GAIN):
+        gain = Gain.of(best.losses, found.losses)
+        table.append(_row(found, best.kind, gain))
+        if gain.decides:
             best = found
     if note is not None:
         for row in table:
@@ -156,9 +175,10 @@ def _compared(
     return replace(result, noise_comparison=comparison)
 
 
-def _row(scored: _Scored, against: str | None, gain: float | None = None, error: float | None = None) -> dict[str, Any]:
+def _row(scored: _Scored, against: str | None, gain: Gain | None = None) -> dict[str, Any]:
     figures = {name: value for name, value in scores_of([scored.sums]).items() if name != "predictions"}
-    return {"kind": scored.kind, **figures, "against": against, "gain": gain, "standard_error": error}
+    mean, error = (None, None) if gain is None else (gain.mean, gain.error)
+    return {"kind": scored.kind, **figures, "against": against, "gain": mean, "standard_error": error}
 
 
 def _scored(

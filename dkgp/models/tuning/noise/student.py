@@ -24,7 +24,7 @@ from dkgp.models.noise.student import StudentT
 from dkgp.models.tuning.dense_algebra import factor, invert, solve_factored, solve_half
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.likelihood_search import LikelihoodSearch, SearchSettings
-from dkgp.models.tuning.noise.choice import ERRORS, FEWEST, LEAST_GAIN, held_out_plan
+from dkgp.models.tuning.noise.choice import FEWEST, Gain, held_out_plan
 from dkgp.models.tuning.problem import Choices, SearchProblem
 from dkgp.models.tuning.scores import ScoreSums, scores_of
 from dkgp.models.tuning.subsets import SampleNoise, Subsets, plan_subsets
@@ -210,15 +210,13 @@ def tune_likelihood(
             row, loss = _scored(hyperparameters, rows, held_out)
             table.append({"kind": name, **row, "against": None, "gain": None, "standard_error": None})
             losses.append(loss)
-        gain = losses[0] - losses[1]
-        error = float(gain.std(ddof=1)) / math.sqrt(len(gain))
-        table[1] |= {"against": "gaussian", "gain": float(gain.mean()), "standard_error": error}
-        better = float(gain.mean()) > max(ERRORS * error, LEAST_GAIN)
-        kind = "student-t" if better else "gaussian"
+        gain = Gain.of(*losses)
+        table[1] |= {"against": "gaussian", "gain": gain.mean, "standard_error": gain.error}
+        better, kind = gain.decides, "student-t" if gain.decides else "gaussian"
         if note is not None:
             note(
                 f"the likelihood is {kind}: on {plan.holdout:,} held-out samples Student's t of {found_degrees(found)} "
-                f"degrees of freedom gains {float(gain.mean()):+.4f} nats over the normal distribution, +- {error:.4f}"
+                f"degrees of freedom gains {gain.mean:+.4f} nats over the normal distribution, +- {gain.error:.4f}"
             )
         result = found if better else start
         if better and plan.size < size:
