@@ -156,7 +156,11 @@ def _known_noise(model: AnyModel) -> Document:
     """The range of the samples' known noise, standardised; nothing where there is none."""
     if not isinstance(model, ModelRecord) or model.sample_noise is None:
         return {}
-    return {"sample_noise": {"least": float(model.sample_noise.min()), "most": float(model.sample_noise.max())}}
+    reckoned = {} if model.noise_model is None else {"noise_model": model.noise_model["kind"]}
+    return {
+        "sample_noise": {"least": float(model.sample_noise.min()), "most": float(model.sample_noise.max())},
+        **reckoned,
+    }
 
 
 def _linear(url: str) -> Document:

@@ -150,11 +150,14 @@ class SolverOptions:
             return self, None
         self.check()
         self.stopping()
+        noise_variance, sample_noise = hyperparameters.noise_variance, None
+        if isinstance(dataset, Dataset):
+            noise_variance, sample_noise = hyperparameters.noise_of(dataset)
         choice = choose_solver_for(
             dataset,
             hyperparameters.kernel,
-            hyperparameters.noise_variance,
-            sample_noise=dataset.all_sample_noise() if isinstance(dataset, Dataset) else None,
+            noise_variance,
+            sample_noise=sample_noise,
             tolerance=self.tolerance,
             double=self.precision == "double",
             tree_error=tree_error,

@@ -54,6 +54,7 @@ class TrainingRun(Run):
     """
 
     kind: ClassVar[str]
+    knows_noise_models: ClassVar[bool] = False
     hyperparameters: Hyperparameters | None
     _overwrite = False
     _earlier: Any | None = None  # of a run that is resumed, the model at `job.out`
@@ -75,7 +76,14 @@ class TrainingRun(Run):
     def read_hyperparameters(self, location: str) -> Hyperparameters:
         """Read hyperparameters for these data; `InputError` where they are for others."""
         d, names = self.dataset.n_features, self.dataset.feature_names
-        return read_hyperparameters(location, n_features=d, feature_names=names)
+        found = read_hyperparameters(location, n_features=d, feature_names=names)
+        if (found.noise_model or found.student_t) is not None and not self.knows_noise_models:
+            what = "the noise model" if found.student_t is None else "Student's t"
+            self.reporter.warn(
+                f"dkgp {self.command} takes the noise for normal and the same everywhere, with its mean variance: "
+                f"{what} in '{location}' is for dkgp train"
+            )
+        return found
 
     def finished(self) -> Document | None:
         """Return the record of the model at `job.out` where a run that is resumed had saved it."""

@@ -211,7 +211,8 @@ class FittedModel(FittedOnSamples):
 
     def _description(self) -> dict[str, Any]:
         """Arguments of `save_model` and `memory_model`, all but the training set."""
-        names = ("kernel", "noise_variance", "alpha", "history", "certificate", "summary", "sample_noise")
+        facts = ("kernel", "noise_variance", "history", "certificate", "summary")
+        names = (*facts, "alpha", "sample_noise", "noise_model")
         return {name: getattr(self.record, name) for name in names}
 
     def __getstate__(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from dkgp.cluster.client_executor import is_in_process
-from dkgp.data import append_rows
+from dkgp.data import Dataset, append_rows
 from dkgp.data.sources.labelled import label
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
@@ -20,6 +20,7 @@ from dkgp.estimators.outputs import what_holds
 from dkgp.estimators.sample_noise import SampleNoise
 from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of
 from dkgp.estimators.settings import (
+    OBJECTIVES,
     about_fit,
     checked_solver,
     executor_for,
@@ -31,14 +32,22 @@ from dkgp.estimators.tables import is_dask
 from dkgp.estimators.training_set import new_samples, training_set
 from dkgp.models.certificate import Certificate
 from dkgp.models.exact import train
+from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.models.noise.model import NoiseModel
 from dkgp.models.prediction.pathwise import PosteriorFunctions
 from dkgp.models.prediction.predictor import standardised
+from dkgp.models.robust.train import train_student
+from dkgp.models.tuning.likelihood_search import SearchSettings
+from dkgp.models.tuning.noise.choice import NOISE_KINDS, NoiseKind, tune_noise
+from dkgp.models.tuning.noise.student import NOISE_LIKELIHOODS, NoiseLikelihood, tune_likelihood
+from dkgp.models.tuning.problem import Choices
 from dkgp.models.update import update
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.solvers import Solver
 
 # Draws of functions that an estimator keeps, so that they need not be solved for again at other points.
 MOST_KEPT_DRAWS = 4
+BOTH = "noise is told of the samples, and reckoned by a noise model or Student's t; leave one of them out"
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -80,6 +89,13 @@ class GPRegressor(GPEstimator):
         estimator.
     random_state : int, RandomState instance or None, default 0
         Of the subset and of starting points.
+    noise_model : {"none", "linear", "gp", "auto"}, default "none"
+        Whether the noise depends on the inputs: the logarithm of its variance linear in them, or a Gaussian process;
+        "auto": what samples of the subset that are held out say. For a kernel that is tuned; found on its subset.
+    likelihood : {"gaussian", "student-t", "auto"}, default "gaussian"
+        The distribution of the noise: under Student's t outliers count for less, by weights that `fit` finds in turns;
+        "auto": what samples of the subset that are held out say. For a kernel that is tuned, without a noise model.
+        Variances of observations are t's; that intervals of 1.96 deviations hold 95 % is an approximation.
     with_variances : bool, default False
         Build in `fit` what variances take: a Cholesky factor of all samples, of 4 n^2 bytes, so that each takes one
         solve with it, from the first on. By default they go by the way that suits the samples asked for.
@@ -87,9 +103,9 @@ class GPRegressor(GPEstimator):
     Attributes
     ----------
     kernel_, noise_variance_
-        The hyperparameters used, on the standardised scale.
+        The hyperparameters used, on the standardised scale. With a noise model the noise variance is its least.
     hyperparameters_ : Hyperparameters
-        The same, with how they were found.
+        The same, with how they were found, and the noise model.
     certificate_ : dkgp.models.certificate.Certificate
         What is proven about the fit, converged or not, on the standardised scale. For a kernel with a function of a
         user's the proof takes for granted that it is positive definite, of which samples are all that was looked at.
@@ -117,6 +133,8 @@ class GPRegressor(GPEstimator):
     max_passes: float | None = None
     solver: str | Solver = "auto"
     variance_gap: float = 0.02
+    noise_model: NoiseKind = "none"
+    likelihood: NoiseLikelihood = "gaussian"
     with_variances: bool = False
 
     _state: ClassVar[type[Fitted]] = FittedModel
@@ -160,20 +178,25 @@ class GPRegressor(GPEstimator):
         dataset, several = training_set(self, X, y, workspace)
         noise.of_dataset(dataset)
         hyperparameters = self._hyperparameters(dataset, seed, noise)
-        known = noise.beside(hyperparameters.noise_variance, dataset.standardisation.target_std)
-        known = dataset.all_sample_noise() if known is None else known
+        noise_variance, known = self._noise_of(noise, hyperparameters, dataset)
         solver, products = solver_for(self.solver, dataset, hyperparameters, self.tol, seed, known)
         with executor_for(self.client, dataset.n_samples) as executor:
             executor.tiles = replace(executor.tiles, products=products)
-            trained = train(
-                dataset,
-                hyperparameters.kernel,
-                hyperparameters.noise_variance,
-                executor,
-                sample_noise=known,
-                solver=solver,
-                stopping=stopping,
-            )
+            student = hyperparameters.student_t
+            if student is not None:
+                kernel = hyperparameters.kernel
+                trained = train_student(dataset, kernel, student, executor, solver=solver, stopping=stopping)
+            else:
+                trained = train(
+                    dataset,
+                    hyperparameters.kernel,
+                    noise_variance,
+                    executor,
+                    sample_noise=known,
+                    solver=solver,
+                    stopping=stopping,
+                )
+                trained = replace(trained, noise_model=hyperparameters.noise_model)
         about = about_fit(self, dataset, hyperparameters, several=several)
         self._take(FittedModel.of(trained, dataset, workspace, about))
         if hyperparameters.converged is False:
@@ -211,11 +234,16 @@ class GPRegressor(GPEstimator):
                 "this model came without its training targets or its gradient, so it cannot be trained further; fit "
                 "again with all samples"
             )
+        if self.hyperparameters_.student_t is not None:
+            raise InputError(
+                "under Student's t every sample's weight may change with new samples; fit again with all of them"
+            )
         X, y, noise = SampleNoise.of(sample_noise, sample_weight).without_weightless(X, y)
         inputs, targets = new_samples(self, X, y, fitted.dataset.n_targets)
         noise.require(len(inputs))
         dataset = append_rows(fitted.dataset, inputs, targets)
         noise.require_one_target(dataset.n_targets)
+        noise_model = NoiseModel.held(fitted.record.noise_model)
         client = self.client if self.client is not None and is_in_process(self.client) else None
         with executor_for(client, dataset.n_samples) as executor:
             trained = update(
@@ -224,22 +252,72 @@ class GPRegressor(GPEstimator):
                 self.noise_variance_,
                 executor,
                 (fitted.record.alpha, fitted.gradient),
-                sample_noise=self._with_noise_of(noise, len(inputs)),
+                sample_noise=self._with_noise_of(noise, noise_model, dataset),
                 solver=solver_for_update(self.solver),
                 stopping=stopping_of(self.tol, self.max_passes),
             )
+        trained = replace(trained, noise_model=noise_model)
         self._take(FittedModel.of(trained, dataset, fitted.workspace, fitted.about))
         self._warn_of_shortfall()
         return self
 
-    def _with_noise_of(self, noise: SampleNoise, added: int) -> FloatArray | None:
-        """The known noise of the samples that there are, and of as many more; None where none is known."""
+    def _noise_of(
+        self, noise: SampleNoise, hyperparameters: Hyperparameters, dataset: Dataset
+    ) -> tuple[float, FloatArray | None]:
+        """Return s2, and what samples have beside it, (n,): told, by a noise model, or of the data set; None without.
+
+        Raises `InputError` where it is told, and by a noise model.
+        """
+        told = noise.beside(hyperparameters.noise_variance, dataset.standardisation.target_std)
+        if (hyperparameters.noise_model or hyperparameters.student_t) is not None and told is not None:
+            raise InputError(BOTH)
+        noise_variance, known = hyperparameters.noise_of(dataset)
+        return noise_variance, known if told is None else told
+
+    def _with_noise_of(self, noise: SampleNoise, noise_model: NoiseModel | None, dataset: Dataset) -> FloatArray | None:
+        """The known noise of all samples, of which the last are new; None where none is known."""
         record = self._fitted.record
         known = noise.beside(self.noise_variance_, record.standardisation.target_std)
-        if record.sample_noise is None and known is None:
+        n, before = record.n_samples, record.sample_noise
+        if noise_model is not None:
+            if known is not None:
+                raise InputError(BOTH)
+            known = noise_model.beyond_least(dataset.inputs(n, dataset.n_samples))
+        if before is None and known is None:
             return None
-        before = np.zeros(record.n_samples) if record.sample_noise is None else record.sample_noise
-        return np.concatenate([before, np.zeros(added) if known is None else known])
+        before = np.zeros(n) if before is None else before
+        return np.concatenate([before, np.zeros(dataset.n_samples - n) if known is None else known])
+
+    def _hyperparameters(self, dataset: Dataset, seed: int, noise: SampleNoise) -> Hyperparameters:
+        if self.noise_model not in NOISE_KINDS:
+            raise InputError(f"noise_model= is one of {', '.join(map(repr, NOISE_KINDS))}; got {self.noise_model!r}")
+        if self.likelihood not in NOISE_LIKELIHOODS:
+            raise InputError(
+                f"likelihood= is one of {', '.join(map(repr, NOISE_LIKELIHOODS))}; got {self.likelihood!r}"
+            )
+        if self.noise_model == "none" and self.likelihood == "gaussian":
+            return super()._hyperparameters(dataset, seed, noise)
+        if self.noise_model != "none" and self.likelihood != "gaussian":
+            raise InputError(
+                f"noise_model={self.noise_model!r} is of noise with a normal distribution, and "
+                f"likelihood={self.likelihood!r} of another; leave one of them out"
+            )
+        if not (isinstance(self.kernel, str) and self.optimizer is not None):
+            raise InputError(
+                "a noise model, or its distribution, is found where a kernel is tuned; give the kernel as text, with "
+                "an optimizer, or hyperparameters that have it"
+            )
+        if noise.variances is not None or noise.relative is not None:
+            raise InputError(BOTH)
+        found = super()._hyperparameters(dataset, seed, noise)
+        if found.parameters is None:  # of constant targets, nothing was tuned
+            return found
+        choices = Choices(objective=OBJECTIVES[str(self.optimizer)])
+        settings = SearchSettings(seed=seed)
+        options: Any = {"choices": choices, "settings": settings, "subset": self.subset_size}
+        if self.likelihood != "gaussian":
+            return tune_likelihood(dataset, found, self.likelihood, **options)
+        return tune_noise(dataset, found, self.noise_model, **options)
 
     def _take(self, fitted: Fitted) -> None:
         super()._take(fitted)

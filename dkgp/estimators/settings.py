@@ -43,7 +43,11 @@ def hyperparameters_for(
     names = dataset.feature_names
     if isinstance(kernel, Hyperparameters):
         kernel.check_features(dataset.n_features, names if kernel.feature_names is not None else None)
-        return kernel if noise_variance is None else replace(kernel, noise_variance=noise_variance)
+        return (
+            kernel
+            if noise_variance is None
+            else replace(kernel, noise_variance=noise_variance, noise_model=None, student_t=None)
+        )
     if isinstance(kernel, Kernel):
         without_white, noise = fold_white(kernel, noise_variance or 0.0)
         if noise <= 0.0:

@@ -14,6 +14,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, check_positive_definite, fold_white, has_user_function
 from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
+from dkgp.models.noise.model import NoiseModel
 from dkgp.models.rounding import assumptions
 from dkgp.operators import KernelOperator
 from dkgp.operators.base import FloatArray, total_noise
@@ -32,6 +33,8 @@ class TrainedModel:
     sample_noise : (n,) float64, optional
         Known noise variances v_i of the samples, on the scale of the standardised targets: s2_i = s2 + v_i. None where
         s2 is all there is.
+    noise_model : NoiseModel, optional
+        By which the known noise was reckoned: s2 is its least, and a new observation at x has what it says there.
     solution : Solution
         alpha, its float64 gradient, history, why the solve stopped.
     certificate : Certificate
@@ -48,6 +51,7 @@ class TrainedModel:
     certificate: Certificate
     summary: dict[str, Any]
     sample_noise: FloatArray | None = None
+    noise_model: NoiseModel | None = None
 
     def record(self) -> dict[str, Any]:
         """Arguments of `save_model` and `memory_model`, all but the training set."""
@@ -59,6 +63,7 @@ class TrainedModel:
             "certificate": self.certificate.to_json(),
             "summary": self.summary,
             "sample_noise": self.sample_noise,
+            "noise_model": None if self.noise_model is None else self.noise_model.to_json(),
         }
 
     def beside(self, noise_variance: float, sample_noise: ArrayLike | None) -> TrainedModel:
@@ -86,8 +91,12 @@ def run_identity(
     """
     kernel, noise_variance = fold_white(kernel, noise_variance)
     exact = {"fingerprint": dataset.fingerprint, "kernel": kernel.to_json(), "noise_variance": float(noise_variance)}
-    known = {} if sample_noise is None else {"sample_noise": digest(np.ravel(sample_noise))}
-    return {**exact, **known, **({} if tree_error is None else {"tree_error": float(tree_error)})}
+    return {**exact, **known_noise(sample_noise), **({} if tree_error is None else {"tree_error": float(tree_error)})}
+
+
+def known_noise(sample_noise: FloatArray | None) -> dict[str, str]:
+    """The part of a run's identity that known noise (n,) is; nothing where there is none."""
+    return {} if sample_noise is None else {"sample_noise": digest(np.ravel(sample_noise))}
 
 
 def train(

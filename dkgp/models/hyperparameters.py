@@ -18,17 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import exists, read_object, write_object
+from dkgp.data.stores.dataset import Dataset
 from dkgp.data.stores.manifest import MOST_DESCRIPTION_BYTES
-from dkgp.data.types import Location
+from dkgp.data.types import FloatArray, Location
 from dkgp.errors import InputError, OutputExistsError, StorageError
 from dkgp.kernels import Kernel, SquaredExponential, fold_white, kernel_from_json
+from dkgp.models.noise.model import NoiseModel
+from dkgp.models.noise.student import StudentT
 from dkgp.models.tuned_parameter import TunedParameter
 
 _REQUIRED = ("kernel", "noise_variance")
 _OPTIONAL: dict[str, type] = {
     **dict.fromkeys(("log_marginal_likelihood", "seconds", "leave_one_out_log_likelihood", "log_prior"), float),
     **dict.fromkeys(("evaluations", "subset_size", "n_samples", "subsets", "seed"), int),
-    **dict.fromkeys(("refinement", "run", "sparse", "comparison"), dict),
+    **dict.fromkeys(("refinement", "run", "sparse", "comparison", "noise_comparison"), dict),
     "converged": bool,
     **dict.fromkeys(("objective", "likelihood"), str),
 }
@@ -80,6 +83,14 @@ class Hyperparameters:
     comparison : dict, optional
         Where the kernel was chosen by held-out samples: that `kernel`, how many `samples` each was tuned on and how
         many were `held_out`, and `kernels`, of each the scores and seconds.
+    noise_model : NoiseModel, optional
+        How the noise depends on the inputs; `noise_variance` is then its mean over the subset, for what knows no noise
+        model.
+    student_t : StudentT, optional
+        The distribution of the noise, where it is no normal one; `noise_variance` is then its variance.
+    noise_comparison : dict, optional
+        Where the noise model, or its distribution, was chosen by held-out samples: the `kind` taken, how many `samples`
+        it was found from and how many were `held_out`, and `kinds`, of each the scores.
     seed : int, optional
         With which they were drawn.
     feature_names : tuple of d str, optional
@@ -115,6 +126,9 @@ class Hyperparameters:
     refinement: dict[str, Any] | None = field(default=None, hash=False)
     sparse: dict[str, Any] | None = field(default=None, hash=False)
     comparison: dict[str, Any] | None = field(default=None, hash=False)
+    noise_model: NoiseModel | None = None
+    student_t: StudentT | None = None
+    noise_comparison: dict[str, Any] | None = field(default=None, hash=False)
     seed: int | None = None
     feature_names: tuple[str, ...] | None = None
     run: dict[str, Any] | None = field(default=None, hash=False)
@@ -129,6 +143,11 @@ class Hyperparameters:
                 f"the kernel has {self.n_features} features, but {len(self.feature_names)} feature names are given; "
                 "expected one name for each"
             )
+        if self.noise_model is not None and self.n_features not in (0, self.noise_model.n_features):
+            raise InputError(
+                f"the noise model is of {self.noise_model.n_features} features, the kernel of {self.n_features}; "
+                "expected the same. Tune again to have both written anew"
+            )
 
     @property
     def n_features(self) -> int:
@@ -141,6 +160,20 @@ class Hyperparameters:
         if not isinstance(self.kernel, SquaredExponential):
             raise InputError(f"a kernel of type {self.kernel.type_name!r} has no gamma; only 'rbf' has")
         return np.asarray(self.kernel.feature_gamma)
+
+    def noise_of(self, dataset: Dataset) -> tuple[float, FloatArray | None]:
+        """The noise to train a data set under: s2, and what samples have beside it (n,), None where s2 is all.
+
+        Where the noise has a model, s2 is its least. Known noise of the data set's own comes on top. See
+        `dkgp.models.exact.train`. Of Student's t it is that of the first turn of weights, the same for all.
+        """
+        known, model = dataset.all_sample_noise(), self.noise_model
+        if self.student_t is not None:
+            return self.student_t.least, np.full(dataset.n_samples, self.student_t.scale - self.student_t.least)
+        if model is None:
+            return self.noise_variance, known
+        beyond = model.beyond_least_of(dataset)
+        return model.lowest, beyond if known is None else beyond + known
 
     def check_features(self, n_features: int, feature_names: Sequence[str] | None = None) -> None:
         """Make sure that these hyperparameters belong to data with the given features.
@@ -169,6 +202,10 @@ class Hyperparameters:
         """Plain JSON types; `from_json` is the inverse. Fields that are not known are left out."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         values["kernel"] = self.kernel.to_json()
+        if self.noise_model is not None:
+            values["noise_model"] = self.noise_model.to_json()
+        if self.student_t is not None:
+            values["student_t"] = self.student_t.to_json()
         if self.parameters is not None:
             values["parameters"] = [parameter.to_json() for parameter in self.parameters]
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
@@ -199,6 +236,8 @@ class Hyperparameters:
             kernel=kernel_from_json(kernel),
             noise_variance=document["noise_variance"],
             parameters=_parameters(document),
+            noise_model=NoiseModel.held(document.get("noise_model")),
+            student_t=StudentT.held(document.get("student_t")),
             scores=_checked(document, "scores", _is_table, "an object of objects"),
             feature_names=_names(document, "feature_names"),
             warnings=_names(document, "warnings") or (),

@@ -132,10 +132,12 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
         None of predictions without bounds; of a sparse model `method`, and `rms_bound`, the same proven at the training
         samples, where it is closer; `nlpd` (of normalised targets), `nlpd_raw` (of targets in their own units) and
         `coverage_95` where variances were predicted, else None; `per_target` for several targets.
-        With variances also `mean_standardised_squared_error` (of error^2 / variance: 1 where errors are as large as
-        predicted), `coverage_95_band` (where the coverage of a calibrated model lies in 95 of 100 such test sets),
-        `noise_free`; of an exact model, whose variances are proven intervals whose middle is taken, `nlpd_range`,
-        `coverage_95_range` ... (what the exact variances may make of them: proven ends, [least, most]); and of the
+        Where the noise has Student's t, it is told (`student_t`), and density and coverage are those of t around a
+        normal distribution, without ranges. With variances also `mean_standardised_squared_error` (of error^2 /
+        variance: 1 where errors are as large as predicted), `coverage_95_band` (where the coverage of a calibrated
+        model lies in 95 of 100 such test sets), `noise_free`; of an exact model, whose variances are proven intervals
+        whose middle is taken, `nlpd_range`, `coverage_95_range` ... (what the exact variances may make of them: proven
+        ends, [least, most]); and of the
         certified intervals as they are stored, relative to their upper ends: `variance_gap_mean`,
         `variance_gap_max`, `variance_gap_wanted`, `variance_unmet` (samples above the wanted gap), `variance_outside`
         (share of samples whose own variance is proven wrong: none but a sparse model's are).
@@ -156,7 +158,7 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     units = TargetUnits(prediction, noise_free=noise_free)
     absolute, slopes, moments = np.zeros(p), np.zeros(p), RunningMoments(p)
     squared, squared_inside, squared_bound = _Squares(p), _Squares(p), _Squares(p)
-    tally = None if variances is None else VarianceTally(scale, variances.proven)
+    tally = None if variances is None else VarianceTally(scale, variances.proven, variances.student)
     bounded = "mean_error_bound" in prediction.variables
     bound, outside = 0.0, 0
     for start, stop in prediction.row_chunks():
@@ -208,6 +210,8 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
         result |= tally.figures(n, shift)
         result["coverage_95_band"] = list(coverage_band(n))
         result["noise_free"] = noise_free
+        if variances is not None and variances.student is not None:
+            result["student_t"] = variances.student.to_json()
     if certified:
         result |= {**gap_figures(gaps, wanted), "variance_outside": outside / n}
     if p > 1:
@@ -250,7 +254,10 @@ def coverage_curve(prediction: Prediction, dataset: Dataset, *, noise_free: bool
         truth = units.forward(dataset.targets(start, stop, standardised=False), start)
         error = truth - prediction.read("mean", start, stop)
         # The narrowest central interval that holds the truth has this level.
-        needed = scipy.special.erf(np.abs(error) / np.sqrt(2.0 * variances.read(start, stop).middle))
+        variance = variances.read(start, stop).middle
+        if variances.student is not None:
+            error, variance = variances.normal_scores(error, variance), np.ones_like(variance)
+        needed = scipy.special.erf(np.abs(error) / np.sqrt(2.0 * variance))
         first = np.searchsorted(levels, needed)
         for t in range(prediction.n_targets):
             counts[:, t] += np.bincount(first[:, t], minlength=CURVE_LEVELS)

@@ -12,7 +12,7 @@ import numpy as np
 
 from dkgp.data import Prediction
 from dkgp.data.stores.transforms import TargetTransform, require_positive
-from dkgp.models.variance_scores import NORMAL_95, ScoredVariances
+from dkgp.models.variance_scores import ScoredVariances
 from dkgp.operators.base import FloatArray
 
 
@@ -71,8 +71,8 @@ class TargetUnits:
             median = self.back(m)
             bound = np.maximum(self.back(m + b) - median, median - self.back(m - b)) if self.transformed else b
         lower = upper = None
-        if variance is not None:
-            half = NORMAL_95 * np.sqrt(variance)
+        if variance is not None and self._variances is not None:
+            half = self._variances.half_widths(variance)
             lower, upper = self.back(m - half), self.back(m + half)
         return InUnits(self._mean(m, variance), self.back(m), bound, lower, upper)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from dkgp.data import Prediction
 from dkgp.errors import InputError
+from dkgp.models.noise.student import StudentT
 from dkgp.operators.base import FloatArray
 
 NORMAL_95 = 1.959963984540054
@@ -36,6 +37,7 @@ class ScoredVariances:
     noise: FloatArray  # (p,): of all observations; beside it a test sample may have its own, which the store tells
     sign: float  # what is added to the stored ones: the noise, its negative, or nothing
     proven: bool
+    student: StudentT | None = None  # of the noise of observations, in the targets' units, where it is not normal
 
     @classmethod
     def of(cls, prediction: Prediction, noise_free: bool) -> ScoredVariances | None:
@@ -56,7 +58,8 @@ class ScoredVariances:
             return cls(prediction, np.zeros(p), 0.0, proven)
         noise_variance = np.asarray(noise, dtype=np.float64).reshape(p)
         sign = float(bool(stored["latent"])) - float(noise_free)
-        return cls(prediction, noise_variance, sign, proven)
+        student = None if noise_free else StudentT.held(prediction.attributes.get("student_t"))
+        return cls(prediction, noise_variance, sign, proven, student)
 
     def read(self, start: int, stop: int) -> Variances:
         """Variances of the rows start:stop, (rows, p) each, in the targets' own units squared."""
@@ -70,9 +73,31 @@ class ScoredVariances:
         middle = lower + 0.5 * (upper - lower)
         return Variances(*(self._needed(stored, noise) for stored in (middle, lower, upper)))
 
+    def normal_scores(self, error: FloatArray, variance: FloatArray) -> FloatArray:
+        """Errors over deviations, (rows, p); of Student's t numbers of the same order that are as normal as those."""
+        if self.student is None:
+            return np.asarray(error / np.sqrt(variance))
+        return self.student.normal_scores(error[:, 0], _function_of(variance, self.student))[:, None]
+
+    def half_widths(self, variance: FloatArray) -> FloatArray:
+        """Half the widths of central 95 % intervals, (rows, p)."""
+        return half_widths(variance, self.student)
+
     def _needed(self, stored: FloatArray, noise: FloatArray) -> FloatArray:
         # Where rounding of the noise hides the function's variance, that is not known to be zero.
         return np.asarray(np.maximum(stored + self.sign * noise, _EPS * noise))
+
+
+def _function_of(variance: FloatArray, student: StudentT) -> FloatArray:
+    """Variances of the function (rows,) in those of observations (rows, 1)."""
+    return np.asarray(np.maximum(variance[:, 0] - student.variance, 0.0))
+
+
+def half_widths(variance: FloatArray, student: StudentT | None) -> FloatArray:
+    """Half the widths of central 95 % intervals of observations with such variances, (rows, p)."""
+    if student is None:
+        return np.asarray(NORMAL_95 * np.sqrt(variance))
+    return student.half_widths(_function_of(variance, student), NORMAL_95)[:, None]
 
 
 class VarianceTally:
@@ -83,20 +108,28 @@ class VarianceTally:
     scale
         Standard deviations of the training targets, (p,): densities are of normalised targets.
     proven
-        Whether the ends of intervals count, too.
+        Whether the ends of intervals count, too; not those of Student's t.
+    student
+        Of the noise, where it is not normal: densities and coverage are then of t around a normal distribution.
     """
 
-    def __init__(self, scale: FloatArray, proven: bool) -> None:
+    def __init__(self, scale: FloatArray, proven: bool, student: StudentT | None = None) -> None:
         # What is squared is in units of a power of two: no bit changes, and nothing overflows on its way.
         self._power = np.frexp(scale)[1]
         self._unit = np.ldexp(scale, -self._power)
-        self._proven = proven
+        self._proven, self._student, self._scale = proven and student is None, student, scale
         p = len(scale)
         # Middle, least and most of each.
         self._density, self._covered, self._squared = ([np.zeros(p) for _ in range(3)] for _ in range(3))
 
     def add(self, error: FloatArray, variances: Variances) -> None:
         """Take in errors (rows, p), in the units of the square roots of the variances."""
+        if self._student is not None:
+            latent = _function_of(variances.middle, self._student)
+            density = -self._student.log_density(error[:, 0], latent) - math.log(self._scale[0])
+            scores = self._student.normal_scores(error[:, 0], latent)[:, None]
+            self._count(0, error**2 / variances.middle, density[:, None], covered=scores**2)
+            return
         middle, lower, upper = (np.ldexp(variance, -2 * self._power) for variance in variances)
         # Beyond 1e154 deviations; and a lower end of the function's own variance may be zero.
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):

@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dkgp.models import read_hyperparameters, write_hyperparameters
+from dkgp.models.noise.model import NoiseModel
+from dkgp.models.noise.student import StudentT
 from tests.cli.invoke import run_json
 from tests.cli.runs import RUNS
 
@@ -128,10 +132,16 @@ def stores(
     rows = np.column_stack([rows, np.linspace(0.0, 9.0, 300)])
     np.savetxt(folder / "noisy.csv", rows, delimiter=",", header="a,b,c,d,e,f,price,v", comments="", fmt="%.9g")
     run_json("ingest", folder / "noisy.csv", noisy, "--target", "price", "--noise-column", "v")
+    uneven = read_hyperparameters(hyper)
+    noise = NoiseModel("linear", -2.5, (0.4, *(0.0,) * 5), lowest=0.02, highest=0.3)
+    write_hyperparameters(folder / "uneven.json", replace(uneven, noise_model=noise))
+    write_hyperparameters(folder / "outliers.json", replace(uneven, student_t=StudentT(4.0, 0.02)))
     return {
         "train": train,
         "test": pipeline["ingest"]["test"],
         "hyper": hyper,
+        "uneven": folder / "uneven.json",
+        "outliers": folder / "outliers.json",
         "model": pipeline["train"]["out"],
         "prediction": pipeline["predict"]["out"],
         "two": labelled(2)["train"],

@@ -256,6 +256,17 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--restarts 0", 3, "restarts must be at least 1"),
         ("--start /nowhere/hyper.json", 3, "/nowhere/hyper.json"),
         ("--plot scales.txt", 3, (".png", "scales.txt")),
+        (
+            "--noise-model linear --fix 'noise*=0.1'",
+            2,
+            ("--noise-model linear finds the noise", "--fix holds"),
+        ),
+        ("--noise-model auto --likelihood logit", 2, "--noise-model is of regressions"),
+        ("--noise-model auto --likelihood auto", 2, "leave it out with --likelihood auto"),
+        ("--likelihood student-t --fix 'noise*=0.1'", 2, "--likelihood student-t finds the noise"),
+        ("--likelihood student-t --objective fitc", 2, "--objective fitc is of sparse models"),
+        ("--noise-model gp --objective bound", 2, "--objective bound is of sparse models"),
+        ("--noise-model cubic", 2, "'none', 'linear', 'gp', 'auto'"),
         # By a bound on all samples.
         ("--objective bound --subset 100", 2, "--objective bound looks at all samples; leave out --subset"),
         ("--objective fitc --folds 5", 2, "leave out --folds"),

@@ -42,6 +42,10 @@ RUNS = {
     "gbcd, known noise": Run("train {noisy} --hyper {hyper} --solver gbcd --block-size 50", "--seed 1", "another seed"),
     "gbcd by trees": Run(f"{TRAIN} --block-size 50 --tree-error 1e-5", "--tree-error 2e-5", "another tree error"),
     "cg": Run(f"{TRAIN} --solver cg", "--precision double", "another precision"),
+    "noise model": Run(f"{TRAIN.replace('hyper}', 'uneven}')} --solver cg", "--precision double", "another precision"),
+    "Student's t": Run(
+        f"{TRAIN.replace('hyper}', 'outliers}')} --solver cg", "--precision double", "another precision"
+    ),
     "pcg, landmarks": Run(f"{TRAIN} --solver pcg --halo 0 --rank 20", "--rank 30", "another preconditioner"),
     "pcg, halo": Run(f"{TRAIN} --solver pcg --halo 24 --leaf 20 --rank 5", "--halo 30", "another preconditioner"),
     "tiled-cholesky": Run(f"{TRAIN} --solver tiled-cholesky", "--precision double", "another precision", rounds=1),

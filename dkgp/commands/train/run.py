@@ -20,10 +20,11 @@ from dkgp.commands.training import Outcome, TrainingRun, finished_run
 from dkgp.data import CheckpointStore, ModelRecord, open_model
 from dkgp.data.remote.storage import exists
 from dkgp.data.stores.models.exact import MODEL_KIND
-from dkgp.errors import CheckpointError, ClusterError, NumericalError, StorageError
+from dkgp.errors import CheckpointError, ClusterError, NumericalError, StorageError, UsageError
 from dkgp.models import Hyperparameters
 from dkgp.models.exact import TrainedModel, run_identity, save, train
 from dkgp.models.memory import MemoryPlan
+from dkgp.models.robust.train import noise_made, require_one_target, train_student
 from dkgp.models.variance.whole_matrix.kept import keep_whole
 from dkgp.operators.block_tasks import feature_width
 from dkgp.solvers import Checkpointing, Choice, Solver
@@ -41,9 +42,12 @@ class TrainRun(TrainingRun):
         With all that it chooses by itself chosen; from `prepare` on.
     start : Start
         Coefficients that the solve starts from; from `prepare` on.
+    noise : tuple
+        s2, and what samples have beside it (n,), or None; from `open` on.
     """
 
     command, kind = "train", MODEL_KIND
+    knows_noise_models = True
     job: TrainJob
     hyperparameters: Hyperparameters
     solver: Solver
@@ -57,6 +61,9 @@ class TrainRun(TrainingRun):
     def open(self) -> None:
         """Open data and hyperparameters, and choose the solver that "auto" stands for; resumed, it is the same."""
         super().open()
+        if self.hyperparameters.student_t is not None:
+            require_one_target(self.dataset)
+        self.noise = self.hyperparameters.noise_of(self.dataset)
         self.choose_solver()
 
     def tell(self) -> None:
@@ -86,6 +93,11 @@ class TrainRun(TrainingRun):
         """Refuse tiles, trees and solver's settings that do not fit, and read what the solve starts from."""
         job = self.job
         job.check_tiles()
+        if self.hyperparameters.student_t is not None and job.solver.needs(Need.FOLDER):
+            raise UsageError(
+                f"`solver` {job.solver.solver} keeps one factor, and Student's t solves under other weights time and "
+                "again; take another solver, or hyperparameters with the normal distribution"
+            )
         self.solver = self.built()
         job.solver.stopping()
         check_tree_error(job.tree_error, job.solver.tolerance, self.solver.name)
@@ -102,8 +114,12 @@ class TrainRun(TrainingRun):
     @property
     def identity(self) -> dict[str, Any]:
         """Everything that a checkpoint must share beside the solver's settings."""
-        hyperparameters = self.hyperparameters
-        return run_identity(self.dataset, hyperparameters.kernel, hyperparameters.noise_variance, self.job.tree_error)
+        (noise_variance, sample_noise), student = self.noise, self.hyperparameters.student_t
+        kernel, tree_error = self.hyperparameters.kernel, self.job.tree_error
+        if student is not None:  # by which the samples' noise is found
+            found = {"student_t": student.to_json()}
+            return {**run_identity(self.dataset, kernel, noise_variance, tree_error), **found}
+        return run_identity(self.dataset, kernel, noise_variance, tree_error, sample_noise=sample_noise)
 
     def checkpoints(self) -> Checkpointing:
         """Return where the state of the solve is saved."""
@@ -125,18 +141,28 @@ class TrainRun(TrainingRun):
             needs_inputs=job.solver.solver if job.solver.needs(Need.INPUTS) else None,
             products=None if self.choice is None else self.choice.products,
         )
-        with solving(self, executor, input_bytes(plan), job.solver.tolerance) as context:
+        noise_variance, sample_noise = self.noise
+        student, by = self.hyperparameters.student_t, job.solver
+        with solving(self, executor, input_bytes(plan), by.tolerance) as context:
+            if student is not None:
+                start = self.start.alpha
+                solver, stopping = self.solver, by.stopping()
+                model = train_student(
+                    dataset, kernel, student, context, solver=solver, stopping=stopping, initial=start
+                )
+                return model, plan
             trained = train(
                 dataset,
                 kernel,
-                self.hyperparameters.noise_variance,
+                noise_variance,
                 context,
+                sample_noise=sample_noise,
                 solver=self.solver,
                 stopping=job.solver.stopping(),
                 initial=self.start.alpha,
                 initial_gradient=self.start.gradient,
             )
-        return trained, plan
+        return replace(trained, noise_model=self.hyperparameters.noise_model), plan
 
     def must_choose_again(self, executor: BlockExecutor) -> bool:
         """True if workers differ and the solver of "auto" minds; `ClusterError` for a solver that was named."""
@@ -182,6 +208,7 @@ class TrainRun(TrainingRun):
     def difference(self, model: ModelRecord, converged: bool) -> str | None:
         """Say in which name the stored model's run differs: data, hyperparameters, settings, or a tolerance missed."""
         made = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
+        made |= noise_made(model)
         made |= {"tree_error": model.summary["tree_error"]} if "tree_error" in model.summary else {}
         made |= {**model.summary.get("settings", {}), "by_reference": model.by_reference}
         other = difference(made, {**self.identity, **self.built().settings(), "by_reference": self.job.by_reference})

@@ -12,6 +12,7 @@ from dkgp.data import ClassifierRecord, Dataset, open_any_model
 from dkgp.data.stores.models.sparse import SparseRecord
 from dkgp.errors import InputError
 from dkgp.models import Hyperparameters
+from dkgp.models.robust.train import noise_made
 from dkgp.models.sparse.start import start_from_sparse
 from dkgp.models.sparse.stored import opened_sparse
 from dkgp.operators.base import FloatArray
@@ -53,6 +54,7 @@ def warm_start(
             )
             return Start()
         return _sparse_start(model, dataset, hyperparameters, reporter)
+    made |= noise_made(model)
     state = model.training_state() if difference(made, identity) is None else None
     return Start(model.alpha, None if state is None else state[1])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
 from dkgp.cluster import ClusterOptions
@@ -14,8 +15,10 @@ from dkgp.models import Hyperparameters
 from dkgp.models.refinement.record import RefineSettings
 from dkgp.models.sparse.bound.search import EVIDENCES, Evidence
 from dkgp.models.tuning.likelihood_search import ProgressCallback, SearchSettings
+from dkgp.models.tuning.noise.choice import NoiseKind
+from dkgp.models.tuning.noise.student import NoiseLikelihood
 from dkgp.models.tuning.problem import Choices
-from dkgp.models.tuning.search_space import LogNormal, as_prior
+from dkgp.models.tuning.search_space import NOISE_NAME, LogNormal, as_prior
 from dkgp.models.tuning.tasks import LabelLikelihood, Objective
 from dkgp.options import SEED, Part
 from dkgp.registry import Option
@@ -38,9 +41,10 @@ OBJECTIVE = Option(
     "the variational bound on the marginal likelihood; fitc, FITC's likelihood.",
 )
 LIKELIHOOD = Option(
-    help="Of labels: maximise their evidence by a Gaussian process classifier, in Laplace's approximation; several "
-    "classes each against the rest, or coupled by softmax, which takes smaller subsets. Without it labels are tuned as "
-    "a regression on signs, for an LS-SVM."
+    help="Of numbers, the distribution of their noise: student-t, under which outliers count for less; auto: what "
+    "held-out samples say, that or the normal one (gaussian, the default). Of labels: maximise their evidence by a "
+    "Gaussian process classifier, in Laplace's approximation; several classes each against the rest, or coupled by "
+    "softmax, which takes smaller subsets. Without it labels are tuned as a regression on signs, for an LS-SVM."
 )
 BASIS_SIZE = Option(
     help="Basis samples of the objectives bound and fitc; they are chosen again as the hyperparameters move.  "
@@ -82,6 +86,11 @@ REFINE = Part(
     implied_by=("refine_only",),
     prefix="refine_",
 )
+NOISE_MODEL = Option(
+    help="Let the noise depend on the inputs, and move the kernel with it, on a subset: the logarithm of its variance "
+    "linear in the inputs, or a Gaussian process (gp); auto: what held-out samples say, none included. `dkgp train` "
+    "and what follows it then know it."
+)
 REFINE_ONLY = Option(help="Refine the values of `start`; no search on subsets.")
 
 # Options that a search on all samples has no use for.
@@ -99,7 +108,9 @@ class TuneJob:
     subset: Annotated[int, SUBSET] = 2000
     subsets: Annotated[int, SUBSETS] = 1
     objective: Annotated[Literal["likelihood", "loo", "bound", "fitc"], OBJECTIVE] = "likelihood"
-    likelihood: Annotated[LabelLikelihood | None, LIKELIHOOD] = None
+    likelihood: Annotated[Literal["logit", "probit", "softmax", "gaussian", "student-t", "auto"] | None, LIKELIHOOD] = (
+        None
+    )
     basis_size: Annotated[int | None, BASIS_SIZE] = None
     restarts: Annotated[int, RESTARTS] = 1
     learn_variance: Annotated[bool, LEARN_VARIANCE] = False
@@ -114,6 +125,7 @@ class TuneJob:
     resume: Annotated[bool, RESUME] = False
     refine: Annotated[RefineSettings | None, REFINE] = None
     refine_only: Annotated[bool, REFINE_ONLY] = False
+    noise_model: Annotated[NoiseKind, NOISE_MODEL] = "none"
     seed: Annotated[int, SEED] = 0
     overwrite: Annotated[bool, OVERWRITE] = False
     cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
@@ -129,6 +141,18 @@ class TuneJob:
         return "loo" if self.objective == "loo" else "likelihood"
 
     @property
+    def of_labels(self) -> LabelLikelihood | None:
+        """The likelihood of labels; None of a regression."""
+        name = self.likelihood
+        return name if name == "logit" or name == "probit" or name == "softmax" else None
+
+    @property
+    def of_noise(self) -> NoiseLikelihood:
+        """The distribution of a regression's noise."""
+        name = self.likelihood
+        return name if name == "student-t" or name == "auto" else "gaussian"
+
+    @property
     def checkpoint_url(self) -> str | None:
         """The checkpoint's place, of a search on all samples."""
         return None if self.evidence is None else f"{self.out}.checkpoint"
@@ -142,13 +166,20 @@ class TuneJob:
         """
         self.named()
         self._check_evidence()
-        if self.likelihood is not None and self.objective != "likelihood":
+        if self.of_labels is not None and self.objective != "likelihood":
             raise UsageError(
                 f"`objective` {self.objective} is of regressions; leave it out with the `likelihood` of labels, whose "
                 "evidence is maximised"
             )
-        if self.likelihood is not None and self.refine is not None:
+        if self.of_labels is not None and self.refine is not None:
             raise UsageError("`refine` is of regressions; leave it out with the `likelihood` of labels")
+        self._check_noise("noise_model", self.noise_model, "none")
+        self._check_noise("likelihood", self.of_noise, "gaussian")
+        if self.noise_model != "none" and self.of_noise != "gaussian":
+            raise UsageError(
+                f"`noise_model` {self.noise_model} is of noise with a normal distribution; leave it out with "
+                f"`likelihood` {self.of_noise}"
+            )
         if not self.refine_only:
             return
         if self.refine is None:
@@ -157,6 +188,20 @@ class TuneJob:
             raise UsageError("--refine-only refines the values of a file; name it with --start FILE")
         if self.kernel is not None:
             raise UsageError("--refine-only refines the kernel of --start; leave --kernel out")
+
+    def _check_noise(self, name: str, value: str, plain: str) -> None:
+        """Refuse other noise than the plain one of labels, of a sparse model's evidence, or where it is held fixed."""
+        if value == plain:
+            return
+        if self.of_labels is not None:
+            raise UsageError(f"`{name}` is of regressions; leave it out with the `likelihood` of labels")
+        if self.evidence is not None:
+            raise UsageError(
+                f"`objective` {self.objective} is of sparse models, which take the noise for normal and the same "
+                f"everywhere; leave it out with `{name}` {value}"
+            )
+        if any(fnmatchcase(NOISE_NAME, name) for name in parse_fixed(self.fixed)):
+            raise UsageError(f"`{name}` {value} finds the noise, which `fixed` holds; leave one of them out")
 
     def _check_evidence(self) -> None:
         """Refuse options of subsets where all samples are looked at, and of these where subsets are."""
@@ -182,7 +227,7 @@ class TuneJob:
     def choices(self, start: Hyperparameters | None) -> Choices:
         """Return what is searched for, from these hyperparameters on."""
         return Choices(
-            self.kernel, self.of_subsets, start=start, folds=self.folds, likelihood=self.likelihood, **self.named()
+            self.kernel, self.of_subsets, start=start, folds=self.folds, likelihood=self.of_labels, **self.named()
         )
 
     def search(self, progress: ProgressCallback | None = None) -> SearchSettings:

@@ -37,8 +37,8 @@ class KernelsRun(TuneRun):
         """Refuse options of another search beside `kernel` auto."""
         job = self.asked = self.job
         check_ranges(job)
-        for name in ("likelihood", "start"):
-            if getattr(job, name) is not None:
+        for name, value in (("likelihood", job.of_labels), ("start", job.start)):
+            if value is not None:
                 raise UsageError(
                     f"`kernel` auto compares kernels of regressions from their own start; leave `{name}` out"
                 )

@@ -31,6 +31,8 @@ from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels, label_weights, labels_of
 from dkgp.models.refinement.refine import require_one_noise
+from dkgp.models.tuning.noise.choice import tune_noise
+from dkgp.models.tuning.noise.student import tune_likelihood
 from dkgp.models.tuning.run import check_tuning
 from dkgp.models.tuning.subsets import plan_subsets
 from dkgp.models.warm_up import helped
@@ -73,13 +75,21 @@ class TuneRun(Run):
             raise UsageError(f"--plot and --out name the same file, '{job.plot}'; choose two")
 
     def open(self) -> None:
-        """Open the data, of labels their signs where no likelihood of theirs is named, and what to start from."""
+        """Open the data, of labels their signs where no likelihood of theirs is named, and what to start from.
+
+        Raises `InputError` for data without targets, and for labels with a noise model.
+        """
         job, dataset = self.job, open_dataset(self.job.dataset)
         if dataset.n_targets == 0:
             raise InputError(f"'{dataset.url}' has no targets; ingest the data again with --target")
-        if job.likelihood is not None:
+        if job.of_labels is not None:
             self.labels = labels_of(dataset)
         elif dataset.classes is not None:
+            if job.noise_model != "none" or job.of_noise != "gaussian":
+                raise InputError(
+                    f"the target of '{dataset.url}' is a label, whose noise is no regression's; leave `noise_model` "
+                    f"and `likelihood` {job.of_noise} out"
+                )
             dataset = dataset.as_signs()
             self.reporter.note(
                 "the target is a label: tuned is the regression on the signs of its classes, for classification"
@@ -145,11 +155,36 @@ class TuneRun(Run):
             self.check_memory(executor)
 
     def work(self, executor: BlockExecutor) -> Hyperparameters:
-        """Search, unless the values to start from are to be refined alone, and refine."""
+        """Search, unless the values to start from are to be refined alone, refine, and find a noise model."""
         tuned = self.start if self.start is not None and self.job.refine_only else self.search(executor)
         for message in tuned.warnings:
             self.reporter.warn(message)
-        return tuned if self.job.refine is None else refined(self, tuned, executor)
+        if self.job.refine is not None:
+            tuned = refined(self, tuned, executor)
+        interrupted = tuned.refinement is not None and tuned.refinement["interrupted"]
+        return tuned if interrupted else self.with_noise(tuned)
+
+    def with_noise(self, tuned: Hyperparameters) -> Hyperparameters:
+        """Let the noise depend on the inputs, or have outliers, where that is asked for, or held-out samples say so."""
+        job, reporter = self.job, self.reporter
+        if job.noise_model == "none" and job.of_noise == "gaussian":
+            return tuned
+        what = f"noise model ({job.noise_model})" if job.noise_model != "none" else f"likelihood ({job.of_noise})"
+        reporter.note(f"looking for a {what} on {min(job.subset, self.dataset.n_samples):,} samples")
+        with reporter.search("noise") as progress:
+            settings: dict[str, Any] = {
+                "choices": job.choices(None),
+                "settings": job.search(progress),
+                "subset": job.subset,
+                "note": reporter.note,
+            }
+            if job.noise_model != "none":
+                found = tune_noise(self.dataset, tuned, job.noise_model, **settings)
+            else:
+                found = tune_likelihood(self.dataset, tuned, job.of_noise, **settings)
+        for message in found.warnings[len(tuned.warnings) :]:
+            reporter.warn(message)
+        return found
 
     def conclude(self, result: Hyperparameters, peak_bytes: int) -> Document:
         """Write the file, and report; `InterruptedRunError` where a refinement was interrupted."""
@@ -201,7 +236,7 @@ class TuneRun(Run):
             kernel=job.kernel,
             start=self.start,
             objective=job.of_subsets,
-            likelihood=job.likelihood,
+            likelihood=job.of_labels,
             subsets=job.subsets,
             at_once=at_once,
         )
@@ -242,7 +277,7 @@ class TuneRun(Run):
             if self.labels is None:
                 return tune_dataset(dataset, objective=job.of_subsets, executor=executor, **settings)
             data = LabelledData(dataset, self.labels, label_weights(self.labels, None, dataset.all_weights()))
-            search = LabelTuning(likelihood=job.likelihood, max_evaluations=MOST_EVALUATIONS, **settings)
+            search = LabelTuning(likelihood=job.of_labels, max_evaluations=MOST_EVALUATIONS, **settings)
             return tune_labels(data, search, executor)
 
     def written(self) -> None:

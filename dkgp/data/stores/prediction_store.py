@@ -47,7 +47,8 @@ from dkgp.data.types import BoolArray, FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, NumericalError, StorageError, StoreError
 
 PREDICTION_KIND = "prediction"
-# `noise` is what is known of a test sample's own: part of the variance of a new observation there, if that is stored.
+# `noise` is what a test sample has beside the common one, known or by a noise model: part of the variance of a new
+# observation there, if that is stored.
 VALUE_VARIABLES = ("mean", "mean_error_bound", "variance", "variance_lower", "variance_upper", "noise")
 PROBABILITIES = ("probability", "probability_lower", "probability_upper")
 LATENT_VARIABLES = ("latent_variance_lower", "latent_variance_upper")

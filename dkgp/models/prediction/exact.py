@@ -14,7 +14,9 @@ from dkgp.data import Dataset, ModelRecord
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
-from dkgp.models.prediction.streaming import MEANS, VARIANCES, Rounds, Streamed
+from dkgp.models.noise.model import NoiseModel
+from dkgp.models.noise.student import StudentT
+from dkgp.models.prediction.streaming import MEANS, VARIANCES, Rounds, Streamed, Together
 from dkgp.models.rounding import mean_in_units, variance_in_units
 from dkgp.models.sums import EVERY_ENTRY, Piece, Rows, Sums, joined
 from dkgp.models.support import SupportInputs, certified_means
@@ -95,6 +97,12 @@ def exact_rounds(
     return _MeansAndVariances(means, chosen_run(asked, note), model, subject)
 
 
+def student_attributes(model: ModelRecord, scale: FloatArray) -> dict[str, Any]:
+    """The distribution of a new observation's noise in the target's units, where it is Student's t."""
+    t = StudentT.held(model.summary.get("student_t"))
+    return {} if t is None else {"student_t": replace(t, scale=t.scale * float(scale[0]) ** 2).to_json()}
+
+
 class _Means(Rounds):
     variables = MEANS
     depth = 1
@@ -108,7 +116,7 @@ class _Means(Rounds):
         certificate: Certificate,
         sums: Sums,
     ) -> None:
-        self._context, self._test, self._executor, self._sums = context, test, executor, sums
+        self._context, self.test, self._executor, self._sums = context, test, executor, sums
         self._standardisation, self._certificate = model.standardisation, certificate
         self.n_support, self.assumes = model.n_samples, certificate.assumes
         self.attributes = {} if certificate.assumes is None else {"assumes": certificate.assumes}
@@ -117,7 +125,7 @@ class _Means(Rounds):
     def submit(self, start: int, stop: int) -> PendingRound:
         groups = split_evenly(self._sums.pieces(start, stop), self._executor.parallelism)
         task = mean_task if self._sums.tree_error is None else tree_mean_task
-        return self._executor.submit("kmean", task, (self._context, self._certificate, self._sums, self._test), groups)
+        return self._executor.submit("kmean", task, (self._context, self._certificate, self._sums, self.test), groups)
 
     def values(self, results: list[Any]) -> dict[str, FloatArray]:
         return self.of(*joined(results))
@@ -129,16 +137,20 @@ class _Means(Rounds):
 
 
 class _MeansAndVariances(Rounds):
-    variables = VARIANCES
+    variables: tuple[str, ...] = VARIANCES
 
     def __init__(self, means: _Means, run: BatchedRun | BasisRun, model: ModelRecord, subject: Subject) -> None:
         self._means, self._run, self._subject = means, run, subject
         self._scale = np.asarray(model.standardisation.target_std)
         self.n_support, self.assumes = means.n_support, means.assumes
+        self._noise = NoiseModel.held(model.noise_model)
+        if self._noise is not None:
+            self.variables = (*VARIANCES, "noise")
         self.attributes = {
             **means.attributes,
             "variance": run.plan,
             "noise_variance": (model.noise_variance * self._scale**2).tolist(),
+            **student_attributes(model, self._scale),
         }
         self.depth = run.depth
         self.region_rows = run.region_rows
@@ -147,11 +159,29 @@ class _MeansAndVariances(Rounds):
         return self._run.prepare(self._subject.model)
 
     def submit(self, start: int, stop: int) -> PendingRound:
-        return self._run.submit(start, stop)
+        pending = self._run.submit(start, stop)
+        return pending if self._noise is None else Together([pending], also=((start, stop),))
 
     def values(self, results: list[Any]) -> dict[str, FloatArray]:
+        if self._noise is None:
+            return self._values(*self._collected(results))
+        of_run, rows = results
+        mean, bound, lower, upper = self._collected(of_run)
+        inputs = self._means.test.inputs(*rows)
+        if not self._run.plan["latent"]:
+            lower, upper = self._noise.widened(lower, upper, inputs)
+        beyond = self._noise.beyond_least(inputs)[:, None] * self._scale**2
+        return {**self._values(mean, bound, lower, upper), "noise": beyond}
+
+    def _collected(self, results: list[Any]) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """Means, their bounds, and ends of variances' intervals, standardised."""
         mean, bound, lower, upper = self._run.collect(results)
-        low, high = variance_in_units(*self._subject.interval(lower, upper), self._scale)
+        return mean, bound, *self._subject.interval(lower, upper)
+
+    def _values(
+        self, mean: FloatArray, bound: FloatArray, lower: FloatArray, upper: FloatArray
+    ) -> dict[str, FloatArray]:
+        low, high = variance_in_units(lower, upper, self._scale)
         return {**self._means.of(mean, bound), "variance": high, "variance_lower": low, "variance_upper": high}
 
     def summary(self, seconds: float, streamed: Streamed) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from dkgp.data.stores.models.description import ModelDescription
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
+from dkgp.models.noise.model import NoiseModel
 from dkgp.models.prediction.exact import mean_task
 from dkgp.models.rounding import mean_in_units, variance_in_units
 from dkgp.models.sums import EVERY_ENTRY, joined
@@ -74,6 +75,7 @@ class Predictor:
         self._context = BlockContext(version, source, kernel, model.n_samples)
         self._executor: BlockExecutor = LocalExecutor() if every_thread else HereExecutor()
         self._certificate = Certificate.from_json(dict(model.certificate))
+        self._noise = None if variance is None or variance.latent else NoiseModel.held(model.noise_model)
         self._variance: BatchedRun | None = None
         if variance is not None:
             none = standardised_inputs(np.zeros((0, model.n_features)), model.feature_names)
@@ -111,8 +113,10 @@ class Predictor:
                 return Predicted(*mean_in_units(mean, bound, scale, offset))
             run = self._variance.at(self._subject.tests(test))
             mean, bound, lower, upper = run.collect(run.submit(0, test.n_samples).result())
-        interval = self._subject.interval(lower, upper)
-        return Predicted(*mean_in_units(mean, bound, scale, offset), *variance_in_units(*interval, scale))
+        lower, upper = self._subject.interval(lower, upper)
+        if self._noise is not None:
+            lower, upper = self._noise.widened(lower, upper, test.inputs(0, test.n_samples))
+        return Predicted(*mean_in_units(mean, bound, scale, offset), *variance_in_units(lower, upper, scale))
 
     def _nothing(self) -> Predicted:
         empty = np.empty((0, self._model.n_targets))

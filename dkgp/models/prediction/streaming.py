@@ -78,7 +78,7 @@ class WithTestNoise(Rounds):
 
     def __init__(self, rounds: Rounds, test: Dataset, latent: bool) -> None:
         self._rounds, self._test, self._latent = rounds, test, latent
-        self.variables = (*rounds.variables, "noise")
+        self.variables = tuple(dict.fromkeys((*rounds.variables, "noise")))  # a noise model tells some of it
         self.attributes = {**rounds.attributes, "noise": test.noise_name}
         self.n_support, self.assumes = rounds.n_support, rounds.assumes
         self.depth, self.region_rows = rounds.depth, rounds.region_rows
@@ -101,7 +101,7 @@ class WithTestNoise(Rounds):
         if not self._latent:
             for name, end in (("variance_lower", -np.inf), ("variance_upper", np.inf), ("variance", np.inf)):
                 values[name] = np.maximum(np.nextafter(values[name] + known, end), 0.0)
-        return {**values, "noise": known}
+        return {**values, "noise": known + values.get("noise", 0.0)}
 
     def summary(self, seconds: float, streamed: Streamed) -> dict[str, Any] | None:
         """As of the rounds."""

@@ -12,8 +12,9 @@ from dkgp.data import Dataset, Prediction
 from dkgp.data.classes import class_name
 from dkgp.data.exports import write_table
 from dkgp.models.metrics import check_same_samples
+from dkgp.models.noise.student import StudentT
 from dkgp.models.target_units import InUnits, TargetUnits
-from dkgp.models.variance_scores import NORMAL_95
+from dkgp.models.variance_scores import half_widths
 from dkgp.operators.base import FloatArray
 
 Columns = dict[str, NDArray[Any]]
@@ -128,11 +129,12 @@ class PredictionTable:
         quantities = {"mean": prediction.read("mean", start, stop)}
         variance = self._variance(start, stop)
         if variance is not None:
-            std = np.sqrt(variance)
+            latent = bool((prediction.attributes.get("variance") or {}).get("latent"))
+            half = half_widths(variance, None if latent else StudentT.held(prediction.attributes.get("student_t")))
             quantities |= {
-                "std": std,
-                "lower_95": quantities["mean"] - NORMAL_95 * std,
-                "upper_95": quantities["mean"] + NORMAL_95 * std,
+                "std": np.sqrt(variance),
+                "lower_95": quantities["mean"] - half,
+                "upper_95": quantities["mean"] + half,
             }
         if "mean_error_bound" in prediction.variables:
             quantities["mean_error_bound"] = prediction.read("mean_error_bound", start, stop)

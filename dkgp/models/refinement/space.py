@@ -72,7 +72,7 @@ class RefineSpace:
         return replace(self.start, parameters=self.start.parameters or self._tuned(self.first))
 
     def hyperparameters(self, parameters: FloatArray) -> Hyperparameters:
-        """`start` with other values, without the figures that belong to the old ones."""
+        """`start` with other values, without the figures and the noise model that belong to the old ones."""
         return replace(
             self.start,
             kernel=self.kernel(parameters),
@@ -83,6 +83,9 @@ class RefineSpace:
             log_prior=None,
             sparse=None,
             scores=None,
+            noise_model=None,
+            student_t=None,
+            noise_comparison=None,
         )
 
     def _tuned(self, parameters: FloatArray) -> tuple[TunedParameter, ...]:

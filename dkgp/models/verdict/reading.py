@@ -46,7 +46,7 @@ def read_residuals(prediction: Prediction, dataset: Dataset, *, noise_free: bool
     s = None if variances is None else [np.concatenate(parts) for parts in deviations]
     proven = variances is not None and variances.proven
     noise = np.zeros(prediction.n_targets) + np.asarray(prediction.attributes.get("noise_variance", np.inf))
-    beside = np.concatenate(known)[:, 0] if known else 0.0
+    beside = np.concatenate(known) if known else np.zeros((1, prediction.n_targets))
     return {
         name: Residuals(
             y[:, t],
@@ -56,11 +56,24 @@ def read_residuals(prediction: Prediction, dataset: Dataset, *, noise_free: bool
             dataset.feature_names,
             (s[1][:, t], s[2][:, t]) if s is not None and proven else None,
             noise_free,
-            0.0 if s is None else _latent_share(s[0][:, t], noise[t] + beside),
-            None if errors is None else errors[:, t] / (_deviation(errors[:, t]) if s is None else s[0][:, t]),
+            0.0 if s is None else _latent_share(s[0][:, t], noise[t] + beside[:, t]),
+            _normal(
+                None if errors is None else errors[:, t], (y - m)[:, t], None if s is None else s[0][:, t], variances
+            ),
+            errors is not None,
         )
         for t, name in enumerate(prediction.target_names)
     }
+
+
+def _normal(
+    inside: FloatArray | None, errors: FloatArray, deviations: FloatArray | None, variances: ScoredVariances | None
+) -> FloatArray | None:
+    """Residuals (n,) where they should be normal: `inside` a transform, or by Student's t; None without either."""
+    if variances is not None and variances.student is not None and deviations is not None:
+        errors = errors if inside is None else inside
+        return variances.normal_scores(errors[:, None], deviations[:, None] ** 2)[:, 0]
+    return None if inside is None else inside / (_deviation(inside) if deviations is None else deviations)
 
 
 def _deviation(errors: FloatArray) -> float:
@@ -68,6 +81,6 @@ def _deviation(errors: FloatArray) -> float:
     return float(np.sqrt(np.mean(errors**2))) or 1.0
 
 
-def _latent_share(deviations: FloatArray, noise: float | FloatArray) -> float:
+def _latent_share(deviations: FloatArray, noise: FloatArray) -> float:
     """Share of variances that is more than noise, on average; 0 where the noise is not known."""
     return float(np.mean(np.maximum(1.0 - noise / deviations**2, 0.0)))

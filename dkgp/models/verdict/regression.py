@@ -52,7 +52,10 @@ class Residuals:
         Share of the predicted variances that is the function's and no noise, on average. By that much residuals of
         neighbours may be alike, and depend on inputs, in a model that is right.
     normal
-        Standardised residuals (n,) of a target that is normal on another scale than its own (a transform).
+        Standardised residuals (n,) of a target that is normal on another scale than its own (a transform), or of noise
+        with Student's t.
+    transformed
+        Whether it is a transform's.
     """
 
     truth: FloatArray
@@ -64,6 +67,7 @@ class Residuals:
     noise_free: bool = False
     latent_share: float = 0.0
     normal: FloatArray | None = None
+    transformed: bool = True
 
     @property
     def errors(self) -> FloatArray:
@@ -230,12 +234,12 @@ def _grows(residuals: Residuals) -> Finding | None:
         "noise and mean",
         f"The noise {direction} with the predicted value (rank correlation {rank:.2f}), and the error bars do not "
         "follow it",
-        _transform(residuals, positive),
+        f"{_transform(residuals, positive)}; or let the noise depend on the inputs: tune with `noise_model` auto",
     )
 
 
 def _transform(residuals: Residuals, positive: bool) -> str:
-    if residuals.normal is not None:
+    if residuals.normal is not None and residuals.transformed:
         return "The target's transform does not mend it: ingest again with the other `transform`, or without"
     if positive:
         return "Take the logarithm of the target: ingest again with `transform` log"
@@ -274,7 +278,8 @@ def _tails(residuals: Residuals) -> Finding | None:
         "heavy tails",
         f"{far:,} of {n:,} residuals are beyond four deviations of the rest (a normal distribution: "
         f"{2.0 * scipy.stats.norm.sf(4.0) * n:.2g}; excess kurtosis {kurtosis:.2g})",
-        "Look at these rows for mistakes first; outliers that are real widen all error bars and pull the mean",
+        "Look at these rows for mistakes first; outliers that are real widen all error bars and pull the mean: tune "
+        "with `likelihood` student-t, under which they count for less",
     )
 
 
@@ -312,7 +317,7 @@ def _spread(residuals: Residuals) -> Finding | None:
         f"The size of the noise depends on {shown}: shares of the variance of log squared residuals, "
         "which the error bars do not follow",
         "Intervals are right on average only: too wide where the noise is small, too narrow where it is large. "
-        "Transform the target, or model the parts of different noise apart",
+        "Let the noise depend on the inputs: tune with `noise_model` auto; or transform the target",
     )
 
 

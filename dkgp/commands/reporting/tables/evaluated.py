@@ -80,6 +80,12 @@ def _certified(document: Document) -> Rows:
     return [("mean certified within", f"{largest}; in root mean square {rms}")]
 
 
+def _student(document: Document) -> Rows:
+    """The distribution of the noise, where it is not normal."""
+    t = document.get("student_t")
+    return [] if t is None else [("Student's t", f"the noise's, of {t['degrees']:.3g} degrees of freedom")]
+
+
 def _variance_rows(document: Document) -> Rows:
     def moved(name: str, shown: Callable[[Any], str] = number) -> str:
         """Ends between which the exact variances leave a figure, where they differ as shown."""
@@ -89,6 +95,7 @@ def _variance_rows(document: Document) -> Rows:
     low, high = document["coverage_95_band"]
     rows = [
         ("variances of", "the function" if document["noise_free"] else "new observations, noise included"),
+        *_student(document),
         ("negative log predictive density", number(document["nlpd_raw"]) + moved("nlpd_raw")),
         (
             "coverage of 95 % intervals",

@@ -177,6 +177,12 @@ def tune_tables(document: Document) -> list[RenderableType]:
     likelihood = document.get("likelihood")
     noise = f"{document['noise_variance']:.4g}"
     rows.append(("noise variance", noise) if likelihood is None else ("likelihood", likelihood))
+    if (model := document.get("noise_model")) is not None:
+        ends = f"{model['lowest']:.4g} to {model['highest']:.4g}"
+        rows.append(("noise model", f"{model['kind']}, {ends} on the subset; {noise} is the mean"))
+    if (student := document.get("student_t")) is not None:
+        told = f"{student['degrees']:.3g} degrees of freedom, squared scale {student['scale']:.4g}, variance {noise}"
+        rows.append(("Student's t", told))
     if "variance" in document["kernel"]:
         rows.append(("amplitude", f"{document['kernel']['variance']:.4g}"))
     subsets = document.get("subsets", 1)
@@ -202,6 +208,8 @@ def tune_tables(document: Document) -> list[RenderableType]:
     shown = [table_of("Tuned", rows)]
     if document.get("comparison"):
         shown.insert(0, _compared_kernels(document["comparison"]))
+    if document.get("noise_comparison"):
+        shown.append(_compared_noise(document["noise_comparison"]))
     if document.get("parameters"):
         shown.append(_parameters([TunedParameter.from_json(item) for item in document["parameters"]]))
     if document.get("scores"):
@@ -242,6 +250,22 @@ def _compared_kernels(comparison: Document) -> RenderableType:
         "(standardised; * taken, by NLPD)"
     )
     return titled(title, grid(("kernel", "NLPD", "RMSE", "coverage of 95 %", "seconds"), rows, left={"kernel"}))
+
+
+def _compared_noise(comparison: Document) -> RenderableType:
+    rows = [
+        [
+            f"{row['kind']} *" if row["kind"] == comparison["kind"] else row["kind"],
+            *(f"{row[name]:.4f}" for name in ("nlpd", "rmse", "coverage_95")),
+            "" if row["gain"] is None else f"{row['gain']:+.4f} ({row['standard_error']:.4f}) over {row['against']}",
+        ]
+        for row in comparison["kinds"]
+    ]
+    title = (
+        f"Noise on {comparison['held_out']:,} held-out samples, found from {comparison['samples']:,} "
+        "(standardised; * taken: it gains twice the standard error)"
+    )
+    return titled(title, grid(("noise", "NLPD", "RMSE", "coverage of 95 %", "gain (error)"), rows, left={"noise"}))
 
 
 def _scores(document: Document) -> RenderableType:

@@ -102,19 +102,28 @@ class ModelDescription(TrainedRecord):
         s2, on the standardised scale.
     history, certificate, summary
         As given to who saved it.
+    noise_model
+        JSON of the noise model that the samples' noise was reckoned by, and that new observations have theirs by. None
+        where all have s2.
     """
 
     kernel: Json
     noise_variance: float
     history: list[Json]
     certificate: Json
+    noise_model: Json | None = None
 
     _as_written = (*TrainedRecord._as_written, "kernel", "noise_variance", "history", "certificate")
+
+    def described(self) -> Json:
+        """As of every record."""
+        return {**super().described(), **({} if self.noise_model is None else {"noise_model": self.noise_model})}
 
     @classmethod
     def description_in(cls, url: str, content: Json) -> dict[str, Any]:
         """As of every record."""
-        return {**super().description_in(url, content), "noise_variance": float(content["noise_variance"])}
+        of_noise = {"noise_variance": float(content["noise_variance"]), "noise_model": content.get("noise_model")}
+        return {**super().description_in(url, content), **of_noise}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -158,7 +167,7 @@ class TrainingFacts(TypedDict, total=False):
     """Facts about a model's training.
 
     The kernel's JSON; s2 on the standardised scale; and, as JSON, a record per round, what is proven about the
-    solution, and what `train --json` prints.
+    solution, what `train --json` prints, and the noise model, where there is one.
     """
 
     kernel: Required[Json]
@@ -166,6 +175,7 @@ class TrainingFacts(TypedDict, total=False):
     history: Sequence[Mapping[str, Any]]
     certificate: Json | None
     summary: Json | None
+    noise_model: Json | None
 
 
 def about_model(
@@ -176,6 +186,7 @@ def about_model(
     history: Sequence[Mapping[str, Any]] = (),
     certificate: Json | None = None,
     summary: Json | None = None,
+    noise_model: Json | None = None,
     url: str = "",
 ) -> dict[str, Any]:
     """The fields of `ModelDescription` for a model of a training set, made by this software."""
@@ -185,6 +196,7 @@ def about_model(
         "noise_variance": float(noise_variance),
         "history": [dict(record) for record in history],
         "certificate": certificate or {},
+        "noise_model": noise_model,
     }
 
 

@@ -119,8 +119,8 @@ def save_model(
         Rows of a chunk; default the training set's.
     facts
         `kernel`, the kernel's JSON, and `noise_variance`, s2 on the standardised scale, positive; and, as JSON,
-        `history`, a record per round, `certificate`, what is proven about the solution, and `summary`, what
-        `train --json` prints.
+        `history`, a record per round, `certificate`, what is proven about the solution, `summary`, what
+        `train --json` prints, and `noise_model`, by which known noise was reckoned.
 
     Raises
     ------

@@ -1,0 +1,274 @@
+"""Student's t as the likelihood: its degrees of freedom and scale, and the kernel with them, on a subset.
+
+In turns: the samples' weights, by what is left of each and how sure the function is there (variational EM: lambda is
+given by r^2 + V on average); nu and s2, by the density of each sample given all others, of t around a normal; and the
+kernel, by the objective of tuning under the samples' noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+from scipy import optimize
+
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.data import Dataset
+from dkgp.data.types import FloatArray
+from dkgp.errors import InputError, NumericalError
+from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.models.noise.student import StudentT
+from dkgp.models.tuning.dense_algebra import factor, invert, solve_factored, solve_half
+from dkgp.models.tuning.kernel_family import family_of
+from dkgp.models.tuning.likelihood_search import LikelihoodSearch, SearchSettings
+from dkgp.models.tuning.noise.choice import FEWEST, Gain, held_out_plan
+from dkgp.models.tuning.problem import Choices, SearchProblem
+from dkgp.models.tuning.scores import ScoreSums, scores_of
+from dkgp.models.tuning.subsets import SampleNoise, Subsets, plan_subsets
+from dkgp.models.tuning.tasks import OBJECTIVES
+
+NoiseLikelihood: TypeAlias = Literal["gaussian", "student-t", "auto"]
+NOISE_LIKELIHOODS: tuple[NoiseLikelihood, ...] = get_args(NoiseLikelihood)
+
+_START_DEGREES, _DEGREES = 4.0, (2.2, 200.0)
+_TURNS, _TURN_TOLERANCE = 6, 0.02
+_MOST_REWEIGHTED, WEIGHT_TOLERANCE = 40, 0.01
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """A subset's samples under their noise `least + beyond`, of a mode or a variational mean.
+
+    Attributes
+    ----------
+    beyond
+        What samples have beside the least noise, (n,).
+    errors, latent
+        Of each sample given all others: what is left of it, and the variance of the function there, (n,).
+    """
+
+    beyond: FloatArray
+    errors: FloatArray
+    latent: FloatArray
+
+
+def weigh(
+    kernel_matrix: FloatArray, targets: FloatArray, likelihood: StudentT, beyond: FloatArray, *, sure: bool = False
+) -> Weighed:
+    """Reweigh samples until no weight changes by more than a hundredth, for targets (n,), from `beyond` (n,) on.
+
+    With `sure` the function's variance counts for nothing, as in training: the result is the posterior's mode.
+
+    Raises `NumericalError` where Kbar is not positive definite.
+    """
+    for _ in range(_MOST_REWEIGHTED):
+        noise = likelihood.least + beyond
+        matrix = np.array(kernel_matrix, order="F")
+        np.einsum("ii->i", matrix)[:] += noise
+        inverted = invert(matrix, np.asfortranarray(targets[:, None]))
+        if inverted is None:
+            raise NumericalError("the kernel matrix of the subset is not positive definite under the samples' noise")
+        alpha, precision = inverted[0][:, 0], np.diagonal(matrix).copy()
+        left, variance = noise * alpha, np.maximum(noise - noise**2 * precision, 0.0)
+        found = likelihood.beyond_least(left**2 + (0.0 if sure else variance))
+        change = float(np.max(np.abs(likelihood.weights(found) - likelihood.weights(beyond))))
+        if change <= WEIGHT_TOLERANCE:
+            break
+        beyond = found
+    return Weighed(beyond, alpha / precision, np.maximum(1.0 / precision - noise, 0.0))
+
+
+def fit_student(
+    start: Hyperparameters, inputs: FloatArray, targets: FloatArray, choices: Choices, settings: SearchSettings
+) -> Hyperparameters:
+    """Find nu, s2 and the kernel from `start` on, by a subset, standardised: (n, d) and (n, 1).
+
+    Raises `NumericalError` where a kernel matrix is not positive definite.
+    """
+    y, value, tuned = targets[:, 0], math.nan, start
+    likelihood = StudentT(_START_DEGREES, start.noise_variance / 2.0)
+    beyond = np.full(len(y), likelihood.scale - likelihood.least)
+    for _ in range(_TURNS):
+        matrix = tuned.kernel.matrix(inputs, inputs)
+        weighed = weigh(matrix, y, likelihood, beyond)
+        found = _likeliest(likelihood, weighed)
+        moved = abs(math.log(found.scale / likelihood.scale)) + abs(math.log(found.degrees / likelihood.degrees))
+        likelihood, beyond = found, weigh(matrix, y, found, weighed.beyond).beyond
+        tuned = replace(tuned, noise_variance=likelihood.scale)
+        noise = SampleNoise((likelihood.least + beyond) / likelihood.scale, np.zeros(len(y)))
+        tuned, value = _kernel_under((inputs, targets), noise, tuned, choices, settings)
+        if moved < _TURN_TOLERANCE:
+            break
+    of_likelihood = choices.objective == "likelihood"
+    *of_kernel, noise_parameter = tuned.parameters or ()
+    return replace(
+        tuned,
+        parameters=(*of_kernel, replace(noise_parameter, value=likelihood.variance, fixed=False)),
+        noise_variance=likelihood.variance,
+        student_t=likelihood,
+        log_prior=None,
+        scores=None,
+        log_marginal_likelihood=value if of_likelihood else None,
+        leave_one_out_log_likelihood=None if of_likelihood else value,
+    )
+
+
+def _likeliest(likelihood: StudentT, weighed: Weighed) -> StudentT:
+    """The distribution under which samples are likeliest, each given all others."""
+
+    def at(parameters: FloatArray) -> StudentT:
+        degrees = float(np.clip(2.0 + math.exp(float(parameters[0])), *_DEGREES))
+        return StudentT(degrees, math.exp(float(np.clip(parameters[1], -30.0, 30.0))))
+
+    first = np.array([math.log(likelihood.degrees - 2.0), math.log(likelihood.scale)])
+    result = optimize.minimize(
+        lambda parameters: -float(at(parameters).log_density(weighed.errors, weighed.latent).sum()),
+        first,
+        method="Nelder-Mead",
+        options={"xatol": 1e-3, "fatol": 1e-3, "maxfev": 120},
+    )
+    return at(result.x)
+
+
+def _kernel_under(
+    samples: tuple[FloatArray, FloatArray],
+    noise: SampleNoise,
+    start: Hyperparameters,
+    choices: Choices,
+    settings: SearchSettings,
+) -> tuple[Hyperparameters, float]:
+    """`start` with the kernel that the objective prefers under the samples' noise at its s2, held; and the value."""
+    (inputs, targets), names = samples, start.feature_names or tuple(f"x{j}" for j in range(start.n_features))
+    problem = SearchProblem.of(names, replace(choices, kernel=None, start=start), settings)
+    family = family_of(problem.kernel, inputs, problem.settings.learn_variance, names)
+    held = problem.space.fixed.copy()
+    held[-1] = math.log(start.noise_variance)
+    space = replace(problem.space, fixed=held)
+    objective = OBJECTIVES[choices.objective](family, targets, noise=noise)
+    best = LikelihoodSearch(objective, space, settings).run(space.within(problem.first))
+    if best is None:
+        raise NumericalError("the kernel matrix of the subset is not positive definite under the samples' noise")
+    tuned = problem.space.tuned(best.parameters, problem.space.within(problem.first), names)
+    begun = {parameter.name: parameter.start for parameter in start.parameters or ()}
+    moved = replace(
+        start,
+        kernel=problem.family.kernel(best.parameters[:-1]),
+        parameters=tuple(replace(item, start=begun.get(item.name, item.start)) for item in tuned),
+    )
+    return moved, best.log_likelihood
+
+
+def tune_likelihood(
+    dataset: Dataset,
+    start: Hyperparameters,
+    likelihood: NoiseLikelihood,
+    *,
+    choices: Choices,
+    settings: SearchSettings,
+    subset: int,
+    note: Callable[[str], None] | None = None,
+) -> Hyperparameters:
+    """Find Student's t for the noise, and move the kernel with it.
+
+    Parameters
+    ----------
+    dataset, start, choices, settings, subset, note
+        As for `tune_noise`.
+    likelihood : {"gaussian", "student-t", "auto"}
+        auto: Student's t where held-out samples have a better density by more than twice the standard error.
+
+    Returns
+    -------
+    Hyperparameters
+        With `student_t`, or `start`; after `auto` with the comparison.
+
+    Raises
+    ------
+    InputError
+        Several targets, known noise of the samples, a noise variance that is held fixed, or too few samples for `auto`.
+    NumericalError
+        A kernel matrix is not positive definite.
+    """
+    if likelihood == "gaussian":
+        return start
+    _refuse(dataset, start, likelihood)
+    settings = replace(settings, tolerance=max(settings.tolerance, 1e-3), restarts=1, max_evaluations=40)
+    size = min(subset, dataset.n_samples)
+    whole = Subsets(dataset, plan_subsets(dataset.n_samples, size, seed=settings.seed))
+    with single_threaded_blas():
+        if likelihood == "student-t":
+            return fit_student(start, *whole.rows(0), choices, settings)
+        plan = held_out_plan(dataset.n_samples, size, settings.seed)
+        source = Subsets(dataset, plan)
+        rows, held_out = source.rows(0), source.held_out()
+        found = fit_student(start, *rows, choices, settings)
+        table, losses = [], []
+        for name, hyperparameters in (("gaussian", start), ("student-t", found)):
+            row, loss = _scored(hyperparameters, rows, held_out)
+            table.append({"kind": name, **row, "against": None, "gain": None, "standard_error": None})
+            losses.append(loss)
+        gain = Gain.of(*losses)
+        table[1] |= {"against": "gaussian", "gain": gain.mean, "standard_error": gain.error}
+        better, kind = gain.decides, "student-t" if gain.decides else "gaussian"
+        if note is not None:
+            note(
+                f"the likelihood is {kind}: on {plan.holdout:,} held-out samples Student's t of {found_degrees(found)} "
+                f"degrees of freedom gains {gain.mean:+.4f} nats over the normal distribution, +- {gain.error:.4f}"
+            )
+        result = found if better else start
+        if better and plan.size < size:
+            result = fit_student(start, *whole.rows(0), choices, settings)
+    comparison = {"kind": kind, "samples": plan.size, "held_out": plan.holdout, "kinds": table}
+    return replace(result, noise_comparison=comparison)
+
+
+def found_degrees(hyperparameters: Hyperparameters) -> str:
+    """The degrees of freedom, for a line."""
+    return "no" if hyperparameters.student_t is None else f"{hyperparameters.student_t.degrees:.3g}"
+
+
+def _refuse(dataset: Dataset, start: Hyperparameters, likelihood: str) -> None:
+    if dataset.n_targets != 1:
+        raise InputError(
+            f"the likelihood {likelihood} weighs samples by one target; there are {dataset.n_targets}. Train them one "
+            "by one, or take the normal distribution"
+        )
+    if dataset.all_sample_noise() is not None:
+        raise InputError(
+            f"the noise of the samples is known, which the likelihood {likelihood} finds; leave one of them out"
+        )
+    if any(parameter.name == "noise_variance" and parameter.fixed for parameter in start.parameters or ()):
+        raise InputError(f"the noise variance is held fixed, and the likelihood {likelihood} finds it; leave one out")
+    if likelihood == "auto" and dataset.n_samples < FEWEST:
+        raise InputError(
+            f"a likelihood by `auto` holds samples out, and needs {FEWEST}; there are {dataset.n_samples}. Name it"
+        )
+
+
+def _scored(
+    hyperparameters: Hyperparameters, rows: tuple[FloatArray, FloatArray], held_out: tuple[FloatArray, FloatArray]
+) -> tuple[dict[str, Any], FloatArray]:
+    """Scores on held-out samples, coverage by a normal distribution of the same variance; and losses, (m,)."""
+    (inputs, targets), (new, truth) = rows, held_out
+    kernel, likelihood = hyperparameters.kernel, hyperparameters.student_t
+    matrix = np.asfortranarray(kernel.matrix(inputs, inputs))
+    noise: float | FloatArray = hyperparameters.noise_variance
+    if likelihood is not None:
+        even = np.full(len(inputs), likelihood.scale - likelihood.least)
+        noise = likelihood.least + weigh(matrix, targets[:, 0], likelihood, even, sure=True).beyond
+    np.einsum("ii->i", matrix)[:] += noise
+    if not factor(matrix):
+        raise NumericalError("the kernel matrix of the subset is not positive definite")
+    cross = np.asfortranarray(kernel.matrix(inputs, new))
+    mean = cross.T @ solve_factored(matrix, np.asfortranarray(targets))
+    solve_half(matrix, cross)
+    latent = np.maximum(kernel.diagonal(new) - np.einsum("ij,ij->j", cross, cross), 0.0)
+    variance = latent + hyperparameters.noise_variance
+    errors = (truth - mean)[:, 0]
+    losses = 0.5 * (np.log(2.0 * math.pi * variance) + errors**2 / variance)
+    if likelihood is not None:
+        losses = -likelihood.log_density(errors, latent)
+    return {**scores_of([ScoreSums.of(truth, mean, variance)]), "nlpd": float(losses.mean())}, losses
