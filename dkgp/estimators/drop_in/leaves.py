@@ -13,9 +13,9 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.gaussian_process import kernels as sk
 
+from dkgp.errors import InputError
 from dkgp.estimators.drop_in.translation import to_dkgp
 from dkgp.estimators.drop_in.tree import Entries, Node, Pair, PowerNode, ProductNode, Pullback, SumNode, filled
-from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray
 
 
@@ -46,6 +46,7 @@ class _Leaf(Node):
         self.set(*(float(np.squeeze(getattr(kernel, name))) for name in self.names))
 
     def move(self, theta: FloatArray) -> None:
+        """As `Node.move`."""
         supply = iter(np.exp(theta).tolist())
         values = zip(self.names, self.free, strict=True)
         self.set(*(next(supply) if free else float(getattr(self.kernel, name)) for name, free in values))
@@ -64,21 +65,27 @@ class ConstantLeaf(_Leaf):
     names = ("constant_value",)
 
     def set(self, *values: float) -> None:
+        """Take values of `names`."""
         (self.value,) = values
 
     def dense(self, pair: Pair) -> Entries:
+        """As `Node.dense`."""
         return self.value
 
     def linearised(self, pair: Pair) -> tuple[Entries, Pullback]:
+        """As `Node.linearised`."""
         return self.value, lambda W: self._kept(self.value * float(W.sum()))
 
     def diagonal(self, rows: Any) -> Entries:
+        """As `Node.diagonal`."""
         return self.value
 
     def diagonal_pullback(self, rows: Any, weights: FloatArray) -> FloatArray:
+        """As `Node.diagonal_pullback`."""
         return self._kept(self.value * float(np.sum(weights)))
 
     def error(self, pair: Pair, largest: float) -> float:
+        """As `Node.error`."""
         return 0.0
 
 
@@ -88,24 +95,31 @@ class WhiteLeaf(_Leaf):
     names = ("noise_level",)
 
     def set(self, *values: float) -> None:
+        """Take values of `names`."""
         (self.value,) = values
 
     def dense(self, pair: Pair) -> Entries:
+        """As `Node.dense`."""
         return 0.0
 
     def linearised(self, pair: Pair) -> tuple[Entries, Pullback]:
+        """As `Node.linearised`."""
         return 0.0, lambda W: np.zeros(self.size)
 
     def diagonal(self, rows: Any) -> Entries:
+        """As `Node.diagonal`."""
         return 0.0
 
     def noise(self, rows: Any) -> Entries:
+        """As `Node.noise`."""
         return self.value
 
     def noise_pullback(self, rows: Any, weights: FloatArray) -> FloatArray:
+        """As `Node.noise_pullback`."""
         return self._kept(self.value * float(np.sum(weights)))
 
     def error(self, pair: Pair, largest: float) -> float:
+        """As `Node.error`."""
         return 0.0
 
 
@@ -115,28 +129,33 @@ class DotProductLeaf(_Leaf):
     names = ("sigma_0",)
 
     def set(self, *values: float) -> None:
+        """Take values of `names`."""
         self.offset = values[0] ** 2
 
     def dense(self, pair: Pair) -> Entries:
+        """As `Node.dense`."""
         left, right = pair.vectors
         values: FloatArray = left @ right.T
         values += self.offset
         return values
 
     def linearised(self, pair: Pair) -> tuple[Entries, Pullback]:
+        """As `Node.linearised`."""
         return self.dense(pair), lambda W: self._kept(2.0 * self.offset * float(W.sum()))
 
     def diagonal(self, rows: Any) -> Entries:
+        """As `Node.diagonal`."""
         vectors = np.asarray(rows, dtype=np.float64)
         values: FloatArray = np.einsum("il,il->i", vectors, vectors) + self.offset
         return values
 
     def diagonal_pullback(self, rows: Any, weights: FloatArray) -> FloatArray:
+        """As `Node.diagonal_pullback`."""
         return self._kept(2.0 * self.offset * float(np.sum(np.broadcast_to(weights, (len(rows),)))))
 
     def error(self, pair: Pair, largest: float) -> float:
         """d products and additions and the offset's two roundings, of terms whose sizes sum to `largest` at most."""
-        return (pair.vectors[0].shape[1] + 4.0) * largest
+        return float((pair.vectors[0].shape[1] + 4.0) * largest)
 
 
 class PeriodicLeaf(_Leaf):
@@ -145,9 +164,11 @@ class PeriodicLeaf(_Leaf):
     names = ("length_scale", "periodicity")
 
     def set(self, *values: float) -> None:
+        """Take values of `names`."""
         self.length_scale, self.period = values
 
     def dense(self, pair: Pair) -> Entries:
+        """As `Node.dense`."""
         values, r = np.empty(pair.shape), pair.distances
         for rows in pair.pieces():
             sine = r[rows] * (np.pi / self.period)
@@ -158,6 +179,7 @@ class PeriodicLeaf(_Leaf):
         return values
 
     def linearised(self, pair: Pair) -> tuple[Entries, Pullback]:
+        """As `Node.linearised`."""
         values = filled(self.dense(pair), pair.shape)
 
         def pullback(W: FloatArray) -> FloatArray:
@@ -174,12 +196,13 @@ class PeriodicLeaf(_Leaf):
         return values, pullback
 
     def diagonal(self, rows: Any) -> Entries:
+        """As `Node.diagonal`."""
         return 1.0
 
     def error(self, pair: Pair, largest: float) -> float:
         """sin^2 at angles t up to T moves by t times its relative error; the exponent by 2 / l^2 of that."""
         d, reach = pair.vectors[0].shape[1], float(np.max(pair.distances, initial=0.0)) * np.pi / self.period
-        return 2.0 / self.length_scale**2 * (reach * (d + 8.0) + 20.0) + 40.0
+        return float(2.0 / self.length_scale**2 * (reach * (d + 8.0) + 20.0) + 40.0)
 
 
 class DistanceLeaf(Node):
@@ -201,6 +224,7 @@ class DistanceLeaf(Node):
         self._renew()
 
     def move(self, theta: FloatArray) -> None:
+        """As `Node.move`."""
         values = np.exp(np.asarray(theta, dtype=np.float64))
         if self.mixture_free:
             self.kernel.alpha, values = float(values[0]), values[1:]
@@ -210,8 +234,8 @@ class DistanceLeaf(Node):
 
     def _renew(self) -> None:
         self.kernel.length_scale = self.scales if self.several else float(self.scales[0])
-        self.function: Any = to_dkgp(self.kernel, self.scales.size)
-        self.gamma = np.asarray(self.function.gamma)
+        function: Any = to_dkgp(self.kernel, self.scales.size)
+        self.function, self.gamma = function, np.asarray(function.gamma)
 
     def _s(self, pair: Pair) -> Callable[[slice], FloatArray]:
         """s of a piece of rows, in a new array."""
@@ -228,12 +252,14 @@ class DistanceLeaf(Node):
         return lambda rows: whole[rows]
 
     def dense(self, pair: Pair) -> Entries:
+        """As `Node.dense`."""
         s, values = self._s(pair), np.empty(pair.shape)
         for rows in pair.pieces():
             values[rows] = self.function.profile(s(rows))
         return values
 
     def linearised(self, pair: Pair) -> tuple[Entries, Pullback]:
+        """As `Node.linearised`."""
         s, values = self._s(pair), np.empty(pair.shape)
         for rows in pair.pieces():
             values[rows] = self.function.profile(s(rows))
@@ -261,11 +287,12 @@ class DistanceLeaf(Node):
         return values, pullback
 
     def diagonal(self, rows: Any) -> Entries:
+        """As `Node.diagonal`."""
         return 1.0
 
     def error(self, pair: Pair, largest: float) -> float:
         """s is right to d + 5 roundings, and s |f'(s)| <= 1 / e for these mixtures of exp(-t s); f to 40 more."""
-        return pair.vectors[0].shape[1] + 45.0
+        return float(pair.vectors[0].shape[1] + 45.0)
 
 
 class CalledLeaf(Node):
@@ -278,22 +305,27 @@ class CalledLeaf(Node):
         self.unknown = (type(kernel).__name__,)
 
     def move(self, theta: FloatArray) -> None:
+        """As `Node.move`."""
         if self.size:
             self.kernel.theta = theta
 
     def dense(self, pair: Pair) -> Entries:
+        """As `Node.dense`."""
         values = self.kernel(pair.left) if pair.same else self.kernel(pair.left, pair.right)
         return np.array(values, dtype=np.float64)
 
     def linearised(self, pair: Pair) -> tuple[Entries, Pullback]:
+        """As `Node.linearised`."""
         values, gradient = self.kernel(pair.left, eval_gradient=True)
         flat = np.asarray(gradient, dtype=np.float64).reshape(-1, self.size)
         return np.array(values, dtype=np.float64), lambda W: W.reshape(-1) @ flat
 
     def diagonal(self, rows: Any) -> Entries:
+        """As `Node.diagonal`."""
         return np.array(self.kernel.diag(rows), dtype=np.float64)
 
     def error(self, pair: Pair, largest: float) -> float:
+        """As `Node.error`."""
         return float("inf")
 
 

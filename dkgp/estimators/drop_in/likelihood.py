@@ -20,9 +20,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import scipy.optimize
 
+from dkgp.errors import InputError
 from dkgp.estimators.drop_in.tree import Entries, Node, Pair
 from dkgp.estimators.scikit_learn import ConvergenceWarning
-from dkgp.errors import InputError
 from dkgp.models.tuning.dense_algebra import factor, fill_upper, invert_factored, rank_update, solve_factored
 from dkgp.operators.base import FloatArray
 

@@ -15,7 +15,7 @@ from dkgp.models.memory import mib
 from dkgp.models.tuning.tune import DEFAULT_SUBSET
 
 GIBIBYTE = 2**30
-# The kernel matrix, which its factor takes the place of, distances, and a part of a sum at a time.
+# The kernel matrix, that its factor takes the place of, distances, and a part of a sum at a time.
 _SOLVE_ARRAYS = 3
 
 
@@ -27,8 +27,8 @@ def check_parameters(estimator: Any, counts: dict[str, int], switches: tuple[str
     kernel, optimizer = estimator.kernel, estimator.optimizer
     if kernel is not None and not isinstance(kernel, Kernel):
         raise InputError(
-            f"kernel= takes a kernel of sklearn.gaussian_process.kernels or None; got {kernel!r}. Expressions and dkgp's "
-            "kernels are for dkgp.GPRegressor and dkgp.GPClassifier; "
+            f"kernel= takes a kernel of sklearn.gaussian_process.kernels or None; got {kernel!r}. Expressions and "
+            "dkgp's kernels are for dkgp.GPRegressor and dkgp.GPClassifier; "
             "dkgp.estimators.drop_in.translation.to_scikit_learn makes one of the other"
         )
     if not (optimizer is None or callable(optimizer) or optimizer == "fmin_l_bfgs_b"):
@@ -83,6 +83,6 @@ def require_dense(what: str, n: int, needed: int, dense_bytes: int, instead: str
     """Refuse with numbers what would take more memory than is meant for dense algebra: `MemoryBudgetError`."""
     if needed > dense_bytes:
         raise MemoryBudgetError(
-            f"{what} of {n:,} samples takes {mib(needed)}; `dense_bytes`, a class attribute, allows {mib(dense_bytes)}. "
-            f"{instead}"
+            f"{what} of {n:,} samples takes {mib(needed)}; the class attribute `dense_bytes` allows "
+            f"{mib(dense_bytes)}. {instead}"
         )

@@ -1,7 +1,7 @@
 """The posterior in memory: means, variances and covariances by a Cholesky factor, and what is proven of them.
 
-With Kbar = K + D, k the column of kernel values of a test sample and w = Kbar^-1 k, the exact mean is k'Kbar^-1 y and the
-exact variance k(x, x) - k'Kbar^-1 k. Let alpha and w be what was computed, whatever their errors, and
+With Kbar = K + D, k the column of kernel values of a test sample and w = Kbar^-1 k, the exact mean is k'Kbar^-1 y and
+the exact variance k(x, x) - k'Kbar^-1 k. Let alpha and w be what was computed, whatever their errors, and
 
     r = y - Kbar alpha,   rho = k - Kbar w
 
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from dkgp.errors import NumericalError
 from dkgp.estimators.drop_in.likelihood import with_noise
 from dkgp.estimators.drop_in.tree import Entries, Node, Pair, filled
 from dkgp.models.rounding import EVALUATION, LOST, UNIT
@@ -31,10 +32,6 @@ from dkgp.operators.base import FloatArray
 _HELD_ENTRIES = 2**23
 # Roundings of a noise variance: of sums and products of a few parts, each right to some.
 _NOISE_ROUNDINGS = 40.0
-
-
-class NotPositiveDefinite(Exception):
-    """The kernel matrix has no Cholesky factor."""
 
 
 class DensePosterior:
@@ -51,7 +48,7 @@ class DensePosterior:
 
     Raises
     ------
-    NotPositiveDefinite
+    NumericalError
         The kernel matrix, noise included, is not numerically positive definite.
 
     Attributes
@@ -68,7 +65,7 @@ class DensePosterior:
         self.noise = np.broadcast_to(np.asarray(tree.noise(X) + alpha, dtype=np.float64), (len(targets),))
         self.factor = with_noise(tree.matrix(pair), self.noise)
         if not factor(self.factor):
-            raise NotPositiveDefinite
+            raise NumericalError("the kernel matrix is not numerically positive definite")
         self.coefficients = solve_factored(self.factor, np.asfortranarray(targets))
 
     def log_determinant(self) -> float:

@@ -12,7 +12,7 @@ from sklearn.base import MultiOutputMixin, clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.utils import check_random_state
 
-from dkgp.errors import InputError, MemoryBudgetError
+from dkgp.errors import InputError, MemoryBudgetError, NumericalError
 from dkgp.estimators.drop_in.engine import EnginePosterior
 from dkgp.estimators.drop_in.leaves import tree_of
 from dkgp.estimators.drop_in.likelihood import Evidence, search
@@ -26,7 +26,7 @@ from dkgp.estimators.drop_in.parameters import (
     solve_bytes,
     training_samples,
 )
-from dkgp.estimators.drop_in.posterior import DensePosterior, NotPositiveDefinite
+from dkgp.estimators.drop_in.posterior import DensePosterior
 from dkgp.estimators.drop_in.translation import to_dkgp
 from dkgp.estimators.drop_in.tree import Entries, Pair
 from dkgp.estimators.outputs import PredictionBounds
@@ -95,7 +95,7 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     optimizer: Any = "fmin_l_bfgs_b"
     n_restarts_optimizer: int = 0
     normalize_y: bool = False
-    copy_X_train: bool = True
+    copy_X_train: bool = True  # noqa: N815
     n_targets: int | None = None
     random_state: Any = None
 
@@ -168,8 +168,8 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         mean, spread = np.mean(y, axis=0), np.std(y, axis=0)
         # Of a constant target nothing but rounding remains.
         constant = spread <= 10.0 * np.finfo(np.float64).eps * np.maximum(np.abs(mean), 1e-300)
-        self._y_train_mean = mean
-        self._y_train_std = np.where(constant, 1.0, spread) if np.ndim(spread) else (1.0 if constant else spread)
+        self._y_train_mean = np.asarray(mean)
+        self._y_train_std = np.asarray(np.where(constant, 1.0, spread))
         return np.asarray((y - self._y_train_mean) / self._y_train_std)
 
     def _alpha(self, n: int) -> Entries:
@@ -210,9 +210,7 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             value, gradient = evidence(tree, gradient=eval_gradient)
             return (-value, -gradient) if eval_gradient else -value
 
-        theta, least = search(
-            objective, self.kernel_, self.optimizer, restarts=self.n_restarts_optimizer, rng=rng
-        )
+        theta, least = search(objective, self.kernel_, self.optimizer, restarts=self.n_restarts_optimizer, rng=rng)
         self.kernel_.theta = theta
         self.kernel_._check_bounds_params()
         return -least
@@ -221,7 +219,7 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """Factorise; returns the log marginal likelihood, which comes along."""
         try:
             posterior = DensePosterior(tree_of(self.kernel_), self.X_train_, columns, alpha)
-        except NotPositiveDefinite:
+        except NumericalError:
             raise np.linalg.LinAlgError(
                 f"The kernel, {self.kernel_}, is not returning a positive definite matrix. Try gradually increasing "
                 "the 'alpha' parameter of your GaussianProcessRegressor estimator."
@@ -231,7 +229,7 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             return value
         n, t = columns.shape
         fit = float(np.vdot(columns, posterior.coefficients))
-        return -0.5 * (fit + t * (posterior.log_determinant() + n * math.log(2.0 * math.pi)))
+        return float(-0.5 * (fit + t * (posterior.log_determinant() + n * math.log(2.0 * math.pi))))
 
     @property
     def L_(self) -> FloatArray:  # noqa: N802  scikit-learn's name
@@ -280,7 +278,7 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             mean = self._posterior.mean(X)
         several = mean.shape[1] > 1
         shown = self._y_train_std * mean + self._y_train_mean
-        results = [shown if several else shown[:, 0]]
+        results: list[Any] = [shown if several else shown[:, 0]]
         scale = np.asarray(self._y_train_std, dtype=np.float64).reshape(-1) ** 2
         if covariance is not None:
             scaled = covariance[:, :, None] * scale

@@ -1,8 +1,8 @@
 """One table between scikit-learn's kernels and dkgp's, both ways.
 
 Both libraries measure distances in length scales, so a line is a matter of names: gamma = 1 / (2 l^2), and an amplitude
-that is a field here is a `ConstantKernel` that multiplies there. Equal are values, k(x, x'), not the ways of the search:
-bounds, and which numbers are fixed, belong to scikit-learn's objects and stay there.
+that is a field here is a `ConstantKernel` that multiplies there. Values k(x, x') are the same; bounds, and which
+numbers are fixed, belong to scikit-learn's objects and stay there.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def _periodic_back(kernel: Periodic) -> Any:
 
 
 def _dot_product(kernel: Any, d: int) -> Kernel:
-    return Polynomial(1.0, offset=float(kernel.sigma_0) ** 2, degree=1, n_features=d)
+    return Polynomial((1.0,), offset=float(kernel.sigma_0) ** 2, degree=1, n_features=d)
 
 
 def _dot_product_back(kernel: Linear | Polynomial) -> Any:

@@ -156,6 +156,7 @@ class _Binary(Node):
         self.unknown = first.unknown + second.unknown
 
     def move(self, theta: FloatArray) -> None:
+        """As `Node.move`."""
         self.first.move(theta[: self.first.size])
         self.second.move(theta[self.first.size :])
 
@@ -164,6 +165,7 @@ class SumNode(_Binary):
     """k = a + b."""
 
     def dense(self, pair: Pair) -> Entries:
+        """As `Node.dense`."""
         first, second = self.first.dense(pair), self.second.dense(pair)
         if not isinstance(first, np.ndarray):
             first, second = second, first
@@ -172,25 +174,31 @@ class SumNode(_Binary):
         return first
 
     def linearised(self, pair: Pair) -> tuple[Entries, Pullback]:
+        """As `Node.linearised`."""
         (first, pull_first), (second, pull_second) = self.first.linearised(pair), self.second.linearised(pair)
         nothing = [isinstance(part, float) and part == 0.0 for part in (first, second)]
         values = second if nothing[0] else first if nothing[1] else first + second
         return values, lambda W: np.concatenate([pull_first(W), pull_second(W)])
 
     def diagonal(self, rows: Any) -> Entries:
+        """As `Node.diagonal`."""
         return self.first.diagonal(rows) + self.second.diagonal(rows)
 
     def diagonal_pullback(self, rows: Any, weights: FloatArray) -> FloatArray:
+        """As `Node.diagonal_pullback`."""
         parts = (self.first, self.second)
         return np.concatenate([part.diagonal_pullback(rows, weights) for part in parts])
 
     def noise(self, rows: Any) -> Entries:
+        """As `Node.noise`."""
         return self.first.noise(rows) + self.second.noise(rows)
 
     def noise_pullback(self, rows: Any, weights: FloatArray) -> FloatArray:
+        """As `Node.noise_pullback`."""
         return np.concatenate([part.noise_pullback(rows, weights) for part in (self.first, self.second)])
 
     def error(self, pair: Pair, largest: float) -> float:
+        """As `Node.error`."""
         return sum(part.error(pair, part.largest_diagonal(pair)) for part in (self.first, self.second)) + 2.0 * largest
 
 
@@ -198,6 +206,7 @@ class ProductNode(_Binary):
     """k = a b."""
 
     def dense(self, pair: Pair) -> Entries:
+        """As `Node.dense`."""
         first, second = self.first.dense(pair), self.second.dense(pair)
         if isinstance(first, np.ndarray):
             first *= second
@@ -206,6 +215,7 @@ class ProductNode(_Binary):
         return second
 
     def linearised(self, pair: Pair) -> tuple[Entries, Pullback]:
+        """As `Node.linearised`."""
         (first, pull_first), (second, pull_second) = self.first.linearised(pair), self.second.linearised(pair)
 
         def pullback(W: FloatArray) -> FloatArray:
@@ -215,9 +225,11 @@ class ProductNode(_Binary):
         return first * second, pullback
 
     def diagonal(self, rows: Any) -> Entries:
+        """As `Node.diagonal`."""
         return self.first.diagonal(rows) * self.second.diagonal(rows)
 
     def diagonal_pullback(self, rows: Any, weights: FloatArray) -> FloatArray:
+        """As `Node.diagonal_pullback`."""
         first, second = self.first, self.second
         return np.concatenate(
             [
@@ -227,10 +239,12 @@ class ProductNode(_Binary):
         )
 
     def noise(self, rows: Any) -> Entries:
+        """As `Node.noise`."""
         first, second = self.first.noise(rows), self.second.noise(rows)
         return first * self.second.diagonal(rows) + second * self.first.diagonal(rows) + first * second
 
     def noise_pullback(self, rows: Any, weights: FloatArray) -> FloatArray:
+        """As `Node.noise_pullback`."""
         parts = ((self.first, self.second), (self.second, self.first))
         return np.concatenate(
             [
@@ -241,6 +255,7 @@ class ProductNode(_Binary):
         )
 
     def error(self, pair: Pair, largest: float) -> float:
+        """As `Node.error`."""
         first, second = self.first.largest_diagonal(pair), self.second.largest_diagonal(pair)
         return 1.01 * (self.first.error(pair, first) * second + self.second.error(pair, second) * first + 2.0 * largest)
 
@@ -253,20 +268,25 @@ class PowerNode(Node):
         self.size, self.arrays, self.unknown = base.size, base.arrays + 2, base.unknown
 
     def move(self, theta: FloatArray) -> None:
+        """As `Node.move`."""
         self.base.move(theta)
 
     def dense(self, pair: Pair) -> Entries:
+        """As `Node.dense`."""
         return self.base.dense(pair) ** self.exponent
 
     def linearised(self, pair: Pair) -> tuple[Entries, Pullback]:
+        """As `Node.linearised`."""
         base, pull = self.base.linearised(pair)
         slope = self.exponent * base ** (self.exponent - 1.0)
         return base**self.exponent, lambda W: _times(W, slope, pull, self.size)
 
     def diagonal(self, rows: Any) -> Entries:
+        """As `Node.diagonal`."""
         return self.base.diagonal(rows) ** self.exponent
 
     def diagonal_pullback(self, rows: Any, weights: FloatArray) -> FloatArray:
+        """As `Node.diagonal_pullback`."""
         slope = self.exponent * self.base.diagonal(rows) ** (self.exponent - 1.0)
         return self.base.diagonal_pullback(rows, weights * slope)
 
@@ -276,6 +296,7 @@ class PowerNode(Node):
         return (latent + noise) ** self.exponent - latent**self.exponent
 
     def noise_pullback(self, rows: Any, weights: FloatArray) -> FloatArray:
+        """As `Node.noise_pullback`."""
         latent, noise = self.base.diagonal(rows), self.base.noise(rows)
         whole = self.exponent * (latent + noise) ** (self.exponent - 1.0)
         of_latent = whole - self.exponent * latent ** (self.exponent - 1.0)
@@ -287,4 +308,4 @@ class PowerNode(Node):
             return float("inf")
         base = self.base.largest_diagonal(pair)
         inner = self.base.error(pair, base)
-        return 1.01 * self.exponent * base ** (self.exponent - 1.0) * inner + 10.0 * largest
+        return float(1.01 * self.exponent * base ** (self.exponent - 1.0) * inner + 10.0 * largest)
