@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import math
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
@@ -11,11 +11,11 @@ from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.utils import check_random_state
 
-from dkgp.errors import InputError
+from dkgp.errors import InputError, NumericalError
 from dkgp.estimators.drop_in.laplace import average_logistic, evidence_gradient, posterior_mode
 from dkgp.estimators.drop_in.leaves import tree_of
 from dkgp.estimators.drop_in.likelihood import search
-from dkgp.estimators.drop_in.parameters import GIBIBYTE, search_bytes, searched_rows
+from dkgp.estimators.drop_in.parameters import GIBIBYTE, searched_rows
 from dkgp.estimators.drop_in.tree import Node, Pair, filled
 from dkgp.estimators.scikit_learn import BaseEstimator, ClassifierMixin, check_is_fitted
 from dkgp.models.tuning.dense_algebra import solve_half
@@ -70,19 +70,17 @@ class BinaryGaussianProcessClassifier(ClassifierMixin, BaseEstimator):  # type: 
         """Give `kernel_` the numbers of the highest evidence, and return that."""
         tree, n, X, y = tree_of(self.kernel_), len(self.y_train_), self.X_train_, self.y_train_
         rows = searched_rows(n, tree, self.dense_bytes, rng)
-        if rows is not None and len(set(y[rows].tolist())) == 2:
+        if rows is not None:
+            rows = np.union1d(rows, [int(np.argmax(y)), int(np.argmin(y))])  # both classes
             X, y = np.asarray(X)[rows], y[rows]
-            warnings.warn(
-                f"hyperparameters are searched on {len(rows):,} of {n:,} samples, drawn by `random_state`; on all of "
-                f"them an evaluation would take {search_bytes(n, tree) / GIBIBYTE:.1f} GiB, and `dense_bytes` allows "
-                f"{self.dense_bytes / GIBIBYTE:.1f}",
-                stacklevel=4,
-            )
         pair, labels = Pair(X, X), y.astype(np.float64)
 
         def objective(theta: FloatArray, eval_gradient: bool = True) -> Any:
             tree.move(theta)
-            value, gradient = self._evidence(tree, pair, labels, gradient=eval_gradient)
+            try:
+                value, gradient = self._evidence(tree, pair, labels, gradient=eval_gradient)
+            except NumericalError:  # a step too far: nowhere to go to
+                value, gradient = -math.inf, np.zeros(tree.size)
             return (-value, -gradient) if eval_gradient else -value
 
         theta, least = search(objective, self.kernel_, self.optimizer, restarts=self.n_restarts_optimizer, rng=rng)

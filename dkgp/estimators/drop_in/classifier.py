@@ -158,7 +158,7 @@ class GaussianProcessClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
     def predict_proba(self, X: Any) -> FloatArray:
         """Probabilities of the classes, (r, C), in the order of `classes_`.
 
-        By scikit-learn's approximation of the average, within some 2e-4 of it. `dkgp.GPClassifier` proves its own.
+        By scikit-learn's approximation of the average, within 5e-4 of it. `dkgp.GPClassifier` proves its own.
 
         Raises
         ------

@@ -7,6 +7,7 @@ scikit-learn.
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ class EnginePosterior:
     Raises
     ------
     InputError
-        A kernel that dkgp does not have, or noise that differs from sample to sample.
+        A kernel that dkgp does not have, or a sample without any noise.
 
     Warns
     -----
@@ -60,17 +61,18 @@ class EnginePosterior:
         rows = np.ascontiguousarray(X, dtype=np.float64)
         (n, d), t = rows.shape, targets.shape[1]
         ours, self.white = fold_white(to_dkgp(kernel, d), 0.0)
-        noise = self.white + _one_noise(alpha, n)
+        noise, beside = _noise_of(self.white, alpha)
         dataset = assembled_dataset(
             rows, targets, Standardisation.identity(d, t), [f"x{i}" for i in range(d)], [f"y{i}" for i in range(t)], ""
         )
         size = float(np.sqrt(np.mean(targets**2))) or 1.0
         tolerance = TOLERANCE * size
         hyperparameters = Hyperparameters(ours, noise)
-        solver, _ = solver_for("auto", dataset, hyperparameters, tolerance, seed)
+        solver, products = solver_for("auto", dataset, hyperparameters, tolerance, seed, beside)
         with executor_for(None, n) as executor:
+            executor.tiles = replace(executor.tiles, products=products)
             stopping = stopping_of(tolerance, MOST_PASSES)
-            trained = train(dataset, ours, noise, executor, solver=solver, stopping=stopping)
+            trained = train(dataset, ours, noise, executor, sample_noise=beside, solver=solver, stopping=stopping)
         self.fitted = FittedModel.of(trained, dataset, Workspace(None), {})
         self.coefficients = np.asarray(trained.solution.alpha)
         self.summary = trained.summary
@@ -106,12 +108,16 @@ class EnginePosterior:
         return known
 
 
-def _one_noise(alpha: Entries, n: int) -> float:
-    values = np.unique(np.asarray(alpha, dtype=np.float64))
-    if values.size > 1:
+def _noise_of(white: float, alpha: Entries) -> tuple[float, FloatArray | None]:
+    """The variance that all samples' noise has in common, and what each has beside it (n,), if it differs.
+
+    Raises `InputError`: a sample without any noise.
+    """
+    values = np.asarray(alpha, dtype=np.float64)
+    least = float(values.min())
+    if not white + least > 0.0:
         raise InputError(
-            f"alpha= of {values.size:,} different values, for {n:,} samples whose kernel matrix does not fit "
-            "`dense_bytes`; beyond it the noise is one number. Give that, raise the class attribute `dense_bytes`, or "
-            "use dkgp.SparseGPRegressor, whose `fit` takes a relative noise by sample"
+            f"alpha= is {least:g}, and the kernel has no WhiteKernel; beyond `dense_bytes` samples need noise. Give "
+            "alpha= a positive value, or add a WhiteKernel"
         )
-    return float(values[0])
+    return white + least, None if values.ndim == 0 or bool((values == least).all()) else values - least

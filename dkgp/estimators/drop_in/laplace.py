@@ -118,7 +118,7 @@ def evidence_gradient(tree: Node, pair: Pair, pull: Any, K: FloatArray, y: Float
 def average_logistic(mean: FloatArray, variance: FloatArray) -> FloatArray:
     """E[1 / (1 + exp(-f))] for f normal, (r,) each, by error functions, whose averages are error functions.
 
-    E[erf(l f)] = erf(l m / sqrt(1 + 2 l^2 v)); the sum of five is within some 1e-4 of the logistic function's average.
+    E[erf(l f)] = erf(l m / sqrt(1 + 2 l^2 v)); the sum of five is within 5e-4 of the logistic function's average.
     """
     widths = _WIDTHS[:, None]
     averages = erf(widths * mean / np.sqrt(1.0 + 2.0 * widths**2 * np.maximum(variance, 0.0)))

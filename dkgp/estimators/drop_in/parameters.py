@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from numbers import Integral
 from typing import Any
 
@@ -73,10 +75,20 @@ def search_bytes(n: int, tree: Node) -> int:
 
 
 def searched_rows(n: int, tree: Node, dense_bytes: int, rng: Any) -> Any:
-    """Rows of the samples that hyperparameters are searched on: None for all, where they fit, else drawn."""
-    if search_bytes(n, tree) <= dense_bytes:
+    """Rows of the samples that hyperparameters are searched on: None for all, where they fit, else drawn.
+
+    Warns of a subset with a `UserWarning` that says why.
+    """
+    needed = search_bytes(n, tree)
+    if needed <= dense_bytes:
         return None
-    return np.sort(rng.choice(n, size=min(n, DEFAULT_SUBSET), replace=False))
+    count = max(2, min(DEFAULT_SUBSET, math.isqrt(dense_bytes * n * n // needed)))
+    warnings.warn(
+        f"hyperparameters are searched on {count:,} of {n:,} samples, drawn by `random_state`; on all of them an "
+        f"evaluation would take {mib(needed)}, and the class attribute `dense_bytes` allows {mib(dense_bytes)}",
+        stacklevel=4,
+    )
+    return np.sort(rng.choice(n, size=count, replace=False))
 
 
 def require_dense(what: str, n: int, needed: int, dense_bytes: int, instead: str) -> None:

@@ -131,7 +131,8 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         UserWarning
             Hyperparameters were searched on a subset.
         """
-        check_parameters(self, {"n_restarts_optimizer": 0}, ("normalize_y", "copy_X_train"))
+        counts = {"n_restarts_optimizer": 0} | ({} if self.n_targets is None else {"n_targets": 1})
+        check_parameters(self, counts, ("normalize_y", "copy_X_train"))
         self.kernel_ = ConstantKernel() * RBF() if self.kernel is None else clone(self.kernel)
         rng = check_random_state(self.random_state)
         X, y = training_samples(self, X, y, multi_output=True, y_numeric=True)
@@ -174,14 +175,11 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     def _alpha(self, n: int) -> Entries:
         """`alpha` as a number, or one for each sample."""
-        if np.ndim(self.alpha) == 0:
-            value = float(self.alpha)
-            if not value >= 0.0:
-                raise InputError(f"alpha= takes a number from 0 or one for each sample; got {self.alpha!r}")
-            return value
         values = np.asarray(self.alpha, dtype=np.float64)
-        if values.shape == (1,):
-            return float(values[0])
+        if not bool((values >= 0.0).all()):
+            raise InputError(f"alpha= takes a number from 0, or one for each sample; the least is {values.min()}")
+        if values.shape in ((), (1,)):
+            return float(values.reshape(-1)[0])
         if values.shape != (n,):
             raise InputError(
                 "alpha must be a scalar or an array with same number of entries as y. "
@@ -198,12 +196,6 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             part = np.asarray(self.X_train_)[rows]
             noise = alpha[rows] if isinstance(alpha, np.ndarray) else alpha
             evidence = Evidence(Pair(part, part), columns[rows], noise)
-            warnings.warn(
-                f"hyperparameters are searched on {len(rows):,} of {n:,} samples, drawn by `random_state`; on all of "
-                f"them an evaluation would take {search_bytes(n, tree) / GIBIBYTE:.1f} GiB, and `dense_bytes` allows "
-                f"{self.dense_bytes / GIBIBYTE:.1f}",
-                stacklevel=3,
-            )
 
         def objective(theta: FloatArray, eval_gradient: bool = True) -> Any:
             tree.move(theta)

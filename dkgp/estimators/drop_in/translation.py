@@ -157,7 +157,7 @@ def _rational_quadratic(kernel: Any, d: int) -> Kernel:
 
 def _periodic(kernel: Any, d: int) -> Kernel:
     if d != 1:
-        raise _unknown(kernel, f"of {d} features is a function of their distance, which need not be positive definite,")
+        raise _unknown(kernel, f"of {d} features is a function of their distance, which need not be positive definite")
     return Periodic.from_length_scales(float(kernel.length_scale), float(kernel.periodicity), n_features=1)
 
 
