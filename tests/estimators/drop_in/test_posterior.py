@@ -28,7 +28,10 @@ def exactly(kernel: Any, x: Any, z: Any) -> Any:
     if isinstance(kernel, sk.ConstantKernel):
         return mpmath.mpf(kernel.constant_value)
     gamma = np.broadcast_to(0.5 / np.square(np.atleast_1d(kernel.length_scale)), x.shape)
-    s = sum(mpmath.mpf(float(g)) * (mpmath.mpf(float(a)) - mpmath.mpf(float(b))) ** 2 for g, a, b in zip(gamma, x, z))
+    s = sum(
+        mpmath.mpf(float(g)) * (mpmath.mpf(float(a)) - mpmath.mpf(float(b))) ** 2
+        for g, a, b in zip(gamma, x, z, strict=True)
+    )
     if isinstance(kernel, sk.Matern):
         u = mpmath.sqrt(10 * s)
         return (1 + u + u * u / 3) * mpmath.exp(-u)
@@ -141,7 +144,7 @@ def test_beyond_memory_is_refused_with_numbers(waves: Any) -> None:
 
 
 def test_a_search_on_a_subset_says_so(waves: Any) -> None:
-    X, y, X_new = waves
+    X, y, _ = waves
     kernel = sk.ConstantKernel() * sk.RBF() + sk.WhiteKernel()
     with pytest.warns(UserWarning, match=r"hyperparameters are searched on 32 of 120 samples"):
         gp = Small(kernel, random_state=0, normalize_y=True).fit(X, y)
