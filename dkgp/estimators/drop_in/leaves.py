@@ -38,11 +38,12 @@ class _Leaf(Node):
     """A kernel whose numbers are its own; fields by the names of scikit-learn's parameters, in the order of theta."""
 
     names: tuple[str, ...] = ()
+    holds = 1  # arrays of pairs, the distances of both among them
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = clone(kernel)
         self.free = [not getattr(kernel, f"hyperparameter_{name}").fixed for name in self.names]
-        self.size, self.arrays = sum(self.free), 1
+        self.size, self.arrays = sum(self.free), self.holds
         self.set(*(float(np.squeeze(getattr(kernel, name))) for name in self.names))
 
     def move(self, theta: FloatArray) -> None:
@@ -63,6 +64,7 @@ class ConstantLeaf(_Leaf):
     """k = c: an amplitude in a product, an offset in a sum."""
 
     names = ("constant_value",)
+    holds = 0
 
     def set(self, *values: float) -> None:
         """Take values of `names`."""
@@ -93,6 +95,7 @@ class WhiteLeaf(_Leaf):
     """Noise: nothing but a diagonal."""
 
     names = ("noise_level",)
+    holds = 0
 
     def set(self, *values: float) -> None:
         """Take values of `names`."""
@@ -162,6 +165,7 @@ class PeriodicLeaf(_Leaf):
     """k = exp(-2 sin^2(pi r / p) / l^2), r the distance."""
 
     names = ("length_scale", "periodicity")
+    holds = 3
 
     def set(self, *values: float) -> None:
         """Take values of `names`."""

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from dkgp.errors import NumericalError
-from dkgp.estimators.drop_in.likelihood import with_noise
-from dkgp.estimators.drop_in.tree import Entries, Node, Pair, filled
+from dkgp.estimators.drop_in.likelihood import Evidence, with_noise
+from dkgp.estimators.drop_in.tree import Node, Pair, filled
 from dkgp.models.rounding import EVALUATION, LOST, UNIT
 from dkgp.models.tuning.dense_algebra import factor, solve_factored, solve_half
 from dkgp.operators.base import FloatArray
@@ -41,10 +41,8 @@ class DensePosterior:
     ----------
     tree : Node
         The kernel.
-    X : (n, d) array or whatever else the kernel takes
-    targets : (n, t) float64
-    alpha : float or (n,) float64
-        Noise that belongs to no kernel.
+    evidence : Evidence
+        The samples.
 
     Raises
     ------
@@ -59,14 +57,14 @@ class DensePosterior:
         alpha = Kbar^-1 y.
     """
 
-    def __init__(self, tree: Node, X: Any, targets: FloatArray, alpha: Entries) -> None:
-        self.tree, self.inputs, self.targets = tree, X, targets
-        pair = Pair(X, X)
-        self.noise = np.broadcast_to(np.asarray(tree.noise(X) + alpha, dtype=np.float64), (len(targets),))
-        self.factor = with_noise(tree.matrix(pair), self.noise)
+    def __init__(self, tree: Node, evidence: Evidence) -> None:
+        self.tree, self.inputs, self.targets = tree, evidence.pair.left, evidence.targets
+        noise = np.asarray(tree.noise(self.inputs) + evidence.alpha, dtype=np.float64)
+        self.noise = np.broadcast_to(noise, (len(self.targets),))
+        self.factor = with_noise(tree.matrix(evidence.pair), self.noise)
         if not factor(self.factor):
             raise NumericalError("the kernel matrix is not numerically positive definite")
-        self.coefficients = solve_factored(self.factor, np.asfortranarray(targets))
+        self.coefficients = solve_factored(self.factor, np.asfortranarray(self.targets))
 
     def log_determinant(self) -> float:
         """log det Kbar."""

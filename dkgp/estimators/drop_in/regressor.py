@@ -137,20 +137,19 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         rng = check_random_state(self.random_state)
         X, y = training_samples(self, X, y, multi_output=True, y_numeric=True)
         targets = self._normalised(y)
-        alpha = self._alpha(len(y))
+        self._noise = self._alpha(len(y))
         self.X_train_ = np.copy(X) if self.copy_X_train else X
         self.y_train_ = targets
-        columns = np.ascontiguousarray(targets.reshape(len(targets), -1), dtype=np.float64)
-        self._evidence = Evidence(Pair(self.X_train_, self.X_train_), columns, alpha)
+        evidence = self._evidence()
         fits = solve_bytes(len(y)) <= self.dense_bytes
         if not fits:
             to_dkgp(self.kernel_, np.shape(X)[1])  # refused before anything is searched
-        value = self._search(columns, alpha, rng) if self.optimizer is not None and self.kernel_.n_dims > 0 else None
+        value = self._search(evidence, rng) if self.optimizer is not None and self.kernel_.n_dims > 0 else None
         if fits:
-            value = self._train_dense(columns, alpha, value)
+            value = self._train_dense(evidence, value)
         else:
             seed = int(rng.randint(2**31 - 1))
-            self._posterior = EnginePosterior(self.kernel_, self.X_train_, columns, alpha, seed)
+            self._posterior = EnginePosterior(self.kernel_, self.X_train_, evidence.targets, self._noise, seed)
         self.log_marginal_likelihood_value_ = np.float64(math.nan if value is None else value)
         self.alpha_ = self._posterior.coefficients.reshape(targets.shape)
         return self
@@ -187,15 +186,19 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             )
         return values
 
-    def _search(self, columns: FloatArray, alpha: Entries, rng: Any) -> float:
+    def _evidence(self) -> Evidence:
+        """The training samples, whose likelihood is asked for; what they have in common is not kept beyond that."""
+        columns = np.ascontiguousarray(self.y_train_.reshape(len(self.y_train_), -1), dtype=np.float64)
+        return Evidence(Pair(self.X_train_, self.X_train_), columns, self._noise)
+
+    def _search(self, evidence: Evidence, rng: Any) -> float:
         """Give `kernel_` the numbers of the highest likelihood, and return that."""
-        tree, n = tree_of(self.kernel_), len(columns)
-        evidence = self._evidence
+        tree, n, alpha = tree_of(self.kernel_), len(evidence.targets), evidence.alpha
         rows = searched_rows(n, tree, self.dense_bytes, rng)
         if rows is not None:
             part = np.asarray(self.X_train_)[rows]
             noise = alpha[rows] if isinstance(alpha, np.ndarray) else alpha
-            evidence = Evidence(Pair(part, part), columns[rows], noise)
+            evidence = Evidence(Pair(part, part), evidence.targets[rows], noise)
 
         def objective(theta: FloatArray, eval_gradient: bool = True) -> Any:
             tree.move(theta)
@@ -207,10 +210,10 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.kernel_._check_bounds_params()
         return -least
 
-    def _train_dense(self, columns: FloatArray, alpha: Entries, value: float | None) -> float:
+    def _train_dense(self, evidence: Evidence, value: float | None) -> float:
         """Factorise; returns the log marginal likelihood, which comes along."""
         try:
-            posterior = DensePosterior(tree_of(self.kernel_), self.X_train_, columns, alpha)
+            posterior = DensePosterior(tree_of(self.kernel_), evidence)
         except NumericalError:
             raise np.linalg.LinAlgError(
                 f"The kernel, {self.kernel_}, is not returning a positive definite matrix. Try gradually increasing "
@@ -219,8 +222,8 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self._posterior = posterior
         if value is not None:
             return value
-        n, t = columns.shape
-        fit = float(np.vdot(columns, posterior.coefficients))
+        n, t = evidence.targets.shape
+        fit = float(np.vdot(evidence.targets, posterior.coefficients))
         return float(-0.5 * (fit + t * (posterior.log_determinant() + n * math.log(2.0 * math.pi))))
 
     @property
@@ -377,7 +380,7 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         tree, n = tree_of(kernel), len(self.X_train_)
         needed = search_bytes(n, tree) if eval_gradient else solve_bytes(n)
         require_dense("the likelihood", n, needed, self.dense_bytes, "Raise it, or fit fewer samples")
-        value, gradient = self._evidence(tree, gradient=bool(eval_gradient))
+        value, gradient = self._evidence()(tree, gradient=bool(eval_gradient))
         # NumPy's double, as scikit-learn's is: a plain number becomes a single beside one.
         return (np.float64(value), gradient) if eval_gradient else np.float64(value)
 

@@ -146,7 +146,7 @@ def test_beyond_memory_is_refused_with_numbers(waves: Any) -> None:
 def test_a_search_on_a_subset_says_so(waves: Any) -> None:
     X, y, _ = waves
     kernel = sk.ConstantKernel() * sk.RBF() + sk.WhiteKernel()
-    with pytest.warns(UserWarning, match=r"hyperparameters are searched on 32 of 120 samples"):
+    with pytest.warns(UserWarning, match=r"hyperparameters are searched on 36 of 120 samples"):
         gp = Small(kernel, random_state=0, normalize_y=True).fit(X, y)
     assert not np.allclose(gp.kernel_.theta, kernel.theta)
     assert np.mean((gp.predict(X) - y) ** 2) < 0.1 * np.var(y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,9 @@ import pytest
 from sklearn.gaussian_process import kernels as sk
 
 from dkgp.estimators.drop_in.leaves import tree_of
+from dkgp.estimators.drop_in.likelihood import Evidence
+from dkgp.estimators.drop_in.parameters import search_bytes, solve_bytes
+from dkgp.estimators.drop_in.posterior import DensePosterior
 from dkgp.estimators.drop_in.tree import Pair
 
 
@@ -108,3 +112,22 @@ def in_long_doubles(kernel: Any, X: Any) -> Any:
         return np.exp(-s)
     u = np.sqrt(4 * wide(nu) * s)
     return {0.5: 1 + 0 * u, 1.5: 1 + u, 2.5: 1 + u + u * u / 3}[nu] * np.exp(-u)
+
+
+@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if not tree_of(kernel).unknown], ids=str)
+def test_memory_is_as_foreseen(kernel: Any, rng: np.random.Generator) -> None:
+    n, d = 600, 1 if isinstance(kernel, sk.ExpSineSquared) else 3  # periodic in a distance it is not definite
+    X, y = rng.normal(size=(n, d)), rng.normal(size=(n, 1))
+    tree, evidence = tree_of(kernel), Evidence(Pair(X, X), y, 0.1)
+    Evidence(Pair(X[:9], X[:9]), y[:9], 0.1)(tree, gradient=True)  # what is loaded on first use does not count
+    slack = 2**21  # of pieces of rows
+    tracemalloc.start()
+    evidence(tree, gradient=True)
+    searched = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    tracemalloc.start()
+    DensePosterior(tree, Evidence(Pair(X, X), y, 0.1))
+    solved = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert searched <= search_bytes(n, tree) + slack
+    assert solved <= solve_bytes(n) + slack
