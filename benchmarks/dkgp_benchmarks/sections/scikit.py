@@ -19,9 +19,10 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
 section.SECTIONS.add(
     section.Section(
         "scikit",
-        """scikit-learn's Gaussian process classes against dkgp's of the same names, in memory, on one BLAS thread.
+        """scikit-learn's Gaussian process classes against dkgp's of the same names, in memory.
 
         With the search for hyperparameters and without, of three kernels of four features; then 1,000 predictions.
+        Ratios are of processor time, on one BLAS thread.
         """,
         _run,
         (
