@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, ClassVar
 
 import mpmath
@@ -13,6 +14,7 @@ from sklearn.gaussian_process import kernels as sk
 from dkgp import GaussianProcessRegressor
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.estimators.drop_in.engine import EnginePosterior
+from dkgp.estimators.drop_in.posterior import DensePosterior
 
 
 class Small(GaussianProcessRegressor):
@@ -83,6 +85,34 @@ def test_bounds_hold_and_are_narrow_at_next_to_no_noise(kernel: Any, alpha: Any,
     # The standard deviation is a central one, as scikit-learn's, and rounding alone can take it out of the interval.
     covariance = gp.predict(X_new, return_cov=True)[1]
     np.testing.assert_allclose(std**2, np.diagonal(covariance).clip(0.0), atol=1e-12 * float(kernel.diag(X)[0]))
+
+
+def test_bounds_hold_of_solutions_that_are_wrong(rng: np.random.Generator) -> None:
+    """They are of residuals, whoever made the solution and the factor."""
+    X, X_new = rng.uniform(-2.0, 2.0, (20, 1)), rng.uniform(-2.5, 2.5, (8, 1))
+    gp = GaussianProcessRegressor(sk.Matern(1.0, nu=2.5), alpha=1e-4, optimizer=None).fit(X, np.sin(X[:, 0]))
+    exact_means, exact_variances = exact_posterior(gp, X_new)
+    for size in (1e-9, 1e-6, 1e-3):
+        posterior = copy.deepcopy(gp._posterior)
+        assert isinstance(posterior, DensePosterior)
+        posterior.coefficients *= 1.0 + size * rng.normal(size=posterior.coefficients.shape)
+        posterior.factor *= 1.0 + size * rng.normal(size=posterior.factor.shape)
+        mean, (error, low, high) = posterior.mean(X_new), posterior.bounds(X_new)
+        missed = [abs(mpmath.mpf(float(got)) - exact) for got, exact in zip(mean[:, 0], exact_means, strict=True)]
+        assert all(distance <= bound for distance, bound in zip(missed, error[:, 0], strict=True))
+        assert max(missed) > 1e-3 * size  # it was an attack
+        assert all(a <= exact <= b for a, exact, b in zip(low, exact_variances, high, strict=True))
+
+
+def test_many_test_samples_are_predicted_some_at_a_time(waves: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y, _ = waves
+    gp = GaussianProcessRegressor(sk.RBF() + sk.WhiteKernel(0.1), optimizer=None).fit(X, y)
+    X_new = np.linspace(-3.0, 3.0, 400).reshape(200, 2)
+    whole = gp.predict(X_new, return_std=True, return_bounds=True)
+    monkeypatch.setattr("dkgp.estimators.drop_in.posterior._HELD_ENTRIES", 1)
+    pieces = gp.predict(X_new, return_std=True, return_bounds=True)
+    for one, other in zip((*whole[:2], *whole[2]), (*pieces[:2], *pieces[2]), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0.05, atol=1e-12)
 
 
 def test_nothing_is_proven_of_a_users_kernel_or_without_noise(waves: Any) -> None:
