@@ -1,7 +1,8 @@
 """Exact Gaussian process regression by greedy block coordinate descent, out of core, on Dask.
 
 `dkgp.GPRegressor`, `dkgp.SparseGPRegressor`, `dkgp.LSSVC`, `dkgp.FixedSizeLSSVC`, `dkgp.KernelLogisticClassifier`,
-`dkgp.GPClassifier`, `dkgp.ConjugateDirectionsPursuit` and the layers (`dkgp.solvers.solve`,
+`dkgp.GPClassifier`, `dkgp.ConjugateDirectionsPursuit`, scikit-learn's `dkgp.GaussianProcessRegressor` and
+`dkgp.GaussianProcessClassifier`, and the layers (`dkgp.solvers.solve`,
 `dkgp.kernels.SquaredExponential`, `dkgp.data.open_dataset`) are attributes that are loaded on first use.
 """
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
         LSSVC,
         ConjugateDirectionsPursuit,
         FixedSizeLSSVC,
+        GaussianProcessClassifier,
+        GaussianProcessRegressor,
         GPClassifier,
         GPRegressor,
         KernelLogisticClassifier,
@@ -27,6 +30,8 @@ __all__ = [
     "FixedSizeLSSVC",
     "GPClassifier",
     "GPRegressor",
+    "GaussianProcessClassifier",
+    "GaussianProcessRegressor",
     "KernelLogisticClassifier",
     "SparseGPRegressor",
     "__version__",

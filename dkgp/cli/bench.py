@@ -30,6 +30,7 @@ ELSEWHERE = (
     "prototypes",
     "pursuit",
     "risk",
+    "scikit",
     "selection",
     "solvers",
     "sparse",

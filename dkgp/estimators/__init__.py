@@ -8,6 +8,8 @@ from dkgp.estimators.classification.exact import LSSVC
 from dkgp.estimators.classification.fixed_size import FixedSizeLSSVC
 from dkgp.estimators.classification.gaussian_process import GPClassifier
 from dkgp.estimators.classification.logistic import KernelLogisticClassifier
+from dkgp.estimators.drop_in.classifier import GaussianProcessClassifier
+from dkgp.estimators.drop_in.regressor import GaussianProcessRegressor
 from dkgp.estimators.outputs import PredictionBounds
 from dkgp.estimators.pursuit import ConjugateDirectionsPursuit
 from dkgp.estimators.regressor import GPRegressor
@@ -19,6 +21,8 @@ __all__ = [
     "FixedSizeLSSVC",
     "GPClassifier",
     "GPRegressor",
+    "GaussianProcessClassifier",
+    "GaussianProcessRegressor",
     "KernelLogisticClassifier",
     "OverconfidenceWarning",
     "PredictionBounds",

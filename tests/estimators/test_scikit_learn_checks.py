@@ -13,6 +13,8 @@ from dkgp import (
     LSSVC,
     ConjugateDirectionsPursuit,
     FixedSizeLSSVC,
+    GaussianProcessClassifier,
+    GaussianProcessRegressor,
     GPClassifier,
     GPRegressor,
     KernelLogisticClassifier,
@@ -41,6 +43,8 @@ ESTIMATORS: tuple[tuple[Any, dict[str, str], bool], ...] = (
     (FixedSizeLSSVC(), OF_MACHINES, False),
     (KernelLogisticClassifier(), OF_LIKELIHOODS, False),
     (GPClassifier(), OF_GPS, False),
+    (GaussianProcessRegressor(), {}, False),
+    (GaussianProcessClassifier(), {}, False),
     (KernelLogisticClassifier(n_basis=20), OF_LIKELIHOODS, True),
     (GPClassifier(n_basis=20), OF_GPS, True),
 )

@@ -1,0 +1,123 @@
+"""Beyond memory: the same posterior by dkgp's engine, which never holds the kernel matrix.
+
+Inputs and targets go in as they are (an identity standardisation), so that kernel and noise mean what they mean in
+scikit-learn.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dkgp.data import Standardisation
+from dkgp.data.stores.memory_dataset import assembled_dataset
+from dkgp.errors import InputError
+from dkgp.estimators.drop_in.translation import to_dkgp
+from dkgp.estimators.drop_in.tree import Entries
+from dkgp.estimators.fitted import FittedModel, Workspace
+from dkgp.estimators.outputs import quantities
+from dkgp.estimators.scikit_learn import ConvergenceWarning
+from dkgp.estimators.settings import executor_for, solver_for, stopping_of
+from dkgp.kernels import fold_white
+from dkgp.models import Hyperparameters
+from dkgp.models.exact import train
+from dkgp.models.variance.variances import VarianceSettings
+from dkgp.operators.base import FloatArray
+
+# Of the largest entry of the gradient Kbar alpha - y, relative to the targets' size.
+TOLERANCE = 1e-5
+MOST_PASSES = 2000.0
+VARIANCE_GAP = 0.01
+
+
+class EnginePosterior:
+    """The posterior of samples whose kernel matrix does not fit.
+
+    Parameters
+    ----------
+    kernel : sklearn.gaussian_process.kernels.Kernel
+        With the values to be used.
+    X : (n, d) array
+    targets : (n, t) float64
+    alpha : float or (n,) float64
+        Noise that belongs to no kernel.
+    seed : int
+
+    Raises
+    ------
+    InputError
+        A kernel that dkgp does not have, or a sample without any noise.
+
+    Warns
+    -----
+    ConvergenceWarning
+        The solve stopped short; what is proven of predictions holds.
+    """
+
+    def __init__(self, kernel: Any, X: Any, targets: FloatArray, alpha: Entries, seed: int) -> None:
+        rows = np.ascontiguousarray(X, dtype=np.float64)
+        (n, d), t = rows.shape, targets.shape[1]
+        ours, self.white = fold_white(to_dkgp(kernel, d), 0.0)
+        noise, beside = _noise_of(self.white, alpha)
+        dataset = assembled_dataset(
+            rows, targets, Standardisation.identity(d, t), [f"x{i}" for i in range(d)], [f"y{i}" for i in range(t)], ""
+        )
+        size = float(np.sqrt(np.mean(targets**2))) or 1.0
+        tolerance = TOLERANCE * size
+        hyperparameters = Hyperparameters(ours, noise)
+        solver, products = solver_for("auto", dataset, hyperparameters, tolerance, seed, beside)
+        with executor_for(None, n) as executor:
+            executor.tiles = replace(executor.tiles, products=products)
+            stopping = stopping_of(tolerance, MOST_PASSES)
+            trained = train(dataset, ours, noise, executor, sample_noise=beside, solver=solver, stopping=stopping)
+        self.fitted = FittedModel.of(trained, dataset, Workspace(None), {})
+        self.coefficients = np.asarray(trained.solution.alpha)
+        self.summary = trained.summary
+        if not trained.summary["converged"]:
+            warnings.warn(
+                f"not converged: {trained.summary['reason']}; {trained.summary['advice']}. The bounds of predictions "
+                "(`return_bounds`) hold all the same",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+
+    def mean(self, rows: Any) -> FloatArray:
+        """Means at test samples: (r, t)."""
+        return np.asarray(quantities(self.fitted, rows, ("mean",))["mean"])
+
+    def mean_and_variance(self, rows: Any) -> tuple[FloatArray, FloatArray]:
+        """Means (r, t), and variances (r,), the middles of proven intervals, with the kernel's own noise."""
+        known = self._variances(rows)
+        return known["mean"], 0.5 * (known["variance_lower"] + known["variance_upper"])[:, 0]
+
+    def bounds(self, rows: Any) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """By how much means may miss the exact ones (r, t), and intervals of the exact variances, (r,) each."""
+        known = self._variances(rows)
+        return known["mean_error"], known["variance_lower"][:, 0], known["variance_upper"][:, 0]
+
+    def _variances(self, rows: Any) -> dict[str, FloatArray]:
+        names = ("mean", "mean_error", "variance_lower", "variance_upper")
+        settings = VarianceSettings(gap=VARIANCE_GAP, latent=True)
+        known: dict[str, FloatArray] = quantities(self.fitted, rows, names, settings)
+        # scikit-learn's variances have the kernel's own noise, and not `alpha`.
+        for name in ("variance_lower", "variance_upper"):
+            known[name] = known[name] + self.white
+        return known
+
+
+def _noise_of(white: float, alpha: Entries) -> tuple[float, FloatArray | None]:
+    """The variance that all samples' noise has in common, and what each has beside it (n,), if it differs.
+
+    Raises `InputError`: a sample without any noise.
+    """
+    values = np.asarray(alpha, dtype=np.float64)
+    least = float(values.min())
+    if not white + least > 0.0:
+        raise InputError(
+            f"alpha= is {least:g}, and the kernel has no WhiteKernel; beyond `dense_bytes` samples need noise. Give "
+            "alpha= a positive value, or add a WhiteKernel"
+        )
+    return white + least, None if values.ndim == 0 or bool((values == least).all()) else values - least

@@ -1,0 +1,395 @@
+"""`GaussianProcessRegressor`: scikit-learn's class, name for name, over dkgp's dense way and its engine."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from sklearn.base import MultiOutputMixin, clone
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+from sklearn.utils import check_random_state
+
+from dkgp.errors import InputError, MemoryBudgetError, NumericalError
+from dkgp.estimators.drop_in.engine import EnginePosterior
+from dkgp.estimators.drop_in.leaves import tree_of
+from dkgp.estimators.drop_in.likelihood import Evidence, search
+from dkgp.estimators.drop_in.parameters import (
+    GIBIBYTE,
+    check_parameters,
+    inputs_to_predict,
+    require_dense,
+    search_bytes,
+    searched_rows,
+    solve_bytes,
+    training_samples,
+)
+from dkgp.estimators.drop_in.posterior import DensePosterior
+from dkgp.estimators.drop_in.translation import to_dkgp
+from dkgp.estimators.drop_in.tree import Entries, Pair
+from dkgp.estimators.outputs import PredictionBounds
+from dkgp.estimators.scikit_learn import BaseEstimator, RegressorMixin, check_is_fitted
+from dkgp.models.rounding import mean_in_units, variance_in_units
+from dkgp.operators.base import FloatArray
+
+
+@dataclass(eq=False, repr=False)
+class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Gaussian process regression with the parameters, attributes and meanings of scikit-learn's class of this name.
+
+    Inputs are not standardised, noise is `alpha` and what `WhiteKernel` the kernel has, and the kernel's numbers are
+    searched by the log marginal likelihood; `dkgp.GPRegressor` differs in all three. Where the kernel matrix fits
+    `dense_bytes`, everything is done in memory, by any kernel object; beyond it, by dkgp's engine, the search by a
+    random subset of the samples, for kernels that `dkgp.estimators.drop_in.translation` knows.
+
+    Parameters
+    ----------
+    kernel : sklearn.gaussian_process.kernels.Kernel, optional
+        `ConstantKernel() * RBF()` by default. What its bounds call "fixed" is not searched.
+    alpha : float or (n,) ndarray, default 1e-10
+        Added to the diagonal of the training samples' kernel matrix. No prediction's variance includes it.
+    optimizer : "fmin_l_bfgs_b", callable or None, default "fmin_l_bfgs_b"
+        None leaves the kernel as it is; a function is called as optimizer(obj_func, initial_theta, bounds=bounds) and
+        returns (theta, value).
+    n_restarts_optimizer : int, default 0
+        Further starting points, drawn log-uniformly between the bounds.
+    normalize_y : bool, default False
+        Take the targets' mean off and divide by their standard deviation, inside.
+    copy_X_train : bool, default True
+        Keep a copy of the inputs and not the array itself.
+    n_targets : int, optional
+        Of predictions and draws before `fit`.
+    random_state : int, RandomState instance or None, default None
+        Of starting points, and of the subset for many samples.
+
+    Attributes
+    ----------
+    X_train_, y_train_
+        The training samples, targets normalised.
+    kernel_ : sklearn.gaussian_process.kernels.Kernel
+        The kernel with the numbers that were found.
+    alpha_ : (n,) or (n, t) ndarray
+        Kbar^-1 y.
+    L_ : (n, n) ndarray
+        Lower Cholesky factor of Kbar; of samples whose kernel matrix does not fit there is none.
+    log_marginal_likelihood_value_ : float
+        Of `kernel_`; where hyperparameters were searched on a subset, that of the subset.
+    n_features_in_, feature_names_in_
+    dense_bytes : int
+        Of the class: the memory that dense algebra may take, 2 GiB, which is enough for 9,400 samples.
+
+    Examples
+    --------
+    >>> X = np.linspace(0.0, 6.0, 30)[:, None]
+    >>> gp = GaussianProcessRegressor(RBF(), alpha=1e-6).fit(X, np.sin(X[:, 0]))
+    >>> mean, std = gp.predict([[1.5]], return_std=True)
+    >>> bool(abs(mean[0] - np.sin(1.5)) < 1e-3)
+    True
+    """
+
+    kernel: Any = None
+    _: KW_ONLY
+    alpha: Any = 1e-10
+    optimizer: Any = "fmin_l_bfgs_b"
+    n_restarts_optimizer: int = 0
+    normalize_y: bool = False
+    copy_X_train: bool = True  # noqa: N815
+    n_targets: int | None = None
+    random_state: Any = None
+
+    dense_bytes: ClassVar[int] = 2 * GIBIBYTE
+    _posterior: DensePosterior | EnginePosterior = field(init=False)
+
+    # ------------------------------------------------------------------------------------------------------- training
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Search the kernel's numbers, and train.
+
+        Parameters
+        ----------
+        X : (n, d) array_like, or a list of objects that the kernel takes
+        y : (n,) or (n, t) array_like
+
+        Returns
+        -------
+        GaussianProcessRegressor
+            This one.
+
+        Raises
+        ------
+        InputError
+            A `ValueError`: parameters or data that cannot be worked with.
+        numpy.linalg.LinAlgError
+            The kernel matrix is not positive definite.
+
+        Warns
+        -----
+        ConvergenceWarning
+            The search did not converge or ended at a bound, or the engine's solve stopped short.
+        UserWarning
+            Hyperparameters were searched on a subset.
+        """
+        counts = {"n_restarts_optimizer": 0} | ({} if self.n_targets is None else {"n_targets": 1})
+        check_parameters(self, counts, ("normalize_y", "copy_X_train"))
+        self.kernel_ = ConstantKernel() * RBF() if self.kernel is None else clone(self.kernel)
+        rng = check_random_state(self.random_state)
+        X, y = training_samples(self, X, y, multi_output=True, y_numeric=True)
+        targets = self._normalised(y)
+        self._noise = self._alpha(len(y))
+        self.X_train_ = np.copy(X) if self.copy_X_train else X
+        self.y_train_ = targets
+        evidence = self._evidence()
+        fits = solve_bytes(len(y)) <= self.dense_bytes
+        if not fits:
+            to_dkgp(self.kernel_, np.shape(X)[1])  # refused before anything is searched
+        value = self._search(evidence, rng) if self.optimizer is not None and self.kernel_.n_dims > 0 else None
+        if fits:
+            value = self._train_dense(evidence, value)
+        else:
+            seed = int(rng.randint(2**31 - 1))
+            self._posterior = EnginePosterior(self.kernel_, self.X_train_, evidence.targets, self._noise, seed)
+        self.log_marginal_likelihood_value_ = np.float64(math.nan if value is None else value)
+        self.alpha_ = self._posterior.coefficients.reshape(targets.shape)
+        return self
+
+    def _normalised(self, y: FloatArray) -> FloatArray:
+        """Targets as they are trained on, and their mean and scale."""
+        if self.n_targets is not None and (y.shape[1] if y.ndim > 1 else 1) != self.n_targets:
+            raise InputError(
+                "The number of targets seen in `y` is different from the parameter `n_targets`: got "
+                f"{y.shape[1] if y.ndim > 1 else 1} != {self.n_targets}"
+            )
+        shape = y.shape[1:] if y.ndim > 1 else (1,)
+        if not self.normalize_y:
+            self._y_train_mean, self._y_train_std = np.zeros(shape), np.ones(shape)
+            return np.copy(y) if self.copy_X_train else y
+        mean, spread = np.mean(y, axis=0), np.std(y, axis=0)
+        # Of a constant target nothing but rounding remains.
+        constant = spread <= 10.0 * np.finfo(np.float64).eps * np.maximum(np.abs(mean), 1e-300)
+        self._y_train_mean = np.asarray(mean)
+        self._y_train_std = np.asarray(np.where(constant, 1.0, spread))
+        return np.asarray((y - self._y_train_mean) / self._y_train_std)
+
+    def _alpha(self, n: int) -> Entries:
+        """`alpha` as a number, or one for each sample."""
+        values = np.asarray(self.alpha, dtype=np.float64)
+        if not bool((values >= 0.0).all()):
+            raise InputError(f"alpha= takes a number from 0, or one for each sample; the least is {values.min()}")
+        if values.shape in ((), (1,)):
+            return float(values.reshape(-1)[0])
+        if values.shape != (n,):
+            raise InputError(
+                "alpha must be a scalar or an array with same number of entries as y. "
+                f"({' x '.join(map(str, values.shape))} != {n})"
+            )
+        return values
+
+    def _evidence(self) -> Evidence:
+        """The training samples, whose likelihood is asked for; what they have in common is not kept beyond that."""
+        columns = np.ascontiguousarray(self.y_train_.reshape(len(self.y_train_), -1), dtype=np.float64)
+        return Evidence(Pair(self.X_train_, self.X_train_), columns, self._noise)
+
+    def _search(self, evidence: Evidence, rng: Any) -> float:
+        """Give `kernel_` the numbers of the highest likelihood, and return that."""
+        tree, n, alpha = tree_of(self.kernel_), len(evidence.targets), evidence.alpha
+        rows = searched_rows(n, tree, self.dense_bytes, rng)
+        if rows is not None:
+            part = np.asarray(self.X_train_)[rows]
+            noise = alpha[rows] if isinstance(alpha, np.ndarray) else alpha
+            evidence = Evidence(Pair(part, part), evidence.targets[rows], noise)
+
+        def objective(theta: FloatArray, eval_gradient: bool = True) -> Any:
+            tree.move(theta)
+            value, gradient = evidence(tree, gradient=eval_gradient)
+            return (-value, -gradient) if eval_gradient else -value
+
+        theta, least = search(objective, self.kernel_, self.optimizer, restarts=self.n_restarts_optimizer, rng=rng)
+        self.kernel_.theta = theta
+        self.kernel_._check_bounds_params()
+        return -least
+
+    def _train_dense(self, evidence: Evidence, value: float | None) -> float:
+        """Factorise; returns the log marginal likelihood, which comes along."""
+        try:
+            posterior = DensePosterior(tree_of(self.kernel_), evidence)
+        except NumericalError:
+            raise np.linalg.LinAlgError(
+                f"The kernel, {self.kernel_}, is not returning a positive definite matrix. Try gradually increasing "
+                "the 'alpha' parameter of your GaussianProcessRegressor estimator."
+            ) from None
+        self._posterior = posterior
+        if value is not None:
+            return value
+        n, t = evidence.targets.shape
+        fit = float(np.vdot(evidence.targets, posterior.coefficients))
+        return float(-0.5 * (fit + t * (posterior.log_determinant() + n * math.log(2.0 * math.pi))))
+
+    @property
+    def L_(self) -> FloatArray:  # noqa: N802  scikit-learn's name
+        """Lower Cholesky factor of Kbar, (n, n)."""
+        if not hasattr(self, "_posterior"):
+            raise AttributeError("L_ is there once the estimator is fitted")
+        if isinstance(self._posterior, EnginePosterior):
+            n = len(self.X_train_)
+            instead = "There is none: solve with `predict`, or raise it and fit again"
+            require_dense("the Cholesky factor", n, solve_bytes(n), self.dense_bytes, instead)
+            raise MemoryBudgetError("the model was trained without a Cholesky factor; fit it again")
+        return np.tril(self._posterior.factor)
+
+    # ----------------------------------------------------------------------------------------------------- predictions
+
+    def predict(
+        self, X: Any, return_std: bool = False, return_cov: bool = False, *, return_bounds: bool = False
+    ) -> Any:
+        """Predict the mean, and on request its standard deviation or covariance; before `fit`, those of the prior.
+
+        Parameters
+        ----------
+        X : (r, d) array_like, or a list of objects that the kernel takes
+        return_std, return_cov : bool
+            Also standard deviations, or covariances; not both. They hold the kernel's own noise and not `alpha`.
+        return_bounds : bool
+            Also `PredictionBounds`, proven: by how much the mean may miss the exact one, and between what the exact
+            variance lies. Not scikit-learn's; infinite for a kernel of a class that is not scikit-learn's own.
+
+        Returns
+        -------
+        mean, or (mean, std or covariance, bounds) of those asked for
+            (r,) or (r, t); covariances (r, r) or (r, r, t); the bounds' parts as the mean.
+        """
+        if return_std and return_cov:
+            raise RuntimeError("At most one of return_std or return_cov can be requested.")
+        if not hasattr(self, "_posterior"):
+            return self._prior(inputs_to_predict(self, X), return_std, return_cov, return_bounds)
+        X = inputs_to_predict(self, X)
+        covariance = variance = None
+        if return_cov:
+            mean, covariance = self._with_covariance(X)
+        elif return_std:
+            mean, variance = self._posterior.mean_and_variance(X)
+        else:
+            mean = self._posterior.mean(X)
+        several = mean.shape[1] > 1
+        shown = self._y_train_std * mean + self._y_train_mean
+        results: list[Any] = [shown if several else shown[:, 0]]
+        scale = np.asarray(self._y_train_std, dtype=np.float64).reshape(-1) ** 2
+        if covariance is not None:
+            scaled = covariance[:, :, None] * scale
+            results.append(scaled if several else scaled[:, :, 0])
+        if variance is not None:
+            if bool((variance < 0.0).any()):
+                warnings.warn("Predicted variances smaller than 0. Setting those variances to 0.", stacklevel=2)
+            deviation = np.sqrt(np.maximum(variance, 0.0)[:, None] * scale)
+            results.append(deviation if several else deviation[:, 0])
+        if return_bounds:
+            results.append(self._bounds(X, mean, several=several))
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _with_covariance(self, X: Any) -> tuple[FloatArray, FloatArray]:
+        if isinstance(self._posterior, EnginePosterior):
+            n = len(self.X_train_)
+            instead = "Ask for return_std, which the engine solves for, or for draws at a model of fewer samples"
+            require_dense("the covariance of predictions", n, solve_bytes(n), self.dense_bytes, instead)
+            raise MemoryBudgetError("the model was trained without a Cholesky factor; fit it again")
+        return self._posterior.mean_and_covariance(X)
+
+    def _bounds(self, X: Any, mean: FloatArray, *, several: bool) -> PredictionBounds:
+        """In the targets' units; `mean` (r, t) is as the posterior has it."""
+        error, lower, upper = self._posterior.bounds(X)
+        scale = np.broadcast_to(np.asarray(self._y_train_std, dtype=np.float64).reshape(-1), mean.shape[1:])
+        offset = np.broadcast_to(np.asarray(self._y_train_mean, dtype=np.float64).reshape(-1), mean.shape[1:])
+        _, error = mean_in_units(mean, error, scale, offset)
+        with np.errstate(invalid="ignore"):
+            lower, upper = variance_in_units(lower, upper, scale)
+        parts = (error, lower, upper)
+        return PredictionBounds(*(part if several else part[:, 0] for part in parts))
+
+    def _prior(self, X: Any, std: bool, cov: bool, bounds: bool) -> Any:
+        """Mean zero, and what the kernel says."""
+        kernel = ConstantKernel(1.0, "fixed") * RBF(1.0, "fixed") if self.kernel is None else self.kernel
+        t = 1 if self.n_targets is None else self.n_targets
+        several = t > 1
+        mean = np.zeros((len(X), t) if several else len(X))
+        results: list[Any] = [mean]
+        variance = np.array(kernel.diag(X), dtype=np.float64)
+        if cov:
+            covariance = np.asarray(kernel(X))
+            results.append(np.repeat(covariance[:, :, None], t, axis=2) if several else covariance)
+        variances = np.repeat(variance[:, None], t, axis=1) if several else variance
+        if std:
+            results.append(np.sqrt(variances))
+        if bounds:
+            results.append(PredictionBounds(np.zeros_like(mean), variances, variances))
+        return mean if len(results) == 1 else tuple(results)
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> FloatArray:
+        """Draw from the posterior, or before `fit` from the prior, at test samples.
+
+        Parameters
+        ----------
+        X
+            As for `predict`.
+        n_samples : int
+        random_state : int, RandomState instance or None
+
+        Returns
+        -------
+        (r, n_samples) or (r, t, n_samples) ndarray
+            scikit-learn's own draws, where the random state is the same.
+        """
+        rng = check_random_state(random_state)
+        mean, covariance = self.predict(X, return_cov=True)
+        if mean.ndim == 1:
+            draws: FloatArray = rng.multivariate_normal(mean, covariance, n_samples).T
+            return draws
+        by_target = [
+            rng.multivariate_normal(mean[:, t], covariance[:, :, t], n_samples).T for t in range(mean.shape[1])
+        ]
+        return np.stack(by_target, axis=1)
+
+    # ------------------------------------------------------------------------------------------------------ likelihood
+
+    def log_marginal_likelihood(self, theta: Any = None, eval_gradient: bool = False, clone_kernel: bool = True) -> Any:
+        """Log marginal likelihood of the training targets under other numbers of the kernel.
+
+        Parameters
+        ----------
+        theta : (q,) array_like, optional
+            Logarithms, as `kernel_.theta`; by default the value for `kernel_` is returned as it was found.
+        eval_gradient : bool
+            Also the gradient (q,).
+        clone_kernel : bool
+            If False, `kernel_` itself takes these numbers.
+
+        Raises
+        ------
+        MemoryBudgetError
+            The samples' kernel matrix does not fit `dense_bytes`.
+        """
+        check_is_fitted(self)
+        if theta is None:
+            if eval_gradient:
+                raise InputError("Gradient can only be evaluated for theta!=None")
+            return self.log_marginal_likelihood_value_
+        values = np.asarray(theta, dtype=np.float64)
+        kernel = self.kernel_.clone_with_theta(values) if clone_kernel else self.kernel_
+        if not clone_kernel:
+            kernel.theta = values
+        tree, n = tree_of(kernel), len(self.X_train_)
+        needed = search_bytes(n, tree) if eval_gradient else solve_bytes(n)
+        require_dense("the likelihood", n, needed, self.dense_bytes, "Raise it, or fit fewer samples")
+        value, gradient = self._evidence()(tree, gradient=bool(eval_gradient))
+        # NumPy's double, as scikit-learn's is: a plain number becomes a single beside one.
+        return (np.float64(value), gradient) if eval_gradient else np.float64(value)
+
+    def __sklearn_tags__(self) -> Any:
+        """It predicts before it is fitted."""
+        tags = super().__sklearn_tags__()
+        tags.requires_fit = False
+        return tags
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Whether there is a posterior; before, predictions are the prior's."""
+        return hasattr(self, "_posterior")
