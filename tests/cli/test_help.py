@@ -70,7 +70,7 @@ def test_help_shows_an_example_and_every_option_is_explained(names: tuple[str, .
 @pytest.mark.parametrize("names", [n for n in ALL if n != ("bench",)], ids=" ".join)
 def test_every_command_takes_the_common_options(names: tuple[str, ...]) -> None:
     options = {option for parameter in ALL[names].params for option in parameter.opts}
-    assert {"--json", "--quiet", "--debug"} <= options
+    assert {"--json", "--quiet", "--verbose", "--debug"} <= options
 
 
 def test_help_comes_at_once() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 
 from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.lines import duration
 from dkgp.commands.reporting.tables.classify import (
     classifier_info_tables,
     classify_tables,
@@ -16,9 +18,13 @@ from dkgp.commands.reporting.tables.classify import (
 )
 from dkgp.commands.reporting.tables.evaluated import evaluated_tables
 from dkgp.commands.reporting.tables.layout import (
+    Detail,
     Rows,
+    Sheet,
     assumed_rows,
+    bounds_of,
     cost_rows,
+    details,
     figure,
     gaps,
     number,
@@ -34,12 +40,11 @@ from dkgp.commands.reporting.tables.models import (
     tune_tables,
 )
 from dkgp.commands.reporting.tables.plan import plan_tables
-from dkgp.commands.reporting.terminal import duration
 from dkgp.kernels import kernel_text
 
 
-def tables(document: Document) -> list[RenderableType]:
-    """Return the tables that show a document."""
+def tables(document: Document, *, verbose: bool = False) -> list[RenderableType]:
+    """Return the tables that show a document; with `verbose` solvers' figures, too."""
     layout: dict[str, Callable[[Document], list[RenderableType]]] = {
         "ingest": _ingest,
         "warm-up": _warm_up,
@@ -57,7 +62,8 @@ def tables(document: Document) -> list[RenderableType]:
         "fit": _fit,
         "bench": _bench,
     }
-    return layout[document["command"]](document)
+    parts = layout[document["command"]](document)
+    return [replace(part, verbose=verbose) if isinstance(part, Sheet) else part for part in parts]
 
 
 # Lines of one row: of a classification, there may be a thousand classes.
@@ -99,16 +105,38 @@ def _warm_up(document: Document) -> list[RenderableType]:
 def _training_rows(document: Document) -> Rows:
     return [
         ("samples, features, targets", f"{document['n']:,}, {document['d']}, {document['p']}"),
-        ("converged", f"{_yes(document['converged'])}: {document['reason']}"),
-        ("max |gradient| (float64)", f"{document['gradient_inf_norm']:.3g}, tolerance {document['tolerance']:g}"),
-        ("relative residual", f"{document['relative_residual']:.3g}"),
-        ("objective", f"{document['objective']:.8g}"),
+        *_converged(document),
+        *_certified(document),
+        Detail(("relative residual", f"{document['relative_residual']:.3g}")),
+        Detail(("objective", f"{document['objective']:.8g}")),
         *assumed_rows(document),
-        ("rounds, column passes", f"{document['iterations']}, {document['column_passes']:.2f}"),
-        ("kernel entries evaluated", _entries(document["kernel_evaluations"], document["n"])),
-        *_kept(document),
+        Detail(("rounds, column passes", f"{document['iterations']}, {document['column_passes']:.2f}")),
+        Detail(("kernel entries evaluated", _entries(document["kernel_evaluations"], document["n"]))),
+        *details(_kept(document)),
         *cost_rows(document),
     ]
+
+
+def _converged(document: Document) -> Rows:
+    """Whether the solve did, and the error that it came down to; why it ended is a matter of those who know solvers.
+
+    Where it stopped short, the reason says what did.
+    """
+    reason = "" if document["converged"] else f": {document['reason']}"
+    return [
+        ("converged", _yes(document["converged"]) + reason),
+        ("largest error", f"{document['gradient_inf_norm']:.3g}, tolerance {document['tolerance']:g}"),
+        *([Detail(("ended because", document["reason"]))] if document.get("reason") else []),
+    ]
+
+
+def _certified(document: Document) -> Rows:
+    """How far any predicted mean can be from the exact model's, target by target."""
+    certificate = document.get("certificate")
+    if not certificate:
+        return []
+    bound = max(certificate["mean_error_bound_at_unit_variance"])
+    return [("mean certified within", f"worst case {bound:.3g} standard deviations of the target (at amplitude 1)")]
 
 
 def _kept(document: Document) -> Rows:
@@ -156,7 +184,7 @@ def _predicted_means(document: Document) -> Rows:
     if document["largest_mean_error_bound"] is None:
         return [("means of", f"a linear regression on {document['n_support']:,} features")]
     units = "scale of the transformed targets" if document.get("transformed") else "units of the targets"
-    return [("mean certified within", f"{document['largest_mean_error_bound']:.3g} ({units})")]
+    return [("mean certified within", bounds_of(document, "largest_mean_error_bound") + f" ({units})")]
 
 
 def _predicted_variance_rows(variance: Document) -> Rows:
@@ -184,7 +212,7 @@ def _predicted_variance_rows(variance: Document) -> Rows:
     by += f"and conjugate gradients, {passes:.2f} column passes a sample" if passes else "alone"
     return [
         *rows,
-        ("by", "a Cholesky factor of all samples" if variance.get("way") == "cholesky" else by),
+        Detail(("by", "a Cholesky factor of all samples" if variance.get("way") == "cholesky" else by)),
         ("milliseconds a variance", f"{1000 * variance['seconds_per_sample']:.2f}"),
     ]
 
@@ -212,8 +240,8 @@ def _demo(document: Document) -> list[RenderableType]:
         ("NLPD, coverage of 95 % intervals", f"{number(document['nlpd'])}, {number(document['coverage_95'])}"),
         ("variances certified within", gaps(document["variance_gap_mean"], document["variance_gap_max"])),
         ("converged", _yes(document["converged"])),
-        ("max |gradient| (float64)", f"{document['gradient_inf_norm']:.3g}, tolerance {document['tolerance']:g}"),
-        ("column passes", f"{document['column_passes']:.2f} in {document['iterations']} rounds"),
+        ("largest error", f"{document['gradient_inf_norm']:.3g}, tolerance {document['tolerance']:g}"),
+        Detail(("column passes", f"{document['column_passes']:.2f} in {document['iterations']} rounds")),
         ("seconds", f"{document['seconds']:.1f}: {phases}"),
         ("peak memory, all processes", size(document["peak_memory_bytes"])),
         ("kernel matrix that never existed", size(document["kernel_matrix_bytes"])),
