@@ -49,6 +49,12 @@ class Group:
 
     heading: str
     methods: tuple[str, ...] = ()
+    # Of the headings, after those of a lower one: what is of no command in particular comes last.
+    place: int = 0
+
+
+# What few runs of a command take.
+FURTHER = Group("Further options", place=1)
 
 
 @dataclass(frozen=True)

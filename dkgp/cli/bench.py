@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dkgp.cli.declared import DeclaredCommand, click_option, declared_options
+from dkgp.cli.meant import Commands
 from dkgp.cli.options import cluster_from, cluster_options, examples
 from dkgp.cli.running import Output, execute, output_options
 from dkgp.errors import UsageError
@@ -38,7 +39,7 @@ ELSEWHERE = (
 INSTALL = "`pip install ./benchmarks` in a clone of dkgp installs it"
 
 
-class _Sections(click.Group):
+class _Sections(Commands):
     """The commands of the sections that there are."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

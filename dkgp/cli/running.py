@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dkgp.cli.declared import OUTPUT, Headed
 from dkgp.cli.flags import wording
 from dkgp.errors import DkgpError, ExitCode
 
@@ -25,7 +26,7 @@ UNEXPECTED = 1
 
 @dataclass(frozen=True)
 class Output:
-    """How a command talks: its values of the options that every command has (`output_parameters`)."""
+    """Values of the options that every command has: in what form it talks, and how much (`output_parameters`)."""
 
     as_json: bool
     quiet: bool
@@ -45,7 +46,7 @@ class Output:
             raise click.UsageError("--quiet and --verbose contradict each other; give one of them.")
 
     def __or__(self, other: Output) -> Output:
-        """What either says."""
+        """The flags that either has."""
         both = Output(*(getattr(self, name) or getattr(other, name) for name in OUTPUT_NAMES))
         both.check()
         return both
@@ -118,10 +119,13 @@ def execute(
 def output_parameters() -> list[click.Parameter]:
     """Return `--json`, `--quiet`, `--verbose`, `--debug`: what every command has."""
     return [
-        click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON document on standard output."),
-        click.Option(["-q", "--quiet"], is_flag=True, help="No progress; warnings and errors only."),
-        click.Option(["-v", "--verbose"], is_flag=True, help="Solvers' figures too: rounds, passes, residuals, rates."),
-        click.Option(["--debug"], is_flag=True, help="Show the traceback of an error."),
+        Headed(list(names), is_flag=True, help=text, group=OUTPUT)
+        for names, text in (
+            (("--json", "as_json"), "Print one JSON document on standard output."),
+            (("-q", "--quiet"), "No progress; warnings and errors only."),
+            (("-v", "--verbose"), "Solvers' figures too: rounds, passes, residuals, rates."),
+            (("--debug",), "Show the traceback of an error."),
+        )
     ]
 
 

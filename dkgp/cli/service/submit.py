@@ -12,6 +12,7 @@ import click
 from dkgp.cli.command import JobCommand
 from dkgp.cli.declared import DeclaredCommand, declared_options
 from dkgp.cli.job_commands import classify, evaluate, predict, sparse, train, tune
+from dkgp.cli.meant import Commands
 from dkgp.cli.options import examples
 from dkgp.cli.running import OUTPUT_NAMES, Output, execute, output_options
 from dkgp.cli.service.jobs import exit_code, print_events, show_job
@@ -63,12 +64,13 @@ def slurm_settings(context: click.Context, parameter: click.Parameter, values: t
 
 
 @click.group(
+    cls=Commands,
     epilog=examples(
         "dkgp submit train train.zarr --out model.zarr --hyper hyper.json",
         "dkgp submit --name nightly --follow predict model.zarr test.zarr --out pred.zarr --variance",
         "dkgp wait $(dkgp submit tune train.zarr --out hyper.json)",
         "dkgp submit --slurm --slurm-option time=08:00:00 train train.zarr --out model.zarr --hyper hyper.json",
-    )
+    ),
 )
 @click.option("--name", metavar="NAME", help="What to call the job, for people.")
 @click.option(

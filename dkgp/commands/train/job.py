@@ -9,7 +9,7 @@ from dkgp.commands.job_options import AS_IN_THE_PAPER, BY_REFERENCE, DATASET, HY
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.errors import UsageError
 from dkgp.options import Part
-from dkgp.registry import Option
+from dkgp.registry import FURTHER, Option
 from dkgp.solvers.registry import Need, said, solvers_that_need
 
 
@@ -18,19 +18,22 @@ def _tiles() -> dict[str, str]:
     return {"help": f"{place}, to go on with after an interruption.  [default: OUT.tiles]"}
 
 
-TILES = Option(metavar="FOLDER", place="write", late=_tiles)
+TILES = Option(metavar="FOLDER", place="write", late=_tiles, group=FURTHER)
 TREE_ERROR = Option(
     help="Take kernel products by a tree that prunes what hardly contributes, each entry good to E, a tenth of "
     "`tolerance` or less. Pays for 2 or 3 features (at most 6) with short length scales; the certificate allows for "
     "it.",
     metavar="E",
     above=0,
+    group=FURTHER,
 )
 WITH_VARIANCES = Option(
     help="Keep with the model a Cholesky factor of all samples, by which each variance takes one solve: 4 n^2 bytes, "
     "and n^3/3 operations once.",
 )
-WARM_START = Option(help="Start from a model of the same data, exact or sparse.", metavar="MODEL", place="read")
+WARM_START = Option(
+    help="Start from a model of the same data, exact or sparse.", metavar="MODEL", place="read", group=FURTHER
+)
 
 
 @dataclass(frozen=True)

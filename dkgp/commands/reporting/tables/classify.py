@@ -212,7 +212,7 @@ def _on_basis(document: Document) -> Rows:
 
 
 def _ended(name: str, solver: str, document: Document) -> Rows:
-    """Who solved, and why that ended: to all where it stopped short, else to those who know solvers."""
+    """The solver, and why it ended: to all where it stopped short, else to those who know solvers."""
     if not document.get("converged", True):
         return [(name, f"{solver}: {document['reason']}")]
     return [(name, solver), Detail(("ended because", document["reason"]))]

@@ -118,7 +118,7 @@ def _training_rows(document: Document) -> Rows:
 
 
 def _converged(document: Document) -> Rows:
-    """Whether the solve did, and the error that it came down to; why it ended is a matter of those who know solvers.
+    """The outcome of the solve, and its error; why it ended is a matter of those who know solvers.
 
     Where it stopped short, the reason says what did.
     """
@@ -131,7 +131,7 @@ def _converged(document: Document) -> Rows:
 
 
 def _certified(document: Document) -> Rows:
-    """How far any predicted mean can be from the exact model's, target by target."""
+    """The bound on the distance of any predicted mean from the exact model's, of the worst target."""
     certificate = document.get("certificate")
     if not certificate:
         return []

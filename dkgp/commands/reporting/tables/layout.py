@@ -83,7 +83,7 @@ def gaps(mean: float | None, largest: float | None) -> str:
 
 
 def bounds_of(document: Mapping[str, Any], worst: str, root_mean_square: str = "mean_error_bound_rms") -> str:
-    """How far means can be off: the worst of them, and their root mean square where the record has it."""
+    """Bounds on errors of means: of the worst, and of their root mean square where the record has it."""
     rms = document.get(root_mean_square)
     return f"worst case {document[worst]:.3g}" + ("" if rms is None else f", root mean square {rms:.3g}")
 
