@@ -53,6 +53,14 @@ class Group:
     place: int = 0
 
 
+@dataclass(frozen=True)
+class Instead:
+    """A flag that stands for an option that is required otherwise, whose value then follows from the others."""
+
+    flag: str
+    value: Callable[[Mapping[str, Any]], str]
+
+
 # What few runs of a command take.
 FURTHER = Group("Further options", place=1)
 
@@ -95,6 +103,8 @@ class Option:
         Whether there is no default.
     lacking
         What to do where it is required and not there.
+    instead
+        Of one that is required: a flag with which it need not be given, and the value that it has then.
     nargs
         How many texts follow it on the command line.
     decides
@@ -118,6 +128,7 @@ class Option:
     late: Callable[[], Mapping[str, Any]] | None = None
     required: bool = False
     lacking: str | None = None
+    instead: Instead | None = None
     nargs: int = 1
     decides: bool = True
 

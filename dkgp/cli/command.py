@@ -85,6 +85,9 @@ class JobCommand(DeclaredCommand):
         from dkgp.cluster import ClusterOptions
 
         values = dict(options)
+        for name, each in self.declared().items():
+            if each.option.instead is not None and values[name] is None:
+                values[name] = each.option.instead.value(values)
         if values.get("as_in_the_paper"):
             values["as_in_the_paper"] = self._paper_settings(values)
         return make(self.kind, values, {ClusterOptions: _configured})

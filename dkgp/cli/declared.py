@@ -62,16 +62,24 @@ class Headed(click.Option):
     """An option under a heading of the help, that may say what to do where it is required and not there."""
 
     def __init__(
-        self, *arguments: Any, group: Group | None = None, lacking: str | None = None, **settings: Any
+        self,
+        *arguments: Any,
+        group: Group | None = None,
+        lacking: str | None = None,
+        unless: str | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__(*arguments, **settings)
-        self.group, self.lacking = group, lacking
+        self.group, self.lacking, self.unless = group, lacking, unless
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         """As of every option."""
         try:
             return super().process_value(ctx, value)
         except click.MissingParameter:
+            # What was given is processed before what was not.
+            if self.unless is not None and ctx.params.get(self.unless):
+                return None
             if self.lacking is None:
                 raise
             raise click.MissingParameter(self.lacking, ctx, self) from None
@@ -109,6 +117,7 @@ def job_parameter(declared: Declared) -> click.Parameter:
         help=help_text,
         group=option.group,
         lacking=option.lacking,
+        unless=None if option.instead is None else option.instead.flag,
     )
 
 

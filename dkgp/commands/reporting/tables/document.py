@@ -153,7 +153,8 @@ def _entries(count: int, n: int) -> str:
 
 def _train(document: Document) -> list[RenderableType]:
     rows = [("model", document["out"]), *_training_rows(document)]
-    return [table_of("Trained" if document["converged"] else "Stopped before convergence", rows)]
+    tuned = tune_tables(document["tuned"]) if "tuned" in document else []
+    return [*tuned, table_of("Trained" if document["converged"] else "Stopped before convergence", rows)]
 
 
 def _predict(document: Document) -> list[RenderableType]:
