@@ -193,10 +193,7 @@ class TrainRun(TrainingRun):
     def draw(self, outcome: Outcome) -> None:
         """Draw the convergence, where there were rounds."""
         summary = outcome.summary
-        title = (
-            f"{self.job.solver.solver}: n = {summary['n']:,}, d = {summary['d']}, "
-            f"{summary['column_passes']:.2f} column passes"
-        )
+        title = f"{self.job.solver.solver}: n = {summary['n']:,}, d = {summary['d']}"
         if self.job.plot is not None and outcome.history:
             plot_convergence(self.job.plot, outcome.history, tolerance=self.job.solver.tolerance, title=title)
 
