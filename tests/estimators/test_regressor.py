@@ -207,3 +207,22 @@ def test_pipeline_and_grid_search(problem: Problem) -> None:
     search = GridSearchCV(GPRegressor(KERNEL), {"noise_variance": [NOISE, 1e3]}, cv=3).fit(X, y)
     assert search.best_params_ == {"noise_variance": NOISE}
     assert cross_val_score(search.best_estimator_, X, y, cv=3).min() > 0.5
+
+
+def test_means_alone_take_no_variance_and_no_thread(
+    problem: Problem, fitted: GPRegressor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model that is loaded: no factor is looked for, and one sample is the work of the thread that asks."""
+    fitted.save(tmp_path / "model.zarr")
+    loaded = GPRegressor.load(tmp_path / "model.zarr")
+
+    def used(*_: Any, **__: Any) -> None:
+        raise AssertionError("not for means")
+
+    monkeypatch.setattr("dkgp.models.prediction.predictor.chosen_run", used)
+    monkeypatch.setattr("dkgp.cluster.executors.base.LocalExecutor.start", used)
+    one = loaded.predict(problem.X_new[:1])
+    with pytest.raises(AssertionError, match="not for means"):
+        loaded.predict(problem.X_new[:1], return_std=True)
+    monkeypatch.undo()
+    np.testing.assert_array_equal(one, loaded.predict(problem.X_new)[:1])
