@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
-from importlib.metadata import EntryPoints, entry_points
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from threading import RLock
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -186,7 +186,7 @@ def load_entry_points(group: str, sort: str) -> None:
 
 
 @cache
-def _entry_points(_: tuple[str, ...]) -> EntryPoints:
+def _entry_points(_: tuple[str, ...]) -> Any:  # EntryPoints, or in Python 3.11 what selects such
     """Those of all packages on a path: reading them takes as long for one group as for all."""
     return entry_points()
 

@@ -209,11 +209,11 @@ def _predicted_variance_rows(variance: Document) -> Rows:
     if variance["seconds_per_sample"] is None:  # resumed, and there was nothing left to do
         return rows
     passes = variance["column_passes"]
-    by = f"a factor of rank {variance['rank']:,} "
-    by += f"and conjugate gradients, {passes:.2f} column passes a sample" if passes else "alone"
+    by = f"a factor of rank {variance['rank']:,} {'and conjugate gradients' if passes else 'alone'}"
     return [
         *rows,
-        Detail(("by", "a Cholesky factor of all samples" if variance.get("way") == "cholesky" else by)),
+        ("by", "a Cholesky factor of all samples" if variance.get("way") == "cholesky" else by),
+        *([Detail(("column passes", f"{passes:.2f} a sample"))] if passes else []),
         ("milliseconds a variance", f"{1000 * variance['seconds_per_sample']:.2f}"),
     ]
 

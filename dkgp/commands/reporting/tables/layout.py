@@ -37,7 +37,7 @@ class Sheet:
         yield titled(self.title, table)
 
 
-def table_of(title: str, rows: Rows) -> Sheet:
+def table_of(title: str, rows: Rows) -> RenderableType:
     """Return a table of names and values under a title."""
     return Sheet(title, rows)
 
