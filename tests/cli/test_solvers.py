@@ -135,7 +135,7 @@ def test_auto_says_what_it_picked_and_why(
     pipeline: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, hyper = pipeline["ingest"]["train"], pipeline["tune"]["out"]
-    result = run("train", store, "--hyper", hyper, "--out", tmp_path / "m.zarr", "--solver", "auto", "--json")
+    result = run("train", store, "--hyper", hyper, "--out", tmp_path / "m.zarr", "--solver", "auto", "--json", "-v")
     found = document_of(result)
     assert (found["solver"], found["auto"]["solver"]) == ("cholesky", "cholesky")
     assert f"the solver is cholesky: {found['auto']['reason']}" in " ".join(result.stderr.split())

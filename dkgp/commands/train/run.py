@@ -67,7 +67,8 @@ class TrainRun(TrainingRun):
     def tell_choice(self) -> None:
         """Name the solver that "auto" stands for, and why."""
         if self.choice is not None:
-            self.reporter.note(f"the solver is {self.choice.solver}: {self.choice.reason}")
+            solver, reason = self.choice.solver, self.choice.reason
+            self.reporter.note(f"the solver is {solver}, which should be quickest", f"the solver is {solver}: {reason}")
 
     def choose_solver(self, *, one_arithmetic: bool = True) -> None:
         """Replace the solver "auto" by the one it stands for, of workers that compute alike or not."""
