@@ -23,7 +23,7 @@ from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeVar
 
 from dkgp.errors import DkgpError, InputError, UsageError
-from dkgp.registry import Option
+from dkgp.registry import Group, Option
 
 T = TypeVar("T")
 _HINTS: dict[type[Any], dict[str, Any]] = {}
@@ -42,8 +42,9 @@ class Part:
     implied_by: tuple[str, ...] = ()
     # Of its options' names, where they would be other options' otherwise.
     prefix: str = ""
-    # Its fields that are no options of this command.
+    # Its fields that are no options of this command; and the group of those that are in none.
     without: tuple[str, ...] = ()
+    group: Group | None = None
 
 
 @dataclass(frozen=True)
@@ -259,7 +260,8 @@ def _add(option: Option, path: tuple[str, ...], part: Part, collected: dict[str,
         raise UsageError(
             f"two options are called '{name}': of {'.'.join(collected[name].paths[0])} and {'.'.join(path)}"
         )
-    collected[name] = Declared(replace(option, name=name), (path,), part.flag, part.implied_by)
+    option = replace(option, name=name, group=option.group or part.group)
+    collected[name] = Declared(option, (path,), part.flag, part.implied_by)
 
 
 def _is_given(option: Option, value: Any) -> bool:

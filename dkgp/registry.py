@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
 from importlib.metadata import EntryPoint, distributions
 from importlib.util import find_spec
 from threading import RLock
@@ -51,6 +52,20 @@ class Group:
 
     heading: str
     methods: tuple[str, ...] = ()
+    # Of the headings, after those of a lower one: what is of no command in particular comes last.
+    place: int = 0
+
+
+@dataclass(frozen=True)
+class Instead:
+    """A flag that stands for an option that is required otherwise, whose value then follows from the others."""
+
+    flag: str
+    value: Callable[[Mapping[str, Any]], str]
+
+
+# What few runs of a command take.
+FURTHER = Group("Further options", place=1)
 
 
 @dataclass(frozen=True)
@@ -91,6 +106,8 @@ class Option:
         Whether there is no default.
     lacking
         What to do where it is required and not there.
+    instead
+        Of one that is required: a flag with which it need not be given, and the value that it has then.
     nargs
         How many texts follow it on the command line.
     decides
@@ -114,6 +131,7 @@ class Option:
     late: Callable[[], Mapping[str, Any]] | None = None
     required: bool = False
     lacking: str | None = None
+    instead: Instead | None = None
     nargs: int = 1
     decides: bool = True
 
@@ -168,11 +186,17 @@ def installed_entry_points(group: str) -> list[EntryPoint]:
         folder for folder in sys.path if os.path.isabs(folder) and (is_meant or os.path.realpath(folder) != here)
     ]
     points: dict[str, EntryPoint] = {}
-    for distribution in distributions(path=folders):
-        for point in distribution.entry_points.select(group=group):
+    for point in _entry_points(tuple(folders)):
+        if point.group == group:
             # Of two versions the one that imports find first counts.
             points.setdefault(point.name, point)
     return list(points.values())
+
+
+@cache
+def _entry_points(folders: tuple[str, ...]) -> list[EntryPoint]:
+    """Those of all packages on a path: reading them takes as long for one group as for all."""
+    return [point for distribution in distributions(path=list(folders)) for point in distribution.entry_points]
 
 
 def load_entry_points(group: str, sort: str) -> None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dkgp.cli.declared import DeclaredCommand, click_option, declared_options
+from dkgp.cli.meant import Commands
 from dkgp.cli.options import cluster_from, cluster_options, examples
-from dkgp.cli.running import execute, output_options
+from dkgp.cli.running import Output, execute, output_options
 from dkgp.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ ELSEWHERE = (
 INSTALL = "`pip install ./benchmarks` in a clone of dkgp installs it"
 
 
-class _Sections(click.Group):
+class _Sections(Commands):
     """The commands of the sections that there are."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -86,14 +87,16 @@ def _command(section: Section) -> click.Command:
             )
         return options
 
-    def run(as_json: bool, quiet: bool, debug: bool, **values: Any) -> None:
+    def run(**values: Any) -> None:
+        output = Output.taken(values)
+
         def job(reporter: Reporter) -> Document:
             if section.without_null and values.pop("null"):
                 raise UsageError(f"`null` makes no sense for {section.name}: {section.without_null}")
             cluster = {"cluster": cluster_from(values)} if section.on_cluster else {}
             return section.run({**values, **cluster}, reporter)
 
-        execute("bench", job, as_json=as_json, quiet=quiet, debug=debug, exit_code=section.exit_code)
+        execute("bench", job, output, exit_code=section.exit_code)
 
     decorated: Callable[..., Any] = output_options(run)
     if section.on_cluster:

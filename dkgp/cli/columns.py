@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dkgp.cli.declared import click_option
+from dkgp.cli.declared import Headed, click_option
 from dkgp.errors import UsageError
+from dkgp.registry import FURTHER, Group
 
 if TYPE_CHECKING:
     from dkgp.commands.ingest import IngestJob
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+# What columns become before they are features.
+COLUMNS = Group("What columns become")
+
+
+def headed(group: Group, *names: str, **settings: Any) -> Callable[[F], F]:
+    """Return a decorator that adds an option under a group's heading."""
+    return click.option(*names, cls=Headed, group=group, **settings)
+
 
 _COLUMNS = (
     click.option(
@@ -29,8 +40,11 @@ _COLUMNS = (
         metavar="NAME",
         help="Instead of a target, the column of labels to classify by: text or numbers, two classes or more.",
     ),
-    click.option(
-        "--weights", metavar="NAME", help="With --labels, the column of the samples' weights, positive numbers."
+    headed(
+        FURTHER,
+        "--weights",
+        metavar="NAME",
+        help="With --labels, the column of the samples' weights, positive numbers.",
     ),
     click.option(
         "--noise-column",
@@ -44,47 +58,59 @@ _COLUMNS = (
         metavar="NAMES",
         help="Feature columns, separated by commas.  [default: all others]",
     ),
-    click.option(
+    headed(
+        COLUMNS,
         "--id",
         "ids",
         multiple=True,
         metavar="NAMES",
         help="Columns that identify samples: no features, kept as text, and put into tables of predictions.",
     ),
-    click.option(
-        "--categorical", multiple=True, metavar="NAMES", help="Columns of categories, each a column of 0 and 1 a level."
+    headed(
+        COLUMNS,
+        "--categorical",
+        multiple=True,
+        metavar="NAMES",
+        help="Columns of categories, each a column of 0 and 1 a level.",
     ),
-    click.option(
+    headed(
+        COLUMNS,
         "--ordinal",
         multiple=True,
         metavar="NAME=LEVELS",
         help="A column whose levels have an order, least first, as in size=small,medium,large: becomes 0, 1, 2.",
     ),
-    click.option(
+    headed(
+        COLUMNS,
         "--date",
         "dates",
         multiple=True,
         metavar="NAMES",
         help="Columns of dates, as seconds since 1970. The format is found, or named, as in sold:%d.%m.%Y.",
     ),
-    click.option(
+    headed(
+        COLUMNS,
         "--cyclic",
         multiple=True,
         metavar="NAME=CYCLES",
         help="Of a date also the position in the year, week or day, as sine and cosine, as in sold=year,week.",
     ),
-    click.option("--drop", multiple=True, metavar="NAMES", help="Columns that are no features, such as row numbers."),
-    click.option(
-        "--missing", multiple=True, metavar="TEXTS", help="Texts that stand for a missing value, such as '?'."
+    headed(
+        COLUMNS, "--drop", multiple=True, metavar="NAMES", help="Columns that are no features, such as row numbers."
     ),
-    click.option("--drop-missing", is_flag=True, help="Leave out rows with a missing value."),
-    click.option(
+    headed(
+        COLUMNS, "--missing", multiple=True, metavar="TEXTS", help="Texts that stand for a missing value, such as '?'."
+    ),
+    headed(COLUMNS, "--drop-missing", is_flag=True, help="Leave out rows with a missing value."),
+    headed(
+        COLUMNS,
         "--transform",
         type=click.Choice(["log", "yeo-johnson"]),
         help="Model the logarithm of the target, or its power transform after Yeo and Johnson, whose lambda is found. "
         "Evaluations come back in the target's own units.",
     ),
-    click.option(
+    headed(
+        COLUMNS,
         "--impute",
         type=click.Choice(["median"]),
         help="Fill missing values of features in; a category gets a level more.",
@@ -92,8 +118,11 @@ _COLUMNS = (
 )
 _SPLIT = (
     click.option("--test-fraction", type=float, help="Share of the samples, drawn at random, for the test store."),
-    click.option("--test-mask", metavar="NAME[:COLUMN]", help="Column of zeros and ones that marks the test samples."),
-    click.option(
+    headed(
+        FURTHER, "--test-mask", metavar="NAME[:COLUMN]", help="Column of zeros and ones that marks the test samples."
+    ),
+    headed(
+        FURTHER,
         "--stratify/--no-stratify",
         default=None,
         help="Whether --test-fraction takes the same share of every class.  [default: with --labels]",
@@ -121,7 +150,7 @@ def format_options_here() -> list[click.Option]:
     """Return the options of the sources' formats."""
     from dkgp.data.sources.formats import format_options
 
-    return [click_option(option) for option, _ in format_options().values()]
+    return [click_option(replace(option, group=FURTHER)) for option, _ in format_options().values()]
 
 
 def ingest_job(**options: Any) -> IngestJob:

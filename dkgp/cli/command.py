@@ -12,7 +12,7 @@ import click
 from dkgp.cli.declared import DeclaredCommand, declared_later, job_parameter
 from dkgp.cli.flags import in_flags
 from dkgp.cli.options import examples
-from dkgp.cli.running import execute, output_parameters
+from dkgp.cli.running import Output, execute, output_parameters
 from dkgp.options import Declared, declared_options, make
 
 if TYPE_CHECKING:
@@ -65,14 +65,13 @@ class JobCommand(DeclaredCommand):
                 parameter.help = in_flags(parameter.help or "", parameters)
         return parameters
 
-    def run_job(self, as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+    def run_job(self, **options: Any) -> None:
         """Run the job that the options make, and leave with its exit code."""
+        output = Output.taken(options)
         execute(
             str(self.name),
             lambda reporter: self.run(self.job(options), reporter),
-            as_json=as_json,
-            quiet=quiet,
-            debug=debug,
+            output,
             must_converge=self.must_converge,
         )
 
@@ -86,6 +85,9 @@ class JobCommand(DeclaredCommand):
         from dkgp.cluster import ClusterOptions
 
         values = dict(options)
+        for name, each in self.declared().items():
+            if each.option.instead is not None and values[name] is None:
+                values[name] = each.option.instead.value(values)
         if values.get("as_in_the_paper"):
             values["as_in_the_paper"] = self._paper_settings(values)
         return make(self.kind, values, {ClusterOptions: _configured})

@@ -10,10 +10,15 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from dkgp.cli.meant import Choice
 from dkgp.options import Declared
-from dkgp.registry import Option
+from dkgp.registry import Group, Option
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+# Options that most runs of a command take, and those of every command.
+COMMON = Group("Options")
+OUTPUT = Group("What is shown", place=3)
 
 
 def click_type(read: Callable[[str], Any]) -> Callable[[Any], Any]:
@@ -34,13 +39,13 @@ def click_option(option: Option) -> click.Option:
     """Return the option as click knows it; its default is shown unless its help says another."""
     type_: Any = option.type if option.type in (str, int, float, bool) else click_type(option.type)
     if option.choices:
-        type_ = click.Choice(option.choices)
+        type_ = Choice(option.choices)
     elif option.least is not None:
         type_ = click.IntRange(min=option.least)
     flag = option.type is bool
     spellings = option.spellings or (f"--{option.name.replace('_', '-')}",)
     shows_default = option.default is not None and option.default is not False and "[default:" not in option.help
-    return click.Option(
+    return Headed(
         [*spellings, option.name],
         type=None if flag else type_,
         is_flag=flag,
@@ -49,20 +54,32 @@ def click_option(option: Option) -> click.Option:
         metavar=option.metavar,
         show_default=shows_default and not option.multiple,
         help=option.help,
+        group=option.group,
     )
 
 
-class _Headed(click.Option):
+class Headed(click.Option):
     """An option under a heading of the help, that may say what to do where it is required and not there."""
 
-    heading: str | None = None
-    lacking: str | None = None
+    def __init__(
+        self,
+        *arguments: Any,
+        group: Group | None = None,
+        lacking: str | None = None,
+        unless: str | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(*arguments, **settings)
+        self.group, self.lacking, self.unless = group, lacking, unless
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         """As of every option."""
         try:
             return super().process_value(ctx, value)
         except click.MissingParameter:
+            # What was given is processed before what was not.
+            if self.unless is not None and ctx.params.get(self.unless):
+                return None
             if self.lacking is None:
                 raise
             raise click.MissingParameter(self.lacking, ctx, self) from None
@@ -80,7 +97,7 @@ def job_parameter(declared: Declared) -> click.Parameter:
     simple = option.type in (str, int, float, bool)
     type_: Any = option.type if simple else _tried(option.type)
     if option.choices:
-        type_ = click.Choice(option.choices)
+        type_ = Choice(option.choices)
     flag = option.type is bool
     default = option.shown if option.shown is not None else option.default
     help_text = option.help
@@ -88,7 +105,7 @@ def job_parameter(declared: Declared) -> click.Parameter:
         help_text += f"  [default: {default}]"
     # Of a flag that may be neither set nor unset: click takes it for unset otherwise.
     neither: dict[str, Any] = {"default": None} if flag and option.default is None else {}
-    parameter = _Headed(
+    return Headed(
         [*(option.spellings or (f"--{option.name.replace('_', '-')}",)), option.name],
         type=None if flag else type_,
         is_flag=flag or None,
@@ -98,10 +115,10 @@ def job_parameter(declared: Declared) -> click.Parameter:
         nargs=option.nargs,
         metavar=option.metavar,
         help=help_text,
+        group=option.group,
+        lacking=option.lacking,
+        unless=None if option.instead is None else option.instead.flag,
     )
-    parameter.heading = None if option.group is None else option.group.heading
-    parameter.lacking = option.lacking
-    return parameter
 
 
 def _tried(read: Callable[[str], Any]) -> Callable[[str], str]:
@@ -141,9 +158,9 @@ def declared_options(make: Callable[[], Iterable[click.Parameter]]) -> Callable[
 class DeclaredCommand(click.Command):
     """A command some of whose options, and some of whose help, are made when they are first asked for.
 
-    `described` returns values for the names in braces in the help's text. Options that have a heading are shown under
-    it, after the others. `tables` returns, of the parameters, what the help shows after them: headings, and pairs of
-    texts under each.
+    `described` returns values for the names in braces in the help's text. Options that are in a group are shown under
+    its heading, after the others and in the order of the groups' places. `tables` returns, of the parameters, what the
+    help shows after them: headings, and pairs of texts under each.
     """
 
     def __init__(
@@ -174,12 +191,15 @@ class DeclaredCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, group by group."""
-        sections: dict[str, list[tuple[str, str]]] = {}
+        sections: dict[str, list[tuple[str, str]]] = {COMMON.heading: []}
+        places = {COMMON.heading: COMMON.place}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
+            group = OUTPUT if "--help" in parameter.opts else getattr(parameter, "group", None) or COMMON
             if record is not None:
-                sections.setdefault(getattr(parameter, "heading", None) or "Options", []).append(record)
-        for heading, records in sections.items():
+                sections.setdefault(group.heading, []).append(record)
+                places[group.heading] = group.place
+        for heading, records in sorted(sections.items(), key=lambda section: places[section[0]]):
             with formatter.section(heading):
                 formatter.write_dl(records)
         for heading, rows in ({} if self.tables is None else self.tables(self.params)).items():

@@ -8,6 +8,7 @@ from dkgp import __version__
 from dkgp.cli.bench import bench
 from dkgp.cli.fit import fit
 from dkgp.cli.job_commands import classify, demo, evaluate, export, plan, predict, pursue, sparse, train, tune
+from dkgp.cli.meant import Commands
 from dkgp.cli.options import examples
 from dkgp.cli.plain_commands import info, ingest, warm_up
 from dkgp.cli.service.jobs import cancel, jobs, logs, resume, status, wait
@@ -16,6 +17,7 @@ from dkgp.cli.service.submit import submit
 
 
 @click.group(
+    cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog=examples(
         "dkgp demo",

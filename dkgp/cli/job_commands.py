@@ -13,10 +13,12 @@ train = JobCommand(
     """,
     (
         "dkgp train train.zarr --out model.zarr --hyper hyper.json --tol 1e-4",
+        "dkgp train train.zarr --out model.zarr --tune",
         "dkgp train train.zarr --out model.zarr --hyper hyper.json --resume",
         "dkgp train train.zarr --out model.zarr --hyper hyper.json --as-in-the-paper",
         "dkgp train train.zarr --out model.zarr --hyper hyper.json --scheduler tcp://host:8786 --plot run.png",
     ),
+    module="dkgp.commands.chained.training",
     must_converge=True,
 )
 

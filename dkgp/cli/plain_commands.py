@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dkgp.cli.columns import column_options, format_options_here, ingest_job, split_options
+from dkgp.cli.columns import column_options, format_options_here, headed, ingest_job, split_options
 from dkgp.cli.declared import DeclaredCommand, declared_options
 from dkgp.cli.options import examples
 from dkgp.cli.running import runs
+from dkgp.registry import FURTHER
 
 if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
@@ -38,10 +39,14 @@ def _formats() -> dict[str, str]:
 @click.argument("sources", nargs=-1, required=True)
 @click.argument("out")
 @column_options
-@click.option(
-    "--like", metavar="STORE", help="Encode columns as those of this dataset or model store were, for new data."
+@headed(
+    FURTHER,
+    "--like",
+    metavar="STORE",
+    help="Encode columns as those of this dataset or model store were, for new data.",
 )
-@click.option(
+@headed(
+    FURTHER,
     "--unseen",
     type=click.Choice(["refuse", "zeros"]),
     default="refuse",
@@ -51,7 +56,7 @@ def _formats() -> dict[str, str]:
 @split_options
 @click.option("--test-out", metavar="STORE", help="Where the test samples go.")
 @declared_options(format_options_here)
-@click.option("--chunk-rows", type=int, help="Rows of a chunk.  [default: about 8192]")
+@headed(FURTHER, "--chunk-rows", type=int, help="Rows of a chunk.  [default: about 8192]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of all random draws.")
 @click.option("--overwrite", is_flag=True, help="Replace outputs that exist.")
 @runs()

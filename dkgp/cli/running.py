@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from dkgp.cli.declared import OUTPUT, Headed
 from dkgp.cli.flags import wording
 from dkgp.errors import DkgpError, ExitCode
 
@@ -22,15 +24,44 @@ if TYPE_CHECKING:
 UNEXPECTED = 1
 
 
+@dataclass(frozen=True)
+class Output:
+    """Values of the options that every command has: in what form it talks, and how much (`output_parameters`)."""
+
+    as_json: bool
+    quiet: bool
+    verbose: bool
+    debug: bool
+
+    @classmethod
+    def taken(cls, options: dict[str, Any]) -> Output:
+        """Take them out of a command's options; click's `UsageError` where two of them contradict each other."""
+        output = cls(*(bool(options.pop(name)) for name in OUTPUT_NAMES))
+        output.check()
+        return output
+
+    def check(self) -> None:
+        """Refuse to say less and more at once."""
+        if self.quiet and self.verbose:
+            raise click.UsageError("--quiet and --verbose contradict each other; give one of them.")
+
+    def __or__(self, other: Output) -> Output:
+        """The flags that either has."""
+        both = Output(*(getattr(self, name) or getattr(other, name) for name in OUTPUT_NAMES))
+        both.check()
+        return both
+
+
+OUTPUT_NAMES = ("as_json", "quiet", "verbose", "debug")
+
+
 def execute(
     command: str,
     job: Callable[[Reporter], Document | None],
+    output: Output,
     *,
-    as_json: bool,
-    quiet: bool,
-    debug: bool,
     must_converge: bool = False,
-    show: Callable[[Document], None] | None = None,
+    show: Callable[[Document, Output], None] | None = None,
     exit_code: Callable[[Document], int] | None = None,
 ) -> None:
     """Run a job and leave with its exit code.
@@ -46,7 +77,7 @@ def execute(
         from dkgp.commands.signals import terminate_as_interrupt
 
         with terminate_as_interrupt():
-            document = job(TerminalReporter(quiet=quiet, wording=worded))
+            document = job(TerminalReporter(quiet=output.quiet, verbose=output.verbose, wording=worded))
     except DkgpError as error:
         checkpoint = getattr(error, "checkpoint", None)
         failure = (
@@ -55,42 +86,46 @@ def execute(
             int(error.exit_code),
             None if checkpoint is None else str(checkpoint),
         )
-        _show_traceback(debug)
+        _show_traceback(output.debug)
     except KeyboardInterrupt:
         failure = ("KeyboardInterrupt", "interrupted", int(ExitCode.INTERRUPTED), None)
-        _show_traceback(debug)
+        _show_traceback(output.debug)
     except MemoryError as error:
         failure = ("MemoryError", f"out of memory: {error}", int(ExitCode.BAD_INPUT), None)
-        _show_traceback(debug)
+        _show_traceback(output.debug)
     except click.exceptions.ClickException:
         raise
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
-        if not debug:
+        if not output.debug:
             message += (
                 "\nThis is a bug in dkgp or something it did not foresee; run again with --debug for the traceback"
             )
         failure = (type(error).__name__, message, UNEXPECTED, None)
-        _show_traceback(debug)
+        _show_traceback(output.debug)
     else:
         if document is None:
             sys.exit(int(ExitCode.DONE))
         words = {name: worded(text) for name, text in document.items() if isinstance(text, str)}
-        _print_document({**document, **words}, as_json, show)
+        _print_document({**document, **words}, output, show)
         if exit_code is not None:
             sys.exit(exit_code(document))
         unconverged = must_converge and not document["converged"]
         sys.exit(int(ExitCode.NOT_CONVERGED) if unconverged else int(ExitCode.DONE))
-    _print_failure(command, failure, as_json)
+    _print_failure(command, failure, output.as_json)
     sys.exit(failure[2])
 
 
 def output_parameters() -> list[click.Parameter]:
-    """Return `--json`, `--quiet`, `--debug`: what every command has."""
+    """Return `--json`, `--quiet`, `--verbose`, `--debug`: what every command has."""
     return [
-        click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON document on standard output."),
-        click.Option(["-q", "--quiet"], is_flag=True, help="No progress; warnings and errors only."),
-        click.Option(["--debug"], is_flag=True, help="Show the traceback of an error."),
+        Headed(list(names), is_flag=True, help=text, group=OUTPUT)
+        for names, text in (
+            (("--json", "as_json"), "Print one JSON document on standard output."),
+            (("-q", "--quiet"), "No progress; warnings and errors only."),
+            (("-v", "--verbose"), "Solvers' figures too: rounds, passes, residuals, rates."),
+            (("--debug",), "Show the traceback of an error."),
+        )
     ]
 
 
@@ -103,7 +138,7 @@ def output_options(run: Callable[..., None]) -> Callable[..., None]:
 def runs(
     *,
     must_converge: bool = False,
-    show: Callable[[Document], None] | None = None,
+    show: Callable[[Document, Output], None] | None = None,
     exit_code: Callable[[Document], int] | None = None,
 ) -> Callable[[Callable[..., Document]], Callable[..., None]]:
     """Return a decorator that makes a command's callback of a job: a function of a `Reporter` and the options.
@@ -114,13 +149,12 @@ def runs(
 
     def decorate(job: Callable[..., Document]) -> Callable[..., None]:
         @wraps(job)
-        def run(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+        def run(**options: Any) -> None:
+            output = Output.taken(options)
             execute(
                 job.__name__.replace("_", "-"),
                 lambda reporter: job(reporter, **options),
-                as_json=as_json,
-                quiet=quiet,
-                debug=debug,
+                output,
                 must_converge=must_converge,
                 show=show,
                 exit_code=exit_code,
@@ -141,17 +175,17 @@ def print_parts(parts: Iterable[RenderableType]) -> None:
         console.print(part)
 
 
-def _print_document(document: Document, as_json: bool, show: Callable[[Document], None] | None) -> None:
-    if as_json:
+def _print_document(document: Document, output: Output, show: Callable[[Document, Output], None] | None) -> None:
+    if output.as_json:
         from dkgp.commands.reporting.documents import dump
 
         click.echo(dump(document))
     elif show is not None:
-        show(document)
+        show(document, output)
     else:
         from dkgp.commands.reporting.tables import tables
 
-        print_parts(tables(document))
+        print_parts(tables(document, verbose=output.verbose))
 
 
 def _print_failure(command: str, failure: tuple[str, str, int, str | None], as_json: bool) -> None:

@@ -25,7 +25,7 @@ class UnreachableSchedulerError(InputError):
     """No scheduler answered at the address given."""
 
 
-WHERE = Group("Where the work runs")
+WHERE = Group("Where the work runs", place=4)
 
 
 def _kinds() -> dict[str, Any]:

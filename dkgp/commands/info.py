@@ -65,6 +65,8 @@ def run_info(job: InfoJob, reporter: Reporter) -> Document:
     if not exists(url):
         raise InputError(f"there is nothing at '{url}'. Check the path")
     if is_file(url):
+        if any(url.lower().endswith(suffix) for form in formats() for suffix in form.suffixes):
+            open_dataset(url)  # refused, with the command that makes a store of a table
         content: Document = {"kind": "hyperparameters", **read_hyperparameters(url).to_json()}
     else:
         content = _store(url)

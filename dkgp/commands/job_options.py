@@ -8,9 +8,9 @@ from typing import Annotated
 from dkgp.cluster import ClusterOptions
 from dkgp.data.remote.storage import exists
 from dkgp.options import Part, check_ranges
-from dkgp.registry import Group, Option, byte_count
+from dkgp.registry import FURTHER, Group, Option, byte_count
 
-FILES = Group("Checkpoints, records and limits")
+FILES = Group("Checkpoints, records and limits", place=2)
 
 DATASET = Option(place="read", argument=True)
 MODEL_OUT = Option(help="Where the model goes.", metavar="STORE", place="write")
@@ -20,9 +20,11 @@ HYPER = Option(
     place="read",
     lacking="Find hyperparameters first: dkgp tune DATASET --out hyper.json; then name that file here.",
 )
-BY_REFERENCE = Option(help="Let the model refer to DATASET instead of copying its inputs.")
+BY_REFERENCE = Option(help="Let the model refer to DATASET instead of copying its inputs.", group=FURTHER)
 AS_IN_THE_PAPER = Option(
-    help="Take the settings that the method's paper prints, listed below in this help; flags beside it win.", type=bool
+    help="Take the settings that the method's paper prints, listed below in this help; flags beside it win.",
+    type=bool,
+    group=FURTHER,
 )
 MAX_PASSES = Option(help="Stop after so many passes over the kernel's columns.", above=0)
 MAX_SECONDS = Option(help="Stop after so many seconds.", above=0)
@@ -43,10 +45,10 @@ CHECKPOINT = Option(
 CHECKPOINT_SECONDS = Option(
     help="How often.", spellings=("--checkpoint-every",), metavar="SECONDS", least=0, group=FILES
 )
-RESUME = Option(help="Go on from the checkpoint, to the bit-same result.", group=FILES)
-PLOT = Option(help="Draw the course of the run into a .png, .pdf or .svg.", metavar="FILE", place="write", group=FILES)
+RESUME = Option(help="Go on from the checkpoint, to the bit-same result.")
+PLOT = Option(help="Draw the course of the run into a .png, .pdf or .svg.", metavar="FILE", place="write")
 LOG_JSON = Option(help="Write one JSON line for each round.", metavar="FILE", place="write", group=FILES)
-OVERWRITE = Option(help="Replace outputs that exist.", group=FILES)
+OVERWRITE = Option(help="Replace outputs that exist.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ from dkgp.models.variance.variances import VarianceSettings
 from dkgp.models.warm_up import helped
 from dkgp.operators.block_tasks import feature_width
 from dkgp.options import Part, check_ranges
-from dkgp.registry import Option
+from dkgp.registry import FURTHER, Group, Option
 
 MODEL = Option(place="read", argument=True)
 OUT = Option(
@@ -49,18 +49,22 @@ OUT = Option(
     metavar="PLACE",
     place="write",
 )
-VARIANCE = Part("variance", "Predict variances too, each with a proven interval.")
-CHUNK_ROWS = Option(help="Rows of a chunk.  [default: about 8192; with variances a batch or several]", least=1)
+VARIANCE = Part("variance", "Predict variances too, each with a proven interval.", group=Group("With --variance"))
+CHUNK_ROWS = Option(
+    help="Rows of a chunk.  [default: about 8192; with variances a batch or several]", least=1, group=FURTHER
+)
 TREE_ERROR = Option(
     help="Take sums over all training samples by a tree that prunes what hardly contributes, each mean (in standard "
     "deviations of the targets) or decision good to E; its bound allows for it. Pays for 2 or 3 features (at most 6) "
     "with short length scales, of many test samples.",
     metavar="E",
     above=0,
+    group=FURTHER,
 )
 PLUG_IN = Option(
     help="Of a Gaussian process classifier: probabilities at its decisions, without averaging them over the variances "
-    "of the latent functions, which take longer."
+    "of the latent functions, which take longer.",
+    group=FURTHER,
 )
 RESUME = Option(help="Go on with predictions that were interrupted.")
 PREDICTION = Option(place="read", argument=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, get_type_hints
 
 from dkgp.commands.job_options import MAX_PASSES, MAX_SECONDS
@@ -13,7 +13,7 @@ from dkgp.errors import InputError
 from dkgp.models import Hyperparameters
 from dkgp.models.solver_choice import Probed, choose_solver_for
 from dkgp.options import SEED
-from dkgp.registry import Option
+from dkgp.registry import FURTHER, Group, Option
 from dkgp.solvers import Choice, DualityGap, GradientInfNorm, MaxPasses, MaxSeconds, Solver, StoppingRule
 from dkgp.solvers.registry import (
     AUTO,
@@ -24,6 +24,7 @@ from dkgp.solvers.registry import (
     declaration_of,
     own_options,
     owners,
+    said,
     solver_names,
     solvers_that_need,
 )
@@ -38,7 +39,7 @@ def _solvers() -> dict[str, Any]:
 
 
 SOLVER = Option(late=_solvers)
-PRECISION = Option(help="mixed: float32 kernel tiles under float64 vectors, finished in float64.")
+PRECISION = Option(help="mixed: float32 kernel tiles under float64 vectors, finished in float64.", group=FURTHER)
 TOLERANCE = Option(
     help="Converged when max |gradient| is at or below this, recomputed in float64.", spellings=("--tol",), above=0
 )
@@ -46,7 +47,19 @@ DUALITY_GAP = Option(
     help="Converged, too, when the regularised risk is proven to be within this share of the least.",
     metavar="SHARE",
     above=0,
+    group=FURTHER,
 )
+
+
+def _of_solvers() -> dict[str, Option]:
+    """The options that solvers declare, those of solvers of a kind under one heading."""
+    kinds: dict[str, dict[str, None]] = {}
+    for name in own_options():
+        kinds.setdefault(owners(name)[0], {}).update(dict.fromkeys(owners(name)))
+    return {
+        name: replace(option, group=option.group or Group(f"Options of {said(tuple(kinds[owners(name)[0]]))}"))
+        for name, option in own_options().items()
+    }
 
 
 @dataclass(frozen=True, init=False)
@@ -110,7 +123,7 @@ class SolverOptions:
     @classmethod
     def more_options(cls) -> dict[str, Option]:
         """Return the options that solvers declare."""
-        return own_options()
+        return _of_solvers()
 
     def _general(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "own"}

@@ -4,16 +4,20 @@
 
 from __future__ import annotations
 
-from dkgp.estimators.classification.exact import LSSVC
-from dkgp.estimators.classification.fixed_size import FixedSizeLSSVC
-from dkgp.estimators.classification.gaussian_process import GPClassifier
-from dkgp.estimators.classification.logistic import KernelLogisticClassifier
-from dkgp.estimators.drop_in.classifier import GaussianProcessClassifier
-from dkgp.estimators.drop_in.regressor import GaussianProcessRegressor
-from dkgp.estimators.outputs import PredictionBounds
-from dkgp.estimators.pursuit import ConjugateDirectionsPursuit
-from dkgp.estimators.regressor import GPRegressor
-from dkgp.estimators.sparse import OverconfidenceWarning, SparseGPRegressor
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dkgp.estimators.classification.exact import LSSVC
+    from dkgp.estimators.classification.fixed_size import FixedSizeLSSVC
+    from dkgp.estimators.classification.gaussian_process import GPClassifier
+    from dkgp.estimators.classification.logistic import KernelLogisticClassifier
+    from dkgp.estimators.drop_in.classifier import GaussianProcessClassifier
+    from dkgp.estimators.drop_in.regressor import GaussianProcessRegressor
+    from dkgp.estimators.outputs import PredictionBounds
+    from dkgp.estimators.pursuit import ConjugateDirectionsPursuit
+    from dkgp.estimators.regressor import GPRegressor
+    from dkgp.estimators.sparse import OverconfidenceWarning, SparseGPRegressor
 
 __all__ = [
     "LSSVC",
@@ -28,3 +32,24 @@ __all__ = [
     "PredictionBounds",
     "SparseGPRegressor",
 ]
+
+# Where each of them is: one is loaded without what the others take.
+_MODULES = {
+    "LSSVC": "classification.exact",
+    "ConjugateDirectionsPursuit": "pursuit",
+    "FixedSizeLSSVC": "classification.fixed_size",
+    "GPClassifier": "classification.gaussian_process",
+    "GPRegressor": "regressor",
+    "GaussianProcessClassifier": "drop_in.classifier",
+    "GaussianProcessRegressor": "drop_in.regressor",
+    "KernelLogisticClassifier": "classification.logistic",
+    "OverconfidenceWarning": "sparse",
+    "PredictionBounds": "outputs",
+    "SparseGPRegressor": "sparse",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'dkgp.estimators' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(f"dkgp.estimators.{_MODULES[name]}"), name)

@@ -64,17 +64,11 @@ def hyperparameters_for(
     if optimizer is not None and optimizer not in optimizers:
         raise InputError(f"optimizer= is one of {', '.join(map(repr, optimizers))} or None; got {optimizer!r}")
     parsed = parse_kernel(kernel, dataset.n_features, names)
-    if optimizer is None or _is_constant(dataset):
+    if optimizer is None:
         without_white, noise = fold_white(parsed, noise_variance or 0.0)
         return Hyperparameters(without_white, noise if noise > 0.0 else UNTUNED_NOISE_VARIANCE, feature_names=names)
     fixed = None if noise_variance is None else {"noise_variance": noise_variance}
     return tune(None if kernel.strip() == "rbf" else parsed, fixed)
-
-
-def _is_constant(dataset: Dataset) -> bool:
-    """True if all targets of a data set in memory are constant (ingestion refuses such): nothing to tune by."""
-    first = dataset.targets(0, 1)
-    return all(bool((dataset.targets(*chunk) == first).all()) for chunk in dataset.row_chunks())
 
 
 def checked_solver(solver: object) -> Solver | str:

@@ -12,6 +12,7 @@ from dkgp.cluster.client_executor import is_in_process
 from dkgp.data import Dataset, dataset_from_arrays, memory_dataset
 from dkgp.data.sources.ingest_blocks import ingest_blocks
 from dkgp.data.sources.labelled import is_labelled, labelled_targets
+from dkgp.data.stores.standardisation import require_varying_targets
 from dkgp.errors import InputError
 from dkgp.estimators.fitted import Workspace
 from dkgp.estimators.scikit_learn import validate_data
@@ -35,6 +36,9 @@ def training_set(estimator: Any, X: Any, y: Any, workspace: Workspace) -> tuple[
     feature_names = table.names or tuple(f"x{column}" for column in range(table.inputs.shape[1]))
     target_names = table.target_names or _default_targets(table.targets)
     names: dict[str, Any] = {"feature_names": feature_names, "target_names": target_names}
+    if not is_dask(table.targets):  # those are looked at as they are ingested
+        columns = np.asarray(table.targets, dtype=np.float64).reshape(len(table.targets), -1)
+        require_varying_targets(target_names, (columns == columns[0]).all(axis=0), columns[0], len(columns))
     return kept_samples(estimator, table.inputs, table.targets, workspace, names), table.several_targets
 
 

@@ -273,7 +273,10 @@ def read_hyperparameters(
     try:
         document = json.loads(content)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"the hyperparameter file '{os.fspath(location)}' is not JSON: {error}") from error
+        raise InputError(
+            f"the hyperparameter file '{os.fspath(location)}' is not JSON: {error}. Expected a file that `dkgp tune` "
+            "writes"
+        ) from error
     try:
         hyperparameters = Hyperparameters.from_json(document)
         expected = len(feature_names) if n_features is None and feature_names is not None else n_features

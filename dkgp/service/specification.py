@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     Job: TypeAlias = TrainJob | SparseJob | ClassifyJob | TuneJob | PredictJob | EvaluateJob
 
 COMMANDS: tuple[str, ...] = ("train", "sparse", "classify", "tune", "predict", "evaluate")
+# Modules that run commands which may take another one first.
+_CHAINED = {"train": "dkgp.commands.chained.training"}
 # What a job writes by itself; no two jobs under way may share one.
 OUTPUT_FIELDS = ("out", "checkpoint", "plot", "log_json", "tiles")
 
@@ -91,6 +93,8 @@ def job_paths(command: str, options: Mapping[str, Any]) -> list[JobPath]:
         for field, value in places.items()
         if value is not None
     ]
+    if command == "train" and job.tune:
+        paths.append(JobPath("hyper", normalise_url(job.hyper), "write"))
     if command == "predict" and job.variance is not None and job.variance.keep_factor:
         paths.append(JobPath("model", normalise_url(job.model), "write"))
     return paths
@@ -99,7 +103,7 @@ def job_paths(command: str, options: Mapping[str, Any]) -> list[JobPath]:
 def run_job(job: Job, reporter: Reporter) -> Document:
     """Run the job in this process, as its command would; errors as there."""
     command = next(command for command in COMMANDS if isinstance(job, _kind(command)))
-    module = importlib.import_module(f"dkgp.commands.{command}")
+    module = importlib.import_module(_CHAINED.get(command, f"dkgp.commands.{command}"))
     document: Document = getattr(module, f"run_{command}")(job, reporter)
     return document
 

@@ -258,6 +258,11 @@ def test_a_file_where_a_store_belongs_is_told_from_one(pipeline: dict[str, Any],
         ("tune", data, "--out", tmp_path / "h.json"),
         ("predict", model, data, "--out", tmp_path / "p.zarr"),
         ("evaluate", pipeline["predict"]["out"], data),
+        ("info", data),
+        ("plan", data),
+        ("sparse", data, "--hyper", pipeline["tune"]["out"], "--out", tmp_path / "m.zarr"),
+        ("classify", data, "--out", tmp_path / "m.zarr"),
+        ("pursue", data, "--out", tmp_path / "m.zarr"),
     ):
         refused(run(*command), "Run dkgp ingest first", line)
     refused(run("evaluate", data, test), "not a dkgp prediction store but a file", "for other programs")

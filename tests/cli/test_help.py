@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import subprocess
 from collections.abc import Iterator
@@ -70,7 +71,45 @@ def test_help_shows_an_example_and_every_option_is_explained(names: tuple[str, .
 @pytest.mark.parametrize("names", [n for n in ALL if n != ("bench",)], ids=" ".join)
 def test_every_command_takes_the_common_options(names: tuple[str, ...]) -> None:
     options = {option for parameter in ALL[names].params for option in parameter.opts}
-    assert {"--json", "--quiet", "--debug"} <= options
+    assert {"--json", "--quiet", "--verbose", "--debug"} <= options
+
+
+GROUPED = ("train", "predict", "tune", "fit", "sparse", "classify", "ingest")
+LAST = ("Further options", "Checkpoints, records and limits", "What is shown", "Where the work runs")
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_common_options_come_first_and_the_cluster_last(name: str) -> None:
+    lines = run(name, "--help").output.splitlines()
+    headings = [line[:-1] for line in lines if re.fullmatch(r"[A-Z].*:", line) and not line.startswith("As in")]
+    assert headings[0] == "Options"
+    assert [heading for heading in headings if heading in LAST] == [each for each in LAST if each in headings]
+    assert headings[-1] == ("What is shown" if name in ("fit", "ingest") else "Where the work runs")
+    shown = lines.index("What is shown:")
+    flags = [line.split()[0].rstrip(",") for line in lines[shown + 1 : shown + 6]]
+    assert flags[:4] == ["--json", "-q", "-v", "--debug"]
+    assert flags[4] in ("-h", "--help")  # click keeps the first that a command was shown with
+    common = lines[lines.index("Options:") : lines.index(f"{headings[1]}:")]
+    assert any(line.split()[:1] == ["--overwrite"] for line in common)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("trian train.zarr", "No such command 'trian'. Did you mean train?"),
+        ("zzz", "There are bench, cancel, classify"),
+        ("bench tile", "Did you mean tiles?"),
+        ("submit trian", "Did you mean train?"),
+        ("train x.zarr --hypr h.json", "--hyper"),
+        ("ingest a.csv b.zarr --tarqet y", "--target"),
+        ("train x.zarr --hyper h.json --out m.zarr --solver gbdc", "Did you mean gbcd?"),
+        ("tune x.zarr --out h.json --objective likelyhood", "Did you mean likelihood?"),
+    ],
+)
+def test_a_slip_is_told_what_was_meant(typed: str, meant: str) -> None:
+    result = run(*typed.split())
+    assert result.exit_code == 2
+    assert meant in result.stderr
 
 
 def test_help_comes_at_once() -> None:

@@ -81,7 +81,7 @@ def test_methods_of_the_paper_are_as_they_are_there(pipeline: dict[str, Any], tm
     # A block of a tenth, once around: three squares for candidates beside the one of its columns.
     n = one["n"]
     assert 3.5 < one["kernel_evaluations"] / n**2 < 5.5
-    table = run(*train(pipeline, tmp_path / "shown.zarr", "--block-size", 60)[:-2])
+    table = run(*train(pipeline, tmp_path / "shown.zarr", "--block-size", 60)[:-2], "--verbose")
     assert "kernel entries evaluated" in table.stdout
     assert "n²" in table.stdout
 
@@ -135,7 +135,7 @@ def test_auto_says_what_it_picked_and_why(
     pipeline: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, hyper = pipeline["ingest"]["train"], pipeline["tune"]["out"]
-    result = run("train", store, "--hyper", hyper, "--out", tmp_path / "m.zarr", "--solver", "auto", "--json")
+    result = run("train", store, "--hyper", hyper, "--out", tmp_path / "m.zarr", "--solver", "auto", "--json", "-v")
     found = document_of(result)
     assert (found["solver"], found["auto"]["solver"]) == ("cholesky", "cholesky")
     assert f"the solver is cholesky: {found['auto']['reason']}" in " ".join(result.stderr.split())

@@ -15,6 +15,7 @@ from dkgp.commands.reporting.outputs import check_output_file, check_side_files
 from dkgp.commands.reporting.records import RecordLog
 from dkgp.errors import ExitCode, InputError, MissingExtraError, OutputExistsError, StorageError, UsageError
 from dkgp.models.metrics import CoverageCurve
+from dkgp.operators.base import FloatArray
 
 HISTORY = [
     {
@@ -81,6 +82,36 @@ def test_the_calibration_panel_shows_what_chance_allows(tmp_path: Path) -> None:
     np.testing.assert_allclose(below[:, 1], 100.0 * (below[:, 0] ** 1.3 - below[:, 0]), atol=1e-12)
     low, high = bottom.get_ylim()
     assert low < below[:, 1].min() < 0.0 < -low == high
+
+
+def errors_drawn(tmp_path: Path, last_exponent: float) -> tuple[dict[str, FloatArray], str]:
+    """Lines by their labels, and the words, of a run that falls a decade a minute from 1, a round every 6 seconds."""
+    history = [
+        {"seconds": 6.0 * k, "gradient_inf_norm": 10.0 ** (-k / 10)} for k in range(1, round(10 * last_exponent) + 1)
+    ]
+    with plots.drawn(tmp_path / "run.png", 8.0, 4.5, "run") as figure:
+        axis = figure.subplots()
+        plots._draw_error(axis, history, 1e-4)
+    assert axis.get_yscale() == "log"
+    return {line.get_label(): line.get_xydata() for line in axis.lines}, axis.texts[0].get_text()
+
+
+def test_a_run_that_stopped_early_shows_when_it_would_end(tmp_path: Path) -> None:
+    lines, words = errors_drawn(tmp_path, 3.0)
+    assert words == "stopped after 3 min 00 s, at 10.0 times the tolerance;\nabout 1 min 00 s more at the recent rate"
+    np.testing.assert_allclose(lines["least so far"][-1], [3.0, 1e-3])  # minutes
+    np.testing.assert_allclose(lines["forecast, at the recent rate"], [[3.0, 1e-3], [4.0, 1e-4]])
+    assert set(lines["tolerance 0.0001"][:, 1]) == {1e-4}
+    # A forecast four times as far as the run is drawn as far again as the run, and told in full.
+    lines, words = errors_drawn(tmp_path, 0.8)
+    assert words.endswith("about 3 min 12 s more at the recent rate")
+    np.testing.assert_allclose(lines["forecast, at the recent rate"][-1], [96.0, 10**-1.6])
+
+
+def test_a_run_that_ended_shows_when(tmp_path: Path) -> None:
+    lines, words = errors_drawn(tmp_path, 4.0)
+    assert words == "within the tolerance after 4 min 00 s"
+    assert "forecast, at the recent rate" not in lines
 
 
 @pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])

@@ -103,7 +103,7 @@ def test_what_is_given_wins(capsys: pytest.CaptureFixture[str]) -> None:
     told: list[str] = []
 
     class Notes(SilentReporter):
-        def note(self, message: str) -> None:
+        def note(self, message: str, figures: str | None = None) -> None:
             told.append(message)
 
     announce_preset("train", job, Notes())

@@ -250,3 +250,15 @@ def test_text_is_refused_in_words(name: str, samples: Callable[[str], Any], fitt
     text = np.array([["a"] * model.n_features_in_, ["b"] * model.n_features_in_])
     with pytest.raises(InputError, match="X holds text where a number belongs.*Encode such columns first"):
         model.predict(text)
+
+
+def test_one_estimator_is_loaded_without_what_the_others_take() -> None:
+    code = (
+        "import gc, sys; from dkgp import GPRegressor; assert gc.isenabled(); "
+        "print([name for name in ('distributed', 'xarray', 'matplotlib', 'dkgp.estimators.classification', "
+        "'dkgp.estimators.pursuit', 'dkgp.estimators.sparse') if name in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+    with pytest.raises(AttributeError, match="no attribute 'GPR'; it has LSSVC, "):
+        dkgp.estimators.GPR  # noqa: B018

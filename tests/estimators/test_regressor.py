@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -13,7 +15,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures
 
 import dkgp
-from dkgp import GPRegressor
+from dkgp import GPRegressor, SparseGPRegressor
+from dkgp.data import dataset_from_arrays
 from dkgp.errors import InputError
 from dkgp.estimators import PredictionBounds
 from dkgp.estimators.outputs import what_holds
@@ -96,9 +99,25 @@ def test_attributes_tell_of_the_fit(problem: Problem, fitted: GPRegressor) -> No
     np.testing.assert_allclose(bounds.mean_error, largest, rtol=1e-3)
 
 
-def test_a_constant_target_is_predicted(problem: Problem) -> None:
-    mean = GPRegressor().fit(problem.X, np.full(len(problem.X), 4.5)).predict(problem.X_new)
-    np.testing.assert_array_equal(mean, 4.5)
+@pytest.mark.parametrize("kind", [GPRegressor, SparseGPRegressor])
+def test_a_constant_target_is_refused_in_the_words_of_ingestion(
+    kind: type[GPRegressor | SparseGPRegressor], problem: Problem, tmp_path: Path
+) -> None:
+    n = len(problem.X)
+    constant = np.full(n, 4.5)
+    words = f"The target '{{}}' is constant: all {n} samples hold 4.5. There is nothing to learn; choose another target"
+    with pytest.raises(InputError) as of_python:
+        kind().fit(problem.X, constant)
+    with pytest.raises(InputError) as of_ingestion:
+        dataset_from_arrays(tmp_path / "train.zarr", problem.X, constant)
+    assert str(of_python.value) == str(of_ingestion.value) == words.format("y") + "."
+    # Of several targets, the one that is; in a DataFrame by its name.
+    two = pd.DataFrame({"price": problem.y, "year": constant})
+    with pytest.raises(InputError) as of_several:
+        kind().fit(problem.X, two)
+    assert str(of_several.value) == words.format("year") + ", or leave this one out."
+    # Nearly constant is not constant.
+    assert kind().fit(problem.X, constant + 1e-6 * problem.y).predict(problem.X_new).std() > 0.0
 
 
 def test_solver_is_of_choice(problem: Problem, fitted: GPRegressor) -> None:
@@ -188,3 +207,22 @@ def test_pipeline_and_grid_search(problem: Problem) -> None:
     search = GridSearchCV(GPRegressor(KERNEL), {"noise_variance": [NOISE, 1e3]}, cv=3).fit(X, y)
     assert search.best_params_ == {"noise_variance": NOISE}
     assert cross_val_score(search.best_estimator_, X, y, cv=3).min() > 0.5
+
+
+def test_means_alone_take_no_variance_and_no_thread(
+    problem: Problem, fitted: GPRegressor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model that is loaded: no factor is looked for, and one sample is the work of the thread that asks."""
+    fitted.save(tmp_path / "model.zarr")
+    loaded = GPRegressor.load(tmp_path / "model.zarr")
+
+    def used(*_: Any, **__: Any) -> None:
+        raise AssertionError("not for means")
+
+    monkeypatch.setattr("dkgp.models.prediction.predictor.chosen_run", used)
+    monkeypatch.setattr("dkgp.cluster.executors.base.LocalExecutor.start", used)
+    one = loaded.predict(problem.X_new[:1])
+    with pytest.raises(AssertionError, match="not for means"):
+        loaded.predict(problem.X_new[:1], return_std=True)
+    monkeypatch.undo()
+    np.testing.assert_array_equal(one, loaded.predict(problem.X_new)[:1])

@@ -33,7 +33,7 @@ MODULE = "dkgp_benchmarks.growth.run"
 class _LineReporter(SilentReporter):
     """Tells the process that started this one what goes on."""
 
-    def note(self, message: str) -> None:
+    def note(self, message: str, figures: str | None = None) -> None:
         """Pass it on."""
         _say(note=message)
 

@@ -35,7 +35,7 @@ class Notes(SilentReporter):
         super().__init__()
         self.notes: list[str] = []
 
-    def note(self, message: str) -> None:
+    def note(self, message: str, figures: str | None = None) -> None:
         """Remember it."""
         self.notes.append(message)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dkgp.cli.options import examples
-from dkgp.cli.running import execute, output_options, print_parts, runs
+from dkgp.cli.running import Output, execute, output_options, print_parts, runs
 from dkgp.cli.service.options import client_from, service_options
 
 if TYPE_CHECKING:
@@ -31,25 +31,25 @@ def exit_code(record: Document) -> int:
     return exit_code_of(record)
 
 
-def show_job(record: Document) -> None:
+def show_job(record: Document, output: Output) -> None:
     """Print a job in full."""
     from dkgp.commands.reporting.tables.jobs import job_tables
 
-    print_parts(job_tables(record))
+    print_parts(job_tables(record, verbose=output.verbose))
 
 
-def _show_jobs(document: Document) -> None:
+def _show_jobs(document: Document, output: Output) -> None:
     from dkgp.commands.reporting.tables.jobs import jobs_tables
 
-    print_parts(jobs_tables(document))
+    print_parts(jobs_tables(document, verbose=output.verbose))
 
 
-def _show_states(document: Document) -> None:
+def _show_states(document: Document, output: Output) -> None:
     for record in document["jobs"]:
-        _show_state(record)
+        _show_state(record, output)
 
 
-def _show_state(record: Document) -> None:
+def _show_state(record: Document, _: Output) -> None:
     is_ending = record["cancel_requested"] and record["state"] == "running"
     click.echo(f"{record['id']} {'being cancelled' if is_ending else record['state']}")
 
@@ -80,17 +80,18 @@ def status(reporter: Reporter, job_id: str, **options: Any) -> Document:
 @id_argument
 @service_options
 @output_options
-def logs(as_json: bool, quiet: bool, debug: bool, follow: bool, job_id: str, **options: Any) -> None:
+def logs(follow: bool, job_id: str, **options: Any) -> None:
     """Print what the job ID has said: states, notes, warnings, progress, its log.
 
     With --json one JSON document a line for each event, just as the service keeps them; with --quiet no progress.
     """
+    output = Output.taken(options)
 
     def job(reporter: Reporter) -> None:
         with client_from(options, reporter, patient=follow) as client:
-            print_events(client, client.find(job_id), follow=follow, as_json=as_json, quiet=quiet)
+            print_events(client, client.find(job_id), output, follow=follow)
 
-    execute("logs", job, as_json=as_json, quiet=quiet, debug=debug)
+    execute("logs", job, output)
 
 
 @click.command(epilog=examples("dkgp cancel 3f2a"))
@@ -135,9 +136,7 @@ def wait(reporter: Reporter, job_ids: tuple[str, ...], timeout: float | None, **
     return {"command": "wait", "exit_code": next((code for code in codes if code), 0), "jobs": records}
 
 
-def print_events(
-    client: ServiceClient, job_id: str, *, follow: bool, as_json: bool, quiet: bool, err: bool = False
-) -> None:
+def print_events(client: ServiceClient, job_id: str, output: Output, *, follow: bool, err: bool = False) -> None:
     """Print a job's events, so far or until it ends, each as a line of text or as a JSON document.
 
     Ctrl-C is an `InterruptedRunError`: the job goes on.
@@ -148,9 +147,9 @@ def print_events(
 
     try:
         for event in client.follow(job_id) if follow else client.events(job_id):
-            if quiet and event["kind"] == "progress":
+            if output.quiet and event["kind"] == "progress":
                 continue
-            line = dump(event, indent=None) if as_json else event_line(event)
+            line = dump(event, indent=None) if output.as_json else event_line(event, verbose=output.verbose)
             if line is not None:
                 click.echo(line, err=err)
     except BrokenPipeError:

@@ -8,7 +8,7 @@ import click
 
 from dkgp.cli.declared import DeclaredCommand
 from dkgp.cli.options import cluster_from, cluster_options, examples
-from dkgp.cli.running import execute, output_options
+from dkgp.cli.running import Output, execute, output_options
 
 if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
@@ -81,13 +81,14 @@ SECONDS_A_DAY = 86_400.0
 @click.option("--max-queued", type=click.IntRange(min=1), default=10_000, show_default=True, help="Jobs that may wait.")
 @cluster_options
 @output_options
-def serve(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+def serve(**options: Any) -> None:
     """Take jobs over HTTP, keep them in --folder, and run each in a process of its own.
 
     What `dkgp submit` sends is checked as the command line is, and survives a restart: a job that ran goes on from its
     checkpoint. --json prints the address as a JSON document once the service listens. A description of the API is at
     /docs, a page to look at the jobs at /.
     """
+    output = Output.taken(options)
 
     def job(reporter: Reporter) -> None:
         from dkgp.commands.reporting.documents import dump
@@ -107,9 +108,9 @@ def serve(as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
 
         def on_listening(document: Document) -> None:
             # At once and alone: whoever started the service reads the address from it.
-            if as_json:
+            if output.as_json:
                 click.echo(dump(document, indent=None))
 
         run_serve(settings, reporter, on_listening=on_listening)
 
-    execute("serve", job, as_json=as_json, quiet=quiet, debug=debug)
+    execute("serve", job, output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,8 +12,9 @@ import click
 from dkgp.cli.command import JobCommand
 from dkgp.cli.declared import DeclaredCommand, declared_options
 from dkgp.cli.job_commands import classify, evaluate, predict, sparse, train, tune
+from dkgp.cli.meant import Commands
 from dkgp.cli.options import examples
-from dkgp.cli.running import execute, output_options
+from dkgp.cli.running import OUTPUT_NAMES, Output, execute, output_options
 from dkgp.cli.service.jobs import exit_code, print_events, show_job
 from dkgp.cli.service.options import SERVICE_NAMES, client_from, service_options
 
@@ -36,7 +37,7 @@ class Submission:
     slurm_options: dict[str, str]
     write_only: str | None
     service: dict[str, Any]
-    flags: tuple[bool, bool, bool]
+    output: Output
 
     def check(self) -> None:
         """Refuse options that do not go together; `UsageError`."""
@@ -63,12 +64,13 @@ def slurm_settings(context: click.Context, parameter: click.Parameter, values: t
 
 
 @click.group(
+    cls=Commands,
     epilog=examples(
         "dkgp submit train train.zarr --out model.zarr --hyper hyper.json",
         "dkgp submit --name nightly --follow predict model.zarr test.zarr --out pred.zarr --variance",
         "dkgp wait $(dkgp submit tune train.zarr --out hyper.json)",
         "dkgp submit --slurm --slurm-option time=08:00:00 train train.zarr --out model.zarr --hyper hyper.json",
-    )
+    ),
 )
 @click.option("--name", metavar="NAME", help="What to call the job, for people.")
 @click.option(
@@ -91,7 +93,7 @@ def slurm_settings(context: click.Context, parameter: click.Parameter, values: t
 @click.option("--write-only", metavar="FILE", help="With --slurm: write the script there and do not submit it.")
 @output_options
 @click.pass_context
-def submit(context: click.Context, /, as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+def submit(context: click.Context, /, **options: Any) -> None:
     """Submit a command as a job: print the job's id and return.
 
     The job is run by a jobs service (`dkgp serve`), on the service's cluster, or by SLURM. What is wrong with the
@@ -99,7 +101,7 @@ def submit(context: click.Context, /, as_json: bool, quiet: bool, debug: bool, *
     """
     context.obj = Submission(
         service={name: options.pop(name) for name in SERVICE_NAMES},
-        flags=(as_json, quiet, debug),
+        output=Output.taken(options),
         **options,
     )
 
@@ -127,10 +129,10 @@ def as_job(command: JobCommand) -> click.Command:
     )
     @declared_options(parameters)
     @click.pass_context
-    def callback(context: click.Context, /, as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+    def callback(context: click.Context, /, **options: Any) -> None:
         submission: Submission = context.obj
         # They may stand before the command or after it.
-        as_json, quiet, debug = (a or b for a, b in zip((as_json, quiet, debug), submission.flags, strict=True))
+        output = Output.taken(options) | submission.output
 
         def job(reporter: Reporter) -> Document:
             submission.check()
@@ -138,10 +140,10 @@ def as_job(command: JobCommand) -> click.Command:
             job_value = command.job(absolute)
             if submission.slurm:
                 return _to_slurm(submission, command, _arguments(context, absolute), absolute)
-            return _to_service(submission, name, job_value, reporter, quiet)
+            return _to_service(submission, name, job_value, reporter, output)
 
         show, code = (show_job, exit_code) if submission.follow else (_show_id, None)
-        execute("submit", job, as_json=as_json, quiet=quiet, debug=debug, show=show, exit_code=code)
+        execute("submit", job, output, show=show, exit_code=code)
 
     return callback
 
@@ -163,7 +165,7 @@ def _absolute(command: JobCommand, options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _to_service(submission: Submission, name: str, job: Any, reporter: Reporter, quiet: bool) -> Document:
+def _to_service(submission: Submission, name: str, job: Any, reporter: Reporter, output: Output) -> Document:
     """Submit a job; return its record, at once or when it has ended."""
     from dkgp.service.specification import options_from_job
 
@@ -172,7 +174,7 @@ def _to_service(submission: Submission, name: str, job: Any, reporter: Reporter,
         record = client.submit(name, options, name=submission.name, deadline_seconds=submission.deadline)
         if submission.follow:
             click.echo(f"job {record['id']}", err=True)
-            print_events(client, record["id"], follow=True, as_json=False, quiet=quiet, err=True)
+            print_events(client, record["id"], replace(output, as_json=False), follow=True, err=True)
             record = client.wait(record["id"])
     return record
 
@@ -217,7 +219,7 @@ def _arguments(context: click.Context, options: dict[str, Any]) -> list[str]:
     flags, positional = [], []
     for parameter in context.command.params:
         name = str(parameter.name)
-        if name in ("as_json", "quiet", "debug"):
+        if name in OUTPUT_NAMES:
             continue
         if isinstance(parameter, click.Argument):
             positional.append(str(options[name]))
@@ -231,7 +233,7 @@ def _arguments(context: click.Context, options: dict[str, Any]) -> list[str]:
     return [*positional, *flags]
 
 
-def _show_id(document: Document) -> None:
+def _show_id(document: Document, _: Output) -> None:
     """Print the id alone, for scripts."""
     click.echo(document.get("id") or document["slurm_job"] or document["script"])
 

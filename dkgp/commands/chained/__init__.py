@@ -1,3 +1,3 @@
-"""Commands one after another: the steps that a demo and a fit share, and the demo."""
+"""Commands one after another: the steps that a demo and a fit share, the demo, and training after tuning."""
 
 # Hangs on dkgp/commands/run.py.

@@ -62,7 +62,9 @@ class ExactRun(ClassifyRun):
         tolerance = rule.gradient_tolerance(dataset.n_samples)
         solver, choice = self._solver(kernel, least, tolerance, executor)
         if choice:
-            self.reporter.note(f"the solver is {solver.name}: {choice['auto']['reason']}")
+            reason = choice["auto"]["reason"]
+            told = f"the solver is {solver.name}"
+            self.reporter.note(f"{told}, which should be quickest", f"{told}: {reason}")
         check_tree_gradient(job.tree_error, tolerance, job.tolerance)
         plan = planned_solve(
             self,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from dkgp.solvers import Progress
+# Of a round: `seconds`, and the measure under its name.
+Round: TypeAlias = Any
 
 # Gradient norms of a greedy method fall on a line in log space, with jumps: a shorter window would chase the jumps.
 _LEAST_WINDOW = 8
@@ -28,7 +30,7 @@ class ConvergenceEstimate:
         self._seconds: list[float] = []
         self._log_best: list[float] = []
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: Round) -> None:
         """Take a round's record in."""
         value = float(getattr(progress, self._measure))
         if not math.isfinite(value):

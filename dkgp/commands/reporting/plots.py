@@ -11,11 +11,14 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.commands.reporting.convergence import ConvergenceEstimate
+from dkgp.commands.reporting.lines import duration
 from dkgp.data.remote.storage import translate_write_errors
 from dkgp.errors import InputError, MissingExtraError
 
@@ -31,6 +34,9 @@ History = Sequence[Mapping[str, Any]]
 FORMATS = (".png", ".pdf", ".svg")
 MOST_POINTS = 5000
 MOST_NAMES = 8
+_ERROR, _GOAL = "#1f5f8b", "#3a7d44"
+# Seconds of a unit, and what the axis says; the largest that makes a few of a run.
+_TIME_UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 # A calibrated model's coverage stays inside the band with this probability, at each level by itself.
 BAND = 0.95
 
@@ -81,7 +87,7 @@ def drawn(path: str | os.PathLike[str], width: float, height: float, title: str)
 def plot_convergence(
     path: str | os.PathLike[str], history: History, *, tolerance: float, title: str = "Convergence"
 ) -> None:
-    """Draw max |g| and the objective against column passes and against seconds.
+    """Draw the largest error against time, what is left of it to the tolerance, and when it would be there.
 
     Parameters
     ----------
@@ -90,15 +96,12 @@ def plot_convergence(
     history : sequence of mappings
         Records of the rounds (`dkgp.solvers.Progress.to_json`).
     tolerance : float
-        Drawn as a line.
+        Drawn as a line; where a run stopped above it, the end at its recent rate is foreseen.
     title : str
         Of the figure.
     """
-    with drawn(path, 9.0, 6.0, title) as figure:
-        axes = figure.subplots(2, 2, sharex="col")
-        for column, (name, label) in enumerate((("column_passes", "column passes"), ("seconds", "seconds"))):
-            _draw_gradient(axes[0, column], history, name, tolerance)
-            _draw_objective(axes[1, column], history, name, label)
+    with drawn(path, 8.0, 4.5, title) as figure:
+        _draw_error(figure.subplots(), history, tolerance)
 
 
 def plot_predictions(
@@ -175,8 +178,7 @@ def plot_run(
     with drawn(path, 5.5 * count, 5.0, title) as figure:
         panels = _panels(figure, count)
         left = panels[0].subplots()
-        _draw_gradient(left, history, "column_passes", tolerance)
-        left.set_xlabel("column passes")
+        _draw_error(left, history, tolerance)
         _draw_predictions(panels[1].subplots(), truth, mean)
         if coverage is not None:
             _draw_calibration(panels[2], coverage)
@@ -233,17 +235,65 @@ def finish(*axes: Axes, legend: str | None = "small") -> None:
             axis.legend(fontsize=legend)
 
 
-def _draw_gradient(axis: Axes, history: History, against: str, tolerance: float) -> None:
-    axis.semilogy(column(history, against), column(history, "gradient_inf_norm"), marker=".", markersize=3)
-    axis.axhline(tolerance, color="grey", linestyle="--", linewidth=1, label=f"tolerance {tolerance:g}")
-    axis.set_ylabel("max |g|")
-    finish(axis, legend="medium")
+def _draw_error(axis: Axes, history: History, tolerance: float) -> None:
+    """The largest error round by round, the least so far, and what separates it from the tolerance."""
+    seconds, errors = column(history, "seconds"), column(history, "gradient_inf_norm")
+    known = np.isfinite(errors) & (errors > 0.0)
+    seconds, errors = seconds[known], errors[known]
+    estimate = ConvergenceEstimate(tolerance)
+    for second, error in zip(seconds.tolist(), errors.tolist(), strict=True):
+        estimate.update(SimpleNamespace(seconds=second, gradient_inf_norm=error))
+    last, left = (float(seconds[-1]) if seconds.size else 0.0), estimate.seconds_left
+    unit, name = next((of for of in _TIME_UNITS if last >= 3.0 * of[0]), _TIME_UNITS[-1])
+    times, least = seconds / unit, np.minimum.accumulate(errors)
+    axis.semilogy(times, errors, ".", color=_ERROR, alpha=0.35, markersize=_marker(4 * max(1, errors.size)))
+    axis.semilogy(times, least, color=_ERROR, linewidth=1.8, label="least so far", drawstyle="steps-post")
+    axis.axhline(tolerance, color=_GOAL, linestyle="--", linewidth=1.2, label=f"tolerance {tolerance:g}")
+    if errors.size:
+        axis.fill_between(
+            times,
+            tolerance,
+            np.maximum(least, tolerance),
+            step="post",
+            color=_ERROR,
+            alpha=0.08,
+            linewidth=0,
+            label="left to the tolerance",
+        )
+        words = _draw_end(axis, (last, float(least[-1])), left, tolerance, unit)
+        axis.annotate(
+            words, (0.98, 0.97), xycoords="axes fraction", ha="right", va="top", fontsize="small", color="0.25"
+        )
+        axis.set_ylim(0.4 * min(tolerance, float(least[-1])), 2.5 * float(errors.max()))
+    axis.set(xlabel=name, ylabel="largest error")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.25, which="major")
+    axis.set_xlim(left=0.0)
+    axis.legend(loc="upper right", bbox_to_anchor=(1.0, 0.88), fontsize="small", frameon=False)
 
 
-def _draw_objective(axis: Axes, history: History, against: str, label: str) -> None:
-    axis.plot(column(history, against), column(history, "objective"), marker=".", markersize=3)
-    axis.set(xlabel=label, ylabel="objective")
-    finish(axis, legend=None)
+def _draw_end(axis: Axes, last: tuple[float, float], left: float | None, tolerance: float, unit: float) -> str:
+    """Draw the way on from the last error (seconds, error) at the recent rate; return how it ended, in words."""
+    at, error = last
+    if error <= tolerance:
+        axis.plot([at / unit], [error], "o", color=_GOAL, markersize=7)
+        return f"within the tolerance after {duration(at)}"
+    factor = error / tolerance
+    times = f"stopped after {duration(at)}, at {factor:,.{0 if factor >= 100.0 else 1}f} times the tolerance"
+    if left is None:
+        return f"{times};\nno rate to foresee the end by"
+    # A forecast far beyond what was seen is not drawn to its end.
+    share = min(1.0, max(at, 1e-9) / max(left, 1e-9))
+    end = error * (tolerance / error) ** share
+    axis.semilogy(
+        [at / unit, (at + share * left) / unit],
+        [error, end],
+        ":",
+        color=_ERROR,
+        linewidth=1.8,
+        label="forecast, at the recent rate",
+    )
+    return f"{times};\nabout {duration(left)} more at the recent rate"
 
 
 def _marker(count: int) -> float:

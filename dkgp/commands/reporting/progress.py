@@ -67,8 +67,8 @@ class Reporter(Protocol):
     def warnings(self) -> list[str]:
         """Everything warned of so far."""
 
-    def note(self, message: str) -> None:
-        """Say something worth knowing."""
+    def note(self, message: str, figures: str | None = None) -> None:
+        """Say something worth knowing; `figures`: the same for those who know solvers."""
 
     def warn(self, message: str) -> None:
         """Say something that may need the user's attention, and remember it for the document."""
@@ -98,7 +98,7 @@ class SilentReporter:
     def __init__(self) -> None:
         self.warnings: list[str] = []
 
-    def note(self, message: str) -> None:
+    def note(self, message: str, figures: str | None = None) -> None:
         """Drop the message."""
 
     def warn(self, message: str) -> None:

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from dkgp.commands.reporting.convergence import ConvergenceEstimate
+from dkgp.commands.reporting.lines import choice_line, search_line, solve_line, time_left
 from dkgp.commands.reporting.progress import (
-    MEASURES,
     ChoiceProgress,
     Measure,
     SolveProgress,
@@ -31,6 +31,8 @@ class TerminalReporter:
     ----------
     quiet : bool
         Warnings only.
+    verbose : bool
+        Progress in the figures of solvers, not in plain words.
     console : rich.console.Console, optional
         Where to write instead.
     plain_line_seconds : float
@@ -43,19 +45,20 @@ class TerminalReporter:
         self,
         *,
         quiet: bool = False,
+        verbose: bool = False,
         console: Console | None = None,
         plain_line_seconds: float = PLAIN_LINE_SECONDS,
         wording: Callable[[str], str] = str,
     ) -> None:
         self.warnings: list[str] = []
-        self._quiet, self._wording = quiet, wording
+        self._quiet, self._verbose, self._wording = quiet, verbose, wording
         self._console = console or Console(stderr=True, highlight=False)
         self._plain_line_seconds = plain_line_seconds
 
-    def note(self, message: str) -> None:
-        """Print the message."""
+    def note(self, message: str, figures: str | None = None) -> None:
+        """Print the message, or verbosely its figures."""
         if not self._quiet:
-            self._print(self._wording(message))
+            self._print(self._wording(figures if self._verbose and figures else message))
 
     def warn(self, message: str) -> None:
         """Print the message and remember it."""
@@ -87,13 +90,7 @@ class TerminalReporter:
         with self._display(label) as show:
 
             def update(progress: TuneProgress) -> None:
-                show(
-                    label,
-                    None,
-                    f"evaluation {progress.evaluation}, start {progress.start}, "
-                    f"log likelihood {progress.best_log_marginal_likelihood:.2f}, "
-                    f"gradient {progress.gradient_inf_norm:.2g}, s2 {progress.noise_variance:.3g}",
-                )
+                show(label, None, search_line(vars(progress), verbose=self._verbose))
 
             yield update
 
@@ -114,17 +111,16 @@ class TerminalReporter:
                         show(label, estimate.fraction, f"{reached}{share}{pace.left(progress)}")
                     return
                 estimate.update(progress)
-                parts = [
-                    f"round {progress.iteration}",
-                    f"{progress.column_passes:.2f} passes",
-                    f"{MEASURES[measure]} {getattr(progress, measure):.2e} -> {tolerance:.0e}",
-                ]
-                if (rate := estimate.decades_per_minute) is not None:
-                    parts.append(f"{rate:.2f} decades/min")
-                if (left := estimate.seconds_left) is not None:
-                    parts.append(f"about {duration(left)} left")
-                show(label, estimate.fraction, ", ".join(parts))
-                reached = ", ".join(parts) + "; "
+                event = {
+                    **vars(progress),
+                    "measure": measure,
+                    "tolerance": tolerance,
+                    "decades_per_minute": estimate.decades_per_minute,
+                    "seconds_left": estimate.seconds_left,
+                }
+                details = solve_line(event, verbose=self._verbose)
+                show(label, estimate.fraction, details)
+                reached = f"{details}; "
 
             yield update
 
@@ -140,9 +136,7 @@ class TerminalReporter:
                         fraction = progress.done / progress.total
                         show(f"{label}: {progress.phase}", fraction, _amount(progress) + pace.left(progress))
                     return
-                gap = "" if progress.gap is None else f", gap {progress.gap:.3g}"
-                of = "" if size is None else f" of {size:,}"
-                details = f"{progress.size:,}{of} basis samples, risk {progress.risk:.6g}{gap}"
+                details = choice_line(progress.to_json(), size, verbose=self._verbose)
                 show(f"{label}: choice", None if size is None else progress.size / size, details)
 
             yield update
@@ -240,17 +234,7 @@ class _Pace:
         """Time left at the rate of the report that was taken in last."""
         if progress.total is None or self._rate is None:
             return ""
-        return f", about {duration((progress.total - progress.done) / self._rate)} left"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them: 12 s, 3 min 20 s, 2 h 05 min."""
-    total = round(seconds)
-    if total < 60:
-        return f"{total} s"
-    if total < 3600:
-        return f"{total // 60} min {total % 60:02d} s"
-    return f"{total // 3600} h {total % 3600 // 60:02d} min"
+        return f", {time_left((progress.total - progress.done) / self._rate)}"
 
 
 def _amount(progress: WorkProgress) -> str:

@@ -11,7 +11,7 @@ from dkgp.models.sparse.ladder import LadderTarget
 from dkgp.models.sparse.ladder.plan import LadderPlan
 from dkgp.models.sparse.settings import GREEDY, SparseSettings
 from dkgp.options import Part, options_of
-from dkgp.registry import Option
+from dkgp.registry import FURTHER, Option
 
 DEFAULTS = {each.name: each.default for each in fields(SparseSettings)}
 
@@ -36,6 +36,7 @@ LARGEST_BASIS = Option(
     help="Of `basis_size` auto: grow up to M samples, whatever the exact model costs.  [default: while it is cheaper "
     "than the exact model]",
     metavar="M",
+    group=FURTHER,
 )
 GIVEN_BASIS = Option(
     help="Take this basis: a table of inputs in the features' own units, or of sample numbers from 0, in any format "
@@ -43,6 +44,7 @@ GIVEN_BASIS = Option(
     "`dkgp tune --objective bound` wrote it: the bound is this basis'.",
     metavar="FILE",
     place="read",
+    group=FURTHER,
 )
 GAP = Option(
     help="Smola and Bartlett's duality gap that a greedy basis, or `basis_size` auto, is to reach; exit code 4 where "

@@ -125,7 +125,8 @@ class SparseRun(TrainingRun):
 
             def after_rung(rung: Rung) -> None:
                 gap = "" if rung.gap is None else f", gap {rung.gap:.3g}"
-                self.reporter.note(f"{rung.size:,} basis samples: proven distance {rung.distance:.3g}{gap}")
+                told = f"{rung.size:,} basis samples: proven distance {rung.distance:.3g}"
+                self.reporter.note(told, told + gap)
                 if not job.is_greedy:
                     log.write({"iteration": rung.size, **rung.to_json()})
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from dkgp.commands.job_options import AS_IN_THE_PAPER, BY_REFERENCE, DATASET, HYPER, MODEL_OUT, TrainingJob
 from dkgp.commands.solver_options import SolverOptions
+from dkgp.data.remote.storage import exists
 from dkgp.errors import UsageError
 from dkgp.options import Part
-from dkgp.registry import Option
+from dkgp.registry import FURTHER, Instead, Option
 from dkgp.solvers.registry import Need, said, solvers_that_need
 
 
@@ -18,19 +19,32 @@ def _tiles() -> dict[str, str]:
     return {"help": f"{place}, to go on with after an interruption.  [default: OUT.tiles]"}
 
 
-TILES = Option(metavar="FOLDER", place="write", late=_tiles)
+TILES = Option(metavar="FOLDER", place="write", late=_tiles, group=FURTHER)
 TREE_ERROR = Option(
     help="Take kernel products by a tree that prunes what hardly contributes, each entry good to E, a tenth of "
     "`tolerance` or less. Pays for 2 or 3 features (at most 6) with short length scales; the certificate allows for "
     "it.",
     metavar="E",
     above=0,
+    group=FURTHER,
+)
+TUNE = Option(
+    help="Find hyperparameters first, as `dkgp tune` does at its defaults, and write them to `hyper`.  [default of "
+    "`hyper` then: OUT.hyper.json]"
+)
+# What `dkgp train` without either says names both.
+HYPER_OR_TUNE = replace(
+    HYPER,
+    lacking=f"{HYPER.lacking} Or give --tune, which finds them, at the defaults of `dkgp tune`, before it trains.",
+    instead=Instead("tune", lambda options: f"{str(options['out']).rstrip('/')}.hyper.json"),
 )
 WITH_VARIANCES = Option(
     help="Keep with the model a Cholesky factor of all samples, by which each variance takes one solve: 4 n^2 bytes, "
     "and n^3/3 operations once.",
 )
-WARM_START = Option(help="Start from a model of the same data, exact or sparse.", metavar="MODEL", place="read")
+WARM_START = Option(
+    help="Start from a model of the same data, exact or sparse.", metavar="MODEL", place="read", group=FURTHER
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +52,7 @@ class TrainJob(TrainingJob):
     """A model to train: data, hyperparameters, solver, and where everything goes."""
 
     dataset: Annotated[str, DATASET]
-    hyper: Annotated[str, HYPER]
+    hyper: Annotated[str, HYPER_OR_TUNE]
     out: Annotated[str, MODEL_OUT]
     solver: Annotated[SolverOptions, Part()] = field(default_factory=SolverOptions)
     as_in_the_paper: Annotated[bool | tuple[str, ...], AS_IN_THE_PAPER] = False
@@ -47,6 +61,12 @@ class TrainJob(TrainingJob):
     warm_start: Annotated[str | None, WARM_START] = None
     by_reference: Annotated[bool, BY_REFERENCE] = False
     with_variances: Annotated[bool, WITH_VARIANCES] = False
+    tune: Annotated[bool, TUNE] = False
+
+    @property
+    def begun(self) -> bool:
+        """True if an earlier run left something to go on from; the hyperparameters that it found, too."""
+        return super().begun or (self.tune and exists(self.hyper))
 
     @property
     def tiles_url(self) -> str | None:

@@ -74,7 +74,8 @@ class TrainRun(TrainingRun):
     def tell_choice(self) -> None:
         """Name the solver that "auto" stands for, and why."""
         if self.choice is not None:
-            self.reporter.note(f"the solver is {self.choice.solver}: {self.choice.reason}")
+            solver, reason = self.choice.solver, self.choice.reason
+            self.reporter.note(f"the solver is {solver}, which should be quickest", f"the solver is {solver}: {reason}")
 
     def choose_solver(self, *, one_arithmetic: bool = True) -> None:
         """Replace the solver "auto" by the one it stands for, of workers that compute alike or not."""
@@ -220,10 +221,7 @@ class TrainRun(TrainingRun):
     def draw(self, outcome: Outcome) -> None:
         """Draw the convergence, where there were rounds."""
         summary = outcome.summary
-        title = (
-            f"{self.job.solver.solver}: n = {summary['n']:,}, d = {summary['d']}, "
-            f"{summary['column_passes']:.2f} column passes"
-        )
+        title = f"{self.job.solver.solver}: n = {summary['n']:,}, d = {summary['d']}"
         if self.job.plot is not None and outcome.history:
             plot_convergence(self.job.plot, outcome.history, tolerance=self.job.solver.tolerance, title=title)
 

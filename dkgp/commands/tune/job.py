@@ -21,15 +21,18 @@ from dkgp.models.tuning.problem import Choices
 from dkgp.models.tuning.search_space import NOISE_NAME, LogNormal, as_prior
 from dkgp.models.tuning.tasks import LabelLikelihood, Objective
 from dkgp.options import SEED, Part
-from dkgp.registry import Option
+from dkgp.registry import FURTHER, Group, Option
 
+VALUES = Group("What values hyperparameters may have")
 OUT = Option(help="Where the hyperparameters go, as JSON.", metavar="FILE", place="write")
 KERNEL = Option(
     help="Kernel, such as rbf, \"matern32 + linear\" or \"rbf['lat', 'lon'] * periodic['day'] + 0.5 * constant\". "
     "auto: the best of a few on held-out samples.  [default: that of `start`, else rbf]",
     metavar="TEXT",
 )
-KERNEL_SECONDS = Option(help="Of `kernel` auto: compare no further kernel that would end later.", above=0)
+KERNEL_SECONDS = Option(
+    help="Of `kernel` auto: compare no further kernel that would end later.", above=0, group=FURTHER
+)
 SUBSET = Option(help="Samples of a subset, drawn at random.")
 SUBSETS = Option(
     help="How many subsets; disjoint where the data suffice. Their log likelihoods are added, each computed by a task "
@@ -50,22 +53,25 @@ BASIS_SIZE = Option(
     help="Basis samples of the objectives bound and fitc; they are chosen again as the hyperparameters move.  "
     "[default: 1000, or all]",
     metavar="M",
+    group=FURTHER,
 )
 RESTARTS = Option(help="Starting points; the best result is kept.")
-LEARN_VARIANCE = Option(help="Tune the amplitude of a plain kernel too, instead of fixing it at 1.")
+LEARN_VARIANCE = Option(help="Tune the amplitude of a plain kernel too, instead of fixing it at 1.", group=VALUES)
 BOUNDS = Option(
     help="Keep a hyperparameter between LOW and HIGH. NAME may be a pattern: gamma.lat is the gamma of the feature "
     "lat, 'gamma*' those of all; noise_variance is the noise. May be repeated, as --fix and --prior may.",
     metavar="NAME=LOW:HIGH",
+    group=VALUES,
 )
-FIXED = Option(help="Hold a hyperparameter at VALUE.", spellings=("--fix",), metavar="NAME=VALUE")
+FIXED = Option(help="Hold a hyperparameter at VALUE.", spellings=("--fix",), metavar="NAME=VALUE", group=VALUES)
 PRIORS = Option(
     help="Add the log density of log(NAME), normal around log(MEDIAN) with deviation SIGMA, to the objective.",
     spellings=("--prior",),
     metavar="NAME=lognormal(MEDIAN, SIGMA)",
+    group=VALUES,
 )
 START = Option(help="Start from these hyperparameters, as `dkgp tune` writes them.", metavar="FILE", place="read")
-TOLERANCE = Option(help="Of the search.", spellings=("--tol",))
+TOLERANCE = Option(help="Of the search.", spellings=("--tol",), group=FURTHER)
 FOLDS = Option(
     help="Score the result by F folds of each subset, each predicted from its others, without tuning again.",
     metavar="F",
@@ -79,19 +85,21 @@ RESUME = Option(
     "from OUT.checkpoint, to the bit-same result, and one on subsets starts from the beginning. For batch systems that "
     "run a command again."
 )
+REFINING = Group("With --refine")
 REFINE = Part(
     "refine",
     "Go on from the subsets' result on all samples: a few steps on stochastic gradients of the full marginal "
     "likelihood. Samples held out of it decide which values are kept.",
     implied_by=("refine_only",),
     prefix="refine_",
+    group=REFINING,
 )
 NOISE_MODEL = Option(
     help="Let the noise depend on the inputs, and move the kernel with it, on a subset: the logarithm of its variance "
     "linear in the inputs, or a Gaussian process (gp); auto: what held-out samples say, none included. `dkgp train` "
     "and what follows it then know it."
 )
-REFINE_ONLY = Option(help="Refine the values of `start`; no search on subsets.")
+REFINE_ONLY = Option(help="Refine the values of `start`; no search on subsets.", group=REFINING)
 
 # Options that a search on all samples has no use for.
 OF_SUBSETS = ("subset", "subsets", "folds", "holdout")

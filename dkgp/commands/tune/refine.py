@@ -84,7 +84,7 @@ def refined(run: Run, start: Hyperparameters, executor: BlockExecutor) -> Hyperp
             space,
             RunContext(
                 executor,
-                callback=lambda step: reporter.note(str(step)),
+                callback=lambda step: reporter.note(step.plain, str(step)),
                 interrupted=interruption,
                 # What the plan found room for: all inputs at the coordinator, or none.
                 coordinator_input_bytes=DEFAULT_COORDINATOR_INPUT_BYTES if plan.inputs_bytes else 0,

@@ -24,6 +24,7 @@ from dkgp.data.sources.tables.survey import RepeatedRows
 from dkgp.data.stores.columns import ColumnNames
 from dkgp.data.stores.dataset import Dataset
 from dkgp.data.stores.dataset_writer import MINIMUM_TRAINING_SAMPLES, DatasetWriter
+from dkgp.data.stores.standardisation import require_varying_targets
 from dkgp.data.stores.transforms import TransformName, require_positive
 from dkgp.data.types import BoolArray, FloatArray, Progress, ProgressCallback
 from dkgp.errors import InputError
@@ -244,12 +245,9 @@ class Passes:
                     "choose other features."
                 )
             return
-        for index, column in enumerate(self._selection.targets, start=d):
-            if constant[index]:
-                raise InputError(
-                    f"The target '{column.name}' is constant: all {self.n_samples} samples hold {values[index]:g}. "
-                    "There is nothing to learn; choose another target."
-                )
+        names = [column.name for column in self._selection.targets]
+        of_targets = slice(d, d + len(names))
+        require_varying_targets(names, constant[of_targets], values[of_targets], self.n_samples)
 
 
 class DistinctInputs:

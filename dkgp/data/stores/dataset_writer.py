@@ -21,7 +21,7 @@ from dkgp.data.stores.arrays import default_chunk_rows, row_ranges, set_attribut
 from dkgp.data.stores.columns import ColumnNames
 from dkgp.data.stores.dataset import DATASET_KIND, Dataset, open_dataset
 from dkgp.data.stores.identifiers import text_bytes
-from dkgp.data.stores.standardisation import RunningMoments, Standardisation
+from dkgp.data.stores.standardisation import RunningMoments, Standardisation, require_varying_targets
 from dkgp.data.stores.transforms import MOST_TARGETS, TransformName, fit_transform
 from dkgp.data.stores.writable import NewStore, new_store
 from dkgp.data.types import BoolArray, FloatArray, IntArray, Json, Location
@@ -307,15 +307,14 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         inputs, targets = self._moments
         inputs.require_range(self.feature_names)
         targets.require_range(self.target_names)
-        for name, std in zip(self.target_names, targets.std, strict=True):
-            if std == 0:
-                raise InputError(
-                    f"The labels '{name}' are one class only, '{self.classes[int(targets.minimum[0])]}', in all "
-                    f"{self.n_samples} training samples: there is nothing to tell apart. Add samples of other classes."
-                    if self.classes is not None
-                    else f"The target '{name}' is constant over the {self.n_samples} training samples: "
-                    "there is nothing to learn. Choose another target."
-                )
+        if self.classes is None:
+            require_varying_targets(self.target_names, targets.std == 0, targets.minimum, self.n_samples)
+        elif targets.std[0] == 0:
+            raise InputError(
+                f"The labels '{self.target_names[0]}' are one class only, '{self.classes[int(targets.minimum[0])]}', "
+                f"in all {self.n_samples} training samples: there is nothing to tell apart. Add samples of other "
+                "classes."
+            )
         kept = inputs.std > 0
         if not kept.any():
             raise InputError(

@@ -12,11 +12,35 @@ from typing import Any
 import numpy as np
 
 from dkgp.data.stores.transforms import TargetTransform, require_positive
-from dkgp.data.types import FloatArray, Json
+from dkgp.data.types import BoolArray, FloatArray, Json
 from dkgp.errors import InputError
 
 # Below it squared deviations have lost digits, or are 0 altogether.
 LEAST_VARIANCE = 1e-280
+
+
+def require_varying_targets(names: Sequence[str], constant: BoolArray, values: FloatArray, n_samples: int) -> None:
+    """Refuse targets that are constant: their spread, by which errors and variances would be measured, is none.
+
+    Parameters
+    ----------
+    names : sequence of p str
+    constant : (p,) bool
+    values : (p,) float64
+        Of any sample.
+    n_samples : int
+
+    Raises
+    ------
+    InputError
+        Naming the first of them.
+    """
+    for index in np.flatnonzero(constant).tolist():
+        others = " or leave this one out" if len(names) > 1 else ""
+        raise InputError(
+            f"The target '{names[index]}' is constant: all {n_samples} samples hold {values[index]:g}. "
+            f"There is nothing to learn; choose another target{',' if others else ''}{others}."
+        )
 
 
 class RunningMoments:

@@ -36,6 +36,8 @@ class PredictSummary:
     seconds : float
     largest_mean_error_bound : float or None
         In the targets' own units; the largest over samples and targets. None of a classifier or a linear regression.
+    mean_error_bound_rms : float or None
+        The root mean square of the bounds, in the same units.
     url : str
     variance : dict, optional
         With variances: `VarianceRun.summary`, or of a sparse model method, latent, and the share of samples `outside`,
@@ -51,6 +53,7 @@ class PredictSummary:
     n_support: int
     seconds: float
     largest_mean_error_bound: float | None
+    mean_error_bound_rms: float | None
     url: str
     variance: dict[str, Any] | None = None
     assumes: str | None = None
@@ -209,8 +212,9 @@ def predict(
     about = (dataset.n_samples, rounds.n_support, seconds)
     if figures is not None and of_classes:
         figures["largest_decision_error_bound"] = streamed.bound
-        return PredictSummary(*about, None, str(url), None, rounds.assumes, figures)
-    return PredictSummary(*about, streamed.bound, str(url), figures, rounds.assumes)
+        return PredictSummary(*about, None, None, str(url), None, rounds.assumes, figures)
+    bounds = streamed.bound, streamed.bound_root_mean_square
+    return PredictSummary(*about, *bounds, str(url), figures, rounds.assumes)
 
 
 def _transforms(model: AnyModel | LinearRecord) -> dict[str, Any]:

@@ -74,6 +74,7 @@ class Predictor:
         source = SupportInputs.of(model, version)
         self._context = BlockContext(version, source, kernel, model.n_samples)
         self._executor: BlockExecutor = LocalExecutor() if every_thread else HereExecutor()
+        self._here = HereExecutor()
         self._certificate = Certificate.from_json(dict(model.certificate))
         self._noise = None if variance is None or variance.latent else NoiseModel.held(model.noise_model)
         self._variance: BatchedRun | None = None
@@ -107,9 +108,12 @@ class Predictor:
             return self._nothing()
         with single_threaded_blas():
             if self._variance is None:
-                groups = split_evenly(EVERY_ENTRY.pieces(0, test.n_samples), self._executor.parallelism)
+                pieces = EVERY_ENTRY.pieces(0, test.n_samples)
+                # What one thread does is done by this one: another would have to wake up for it.
+                executor = self._executor if len(pieces) > 1 else self._here
+                groups = split_evenly(pieces, executor.parallelism)
                 arguments = (self._context, self._certificate, EVERY_ENTRY, test)
-                mean, bound = joined(self._executor.submit("kmean", mean_task, arguments, groups).result())
+                mean, bound = joined(executor.submit("kmean", mean_task, arguments, groups).result())
                 return Predicted(*mean_in_units(mean, bound, scale, offset))
             run = self._variance.at(self._subject.tests(test))
             mean, bound, lower, upper = run.collect(run.submit(0, test.n_samples).result())

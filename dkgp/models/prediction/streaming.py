@@ -6,6 +6,7 @@ samples and an interrupted prediction goes on where it was.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -114,6 +115,8 @@ class Region:
 
     bound: float | None  # largest error of a mean, or a decision; None without a bound
     gaps: GapTally | None  # how wide the variances' intervals are
+    # The sum of the squared bounds on means, and how many they are.
+    squared_bounds: tuple[float, int] | None = None
     outside: int = 0  # samples whose own variance is proven wrong
     # Of a classifier: samples of each class, and with certified labels; the sum and the largest width of the intervals
     # of their classes' probabilities, where these are proven.
@@ -126,12 +129,15 @@ class Region:
         """Take in a region's values, with the store's attributes."""
         if "class" in values:
             return cls._of_classes(values, len(attributes["classes"]))
-        bound = float(np.max(values["mean_error_bound"])) if "mean_error_bound" in values else None
+        bound, squares = None, None
+        if "mean_error_bound" in values:
+            bounds = np.asarray(values["mean_error_bound"])
+            bound, squares = float(np.max(bounds)), (float(np.sum(bounds**2)), bounds.size)
         if "variance" not in attributes:
-            return cls(bound, None)
+            return cls(bound, None, squares)
         variance, lower, upper = (values[name] for name in ("variance", "variance_lower", "variance_upper"))
         gaps = GapTally.of(lower, upper, attributes["variance"]["gap"])
-        return cls(bound, gaps, outside_interval(variance, lower, upper))
+        return cls(bound, gaps, squares, outside_interval(variance, lower, upper))
 
     @classmethod
     def _of_classes(cls, values: Mapping[str, FloatArray], n_classes: int) -> Region:
@@ -157,6 +163,12 @@ class Streamed:
     def bound(self) -> float | None:
         """The largest error of a mean, or a decision; None without a bound."""
         return max((region.bound for region in self.regions if region.bound is not None), default=None)
+
+    @property
+    def bound_root_mean_square(self) -> float | None:
+        """The root mean square of the bounds on means: the root mean square of their errors is no more."""
+        known = [region.squared_bounds for region in self.regions if region.squared_bounds is not None]
+        return math.sqrt(sum(of[0] for of in known) / sum(of[1] for of in known)) if known else None
 
     @property
     def counts(self) -> list[int]:

@@ -135,8 +135,17 @@ class RefineStep:
         """Plain JSON types."""
         return dict(self.__dict__)
 
+    @property
+    def plain(self) -> str:
+        """One line for people of any field."""
+        taken = "" if self.accepted else ", taken back"
+        return (
+            f"refine step {self.step} of {self.steps}: log likelihood {self.gain:+.1f} (error {self.gain_error:.2g}), "
+            f"{self.seconds:.1f} s{taken}"
+        )
+
     def __str__(self) -> str:
-        """One line for people."""
+        """One line for those who know optimisers."""
         taken = "" if self.accepted else ", taken back"
         return (
             f"refine step {self.step} of {self.steps}: |gradient| {self.gradient_norm:.3g}, its error "

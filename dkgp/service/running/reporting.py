@@ -26,9 +26,9 @@ class EventReporter:
         self.warnings: list[str] = []
         self._events, self._on_dashboard = events, on_dashboard
 
-    def note(self, message: str) -> None:
-        """Write a note."""
-        self._events.write("note", message=message)
+    def note(self, message: str, figures: str | None = None) -> None:
+        """Write a note, in figures where there are some."""
+        self._events.write("note", message=figures or message)
         if message.startswith(DASHBOARD_NOTE):
             self._on_dashboard(message.removeprefix(DASHBOARD_NOTE).strip())
 

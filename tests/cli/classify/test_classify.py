@@ -15,6 +15,7 @@ import xarray as xr
 
 from dkgp.cli import main
 from dkgp.cli.job_commands import classify as classify_command
+from dkgp.cli.running import OUTPUT_NAMES
 from dkgp.data import dataset_from_arrays, open_classifier, open_dataset, open_prediction
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from tests.cli.conftest import labelled_csv
@@ -230,7 +231,7 @@ def test_a_batch_script_gives_every_option_again(labelled: Labelled, out: Path) 
     (line,) = re.findall(r"dkgp\.cli classify (.*)\)$", script.read_text(), flags=re.MULTILINE)
     with main.commands["classify"].make_context("classify", shlex.split(line)) as context:
         found = dict(context.params)
-    for name in ("as_json", "quiet", "debug"):
+    for name in OUTPUT_NAMES:
         found.pop(name)
     job = classify_command.job(found)
     assert job.settings == FixedSizeSettings(stop=None, noise_variances=(0.1, 1.0), probability=False, max_basis=7)

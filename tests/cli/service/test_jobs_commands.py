@@ -62,7 +62,8 @@ def test_jobs_are_a_table_with_the_newest_first(service: FakeService) -> None:
     assert [line.split()[0] for line in lines[1:4]] == [FAILED, RUNNING, DONE]
     assert "nightly" in lines[3]
     assert "1 min 20 s" in lines[3]
-    assert "round 12, 1.50 passes" in lines[2]
+    assert "largest error 3.2e-03" in lines[2]
+    assert "round 12, 1.50 passes" in run("jobs", "--verbose").stdout
     assert "no such [/] store" in lines[1]
     assert "look elsewhere" not in shown
     assert "1 done, 1 running, 1 failed" in shown
@@ -84,10 +85,12 @@ def test_status_shows_progress_result_or_error(service: FakeService) -> None:
     assert run_json("status", DONE) == service.jobs[DONE]
     done = run("status", DONE).stdout
     assert "1 min 20 s" in done
-    assert "max |gradient| (float64)" in done  # the training's own table
+    assert "largest error" in done  # the training's own table
+    assert "rounds, column passes" not in done
+    assert "rounds, column passes" in run("status", DONE, "--verbose").stdout
     running = run("status", RUNNING).stdout
     assert "attempt" in running
-    assert "round 12" in running
+    assert "largest error 3.2e-03, to come down to 1e-04" in running
     failed = run("status", FAILED).stdout
     assert "InputError: no such [/] store" in failed
     assert "\x1b" not in failed
@@ -108,9 +111,9 @@ def test_logs_are_lines(service: FakeService) -> None:
         "-- running, attempt 2",
         "a note [/bold] \N{REPLACEMENT CHARACTER}[31m",
         "warning: take care",
-        "train: round 12, 1.50 passes, max|g| 3.20e-03 -> 1e-04, about 2 min 10 s left",
+        "train: largest error 3.2e-03, to come down to 1e-04, about 2 min 10 s left",
         "predict: samples: 50 of 200 (25 %) samples",
-        "tune: evaluation 7, log likelihood -27.12",
+        "tune: 7 tries, best log likelihood -27.12",
         "more: noise variance 0.01235",
         "a line of standard error",
         "error: InputError: no such store",
@@ -118,9 +121,15 @@ def test_logs_are_lines(service: FakeService) -> None:
     ]
 
 
+def test_verbose_logs_have_the_figures_of_solvers(service: FakeService) -> None:
+    shown = run("logs", "-v", FAILED).stdout
+    assert "train: round 12, 1.50 passes, max|g| 3.20e-03 -> 1e-04, about 2 min 10 s left" in shown
+    refused(run("logs", "-q", "-v", FAILED), "--quiet and --verbose contradict each other", exit_code=2)
+
+
 def test_quiet_logs_have_no_progress(service: FakeService) -> None:
     shown = run("logs", "-q", FAILED).stdout
-    assert "passes" not in shown
+    assert "largest error" not in shown
     assert "warning: take care" in shown
 
 
@@ -132,6 +141,7 @@ def test_logs_as_json_are_the_events(service: FakeService, follow: tuple[str, ..
 
 
 READ_BY_NOBODY = """
+from dkgp.cli.running import Output
 from dkgp.cli.service.jobs import print_events
 
 class Client:
@@ -139,7 +149,7 @@ class Client:
         for number in range(10_000):
             yield {"sequence": number, "time": "2026-03-04T05:06:07+00:00", "kind": "note", "message": "m" * 100}
 
-print_events(Client(), "0" * 12, follow=False, as_json=True, quiet=False)
+print_events(Client(), "0" * 12, Output(as_json=True, quiet=False, verbose=False, debug=False), follow=False)
 """
 
 

@@ -52,11 +52,11 @@ def test_the_defaults_just_work_and_say_what_is_proven(pipeline: dict[str, Any],
 
 
 def test_the_record_for_people_names_the_bound_that_won(pipeline: dict[str, Any], out: Path) -> None:
-    command = [part for part in sparse(pipeline, out, "--basis-size", 40, "--quiet") if part != "--json"]
+    command = [part for part in sparse(pipeline, out, "--basis-size", 40, "--verbose") if part != "--json"]
     shown = " ".join(run(*command).stdout.split())
     best = open_sparse_model(out).summary["best"][0]
     words = {"trace": "fits with more noise", "residual": "the residual's direction", "subset": "the exact model of a"}
-    assert f"(by {words[best]}" in shown
+    assert f"(proven by {words[best]}" in shown
     assert "vfe, 40 samples (pivoted)" in shown
     assert "KL from the exact posterior at most" in shown
 

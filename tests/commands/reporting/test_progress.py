@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from dkgp.commands.reporting.convergence import ConvergenceEstimate
-from dkgp.commands.reporting.terminal import TerminalReporter, duration
+from dkgp.commands.reporting.lines import choice_line, duration, search_line, solve_line
+from dkgp.commands.reporting.terminal import TerminalReporter
 from dkgp.data import Progress as WorkProgress
 from dkgp.solvers import Progress
 
@@ -67,7 +68,7 @@ def test_plain_lines_come_now_and_then() -> None:
             show(record(k, float(k), 10.0 ** (-k / 10)))
     lines = stream.getvalue().splitlines()
     assert len(lines) == 1  # the last one, when the work ends
-    assert "round 49, 4.90 passes, max|g| 1.26e-05 -> 1e-04" in lines[0]
+    assert lines[0] == "train: 100 %, largest error 1.3e-05, to come down to 1e-04"
     often = TerminalReporter(console=console, plain_line_seconds=0.0)
     with often.work("ingest") as advance:
         for done in range(4):
@@ -111,10 +112,10 @@ def test_a_long_round_shows_how_far_it_has_come(monkeypatch: pytest.MonkeyPatch)
     assert [line.split("; ")[-1] for line in stream.getvalue().splitlines()] == [
         "train:   0 %, product 55 %, about 10 s left",
         "train:   0 %, product 100 %, about 0 s left",
-        "train:   0 %, round 1, 0.10 passes, max|g| 1.00e-01 -> 1e-04",
+        "train:   0 %, largest error 1.0e-01, to come down to 1e-04",
         "product 55 %, about 10 s left",
         "product 100 %, about 0 s left",
-        "train:  33 %, round 2, 0.20 passes, max|g| 1.00e-02 -> 1e-04, 1.97 decades/min, about 1 min 01 s left",
+        "train:  33 %, largest error 1.0e-02, to come down to 1e-04, about 1 min 01 s left",
     ]
 
 
@@ -124,7 +125,7 @@ def test_a_terminal_gets_a_live_line() -> None:
     with reporter.solve("train", 1e-4) as show:
         show(record(1, 1.0, 0.1))
         show(record(2, 2.0, 0.01))
-    assert "round 2" in stream.getvalue()
+    assert "largest error 1.0e-02" in stream.getvalue()
     assert "\x1b[" in stream.getvalue()
 
 
@@ -138,6 +139,45 @@ def test_quiet_keeps_warnings() -> None:
         show(record(1, 1.0, 0.1))
     assert stream.getvalue().splitlines() == ["warning: take care [of brackets]"]
     assert reporter.warnings == ["take care [of brackets]"]
+
+
+def test_figures_of_solvers_come_with_verbose_alone() -> None:
+    def shown(*, verbose: bool) -> list[str]:
+        stream = io.StringIO()
+        console = Console(file=stream, force_terminal=False, width=200)
+        reporter = TerminalReporter(console=console, plain_line_seconds=0.0, verbose=verbose)
+        with reporter.solve("train", 1e-4) as show:
+            for k in (0, 1, 2):
+                show(record(k, 10.0 * k, 10.0**-k))
+        reporter.note("in words", "in figures")
+        reporter.note("for all")
+        return stream.getvalue().splitlines()
+
+    assert shown(verbose=False)[1:] == [
+        "train:  25 %, largest error 1.0e-01, to come down to 1e-04, about 30 s left",
+        "train:  50 %, largest error 1.0e-02, to come down to 1e-04, about 20 s left",
+        "in words",
+        "for all",
+    ]
+    assert shown(verbose=True)[1:] == [
+        "train:  25 %, round 1, 0.10 passes, max|g| 1.00e-01 -> 1e-04, 6.00 decades/min, about 30 s left",
+        "train:  50 %, round 2, 0.20 passes, max|g| 1.00e-02 -> 1e-04, 6.00 decades/min, about 20 s left",
+        "in figures",
+        "for all",
+    ]
+
+
+def test_lines_of_other_measures_searches_and_choices() -> None:
+    of_gap = {"measure": "duality_gap", "duality_gap": 0.25, "tolerance": 0.03, "iteration": 3, "column_passes": 1.5}
+    assert solve_line(of_gap, verbose=False) == "distance to the best fit, relative 2.5e-01, to come down to 3e-02"
+    assert solve_line(of_gap, verbose=True) == "round 3, 1.50 passes, relative gap 2.50e-01 -> 3e-02"
+    assert solve_line({"measure": "duality_gap", "duality_gap": None}, verbose=False) == "begun"
+    search = {"evaluation": 7, "start": 1, "best_log_marginal_likelihood": -3.14159, "gradient_inf_norm": 0.02}
+    assert search_line(search, verbose=False) == "7 tries from starting point 2, best log likelihood -3.14"
+    assert search_line(search, verbose=True) == "evaluation 7, start 1, log likelihood -3.14, gradient 0.02"
+    choice = {"size": 1200, "risk": 0.125, "gap": 0.034}
+    assert choice_line(choice, 2000, verbose=False) == "1,200 of 2,000 basis samples, 3.4 % from the best fit at most"
+    assert choice_line(choice, None, verbose=True) == "1,200 basis samples, risk 0.125, gap 0.034"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(12.4, "12 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")])

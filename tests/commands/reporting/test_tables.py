@@ -59,11 +59,11 @@ JUDGED = {
 }
 
 
-def shown(document: dict[str, Any]) -> dict[str, str]:
+def shown(document: dict[str, Any], *, verbose: bool = False) -> dict[str, str]:
     """The rows of a document's tables by name."""
     stream = io.StringIO()
-    console = Console(file=stream, width=140)
-    for part in tables(document):
+    console = Console(file=stream, width=200)
+    for part in tables(document, verbose=verbose):
         console.print(part)
     lines = [line.rstrip() for line in stream.getvalue().splitlines()]
     return {name: value.strip() for name, _, value in (line.partition("  ") for line in lines)}
@@ -74,14 +74,16 @@ def test_predicted_variances() -> None:
     assert rows["variances of"] == "new observations, noise included"
     assert rows["variances certified within"] == "1.23 % on average, 4.56 % at most"
     assert rows["as narrow as wanted"] == "4,998 of 5,000 (relative gap 0.02)"
-    assert rows["by"] == "a factor of rank 1,200 and conjugate gradients, 1.50 column passes a sample"
+    assert rows["by"] == "a factor of rank 1,200 and conjugate gradients"
+    assert "column passes" not in rows
+    assert shown({**PREDICTED, "variance": VARIANCE}, verbose=True)["column passes"] == "1.50 a sample"
     assert rows["milliseconds a variance"] == "2.10"
 
 
 def test_a_factor_alone_and_nothing_computed() -> None:
     alone = {**VARIANCE, "column_passes": 0.0}
-    assert shown({**PREDICTED, "variance": alone})["by"] == "a factor of rank 1,200 alone"
-    rows = shown({**PREDICTED, "variance": {**alone, "seconds_per_sample": None}})
+    assert shown({**PREDICTED, "variance": alone}, verbose=True)["by"] == "a factor of rank 1,200 alone"
+    rows = shown({**PREDICTED, "variance": {**alone, "seconds_per_sample": None}}, verbose=True)
     assert rows["as narrow as wanted"] == "4,998 of 5,000 (relative gap 0.02)"
     assert "by" not in rows
     assert "milliseconds a variance" not in rows
@@ -108,6 +110,52 @@ def test_targets_one_by_one() -> None:
     assert shown({**EVALUATED, "per_target": {"u": errors}})["u"].split() == ["1.25", "1", "0.96"]
     figures = ["1.25", "1", "0.96", "-2.5", "0.9"]
     assert shown({**EVALUATED, **JUDGED, "per_target": {"u": judged}})["u"].split() == figures
+
+
+TRAINED = {
+    "command": "train",
+    "out": "model.zarr",
+    "n": 100,
+    "d": 2,
+    "p": 1,
+    "converged": True,
+    "reason": "max|g| = 7e-05 <= 0.0001",
+    "gradient_inf_norm": 7e-5,
+    "tolerance": 1e-4,
+    "relative_residual": 1e-5,
+    "objective": -12.0,
+    "iterations": 11,
+    "column_passes": 3.06,
+    "kernel_evaluations": 30_600,
+    "certificate": {"mean_error_bound_at_unit_variance": [0.001, 0.00685]},
+    "seconds": 1.0,
+    "peak_memory_bytes": 2**20,
+    "checkpoint": None,
+}
+# What takes a word with those who know solvers.
+FIGURES = {"ended because", "relative residual", "objective", "rounds, column passes", "kernel entries evaluated"}
+
+
+def test_a_training_in_plain_words_and_in_figures() -> None:
+    plain, verbose = shown(TRAINED), shown(TRAINED, verbose=True)
+    assert plain["converged"] == "yes"
+    assert plain["largest error"] == "7e-05, tolerance 0.0001"
+    assert plain["mean certified within"] == "worst case 0.00685 standard deviations of the target (at amplitude 1)"
+    assert set(verbose) - set(plain) == FIGURES
+    assert {name: verbose[name] for name in plain} == plain
+    assert verbose["kernel entries evaluated"].startswith("3.06 n² = 3.06e+04")
+    stopped = shown({**TRAINED, "converged": False, "reason": "12 seconds spent"})
+    assert stopped["converged"] == "no: 12 seconds spent"
+
+
+def test_bounds_are_named_worst_case_and_root_mean_square() -> None:
+    bounds = {"largest_mean_error_bound": 0.01, "mean_error_bound_rms": 0.004}
+    words = "worst case 0.01, root mean square 0.004"
+    assert shown({**PREDICTED, **bounds})["mean certified within"] == f"{words} (units of the targets)"
+    evaluated = {**EVALUATED, "mean_error_bound": 0.01, "mean_error_bound_rms": 0.004}
+    assert shown(evaluated)["mean certified within"] == f"{words} standard deviations of the target"
+    sparse = shown({**evaluated, "method": "vfe", "rms_bound": 0.02})["mean certified within"]
+    assert sparse.endswith("(at the training samples root mean square 0.02)")
 
 
 def test_bounds_of_transformed_targets_are_on_their_scale() -> None:

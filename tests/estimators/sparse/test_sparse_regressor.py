@@ -277,11 +277,6 @@ def test_tuning_on_all_samples_raises_the_evidence(problem: Problem, objective: 
         GPRegressor(optimizer="bound").fit(X, y)
 
 
-def test_a_constant_target_is_predicted(problem: Problem) -> None:
-    model = SparseGPRegressor().fit(problem.X, np.full(len(problem.X), 4.5))
-    np.testing.assert_array_equal(model.predict(problem.X_new), 4.5)
-
-
 def test_rows_do_not_depend_on_their_neighbours(problem: Problem, sparse: SparseGPRegressor) -> None:
     together = sparse.predict(problem.X_new)
     np.testing.assert_array_equal([sparse.predict(row[None])[0] for row in problem.X_new[:7]], together[:7])

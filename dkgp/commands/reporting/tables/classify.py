@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.tables.layout import Rows, assumed_rows, cost_rows, stored_rows, table_of, titled
+from dkgp.commands.reporting.tables.layout import Detail, Rows, assumed_rows, cost_rows, stored_rows, table_of, titled
 from dkgp.kernels import kernel_text
 
 MOST_CLASSES = 8
@@ -32,7 +32,7 @@ def classify_tables(document: Document) -> list[RenderableType]:
         *_noise(document),
         *assumed_rows(document),
         ("probabilities", _probabilities(document)),
-        ("kernel entries evaluated", f"{document['kernel_evaluations']:.3g}"),
+        Detail(("kernel entries evaluated", f"{document['kernel_evaluations']:.3g}")),
         *cost_rows(document),
     ]
     return [table_of("Trained" if document["converged"] else "Stopped before convergence", rows)]
@@ -151,9 +151,9 @@ def _exact(document: Document) -> Rows:
     errors = max(document["decision_error"])
     return [
         ("method", "exact: all samples"),
-        ("solved by", f"{document['solver']}: {document['reason']}"),
+        *_ended("solved by", document["solver"], document),
         ("decisions within about", f"{errors:.3g} of the exact ones (margins at -1 and 1)"),
-        ("rounds, column passes", f"{document['iterations']}, {document['column_passes']:.2f}"),
+        Detail(("rounds, column passes", f"{document['iterations']}, {document['column_passes']:.2f}")),
     ]
 
 
@@ -183,12 +183,12 @@ def _of_samples(document: Document) -> Rows:
     why = f" ({chosen['reason']})" if "reason" in chosen else ""
     rows: Rows = [
         ("method", f"{PROBABILISTIC[document['method']]}: all samples"),
-        ("minimised by", f"{document['solver']}{why}: {document['reason']}"),
+        *_ended("minimised by", f"{document['solver']}{why}", document),
         *_risk(document),
     ]
     if errors:
         rows.append(("decisions within about", f"{max(errors):.3g} of the exact minimiser's"))
-    rows.append(("rounds, products", f"{document['iterations']}, {document['column_passes']:.2f}"))
+    rows.append(Detail(("rounds, products", f"{document['iterations']}, {document['column_passes']:.2f}")))
     return rows
 
 
@@ -197,7 +197,7 @@ def _on_basis(document: Document) -> Rows:
     basis = f"{document['basis_size']:,} samples ({document['basis']})"
     rows: Rows = [
         ("method", f"{PROBABILISTIC[document['method']]}: a basis of {basis}"),
-        ("minimised by", f"Newton's method, {document['iterations']} steps: {document['reason']}"),
+        *_ended("minimised by", f"Newton's method, {document['iterations']} steps", document),
         *_risk(document),
     ]
     distance = document.get("distance")
@@ -209,6 +209,13 @@ def _on_basis(document: Document) -> Rows:
         rows.append(("left of k(x, x)", f"{max(document['left'], 0.0):.2g} of it, on average"))
         rows.append(("passes over the data", f"{document['passes']}, of which {document['hessians']} sum a Hessian"))
     return rows
+
+
+def _ended(name: str, solver: str, document: Document) -> Rows:
+    """The solver, and why it ended: to all where it stopped short, else to those who know solvers."""
+    if not document.get("converged", True):
+        return [(name, f"{solver}: {document['reason']}")]
+    return [(name, solver), Detail(("ended because", document["reason"]))]
 
 
 def _risk(document: Document) -> Rows:

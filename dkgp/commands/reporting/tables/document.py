@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 
 from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.lines import duration
 from dkgp.commands.reporting.tables.classify import (
     classifier_info_tables,
     classify_tables,
@@ -16,9 +18,13 @@ from dkgp.commands.reporting.tables.classify import (
 )
 from dkgp.commands.reporting.tables.evaluated import evaluated_tables
 from dkgp.commands.reporting.tables.layout import (
+    Detail,
     Rows,
+    Sheet,
     assumed_rows,
+    bounds_of,
     cost_rows,
+    details,
     figure,
     gaps,
     number,
@@ -34,12 +40,11 @@ from dkgp.commands.reporting.tables.models import (
     tune_tables,
 )
 from dkgp.commands.reporting.tables.plan import plan_tables
-from dkgp.commands.reporting.terminal import duration
 from dkgp.kernels import kernel_text
 
 
-def tables(document: Document) -> list[RenderableType]:
-    """Return the tables that show a document."""
+def tables(document: Document, *, verbose: bool = False) -> list[RenderableType]:
+    """Return the tables that show a document; with `verbose` solvers' figures, too."""
     layout: dict[str, Callable[[Document], list[RenderableType]]] = {
         "ingest": _ingest,
         "warm-up": _warm_up,
@@ -57,7 +62,8 @@ def tables(document: Document) -> list[RenderableType]:
         "fit": _fit,
         "bench": _bench,
     }
-    return layout[document["command"]](document)
+    parts = layout[document["command"]](document)
+    return [replace(part, verbose=verbose) if isinstance(part, Sheet) else part for part in parts]
 
 
 # Lines of one row: of a classification, there may be a thousand classes.
@@ -101,16 +107,38 @@ def _warm_up(document: Document) -> list[RenderableType]:
 def _training_rows(document: Document) -> Rows:
     return [
         ("samples, features, targets", f"{document['n']:,}, {document['d']}, {document['p']}"),
-        ("converged", f"{_yes(document['converged'])}: {document['reason']}"),
-        ("max |gradient| (float64)", f"{document['gradient_inf_norm']:.3g}, tolerance {document['tolerance']:g}"),
-        ("relative residual", f"{document['relative_residual']:.3g}"),
-        ("objective", f"{document['objective']:.8g}"),
+        *_converged(document),
+        *_certified(document),
+        Detail(("relative residual", f"{document['relative_residual']:.3g}")),
+        Detail(("objective", f"{document['objective']:.8g}")),
         *assumed_rows(document),
-        ("rounds, column passes", f"{document['iterations']}, {document['column_passes']:.2f}"),
-        ("kernel entries evaluated", _entries(document["kernel_evaluations"], document["n"])),
-        *_kept(document),
+        Detail(("rounds, column passes", f"{document['iterations']}, {document['column_passes']:.2f}")),
+        Detail(("kernel entries evaluated", _entries(document["kernel_evaluations"], document["n"]))),
+        *details(_kept(document)),
         *cost_rows(document),
     ]
+
+
+def _converged(document: Document) -> Rows:
+    """The outcome of the solve, and its error; why it ended is a matter of those who know solvers.
+
+    Where it stopped short, the reason says what did.
+    """
+    reason = "" if document["converged"] else f": {document['reason']}"
+    return [
+        ("converged", _yes(document["converged"]) + reason),
+        ("largest error", f"{document['gradient_inf_norm']:.3g}, tolerance {document['tolerance']:g}"),
+        *([Detail(("ended because", document["reason"]))] if document.get("reason") else []),
+    ]
+
+
+def _certified(document: Document) -> Rows:
+    """The bound on the distance of any predicted mean from the exact model's, of the worst target."""
+    certificate = document.get("certificate")
+    if not certificate:
+        return []
+    bound = max(certificate["mean_error_bound_at_unit_variance"])
+    return [("mean certified within", f"worst case {bound:.3g} standard deviations of the target (at amplitude 1)")]
 
 
 def _kept(document: Document) -> Rows:
@@ -127,7 +155,8 @@ def _entries(count: int, n: int) -> str:
 
 def _train(document: Document) -> list[RenderableType]:
     rows = [("model", document["out"]), *_training_rows(document)]
-    return [table_of("Trained" if document["converged"] else "Stopped before convergence", rows)]
+    tuned = tune_tables(document["tuned"]) if "tuned" in document else []
+    return [*tuned, table_of("Trained" if document["converged"] else "Stopped before convergence", rows)]
 
 
 def _predict(document: Document) -> list[RenderableType]:
@@ -158,7 +187,7 @@ def _predicted_means(document: Document) -> Rows:
     if document["largest_mean_error_bound"] is None:
         return [("means of", f"a linear regression on {document['n_support']:,} features")]
     units = "scale of the transformed targets" if document.get("transformed") else "units of the targets"
-    return [("mean certified within", f"{document['largest_mean_error_bound']:.3g} ({units})")]
+    return [("mean certified within", bounds_of(document, "largest_mean_error_bound") + f" ({units})")]
 
 
 def _predicted_variance_rows(variance: Document) -> Rows:
@@ -182,11 +211,11 @@ def _predicted_variance_rows(variance: Document) -> Rows:
     if variance["seconds_per_sample"] is None:  # resumed, and there was nothing left to do
         return rows
     passes = variance["column_passes"]
-    by = f"a factor of rank {variance['rank']:,} "
-    by += f"and conjugate gradients, {passes:.2f} column passes a sample" if passes else "alone"
+    by = f"a factor of rank {variance['rank']:,} {'and conjugate gradients' if passes else 'alone'}"
     return [
         *rows,
         ("by", "a Cholesky factor of all samples" if variance.get("way") == "cholesky" else by),
+        *([Detail(("column passes", f"{passes:.2f} a sample"))] if passes else []),
         ("milliseconds a variance", f"{1000 * variance['seconds_per_sample']:.2f}"),
     ]
 
@@ -214,8 +243,8 @@ def _demo(document: Document) -> list[RenderableType]:
         ("NLPD, coverage of 95 % intervals", f"{number(document['nlpd'])}, {number(document['coverage_95'])}"),
         ("variances certified within", gaps(document["variance_gap_mean"], document["variance_gap_max"])),
         ("converged", _yes(document["converged"])),
-        ("max |gradient| (float64)", f"{document['gradient_inf_norm']:.3g}, tolerance {document['tolerance']:g}"),
-        ("column passes", f"{document['column_passes']:.2f} in {document['iterations']} rounds"),
+        ("largest error", f"{document['gradient_inf_norm']:.3g}, tolerance {document['tolerance']:g}"),
+        Detail(("column passes", f"{document['column_passes']:.2f} in {document['iterations']} rounds")),
         ("seconds", f"{document['seconds']:.1f}: {phases}"),
         ("peak memory, all processes", size(document["peak_memory_bytes"])),
         ("kernel matrix that never existed", size(document["kernel_matrix_bytes"])),

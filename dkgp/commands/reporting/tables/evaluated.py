@@ -11,7 +11,7 @@ from rich.text import Text
 
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.tables.classify import evaluated_class_tables
-from dkgp.commands.reporting.tables.layout import Rows, gaps, grid, number, table_of
+from dkgp.commands.reporting.tables.layout import Rows, bounds_of, gaps, grid, number, table_of
 from dkgp.models.verdict import FEWEST_SAMPLES
 
 GUIDE = "docs/guides/bad-model.md"
@@ -73,11 +73,10 @@ def _certified(document: Document) -> Rows:
     """The bounds on means: the largest, and of a sparse model how far it is from the exact one on these samples."""
     if document["mean_error_bound"] is None:
         return []
-    largest = f"{document['mean_error_bound']:.3g} of the targets' standard deviation"
-    if "method" not in document:
-        return [("mean certified within", largest)]
-    rms = f"{document['mean_error_bound_rms']:.3g} here, {document['rms_bound']:.3g} at the training samples"
-    return [("mean certified within", f"{largest}; in root mean square {rms}")]
+    bounds, training = bounds_of(document, "mean_error_bound"), ""
+    if "method" in document:
+        training = f" (at the training samples root mean square {document['rms_bound']:.3g})"
+    return [("mean certified within", f"{bounds} standard deviations of the target{training}")]
 
 
 def _student(document: Document) -> Rows:

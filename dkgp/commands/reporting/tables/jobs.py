@@ -10,15 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.progress import measured
+from dkgp.commands.reporting.lines import duration, search_line, solve_line
 from dkgp.commands.reporting.tables import tables
 from dkgp.commands.reporting.tables.layout import figure, table_of
-from dkgp.commands.reporting.terminal import duration
 
 _STYLES = {"running": "cyan", "done": "green", "not_converged": "yellow", "failed": "red", "cancelled": "dim"}
 
 
-def jobs_tables(document: Document) -> list[RenderableType]:
+def jobs_tables(document: Document, *, verbose: bool = False) -> list[RenderableType]:
     """Return the table of `dkgp jobs`, and how many there are of each state."""
     table = Table(box=None, pad_edge=False)
     for title in ("id", "command", "name", "state", "created", "took", "progress"):
@@ -32,13 +31,13 @@ def jobs_tables(document: Document) -> list[RenderableType]:
             Text(_state(job), style=_STYLES.get(job["state"], "")),
             _time(job["created"], "%b %d %H:%M"),
             _took(job),
-            _cut(_short(job)),
+            _cut(_short(job, verbose=verbose)),
         )
     counts = ", ".join(f"{count:,} {state}" for state, count in document["counts"].items() if count)
     return [table, Text(counts or "no jobs", style="dim")]
 
 
-def job_tables(record: Document) -> list[RenderableType]:
+def job_tables(record: Document, *, verbose: bool = False) -> list[RenderableType]:
     """Return a job's state, its progress, and what came out."""
     rows = [
         ("state", _state(record)),
@@ -53,7 +52,7 @@ def job_tables(record: Document) -> list[RenderableType]:
     if record.get("deadline_seconds"):
         rows.append(("deadline", duration(record["deadline_seconds"])))
     if record.get("progress") and record["state"] == "running":
-        rows.append(("progress", progress_line(record["progress"])))
+        rows.append(("progress", progress_line(record["progress"], verbose=verbose)))
     if record.get("dashboard_link") and record["state"] == "running":
         rows.append(("dashboard", record["dashboard_link"]))
     if record.get("error"):
@@ -63,31 +62,23 @@ def job_tables(record: Document) -> list[RenderableType]:
     for name, value in (record.get("options") or {}).items():
         rows.append((name, _option(value)))
     shown = [table_of(f"Job {record['id']}", [(name, _printable(value)) for name, value in rows])]
-    return [*shown, *(tables(record["document"]) if record.get("document") else [])]
+    return [*shown, *(tables(record["document"], verbose=verbose) if record.get("document") else [])]
 
 
-def event_line(event: Document) -> str | None:
+def event_line(event: Document, *, verbose: bool = False) -> str | None:
     """Return one line for an event; None for one that people need not see."""
-    line = _event_text(event)
+    line = _event_text(event, verbose=verbose)
     return None if line is None else f"{_time(event['time'], '%H:%M:%S')} {_printable(line)}"
 
 
-def progress_line(event: Document) -> str:
-    """Return a progress event in a few words."""
+def progress_line(event: Document, *, verbose: bool = False) -> str:
+    """Return a progress event in a few words; with `verbose` in solvers' figures."""
     label = event.get("label", "")
     if event.get("gradient_inf_norm") is not None and "column_passes" in event:
-        goal = event.get("tolerance")
-        measure = measured(event)
-        reached = (
-            "" if measure is None else f", {measure[0]} {measure[1]:.2e}" + ("" if goal is None else f" -> {goal:.0e}")
-        )
-        left = event.get("seconds_left")
-        more = "" if left is None else f", about {duration(left)} left"
         within = f"; {event['phase']} {100 * event['done'] / event['total']:.0f} %" if event.get("total") else ""
-        rounds = f"round {event.get('iteration', 0)}, {event['column_passes']:.2f} passes"
-        return f"{label}: {rounds}{reached}{more}{within}"
-    if (likelihood := event.get("best_log_marginal_likelihood")) is not None:
-        return f"{label}: evaluation {event.get('evaluation', 0)}, log likelihood {likelihood:.2f}"
+        return f"{label}: {solve_line(event, verbose=verbose)}{within}"
+    if event.get("best_log_marginal_likelihood") is not None:
+        return f"{label}: {search_line(event, verbose=verbose)}"
     if "done" in event:
         total, unit = event.get("total"), event.get("unit") or ""
         share = "" if not total else f" of {total:,} ({100 * event['done'] / total:.0f} %)"
@@ -100,10 +91,10 @@ def progress_line(event: Document) -> str:
     return f"{label}: {figures}" if figures else label
 
 
-def _event_text(event: Document) -> str | None:
+def _event_text(event: Document, *, verbose: bool) -> str | None:
     kind = event["kind"]
     if kind == "progress":
-        return progress_line(event)
+        return progress_line(event, verbose=verbose)
     if kind == "state":
         return f"-- {event['state']}" + (f", attempt {event['attempt']}" if event.get("attempt", 1) > 1 else "")
     if kind in ("note", "log"):
@@ -126,11 +117,11 @@ def _state(job: Document) -> str:
     return state
 
 
-def _short(job: Document) -> str:
+def _short(job: Document, *, verbose: bool) -> str:
     if job.get("error"):
         return str(job["error"]["message"]).splitlines()[0]
     if job["state"] == "running" and job.get("progress"):
-        return progress_line(job["progress"])
+        return progress_line(job["progress"], verbose=verbose)
     return ""
 
 

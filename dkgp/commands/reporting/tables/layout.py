@@ -3,24 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 Rows = list[tuple[str, str]]
 
 
+class Detail(tuple[str, str]):
+    """A row for those who know solvers: it is shown with `verbose` alone."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Names and values under a title; with `verbose` rows that are a `Detail`, too."""
+
+    title: str
+    rows: Rows
+    verbose: bool = False
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table."""
+        table = Table(show_header=False, box=None, pad_edge=False)
+        table.add_column(style="dim")
+        table.add_column(overflow="fold")
+        for row in self.rows:
+            if self.verbose or not isinstance(row, Detail):
+                # As it is: rich would take what stands in brackets for markup.
+                table.add_row(row[0], Text(row[1]))
+        yield titled(self.title, table)
+
+
 def table_of(title: str, rows: Rows) -> RenderableType:
     """Return a table of names and values under a title."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
-    for name, value in rows:
-        # As it is: rich would take what stands in brackets for markup.
-        table.add_row(name, Text(value))
-    return titled(title, table)
+    return Sheet(title, rows)
+
+
+def details(rows: Rows) -> Rows:
+    """Return the rows, each for those who know solvers."""
+    return [Detail(row) for row in rows]
 
 
 def titled(title: str, table: Table) -> RenderableType:
@@ -56,6 +80,12 @@ def gaps(mean: float | None, largest: float | None) -> str:
     if mean is None or largest is None:
         return "unknown"
     return f"{100 * mean:.3g} % on average, {100 * largest:.3g} % at most"
+
+
+def bounds_of(document: Mapping[str, Any], worst: str, root_mean_square: str = "mean_error_bound_rms") -> str:
+    """Bounds on errors of means: of the worst, and of their root mean square where the record has it."""
+    rms = document.get(root_mean_square)
+    return f"worst case {document[worst]:.3g}" + ("" if rms is None else f", root mean square {rms:.3g}")
 
 
 def size(count: float | None) -> str:

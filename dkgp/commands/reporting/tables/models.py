@@ -10,9 +10,11 @@ from rich.text import Text
 
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.tables.layout import (
+    Detail,
     Rows,
     assumed_rows,
     cost_rows,
+    details,
     grid,
     size,
     stored_rows,
@@ -42,10 +44,11 @@ def sparse_tables(document: Document) -> list[RenderableType]:
         ("method, basis", f"{document['method']}, {document['basis_size']:,} samples ({document['basis']})"),
         ("done", document["reason"]),
         *_distances(document),
-        *_evidence(document),
+        *details(_gaps(document)),
+        *details(_evidence(document)),
         *_rungs(document),
         *assumed_rows(document),
-        ("kernel entries evaluated", f"{document['kernel_evaluations']:.3g}"),
+        Detail(("kernel entries evaluated", f"{document['kernel_evaluations']:.3g}")),
         *cost_rows(document),
     ]
     return [table_of("Trained, sparse" if document["converged"] else "Not as near as was asked for", rows)]
@@ -63,6 +66,7 @@ def sparse_info_tables(document: Document) -> list[RenderableType]:
         ("kernel", kernel_text(document["kernel"], document["features"])),
         ("noise variance", noise),
         *_distances({**document, "target_names": document["targets"]}),
+        *_gaps({**document, "target_names": document["targets"]}),
         *_evidence(document),
         *assumed_rows(document["certificate"]),
         ("rounds of the choice", f"{document['rounds']:,}"),
@@ -78,11 +82,21 @@ def _distances(document: Document) -> Rows:
     for target, name in enumerate(names):
         of = f" of {name}" if len(names) > 1 else ""
         bound = document["best"][target]
-        proven = f"{document['rms_bound_raw'][target]:.4g}, {document['rms_bound'][target]:.3g} of the targets' spread"
-        rows.append((f"RMS distance to the exact mean{of}", f"proven <= {proven} (by {_BOUNDS.get(bound, bound)})"))
-        gap = document["gap"][target]
-        rows.append((f"duality gap{of}", "the bounds say nothing" if gap is None else f"{gap:.3g}"))
+        raw, relative = document["rms_bound_raw"][target], document["rms_bound"][target]
+        distance = f"root mean square {raw:.4g}, {relative:.3g} of the targets' spread"
+        rows.append((f"distance to the exact mean{of}", f"{distance} (proven by {_BOUNDS.get(bound, bound)})"))
     return rows
+
+
+def _gaps(document: Document) -> Rows:
+    """The risk's distance to the least there is, target by target."""
+    names = document["target_names"][:MOST_TARGETS]
+    of = [f" of {name}" if len(names) > 1 else "" for name in names]
+    gaps = document["gap"][:MOST_TARGETS]
+    return [
+        (f"duality gap{of}", "the bounds say nothing" if gap is None else f"{gap:.3g}")
+        for of, gap in zip(of, gaps, strict=True)
+    ]
 
 
 def _rungs(document: Document) -> Rows:
@@ -287,17 +301,19 @@ def _scores(document: Document) -> RenderableType:
 def _refined(refinement: Document) -> list[RenderableType]:
     """Tables of a refinement: its steps, and how held-out samples were predicted before and after."""
     history = refinement["history"]
-    rows = [
+    rows: Rows = [
         ("values kept", "refined" if refinement["kept"] == "refined" else "those to start from"),
         ("ended because", refinement["reason"]),
         ("steps", f"{max(0, len(history) - 1)}"),
-        ("column passes", f"{refinement['column_passes']:.0f}, and {refinement['contractions']} of derivatives"),
+        Detail(
+            ("column passes", f"{refinement['column_passes']:.0f}, and {refinement['contractions']} of derivatives")
+        ),
         ("seconds", f"{refinement['seconds']:.1f}"),
     ]
     if history:
         last = next(step for step in reversed(history) if step["accepted"])
         rows.insert(3, ("log likelihood", f"{last['gain']:+.1f}, error {last['gain_error']:.2g}"))
-        rows.insert(4, ("gradient", f"{last['gradient_norm']:.3g}, error {last['error_norm']:.2g}"))
+        rows.insert(4, Detail(("gradient", f"{last['gradient_norm']:.3g}, error {last['error_norm']:.2g}")))
     shown = [table_of("Refined on all samples", rows)]
     before, after = refinement["before"], refinement["after"]
     if before is not None and after is not None:

@@ -6,8 +6,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.lines import duration
 from dkgp.commands.reporting.tables.layout import Rows, grid, size, table_of
-from dkgp.commands.reporting.terminal import duration
 
 
 def plan_tables(document: Document) -> list[RenderableType]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from dkgp.data.classes import class_name
@@ -147,6 +146,8 @@ class Number:
         """The numbers, NaN for a gap; `InputError` for any other text."""
         if values.dtype.kind in "biuf":
             return values.astype(np.float64)
+        import pandas as pd  # a quarter of a second, of those who have text alone
+
         empty = gaps(values, self.gap_texts)
         numbers = pd.to_numeric(pd.Series(np.where(empty, np.nan, values)), errors="coerce").to_numpy(dtype=np.float64)
         bad = np.isnan(numbers) & ~empty
@@ -238,6 +239,8 @@ class Encoding:
 
 def gaps(values: NDArray[Any], texts: frozenset[str] = frozenset()) -> NDArray[np.bool_]:
     """True where a value (rows,) is missing: None, NaN, NaT, blank text or one of the `texts`."""
+    import pandas as pd
+
     empty = np.asarray(pd.isna(values))
     if values.dtype.kind in "OUST":
         as_text = [value.strip() if isinstance(value, str) else None for value in values.tolist()]
@@ -256,6 +259,8 @@ def level_names(values: NDArray[Any], texts: frozenset[str] = frozenset()) -> li
 
 def date_seconds(values: NDArray[Any], form: str) -> FloatArray:
     """Seconds since 1970 (UTC) of dates (rows,), text of a format or dates already; NaN for gaps and what is none."""
+    import pandas as pd
+
     if values.dtype.kind in "biuf":
         if form == ISO:  # A number is no date, but may be one of digits: 20240131.
             return np.full(len(values), np.nan)

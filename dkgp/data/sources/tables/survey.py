@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from dkgp.data.sources.base import Column, Source
@@ -54,6 +53,8 @@ class ColumnSurvey:
 
     def __call__(self, values: NDArray[Any], place: Places, untyped: bool = False) -> FloatArray:
         """Count the next rows (rows,); text comes back as a number that is its own."""
+        import pandas as pd
+
         values = np.asarray(values)
         if values.dtype.kind not in "biuf":
             values = values.astype(str if values.dtype.kind == "c" else object).astype(object)

@@ -29,7 +29,6 @@ from typing import Literal
 
 import numpy as np
 import scipy.special
-from scipy.stats import qmc
 
 from dkgp.data.types import FloatArray, IntArray
 
@@ -114,6 +113,8 @@ def _roots(covariance: FloatArray) -> FloatArray:
 @cache
 def _draws(n_classes: int) -> FloatArray:
     """Standard normal draws with mean zero, each with its opposite: (SOFTMAX_DRAWS, C)."""
+    from scipy.stats import qmc  # a third of a second, of several classes alone
+
     points = qmc.Sobol(n_classes, scramble=True, seed=0).random(SOFTMAX_DRAWS // 2)
     half = scipy.special.ndtri(np.clip(points, 1e-12, 1.0 - 1e-12))
     return np.concatenate([half, -half])
