@@ -25,7 +25,7 @@ from dkgp.estimators.classification.labels import (
 from dkgp.estimators.classification.outputs import class_predictions
 from dkgp.estimators.fitted import Fitted, FittedClassifier, Workspace
 from dkgp.estimators.scikit_learn import ClassifierMixin, ConvergenceWarning, available_if, check_is_fitted, seed_of
-from dkgp.estimators.settings import about_fit, executor_for, hyperparameters_for
+from dkgp.estimators.settings import about_fit, executor_for, hyperparameters_for, shortfall_of_tuning
 from dkgp.kernels import Kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.calibration import Calibration
@@ -69,8 +69,8 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
         about = about_fit(self, training_set.dataset, hyperparameters, several=False)
         about["classes"] = classes_to_json(training_set.classes)
         self._take(FittedClassifier.of(record, training_set.dataset, workspace, about))
-        if hyperparameters.converged is False:
-            warnings.warn("; ".join(hyperparameters.warnings), ConvergenceWarning, stacklevel=3)
+        if (shortfall := shortfall_of_tuning(hyperparameters)) is not None:
+            warnings.warn(shortfall, ConvergenceWarning, stacklevel=3)
         if not record.summary["converged"]:
             message = f"not converged: {record.summary['reason']}; {record.summary['advice']}. {self._holds}"
             warnings.warn(message, ConvergenceWarning, stacklevel=3)

@@ -309,6 +309,13 @@ class RepeatedRows:
         return self._rows - len(np.unique(np.concatenate(self._hashes))) if self._hashes else 0
 
 
+def count_repeated_rows(values: FloatArray) -> int | None:
+    """Count rows (rows, columns) that repeat an earlier one; None of more than half a million."""
+    repeats = RepeatedRows()
+    repeats.update(values)
+    return repeats.count()
+
+
 def _row_hashes(values: FloatArray) -> NDArray[np.uint64]:
     """Hashes (rows,) of rows, for which the two zeros are one, and so are all NaN."""
     bits = np.where(np.isnan(values), np.nan, values + 0.0).view(np.uint64)
