@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dkgp.cli.columns import column_options, format_options_here, ingest_job, split_options
+from dkgp.cli.columns import column_options, format_options_here, ingest_job, split_options, transform_option
 from dkgp.cli.declared import DeclaredCommand, click_type, declared_options
 from dkgp.cli.options import examples
 from dkgp.cli.running import runs
@@ -83,6 +83,13 @@ def _bytes(text: str) -> int:
     help="Where text, dates or gaps are in the way, take what a look at all columns suggests, and say it.",
 )
 @column_options
+@transform_option(
+    "auto",
+    "none",
+    default="auto",
+    help="auto tries both where predictions of training samples show noise that grows with the mean, or skew, and "
+    "takes one only where it predicts clearly better.",
+)
 @split_options
 @declared_options(format_options_here)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of all random draws.")
@@ -101,5 +108,8 @@ def fit(reporter: Reporter, **options: Any) -> Document:
 
     names = ("out", "seconds", "memory_bytes", "kernel", "auto_columns", "resume", "overwrite")
     of_fit = {name: options.pop(name) for name in names}
-    ingestion = ingest_job(out=of_fit["out"], **options)
-    return run_fit(FitJob(ingestion, cluster=configured_options({}), **of_fit), reporter)
+    transform = options.pop("transform")
+    named = None if transform in ("auto", "none") else transform
+    ingestion = ingest_job(out=of_fit["out"], transform=named, **options)
+    job = FitJob(ingestion, auto_transform=transform == "auto", cluster=configured_options({}), **of_fit)
+    return run_fit(job, reporter)

@@ -36,6 +36,8 @@ class FitJob:
         Of a regression; "auto" compares a few.
     auto_columns
         Whether columns of text, dates and gaps become what a look at all of them suggests.
+    auto_transform
+        Whether transforms of the target are tried where its noise asks for one; not where `ingestion` names one.
     """
 
     ingestion: IngestJob
@@ -44,6 +46,7 @@ class FitJob:
     memory_bytes: int | None = None
     kernel: str = "auto"
     auto_columns: bool = True
+    auto_transform: bool = True
     resume: bool = False
     overwrite: bool = False
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
@@ -99,4 +102,5 @@ class FitJob:
         ingestion = asdict(self.ingest_job())
         for name in ("out", "test_out", "overwrite"):
             del ingestion[name]
-        return dict(plain({**ingestion, "kernel": self.kernel, "auto_columns": self.auto_columns}))
+        automatic = {"auto_columns": self.auto_columns, "auto_transform": self.auto_transform}
+        return dict(plain({**ingestion, "kernel": self.kernel, **automatic}))

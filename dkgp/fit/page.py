@@ -185,6 +185,8 @@ def _data(document: Document) -> str:
         if len(counted) > MOST_CLASSES:
             words.append(f"{len(counted) - MOST_CLASSES} more")
         rows.insert(3, ("classes", ", ".join(words)))
+    if (compared := document.get("transform")) is not None:
+        rows.append(("transform of the target", f"{compared['transform'] or 'none'}: {compared['reason']}"))
     if ingested["suggested"]:
         rows.append(("columns were read by", ingested["suggested"]))
     return _rows(rows) + _list([*ingested["columns"], *ingested["warnings"]])
