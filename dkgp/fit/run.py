@@ -155,7 +155,7 @@ class _Fit:
         return {
             **document,
             "table": plain(asdict(job.table)),
-            "columns": [] if survey is None else survey.report(),
+            "columns": [] if survey is None else survey.report(self.job.ingestion.table),
             "ids": list(job.ids),
             "suggested": None if survey is None else shlex.join(column_words(job.table, job.ids)),
         }
@@ -170,10 +170,11 @@ class _Fit:
         table, ids = error.survey.table(job.table), error.survey.ids(job.table, job.ids)
         if not self.job.auto_columns or (table == job.table and ids == job.ids):
             raise error
-        for line in error.survey.report():
+        for line in error.survey.report(job.table):
             self.reporter.note(line)
-        words = shlex.join(column_words(table, ids))
-        self.reporter.note(f"columns are read by these options, to paste and change: {words}")
+        words = error.survey.line(job.table, job.ids)
+        beside = " beside those that you gave" if job.table or job.ids else ""
+        self.reporter.note(f"columns are read by these options{beside}, to paste and change: {words}")
         return replace(job, table=table, ids=ids)
 
     @property
