@@ -243,7 +243,7 @@ class Survey:
         return any(column.missing or column.gap_texts for column in of_targets)
 
     def _words(self, column: ColumnSurvey, settled: bool) -> list[str]:
-        """What there is to say of a column; of one that is `settled` only its gaps and infinite values."""
+        """Words on a column; of one that is `settled` only on its gaps and infinite values."""
         words = []
         if settled:
             pass
