@@ -45,6 +45,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
     class_weight: Any = None
 
     _form: ClassVar[str]  # of the models that it trains and loads
+    _further_weights: ClassVar[tuple[str, ...]] = ()  # what class_weight= takes beside what all classifiers do
     # What can be relied on where training stopped short.
     _holds: ClassVar[str] = "What is proven of it holds"
     _fitted: FittedClassifier = field(init=False)
@@ -92,7 +93,8 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
         if isinstance(by_class, Mapping):
             by_class = {class_name(label): weight for label, weight in by_class.items()}
         elif by_class is not None and by_class != "balanced":
-            raise InputError(f'class_weight= takes "balanced" or weights by class; got {by_class!r}')
+            words = "".join(f'"{word}", ' for word in self._further_weights)
+            raise InputError(f'class_weight= takes {words}"balanced" or weights by class; got {by_class!r}')
         return label_weights(training_set.labels, by_class, training_set.sample_weight)
 
     @abstractmethod
