@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 from dkgp.cluster import ClusterOptions
 from dkgp.commands.ingest import IngestJob
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.data.remote.storage import is_local
 from dkgp.errors import InputError, UsageError
+from dkgp.registry import Option
 
 RECORD, PAGE = "fit.json", "report.html"
 TRAIN, TEST, HYPER, MODEL, PREDICTIONS = "train.zarr", "test.zarr", "hyper.json", "model.zarr", "pred.zarr"
 STORES = (TRAIN, TEST, HYPER, MODEL, PREDICTIONS, PAGE)
+OUT = Option(help="Folder for everything, on this machine.", place="write")
 DEFAULT_TEST_FRACTION, DEFAULT_SECONDS = 0.1, 600.0
 
 
@@ -41,7 +44,7 @@ class FitJob:
     """
 
     ingestion: IngestJob
-    out: str = "fit"
+    out: Annotated[str, OUT] = "fit"
     seconds: float = DEFAULT_SECONDS
     memory_bytes: int | None = None
     kernel: str = "auto"
