@@ -124,6 +124,7 @@ def _dataset(url: str) -> Document:
             else {"classes": dict(zip(dataset.classes, dataset.class_counts or (), strict=True))}
         ),
         **({} if dataset.weight_name is None else {"weights": dataset.weight_name}),
+        **({"ids": list(dataset.id_names)} if dataset.id_names else {}),
         "chunk_rows": dataset.chunk_rows,
         "fingerprint": dataset.fingerprint,
         "stored_bytes": _bytes(url),
