@@ -155,6 +155,26 @@ def test_a_line_search_without_a_way_on_is_judged_by_its_gradient(slope: float, 
     assert Rest.of(space, optimum.parameters, optimum.slopes, 100).is_stationary(1e-4) is stationary
 
 
+def test_a_rest_with_a_slope_is_no_optimum_and_said(
+    samples: tuple[FloatArray, FloatArray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held to a billionth of what searches leave, where this one rests is on a slope."""
+    monkeypatch.setattr("dkgp.models.tuning.rest.OF_TOLERANCE", 1e-9)
+    found = tune(*samples)
+    assert found.converged is False
+    assert "rounding hides it" in found.warnings[0]
+    assert not any("evaluations" in text for text in found.warnings)
+    monkeypatch.undo()
+    assert tune(*samples).converged is True
+
+
+def test_an_end_by_the_limit_is_said_as_such(samples: tuple[FloatArray, FloatArray]) -> None:
+    found = tune(*samples, max_evaluations=4)
+    assert found.converged is False
+    assert "at most 4 evaluations" in found.warnings[0]
+    assert not any("rounding" in text for text in found.warnings)
+
+
 def test_a_bound_that_a_file_names_is_one() -> None:
     document = {"name": "noise_variance", "value": 1.0, "start": 1.0, "lower": 1.0, "upper": 2.0, "bound": "lower"}
     assert TunedParameter.from_json(document).bound == "lower"
