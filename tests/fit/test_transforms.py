@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -106,6 +108,43 @@ def test_no_more_time_is_taken_than_there_is(rng: np.random.Generator) -> None:
     assert found["reason"] == "no transform could be tried; no time for log, yeo-johnson"
 
 
+def test_a_transform_that_would_not_fit_the_time_is_left_out(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that goes on by a second whenever it is looked at: the first has taken 1 s, and 2 s are gone."""
+    clock = SimpleNamespace(perf_counter=itertools.count().__next__)
+    monkeypatch.setattr(transforms, "time", clock)
+    found = compare_transforms(samples(rng, lognormal), "rbf", NAMES, seconds=2.5)
+    assert [row["transform"] for row in found["compared"]] == ["none"]
+    assert [row["seconds"] for row in found["compared"]] == [1]
+
+
+def test_residuals_are_in_the_units_of_the_target(rng: np.random.Generator) -> None:
+    case = samples(rng, normal)
+    scored = transforms._scored(None, case, "rbf", NAMES, 0)
+    assert scored is not None
+    [residuals] = scored.residuals
+    np.testing.assert_array_equal(residuals.truth, case.new_targets[:, 0])
+    assert residuals.deviations is not None
+    # Noise of 3 in units of 10, and what is not known of the function.
+    assert 2.5 < np.median(residuals.deviations) < 4.0
+    assert float(np.sqrt(np.mean(residuals.standardised**2))) == pytest.approx(1.0, abs=0.2)
+    densities = scipy.stats.norm(residuals.means, residuals.deviations).logpdf(residuals.truth)
+    np.testing.assert_allclose(scored.losses, -densities)
+    y = case.targets[:, 0]
+    tuned = tune(case.inputs, (y - y.mean()) / y.std(), feature_names=NAMES)
+    noise = tuned.noise_variance * y.std() ** 2
+    assert residuals.latent_share == pytest.approx(float(np.mean(1.0 - noise / residuals.deviations**2)))
+    assert 0.0 < residuals.latent_share < 0.5
+
+
+def test_of_several_targets_the_densities_add_up(rng: np.random.Generator) -> None:
+    one = samples(rng, normal)
+    two = Samples(one.inputs, np.repeat(one.targets, 2, 1), one.new_inputs, np.repeat(one.new_targets, 2, 1), True)
+    [alone], [both] = (compared(case)["compared"] for case in (one, two))
+    assert both["nlpd"] == pytest.approx(2.0 * alone["nlpd"], rel=1e-4)
+
+
 def test_few_samples_are_left_alone(rng: np.random.Generator) -> None:
     found = compared(samples(rng, lognormal, 58))
     assert (found["transform"], found["compared"]) == (None, [])
@@ -124,5 +163,8 @@ def test_samples_are_of_the_training_set_in_its_units(rng: np.random.Generator, 
     assert sorted(rows) == list(range(90))
     np.testing.assert_allclose(np.vstack([drawn.targets, drawn.new_targets])[:, 0], y[rows])
     assert drawn.all_positive
+    # Nothing of the test samples but their signs.
+    again = draw(train, memory_dataset(X[:30], y[:30] + 100.0), 0)
+    np.testing.assert_array_equal(again.targets, drawn.targets)
     # One test sample without a logarithm would stop the ingestion that follows.
     assert not draw(train, memory_dataset(X, np.append(y[1:], 0.0)), 0).all_positive
