@@ -104,17 +104,14 @@ _COLUMNS = (
     headed(COLUMNS, "--drop-missing", is_flag=True, help="Leave out rows with a missing value."),
     headed(
         COLUMNS,
-        "--transform",
-        type=click.Choice(["log", "yeo-johnson"]),
-        help="Model the logarithm of the target, or its power transform after Yeo and Johnson, whose lambda is found. "
-        "Evaluations come back in the target's own units.",
-    ),
-    headed(
-        COLUMNS,
         "--impute",
         type=click.Choice(["median"]),
         help="Fill missing values of features in; a category gets a level more.",
     ),
+)
+_TRANSFORM = (
+    "Model the logarithm of the target, or its power transform after Yeo and Johnson, whose lambda is found. "
+    "Evaluations come back in the target's own units."
 )
 _SPLIT = (
     click.option("--test-fraction", type=float, help="Share of the samples, drawn at random, for the test store."),
@@ -133,6 +130,18 @@ _SPLIT = (
 def column_options(command: F) -> F:
     """Add the options of columns: targets, labels, features, and what text, dates and gaps become; a decorator."""
     return _with(command, _COLUMNS)
+
+
+def transform_option(*further: str, default: str | None = None, help: str = "") -> Callable[[F], F]:
+    """Return a decorator that adds the option of the target's transform, with `further` choices and their `help`."""
+    return headed(
+        COLUMNS,
+        "--transform",
+        type=click.Choice([*further, "log", "yeo-johnson"]),
+        default=default,
+        show_default=default is not None,
+        help=f"{_TRANSFORM} {help}".rstrip(),
+    )
 
 
 def split_options(command: F) -> F:

@@ -6,14 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dkgp.cli.columns import column_options, format_options_here, ingest_job, split_options
+from dkgp.cli.columns import column_options, format_options_here, ingest_job, split_options, transform_option
 from dkgp.cli.declared import DeclaredCommand, click_type, declared_options
 from dkgp.cli.options import examples
 from dkgp.cli.running import runs
+from dkgp.options import Declared
+from dkgp.registry import Option
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dkgp.commands.reporting.documents import Document
     from dkgp.commands.reporting.progress import Reporter
+    from dkgp.fit import FitJob
 
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -34,8 +39,33 @@ def _bytes(text: str) -> int:
     return byte_count(text)
 
 
+class FitCommand(DeclaredCommand):
+    """`dkgp fit`, whose options make a job that may be run elsewhere."""
+
+    def declared(self) -> dict[str, Declared]:
+        """Return the options that name places, by name."""
+        return {
+            "sources": Declared(Option("sources", place="read", multiple=True), ()),
+            "out": Declared(Option("out", place="write"), ()),
+        }
+
+    def job(self, options: Mapping[str, Any]) -> FitJob:
+        """Return the job that options of a command line make."""
+        from dkgp.cluster import configured_options
+        from dkgp.fit import FitJob
+
+        names = ("out", "seconds", "memory_bytes", "kernel", "auto_columns", "resume", "overwrite")
+        transform = options["transform"]
+        ingestion = ingest_job(
+            transform=None if transform in ("auto", "none") else transform,
+            **{name: value for name, value in options.items() if name not in (*names, "transform")},
+        )
+        of_fit = {name: options[name] for name in names}
+        return FitJob(ingestion, auto_transform=transform == "auto", cluster=configured_options({}), **of_fit)
+
+
 @click.command(
-    cls=DeclaredCommand,
+    cls=FitCommand,
     epilog=examples(
         "dkgp fit DATA.csv --target price",
         "dkgp fit DATA.csv --target price --time 5min --memory 8GiB --out prices",
@@ -83,6 +113,13 @@ def _bytes(text: str) -> int:
     help="Where text, dates or gaps are in the way, take what a look at all columns suggests, and say it.",
 )
 @column_options
+@transform_option(
+    "auto",
+    "none",
+    default="auto",
+    help="auto tries both where predictions of training samples show noise that grows with the mean, or skew, and "
+    "takes one only where it predicts clearly better.",
+)
 @split_options
 @declared_options(format_options_here)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of all random draws.")
@@ -96,10 +133,8 @@ def fit(reporter: Reporter, **options: Any) -> Document:
     predicts what was held out with variances, evaluates, and writes a page that tells of it all: report.html, which
     ends with the commands that it stands for.
     """
-    from dkgp.cluster import configured_options
-    from dkgp.fit import FitJob, run_fit
+    from dkgp.fit import run_fit
 
-    names = ("out", "seconds", "memory_bytes", "kernel", "auto_columns", "resume", "overwrite")
-    of_fit = {name: options.pop(name) for name in names}
-    ingestion = ingest_job(out=of_fit["out"], **options)
-    return run_fit(FitJob(ingestion, cluster=configured_options({}), **of_fit), reporter)
+    command = click.get_current_context().command
+    assert isinstance(command, FitCommand)
+    return run_fit(command.job(options), reporter)

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dkgp.cli.columns import column_options, format_options_here, headed, ingest_job, split_options
+from dkgp.cli.columns import (
+    column_options,
+    format_options_here,
+    headed,
+    ingest_job,
+    split_options,
+    transform_option,
+)
 from dkgp.cli.declared import DeclaredCommand, declared_options
 from dkgp.cli.options import examples
 from dkgp.cli.running import runs
@@ -39,6 +46,7 @@ def _formats() -> dict[str, str]:
 @click.argument("sources", nargs=-1, required=True)
 @click.argument("out")
 @column_options
+@transform_option()
 @headed(
     FURTHER,
     "--like",

@@ -127,6 +127,7 @@ def _dataset(url: str) -> Document:
         ),
         **({} if dataset.weight_name is None else {"weights": dataset.weight_name}),
         **({} if dataset.noise_name is None else {"noise": dataset.noise_name}),
+        **({"ids": list(dataset.id_names)} if dataset.id_names else {}),
         "chunk_rows": dataset.chunk_rows,
         "fingerprint": dataset.fingerprint,
         "stored_bytes": _bytes(url),

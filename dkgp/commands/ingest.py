@@ -20,7 +20,7 @@ class IngestJob:
     """Sources to ingest, and how; fields as the parameters of `dkgp.data.sources.ingest`, `options` the format's."""
 
     sources: tuple[str, ...]
-    out: str
+    out: str = ""  # a fit has a place of its own for it
     targets: tuple[str, ...] = ()
     labels: str | None = None
     weights: str | None = None

@@ -24,6 +24,7 @@ from dkgp.estimators.settings import (
     about_fit,
     checked_solver,
     executor_for,
+    shortfall_of_tuning,
     solver_for,
     solver_for_update,
     stopping_of,
@@ -199,8 +200,8 @@ class GPRegressor(GPEstimator):
                 trained = replace(trained, noise_model=hyperparameters.noise_model)
         about = about_fit(self, dataset, hyperparameters, several=several)
         self._take(FittedModel.of(trained, dataset, workspace, about))
-        if hyperparameters.converged is False:
-            warnings.warn("; ".join(hyperparameters.warnings), ConvergenceWarning, stacklevel=2)
+        if (shortfall := shortfall_of_tuning(hyperparameters)) is not None:
+            warnings.warn(shortfall, ConvergenceWarning, stacklevel=2)
         self._warn_of_shortfall()
         if self.with_variances:
             self._fitted.predictor(self._variance_settings(latent=False), 1)

@@ -71,6 +71,15 @@ def hyperparameters_for(
     return tune(None if kernel.strip() == "rbf" else parsed, fixed)
 
 
+def shortfall_of_tuning(hyperparameters: Hyperparameters) -> str | None:
+    """Return what to warn of where tuning did not converge, or was stopped by a bound; None where it did."""
+    if hyperparameters.converged is not False:
+        return None
+    held = {parameter.name for parameter in hyperparameters.parameters or () if parameter.pressed}
+    more = ["hold the noise by noise_variance=, such as 1e-5"] if "noise_variance" in held else []
+    return "; ".join(["not converged", *hyperparameters.warnings, *more])
+
+
 def checked_solver(solver: object) -> Solver | str:
     """Return the solver, or its name; `InputError` for anything else."""
     if isinstance(solver, str) and solver in (AUTO, *solver_names()):

@@ -15,7 +15,7 @@ from dkgp.estimators.base import GPEstimator
 from dkgp.estimators.fitted import Fitted, FittedSparse, Workspace
 from dkgp.estimators.sample_noise import SampleNoise
 from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of
-from dkgp.estimators.settings import OBJECTIVES, about_fit, executor_for
+from dkgp.estimators.settings import OBJECTIVES, about_fit, executor_for, shortfall_of_tuning
 from dkgp.estimators.training_set import computed, new_samples, training_set
 from dkgp.kernels import Kernel
 from dkgp.models import Hyperparameters
@@ -192,8 +192,8 @@ class SparseGPRegressor(GPEstimator):
                 )
         about = about_fit(self, dataset, hyperparameters, several=several)
         self._take(FittedSparse.of(trained, dataset, Workspace(self.store), about))
-        if hyperparameters.converged is False:
-            warnings.warn("; ".join(hyperparameters.warnings), ConvergenceWarning, stacklevel=2)
+        if (shortfall := shortfall_of_tuning(hyperparameters)) is not None:
+            warnings.warn(shortfall, ConvergenceWarning, stacklevel=2)
         self._warn_of_shortfall(target)
         return self
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 from dkgp.cluster import ClusterOptions
 from dkgp.commands.ingest import IngestJob
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.data.remote.storage import is_local
 from dkgp.errors import InputError, UsageError
+from dkgp.registry import Option
 
 RECORD, PAGE = "fit.json", "report.html"
 TRAIN, TEST, HYPER, MODEL, PREDICTIONS = "train.zarr", "test.zarr", "hyper.json", "model.zarr", "pred.zarr"
 STORES = (TRAIN, TEST, HYPER, MODEL, PREDICTIONS, PAGE)
+OUT = Option(help="Folder for everything, on this machine.", place="write")
 DEFAULT_TEST_FRACTION, DEFAULT_SECONDS = 0.1, 600.0
 
 
@@ -36,14 +39,17 @@ class FitJob:
         Of a regression; "auto" compares a few.
     auto_columns
         Whether columns of text, dates and gaps become what a look at all of them suggests.
+    auto_transform
+        Whether transforms of the target are tried where its noise asks for one; not where `ingestion` names one.
     """
 
     ingestion: IngestJob
-    out: str = "fit"
+    out: Annotated[str, OUT] = "fit"
     seconds: float = DEFAULT_SECONDS
     memory_bytes: int | None = None
     kernel: str = "auto"
     auto_columns: bool = True
+    auto_transform: bool = True
     resume: bool = False
     overwrite: bool = False
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
@@ -99,4 +105,5 @@ class FitJob:
         ingestion = asdict(self.ingest_job())
         for name in ("out", "test_out", "overwrite"):
             del ingestion[name]
-        return dict(plain({**ingestion, "kernel": self.kernel, "auto_columns": self.auto_columns}))
+        automatic = {"auto_columns": self.auto_columns, "auto_transform": self.auto_transform}
+        return dict(plain({**ingestion, "kernel": self.kernel, **automatic}))

@@ -16,7 +16,7 @@ from dkgp.data import open_dataset, open_prediction
 from dkgp.fit.choice import spoken
 from dkgp.fit.job import MODEL, PAGE, PREDICTIONS, TEST, FitJob
 from dkgp.kernels import kernel_text
-from dkgp.models.tuned_parameter import TunedParameter
+from dkgp.models.tuned_parameter import TunedParameter, stopped
 
 MOST_FEATURES, MOST_CLASSES = 60, 20
 STYLE = """
@@ -185,6 +185,8 @@ def _data(document: Document) -> str:
         if len(counted) > MOST_CLASSES:
             words.append(f"{len(counted) - MOST_CLASSES} more")
         rows.insert(3, ("classes", ", ".join(words)))
+    if (compared := document.get("transform")) is not None:
+        rows.append(("transform of the target", f"{compared['transform'] or 'none'}: {compared['reason']}"))
     if ingested["suggested"]:
         rows.append(("columns were read by", ingested["suggested"]))
     return _rows(rows) + _list([*ingested["columns"], *ingested["warnings"]])
@@ -200,6 +202,8 @@ def _model(document: Document) -> str:
     elif isinstance(kernel, dict):
         rows.append(("kernel", str(kernel["type"])))
     if tuned is not None:
+        if tuned.get("converged") is False:
+            rows.append(("tuning has not converged", stopped(_tuned(document)) or "see below"))
         rows.append(("noise variance (share of the target's variance)", _number(tuned["noise_variance"])))
     if way["name"] == "exact":
         rows.append(("solver", f"{trained['solver']}, to a gradient of {trained['gradient_inf_norm']:.2g}"))
@@ -235,10 +239,13 @@ def _compared(comparison: Document) -> str:
     return f'<h3>Kernels</h3>\n<p class="lead">{escape(lead)}</p>\n{table}'
 
 
+def _tuned(document: Document) -> list[TunedParameter]:
+    return [TunedParameter.from_json(item) for item in (document["tune"] or {}).get("parameters") or []]
+
+
 def _scales(document: Document) -> str:
     """Length scales as bars, the shortest, which count most, first."""
-    parameters = [TunedParameter.from_json(item) for item in (document["tune"] or {}).get("parameters") or []]
-    scales = [(item, item.length_scale) for item in parameters if item.length_scale is not None]
+    scales = [(item, item.length_scale) for item in _tuned(document) if item.length_scale is not None]
     known = sorted(((item, scale) for item, scale in scales if scale is not None), key=lambda pair: pair[1])
     if not known:
         return ""
@@ -247,10 +254,10 @@ def _scales(document: Document) -> str:
     lines = []
     for item, scale in known[:MOST_FEATURES]:
         width = 100.0 * math.log(longest / scale) / math.log(longest / shortest)
-        name = item.name if item.feature is None else item.feature
+        name, shown = item.feature or item.name, "irrelevant" if item.idle else f"{scale:.3g}"
         lines.append(
             f'<tr><th scope="row">{escape(name)}</th><td class="track"><span class="bar" '
-            f'style="width:{width:.1f}%"></span></td><td class="number">{scale:.3g}</td></tr>\n'
+            f'style="width:{width:.1f}%"></span></td><td class="number">{shown}</td></tr>\n'
         )
     more = f"<p>{len(known) - MOST_FEATURES:,} features count less.</p>\n" if len(known) > MOST_FEATURES else ""
     return (

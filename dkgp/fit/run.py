@@ -19,7 +19,7 @@ from dkgp.commands.predict import PredictJob
 from dkgp.commands.reporting.documents import Document, is_document, plain
 from dkgp.commands.reporting.memory import PeakMemory, available_bytes
 from dkgp.commands.reporting.outputs import check_output_file, write_text
-from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.reporting.progress import Reporter, SilentReporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.sparse import SparseJob
 from dkgp.commands.train import TrainJob
@@ -28,10 +28,11 @@ from dkgp.commands.tune.kernels import AUTO_KERNEL, LEAST_SAMPLES
 from dkgp.data import TableOptions, open_dataset
 from dkgp.data.sources.tables.survey import RefusedColumnsError, Survey
 from dkgp.errors import InputError, MemoryBudgetError, OutputExistsError, UsageError
-from dkgp.fit.choice import Forecasts, Way, decide, is_certain
+from dkgp.fit.choice import Forecasts, Way, decide, is_certain, spoken
 from dkgp.fit.job import HYPER, MODEL, PAGE, PREDICTIONS, RECORD, STORES, TEST, TRAIN, FitJob
 from dkgp.fit.lines import column_words, command_lines
 from dkgp.fit.page import write_page
+from dkgp.fit.transforms import compare_transforms, draw
 from dkgp.models import read_hyperparameters
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.memory import RUNTIME_BYTES
@@ -39,10 +40,13 @@ from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.models.warm_up import helped
 
-STEPS = ("ingest", "tune", "choose", "train", "predict", "evaluate", "report")
+STEPS = ("ingest", "transform", "tune", "choose", "train", "predict", "evaluate", "report")
+OF_NUMBERS = ("transform", "tune")
 FEW_SAMPLES_KERNEL = "rbf"
 # Of the time, what kernels may be compared for.
 SHARE_OF_KERNELS = 0.2
+# Of the time, what transforms of the target may be compared for; of less than this many seconds none is.
+SHARE_OF_TRANSFORMS, LEAST_SECONDS = 0.1, 1.0
 # Of the time, what training and predicting may take whatever was spent before.
 SHARE_OF_MODEL = 0.5
 
@@ -98,6 +102,8 @@ class _Fit:
                 raise
             if earlier is None:
                 self._remove([name for name in STORES if name not in (TRAIN, TEST)])
+            compared = self._transform_step(ingested)
+            ingested = self._transformed(ingested, compared)
             kernel = self._kernel(ingested["n_train"])
             tuned = None if self.labelled else self._tune(kernel)
             decision = self._step("choose", self._choose)
@@ -115,9 +121,13 @@ class _Fit:
                 "seconds_by_phase": self.steps.seconds,
                 "peak_memory_bytes": self.steps.peak_bytes,
                 "commands": command_lines(
-                    replace(job, kernel=kernel), table_from(ingested["table"]), ingested["ids"], decision
+                    replace(self._with_transform(compared), kernel=kernel),
+                    table_from(ingested["table"]),
+                    ingested["ids"],
+                    decision,
                 ),
                 "ingest": ingested,
+                "transform": compared,
                 "tune": tuned,
                 "choice": decision,
                 "train": trained,
@@ -145,7 +155,7 @@ class _Fit:
         return {
             **document,
             "table": plain(asdict(job.table)),
-            "columns": [] if survey is None else survey.report(),
+            "columns": [] if survey is None else survey.report(self.job.ingestion.table),
             "ids": list(job.ids),
             "suggested": None if survey is None else shlex.join(column_words(job.table, job.ids)),
         }
@@ -160,11 +170,57 @@ class _Fit:
         table, ids = error.survey.table(job.table), error.survey.ids(job.table, job.ids)
         if not self.job.auto_columns or (table == job.table and ids == job.ids):
             raise error
-        for line in error.survey.report():
+        for line in error.survey.report(job.table):
             self.reporter.note(line)
-        words = shlex.join(column_words(table, ids))
-        self.reporter.note(f"columns are read by these options, to paste and change: {words}")
+        words = error.survey.line(job.table, job.ids)
+        beside = " beside those that you gave" if job.table or job.ids else ""
+        self.reporter.note(f"columns are read by these options{beside}, to paste and change: {words}")
         return replace(job, table=table, ids=ids)
+
+    @property
+    def _tries_transforms(self) -> bool:
+        """True if the target's transform is to be found."""
+        return self.job.auto_transform and self.job.ingestion.transform is None and not self.labelled
+
+    def _transform_step(self, ingested: Document) -> Document | None:
+        """Compare transforms of the target, where none is named."""
+        if not self._tries_transforms:
+            return None
+        seconds = SHARE_OF_TRANSFORMS * self.job.seconds
+        return self._step("transform", lambda: self._compare(ingested, seconds))
+
+    def _compare(self, ingested: Document, seconds: float) -> Document:
+        job, kernel = self.job, self.job.kernel
+        if seconds < LEAST_SECONDS:
+            return {"transform": None, "reason": f"{spoken(seconds)} are too few", "findings": [], "compared": []}
+        train, test = open_dataset(job.place(TRAIN)), open_dataset(job.place(TEST))
+        compared = compare_transforms(
+            draw(train, test, job.seed),
+            FEW_SAMPLES_KERNEL if kernel == AUTO_KERNEL else kernel,
+            tuple(ingested["features"]),
+            seconds=seconds,
+            seed=job.seed,
+            note=self.reporter.note,
+        )
+        for text in compared["findings"]:
+            self.reporter.note(f"on held-out training samples: {text}")
+        self.reporter.note(f"transform of the target: {compared['transform'] or 'none'} ({compared['reason']})")
+        return compared
+
+    def _with_transform(self, compared: Document | None) -> FitJob:
+        """The job with the transform that was taken."""
+        name = None if compared is None else compared["transform"]
+        return self.job if name is None else replace(self.job, ingestion=replace(self.job.ingestion, transform=name))
+
+    def _transformed(self, ingested: Document, compared: Document | None) -> Document:
+        """Ingest again with the transform that was taken; the columns become what they became before."""
+        if compared is None or compared["transform"] is None:
+            return ingested
+        job = self._with_transform(compared).ingest_job()
+        job = replace(job, table=table_from(ingested["table"]), ids=tuple(ingested["ids"]))
+        # What there is to be warned of was said the first time.
+        kept = {name: ingested[name] for name in ("table", "columns", "ids", "suggested")}
+        return self.steps.run("ingest again", lambda: {**run_ingest(job, SilentReporter()), **kept})
 
     def _kernel(self, n: int) -> str:
         """The kernel, where too few samples are there to hold some out for a comparison the usual one."""
@@ -296,7 +352,8 @@ class _Fit:
         return self.steps.run(name, work)
 
     def _say(self, name: str) -> None:
-        names = [step for step in STEPS if not (self.labelled and step == "tune")]
+        skipped = OF_NUMBERS if self.labelled else () if self._tries_transforms else ("transform",)
+        names = [step for step in STEPS if step not in skipped]
         done = ", which is done" if self.steps.is_done(name) else ""
         self.reporter.note(f"step {names.index(name) + 1} of {len(names)}: {name}{done}")
 

@@ -28,8 +28,9 @@ from dkgp.models.noise.student import StudentT
 from dkgp.models.tuned_parameter import TunedParameter
 
 _REQUIRED = ("kernel", "noise_variance")
+_FIGURES = ("log_marginal_likelihood", "seconds", "leave_one_out_log_likelihood", "log_prior", "projected_gradient")
 _OPTIONAL: dict[str, type] = {
-    **dict.fromkeys(("log_marginal_likelihood", "seconds", "leave_one_out_log_likelihood", "log_prior"), float),
+    **dict.fromkeys(_FIGURES, float),
     **dict.fromkeys(("evaluations", "subset_size", "n_samples", "subsets", "seed"), int),
     **dict.fromkeys(("refinement", "run", "sparse", "comparison", "noise_comparison"), dict),
     "converged": bool,
@@ -55,7 +56,9 @@ class Hyperparameters:
     seconds : float, optional
         How long tuning took.
     converged : bool, optional
-        Whether the tolerance was met.
+        Whether the tolerance was met, at a point that no bound keeps from being an optimum.
+    projected_gradient : float, optional
+        The largest derivative by a logarithm, in nats, without those that point out of a bound.
     subset_size, n_samples : int, optional
         How many samples a subset has, and of how many they were drawn.
     subsets : int, optional
@@ -114,6 +117,7 @@ class Hyperparameters:
     evaluations: int | None = None
     seconds: float | None = None
     converged: bool | None = None
+    projected_gradient: float | None = None
     subset_size: int | None = None
     n_samples: int | None = None
     subsets: int | None = None

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from dkgp.errors import InputError
+
+Side: TypeAlias = Literal["lower", "upper"]
+# What stands for nothing at its least: a feature that does not matter, a part of a sum that is not needed.
+_SWITCHED_OFF = ("gamma", "weight", "variance", "scale", "offset")
+_NOTHING = 1e-4
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,10 @@ class TunedParameter:
         Name of the feature that it belongs to, where it belongs to one.
     fixed : bool
         Whether it was held at its value.
+    bound : {"lower", "upper"} or None
+        On which of its bounds the value lies, if on one.
+    pressed : bool
+        Whether the objective is larger beyond that bound, so that the search was stopped there.
     """
 
     name: str
@@ -32,6 +41,13 @@ class TunedParameter:
     upper: float
     feature: str | None = None
     fixed: bool = False
+    bound: Side | None = None
+    pressed: bool = False
+
+    @property
+    def idle(self) -> bool:
+        """True if the parameter is on a bound where it changes next to nothing: the model can do without it."""
+        return self.bound == "lower" and self.value <= 1.001 * _NOTHING and self._kind in _SWITCHED_OFF
 
     @property
     def length_scale(self) -> float | None:
@@ -39,10 +55,23 @@ class TunedParameter:
         return length_scale(self.value) if self.is_gamma else None
 
     @property
+    def words(self) -> str:
+        """A word on where it ended; none in the middle of its range."""
+        if self.fixed:
+            return "fixed"
+        if self.idle:
+            return "irrelevant" if self.feature is not None else "not needed"
+        return "" if self.bound is None else f"{self.bound} bound"
+
+    @property
     def is_gamma(self) -> bool:
         """True if the parameter is an inverse squared length scale."""
+        return self._kind == "gamma"
+
+    @property
+    def _kind(self) -> str:
         name = self.name if self.feature is None else self.name.removesuffix(f".{self.feature}")
-        return name.rpartition(".")[2] == "gamma"
+        return name.rpartition(".")[2]
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; `from_json` is the inverse."""
@@ -62,7 +91,17 @@ class TunedParameter:
         name, feature = document.get("name"), document.get("feature")
         if not isinstance(name, str) or not isinstance(feature, str | None):
             raise InputError(f'a tuned parameter needs text in "name" and "feature"; got {name!r} and {feature!r}')
-        return cls(name, feature=feature, fixed=document.get("fixed") is True, **numbers)
+        bound = document.get("bound")
+        if bound is not None and bound not in get_args(Side):
+            raise InputError(f'the "bound" of a tuned parameter is lower or upper; got {bound!r}')
+        held, pressed = document.get("fixed") is True, document.get("pressed") is True
+        return cls(name, feature=feature, fixed=held, bound=bound, pressed=pressed, **numbers)
+
+
+def stopped(parameters: Iterable[TunedParameter]) -> str:
+    """Name in a few words the parameters that bounds kept from an optimum; nothing where there are none."""
+    held = [f"{item.name} stopped at its {item.bound} bound, {item.value:.3g}" for item in parameters if item.pressed]
+    return ", ".join(held[:2]) + (f", and {len(held) - 2} more" if len(held) > 2 else "")
 
 
 def length_scale(gamma: float) -> float:

@@ -89,7 +89,10 @@ def _annotation(kind: type[Any]) -> Any:
         if inner is not None:
             model_type = _annotation(inner)
             annotation = model_type | None if isinstance(annotation, types.UnionType) else model_type
-            default = None if default is None else Field(default_factory=inner)
+            if default is dataclasses.MISSING:
+                default = Field(...)
+            else:
+                default = None if default is None else Field(default_factory=inner)
         else:
             description = declared[name].help if name in declared else None
             default = Field(

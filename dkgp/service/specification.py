@@ -25,10 +25,13 @@ if TYPE_CHECKING:
     from dkgp.commands.sparse import SparseJob
     from dkgp.commands.train import TrainJob
     from dkgp.commands.tune import TuneJob
+    from dkgp.fit import FitJob
 
-    Job: TypeAlias = TrainJob | SparseJob | ClassifyJob | TuneJob | PredictJob | EvaluateJob
+    Job: TypeAlias = TrainJob | SparseJob | ClassifyJob | TuneJob | PredictJob | EvaluateJob | FitJob
 
-COMMANDS: tuple[str, ...] = ("train", "sparse", "classify", "tune", "predict", "evaluate")
+COMMANDS: tuple[str, ...] = ("train", "sparse", "classify", "tune", "predict", "evaluate", "fit")
+# Of those that are no room of `dkgp.commands`.
+_MODULES = {"fit": "dkgp.fit"}
 # Modules that run commands which may take another one first.
 _CHAINED = {"train": "dkgp.commands.chained.training"}
 # What a job writes by itself; no two jobs under way may share one.
@@ -65,6 +68,8 @@ def job_from_options(command: str, options: Mapping[str, Any]) -> Job:
             job = settled(command, job)
     for field in _places(command):
         _require_absolute(field, getattr(job, field))
+    for source in _sources(job):
+        _require_absolute("sources", source)
     _RANGES[command](job)
     return job
 
@@ -97,13 +102,15 @@ def job_paths(command: str, options: Mapping[str, Any]) -> list[JobPath]:
         paths.append(JobPath("hyper", normalise_url(job.hyper), "write"))
     if command == "predict" and job.variance is not None and job.variance.keep_factor:
         paths.append(JobPath("model", normalise_url(job.model), "write"))
-    return paths
+    # As they were given too, since programs read a text that goes through symbolic links and back differently.
+    sources = dict.fromkeys(text for source in _sources(job) for text in (normalise_url(source), source))
+    return paths + [JobPath("sources", source, "read") for source in sources]
 
 
 def run_job(job: Job, reporter: Reporter) -> Document:
     """Run the job in this process, as its command would; errors as there."""
     command = next(command for command in COMMANDS if isinstance(job, _kind(command)))
-    module = importlib.import_module(_CHAINED.get(command, f"dkgp.commands.{command}"))
+    module = importlib.import_module(_CHAINED.get(command, _module(command)))
     document: Document = getattr(module, f"run_{command}")(job, reporter)
     return document
 
@@ -117,9 +124,21 @@ def _kind(command: str) -> type[Any]:
     """The dataclass of a command; its module, and what that needs, is loaded only now."""
     if command not in COMMANDS:
         raise UsageError(f"a job's command is one of {', '.join(COMMANDS)}; got {shown(command)}")
-    module = importlib.import_module(f"dkgp.commands.{command}")
+    module = importlib.import_module(_module(command))
     kind: type[Any] = getattr(module, f"{command.capitalize()}Job")
     return kind
+
+
+def _module(command: str) -> str:
+    return _MODULES.get(command, f"dkgp.commands.{command}")
+
+
+def _sources(job: Any) -> list[str]:
+    """Return the files that a job ingests, and the store that it does so like; none of most."""
+    ingestion = getattr(job, "ingestion", None)
+    if ingestion is None:
+        return []
+    return [*ingestion.sources, *([] if ingestion.like is None else [ingestion.like])]
 
 
 def _places(command: str) -> dict[str, Literal["read", "write"]]:
@@ -214,6 +233,22 @@ def _check_evaluate(job: EvaluateJob) -> None:
     _check_plot(job.plot)
 
 
+def _check_fit(job: FitJob) -> None:
+    from dkgp.data.sources.formats import format_options
+
+    job.check()
+    if not job.ingestion.sources:
+        raise UsageError("sources: expected at least one file, folder or URL")
+    # What a pattern stands for would be found when the job runs, and nobody could say whether it may be read.
+    patterns = [source for source in job.ingestion.sources if set(source) & set("*?[")]
+    if patterns:
+        raise InputError(f"sources: '{patterns[0]}' is a pattern; name the files, or their folder")
+    known = format_options()
+    for name in job.ingestion.options:
+        if name not in known:
+            raise UsageError(f"ingestion.options: no format has the option '{name}'; there are {', '.join(known)}")
+
+
 def _check_plot(path: str | None) -> None:
     from dkgp.commands.reporting.plots import check_plot_file
 
@@ -230,4 +265,5 @@ _RANGES: dict[str, Callable[[Any], None]] = {
     # Values out of range are refused by the dataclass.
     "predict": lambda job: None,
     "evaluate": _check_evaluate,
+    "fit": _check_fit,
 }

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dkgp.commands.reporting.progress import SilentReporter
@@ -132,3 +133,25 @@ def test_the_job_runs_as_the_command_does(train: str, tuned: Callable[..., dict[
     command = tuned(*options, "--prior", "noise_variance=lognormal(0.1, 1)")
     assert without_time(run_tune(job, SilentReporter())) == without_time(command)
     assert open_dataset(train).n_samples == command["n_samples"]
+
+
+def test_a_bound_that_stopped_the_search_is_named_where_it_ends(tmp_path: Path) -> None:
+    """Each row twice: in the table, in the warning on the terminal and in the document."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1.0, 1.0, (80, 2))
+    y = np.sin(3.0 * X[:, 0]) + 0.3 * rng.standard_normal(80)
+    np.savez(tmp_path / "twice.npz", X=np.repeat(X, 2, axis=0), y=np.repeat(y, 2))
+    train, out = tmp_path / "train.zarr", tmp_path / "hyper.json"
+    assert run("ingest", tmp_path / "twice.npz", train, "--target", "y").exit_code == 0
+    shown = run("tune", train, "--out", out)
+    assert shown.exit_code == 0
+    printed = " ".join(shown.stdout.split())
+    assert "converged no: noise_variance stopped at its lower bound, 1e-06" in printed
+    assert "80 of the 160 samples repeat another one, target included" in " ".join(shown.stderr.split())
+    document = json.loads(out.read_text())
+    assert document["converged"] is False
+    assert document["projected_gradient"] < 0.1
+    told = {item["name"]: item for item in document["parameters"]}
+    assert (told["noise_variance"]["bound"], told["noise_variance"]["pressed"]) == ("lower", True)
+    wider = run("tune", train, "--out", out, "--overwrite", "--fix", "noise_variance=0.1")
+    assert "converged yes" in " ".join(wider.stdout.split())

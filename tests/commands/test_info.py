@@ -10,7 +10,7 @@ from rich.console import Console
 from dkgp.commands.info import InfoJob, run_info
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.reporting.tables import tables
-from dkgp.data import FactorRecord, FactorWriter, dataset_from_arrays, open_model, save_model
+from dkgp.data import FactorRecord, FactorWriter, TableOptions, dataset_from_arrays, ingest, open_model, save_model
 from dkgp.data.remote.storage import list_object_bytes
 
 N, RANK = 60, 7
@@ -71,3 +71,14 @@ def test_a_damaged_factor_does_not_hide_the_model(model: str, rng: np.random.Gen
 def test_an_unfinished_factor_is_none(model: str) -> None:
     FactorWriter.create(model, {"fingerprint": open_model(model).fingerprint}, N, RANK)
     assert _info(model)[0]["variance_factor"] is None
+
+
+def test_a_dataset_tells_its_ids(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,no,y\n1,p1,2\n2,p2,3\n3,p3,5\n")
+    store = tmp_path / "t.zarr"
+    ingest(tmp_path / "t.csv", store, target="y", ids=["no"])
+    document, shown = _info(str(store))
+    assert document["ids"] == ["no"]
+    assert "ids no" in " ".join(shown.split())
+    ingest(tmp_path / "t.csv", store, target="y", table=TableOptions(drop=("no",)), overwrite=True)
+    assert "ids" not in _info(str(store))[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,17 @@ def test_stopping_short_is_a_warning(problem: Problem) -> None:
     mean, bounds = model.predict(problem.X_new, return_bounds=True)
     assert np.all(np.abs(mean - dense.mean) <= bounds.mean_error)
     assert bounds.mean_error.min() > 0.1
+
+
+def test_a_noise_at_its_bound_is_a_warning_that_says_why() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((100, 2))
+    y = np.sin(2.0 * X[:, 0]) + 0.3 * rng.standard_normal(100)
+    with pytest.warns(ConvergenceWarning, match="not converged; .*100 of the 200 samples repeat another.*noise_vari"):
+        GPRegressor(max_passes=1.0).fit(np.repeat(X, 2, axis=0), np.repeat(y, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        GPRegressor().fit(X, y)
 
 
 def test_training_data_may_change_afterwards(problem: Problem) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dkgp.commands.ingest import run_ingest
 from dkgp.data import open_dataset, open_prediction
 from dkgp.fit.choice import Forecasts, Way
 from dkgp.models import read_hyperparameters
@@ -44,7 +46,10 @@ def test_a_messy_table_becomes_an_evaluated_model(fitted: dict[str, Any]) -> Non
     assert fitted["evaluation"]["rmse"] < 0.5  # the mean alone has about 1
     assert "variance" in prediction.variables
     assert json.loads((out / "fit.json").read_text())["evaluation"] == fitted["evaluation"]
-    assert list(fitted["seconds_by_phase"]) == ["ingest", "tune", "choose", "train", "predict", "evaluate", "report"]
+    assert list(fitted["seconds_by_phase"]) == [
+        *("ingest", "transform", "tune", "choose", "train", "predict", "evaluate", "report")
+    ]
+    assert fitted["transform"]["transform"] is None
 
 
 def test_the_kernel_is_the_one_of_the_least_held_out_density(fitted: dict[str, Any]) -> None:
@@ -94,6 +99,7 @@ def test_a_fit_killed_at_every_step_goes_on_and_does_none_again(
     out = tmp_path / "fit"
     arguments = ("fit", table, "--target", PRICE, "--drop", "kind", "--out", out)
     places = {
+        "transform": "dkgp.fit.run.compare_transforms",
         "tune": "dkgp.commands.chained.steps.run_tune",
         "choose": "dkgp.fit.run.Forecasts",
         "train": "dkgp.commands.chained.steps.run_train",
@@ -187,6 +193,115 @@ def test_the_folder_of_others_is_left_alone(table: Path, tmp_path: Path) -> None
     for more in ((), ("--overwrite",), ("--resume",)):
         refused(run("fit", table, "--target", PRICE, "--out", out, *more), "exists already", "It is of no fit")
     assert files_below(out) == before
+
+
+@pytest.fixture(scope="module")
+def skewed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The document of a fit of a table whose noise grows with the price, by one kernel."""
+    folder = tmp_path_factory.mktemp("skewed")
+    table = write_messy(folder / "cars.csv", 900, noise=0.25)
+    arguments = ("--target", "price", "--drop", "kind", "--kernel", "rbf", "--test-fraction", 0.2)
+    return run_json("fit", table, *arguments, "--out", folder / "fit")
+
+
+@pytest.mark.slow
+def test_a_price_whose_noise_grows_is_transformed_and_told_of(skewed: dict[str, Any]) -> None:
+    compared, out = skewed["transform"], Path(skewed["out"])
+    assert compared["transform"] in ("log", "yeo-johnson")
+    assert list(skewed["seconds_by_phase"])[:4] == ["ingest", "transform", "ingest again", "tune"]
+    for name in ("train.zarr", "test.zarr"):
+        [transform] = open_dataset(str(out / name)).standardisation.transforms
+        assert transform.name == compared["transform"]
+    assert skewed["evaluation"]["verdict"] == []
+    page = Path(skewed["report"]).read_text(encoding="utf-8")
+    check_page(page)
+    assert f"{compared['transform']}: {compared['reason']}" in page.replace("&#x27;", "'")
+    assert "<h2>Verdict</h2>" not in page
+    for line in skewed["commands"]:
+        assert escape(line) in page
+    assert f"--transform {compared['transform']}" in skewed["commands"][0]
+    # The features that the price was made of count, one that it was not does not: shortest scales first.
+    scales = page.partition("<h2>What counts</h2>")[2].partition("</section>")[0]
+    order = [part.partition("<")[0] for part in scales.split('<th scope="row">')[1:]]
+    assert order[0] == "carat"
+    assert set(order) == set(skewed["ingest"]["features"])
+
+
+@pytest.mark.slow
+def test_the_commands_of_a_transformed_fit_give_the_same_one_by_one(skewed: dict[str, Any], tmp_path: Path) -> None:
+    documents = [run_json(*shlex.split(line.replace(skewed["out"], str(tmp_path)))[1:]) for line in skewed["commands"]]
+    assert documents[0]["fingerprint"] == skewed["ingest"]["fingerprint"]
+    for name in ("rmse_raw", "nlpd_raw", "coverage_95"):
+        assert documents[-1][name] == skewed["evaluation"][name]
+
+
+@pytest.mark.slow
+def test_without_the_transform_the_page_says_what_is_wrong(skewed: dict[str, Any], tmp_path: Path) -> None:
+    arguments = ("--target", "price", "--drop", "kind", "--kernel", "rbf", "--test-fraction", 0.2)
+    table = skewed["settings"]["sources"][0]
+    plain = run_json("fit", table, *arguments, "--transform", "none", "--out", tmp_path / "plain")
+    assert plain["transform"] is None
+    assert "noise and mean" in [finding["kind"] for finding in plain["evaluation"]["verdict"]]
+    # On rows that neither the model nor the choice of the transform has seen.
+    assert skewed["evaluation"]["nlpd_raw"] < plain["evaluation"]["nlpd_raw"] - 0.05
+    page = Path(plain["report"]).read_text(encoding="utf-8")
+    verdict = page.partition("<h2>Verdict</h2>")[2].partition("</section>")[0]
+    assert "The noise grows with the predicted value" in verdict
+    assert "ingest again with --transform log" in verdict
+    assert "transform of the target" not in page
+    named = run_json("fit", table, *arguments, "--transform", "log", "--out", tmp_path / "named")
+    assert named["transform"] is None
+    assert "--transform log" in named["commands"][0]
+
+
+@pytest.mark.slow
+def test_a_fit_killed_while_it_ingests_again_goes_on(
+    skewed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("--target", "price", "--drop", "kind", "--kernel", "rbf", "--test-fraction", 0.2)
+    command = ("fit", skewed["settings"]["sources"][0], *arguments, "--out", tmp_path / "fit")
+    calls: list[Any] = []
+
+    def killed(job: Any, reporter: Any) -> Any:
+        calls.append(job)
+        if job.transform is not None:
+            raise KeyboardInterrupt
+        return run_ingest(job, reporter)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dkgp.fit.run.run_ingest", killed)
+        assert run(*command).exit_code == 130
+    assert [job.transform for job in calls][-1] == skewed["transform"]["transform"]
+    record = json.loads((tmp_path / "fit" / "fit.json").read_text())
+    assert list(record["phases"]) == ["ingest", "transform"]
+    document = run_json(*command, "--resume")
+    assert document["evaluation"]["nlpd_raw"] == skewed["evaluation"]["nlpd_raw"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["plane", "waves", "steps", "twice"])
+def test_a_good_table_has_no_verdict(tmp_path: Path, name: str) -> None:
+    """From the file to the page: nothing is warned of where nothing is wrong."""
+    rng = np.random.default_rng(11)
+    X = rng.uniform(-1.0, 1.0, (500, 2))
+    mean = {
+        "plane": 2.0 * X[:, 0] - X[:, 1],
+        "waves": np.sin(4.0 * X[:, 0]) + X[:, 1] ** 2,
+        "steps": np.tanh(3.0 * X[:, 0]) + 0.0 * X[:, 1],
+        "twice": X[:, 0] * X[:, 1],
+    }[name]
+    y = 1e3 + 50.0 * (mean + 0.2 * rng.standard_normal(500))
+    np.savetxt(tmp_path / "t.csv", np.c_[X, y], delimiter=",", header="u,v,yield", comments="")
+    arguments = ("--target", "yield", "--kernel", "rbf", "--test-fraction", 0.3)
+    document = run_json("fit", tmp_path / "t.csv", *arguments, "--out", tmp_path / "fit")
+    assert document["evaluation"]["verdict"] == []
+    assert document["transform"]["transform"] is None
+    assert document["tune"]["converged"] is True
+    assert document["warnings"] == []
+    page = Path(document["report"]).read_text(encoding="utf-8")
+    check_page(page)
+    assert "<h2>Verdict</h2>" not in page
+    assert ("irrelevant" in page) == any(item.get("bound") == "lower" for item in document["tune"]["parameters"])
 
 
 @pytest.mark.slow

@@ -70,6 +70,20 @@ def test_every_text_of_the_document_is_escaped(document: dict[str, Any]) -> None
     assert shown.count("&lt;img src=x") > 15
 
 
+def test_a_search_that_a_bound_stopped_is_told_of(document: dict[str, Any]) -> None:
+    shown = page(document, {})
+    assert "tuning has not converged" not in shown
+    document["tune"]["converged"] = False
+    noise = next(item for item in document["tune"]["parameters"] if item["name"] == "noise_variance")
+    noise |= {"value": 1e-6, "bound": "lower", "pressed": True}
+    gamma = next(item for item in document["tune"]["parameters"] if item["name"].startswith("gamma"))
+    gamma |= {"value": 1e-8, "bound": "lower"}
+    shown = page(document, {})
+    check_page(shown)
+    assert "tuning has not converged</th><td>noise_variance stopped at its lower bound, 1e-06</td>" in shown
+    assert ">irrelevant<" in shown.partition("<h2>What counts</h2>")[2]
+
+
 def test_features_are_shown_by_relevance(document: dict[str, Any]) -> None:
     for number, item in enumerate(document["tune"]["parameters"]):
         if item["name"].startswith("gamma"):

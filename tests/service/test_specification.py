@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 import tracemalloc
 from typing import Any
@@ -14,11 +15,13 @@ from hypothesis import strategies as st
 from dkgp.cluster import ClusterOptions
 from dkgp.commands.classify import ClassifyJob
 from dkgp.commands.evaluate import EvaluateJob
+from dkgp.commands.ingest import IngestJob
 from dkgp.commands.predict import PredictJob
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.sparse import SparseJob
 from dkgp.commands.train import TrainJob
+from dkgp.data import TableOptions
 from dkgp.errors import InputError, StoreError, UsageError
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.sparse.train import SparseSettings
@@ -38,6 +41,7 @@ PREDICT = {"model": "/m.zarr", "dataset": "/d.zarr", "out": "/p.zarr"}
 EVALUATE = {"prediction": "/p.zarr", "dataset": "/d.zarr"}
 SPARSE = {"dataset": "/d.zarr", "hyper": "/h.json", "out": "/s.zarr"}
 CLASSIFY = {"dataset": "/d.zarr", "out": "/c.zarr"}
+FIT: dict[str, Any] = {"ingestion": {"sources": ["/t.csv"], "targets": ["price"]}, "out": "/f"}
 SMALLEST: dict[str, dict[str, Any]] = {
     "train": TRAIN,
     "sparse": SPARSE,
@@ -45,13 +49,17 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "tune": TUNE,
     "predict": PREDICT,
     "evaluate": EVALUATE,
+    "fit": FIT,
 }
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_smallest_options_make_the_command_lines_defaults_and_come_back(command: str) -> None:
     job = job_from_options(command, SMALLEST[command])
-    assert job == type(job)(**SMALLEST[command])
+    fields: dict[str, Any] = dict(SMALLEST[command])
+    if command == "fit":
+        fields["ingestion"] = IngestJob(("/t.csv",), targets=("price",))
+    assert job == type(job)(**fields)
     assert options_from_job(job) == SMALLEST[command]
 
 
@@ -142,7 +150,7 @@ def test_every_job_comes_back_from_its_options(options: dict[str, Any]) -> None:
         ("train", {**TRAIN, "solver": {"exhaustive": True, "solver": "bcdc"}}, "belongs to the solver gbcd"),
         ("train", {**TRAIN, "plot": "/a.png", "log_json": "/a.png"}, "same file"),
         ("tune", {**TUNE, "subset": None}, "subset: .*got None"),
-        ("fit", TRAIN, "train, sparse, classify, tune, predict, evaluate"),
+        ("cook", TRAIN, "train, sparse, classify, tune, predict, evaluate, fit"),
         ("tune", [], "JSON object"),
         ("tune", {**TUNE, "seed": {1, 2}}, "seed: expected JSON"),
         ("sparse", {**SPARSE, "basis_size": "many"}, "basis_size: .*expected 'auto'"),
@@ -249,8 +257,53 @@ def test_every_field_of_the_jobs_is_in_the_schema_and_nothing_else_is_allowed() 
         schema = options_schema(command)
         kind = type(job_from_options(command, SMALLEST[command]))
         assert set(schema["properties"]) == {field.name for field in dataclasses.fields(kind)} - {"cluster"}
-        assert set(schema["required"]) == set(SMALLEST[command])
+        # The folder of a fit has a default, which means nothing to a service.
+        assert set(schema["required"]) == set(SMALLEST[command]) - ({"out"} if command == "fit" else set())
         assert schema["additionalProperties"] is False
+
+
+def test_a_fit_has_options_of_columns_that_come_back() -> None:
+    ingestion = {
+        "sources": ["/a.csv", "s3://b/c.csv"],
+        "labels": "kind",
+        "ids": ["no"],
+        "table": {
+            "ordinal": {"size": ["s", "m"]},
+            "dates": ["sold:%Y"],
+            "cyclic": {"sold": ["year"]},
+            "impute": "median",
+        },
+        "test_fraction": 0.2,
+        "options": {"header": True},
+    }
+    options = {"ingestion": ingestion, "out": "/f", "seconds": 60.0, "auto_transform": False}
+    job = job_from_options("fit", options)
+    assert job.ingestion.table == TableOptions(
+        ordinal={"size": ("s", "m")}, dates=("sold:%Y",), cyclic={"sold": ("year",)}, impute="median"
+    )
+    assert job_from_options("fit", json.loads(json.dumps(options_from_job(job)))) == job
+    paths = {(path.field, path.url, path.access) for path in job_paths("fit", options)}
+    assert paths == {("sources", "/a.csv", "read"), ("sources", "s3://b/c.csv", "read"), ("out", "/f", "write")}
+
+
+@pytest.mark.parametrize(
+    ("ingestion", "words"),
+    [
+        ({"sources": ["t.csv"]}, "sources: expected an absolute path or a URL"),
+        ({"sources": ["/t-*.csv"]}, "'/t-.*' is a pattern; name the files, or their folder"),
+        ({"sources": []}, "sources: expected at least one"),
+        ({"sources": ["/t.csv"], "targets": []}, "name the column to predict"),
+        ({"sources": ["/t.csv"], "labels": "kind"}, "a fit is of numbers or of classes"),
+        ({"sources": ["/t.csv"], "like": "other.zarr"}, "sources: expected an absolute path"),
+        ({"sources": ["simplecache::/t.csv"]}, "means nothing to another process"),
+        ({"sources": ["/t.csv"], "options": {"eval": "x"}}, "no format has the option 'eval'; there are header"),
+        ({"sources": ["/t.csv"], "table": {"impute": "mean"}}, "`impute` is 'mean'"),
+        ({"targets": ["price"]}, "sources: needed"),
+    ],
+)
+def test_a_fit_that_makes_no_sense_is_refused(ingestion: dict[str, Any], words: str) -> None:
+    with pytest.raises((UsageError, InputError), match=words):
+        job_from_options("fit", {"ingestion": {"targets": ["price"], **ingestion}, "out": "/f"})
 
 
 def test_a_job_runs_as_its_command() -> None:

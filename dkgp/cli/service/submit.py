@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
 from dkgp.cli.command import JobCommand
 from dkgp.cli.declared import DeclaredCommand, declared_options
+from dkgp.cli.fit import FitCommand, fit
 from dkgp.cli.job_commands import classify, evaluate, predict, sparse, train, tune
 from dkgp.cli.meant import Commands
 from dkgp.cli.options import examples
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from dkgp.commands.reporting.progress import Reporter
 
 # Commands that a job can be.
-SUBMITTABLE = (train, sparse, classify, tune, predict, evaluate)
+Submittable: TypeAlias = JobCommand | FitCommand
+SUBMITTABLE: tuple[Submittable, ...] = (train, sparse, classify, tune, predict, evaluate, fit)
 
 
 @dataclass(frozen=True)
@@ -106,12 +108,12 @@ def submit(context: click.Context, /, **options: Any) -> None:
     )
 
 
-def of_cluster(command: JobCommand) -> list[str]:
+def of_cluster(command: Submittable) -> list[str]:
     """Return the names of a command's options that say where it runs, which the service says itself."""
     return [name for name, option in command.declared().items() if option.paths and option.paths[0][0] == "cluster"]
 
 
-def as_job(command: JobCommand) -> click.Command:
+def as_job(command: Submittable) -> click.Command:
     """Return the command that submits a command: its parameters but for the cluster's, which is the service's."""
     name = str(command.name)
 
@@ -148,21 +150,28 @@ def as_job(command: JobCommand) -> click.Command:
     return callback
 
 
-def _examples_of(command: JobCommand) -> str:
+def _examples_of(command: Submittable) -> str:
     """The command's own examples, as jobs, without those that name a cluster."""
     lines = [line.strip() for line in (command.epilog or "").splitlines() if line.strip().startswith("dkgp ")]
     kept = [line for line in lines if "--scheduler" not in line.split() and "--cluster" not in line.split()]
     return examples(*(line.replace(f"dkgp {command.name}", f"dkgp submit {command.name}", 1) for line in kept))
 
 
-def _absolute(command: JobCommand, options: dict[str, Any]) -> dict[str, Any]:
-    """The options with absolute places: the service's working directory is not the user's."""
-    from dkgp.data.remote.storage import normalise_url
+def _absolute(command: Submittable, options: dict[str, Any]) -> dict[str, Any]:
+    """The options with absolute places: the service's working directory is not the user's.
 
-    places = {name for name, declared in command.declared().items() if declared.option.place is not None}
-    return {
-        name: normalise_url(value) if name in places and value is not None else value for name, value in options.items()
-    }
+    Of several, patterns stand for what they match now.
+    """
+    from dkgp.data.remote.storage import normalise_url
+    from dkgp.data.sources.formats import expand_locations
+
+    absolute = dict(options)
+    for name, declared in command.declared().items():
+        value = options.get(name)
+        if declared.option.place is None or value is None:
+            continue
+        absolute[name] = tuple(expand_locations(list(value))) if declared.option.multiple else normalise_url(value)
+    return absolute
 
 
 def _to_service(submission: Submission, name: str, job: Any, reporter: Reporter, output: Output) -> Document:
@@ -222,10 +231,11 @@ def _arguments(context: click.Context, options: dict[str, Any]) -> list[str]:
         if name in OUTPUT_NAMES:
             continue
         if isinstance(parameter, click.Argument):
-            positional.append(str(options[name]))
+            value = options[name]
+            positional += [str(each) for each in (value if isinstance(value, tuple) else (value,))]
         elif context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
             if isinstance(parameter, click.Option) and parameter.is_flag:
-                flags += [parameter.opts[0]] if options[name] else []
+                flags += (parameter.opts if options[name] else parameter.secondary_opts)[:1]
             elif parameter.multiple:
                 flags += [part for value in options[name] for part in (parameter.opts[0], str(value))]
             else:

@@ -19,8 +19,8 @@ from dkgp.commands.batch.shell import ONE_NODE, PREAMBLE, RUN, SEVERAL_NODES
 from dkgp.errors import UsageError
 
 # Commands that take --resume, those of them that go on from where they were, and those that take a cluster's options.
-RESUMABLE = ("classify", "predict", "sparse", "train", "tune")
-CHECKPOINTED = ("classify", "predict", "sparse", "train")
+RESUMABLE = ("classify", "fit", "predict", "sparse", "train", "tune")
+CHECKPOINTED = ("classify", "fit", "predict", "sparse", "train")
 CLUSTERED = ("classify", "predict", "sparse", "train", "tune")
 
 # Read by the script, not by SLURM, with their defaults.

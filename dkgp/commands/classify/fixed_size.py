@@ -19,7 +19,8 @@ from dkgp.models import Hyperparameters
 from dkgp.models.classification.fixed_size.budget import MOST_WIDTHS, foresee_search
 from dkgp.models.classification.fixed_size.settings import DEFAULT_SEARCH, FixedSizeMemory
 from dkgp.models.classification.fixed_size.train import train_fixed_size
-from dkgp.models.classification.labels import label_weights, rare_class, stratified_folds
+from dkgp.models.classification.fixed_size.weighings import considered_weights, weighing_words
+from dkgp.models.classification.labels import stratified_folds
 from dkgp.models.context import RunContext
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
@@ -97,9 +98,9 @@ class FixedSizeRun(ClassifyRun):
 
     def _considered(self) -> FloatArray | None:
         """Weights that a search considers where nobody said which to take, and a class is rare."""
-        if self.job.class_weight or self.job.settings.search != DEFAULT_SEARCH or rare_class(self.labels) is None:
+        if self.job.class_weight:
             return None
-        return label_weights(self.labels, "balanced", self.dataset.all_weights())
+        return considered_weights(self.job.settings, self.labels, self.dataset.all_weights())
 
     def _announce(self, executor: BlockExecutor, together: int, weighings: int) -> None:
         """Say what the search will take."""
@@ -119,14 +120,7 @@ class FixedSizeRun(ClassifyRun):
         """Say which class weights were taken, and what they change."""
         if self.job.settings.search != DEFAULT_SEARCH:
             return super().of_rare(summary)
-        plain, balanced = summary["weighings"]
-        taken, other = (balanced, plain) if summary["weighted"] else (plain, balanced)
-        which = "balanced" if summary["weighted"] else "none"
-        return (
-            f"class weights were considered, and taken: {which}. Balanced error {taken['balanced_error']:.2%}, error "
-            f"{taken['error']:.2%}; the other way {other['balanced_error']:.2%} and {other['error']:.2%}. "
-            "`class_weight` none or balanced decides it"
-        )
+        return f"{weighing_words(summary)}. `class_weight` none or balanced decides it"
 
     def _planned(self, kernel: Kernel | None, executor: BlockExecutor) -> tuple[FixedSizeMemory, int]:
         """The projected memory, and bytes of inputs that the coordinator may hold.

@@ -194,17 +194,17 @@ def ingest(
     raw = open_source(places, options)
     if table or like is not None:
         choice = choice.by_name(raw)
-    encoding, known_features = _encoding(raw, choice, split, table or TableOptions(), like, unseen, progress)
-    if like is not None:
-        choice = replace(choice, ids=encoding.ids)
-    source = EncodedSource(raw, encoding) if encoding.changes_columns else raw
-    if choice.features is None and known_features is not None:
-        choice = replace(choice, features=known_features)
-    passes = Passes(source, select_columns(source, choice, split.column), progress, encoding, transform)
     try:
+        encoding, known_features = _encoding(raw, choice, split, table or TableOptions(), like, unseen, progress)
+        if like is not None:
+            choice = replace(choice, ids=encoding.ids)
+        source = EncodedSource(raw, encoding) if encoding.changes_columns else raw
+        if choice.features is None and known_features is not None:
+            choice = replace(choice, features=known_features)
+        passes = Passes(source, select_columns(source, choice, split.column), progress, encoding, transform)
         passes.check()
     except ColumnError as error:
-        raise _refusal(error, raw, choice, split, progress) from error
+        raise _refusal(error, raw, choice, split, table or TableOptions(), progress) from error
     classes = passes.labels()
     mask = split.mask(passes.n_samples, passes.mask_column(), None if classes is None else classes.stratified)
     remarks = [] if classes is None else classes.check(mask)
@@ -246,21 +246,29 @@ def _encoding(
 
 
 def _refusal(
-    error: ColumnError, source: Source, choice: ColumnChoice, split: Split, progress: ProgressCallback | None
+    error: ColumnError,
+    source: Source,
+    choice: ColumnChoice,
+    split: Split,
+    table: TableOptions,
+    progress: ProgressCallback | None,
 ) -> InputError:
-    """The first problem with a column, then those of all columns, and the options that solve them."""
+    """The first problem with a column, then those of all columns, and what solves them beside options of `table`."""
     targets = choice.aside(source, split.column)
-    columns = [column for column in source.positional if column not in (*targets, *choice.identifying(source))]
+    ids = choice.identifying(source)
+    columns = [
+        column for column in source.positional if column not in (*targets, *ids) and column.name not in table.drop
+    ]
     features = columns if choice.features is None else choice.columns(source)
     try:
         report = survey(source, [*features, *targets], targets, progress)
     except InputError:  # such as a file that is damaged further on
         return InputError(str(error))
-    lines = report.report()
-    options = report.line()
+    lines, options = report.report(table), report.line(table, [column.name for column in ids])
     if not lines:
         return InputError(str(error))
-    advice = f"\nAdd these options to read it all the same: {options}" if options else ""
+    beside = " beside those that you gave" if table or ids else ""
+    advice = f"\nAdd these options{beside} to read it all the same: {options}" if options else ""
     message = f"{error}\nAll columns with something to see to, of {report.rows:,} rows:\n  "
     return RefusedColumnsError(message + "\n  ".join(lines) + advice, report)
 

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import xarray as xr
 import zarr
+from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import is_local, open_object, shown
 from dkgp.data.remote.zarr_store import zarr_place
-from dkgp.data.sources.base import Block, Column, Source, block_rows, matrix_of, refused_as, row_places
+from dkgp.data.sources.base import Block, Column, Source, block_rows, matrix_of, numbers, refused_as, row_places
 from dkgp.data.sources.formats import FORMATS, Format
 from dkgp.data.stores.dataset import DATASET_KIND, open_dataset
 from dkgp.data.stores.manifest import recognise
@@ -174,7 +175,7 @@ class ZarrSource(_VariablesSource):
 
 
 class DatasetSource(_VariablesSource):
-    """A dkgp dataset: its raw features, those it has dropped included, and its targets. Raises `StoreError`."""
+    """A dkgp dataset: its raw features, those it has dropped included, targets, weights, ids. Raises `StoreError`."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -189,9 +190,12 @@ class DatasetSource(_VariablesSource):
         weights = tuple(Column(name, array, 0) for array, name in beside.items() if name is not None)
         for column in weights:
             self.groups[column.array] = (column,)
+        ids = tuple(Column(name, "ids", index) for index, name in enumerate(self._dataset.id_names))
+        if ids:
+            self.groups["ids"] = ids
         self.positional = (*self.columns, *targets)
         # Not counted by an index, so that they are no feature unless they are asked for.
-        self.columns = (*self.positional, *weights)
+        self.columns = (*self.positional, *weights, *ids)
 
     def blocks(self, columns: Sequence[Column]) -> Iterator[Block]:
         """All the samples, of the chosen columns."""
@@ -199,20 +203,25 @@ class DatasetSource(_VariablesSource):
         rows = block_rows(len(self.columns), self._chunk_rows)
         for start in range(0, self.total, rows):
             stop = min(start + rows, self.total)
-            parts = {_INPUTS: dataset.raw_inputs(start, stop), "y": dataset.targets(start, stop, standardised=False)}
+            parts: dict[str, NDArray[Any]] = {
+                _INPUTS: dataset.raw_inputs(start, stop),
+                "y": dataset.targets(start, stop, standardised=False),
+            }
             if (weights := dataset.weights(start, stop)) is not None:
                 parts["w"] = weights[:, None]
             if (noise := dataset.sample_noise(start, stop, standardised=False)) is not None:
                 parts["noise"] = noise[:, None]
+            if any(column.array == "ids" for column in columns):
+                parts["ids"] = dataset.ids(start, stop)
             place = row_places(self.url, start)
             values = np.stack([self._values(parts[column.array], column, place) for column in columns], axis=1)
             yield Block(values, place, stop)
 
-    def _values(self, part: FloatArray, column: Column, place: Callable[[int], str]) -> FloatArray:
+    def _values(self, part: NDArray[Any], column: Column, place: Callable[[int], str]) -> FloatArray:
         """Numbers as they are stored, also of labels, unless the column is asked for as labels: then by their names."""
         values = part[:, column.index]
         if column.encode is None:
-            return values
+            return numbers(values, column.name, place)
         names = self._dataset.classes if column.array == "y" else None
         return column.encode(values if names is None else np.array(names, dtype=object)[values.astype(np.int64)], place)
 

@@ -25,7 +25,7 @@ from dkgp.estimators.classification.labels import (
 from dkgp.estimators.classification.outputs import class_predictions
 from dkgp.estimators.fitted import Fitted, FittedClassifier, Workspace
 from dkgp.estimators.scikit_learn import ClassifierMixin, ConvergenceWarning, available_if, check_is_fitted, seed_of
-from dkgp.estimators.settings import about_fit, executor_for, hyperparameters_for
+from dkgp.estimators.settings import about_fit, executor_for, hyperparameters_for, shortfall_of_tuning
 from dkgp.kernels import Kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.calibration import Calibration
@@ -45,6 +45,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
     class_weight: Any = None
 
     _form: ClassVar[str]  # of the models that it trains and loads
+    _further_weights: ClassVar[tuple[str, ...]] = ()  # what class_weight= takes beside what all classifiers do
     # What can be relied on where training stopped short.
     _holds: ClassVar[str] = "What is proven of it holds"
     _fitted: FittedClassifier = field(init=False)
@@ -69,8 +70,8 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
         about = about_fit(self, training_set.dataset, hyperparameters, several=False)
         about["classes"] = classes_to_json(training_set.classes)
         self._take(FittedClassifier.of(record, training_set.dataset, workspace, about))
-        if hyperparameters.converged is False:
-            warnings.warn("; ".join(hyperparameters.warnings), ConvergenceWarning, stacklevel=3)
+        if (shortfall := shortfall_of_tuning(hyperparameters)) is not None:
+            warnings.warn(shortfall, ConvergenceWarning, stacklevel=3)
         if not record.summary["converged"]:
             message = f"not converged: {record.summary['reason']}; {record.summary['advice']}. {self._holds}"
             warnings.warn(message, ConvergenceWarning, stacklevel=3)
@@ -92,7 +93,8 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
         if isinstance(by_class, Mapping):
             by_class = {class_name(label): weight for label, weight in by_class.items()}
         elif by_class is not None and by_class != "balanced":
-            raise InputError(f'class_weight= takes "balanced" or weights by class; got {by_class!r}')
+            words = "".join(f'"{word}", ' for word in self._further_weights)
+            raise InputError(f'class_weight= takes {words}"balanced" or weights by class; got {by_class!r}')
         return label_weights(training_set.labels, by_class, training_set.sample_weight)
 
     @abstractmethod

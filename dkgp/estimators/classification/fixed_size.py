@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -17,9 +18,11 @@ from dkgp.kernels import Kernel, fold_white, parse_kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.fixed_size.train import train_fixed_size
+from dkgp.models.classification.fixed_size.weighings import considered_weights, weighing_words
 from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels
+from dkgp.models.classification.labels import Labels, label_weights
 from dkgp.models.classification.trained import TrainedClassifier
+from dkgp.operators.base import FloatArray
 
 # Parameters that `FixedSizeSettings` has under the same names.
 _SETTINGS = (
@@ -76,13 +79,20 @@ class FixedSizeLSSVC(CalibratedClassifier):
     intercept : {"first", "selected", "none"}, default "first"
     stop : (int, float) or None, default (10, 1e-3)
         Ends the pursuit where the mean score of so many steps is no better, relatively; None goes through all.
-    class_weight, probability, client, store, random_state
+    class_weight : "auto", "balanced", dict or None, default "auto"
+        As of `LSSVC`; "auto" considers balanced weights where a class has less than 0.4 of an even share of the
+        samples, takes them where they bring the balanced error of samples that were left out down, and warns of it.
+        Only the search "shared" considers any.
+    probability, client, store, random_state
         As of `LSSVC`.
 
     Attributes
     ----------
     classes_, kernel_, noise_variance_, solution_, history_, intercept_, calibration_, n_features_in_, feature_names_in_
         As of `LSSVC`; `history_` has a record for each scale of the kernel.
+    class_weight_ : dict or None
+        Mean weight of the samples of each class; None where all count the same. `solution_["weighings"]` has the errors
+        without and with balanced weights, where "auto" considered them.
     path_ : list of dict
         By `cardinality`: the cross-validated `score`, and its standard deviation over folds; of a whole pool that one.
     n_basis_ : int
@@ -104,6 +114,7 @@ class FixedSizeLSSVC(CalibratedClassifier):
     True
     """
 
+    class_weight: Any = "auto"
     pool: int | None = None
     prototypes: str = "k-centre"
     max_basis: int | None = None
@@ -116,6 +127,7 @@ class FixedSizeLSSVC(CalibratedClassifier):
     stop: tuple[int, float] | None = (10, 1e-3)
 
     _form = "fixed-size"
+    _further_weights = ("auto",)
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Choose prototypes, kernel scale and noise variance by cross-validation, and fit.
@@ -149,7 +161,23 @@ class FixedSizeLSSVC(CalibratedClassifier):
     ) -> TrainedClassifier:
         kernel, noise = self._start(data.dataset)
         settings = self._settings(data.labels, seed)
-        return train_fixed_size(data, settings, executor, kernel=kernel, noise_variance=noise)
+        considered = considered_weights(settings, data.labels, data.weights) if self._weights_by_itself else None
+        trained = train_fixed_size(data, settings, executor, kernel=kernel, noise_variance=noise, considered=considered)
+        if trained.summary["weighted"]:
+            told = f"{weighing_words(trained.summary)}. class_weight=None or 'balanced' decides it"
+            warnings.warn(told, UserWarning, stacklevel=4)
+        return trained
+
+    @property
+    def _weights_by_itself(self) -> bool:
+        """True if class weights are the search's to choose."""
+        return isinstance(self.class_weight, str) and self.class_weight == "auto"
+
+    def _weights(self, training_set: LabelledSet) -> FloatArray | None:
+        """As of the other classifiers; none by class where the search may take some."""
+        if self._weights_by_itself:
+            return label_weights(training_set.labels, None, training_set.sample_weight)
+        return super()._weights(training_set)
 
     def _settings(self, labels: Labels | None, seed: int) -> FixedSizeSettings:
         """Settings, with as many folds as the rarest class allows."""
@@ -186,6 +214,7 @@ class FixedSizeLSSVC(CalibratedClassifier):
         record = self._fitted.record
         assert record.prototypes is not None
         to = record.standardisation
+        self.class_weight_ = record.class_weights
         self.path_ = record.path
         self.n_basis_ = record.n_support
         self.prototypes_ = record.prototypes * to.input_std + to.input_mean

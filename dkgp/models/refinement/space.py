@@ -81,6 +81,7 @@ class RefineSpace:
             log_marginal_likelihood=None,
             leave_one_out_log_likelihood=None,
             log_prior=None,
+            projected_gradient=None,
             sparse=None,
             scores=None,
             noise_model=None,

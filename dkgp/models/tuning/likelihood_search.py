@@ -24,6 +24,8 @@ from dkgp.models.tuning.search_space import SearchSpace
 # The whole variance of the targets, so that the search discovers signal step by step. From a small noise variance the
 # misfit drives the first steps to gamma = infinity, where every sample is an island: a maximum without a way out.
 _INITIAL_NOISE_VARIANCE = 1.0
+# What L-BFGS-B ends with where its line search does not find a better point.
+_LINE_SEARCH_ENDED = 2
 # Tried besides where that start found no structure: (factor on the kernel's own gamma, noise variance).
 _FALLBACK_STARTS = ((0.2, 0.3), (0.2, 0.1), (5.0, 0.3))
 
@@ -79,14 +81,16 @@ class Optimum:
     """The best point of a search.
 
     `parameters` (q,) are the logarithms of all, those held fixed included; `value`, the objective's, is the sum of
-    `log_likelihood` and `log_prior`; `converged` says whether the tolerance was met there.
+    `log_likelihood` and `log_prior`; `slopes` (q,) are its derivatives, 0 of parameters held fixed. `rested` says
+    whether the search came to rest by itself: no step changed anything by more than the tolerance, or none led on.
     """
 
     parameters: FloatArray
     value: float
     log_likelihood: float
+    slopes: FloatArray
     log_prior: float = 0.0
-    converged: bool = False
+    rested: bool = False
 
 
 class _SearchEndedError(Exception):
@@ -131,12 +135,12 @@ class LikelihoodSearch:
         """Search from one starting point (q,), within `max_evaluations`; return the best of it, if there was any."""
         first = parameters[self._free]
         try:
-            converged = self._minimise(first) if first.size else self._evaluate_once(first)
+            rested = self._minimise(first) if first.size else self._evaluate_once(first)
         except _SearchEndedError:
-            converged = False
+            rested = False
         optimum = self._best_of_start
         if optimum is not None:
-            optimum.converged = converged
+            optimum.rested = rested
             if self.best is None or optimum.value > self.best.value:
                 self.best = optimum
         self._begin()
@@ -164,7 +168,8 @@ class LikelihoodSearch:
                 "maxiter": 10**9,
             },
         )
-        return self._settled or bool(result.success)
+        # Where rounding leaves a line search nowhere to go the gradient tells whether that is the optimum.
+        return self._settled or bool(result.success) or result.status == _LINE_SEARCH_ENDED
 
     def _objective(self, free_parameters: FloatArray) -> tuple[float, FloatArray]:
         if self._evaluations_of_start >= self._settings.max_evaluations:
@@ -178,7 +183,9 @@ class LikelihoodSearch:
             log_prior, its_gradient = self._space.log_prior(parameters)
             value, gradient = likelihood + log_prior, (gradient + its_gradient)[self._free]
             if self._best_of_start is None or value > self._best_of_start.value:
-                self._best_of_start = Optimum(parameters, value, likelihood, log_prior)
+                slopes = np.zeros(len(parameters))
+                slopes[self._free] = gradient
+                self._best_of_start = Optimum(parameters, value, likelihood, slopes, log_prior)
             self._report(parameters, likelihood, gradient)
             return -value, -gradient
         self._report(parameters, -math.inf, np.full(1, math.nan))

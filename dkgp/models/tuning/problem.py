@@ -18,6 +18,7 @@ from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, fold_white, parse_kernel
 from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.models.tuned_parameter import TunedParameter
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.likelihood_search import (
     LikelihoodSearch,
@@ -28,12 +29,11 @@ from dkgp.models.tuning.likelihood_search import (
     starting_points,
 )
 from dkgp.models.tuning.marginal_likelihood import KernelFamily
+from dkgp.models.tuning.rest import Rest, bound_warnings
 from dkgp.models.tuning.search_space import LogNormal, SearchSpace, search_space
 from dkgp.models.tuning.tasks import LABEL_OBJECTIVES, OBJECTIVES, LabelLikelihood, Objective, SubsetSummary
 
 _LEAST_GAIN_PER_SAMPLE = 0.005  # nats; a signal that explains 1 % of the variance
-_IRRELEVANT = " (the targets hardly depend on a feature whose gamma is that small)"
-_BOUND_MARGIN = 1e-3  # in log space: nearer to a bound than a tenth of a per cent is on it
 
 
 @dataclass(frozen=True)
@@ -154,24 +154,34 @@ class SearchProblem:
     ) -> Hyperparameters:
         """The result of a search; `record` are the fields of `Hyperparameters` that its objective knows."""
         kernel, noise_variance = self.point(best.parameters)
-        tuned = self.space.tuned(best.parameters, self.space.within(self.first), self.feature_names)
+        rest = Rest.of(self.space, best.parameters, best.slopes, sum(summary.n_targets for summary in summaries))
+        tuned = rest.judged(self.space.tuned(best.parameters, self.space.within(self.first), self.feature_names))
+        rested = best.rested and rest.is_stationary(self.settings.tolerance)
         return Hyperparameters(
             kernel=kernel,
             noise_variance=noise_variance,
-            converged=best.converged,
+            converged=rested and not any(item.pressed for item in tuned),
+            projected_gradient=rest.projected_norm,
             likelihood=self.choices.likelihood,
             log_prior=best.log_prior if self.space.priors else None,
             parameters=tuned if self.choices.likelihood is None else tuned[:-1],
             seed=self.settings.seed,
             feature_names=self.feature_names,
-            warnings=(*self._warnings(best, summaries), *further_warnings),
+            warnings=(*self._warnings(best, rested, tuned, summaries), *further_warnings),
             **record,
         )
 
-    def _warnings(self, best: Optimum, summaries: Sequence[SubsetSummary]) -> list[str]:
+    def _warnings(
+        self, best: Optimum, rested: bool, tuned: Sequence[TunedParameter], summaries: Sequence[SubsetSummary]
+    ) -> list[str]:
         """Warn of a search that did not converge, found nothing, ended on bounds, or had a wrong amplitude held."""
         messages = []
-        if not best.converged:
+        if best.rested and not rested:
+            messages.append(
+                "tuning found no better point, though the gradient says that there is one: rounding hides it. Raise "
+                "the least noise by `bounds`, or take the values as a good guess"
+            )
+        elif not rested:
             messages.append(
                 f"tuning stopped before its tolerance of {self.settings.tolerance:g} was met (at most "
                 f"{self.settings.max_evaluations} evaluations): raise the limit, or take the values as a good guess"
@@ -181,7 +191,7 @@ class SearchProblem:
                 "no structure found: the model is no likelier than one of pure noise. Look at the choice of features "
                 "and target, or tune on a larger subset"
             )
-        messages += _bound_warnings(self.space, best)
+        messages += bound_warnings(tuned, self.space.labels, summaries)
         spread = np.concatenate([summary.deviations for summary in summaries])
         amplitude = self._held_amplitude()
         if amplitude is not None and bool(np.any((spread < 0.3) | (spread > 3.0))):
@@ -208,20 +218,6 @@ def is_mere_noise(best: Optimum | None, summaries: Sequence[SubsetSummary]) -> b
     independent = sum(summary.independent for summary in summaries)
     count = sum(summary.n_targets for summary in summaries)
     return best.log_likelihood < independent + _LEAST_GAIN_PER_SAMPLE * count
-
-
-def _bound_warnings(space: SearchSpace, best: Optimum) -> list[str]:
-    on_bound: dict[str, list[tuple[str, bool]]] = {}
-    parameters = zip(space.labels, space.free, space.gamma_like, best.parameters, space.bounds, strict=True)
-    for label, free, gamma_like, value, (lower, upper) in parameters:
-        for bound, side in ((lower, "lower"), (upper, "upper")):
-            if free and abs(value - bound) <= _BOUND_MARGIN:
-                on_bound.setdefault(f"on its {side} bound, {math.exp(bound):.3g}", []).append((label, bool(gamma_like)))
-    messages = []
-    for place, labels in on_bound.items():
-        irrelevant = _IRRELEVANT if "lower" in place and labels[0][1] else ""
-        messages.append(f"{place}: {', '.join(label for label, _ in labels)}{irrelevant}")
-    return messages
 
 
 def _same_structure(first: Kernel, second: Kernel) -> bool:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
-from dkgp.models.tuned_parameter import TunedParameter
+from dkgp.models.tuned_parameter import Side, TunedParameter
 from dkgp.models.tuning.marginal_likelihood import KernelFamily
 
 _FORM = re.compile(r"\s*lognormal\s*\(\s*([^,()]+?)\s*,\s*([^,()]+?)\s*\)\s*", flags=re.IGNORECASE)
@@ -85,6 +85,8 @@ def _number(text: str) -> float | None:
 NOISE_NAME = "noise_variance"
 NOISE_VARIANCE_BOUNDS = (1e-6, 4.0)
 _MOST_NAMES = 12
+_BOUND_MARGIN = 1e-3  # in log space: nearer to a bound than a tenth of a per cent is on it
+_SIDES: dict[int, Side | None] = {-1: "lower", 0: None, 1: "upper"}
 # Near zero these change nothing: where a feature does not matter, the search would move them towards zero for ever.
 _GAMMA_LIKE = ("gamma", "weight")
 
@@ -131,17 +133,22 @@ class SearchSpace:
         inside = np.clip(parameters, self.bounds[:, 0], self.bounds[:, 1])
         return np.where(self.free, inside, self.fixed)
 
+    def sides(self, parameters: FloatArray) -> NDArray[np.int8]:
+        """-1 where free log parameters (q,) lie on their lower bounds, 1 on their upper, 0 elsewhere: (q,)."""
+        lower, upper = (np.abs(parameters - self.bounds[:, side]) <= _BOUND_MARGIN for side in (0, 1))
+        return np.where(self.free, upper.astype(np.int8) - lower.astype(np.int8), 0).astype(np.int8)
+
     def tuned(
         self, parameters: FloatArray, starts: FloatArray, feature_names: Sequence[str]
     ) -> tuple[TunedParameter, ...]:
         """All q parameters by name, at `parameters` (q,), with where a search began, `starts` (q,): both logarithms."""
         values, begun, bounds = (np.exp(logs).tolist() for logs in (parameters, starts, self.bounds))
         features = [None if feature is None else feature_names[feature] for feature in self.features]
-        held = (~self.free).tolist()
+        held, sides = (~self.free).tolist(), [_SIDES[side] for side in self.sides(parameters).tolist()]
         return tuple(
-            TunedParameter(name, value, start, lower, upper, feature, fixed)
-            for name, value, start, (lower, upper), feature, fixed in zip(
-                self.names, values, begun, bounds, features, held, strict=True
+            TunedParameter(name, value, start, lower, upper, feature, fixed, side)
+            for name, value, start, (lower, upper), feature, fixed, side in zip(
+                self.names, values, begun, bounds, features, held, sides, strict=True
             )
         )
 

@@ -16,6 +16,7 @@ import numpy as np
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import process_threads
+from dkgp.data.sources.tables.survey import count_repeated_rows
 from dkgp.data.types import FloatArray
 from dkgp.kernels import Kernel
 from dkgp.models.tuning.kernel_family import family_of
@@ -45,6 +46,8 @@ class SubsetSummary:
     n_targets: int  # samples times columns
     independent: float  # the objective's value for targets that do not depend on their inputs
     deviations: FloatArray  # (p,): the targets' standard deviations; none of labels, which have no scale
+    rows: int = 0  # samples that were looked at for copies, and how many repeat an earlier one, targets included
+    copies: int = 0
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,9 @@ def summary_task(context: TuningContext, subsets: list[int]) -> list[SubsetSumma
         subset = context.subset(index)
         targets = subset.targets
         deviations = targets.std(axis=0) if context.likelihood is None else np.zeros(0)
-        summaries.append(SubsetSummary(targets.size, context.kind.independent(targets, subset.weights), deviations))
+        independent = context.kind.independent(targets, subset.weights)
+        copies = count_repeated_rows(np.column_stack([subset.inputs, targets])) or 0
+        summaries.append(SubsetSummary(targets.size, independent, deviations, len(targets), copies))
     return summaries
 
 

@@ -40,7 +40,7 @@ class JobRecord:
     id : str
         12 hexadecimal digits.
     command : str
-        "train", "sparse", "classify", "tune", "predict" or "evaluate".
+        "train", "sparse", "classify", "tune", "predict", "evaluate" or "fit".
     options : dict
         As `dkgp.service.specification` reads them; defaults left out.
     state : str

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dkgp.commands.sparse import SparseJob
     from dkgp.commands.train import TrainJob
     from dkgp.commands.tune import TuneJob
+    from dkgp.fit import FitJob
     from dkgp.service.specification import Job
 
 T = TypeVar("T", "TrainJob", "SparseJob", "ClassifyJob")
@@ -156,6 +157,11 @@ def _evaluate(job: EvaluateJob, traces: Traces, reporter: Reporter) -> Job | Doc
     return replace(job, overwrite=_may_replace(job, traces))
 
 
+def _fit(job: FitJob, traces: Traces, reporter: Reporter) -> Job | Document:
+    # Its own record tells which steps are done.
+    return replace(job, resume=job.resume or traces.made_by_job(job.out), overwrite=_may_replace(job, traces))
+
+
 _GOING_ON: dict[str, Callable[[Any, Traces, Reporter], Job | Document]] = {
     "train": _trained,
     "sparse": _trained,
@@ -163,6 +169,7 @@ _GOING_ON: dict[str, Callable[[Any, Traces, Reporter], Job | Document]] = {
     "tune": _tune,
     "predict": _predict,
     "evaluate": _evaluate,
+    "fit": _fit,
 }
 
 

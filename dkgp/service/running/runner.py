@@ -112,7 +112,7 @@ def _outcome(
         message = f"{type(error).__name__}: {error}\nThis is a bug in dkgp or something it did not foresee; the log "
         message += "has the traceback"
         return _Outcome("failed", UNEXPECTED, error=_error(type(error).__name__, message, UNEXPECTED))
-    if document["command"] in ("train", "sparse", "classify") and not document["converged"]:
+    if document["command"] in ("train", "sparse", "classify", "fit") and not document["converged"]:
         return _Outcome("not_converged", int(ExitCode.NOT_CONVERGED), document=document)
     return _Outcome("done", int(ExitCode.DONE), document=document)
 

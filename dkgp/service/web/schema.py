@@ -18,7 +18,7 @@ LONGEST_KEY = 200
 class JobRequest:
     """The body of `POST /v1/jobs`."""
 
-    command: Literal["train", "sparse", "classify", "tune", "predict", "evaluate"]
+    command: Literal["train", "sparse", "classify", "tune", "predict", "evaluate", "fit"]
     options: dict[str, Any]
     name: str | None = field(default=None, metadata={"min_length": 1, "max_length": LONGEST_NAME})
     deadline_seconds: float | None = field(default=None, metadata={"gt": 0, "le": 1e9})

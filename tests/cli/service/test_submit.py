@@ -10,8 +10,11 @@ import click
 import pytest
 
 from dkgp.cli.service.submit import SUBMITTABLE, of_cluster, submit
+from dkgp.commands.ingest import IngestJob
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.train import TrainJob
+from dkgp.data import TableOptions
+from dkgp.fit import FitJob
 from dkgp.service import specification
 from dkgp.service.specification import job_from_options, job_paths
 from tests.cli.invoke import document_of, files_below, refused, run, run_json
@@ -103,6 +106,30 @@ def test_variances_and_hyperparameters(service: FakeService) -> None:
     predicted, tuned = service.submitted
     assert predicted["options"]["variance"] == {"gap": 0.05, "seed": 3}
     assert tuned["options"] == {"dataset": "/d", "out": "/h.json", "subset": 50}
+
+
+def test_a_fit_is_of_the_files_that_a_pattern_matches_now(service: FakeService, tmp_path: Path) -> None:
+    for name in ("part-2.csv", "part-1.csv", "other.csv"):
+        (tmp_path / name).write_text("a,price\n1,2\n")
+    options = ("--target", "price", "--time", "5min", "--memory", "2GiB", "--drop", "b", "--ordinal", "s=x,y")
+    result = run("submit", "fit", "part-*.csv", "--out", "f", *options, "--no-auto-columns", "--transform", "none")
+    assert result.exit_code == 0, result.stderr
+    (sent,) = service.submitted
+    job = job_from_options("fit", sent["options"])
+    assert job == FitJob(
+        IngestJob(
+            (str(tmp_path / "part-1.csv"), str(tmp_path / "part-2.csv")),
+            targets=("price",),
+            table=TableOptions(drop=("b",), ordinal={"s": ("x", "y")}),
+            options=job.ingestion.options,
+        ),
+        out=str(tmp_path / "f"),
+        seconds=300.0,
+        memory_bytes=2 * 1024**3,
+        auto_columns=False,
+        auto_transform=False,
+    )
+    refused(run("submit", "fit", "none-*.csv", "--target", "price"), "No file matches")
 
 
 # --------------------------------------------------------------------------------------------------- what is said of it
@@ -245,6 +272,20 @@ def test_slurm_gets_the_script_that_lies_beside_the_output(service: FakeService,
     wanted.update(dataset=f"{here}/d.zarr", hyper=f"{here}/h.json")
     assert original.make_context("train", command[1:]).params == wanted
     assert not service.requests
+
+
+def test_a_fit_in_a_script_is_the_same_fit(sbatch: Path, tmp_path: Path, service: FakeService) -> None:
+    (tmp_path / "t.csv").write_text("a,price\n1,2\n")
+    options = ("--target", "price", "--time", "2h", "--no-auto-columns", "--no-stratify", "--drop", "b,c")
+    given = ("fit", "t.csv", "--out", "f", *options)
+    assert run("submit", "--slurm", *given).exit_code == 0
+    command = command_in((tmp_path / "f.fit.sbatch").read_text())
+    original = ORIGINALS["fit"]
+    wanted = original.make_context("fit", list(given[1:])).params
+    wanted.update(sources=(str(tmp_path / "t.csv"),), out=str(tmp_path / "f"))
+    assert original.make_context("fit", command[1:]).params == wanted
+    several = run("submit", "--slurm", "--slurm-option", "nodes=2", *given)
+    refused(several, "dkgp fit runs on one node", exit_code=2)
 
 
 def test_write_only_submits_nothing(sbatch: Path, tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def test_what_it_knows_of_the_commands_is_true() -> None:
     options = {
         name: {option for parameter in command.params for option in parameter.opts}
         for name, command in main.commands.items()
-        if name in ("train", "sparse", "classify", "tune", "predict", "evaluate")
+        if name in ("train", "sparse", "classify", "tune", "predict", "evaluate", "fit")
     }
     assert {name for name in options if "--resume" in options[name]} == set(RESUMABLE)
     assert {name for name in options if "--cluster" in options[name]} == set(CLUSTERED)

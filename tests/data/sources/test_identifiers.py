@@ -134,6 +134,31 @@ def test_new_data_like_a_store_keep_the_same_ids(frame: pd.DataFrame, tmp_path: 
     assert all_ids(late) == [frame["id"].tolist()]
 
 
+def test_a_store_as_a_source_has_the_ids_that_it_kept(frame: pd.DataFrame, tmp_path: Path) -> None:
+    frame.to_csv(tmp_path / "d.csv", index=False)
+    kept = frame.dropna()["id"].tolist()
+    ingest(tmp_path / "d.csv", tmp_path / "a.zarr", target="price", ids=["id"], table=TableOptions(drop_gaps=True))
+    again = ingest(tmp_path / "a.zarr", tmp_path / "b.zarr", target="price", ids=["id"]).train
+    assert all_ids(again) == [kept]
+    assert again.raw_feature_names == ("a", "number", "b")
+    split = ingest(
+        tmp_path / "a.zarr", tmp_path / "train.zarr", target="price", ids=["id"],
+        test_fraction=0.3, test_out=tmp_path / "test.zarr",
+    )  # fmt: skip
+    assert split.test is not None
+    assert sorted(all_ids(split.train)[0] + all_ids(split.test)[0]) == sorted(kept)
+    rows = [kept.index(text) for text in all_ids(split.test)[0]]
+    np.testing.assert_array_equal(split.test.raw_inputs(0, len(rows)), again.raw_inputs(0, len(kept))[rows])
+    # Not named they are no features, and like a store that has them they come by themselves.
+    plain = ingest(tmp_path / "a.zarr", tmp_path / "c.zarr", target="price").train
+    assert (plain.id_names, plain.raw_feature_names) == ((), ("a", "number", "b"))
+    like = ingest(tmp_path / "a.zarr", tmp_path / "e.zarr", like=tmp_path / "b.zarr").train
+    assert all_ids(like) == [kept]
+    with pytest.raises(InputError, match=r"The column 'id' holds the text .* in row 1 of"):
+        ingest(tmp_path / "a.zarr", tmp_path / "f.zarr", target="price", features=["a", "id"])
+    assert not (tmp_path / "f.zarr").exists()
+
+
 def test_ids_of_sources_without_text(tmp_path: Path, rng: np.random.Generator) -> None:
     X = rng.normal(size=(9, 3))
     X[:, 0] = np.arange(9) + 0.5

@@ -25,6 +25,7 @@ from dkgp.service.running import runner
 from dkgp.service.running.process_files import last_lines, send_signal, write_process_file
 from dkgp.service.running.recovery import Traces, going_on
 from dkgp.service.specification import job_from_options, run_job
+from tests.fit.tables import write_messy
 from tests.service.problem import Problem
 
 
@@ -123,6 +124,55 @@ def test_a_job_that_was_done_when_its_process_died_is_recorded_and_not_done_agai
     if command == "classify":
         assert record.document["classes"] == ["high", "low"]
         assert record.document["certificate"] == open_classifier(str(out)).certificate
+
+
+@pytest.fixture
+def fit_options(tmp_path: Path) -> dict[str, Any]:
+    """A fit of a table whose columns are words and dates too."""
+    table = write_messy(tmp_path / "cars.csv", 60)
+    ingestion = {"sources": [str(table)], "targets": ["price"], "table": {"drop": ["kind"]}}
+    return {"ingestion": ingestion, "out": str(tmp_path / "fit"), "kernel": "rbf"}
+
+
+def test_a_fit_runs_and_one_that_was_done_is_not_done_again(
+    queue: JobQueue, fit_options: dict[str, Any], tmp_path: Path
+) -> None:
+    job, _ = queue.submit("fit", fit_options)
+    lost(queue, job.id)
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "fit").rglob("*")}
+    record = attempt(queue, job.id)
+    assert (record.state, record.attempt, record.error) == ("done", 2, None)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "fit").rglob("*")} == written
+    assert record.document is not None
+    assert record.document["evaluation"]["rmse_raw"] > 0.0
+    assert (tmp_path / "fit" / "report.html").exists()
+    # Another one does not write over it, unless it is asked to.
+    second, _ = queue.submit("fit", fit_options)
+    refused = attempt(queue, second.id)
+    assert refused.state == "failed"
+    assert "exists already" in refused.error["message"]
+    third, _ = queue.submit("fit", {**fit_options, "overwrite": True})
+    assert attempt(queue, third.id).state == "done"
+
+
+def test_a_fit_that_was_killed_goes_on_with_the_step_that_it_was_in(
+    queue: JobQueue, fit_options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, _ = queue.submit("fit", fit_options)
+
+    def killed(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dkgp.commands.chained.steps.run_predict", killed)
+        with pytest.raises(KeyboardInterrupt):
+            lost(queue, job.id)
+    running = queue.ledger.running()[0]
+    assert queue.ledger.died(job.id, running.attempt, "killed") == "queued"
+    trained = (tmp_path / "fit" / "model.zarr" / "zarr.json").stat().st_mtime_ns
+    record = attempt(queue, job.id)
+    assert (record.state, record.error) == ("done", None)
+    assert (tmp_path / "fit" / "model.zarr" / "zarr.json").stat().st_mtime_ns == trained
 
 
 def test_an_evaluation_is_cheap_enough_to_be_done_twice(

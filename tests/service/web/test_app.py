@@ -97,7 +97,7 @@ def test_bad_queries(shared: Stage, query: str, status: int) -> None:
         ({"command": "rm", "options": {}}, "got 'rm'"),
         (
             {"command": ["train"], "options": {}},
-            "'predict' or 'evaluate'; got ['train']",
+            "'predict', 'evaluate' or 'fit'; got ['train']",
         ),
         ({"command": "train"}, "options: needed, and not given"),
         ({"command": "train", "options": []}, "options: expected an object; got []"),
@@ -206,6 +206,12 @@ def test_paths_outside_the_roots(stage: Stage, tmp_path: Path) -> None:
         }
         options = {name: str(stage.root / name) for name in fields[command]} | {field: "/etc/passwd"}
         assert stage.client.post("/v1/jobs", json={"command": command, "options": options}).status_code == 403
+    for path in outside:
+        for ingestion in ({"sources": [path]}, {"sources": [str(stage.root / "t.csv")], "like": path}):
+            options = {"ingestion": {"targets": ["y"], **ingestion}, "out": str(stage.root / "fit")}
+            response = stage.client.post("/v1/jobs", json={"command": "fit", "options": options})
+            assert response.status_code == 403, (path, response.text)
+            assert "'sources'" in error(response)[1]
     assert sum(stage.queue.counts().values()) == 0
 
 

@@ -33,7 +33,7 @@ def evaluated_tables(document: Document) -> list[RenderableType]:
         rows.insert(1, ("modelled", ", ".join(transform_text(of) for of in document["transform"])))
     if document.get("nlpd") is not None:
         rows += _variance_rows(document)
-    shown = [table_of("Evaluated, in the units of the targets", rows)]
+    shown: list[RenderableType] = [table_of("Evaluated, in the units of the targets", rows)]
     if document.get("per_target"):
         shown.append(_targets(document["per_target"]))
     if "compare" in document:

@@ -23,6 +23,7 @@ from dkgp.commands.reporting.tables.layout import (
 )
 from dkgp.kernels import kernel_text
 from dkgp.models import TunedParameter
+from dkgp.models.tuned_parameter import stopped
 
 # Targets with rows or tables of their own; rows of a path, and weights that are named in one.
 MOST_TARGETS, MOST_ROWS, MOST_WEIGHTS = 8, 16, 5
@@ -212,20 +213,23 @@ def tune_tables(document: Document) -> list[RenderableType]:
     if (sparse := document.get("sparse")) is not None:
         title = "variational bound" if document.get("objective") == "bound" else "FITC likelihood"
         rows += [(title, f"{sparse['value']:.2f}"), ("basis samples", f"{sparse['basis_size']:,}")]
+    parameters = [TunedParameter.from_json(item) for item in document.get("parameters") or []]
     if "converged" in document:  # values to refine may have been given by hand
+        ended = stopped(parameters)
+        verdict = "yes" if document["converged"] else f"no: {ended}" if ended else "no"
         rows += [
-            ("converged", f"{'yes' if document['converged'] else 'no'}, {document['evaluations']} evaluations"),
+            ("converged", f"{verdict}, {document['evaluations']} evaluations"),
             ("seconds", f"{document['seconds']:.1f}"),
         ]
     if document.get("plot") is not None:
         rows.append(("plot", document["plot"]))
-    shown = [table_of("Tuned", rows)]
+    shown: list[RenderableType] = [table_of("Tuned", rows)]
     if document.get("comparison"):
         shown.insert(0, _compared_kernels(document["comparison"]))
     if document.get("noise_comparison"):
         shown.append(_compared_noise(document["noise_comparison"]))
-    if document.get("parameters"):
-        shown.append(_parameters([TunedParameter.from_json(item) for item in document["parameters"]]))
+    if parameters:
+        shown.append(_parameters(parameters))
     if document.get("scores"):
         shown.append(_scores(document))
     if document.get("refinement"):
@@ -245,7 +249,7 @@ def _parameters(parameters: list[TunedParameter]) -> RenderableType:
             Text(parameter.name),
             f"{parameter.value:.4g}",
             "" if scale is None else f"{scale:.4g}",
-            "fixed" if parameter.fixed else "",
+            parameter.words,
         )
     return titled("Hyperparameters (gamma = 1 / (2 length scale^2), standardised)", table)
 
@@ -314,7 +318,7 @@ def _refined(refinement: Document) -> list[RenderableType]:
         last = next(step for step in reversed(history) if step["accepted"])
         rows.insert(3, ("log likelihood", f"{last['gain']:+.1f}, error {last['gain_error']:.2g}"))
         rows.insert(4, Detail(("gradient", f"{last['gradient_norm']:.3g}, error {last['error_norm']:.2g}")))
-    shown = [table_of("Refined on all samples", rows)]
+    shown: list[RenderableType] = [table_of("Refined on all samples", rows)]
     before, after = refinement["before"], refinement["after"]
     if before is not None and after is not None:
         shown.append(_compared(refinement["n_held_out"], before, after))

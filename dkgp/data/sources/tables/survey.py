@@ -181,37 +181,52 @@ class Survey:
             options["impute"] = [] if few else ["median"]
         return {name: values for name, values in options.items() if values}
 
+    def more(self, chosen: TableOptions, ids: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
+        """Return the options beyond those that were chosen; columns that these name stay what they make of them."""
+        options, named = self.options(), {*ids, *_columns_of(chosen)}
+        more = {
+            name: tuple(text for text in texts if text not in (chosen.gap_texts if name == "missing" else named))
+            for name, texts in options.items()
+        }
+        if chosen.drop_gaps or (chosen.impute is not None and not self._target_gaps):
+            more.pop("drop_missing", None)
+        if chosen.impute is not None or chosen.drop_gaps:
+            more.pop("impute", None)
+        return {name: texts for name, texts in more.items() if texts}
+
     def table(self, chosen: TableOptions) -> TableOptions:
-        """Return these options beside those that were chosen; columns that these name stay what they make of them."""
-        options = self.options()
-        named = {*chosen.categorical, *chosen.ordinal, *dict(chosen.date_formats), *chosen.drop, *chosen.gap_texts}
-        more = {name: tuple(text for text in texts if text not in named) for name, texts in options.items()}
+        """Return these options beside those that were chosen."""
+        more = self.more(chosen)
         return replace(
             chosen,
             categorical=(*chosen.categorical, *more.get("categorical", ())),
             dates=(*chosen.dates, *more.get("date", ())),
             drop=(*chosen.drop, *more.get("drop", ())),
             gap_texts=(*chosen.gap_texts, *more.get("missing", ())),
-            drop_gaps=chosen.drop_gaps or ("drop_missing" in options and (chosen.impute is None or self._target_gaps)),
-            impute=chosen.impute or ("median" if "impute" in options and not chosen.drop_gaps else None),
+            drop_gaps=chosen.drop_gaps or "drop_missing" in more,
+            impute=chosen.impute or ("median" if "impute" in more else None),
         )
 
     def ids(self, chosen: TableOptions, ids: Sequence[str]) -> tuple[str, ...]:
         """Return columns that identify samples beside the `ids` that were chosen; none that is chosen for something."""
-        named = {*ids, *chosen.categorical, *chosen.ordinal, *dict(chosen.date_formats), *chosen.drop}
-        return (*ids, *(name for name in self.options().get("id", []) if name not in named))
+        return (*ids, *self.more(chosen, ids).get("id", ()))
 
-    def line(self) -> str:
-        """The options as they are typed."""
+    def line(self, chosen: TableOptions, ids: Sequence[str] = ()) -> str:
+        """The options beyond those that were chosen, as they are typed beside them."""
         words = []
-        for name, values in self.options().items():
+        for name, values in self.more(chosen, ids).items():
             flag = f"--{name.replace('_', '-')}"
             words.append(flag if name == "drop_missing" else f"{flag} {shlex.quote(','.join(values))}")
         return " ".join(words)
 
-    def report(self) -> list[str]:
-        """A line for each column with something in the way, or to know of."""
-        lines = [f"'{column.name}': {'; '.join(words)}" for column in self.columns if (words := self._words(column))]
+    def report(self, chosen: TableOptions) -> list[str]:
+        """A line for each column with something in the way beyond what was chosen for it, or to know of."""
+        settled = set(_columns_of(chosen))
+        lines = [
+            f"'{column.name}': {'; '.join(words)}"
+            for column in self.columns
+            if (words := self._words(column, column.name in settled))
+        ]
         if self.repeated:
             lines.append(
                 f"{self.repeated:,} of the {self.rows:,} rows repeat an earlier one in all of these columns; they "
@@ -228,9 +243,12 @@ class Survey:
         of_targets = [column for column in self.columns if column.name in self.targets]
         return any(column.missing or column.gap_texts for column in of_targets)
 
-    def _words(self, column: ColumnSurvey) -> list[str]:
+    def _words(self, column: ColumnSurvey, settled: bool) -> list[str]:
+        """Words on a column; of one that is `settled` only on its gaps and infinite values."""
         words = []
-        if column.gap_texts:
+        if settled:
+            pass
+        elif column.gap_texts:
             shown = ", ".join(f"'{text}'" for text in column.gap_texts[:5])
             words.append(f"{column.texts:,} times {shown} among numbers, which reads like a missing value")
         elif column.is_date:
@@ -247,6 +265,8 @@ class Survey:
             words.append(f"{column.missing:,} missing ({share:.2g} of the rows), first in {column.first_gap_place}")
         if column.infinite:
             words.append(f"{column.infinite:,} infinite")
+        if settled:
+            return words
         if column.is_constant:
             words.append("the same in all rows, and dropped by itself")
         elif column.counts_rows and column.rows > 2 and not column.texts and _names_rows(column.name):
@@ -310,6 +330,13 @@ class RepeatedRows:
         return self._rows - len(np.unique(np.concatenate(self._hashes))) if self._hashes else 0
 
 
+def count_repeated_rows(values: FloatArray) -> int | None:
+    """Count rows (rows, columns) that repeat an earlier one; None of more than half a million."""
+    repeats = RepeatedRows()
+    repeats.update(values)
+    return repeats.count()
+
+
 def _row_hashes(values: FloatArray) -> NDArray[np.uint64]:
     """Hashes (rows,) of rows, for which the two zeros are one, and so are all NaN."""
     bits = np.where(np.isnan(values), np.nan, values + 0.0).view(np.uint64)
@@ -318,6 +345,11 @@ def _row_hashes(values: FloatArray) -> NDArray[np.uint64]:
     mixed ^= mixed >> np.uint64(32)
     mixed *= np.uint64(0x9E3779B97F4A7C15)
     return np.asarray(np.bitwise_xor.reduce(mixed, axis=1) + mixed.sum(axis=1, dtype=np.uint64))
+
+
+def _columns_of(chosen: TableOptions) -> tuple[str, ...]:
+    """Columns that options of a user name, whatever for."""
+    return (*chosen.categorical, *chosen.ordinal, *dict(chosen.date_formats), *chosen.drop)
 
 
 def _names_rows(name: str) -> bool:

@@ -77,7 +77,7 @@ def fit_noise(
     tuned = problem.space.tuned(without, problem.space.within(problem.first), names)
     begun = {parameter.name: parameter.start for parameter in start.parameters or ()}
     of_likelihood = choices.objective == "likelihood"
-    unmet = () if best.converged else (f"the search for a noise model of kind {kind} stopped before its tolerance",)
+    unmet = () if best.rested else (f"the search for a noise model of kind {kind} stopped before its tolerance",)
     return replace(
         start,
         kernel=problem.family.kernel(of_kernel),

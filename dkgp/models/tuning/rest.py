@@ -1,0 +1,125 @@
+"""Judge the end of a search: it came to rest at an optimum, or at a bound that keeps it from one.
+
+A maximum within a box of bounds has a projected gradient of zero: the gradient without the components that point out
+of the box at a bound (Nocedal and Wright 2006, section 16.7; the conditions of Karush, Kuhn and Tucker, whose
+multipliers are the components left out). A component that is left out and large says that the objective itself has its
+maximum elsewhere: such a search has not converged, it was stopped. Where the parameter no longer changes the model, as
+the gamma of a feature that does not matter does at 1e-8, it is one that the model can do without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.data.types import FloatArray
+from dkgp.models.tuned_parameter import TunedParameter
+from dkgp.models.tuning.search_space import NOISE_NAME, SearchSpace
+from dkgp.models.tuning.tasks import SubsetSummary
+
+# Nats a sample, for a factor of e: by how much the objective rises beyond a bound that matters, and of the tolerance
+# what a search that came to rest may leave (a tenth of that and less is what searches do leave).
+PRESSING, OF_TOLERANCE = 1e-3, 10.0
+
+
+@dataclass(frozen=True)
+class Rest:
+    """The end of a search.
+
+    Attributes
+    ----------
+    slopes
+        Derivatives of the objective by the logarithms of all q parameters, (q,), in nats; 0 of those held fixed.
+    sides
+        -1 for a parameter on its lower bound, 1 on its upper, 0 elsewhere, (q,).
+    count
+        Targets of all subsets, by which slopes are judged.
+    """
+
+    slopes: FloatArray
+    sides: NDArray[np.int8]
+    count: int
+
+    @classmethod
+    def of(cls, space: SearchSpace, parameters: FloatArray, slopes: FloatArray, count: int) -> Rest:
+        """Of log parameters (q,) and the objective's slopes (q,) there, of `count` targets."""
+        return cls(slopes, space.sides(parameters), max(1, count))
+
+    @property
+    def outward(self) -> NDArray[np.bool_]:
+        """True where the objective rises beyond a bound, (q,)."""
+        return np.asarray(self.sides * self.slopes > 0.0)
+
+    @property
+    def projected(self) -> FloatArray:
+        """The projected gradient, (q,)."""
+        return np.where(self.outward, 0.0, self.slopes)
+
+    @property
+    def projected_norm(self) -> float:
+        """Its largest component."""
+        return float(np.abs(self.projected).max(initial=0.0))
+
+    def is_stationary(self, tolerance: float) -> bool:
+        """True if the projected gradient is that of a search that came to rest by this tolerance."""
+        return self.projected_norm <= OF_TOLERANCE * tolerance * self.count
+
+    def judged(self, parameters: Sequence[TunedParameter]) -> tuple[TunedParameter, ...]:
+        """Return the parameters (q), `pressed` where a bound keeps one from where the objective is larger."""
+        beyond = (self.outward & (np.abs(self.slopes) > PRESSING * self.count)).tolist()
+        return tuple(
+            replace(item, pressed=is_beyond and not item.idle)
+            for item, is_beyond in zip(parameters, beyond, strict=True)
+        )
+
+
+def bound_warnings(
+    parameters: Sequence[TunedParameter], labels: Sequence[str], summaries: Sequence[SubsetSummary]
+) -> list[str]:
+    """A sentence for each place that parameters are pressed against: which, the likely cause, and what to do.
+
+    Parameters
+    ----------
+    parameters : sequence of TunedParameter
+        All q, judged.
+    labels : sequence of str
+        What each is called in messages, (q,).
+    summaries : sequence of SubsetSummary
+        Of the subsets, which know how many of their rows are copies.
+    """
+    places: dict[str, list[tuple[TunedParameter, str]]] = {}
+    for parameter, label in zip(parameters, labels, strict=True):
+        if not parameter.pressed:
+            continue
+        end = parameter.lower if parameter.bound == "lower" else parameter.upper
+        places.setdefault(f"on its {parameter.bound} bound, {end:.3g}", []).append((parameter, label))
+    return [
+        f"{place}: {', '.join(label for _, label in named)}; beyond it the model would be likelier, so this is no "
+        f"optimum. {_cause(named[0][0], summaries)}"
+        for place, named in places.items()
+    ]
+
+
+def _cause(parameter: TunedParameter, summaries: Sequence[SubsetSummary]) -> str:
+    copies = sum(summary.copies for summary in summaries)
+    rows = sum(summary.rows for summary in summaries)
+    copied = f"{copies:,} of the {rows:,} samples repeat another one, target included" if copies else ""
+    if parameter.name == NOISE_NAME and parameter.bound == "lower":
+        if copied:
+            return f"{copied}, which reads as no noise: remove the repeats from the table and ingest it again"
+        seen = "No sample is repeated: the" if rows else "The"
+        return (
+            f"{seen} targets have hardly any noise, or the kernel follows it. Where there is none, "
+            f"hold it at a value (`fixed` {NOISE_NAME}=1e-5) or lower its bound (`bounds`); otherwise take a smoother "
+            "`kernel` or a larger `subset`"
+        )
+    if parameter.is_gamma and parameter.bound == "upper":
+        cause = copied or "the samples are too sparse for this kernel, or the targets do not depend on the features"
+        remedy = "remove the repeats" if copies else "take a larger `subset`, other features"
+        return f"Each sample explains itself alone: {cause}; {remedy}, or keep length scales longer by `bounds`"
+    if parameter.name == NOISE_NAME:
+        return "The noise exceeds the targets' own variance: standardise them, or look for outliers"
+    return "Widen its range by `bounds`, hold it at a value by `fixed`, or take another `kernel`"
