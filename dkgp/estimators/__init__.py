@@ -49,6 +49,10 @@ _MODULES = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'dkgp.estimators' has no attribute {name!r}; it has {', '.join(__all__)}")
