@@ -156,7 +156,7 @@ class SearchProblem:
         kernel, noise_variance = self.point(best.parameters)
         rest = Rest.of(self.space, best.parameters, best.slopes, sum(summary.n_targets for summary in summaries))
         tuned = rest.judged(self.space.tuned(best.parameters, self.space.within(self.first), self.feature_names))
-        rested = best.rested and rest.is_stationary(self.settings.tolerance)
+        rested = best.rested and rest.is_optimum(best.gain, self.settings.tolerance)
         return Hyperparameters(
             kernel=kernel,
             noise_variance=noise_variance,
@@ -178,8 +178,8 @@ class SearchProblem:
         messages = []
         if best.rested and not rested:
             messages.append(
-                "tuning found no better point, though the gradient says that there is one: rounding hides it. Raise "
-                "the least noise by `bounds`, or take the values as a good guess"
+                f"tuning came to rest after a small step, where its gradient promises about {best.gain:.2g} nats more: "
+                "lower the `tolerance`, go on from the result by `start`, or take the values as a good guess"
             )
         elif not rested:
             messages.append(
