@@ -167,19 +167,24 @@ class SearchProblem:
             parameters=tuned if self.choices.likelihood is None else tuned[:-1],
             seed=self.settings.seed,
             feature_names=self.feature_names,
-            warnings=(*self._warnings(best, rested, tuned, summaries), *further_warnings),
+            warnings=(*self._warnings(best, rest, rested, tuned, summaries), *further_warnings),
             **record,
         )
 
     def _warnings(
-        self, best: Optimum, rested: bool, tuned: Sequence[TunedParameter], summaries: Sequence[SubsetSummary]
+        self,
+        best: Optimum,
+        rest: Rest,
+        rested: bool,
+        tuned: Sequence[TunedParameter],
+        summaries: Sequence[SubsetSummary],
     ) -> list[str]:
         """Warn of a search that did not converge, found nothing, ended on bounds, or had a wrong amplitude held."""
         messages = []
         if best.rested and not rested:
             messages.append(
-                f"tuning came to rest after a small step, where its gradient promises about {best.gain:.2g} nats more: "
-                "lower the `tolerance`, go on from the result by `start`, or take the values as a good guess"
+                f"tuning came to rest beside an optimum, where its gradient is still {rest.projected_norm:.2g} nats: go "
+                "on from the result by `start`, lower the `tolerance`, or take the values as a good guess"
             )
         elif not rested:
             messages.append(
