@@ -183,8 +183,8 @@ class SearchProblem:
         messages = []
         if best.rested and not rested:
             messages.append(
-                f"tuning came to rest beside an optimum, where its gradient is still {rest.projected_norm:.2g} nats: go "
-                "on from the result by `start`, lower the `tolerance`, or take the values as a good guess"
+                f"tuning came to rest beside an optimum, where its gradient is still {rest.projected_norm:.2g} nats: "
+                "go on from the result by `start`, lower the `tolerance`, or take the values as a good guess"
             )
         elif not rested:
             messages.append(
