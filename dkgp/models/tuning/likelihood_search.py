@@ -12,9 +12,10 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import optimize
 
 from dkgp.data.types import FloatArray
@@ -83,6 +84,8 @@ class Optimum:
     `parameters` (q,) are the logarithms of all, those held fixed included; `value`, the objective's, is the sum of
     `log_likelihood` and `log_prior`; `slopes` (q,) are its derivatives, 0 of parameters held fixed. `rested` says
     whether the search came to rest by itself: no step changed anything by more than the tolerance, or none led on.
+    `gain` is what Newton's step within the bounds promises yet, g'H^-1 g / 2 of the projected gradient g and the
+    search's own curvature H: unlike the gradient it does not depend on how stiff a parameter is.
     """
 
     parameters: FloatArray
@@ -91,6 +94,7 @@ class Optimum:
     slopes: FloatArray
     log_prior: float = 0.0
     rested: bool = False
+    gain: float = 0.0
 
 
 class _SearchEndedError(Exception):
@@ -130,6 +134,7 @@ class LikelihoodSearch:
         self._best_of_start: Optimum | None = None
         self._previous: tuple[FloatArray, float] | None = None
         self._settled = False
+        self._inverse_curvature: Any = None
 
     def run(self, parameters: FloatArray) -> Optimum | None:
         """Search from one starting point (q,), within `max_evaluations`; return the best of it, if there was any."""
@@ -140,7 +145,7 @@ class LikelihoodSearch:
             rested = False
         optimum = self._best_of_start
         if optimum is not None:
-            optimum.rested = rested
+            optimum.rested, optimum.gain = rested, self._promised(optimum)
             if self.best is None or optimum.value > self.best.value:
                 self.best = optimum
         self._begin()
@@ -168,8 +173,16 @@ class LikelihoodSearch:
                 "maxiter": 10**9,
             },
         )
+        self._inverse_curvature = getattr(result, "hess_inv", None)
         # Where rounding leaves a line search nowhere to go the gradient tells whether that is the optimum.
         return self._settled or bool(result.success) or result.status == _LINE_SEARCH_ENDED
+
+    def _promised(self, optimum: Optimum) -> float:
+        """The gain that the projected gradient promises at the best point; 0 where no search has ended there."""
+        if self._inverse_curvature is None:
+            return 0.0
+        slopes = projected(optimum.slopes, self._space.sides(optimum.parameters))[self._free]
+        return 0.5 * float(slopes @ self._inverse_curvature.matvec(slopes))
 
     def _objective(self, free_parameters: FloatArray) -> tuple[float, FloatArray]:
         if self._evaluations_of_start >= self._settings.max_evaluations:
@@ -226,6 +239,11 @@ class LikelihoodSearch:
                 elapsed_seconds=time.perf_counter() - self._started,
             )
         )
+
+
+def projected(slopes: FloatArray, sides: NDArray[np.int8]) -> FloatArray:
+    """The gradient (q,) without what points out of the box; `sides` as of `SearchSpace.sides`."""
+    return np.where(sides * slopes > 0.0, 0.0, slopes)
 
 
 def first_point(kernel_values: FloatArray, noise_variance: float | None = None) -> FloatArray:

@@ -156,7 +156,7 @@ class SearchProblem:
         kernel, noise_variance = self.point(best.parameters)
         rest = Rest.of(self.space, best.parameters, best.slopes, sum(summary.n_targets for summary in summaries))
         tuned = rest.judged(self.space.tuned(best.parameters, self.space.within(self.first), self.feature_names))
-        rested = best.rested and rest.is_stationary(self.settings.tolerance)
+        rested = best.rested and rest.is_optimum(best.gain, self.settings.tolerance)
         return Hyperparameters(
             kernel=kernel,
             noise_variance=noise_variance,
@@ -167,19 +167,24 @@ class SearchProblem:
             parameters=tuned if self.choices.likelihood is None else tuned[:-1],
             seed=self.settings.seed,
             feature_names=self.feature_names,
-            warnings=(*self._warnings(best, rested, tuned, summaries), *further_warnings),
+            warnings=(*self._warnings(best, rest, rested, tuned, summaries), *further_warnings),
             **record,
         )
 
     def _warnings(
-        self, best: Optimum, rested: bool, tuned: Sequence[TunedParameter], summaries: Sequence[SubsetSummary]
+        self,
+        best: Optimum,
+        rest: Rest,
+        rested: bool,
+        tuned: Sequence[TunedParameter],
+        summaries: Sequence[SubsetSummary],
     ) -> list[str]:
         """Warn of a search that did not converge, found nothing, ended on bounds, or had a wrong amplitude held."""
         messages = []
         if best.rested and not rested:
             messages.append(
-                "tuning found no better point, though the gradient says that there is one: rounding hides it. Raise "
-                "the least noise by `bounds`, or take the values as a good guess"
+                f"tuning came to rest beside an optimum, where its gradient is still {rest.projected_norm:.2g} nats: "
+                "go on from the result by `start`, lower the `tolerance`, or take the values as a good guess"
             )
         elif not rested:
             messages.append(

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from dkgp.data.types import FloatArray
 from dkgp.models.tuned_parameter import TunedParameter
+from dkgp.models.tuning.likelihood_search import projected
 from dkgp.models.tuning.search_space import NOISE_NAME, SearchSpace
 from dkgp.models.tuning.tasks import SubsetSummary
 
-# Nats a sample, for a factor of e: by how much the objective rises beyond a bound that matters, and of the tolerance
-# what a search that came to rest may leave (a tenth of that and less is what searches do leave).
-PRESSING, OF_TOLERANCE = 1e-3, 10.0
+# Nats a sample, for a factor of e: by how much the objective rises beyond a bound that matters.
+PRESSING = 1e-3
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,16 @@ class Rest:
     @property
     def projected(self) -> FloatArray:
         """The projected gradient, (q,)."""
-        return np.where(self.outward, 0.0, self.slopes)
+        return projected(self.slopes, self.sides)
 
     @property
     def projected_norm(self) -> float:
         """Its largest component."""
         return float(np.abs(self.projected).max(initial=0.0))
 
-    def is_stationary(self, tolerance: float) -> bool:
-        """True if the projected gradient is that of a search that came to rest by this tolerance."""
-        return self.projected_norm <= OF_TOLERANCE * tolerance * self.count
+    def is_optimum(self, gain: float, tolerance: float) -> bool:
+        """True if the projected gradient promises no more than a `gain` of the tolerance, in nats a sample."""
+        return gain <= tolerance * self.count
 
     def judged(self, parameters: Sequence[TunedParameter]) -> tuple[TunedParameter, ...]:
         """Return the parameters (q), `pressed` where a bound keeps one from where the objective is larger."""

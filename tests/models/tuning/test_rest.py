@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dkgp.data import memory_dataset
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
-from dkgp.models import Hyperparameters, tune
+from dkgp.models import Hyperparameters, tune, tune_dataset
 from dkgp.models.tuned_parameter import TunedParameter, stopped
 from dkgp.models.tuning.likelihood_search import LikelihoodSearch, SearchSettings
 from dkgp.models.tuning.rest import Rest
@@ -48,7 +49,6 @@ def test_the_projected_gradient_is_zero_where_the_conditions_of_kkt_hold(rng: np
             kkt &= g == 0.0 or (g > 0.0 and t == high) or (g < 0.0 and t == low)
         step = np.clip(point + slopes, lower, upper) - point
         assert (rest.projected_norm == 0.0) == kkt == (not step.any())
-        assert rest.is_stationary(1e-4) == kkt
         np.testing.assert_array_equal(np.sign(rest.projected), np.sign(step))
         optimal += kkt
     assert 20 < optimal < 380
@@ -152,27 +152,70 @@ def test_a_line_search_without_a_way_on_is_judged_by_its_gradient(slope: float, 
     assert optimum is not None
     assert optimum.rested
     assert optimum.slopes.tolist() == [slope]
-    assert Rest.of(space, optimum.parameters, optimum.slopes, 100).is_stationary(1e-4) is stationary
+    # Nothing was learned of the curvature: it is taken for one.
+    assert optimum.gain == pytest.approx(0.5 * slope**2)
+    assert Rest.of(space, optimum.parameters, optimum.slopes, 100).is_optimum(optimum.gain, 1e-4) is stationary
 
 
 def test_a_rest_with_a_slope_is_no_optimum_and_said(
     samples: tuple[FloatArray, FloatArray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Held to a billionth of what searches leave, where this one rests is on a slope."""
-    monkeypatch.setattr("dkgp.models.tuning.rest.OF_TOLERANCE", 1e-9)
+    monkeypatch.setattr(LikelihoodSearch, "_promised", lambda self, optimum: 0.1)
     found = tune(*samples)
     assert found.converged is False
-    assert "rounding hides it" in found.warnings[0]
+    assert f"its gradient is still {found.projected_gradient:.2g} nats" in found.warnings[0]
     assert not any("evaluations" in text for text in found.warnings)
     monkeypatch.undo()
     assert tune(*samples).converged is True
+
+
+def test_a_stiff_parameter_may_have_a_slope_that_promises_nothing() -> None:
+    """Of -1e6 (t - u)^2 / 2 - (s - 1)^2 / 2: small steps leave t any slope, and Newton's gain is what is left."""
+    u = 0.123456789
+
+    def objective(parameters: FloatArray) -> tuple[float, FloatArray]:
+        t, s = parameters
+        return -0.5e6 * (t - u) ** 2 - 0.5 * (s - 1.0) ** 2 - 100.0, np.array([-1e6 * (t - u), 1.0 - s])
+
+    space = box(np.full(2, -5.0), np.full(2, 5.0), np.full(2, np.nan))
+    optimum = LikelihoodSearch(objective, space, SearchSettings(tolerance=1e-3)).run(np.zeros(2))
+    assert optimum is not None
+    left = -100.0 - optimum.value
+    assert optimum.rested
+    assert 0.2 * left - 1e-9 <= optimum.gain <= 5.0 * left + 1e-9
+    # A bound keeps t off: its slope of 1e6 / 10 is no gain within the box.
+    held = box(np.array([u + 0.1, -5.0]), np.full(2, 5.0), np.full(2, np.nan))
+    stopped_at = LikelihoodSearch(objective, held, SearchSettings(tolerance=1e-6)).run(np.array([1.0, 0.0]))
+    assert stopped_at is not None
+    assert stopped_at.slopes[0] == pytest.approx(-1e5)
+    assert stopped_at.gain < 1e-3
+
+
+def test_a_small_step_on_a_slope_is_no_end_and_a_lower_tolerance_goes_on() -> None:
+    """A season: a step along the ridge that its period makes met the tolerance, nearly two nats below the top."""
+    rng = np.random.default_rng(0)
+    times = np.sort(rng.uniform(0.0, 20.0, 1040))
+    season = (1.0 + 0.03 * times) * np.sin(2.0 * np.pi * times) + 0.4 * np.sin(4.0 * np.pi * times)
+    level = 0.25 * times + 0.012 * times**2 + season + rng.normal(0.0, 0.3, len(times))
+    known = times < 15.0
+    kernel = f"periodic(period={1.0 / times[known].std():.4f})"
+    series = memory_dataset(times[known, None], level[known])
+    early = tune_dataset(series, kernel=kernel, subset=500)
+    later = tune_dataset(series, kernel=kernel, subset=500, tolerance=1e-5)
+    further = tune_dataset(series, kernel=kernel, subset=500, start=early)
+    assert early.converged is False
+    assert "its gradient is still 2.8 nats" in early.warnings[0]
+    for better in (later, further):
+        assert (better.converged, better.warnings) == (True, ())
+        assert better.log_marginal_likelihood is not None
+        assert better.log_marginal_likelihood - 1.0 > (early.log_marginal_likelihood or 0.0)
 
 
 def test_an_end_by_the_limit_is_said_as_such(samples: tuple[FloatArray, FloatArray]) -> None:
     found = tune(*samples, max_evaluations=4)
     assert found.converged is False
     assert "at most 4 evaluations" in found.warnings[0]
-    assert not any("rounding" in text for text in found.warnings)
+    assert not any("beside" in text for text in found.warnings)
 
 
 def test_a_bound_that_a_file_names_is_one() -> None:
