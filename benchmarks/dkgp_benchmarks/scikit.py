@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -96,8 +97,8 @@ def _race(n: int, kernel: Any, repeats: int, seed: int, *, null: bool) -> dict[s
     spent = 0.0
     for task in TASKS:
         seconds: list[list[float]] = [[] for _ in rooms]
-        # Short tasks are timed several at a time, and the first turn, which fills caches, does not count.
-        several = max(1, int(0.02 / max(_seconds(contenders[0][task], 1), 1e-6)))
+        # Short tasks run several times a turn, and the first run of all, which fills caches, does not count.
+        several = int(np.clip(0.1 / max(_seconds(contenders[0][task], 1), 1e-6), 1, 30))
         for _ in range(repeats):
             for taken, contender in zip(seconds, contenders, strict=True):
                 taken.append(_seconds(contender[task], several))
@@ -108,8 +109,10 @@ def _race(n: int, kernel: Any, repeats: int, seed: int, *, null: bool) -> dict[s
 
 
 def _seconds(run: Callable[[], Any], several: int) -> float:
-    """Processor time, which other work on the machine does not add to; all of it is this thread's."""
-    began = time.process_time()
+    """Processor time of one run, the least of several: other work on the machine adds to it by the caches it takes."""
+    least = math.inf
     for _ in range(several):
+        began = time.process_time()
         run()
-    return (time.process_time() - began) / several
+        least = min(least, time.process_time() - began)
+    return least

@@ -7,8 +7,11 @@ from typing import Any
 from dkgp.errors import InputError, MissingExtraError
 
 try:
-    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin, clone
     from sklearn.exceptions import ConvergenceWarning
+    from sklearn.gaussian_process import kernels
+    from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
+    from sklearn.utils import check_random_state
     from sklearn.utils.metaestimators import available_if
     from sklearn.utils.validation import check_is_fitted
     from sklearn.utils.validation import validate_data as checked_by_scikit_learn
@@ -19,9 +22,15 @@ __all__ = [
     "BaseEstimator",
     "ClassifierMixin",
     "ConvergenceWarning",
+    "MultiOutputMixin",
+    "OneVsOneClassifier",
+    "OneVsRestClassifier",
     "RegressorMixin",
     "available_if",
     "check_is_fitted",
+    "check_random_state",
+    "clone",
+    "kernels",
     "seed_of",
     "validate_data",
 ]
@@ -45,8 +54,6 @@ def validate_data(estimator: Any, X: Any, *values: Any, **how: Any) -> Any:
 
 def seed_of(random_state: Any) -> int:
     """A whole number for dkgp's seeded draws from what scikit-learn calls a random state."""
-    from sklearn.utils import check_random_state
-
     if isinstance(random_state, int):
         return random_state
     return int(check_random_state(random_state).randint(2**31 - 1))

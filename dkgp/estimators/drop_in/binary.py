@@ -7,9 +7,6 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import clone
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel
-from sklearn.utils import check_random_state
 
 from dkgp.errors import InputError, NumericalError
 from dkgp.estimators.drop_in.laplace import average_logistic, evidence_gradient, posterior_mode
@@ -17,7 +14,8 @@ from dkgp.estimators.drop_in.leaves import tree_of
 from dkgp.estimators.drop_in.likelihood import search
 from dkgp.estimators.drop_in.parameters import GIBIBYTE, searched_rows
 from dkgp.estimators.drop_in.tree import Node, Pair, filled
-from dkgp.estimators.scikit_learn import BaseEstimator, ClassifierMixin, check_is_fitted
+from dkgp.estimators.scikit_learn import BaseEstimator, ClassifierMixin, check_is_fitted, check_random_state, clone
+from dkgp.estimators.scikit_learn import kernels as sk
 from dkgp.models.tuning.dense_algebra import solve_half
 from dkgp.operators.base import FloatArray
 
@@ -49,7 +47,7 @@ class BinaryGaussianProcessClassifier(ClassifierMixin, BaseEstimator):  # type: 
     def fit(self, X: Any, y: Any) -> Self:
         """Search the kernel's numbers, and find the mode; inputs and labels are checked already."""
         # A constant of one and a length scale of one, which nothing is to be searched of.
-        default = ConstantKernel(1.0, "fixed") * RBF(1.0, "fixed")
+        default = sk.ConstantKernel(1.0, "fixed") * sk.RBF(1.0, "fixed")
         self.kernel_ = default if self.kernel is None else clone(self.kernel)
         rng = check_random_state(self.random_state)
         self.X_train_ = np.copy(X) if self.copy_X_train else X

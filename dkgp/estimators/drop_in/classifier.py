@@ -6,8 +6,6 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from sklearn.gaussian_process.kernels import CompoundKernel
-from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
 
 from dkgp.errors import InputError
 from dkgp.estimators.drop_in.binary import BinaryGaussianProcessClassifier
@@ -19,7 +17,14 @@ from dkgp.estimators.drop_in.parameters import (
     solve_bytes,
     training_samples,
 )
-from dkgp.estimators.scikit_learn import BaseEstimator, ClassifierMixin, check_is_fitted
+from dkgp.estimators.scikit_learn import (
+    BaseEstimator,
+    ClassifierMixin,
+    OneVsOneClassifier,
+    OneVsRestClassifier,
+    check_is_fitted,
+)
+from dkgp.estimators.scikit_learn import kernels as sk
 from dkgp.operators.base import FloatArray
 
 _BINARY_PARAMETERS = (
@@ -112,7 +117,7 @@ class GaussianProcessClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
             More samples than `dense_bytes` allows.
         """
         check_parameters(self, {"n_restarts_optimizer": 0, "max_iter_predict": 1}, ("warm_start", "copy_X_train"))
-        if isinstance(self.kernel, CompoundKernel):
+        if isinstance(self.kernel, sk.CompoundKernel):
             raise InputError("kernel cannot be a CompoundKernel: give one kernel, which every class gets a copy of")
         if self.multi_class not in ("one_vs_rest", "one_vs_one"):
             raise InputError(f"multi_class= takes 'one_vs_rest' or 'one_vs_one'; got {self.multi_class!r}")
@@ -146,7 +151,7 @@ class GaussianProcessClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         if not hasattr(self, "base_estimator_"):
             raise AttributeError("kernel_ is there once the estimator is fitted")
         kernels = [part.kernel_ for part in self._parts()]
-        return kernels[0] if self.n_classes_ == 2 else CompoundKernel(kernels)
+        return kernels[0] if self.n_classes_ == 2 else sk.CompoundKernel(kernels)
 
     # ----------------------------------------------------------------------------------------------------- predictions
 

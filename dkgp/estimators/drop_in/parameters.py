@@ -1,4 +1,4 @@
-"""What both estimators of this room ask of their parameters, and how each takes its inputs."""
+"""Parameters, inputs and memory of both estimators of this room, checked."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from numbers import Integral
 from typing import Any
 
 import numpy as np
-from sklearn.gaussian_process.kernels import Kernel
 
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.estimators.drop_in.tree import Node
-from dkgp.estimators.scikit_learn import validate_data
+from dkgp.estimators.scikit_learn import kernels, validate_data
 from dkgp.models.memory import mib
 from dkgp.models.tuning.tune import DEFAULT_SUBSET
 
@@ -27,7 +26,7 @@ def check_parameters(estimator: Any, counts: dict[str, int], switches: tuple[str
     `counts` are whole numbers by name with their least value, `switches` are True or False.
     """
     kernel, optimizer = estimator.kernel, estimator.optimizer
-    if kernel is not None and not isinstance(kernel, Kernel):
+    if kernel is not None and not isinstance(kernel, kernels.Kernel):
         raise InputError(
             f"kernel= takes a kernel of sklearn.gaussian_process.kernels or None; got {kernel!r}. Expressions and "
             "dkgp's kernels are for dkgp.GPRegressor and dkgp.GPClassifier; "

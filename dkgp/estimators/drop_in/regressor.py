@@ -8,9 +8,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from sklearn.base import MultiOutputMixin, clone
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel
-from sklearn.utils import check_random_state
 
 from dkgp.errors import InputError, MemoryBudgetError, NumericalError
 from dkgp.estimators.drop_in.engine import EnginePosterior
@@ -30,7 +27,15 @@ from dkgp.estimators.drop_in.posterior import DensePosterior
 from dkgp.estimators.drop_in.translation import to_dkgp
 from dkgp.estimators.drop_in.tree import Entries, Pair
 from dkgp.estimators.outputs import PredictionBounds
-from dkgp.estimators.scikit_learn import BaseEstimator, RegressorMixin, check_is_fitted
+from dkgp.estimators.scikit_learn import (
+    BaseEstimator,
+    MultiOutputMixin,
+    RegressorMixin,
+    check_is_fitted,
+    check_random_state,
+    clone,
+)
+from dkgp.estimators.scikit_learn import kernels as sk
 from dkgp.models.rounding import mean_in_units, variance_in_units
 from dkgp.operators.base import FloatArray
 
@@ -133,7 +138,7 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """
         counts = {"n_restarts_optimizer": 0} | ({} if self.n_targets is None else {"n_targets": 1})
         check_parameters(self, counts, ("normalize_y", "copy_X_train"))
-        self.kernel_ = ConstantKernel() * RBF() if self.kernel is None else clone(self.kernel)
+        self.kernel_ = sk.ConstantKernel() * sk.RBF() if self.kernel is None else clone(self.kernel)
         rng = check_random_state(self.random_state)
         X, y = training_samples(self, X, y, multi_output=True, y_numeric=True)
         targets = self._normalised(y)
@@ -308,7 +313,7 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     def _prior(self, X: Any, std: bool, cov: bool, bounds: bool) -> Any:
         """Mean zero, and what the kernel says."""
-        kernel = ConstantKernel(1.0, "fixed") * RBF(1.0, "fixed") if self.kernel is None else self.kernel
+        kernel = sk.ConstantKernel(1.0, "fixed") * sk.RBF(1.0, "fixed") if self.kernel is None else self.kernel
         t = 1 if self.n_targets is None else self.n_targets
         several = t > 1
         mean = np.zeros((len(X), t) if several else len(X))
@@ -391,5 +396,5 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         return tags
 
     def __sklearn_is_fitted__(self) -> bool:
-        """Whether there is a posterior; before, predictions are the prior's."""
+        """True once there is a posterior; before, predictions are the prior's."""
         return hasattr(self, "_posterior")

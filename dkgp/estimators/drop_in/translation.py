@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from sklearn.gaussian_process import kernels as sk
 
 from dkgp.errors import InputError
+from dkgp.estimators.scikit_learn import kernels as sk
 from dkgp.kernels import (
     Constant,
     Kernel,
