@@ -180,7 +180,8 @@ class GPRegressor(GPEstimator):
         noise.of_dataset(dataset)
         hyperparameters = self._hyperparameters(dataset, seed, noise)
         noise_variance, known = self._noise_of(noise, hyperparameters, dataset)
-        solver, products = solver_for(self.solver, dataset, hyperparameters, self.tol, seed, known)
+        beside = replace(hyperparameters, noise_variance=noise_variance)  # what samples have beside the known noise
+        solver, products = solver_for(self.solver, dataset, beside, self.tol, seed, known)
         with executor_for(self.client, dataset.n_samples) as executor:
             executor.tiles = replace(executor.tiles, products=products)
             student = hyperparameters.student_t

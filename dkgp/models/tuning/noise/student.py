@@ -78,7 +78,7 @@ def weigh(
         if change <= WEIGHT_TOLERANCE:
             break
         beyond = found
-    return Weighed(beyond, alpha / precision, np.maximum(1.0 / precision - noise, 0.0))
+    return Weighed(noise - likelihood.least, alpha / precision, np.maximum(1.0 / precision - noise, 0.0))
 
 
 def fit_student(
