@@ -312,8 +312,6 @@ class GPRegressor(GPEstimator):
         if noise.variances is not None or noise.relative is not None:
             raise InputError(BOTH)
         found = super()._hyperparameters(dataset, seed, noise)
-        if found.parameters is None:  # of constant targets, nothing was tuned
-            return found
         choices = Choices(objective=OBJECTIVES[str(self.optimizer)])
         settings = SearchSettings(seed=seed)
         options: Any = {"choices": choices, "settings": settings, "subset": self.subset_size}

@@ -128,11 +128,6 @@ def test_a_noise_variance_beside_hyperparameters_is_for_all(fitted: GPRegressor)
     assert gp.noise_variance_ == 0.2
 
 
-def test_constant_targets_have_no_noise_model() -> None:
-    gp = GPRegressor(noise_model="auto").fit(samples(60)[0], np.full(60, 3.0))
-    assert gp.hyperparameters_.noise_model is None
-
-
 def with_outliers(n: int = 250) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(6)
     X = rng.uniform(-2.0, 2.0, (n, 2))
