@@ -9,8 +9,6 @@ from dkgp.errors import InputError, MissingExtraError
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin, clone
     from sklearn.exceptions import ConvergenceWarning
-    from sklearn.gaussian_process import kernels
-    from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
     from sklearn.utils import check_random_state
     from sklearn.utils.metaestimators import available_if
     from sklearn.utils.validation import check_is_fitted
@@ -23,14 +21,11 @@ __all__ = [
     "ClassifierMixin",
     "ConvergenceWarning",
     "MultiOutputMixin",
-    "OneVsOneClassifier",
-    "OneVsRestClassifier",
     "RegressorMixin",
     "available_if",
     "check_is_fitted",
     "check_random_state",
     "clone",
-    "kernels",
     "seed_of",
     "validate_data",
 ]

@@ -13,9 +13,9 @@ from dkgp.estimators.drop_in.laplace import average_logistic, evidence_gradient,
 from dkgp.estimators.drop_in.leaves import tree_of
 from dkgp.estimators.drop_in.likelihood import search
 from dkgp.estimators.drop_in.parameters import GIBIBYTE, searched_rows
+from dkgp.estimators.drop_in.theirs import kernels as sk
 from dkgp.estimators.drop_in.tree import Node, Pair, filled
 from dkgp.estimators.scikit_learn import BaseEstimator, ClassifierMixin, check_is_fitted, check_random_state, clone
-from dkgp.estimators.scikit_learn import kernels as sk
 from dkgp.models.tuning.dense_algebra import solve_half
 from dkgp.operators.base import FloatArray
 

@@ -17,14 +17,13 @@ from dkgp.estimators.drop_in.parameters import (
     solve_bytes,
     training_samples,
 )
+from dkgp.estimators.drop_in.theirs import OneVsOneClassifier, OneVsRestClassifier
+from dkgp.estimators.drop_in.theirs import kernels as sk
 from dkgp.estimators.scikit_learn import (
     BaseEstimator,
     ClassifierMixin,
-    OneVsOneClassifier,
-    OneVsRestClassifier,
     check_is_fitted,
 )
-from dkgp.estimators.scikit_learn import kernels as sk
 from dkgp.operators.base import FloatArray
 
 _BINARY_PARAMETERS = (

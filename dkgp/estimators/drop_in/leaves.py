@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from dkgp.errors import InputError
+from dkgp.estimators.drop_in.theirs import kernels as sk
 from dkgp.estimators.drop_in.translation import to_dkgp
 from dkgp.estimators.drop_in.tree import Entries, Node, Pair, PowerNode, ProductNode, Pullback, SumNode, filled
 from dkgp.estimators.scikit_learn import clone
-from dkgp.estimators.scikit_learn import kernels as sk
 from dkgp.operators.base import FloatArray
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from dkgp.errors import InputError, MemoryBudgetError
+from dkgp.estimators.drop_in.theirs import kernels
 from dkgp.estimators.drop_in.tree import Node
-from dkgp.estimators.scikit_learn import kernels, validate_data
+from dkgp.estimators.scikit_learn import validate_data
 from dkgp.models.memory import mib
 from dkgp.models.tuning.tune import DEFAULT_SUBSET
 

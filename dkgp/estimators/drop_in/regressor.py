@@ -24,6 +24,7 @@ from dkgp.estimators.drop_in.parameters import (
     training_samples,
 )
 from dkgp.estimators.drop_in.posterior import DensePosterior
+from dkgp.estimators.drop_in.theirs import kernels as sk
 from dkgp.estimators.drop_in.translation import to_dkgp
 from dkgp.estimators.drop_in.tree import Entries, Pair
 from dkgp.estimators.outputs import PredictionBounds
@@ -35,7 +36,6 @@ from dkgp.estimators.scikit_learn import (
     check_random_state,
     clone,
 )
-from dkgp.estimators.scikit_learn import kernels as sk
 from dkgp.models.rounding import mean_in_units, variance_in_units
 from dkgp.operators.base import FloatArray
 
