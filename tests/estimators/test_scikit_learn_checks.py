@@ -40,7 +40,7 @@ ESTIMATORS: tuple[tuple[Any, dict[str, str], bool], ...] = (
     (SparseGPRegressor(method="sggp", gap=0.05), OF_LIKELIHOODS, False),
     (ConjugateDirectionsPursuit(), {}, False),
     (LSSVC(), OF_MACHINES, False),
-    (FixedSizeLSSVC(), OF_MACHINES, False),
+    (FixedSizeLSSVC(), OF_LIKELIHOODS, False),
     (KernelLogisticClassifier(), OF_LIKELIHOODS, False),
     (GPClassifier(), OF_GPS, False),
     (GaussianProcessRegressor(), {}, False),
