@@ -159,6 +159,17 @@ class GaussianProcessClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         check_is_fitted(self)
         return self.base_estimator_.predict(inputs_to_predict(self, X))
 
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Share of right labels.
+
+        Parameters
+        ----------
+        X, y
+            As for `fit`.
+        sample_weight : (r,) array_like, optional
+        """
+        return float(super().score(X, y, sample_weight))
+
     def predict_proba(self, X: Any) -> FloatArray:
         """Probabilities of the classes, (r, C), in the order of `classes_`.
 

@@ -329,6 +329,17 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             results.append(PredictionBounds(np.zeros_like(mean), variances, variances))
         return mean if len(results) == 1 else tuple(results)
 
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Coefficient of determination R^2 of the predicted mean.
+
+        Parameters
+        ----------
+        X, y
+            As for `fit`.
+        sample_weight : (r,) array_like, optional
+        """
+        return float(super().score(X, y, sample_weight))
+
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> FloatArray:
         """Draw from the posterior, or before `fit` from the prior, at test samples.
 
