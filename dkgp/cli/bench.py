@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # Sections of dkgp-benchmarks: what to install is said where they are missing.
 ELSEWHERE = (
+    "boosting",
     "certify",
     "classify",
     "growth",

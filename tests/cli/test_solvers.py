@@ -60,7 +60,7 @@ def test_tiles_are_kept_as_far_as_is_said_and_change_nothing(pipeline: dict[str,
     assert kept["300KiB"] == {"bytes": kept["300KiB"]["bytes"], "reason": "as asked for"}
     assert 0 < kept["300KiB"]["bytes"] <= 300 * 1024 < kept["1GiB"]["bytes"] == 4 * round(kept["1GiB"]["bytes"] / 4)
     assert kept["auto"]["reason"]
-    shown_there = run(*shown, "--overwrite").stdout
+    shown_there = run(*shown, "--overwrite", "--verbose").stdout
     assert "kept of the kernel matrix" in shown_there
     assert "100%" in shown_there
     assert ": as asked for" in shown_there

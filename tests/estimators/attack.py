@@ -57,7 +57,7 @@ class _Drawn:
         X, y, T = rng.normal(size=(n, d)), rng.normal(size=n), 2.0 * rng.normal(size=(3, d))
         T[0] = X[0]
         self.words = []
-        for change in rng.choice(["equal rows", "twins", "columns", "far", "offset", "zero", "none", "none"], size=2):
+        for change in rng.choice(["equal rows", "twins", "columns", "far", "offset", "zeros", "none", "none"], size=2):
             if change == "equal rows":
                 X[:] = X[0]
             elif change == "twins":
@@ -69,8 +69,8 @@ class _Drawn:
                 T[-1] = rng.normal(size=d) * 10.0 ** rng.uniform(0.0, 250.0)
             elif change == "offset":
                 X, T = X + 1e9, T + 1e9
-            elif change == "zero":
-                y[:] = 0.0
+            elif change == "zeros":
+                y[1:] = 0.0  # all of them would be refused
             self.words.append(str(change))
         scales = [10.0 ** (rng.uniform(-300.0, 300.0) if rng.random() < 0.2 else rng.uniform(-8.0, 8.0)) for _ in "Xy"]
         with np.errstate(over="ignore"):

@@ -100,7 +100,6 @@ def test_kernels_of_all_magnitudes(kernel: str, samples: tuple[np.ndarray, np.nd
     X, y = samples
     options: dict[str, Any] = {"kernel": KERNELS[kernel], "noise_variance": NOISES.get(kernel, 0.1)}
     finite_or_refused(GPRegressor(**options), X, y, "bounds")
-    finite_or_refused(GPRegressor(**options), X, 0.0 * y, "bounds")
     finite_or_refused(SparseGPRegressor(basis_size=5, **options), X, y, "bounds")
     labels = (X[:, 0] > 0.0).astype(int)
     asked = ("predict", "predict_proba", "decision_function")
@@ -140,7 +139,8 @@ def test_targets_of_all_magnitudes(targets: str, samples: tuple[np.ndarray, np.n
     X, y = samples[0], TARGETS[targets](samples[1])
     for estimator in (GPRegressor(), SparseGPRegressor(basis_size=5)):
         answers = finite_or_refused(estimator, X, y, "bounds")
-        assert (answers > 0) == (targets not in ("1e300", "1e-165", "one tiny"))
+        # What does not vary is refused, as is what has no scale in float64.
+        assert (answers > 0) == (targets not in ("1e300", "1e-165", "one tiny", "zero", "1.7e308"))
 
 
 @pytest.mark.parametrize("scale", [1e-130, 1e-60, 1e100])

@@ -80,7 +80,11 @@ def test_the_places_that_it_touches() -> None:
         ({"objective": "rmse"}, UsageError, "objective: expected 'likelihood', 'loo', 'bound' or 'fitc'"),
         ({"objective": "bound", "subset": 100}, UsageError, "leave out `subset`"),
         ({"basis_size": 100}, UsageError, "`basis_size` is of the objectives"),
-        ({"likelihood": "gauss"}, UsageError, "likelihood: expected 'logit', 'probit' or 'softmax'"),
+        (
+            {"likelihood": "gauss"},
+            UsageError,
+            "likelihood: expected 'logit', 'probit', 'softmax', 'gaussian', 'student-t' or 'auto'",
+        ),
         ({"likelihood": "logit", "objective": "loo"}, UsageError, "`objective` loo is of regressions"),
         ({"subsets": 0}, InputError, "subsets must be at least 1"),
         ({"subsets": 2.5}, UsageError, "subsets: expected a valid integer"),
