@@ -7,10 +7,10 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
 
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.outputs import write_text
+from dkgp.commands.reporting.tables.evaluated import nothing_wrong
 from dkgp.commands.reporting.tables.layout import size
 from dkgp.data import open_dataset, open_prediction
 from dkgp.fit.choice import spoken
@@ -75,7 +75,7 @@ def page(document: Document, pictures: dict[str, str], *, drawable: bool = True)
     sources = ", ".join(document["settings"]["sources"])
     title = f"{targets} from {ingested['d']} features"
     sections = [
-        _section("Verdict", _verdict(document["evaluation"].get("verdict") or [])),
+        _section("Verdict", _verdict(document["evaluation"])),
         _section("On the held-out samples", _rows(_figures(document))),
         _section("Data", _data(document)),
         _section("Model", _model(document)),
@@ -121,13 +121,15 @@ def _list(texts: Iterable[str]) -> str:
     return f"<ul>\n{items}</ul>\n" if items else ""
 
 
-def _verdict(findings: Sequence[Any]) -> str:
+def _verdict(evaluated: Document) -> str:
+    if not evaluated.get("verdict"):
+        return f"<p>{escape(nothing_wrong(evaluated['n']))}</p>\n" if "verdict" in evaluated else ""
     items = []
-    for finding in findings:
+    for finding in evaluated["verdict"]:
         advice = finding.get("advice")
         more = f'<span class="advice">{escape(_in_flags(str(advice)))}</span>' if advice else ""
         items.append(f"<li>{escape(str(finding['text']))}{more}</li>\n")
-    return f'<ul class="verdict">\n{"".join(items)}</ul>\n' if items else ""
+    return f'<ul class="verdict">\n{"".join(items)}</ul>\n'
 
 
 def _in_flags(text: str) -> str:
@@ -160,7 +162,7 @@ def _figures(document: Document) -> list[Row]:
     if evaluated.get("nlpd") is not None:
         rows += [
             ("coverage of 95 % intervals", _number(evaluated["coverage_95"], ".1%")),
-            ("negative log predictive density (nats a sample)", _number(evaluated["nlpd"])),
+            (f"negative log predictive density (nats a sample, of {units})", _number(evaluated["nlpd_raw"])),
         ]
     if evaluated.get("mean_error_bound") is not None:
         bound = _number(evaluated["mean_error_bound"], ".3g")

@@ -12,9 +12,10 @@ import numpy as np
 
 from dkgp.commands.evaluate import read_coverage, read_pairs
 from dkgp.commands.reporting.class_plots import plot_classes
-from dkgp.commands.reporting.plots import FloatArray, plot_predictions, plot_residuals
+from dkgp.commands.reporting.plots import plot_predictions, plot_residuals
 from dkgp.data import Dataset, Prediction
 from dkgp.models.classification.evaluation import evaluate_classes
+from dkgp.models.verdict.reading import read_residuals
 
 _IDENTIFIER = re.compile(r'(\bid="|url\(#|href="#)')
 
@@ -25,15 +26,21 @@ def regression_pictures(prediction: Prediction, dataset: Dataset) -> dict[str, s
     coverage = read_coverage(prediction, dataset, noise_free=False)
     if coverage is not None:
         coverage = replace(coverage, target_names=tuple(map(_plain, coverage.target_names)))
-    deviation: FloatArray | None = None
-    if "variance" in prediction.variables:
-        deviation = np.sqrt(np.asarray(prediction.read("variance"), dtype=np.float64))
+    residuals = list(read_residuals(prediction, dataset).values())
+    seen, predicted, scaled = (
+        np.column_stack([getattr(of_target, name) for of_target in residuals])
+        for name in ("truth", "means", "standardised")
+    )
+    of_prediction = "variance" in prediction.variables
     title = f"{len(truth):,} held-out samples"
     return {
         "Predicted against true, and how well intervals are calibrated": inlined(
             lambda path: plot_predictions(path, truth, mean, coverage=coverage, title=title), "predicted"
         ),
-        "Residuals": inlined(lambda path: plot_residuals(path, truth, mean, deviation, title=title), "residuals"),
+        "Residuals": inlined(
+            lambda path: plot_residuals(path, seen, predicted, scaled, of_prediction=of_prediction, title=title),
+            "residuals",
+        ),
     }
 
 

@@ -6,10 +6,17 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from dkgp.commands.ingest import IngestJob
+from dkgp.commands.reporting.progress import SilentReporter
+from dkgp.data import open_dataset, open_prediction
+from dkgp.fit import pictures
+from dkgp.fit.job import FitJob
 from dkgp.fit.page import page, write_page
 from dkgp.fit.pictures import inlined
+from dkgp.fit.run import run_fit
 from tests.cli.invoke import run_json
 from tests.fit.html import check_page, read
 from tests.fit.tables import HOSTILE, write_messy
@@ -50,6 +57,44 @@ def test_a_verdict_is_shown_where_there_is_one(document: dict[str, Any]) -> None
     assert "intervals of &lt;script&gt;" in shown
     assert "try &lt;em&gt;log&lt;/em&gt; &amp; --kernel-seconds" in shown
     assert "None" not in shown.partition("<h2>Verdict</h2>")[2].partition("<h2>")[0]
+
+
+def test_nothing_wrong_is_said_as_well(document: dict[str, Any]) -> None:
+    document["evaluation"] |= {"verdict": [], "n": 116, "nlpd_raw": 6.276, "nlpd": 0.6474}
+    shown = page(document, {})
+    assert "No sign of anything wrong in these 116 test samples." in shown
+    assert "6.276" in shown
+    assert "0.6474" not in shown
+    document["evaluation"]["n"] = 5
+    assert "too few to tell" in page(document, {})
+
+
+@pytest.mark.parametrize("transform", [None, "log"])
+def test_the_residuals_that_are_drawn_are_on_the_scale_that_is_modelled(
+    transform: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.random((150, 1))
+    y = np.exp(5.0 + np.sin(6.0 * X[:, 0]) + 0.3 * rng.standard_normal(150))
+    np.savez(tmp_path / "d.npz", X=X, y=y)
+    ingestion = IngestJob((str(tmp_path / "d.npz"),), "", ("y",), test_fraction=0.4, transform=transform)
+    run_fit(FitJob(ingestion, str(tmp_path / "fit"), kernel="rbf", auto_transform=False), SilentReporter())
+    drawn: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(pictures, "plot_residuals", lambda path, *parts, **named: drawn.append((*parts, named)))
+    monkeypatch.setattr(pictures, "inlined", lambda draw, name: draw(tmp_path / "p.svg"))
+    monkeypatch.setattr(pictures, "plot_predictions", lambda *parts, **named: None)
+    prediction, test = open_prediction(tmp_path / "fit" / "pred.zarr"), open_dataset(tmp_path / "fit" / "test.zarr")
+    pictures.regression_pictures(prediction, test)
+    ((truth, mean, standardised, named),) = drawn
+    assert named["of_prediction"]
+    deviation, inside = np.sqrt(prediction.read("variance")), prediction.read("mean")
+    targets = test.targets(0, test.n_samples, standardised=False)
+    forward = np.log(targets) if transform else targets
+    np.testing.assert_allclose(standardised, (forward - inside) / deviation, rtol=0.02)
+    np.testing.assert_array_equal(truth, targets)
+    assert 0.3 < standardised.std() < 3.0
+    # In the target's units the mean of what is skewed lies above the exponential of its mean logarithm.
+    assert (mean > np.exp(inside)).all() if transform else np.array_equal(mean, inside)
 
 
 def test_every_text_of_the_document_is_escaped(document: dict[str, Any]) -> None:

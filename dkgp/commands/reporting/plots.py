@@ -129,9 +129,15 @@ def plot_predictions(
 
 
 def plot_residuals(
-    path: str | os.PathLike[str], truth: FloatArray, mean: FloatArray, deviation: FloatArray | None, *, title: str
+    path: str | os.PathLike[str],
+    truth: FloatArray,
+    mean: FloatArray,
+    standardised: FloatArray,
+    *,
+    of_prediction: bool,
+    title: str,
 ) -> None:
-    """Draw residuals against predictions, and their distribution in units of the predicted deviation.
+    """Draw residuals against predictions, and their distribution where a calibrated model's is the normal one.
 
     Parameters
     ----------
@@ -139,14 +145,15 @@ def plot_residuals(
         .png, .pdf or .svg.
     truth, mean : (n, p) float64
         In the units of the targets.
-    deviation : (n, p) float64, optional
-        Predicted standard deviations; without them the distribution is in units of its own.
+    standardised : (n, p) float64
+        Residuals in units of a standard deviation, of a transformed target on the scale that is modelled.
+    of_prediction : bool
+        Whether these deviations are the predicted ones, or the residuals' own.
     title : str
     """
     truth, mean = truth.reshape(len(truth), -1)[:, :MOST_NAMES], mean.reshape(len(mean), -1)[:, :MOST_NAMES]
     residuals = truth - mean
-    unit = residuals.std(axis=0) if deviation is None else deviation.reshape(len(deviation), -1)[:, :MOST_NAMES]
-    scaled = residuals / np.where(unit > 0.0, unit, 1.0)
+    scaled = standardised.reshape(len(standardised), -1)[:, :MOST_NAMES]
     step = max(1, -(-len(truth) // MOST_POINTS))
     with drawn(path, 11.0, 4.0, title) as figure:
         left, right = figure.subplots(1, 2)
@@ -156,7 +163,7 @@ def plot_residuals(
         edges = np.linspace(-5.0, 5.0, 41)
         right.hist(np.clip(scaled, -5.0, 5.0), bins=edges.tolist(), density=True, alpha=0.6)
         right.plot(edges, np.exp(-(edges**2) / 2.0) / math.sqrt(2.0 * math.pi), color="grey", label="calibrated")
-        of = "predicted" if deviation is not None else "their own"
+        of = "predicted" if of_prediction else "their own"
         right.set(xlabel=f"residual / {of} standard deviation (beyond 5: at 5)", ylabel="density")
         right.legend(loc="best", fontsize="small")
         for axis in (left, right):

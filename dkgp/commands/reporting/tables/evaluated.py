@@ -45,9 +45,7 @@ def verdict(document: Document) -> RenderableType:
     """Return the verdict: what is wrong and what to do next, in sentences."""
     findings, n = document["verdict"], document["n"]
     if not findings:
-        nothing = f"No sign of anything wrong in these {n:,} test samples."
-        few = f"{n:,} test samples are too few to tell whether anything is wrong (at least {FEWEST_SAMPLES})."
-        return Text(few if n < FEWEST_SAMPLES else nothing)
+        return Text(nothing_wrong(n))
     parts = [Text("Verdict", style="bold")]
     for finding in findings:
         of = f"{finding['target']}: " if "target" in finding else ""
@@ -55,6 +53,13 @@ def verdict(document: Document) -> RenderableType:
         parts.append(Text(f"  {_typed(finding['advice'])}."))
     parts.append(Text(f"More in {GUIDE}.", style="dim"))
     return Group(*parts)
+
+
+def nothing_wrong(n: int) -> str:
+    """Return what a verdict without a finding says of n test samples."""
+    if n < FEWEST_SAMPLES:
+        return f"{n:,} test samples are too few to tell whether anything is wrong (at least {FEWEST_SAMPLES})."
+    return f"No sign of anything wrong in these {n:,} test samples."
 
 
 def transform_text(transform: Document) -> str:
