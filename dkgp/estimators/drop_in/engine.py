@@ -15,6 +15,7 @@ import numpy as np
 from dkgp.data import Standardisation
 from dkgp.data.stores.memory_dataset import assembled_dataset
 from dkgp.errors import InputError
+from dkgp.estimators.drop_in.posterior import Bounds
 from dkgp.estimators.drop_in.translation import to_dkgp
 from dkgp.estimators.drop_in.tree import Entries
 from dkgp.estimators.fitted import FittedModel, Workspace
@@ -93,10 +94,16 @@ class EnginePosterior:
         known = self._variances(rows)
         return known["mean"], 0.5 * (known["variance_lower"] + known["variance_upper"])[:, 0]
 
-    def bounds(self, rows: Any) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def bounds(self, rows: Any) -> Bounds:
         """By how much means may miss the exact ones (r, t), and intervals of the exact variances, (r,) each."""
         known = self._variances(rows)
         return known["mean_error"], known["variance_lower"][:, 0], known["variance_upper"][:, 0]
+
+    def everything(self, rows: Any) -> tuple[FloatArray, FloatArray, Bounds]:
+        """As `mean_and_variance`, and what `bounds` returns, by the same solves."""
+        known = self._variances(rows)
+        lower, upper = known["variance_lower"][:, 0], known["variance_upper"][:, 0]
+        return known["mean"], 0.5 * (lower + upper), (known["mean_error"], lower, upper)
 
     def _variances(self, rows: Any) -> dict[str, FloatArray]:
         names = ("mean", "mean_error", "variance_lower", "variance_upper")

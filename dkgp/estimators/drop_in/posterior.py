@@ -17,7 +17,7 @@ bounds stay small where s is 1e-10. `docs/proofs.md` counts the roundings.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -32,6 +32,10 @@ from dkgp.operators.base import FloatArray
 _HELD_ENTRIES = 2**23
 # Roundings of a noise variance: of sums and products of a few parts, each right to some.
 _NOISE_ROUNDINGS = 40.0
+
+
+# By how much means may miss the exact ones (r, t), and intervals of the exact variances, (r,) each.
+Bounds: TypeAlias = tuple[FloatArray, FloatArray, FloatArray]
 
 
 class DensePosterior:
@@ -113,7 +117,11 @@ class DensePosterior:
 
     # ---------------------------------------------------------------------------------------------------------- bounds
 
-    def bounds(self, rows: Any) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def everything(self, rows: Any) -> tuple[FloatArray, FloatArray, Bounds]:
+        """As `mean_and_variance`, and what `bounds` returns."""
+        return *self.mean_and_variance(rows), self.bounds(rows)
+
+    def bounds(self, rows: Any) -> Bounds:
         """By how much means may miss the exact ones (r, t), and intervals of the exact variances, (r,) each.
 
         Infinite, and from zero to the prior's, where nothing is proven: a kernel of a class that is not scikit-learn's

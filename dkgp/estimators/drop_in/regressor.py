@@ -23,7 +23,7 @@ from dkgp.estimators.drop_in.parameters import (
     solve_bytes,
     training_samples,
 )
-from dkgp.estimators.drop_in.posterior import DensePosterior
+from dkgp.estimators.drop_in.posterior import Bounds, DensePosterior
 from dkgp.estimators.drop_in.theirs import kernels as sk
 from dkgp.estimators.drop_in.translation import to_dkgp
 from dkgp.estimators.drop_in.tree import Entries, Pair
@@ -269,9 +269,11 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         if not hasattr(self, "_posterior"):
             return self._prior(inputs_to_predict(self, X), return_std, return_cov, return_bounds)
         X = inputs_to_predict(self, X)
-        covariance = variance = None
+        covariance = variance = bounds = None
         if return_cov:
             mean, covariance = self._with_covariance(X)
+        elif return_std and return_bounds:
+            mean, variance, bounds = self._posterior.everything(X)
         elif return_std:
             mean, variance = self._posterior.mean_and_variance(X)
         else:
@@ -289,7 +291,8 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             deviation = np.sqrt(np.maximum(variance, 0.0)[:, None] * scale)
             results.append(deviation if several else deviation[:, 0])
         if return_bounds:
-            results.append(self._bounds(X, mean, several=several))
+            bounds = self._posterior.bounds(X) if bounds is None else bounds
+            results.append(self._bounds(bounds, mean, several=several))
         return results[0] if len(results) == 1 else tuple(results)
 
     def _with_covariance(self, X: Any) -> tuple[FloatArray, FloatArray]:
@@ -300,9 +303,9 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             raise MemoryBudgetError("the model was trained without a Cholesky factor; fit it again")
         return self._posterior.mean_and_covariance(X)
 
-    def _bounds(self, X: Any, mean: FloatArray, *, several: bool) -> PredictionBounds:
+    def _bounds(self, bounds: Bounds, mean: FloatArray, *, several: bool) -> PredictionBounds:
         """In the targets' units; `mean` (r, t) is as the posterior has it."""
-        error, lower, upper = self._posterior.bounds(X)
+        error, lower, upper = bounds
         scale = np.broadcast_to(np.asarray(self._y_train_std, dtype=np.float64).reshape(-1), mean.shape[1:])
         offset = np.broadcast_to(np.asarray(self._y_train_mean, dtype=np.float64).reshape(-1), mean.shape[1:])
         _, error = mean_in_units(mean, error, scale, offset)
