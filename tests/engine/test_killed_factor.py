@@ -48,11 +48,13 @@ main(command)
 """
 
 
-def killed_in(method: Callable[..., Any], left: int, command: list[str]) -> None:
-    """Run a command that is killed (kill -9) in a method's `left`-th call."""
-    owner, name = method.__qualname__.split(".")
+def killed_in(owner: type, name: str, left: int, command: list[str]) -> None:
+    """Run a command that is killed (kill -9) in the `left`-th call of a class's method.
+
+    The class is named, not taken from the method: an inherited one is other classes' too, whose calls do not count.
+    """
     ended = subprocess.run(
-        [sys.executable, "-c", KILLED, method.__module__, owner, name, str(left), *command],
+        [sys.executable, "-c", KILLED, owner.__module__, owner.__name__, name, str(left), *command],
         env={**os.environ, "PYTHONPATH": REPOSITORY},
         capture_output=True,
         timeout=120,
@@ -135,7 +137,8 @@ STAGES = {
 @pytest.mark.parametrize("stage", STAGES)
 def test_training_killed(undisturbed: Undisturbed, tmp_path: Path, stage: str) -> None:
     problem = undisturbed.problem
-    killed_in(BlockedKernelOperator.submit, undisturbed.place(*STAGES[stage]), train_command(problem, tmp_path))
+    place = undisturbed.place(*STAGES[stage])
+    killed_in(BlockedKernelOperator, "submit", place, train_command(problem, tmp_path))
     assert not (tmp_path / "model.zarr").exists()
     # Nothing is there to resume before the first round is done.
     assert (tmp_path / "model.zarr.checkpoint").exists() is (stage != "the first build")
@@ -168,10 +171,10 @@ def predict_command(model: str, tests: Dataset, out: Path, *more: str) -> list[s
     return [str(word) for word in given]
 
 
-PHASES: dict[str, Callable[..., Any]] = {
-    "the factors": FactorSource.make_leaves,
-    "a search": _Single.product,
-    "a proof": _Batch._certify,
+PHASES: dict[str, tuple[type, str]] = {
+    "the factors": (FactorSource, "make_leaves"),
+    "a search": (_Single, "product"),
+    "a proof": (_Batch, "_certify"),
 }
 
 
@@ -191,9 +194,8 @@ def predicted(problem: Problem, tmp_path_factory: pytest.TempPathFactory) -> Pre
     tests = dataset_from_arrays(str(folder / "test.zarr"), X, None)
     called: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        for method in (*PHASES.values(), PredictionWriter.write):
-            owner, name = method.__qualname__.split(".")
-            patch.setattr(f"{method.__module__}.{owner}.{name}", noting(method, called))
+        for owner, name in (*PHASES.values(), (PredictionWriter, "write")):
+            patch.setattr(owner, name, noting(getattr(owner, name), f"{owner.__name__}.{name}", called))
         found = ran(predict_command(str(folder / "model.zarr"), tests, folder / "whole.zarr"))
     assert found["variance"]["unmet"] == 0
     assert found["variance"]["products_float32"] > 1.0
@@ -201,9 +203,9 @@ def predicted(problem: Problem, tmp_path_factory: pytest.TempPathFactory) -> Pre
     return Predicted(str(folder / "model.zarr"), tests, content(folder / "whole.zarr"), tuple(called))
 
 
-def noting(method: Callable[..., Any], called: list[str]) -> Callable[..., Any]:
+def noting(method: Callable[..., Any], name: str, called: list[str]) -> Callable[..., Any]:
     def noted(*given: Any, **named: Any) -> Any:
-        called.append(method.__qualname__)
+        called.append(name)
         return method(*given, **named)
 
     return noted
@@ -213,13 +215,13 @@ def noting(method: Callable[..., Any], called: list[str]) -> Callable[..., Any]:
 @pytest.mark.parametrize("phase", PHASES)
 def test_variances_killed(predicted: Predicted, tmp_path: Path, phase: str) -> None:
     """In the first call after two of four batches were written, or when the factors were made."""
-    method, out = PHASES[phase], tmp_path / "p.zarr"
+    (owner, name), out = PHASES[phase], tmp_path / "p.zarr"
     written = np.cumsum([name == "PredictionWriter.write" for name in predicted.called])
     before = [
-        name for name, count in zip(predicted.called, written, strict=True) if count < 2 or phase == "the factors"
+        call for call, count in zip(predicted.called, written, strict=True) if count < 2 or phase == "the factors"
     ]
-    left = before.count(method.__qualname__) + (phase != "the factors")
-    killed_in(method, left, predict_command(predicted.model, predicted.tests, out))
+    left = before.count(f"{owner.__name__}.{name}") + (phase != "the factors")
+    killed_in(owner, name, left, predict_command(predicted.model, predicted.tests, out))
     resumed = ran(predict_command(predicted.model, predicted.tests, out, "--resume"))
     assert resumed["variance"]["computed"] == (100 if phase == "the factors" else 40)
     assert content(out) == predicted.content
