@@ -155,13 +155,15 @@ def test_a_choice_killed_at_random_moments_ends_in_the_same_bits(problem: Proble
     whole = start("whole").communicate(timeout=300)[0].strip()
     rounds = (tmp_path / "log").read_text().split()
     assert len(whole) == len(hashlib.sha256().hexdigest())
-    moments, kills = random.Random(how), 0
+    log, moments, kills = tmp_path / "log", random.Random(how), 0
     while True:
-        (tmp_path / "log").unlink(missing_ok=True)
+        log.unlink(missing_ok=True)
         process = start("killed")
-        while process.poll() is None and not (tmp_path / "log").exists():
-            time.sleep(0.002)
-        time.sleep(moments.uniform(0.0, 0.15))
+        # Moments are counted in rounds, and a little beyond: seconds would mean another one on each machine.
+        until = moments.randint(1, max(1, len(rounds) // 5))
+        while process.poll() is None and (not log.exists() or len(log.read_text().split()) < until):
+            time.sleep(0.001)
+        time.sleep(moments.uniform(0.0, 0.005))
         if kills < 3 and process.poll() is None:
             process.send_signal(signal.SIGKILL)
             kills += 1
@@ -171,6 +173,6 @@ def test_a_choice_killed_at_random_moments_ends_in_the_same_bits(problem: Proble
         break
     assert kills >= 2
     # Nothing that was saved was chosen again: the last run began beyond the first round.
-    again: list[Any] = (tmp_path / "log").read_text().split() if (tmp_path / "log").exists() else []
+    again = log.read_text().split() if log.exists() else []
     assert len(again) < len(rounds)
     print(f"\n{how}: killed {kills} times, {len(rounds)} rounds; the same bits")
