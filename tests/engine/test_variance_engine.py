@@ -7,6 +7,7 @@ import signal
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -20,7 +21,7 @@ from dkgp.data.sources.synthetic import friedman1
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.models.exact import save
 from dkgp.models.prediction.predict import predict
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.variances import VarianceRun, VarianceSettings
 from dkgp.solvers import MaxIterations
 from tests.engine.helpers import AfterSubmit, Problem, opened
 
@@ -107,6 +108,24 @@ def test_the_same_bits_in_other_processes(
     # A worker keeps its own threads busy, and no more.
     assert processes.submit("threads", threads_of, (), [[0], [1], [2], [3]]).result() == [1, 1, 1, 1]
     assert process_threads() == available_cores()
+
+
+def test_a_trial_takes_its_samples_along_to_other_processes(
+    model: ModelRecord, tests: Dataset, tmp_path: Path, processes: BlockExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gaps: list[np.ndarray] = []
+    prepare = VarianceRun.prepare
+
+    def trying(self: VarianceRun, of: Any) -> str:
+        gaps.append(self.tried(tests.inputs(10, 40))[0])
+        return prepare(self, of)
+
+    monkeypatch.setattr(VarianceRun, "prepare", trying)
+    with opened("none", 1) as executor:
+        predict(model, tests, str(tmp_path / "here"), executor, variance=PLANS["conjugate"])
+    predict(model, tests, str(tmp_path / "there"), processes, variance=PLANS["conjugate"])
+    assert gaps[0].shape == (30,)
+    np.testing.assert_array_equal(gaps[0], gaps[1])
 
 
 def test_the_plan_decides_and_not_the_bits_alone(

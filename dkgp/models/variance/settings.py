@@ -27,6 +27,22 @@ class TestRows(Protocol):
         """Standardised rows start:stop."""
 
 
+@dataclass(frozen=True)
+class SentRows:
+    """A few test samples that travel with a task: standardised `rows` (n, d), which any process can read."""
+
+    rows: FloatArray
+
+    @property
+    def n_samples(self) -> int:
+        """Their number."""
+        return len(self.rows)
+
+    def inputs(self, start: int, stop: int) -> FloatArray:
+        """Standardised rows start:stop."""
+        return self.rows[start:stop]
+
+
 WAYS = ("auto", "cholesky", "iterative")
 WAY = Option(
     help="How variances are computed: by a Cholesky factor of the whole kernel matrix, by a partial factor and "

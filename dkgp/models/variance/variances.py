@@ -29,7 +29,7 @@ from dkgp.models.variance.kept_factor import keep_factor, kept_factor, landmarks
 from dkgp.models.variance.landmarks import Landmarks, SupportSamples, choose_landmarks, judged
 from dkgp.models.variance.nystrom import FactorSource, factor_bytes, leaves_of
 from dkgp.models.variance.search import ProductTally
-from dkgp.models.variance.settings import TestRows, VarianceSettings
+from dkgp.models.variance.settings import SentRows, TestRows, VarianceSettings
 from dkgp.models.variance.sizes import (
     FACTOR_SHARE,
     Memory,
@@ -268,11 +268,11 @@ class VarianceRun(BatchedRun):
             f"{'loaded' if loaded else 'built'} in {self._factor_seconds:.1f} s; it {how}{trouble}"
         )
 
-    def tried(self, test: TestRows, max_passes: float = 0.0) -> tuple[FloatArray, ProductTally]:
-        """Relative gaps at some test samples after so many products, and those; what it takes is built, and stays."""
+    def tried(self, inputs: FloatArray, max_passes: float = 0.0) -> tuple[FloatArray, ProductTally]:
+        """Relative gaps at a few test inputs after so many products, and those; what it takes is built, and stays."""
         options = replace(self._options, max_passes=max_passes, threads=self._executor.threads_per_process)
-        arguments = (self._source, None, test, options)
-        pending = self._executor.submit("ktrial", variance_task, arguments, [[(0, test.n_samples)]])
+        arguments = (self._source, None, SentRows(inputs), options)
+        pending = self._executor.submit("ktrial", variance_task, arguments, [[(0, len(inputs))]])
         ((_, _, lower, upper, _, tally),) = pending.result()
         return relative_gap(lower, upper), tally
 

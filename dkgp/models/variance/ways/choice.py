@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 
 from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
-from dkgp.data import ModelRecord, standardised_inputs
+from dkgp.data import ModelRecord
 from dkgp.data.stores.factor_store import open_factor
 from dkgp.data.stores.tile_store import TileStore
 from dkgp.errors import CheckpointError, InputError, StoreError
@@ -289,7 +289,7 @@ class _Choice:
         run, inputs = request.iterative(landmarks), _spread_rows(request.test)
         seconds = forecast.alone(landmarks.rank)
         if len(inputs):
-            gaps, _ = run.tried(_rows(inputs))
+            gaps, _ = run.tried(inputs)
             missed = float(np.mean(gaps > request.settings.gap))
             # Those that miss go on together with the others of their batch, each batch for itself.
             rescue = forecast.iterative(landmarks.rank, 0, 0.0, RESCUED * missed, double=True) - seconds
@@ -335,7 +335,7 @@ class _Choice:
         rank, halo, inputs = int(run.plan["rank"]), int(run.plan["halo"]), _spread_rows(request.test)
         limit, began = WORSE * forecast.whole(), time.perf_counter()
         most = min(forecast.affordable(rank, halo, limit), request.settings.max_passes)
-        gaps, tally = run.tried(_rows(inputs), most)
+        gaps, tally = run.tried(inputs, most)
         single, double = tally.single_columns / len(inputs), tally.double_columns / len(inputs)
         missed = float(np.mean(gaps > request.settings.gap))
         if forecast.iterative(rank, halo, single, double) <= limit and missed <= 1.0 - LEAST_MET:
@@ -373,10 +373,6 @@ class _Choice:
     def _tell(self, seconds: float, words: str) -> None:
         if seconds * self._forecast.measured.slowdown >= WORTH_TELLING:
             self._note(words)
-
-
-def _rows(inputs: FloatArray) -> TestRows:
-    return standardised_inputs(inputs, [f"x{index}" for index in range(inputs.shape[1])])
 
 
 def _spread_rows(test: TestRows) -> FloatArray:

@@ -122,9 +122,9 @@ def test_a_partial_factor_is_tried_on_a_few_samples(
     """As where rank 2,758 was expected to suffice, and 342 of 1,979 samples missed the gap."""
     seen: list[int] = []
 
-    def tried(self: VarianceRun, test: Any) -> tuple[np.ndarray, ProductTally]:
-        seen.append(test.n_samples)
-        return np.where(np.arange(test.n_samples) < missing, 0.5, 1e-4), ProductTally()
+    def tried(self: VarianceRun, inputs: np.ndarray) -> tuple[np.ndarray, ProductTally]:
+        seen.append(len(inputs))
+        return np.where(np.arange(len(inputs)) < missing, 0.5, 1e-4), ProductTally()
 
     asking.setattr(choice, "judged", lambda landmarks, *rest, **options: (landmarks, True))
     asking.setattr(VarianceRun, "tried", tried)
@@ -150,9 +150,9 @@ def test_conjugate_gradients_that_do_worse_than_was_counted_are_given_up(
 ) -> None:
     limits: list[float] = []
 
-    def tried(self: VarianceRun, test: Any, max_passes: float) -> tuple[np.ndarray, ProductTally]:
+    def tried(self: VarianceRun, inputs: np.ndarray, max_passes: float) -> tuple[np.ndarray, ProductTally]:
         limits.append(max_passes)
-        count = test.n_samples
+        count = len(inputs)
         return np.where(np.arange(count) < missing, 0.5, 1e-4), ProductTally(single * count, count)
 
     asking.setattr(choice, "judged", lambda landmarks, *rest, **options: (landmarks, False))
@@ -175,7 +175,7 @@ def test_what_a_trial_finds_is_what_the_factor_alone_leaves(
     whole = VarianceRun.prepare
 
     def prepare(self: VarianceRun, model: Any) -> str:
-        trials.append(self.tried(self._test)[0])
+        trials.append(self.tried(self._test.inputs(0, self._test.n_samples))[0])
         return whole(self, model)
 
     monkeypatch.setattr(VarianceRun, "prepare", prepare)
