@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ELSEWHERE = (
     "boosting",
     "certify",
+    "chaos",
     "classify",
     "growth",
     "papers",
