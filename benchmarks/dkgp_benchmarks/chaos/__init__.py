@@ -1,0 +1,1 @@
+"""The price of worker deaths, cut networks and killed commands, in a solve and in variances; `job` is its spine."""
