@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from scipy import optimize
@@ -21,13 +21,13 @@ from dkgp.data.types import FloatArray
 from dkgp.errors import InputError, NumericalError
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.noise.student import StudentT
-from dkgp.models.tuning.dense_algebra import factor, invert, solve_factored, solve_half
+from dkgp.models.tuning.dense_algebra import invert
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.likelihood_search import LikelihoodSearch, SearchSettings
-from dkgp.models.tuning.noise.choice import FEWEST, Gain, held_out_plan
+from dkgp.models.tuning.noise.comparison import NoiseSearch, Prediction, Rows, held_out_function, normal_losses
 from dkgp.models.tuning.problem import Choices, SearchProblem
-from dkgp.models.tuning.scores import ScoreSums, scores_of
-from dkgp.models.tuning.subsets import SampleNoise, Subsets, plan_subsets
+from dkgp.models.tuning.scores import ScoreSums
+from dkgp.models.tuning.subsets import SampleNoise
 from dkgp.models.tuning.tasks import OBJECTIVES
 
 NoiseLikelihood: TypeAlias = Literal["gaussian", "student-t", "auto"]
@@ -194,81 +194,35 @@ def tune_likelihood(
     """
     if likelihood == "gaussian":
         return start
-    _refuse(dataset, start, likelihood)
-    settings = replace(settings, tolerance=max(settings.tolerance, 1e-3), restarts=1, max_evaluations=40)
-    size = min(subset, dataset.n_samples)
-    whole = Subsets(dataset, plan_subsets(dataset.n_samples, size, seed=settings.seed))
-    with single_threaded_blas():
-        if likelihood == "student-t":
-            return fit_student(start, *whole.rows(0), choices, settings)
-        plan = held_out_plan(dataset.n_samples, size, settings.seed)
-        source = Subsets(dataset, plan)
-        rows, held_out = source.rows(0), source.held_out()
-        found = fit_student(start, *rows, choices, settings)
-        table, losses = [], []
-        for name, hyperparameters in (("gaussian", start), ("student-t", found)):
-            row, loss = _scored(hyperparameters, rows, held_out)
-            table.append({"kind": name, **row, "against": None, "gain": None, "standard_error": None})
-            losses.append(loss)
-        gain = Gain.of(*losses)
-        table[1] |= {"against": "gaussian", "gain": gain.mean, "standard_error": gain.error}
-        better, kind = gain.decides, "student-t" if gain.decides else "gaussian"
-        if note is not None:
-            note(
-                f"the likelihood is {kind}: on {plan.holdout:,} held-out samples Student's t of {found_degrees(found)} "
-                f"degrees of freedom gains {gain.mean:+.4f} nats over the normal distribution, +- {gain.error:.4f}"
-            )
-        result = found if better else start
-        if better and plan.size < size:
-            result = fit_student(start, *whole.rows(0), choices, settings)
-    comparison = {"kind": kind, "samples": plan.size, "held_out": plan.holdout, "kinds": table}
-    return replace(result, noise_comparison=comparison)
-
-
-def found_degrees(hyperparameters: Hyperparameters) -> str:
-    """The degrees of freedom, for a line."""
-    return "no" if hyperparameters.student_t is None else f"{hyperparameters.student_t.degrees:.3g}"
-
-
-def _refuse(dataset: Dataset, start: Hyperparameters, likelihood: str) -> None:
     if dataset.n_targets != 1:
         raise InputError(
             f"the likelihood {likelihood} weighs samples by one target; there are {dataset.n_targets}. Train them one "
             "by one, or take the normal distribution"
         )
-    if dataset.all_sample_noise() is not None:
-        raise InputError(
-            f"the noise of the samples is known, which the likelihood {likelihood} finds; leave one of them out"
-        )
-    if any(parameter.name == "noise_variance" and parameter.fixed for parameter in start.parameters or ()):
-        raise InputError(f"the noise variance is held fixed, and the likelihood {likelihood} finds it; leave one out")
-    if likelihood == "auto" and dataset.n_samples < FEWEST:
-        raise InputError(
-            f"a likelihood by `auto` holds samples out, and needs {FEWEST}; there are {dataset.n_samples}. Name it"
-        )
+    settings = replace(settings, tolerance=max(settings.tolerance, 1e-3), restarts=1, max_evaluations=40)
+    search = NoiseSearch("likelihood", dataset, start, subset, settings.seed, note or (lambda line: None))
+
+    def fit(inputs: FloatArray, targets: FloatArray) -> Hyperparameters:
+        return fit_student(start, inputs, targets, choices, settings)
+
+    with single_threaded_blas():
+        if likelihood == "auto":
+            return search.best_of("gaussian", {"student-t": fit}, _predicted)
+        return search.fitted(fit)
 
 
-def _scored(
-    hyperparameters: Hyperparameters, rows: tuple[FloatArray, FloatArray], held_out: tuple[FloatArray, FloatArray]
-) -> tuple[dict[str, Any], FloatArray]:
-    """Scores on held-out samples, coverage by a normal distribution of the same variance; and losses, (m,)."""
+def _predicted(hyperparameters: Hyperparameters, rows: Rows, held_out: Rows) -> Prediction:
+    """Scores count coverage by a normal distribution of the same variance."""
     (inputs, targets), (new, truth) = rows, held_out
     kernel, likelihood = hyperparameters.kernel, hyperparameters.student_t
-    matrix = np.asfortranarray(kernel.matrix(inputs, inputs))
-    noise: float | FloatArray = hyperparameters.noise_variance
+    noise = np.full(len(inputs), hyperparameters.noise_variance)
     if likelihood is not None:
+        matrix = np.asfortranarray(kernel.matrix(inputs, inputs))
         even = np.full(len(inputs), likelihood.scale - likelihood.least)
         noise = likelihood.least + weigh(matrix, targets[:, 0], likelihood, even, sure=True).beyond
-    np.einsum("ii->i", matrix)[:] += noise
-    if not factor(matrix):
-        raise NumericalError("the kernel matrix of the subset is not positive definite")
-    cross = np.asfortranarray(kernel.matrix(inputs, new))
-    mean = cross.T @ solve_factored(matrix, np.asfortranarray(targets))
-    solve_half(matrix, cross)
-    latent = np.maximum(kernel.diagonal(new) - np.einsum("ij,ij->j", cross, cross), 0.0)
+    mean, latent = held_out_function(kernel, noise, rows, new)
     variance = latent + hyperparameters.noise_variance
-    errors = (truth - mean)[:, 0]
-    losses = 0.5 * (np.log(2.0 * math.pi * variance) + errors**2 / variance)
+    losses = normal_losses(truth - mean, variance)
     if likelihood is not None:
-        losses = -likelihood.log_density(errors, latent)
-    return {**scores_of([ScoreSums.of(truth, mean, variance)]), "nlpd": float(losses.mean())}, losses
+        losses = -likelihood.log_density((truth - mean)[:, 0], latent)
+    return Prediction(losses, ScoreSums.of(truth, mean, variance))

@@ -15,7 +15,7 @@ from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters, tune_dataset
 from dkgp.models.noise.student import StudentT
 from dkgp.models.tuning.likelihood_search import SearchSettings
-from dkgp.models.tuning.noise.choice import Gain
+from dkgp.models.tuning.noise.comparison import Gain
 from dkgp.models.tuning.noise.student import NoiseLikelihood, tune_likelihood, weigh
 from dkgp.models.tuning.problem import Choices
 
