@@ -140,8 +140,6 @@ def train(
         No targets, a kernel for another number of features, one whose white noise cannot be told from the rest, or a
         user's function that is not positive definite on some of the samples; known noise that is not finite, not of
         the samples, or leaves one without any.
-    UsageError
-        Known noise, and a solver whose equations are for one noise variance.
     """
     if dataset.n_targets == 0:
         raise InputError(

@@ -17,7 +17,7 @@ import pytest
 
 from dkgp.cluster import LocalExecutor
 from dkgp.data.stores.checkpoint import CheckpointStore
-from dkgp.errors import CheckpointError, InputError, InterruptedRunError, UsageError
+from dkgp.errors import CheckpointError, InputError, InterruptedRunError
 from dkgp.kernels import SquaredExponential
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import (
@@ -67,8 +67,6 @@ SOLVERS: dict[str, Any] = {
 DIRECT = ("cholesky", "tiled-cholesky")
 # Other choices of the same steps: what else a solver has to do is seen by gbcd.
 CHOICES = ("gbcd-prefitting", "gbcd-exhaustive")
-# Equations of one noise variance.
-ONE_VARIANCE = ("kcg", "paramcg")
 # Short length scales and much noise: parameter CG squares the condition number, and is to end some day.
 PROBLEM = smooth_problem(300, 3, targets=2, noise_variance=0.3, gamma=6.0)
 every_solver = pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS.keys())
@@ -224,7 +222,7 @@ def with_noise_by_sample(executor: LocalExecutor) -> BlockedKernelOperator:
     return BlockedKernelOperator(PROBLEM.kernel, NOISE, ArrayInputs(PROBLEM.X), executor)
 
 
-@all_but(*ONE_VARIANCE)
+@every_solver
 def test_noise_by_sample(solver: Any, executor: LocalExecutor) -> None:
     stopping = GradientInfNorm(1e-5) | MaxPasses(2000.0)
     solution = solve(with_noise_by_sample(executor), PROBLEM.y, solver=solver, stopping=stopping)
@@ -233,12 +231,6 @@ def test_noise_by_sample(solver: Any, executor: LocalExecutor) -> None:
     np.testing.assert_allclose(solution.gradient, matrix @ solution.alpha - PROBLEM.y, rtol=0, atol=1e-11)
     answer = np.linalg.solve(matrix, PROBLEM.y)
     assert np.abs(solution.alpha - answer).max() <= 1e-5 * np.sqrt(300) / NOISE.min()
-
-
-@pytest.mark.parametrize("name", ONE_VARIANCE)
-def test_equations_of_one_variance_are_refused_for_more(name: str, executor: LocalExecutor) -> None:
-    with pytest.raises(UsageError, match=f"the equations of {name} are for one noise variance"):
-        solve(with_noise_by_sample(executor), PROBLEM.y, solver=SOLVERS[name])
 
 
 @all_but("cholesky")

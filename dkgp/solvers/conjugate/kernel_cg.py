@@ -4,6 +4,10 @@ Both minimise the regularised risk R(alpha) = ||y - K alpha||^2 / 2 + s2 alpha' 
 follows the functional gradient, whose coefficients are g = Kbar alpha - y (equation 7), in the inner product of the
 RKHS, a' K b: one kernel product an iteration. Parameter CG follows the ordinary gradient K g with the Hessian
 A = K'K + s2 K: the condition number is squared, and an iteration takes two products.
+
+Noise by sample weighs the squares, W = diag(s2 / s2_i) with s2 the least of them: R = (y - K alpha)' W (y - K alpha) / 2
++ s2 alpha' K alpha / 2. The coefficients are then W g, since W (K alpha - y) + s2 alpha = W (Kbar alpha - y), and the
+Hessian is K W K + s2 K.
 """
 
 from __future__ import annotations
@@ -14,7 +18,6 @@ from typing import Literal
 
 import numpy as np
 
-from dkgp.errors import UsageError
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.base import Method
@@ -48,14 +51,6 @@ class _LeastSquaresSolver(Method[LeastSquaresState]):
 
     state_type = LeastSquaresState
 
-    def equip(self, operator: KernelOperator, state: LeastSquaresState) -> None:
-        """Refuse what the equations are not for; `UsageError`."""
-        if not isinstance(operator.noise, float):
-            raise UsageError(
-                f"the equations of {self.name} are for one noise variance, and the operator has one for each sample; "
-                "take 'pcg' or 'gbcd'"
-            )
-
 
 def column_products(left: FloatArray, right: FloatArray) -> FloatArray:
     """Inner products of two (n, p) arrays by column: (p,)."""
@@ -78,10 +73,23 @@ def _product(operator: KernelOperator, state: LeastSquaresState, vectors: FloatA
     return kernel_product(operator, vectors, state.precision)
 
 
+def _weighed(operator: KernelOperator, vectors: FloatArray) -> FloatArray:
+    """W V: the squares' weights, which are one where all samples have the same noise."""
+    if isinstance(operator.noise, float):
+        return vectors
+    return (operator.noise_variance / operator.noise)[:, None] * vectors
+
+
+def _curvature(operator: KernelOperator, state: LeastSquaresState) -> FloatArray:
+    """h' (K W K + s2 K) h of each target's direction: (p,)."""
+    of_squares = column_products(_weighed(operator, state.image), state.image)
+    return of_squares + operator.noise_variance * column_products(state.direction, state.image)
+
+
 def _move(operator: KernelOperator, state: LeastSquaresState, step: FloatArray) -> None:
-    """Go `step` along the direction: alpha, and g by its image (K + s2 I) h."""
+    """Go `step` along the direction: alpha, and g by its image Kbar h."""
     state.alpha += step * state.direction
-    state.gradient += step * (state.image + operator.noise_variance * state.direction)
+    state.gradient += step * (state.image + operator.noise_times(state.direction))
     state.note_step(column_products(state.direction, state.direction) * step * step)
     state.iteration += 1
 
@@ -105,7 +113,7 @@ class KernelConjugateGradient(_LeastSquaresSolver):
     def advance(self, operator: KernelOperator, state: LeastSquaresState) -> dict[str, float]:
         """One iteration, in place; seconds by phase."""
         started = time.perf_counter()
-        slope = state.gradient.copy()
+        slope = _weighed(operator, state.gradient.copy())
         slope_image = _product(operator, state, slope)
         if not state.direction.size:
             state.direction, state.image = -slope, -slope_image
@@ -117,10 +125,7 @@ class KernelConjugateGradient(_LeastSquaresSolver):
             eta = np.maximum(eta, 0.0)
             state.direction = eta * state.direction - slope
             state.image = eta * state.image - slope_image
-        curvature = column_products(state.image, state.image) + operator.noise_variance * column_products(
-            state.direction, state.image
-        )
-        step = ratio(-column_products(slope, state.image), curvature)
+        step = ratio(-column_products(slope, state.image), _curvature(operator, state))
         self._leave_the_null_space(operator, state, slope, slope_image, step)
         state.slope, state.slope_image = slope, slope_image
         _move(operator, state, step)
@@ -134,7 +139,7 @@ class KernelConjugateGradient(_LeastSquaresSolver):
         slope_image: FloatArray,
         step: FloatArray,
     ) -> None:
-        """Step along -g, to 1 / s2, where K g vanishes: the function is the best there is, its coefficients are not.
+        """Step along -W g, to 1 / s2, where K W g vanishes: the function is the best there is, its coefficients are not.
 
         Equal samples make K singular: the risk does not see how alpha is shared out among them, Kbar alpha = y does.
         """
@@ -154,7 +159,7 @@ class ParameterConjugateGradient(_LeastSquaresSolver):
 
     The duality gap does come down, with the dual variables that belong to the function K alpha itself, beta = (y - K
     alpha) / s2: then it is (alpha - beta)' K (alpha - beta) s2 / 2 = g' K g / (2 s2), to which the null space adds
-    nothing. That of Theorem 1, with beta = alpha, is ||g||^2 / 2.
+    nothing. That of Theorem 1, with beta = alpha, is ||g||^2 / 2. With noise by sample it is g' W K W g / (2 s2).
 
     Parameters
     ----------
@@ -171,9 +176,10 @@ class ParameterConjugateGradient(_LeastSquaresSolver):
     def advance(self, operator: KernelOperator, state: LeastSquaresState) -> dict[str, float]:
         """One iteration, in place; seconds by phase."""
         started = time.perf_counter()
-        slope = _product(operator, state, state.gradient)
+        weighed = _weighed(operator, state.gradient)
+        slope = _product(operator, state, weighed)
         # Of the risk before this step, which only lowers it.
-        overlap = float(np.sum(column_products(state.gradient, slope)))
+        overlap = float(np.sum(column_products(weighed, slope)))
         state.risk_width = max(overlap, 0.0) / (2.0 * operator.noise_variance)
         if not state.direction.size:
             state.direction = -slope
@@ -181,10 +187,7 @@ class ParameterConjugateGradient(_LeastSquaresSolver):
             eta = ratio(column_products(slope - state.slope, slope), column_products(state.slope, state.slope))
             state.direction = np.maximum(eta, 0.0) * state.direction - slope
         state.image = _product(operator, state, state.direction)
-        curvature = column_products(state.image, state.image) + operator.noise_variance * column_products(
-            state.direction, state.image
-        )
-        step = ratio(-column_products(slope, state.direction), curvature)
+        step = ratio(-column_products(slope, state.direction), _curvature(operator, state))
         state.slope = slope
         _move(operator, state, step)
         return {"update": time.perf_counter() - started}

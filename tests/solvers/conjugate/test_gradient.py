@@ -11,6 +11,7 @@ import scipy.sparse.linalg
 
 from dkgp.cluster import LocalExecutor
 from dkgp.errors import UsageError
+from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.low_rank.factor import LowRankFactor, LowRankPreconditioner
 from dkgp.solvers import (
     ConjugateGradient,
@@ -22,6 +23,7 @@ from dkgp.solvers import (
     ParameterConjugateGradient,
     solve,
 )
+from dkgp.solvers.conjugate.kernel_cg import LeastSquaresState
 from dkgp.solvers.conjugate.preconditioner import Growth, Price
 from dkgp.solvers.prices import Sizes
 from dkgp.solvers.registry import SolverMemory, resuming, solver_memory
@@ -30,11 +32,17 @@ from tests.solvers.problems import arm_problem, smooth_problem
 PROBLEM = smooth_problem(300, 3, noise_variance=0.1)
 
 
-def alphas(solver, executor: LocalExecutor, iterations: int) -> list[np.ndarray]:
+# One variance for all samples, and one for each.
+by_noise = pytest.mark.parametrize(
+    "noise", [0.1, 0.1 * 30.0 ** np.random.default_rng(3).random(300)], ids=["one", "by sample"]
+)
+
+
+def alphas(solver, executor: LocalExecutor, iterations: int, noise: Any = 0.1) -> list[np.ndarray]:
     """Solutions after 1, 2, ... iterations in float64."""
     return [
         solve(
-            PROBLEM.blocked(executor),
+            BlockedKernelOperator(PROBLEM.kernel, noise, ArrayInputs(PROBLEM.X), executor),
             PROBLEM.y,
             solver=solver,
             stopping=GradientInfNorm(1e-14) | MaxIterations(count),
@@ -67,30 +75,62 @@ def test_preconditioned_iterates_are_the_textbooks(executor: LocalExecutor) -> N
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-8)
 
 
-def test_kernel_cg_is_algorithm_1(executor: LocalExecutor) -> None:
-    s2 = PROBLEM.noise_variance
-    K = PROBLEM.matrix - s2 * np.eye(300)
+@by_noise
+def test_kernel_cg_is_algorithm_1(executor: LocalExecutor, noise: Any) -> None:
+    """Of the risk whose squares W weighs: its functional gradient is W (K alpha - y) + s2 alpha."""
+    s2 = np.min(noise)
+    K = PROBLEM.matrix - PROBLEM.noise_variance * np.eye(300)
+    W = np.diag(s2 / np.broadcast_to(noise, 300))
     y = PROBLEM.y[:, 0]
-    A = K @ K + s2 * K
-    alpha, gamma = np.zeros(300), -y
+    A = K @ W @ K + s2 * K
+    alpha, gamma = np.zeros(300), -W @ y
     h = -gamma
     expected = []
     for _ in range(8):
         alpha = alpha - (gamma @ K @ h) / (h @ A @ h) * h
-        new = K @ alpha + s2 * alpha - y
+        new = W @ (K @ alpha - y) + s2 * alpha
         eta = ((new - gamma) @ K @ new) / (gamma @ K @ gamma)
         h, gamma = -new + eta * h, new
         expected.append(alpha)
-    for mine, theirs in zip(alphas(KernelConjugateGradient("double"), executor, 8), expected, strict=True):
+    for mine, theirs in zip(alphas(KernelConjugateGradient("double"), executor, 8, noise), expected, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-8)
 
 
-def test_parameter_cg_is_cg_on_the_risks_hessian(executor: LocalExecutor) -> None:
+@by_noise
+def test_parameter_cg_is_cg_on_the_risks_hessian(executor: LocalExecutor, noise: Any) -> None:
+    s2 = np.min(noise)
     K = PROBLEM.matrix - PROBLEM.noise_variance * np.eye(300)
-    A, b = K @ K + PROBLEM.noise_variance * K, K @ PROBLEM.y[:, 0]
-    ours = alphas(ParameterConjugateGradient("double"), executor, 6)
+    W = np.diag(s2 / np.broadcast_to(noise, 300))
+    A, b = K @ W @ K + s2 * K, K @ W @ PROBLEM.y[:, 0]
+    ours = alphas(ParameterConjugateGradient("double"), executor, 6, noise)
     for mine, theirs in zip(ours, textbook(A, b, 6), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-8)
+
+
+@by_noise
+def test_parameter_cg_knows_how_far_its_risk_is_from_the_least(executor: LocalExecutor, noise: Any) -> None:
+    s2 = np.min(noise)
+    K = PROBLEM.matrix - PROBLEM.noise_variance * np.eye(300)
+    weights = s2 / np.broadcast_to(noise, 300)
+    y = PROBLEM.y[:, 0]
+
+    def risk(alpha: np.ndarray) -> float:
+        left = y - K @ alpha
+        return float(0.5 * weights @ left**2 + 0.5 * s2 * alpha @ K @ alpha)
+
+    least = risk(np.linalg.solve(K + np.diag(np.broadcast_to(noise, 300)), y))
+    operator = BlockedKernelOperator(PROBLEM.kernel, noise, ArrayInputs(PROBLEM.X), executor)
+    zero = np.zeros_like(PROBLEM.y)
+    state = LeastSquaresState(zero.copy(), zero, PROBLEM.y, precision="double")
+    state.begin(operator, False, None)
+    solver = ParameterConjugateGradient("double")
+    for _ in range(5):
+        alpha = state.alpha[:, 0].copy()
+        beta = weights * (y - K @ alpha) / s2
+        solver.advance(operator, state)
+        # The gap to that function's dual, no smaller than what is left.
+        np.testing.assert_allclose(state.risk_width, (alpha - beta) @ K @ (alpha - beta) * s2 / 2.0, rtol=1e-9)
+        assert risk(alpha) - least <= state.risk_width
 
 
 def test_products_are_counted(executor: LocalExecutor) -> None:
