@@ -30,7 +30,6 @@ from dkgp.models import (
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels, label_weights, labels_of
-from dkgp.models.refinement.refine import require_one_noise
 from dkgp.models.tuning.noise.choice import tune_noise
 from dkgp.models.tuning.noise.student import tune_likelihood
 from dkgp.models.tuning.run import check_tuning
@@ -138,8 +137,6 @@ class TuneRun(Run):
         """Refuse an output that is there, and kernels, names and numbers that do not fit the data."""
         self._overwrite |= self.job.overwrite
         check_output_file(self.job.out, replace=self._overwrite, option="--out", local=False)
-        if self.job.refine is not None:
-            require_one_noise(self.dataset)
         if not self.job.refine_only:
             self.check_choices()
 

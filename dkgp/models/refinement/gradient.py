@@ -37,7 +37,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.models.context import RunContext
 from dkgp.operators import BlockedKernelOperator
-from dkgp.operators.base import FloatArray
+from dkgp.operators.base import FloatArray, total_noise
 from dkgp.operators.contract_tasks import contract
 from dkgp.operators.inputs import InputSource
 from dkgp.solvers import ConjugateGradient, MaxIterations, MaxPasses, RelativeResidual, solve
@@ -88,8 +88,8 @@ class GradientEstimator:
     """Estimates gradients at one point after another, on the same samples with the same probes.
 
     Inputs and targets (n, p) are standardised; `probes` (n, S) are independent columns with E z z' = 1, as of
-    `draw_probes`; `tolerance` is on ||r|| / ||b|| of every right-hand side. A solve that ends at `max_passes` counts
-    all the same, with its error.
+    `draw_probes`; `sample_noise` (n,) are known variances of the samples beside s2, if any; `tolerance` is on
+    ||r|| / ||b|| of every right-hand side. A solve that ends at `max_passes` counts all the same, with its error.
     """
 
     def __init__(
@@ -100,20 +100,22 @@ class GradientEstimator:
         context: RunContext | BlockExecutor,
         *,
         preconditioner: FactorPreconditioning,
+        sample_noise: FloatArray | None = None,
         tolerance: float = 0.01,
         max_passes: float = 100.0,
     ) -> None:
         if probes.ndim != 2 or probes.shape[0] != targets.shape[0] or probes.shape[1] < 2:
             raise InputError(f"expected at least 2 probes of {targets.shape[0]} samples; got shape {probes.shape}")
         self._source, self._targets, self._probes, self._context = source, targets, probes, RunContext.of(context)
-        self.preconditioner = preconditioner
+        self.preconditioner, self._sample_noise = preconditioner, sample_noise
         self._tolerance, self._max_passes = tolerance, max_passes
         self._rhs = np.hstack([targets, probes])
         self._groups = split_evenly(range(probes.shape[1]), MOST_GROUPS)
 
     def operator(self, kernel: Kernel, noise_variance: float) -> BlockedKernelOperator:
         """Kbar of the samples; to be closed."""
-        return self._context.operator(kernel, noise_variance, self._source)
+        noise = total_noise(noise_variance, self._sample_noise, self._source.n_samples)
+        return self._context.operator(kernel, noise, self._source)
 
     def __call__(self, kernel: Kernel, noise_variance: float, initial: FloatArray | None = None) -> GradientEstimate:
         """Estimate the gradient at one point; `initial` (n, p + S) are solutions at a point nearby.
@@ -134,7 +136,7 @@ class GradientEstimator:
             )
             residual = solution.progress.relative_residual
             assert remembered.solution is not None
-            values, change = self._contract(operator, solution.alpha, remembered.solution)
+            values, change = self._contract(operator, noise_variance, solution.alpha, remembered.solution)
         shrunk = max(0.5, remembered.residual / max(residual, 1e-300) - 1.0)
         sizes = np.array([len(group) for group in self._groups])
         spread = np.sqrt(np.average((values - np.average(values, axis=0, weights=sizes)) ** 2, axis=0, weights=sizes))
@@ -158,7 +160,7 @@ class GradientEstimator:
         )
 
     def _contract(
-        self, operator: BlockedKernelOperator, solutions: FloatArray, before: FloatArray
+        self, operator: BlockedKernelOperator, noise_variance: float, solutions: FloatArray, before: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
         """Each group's estimate, (groups, q + 1), and what all of them changed by since `before`, (q + 1,)."""
         p, t = self._targets.shape[1], solutions.shape[1]
@@ -178,9 +180,9 @@ class GradientEstimator:
             _pair(change, t + p + s, 2 * t + s, p / count)
         matrices.append(change)
         contracted = contract(operator, vectors, matrices)
-        # dKbar / d log s2 = s2 I: the same contraction with the unit matrix.
+        # dKbar / d log s2 = s2 I, whatever each sample has beside it: the same contraction with the unit matrix.
         inner = vectors.T @ vectors
-        noise = [operator.noise_variance * float(np.sum(matrix * inner)) for matrix in matrices]
+        noise = [noise_variance * float(np.sum(matrix * inner)) for matrix in matrices]
         all_of_them = 0.5 * np.column_stack([contracted, noise])
         return all_of_them[:-1], all_of_them[-1]
 

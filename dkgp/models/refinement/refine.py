@@ -30,15 +30,6 @@ from dkgp.operators.base import FloatArray
 INTERRUPTED = "interrupted"
 
 
-def require_one_noise(dataset: Dataset) -> None:
-    """Refuse samples whose noise is known; `InputError`."""
-    if dataset.noise_name is not None:
-        raise InputError(
-            f"refining on all samples takes one noise variance for all, and '{dataset.url}' has a column of known "
-            f"noise, '{dataset.noise_name}'. Tune on subsets, which take it into account"
-        )
-
-
 def refine(
     dataset: Dataset,
     space: RefineSpace,
@@ -52,10 +43,9 @@ def refine(
     The context's `callback` is called with a `RefineStep` after each evaluation, `note` with a line on what is being
     done; when `interrupted` answers true between passes the best so far is returned, not validated.
 
-    Raises `InputError`: no targets, too few samples, or samples whose noise is known; `NumericalError`: Kbar is not
-    numerically positive definite at the start.
+    Raises `InputError`: no targets, or too few samples; `NumericalError`: Kbar is not numerically positive definite at
+    the start.
     """
-    require_one_noise(dataset)
     # Pieces of derivatives are worked on side by side, one thread each.
     with single_threaded_blas():
         decided = (settings or RefineSettings()).decided(dataset, space.start)
@@ -76,7 +66,9 @@ class _Run:
         if targets.shape[1] == 0:
             raise InputError("there are no targets to refine hyperparameters on; ingest the data again and name them")
         self._targets = np.delete(targets, rows, axis=0)
-        self._held_out = HeldOut(dataset.input_rows(rows), targets[rows]) if len(rows) else None
+        known = dataset.all_sample_noise()
+        own = None if known is None else known[rows]
+        self._held_out = HeldOut(dataset.input_rows(rows), targets[rows], own) if len(rows) else None
         self._n, self._n_held_out = n, len(rows)
         self._estimator = GradientEstimator(
             ExceptRows(dataset, rows) if len(rows) else dataset,
@@ -84,6 +76,7 @@ class _Run:
             draw_probes(n - len(rows), settings.probes, settings.seed),
             context,
             preconditioner=settings.preconditioner(),
+            sample_noise=None if known is None else np.delete(known, rows),
             tolerance=settings.tolerance,
             max_passes=settings.max_passes,
         )
@@ -199,7 +192,7 @@ class _Run:
             score = score_held_out(
                 operator,
                 self._targets,
-                self._held_out,
+                self._held_out.beside(noise_variance),
                 self._estimator.preconditioner,
                 self._settings.landmarks(),
                 initial=initial,

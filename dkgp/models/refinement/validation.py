@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,12 @@ from dkgp.errors import InputError
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.models.variance.batch import BatchOptions, batch_bytes, relative_gap, solve_batch
 from dkgp.models.variance.nystrom import FactorSource
+from dkgp.models.variance.scaled import ScaledInputs, scaled_kernel
 from dkgp.models.variance_scores import NORMAL_95
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.inputs import InputSource
+from dkgp.operators.inputs import InputSource, centre_of
 from dkgp.solvers import ConjugateGradient, FactorPreconditioning, GradientInfNorm, MaxPasses, solve
 from dkgp.solvers.conjugate.preconditioner import Preconditioning
 from dkgp.solvers.watch import Watch
@@ -75,6 +76,11 @@ class HeldOut:
 
     inputs: FloatArray  # (h, d), standardised
     targets: FloatArray  # (h, p), standardised
+    noise: FloatArray | None = None  # (h,): their own noise variances, where the noise is by sample
+
+    def beside(self, noise_variance: float) -> HeldOut:
+        """The same samples with a common noise variance added to each one's own."""
+        return self if self.noise is None else replace(self, noise=self.noise + noise_variance)
 
 
 def held_out_samples(n: int, most: int) -> int:
@@ -162,13 +168,17 @@ def score_held_out(
     hopeless = operator.n * float(np.finfo(np.float32).eps) * largest > operator.noise_variance
     precision: Precision = "double" if hopeless else "single"
     landmark_rows = landmarks.resolved(operator.n, operator.kernel.n_features).choose(operator)
-    source = FactorSource(context, operator.noise_variance, operator.inputs(landmark_rows), precision)
+    context, landmark_inputs, inputs = _subject(operator, landmark_rows, held_out.inputs)
+    source = FactorSource(context, operator.noise_variance, landmark_inputs, precision)
     rows = [(start, min(start + BATCH, len(mean))) for start in range(0, len(mean), BATCH)]
     pending = executor.submit(
-        "kvariance", variances_task, (source, held_out.inputs, _together(operator.n)), [[batch] for batch in rows]
+        "kvariance", variances_task, (source, inputs, _together(operator.n)), [[batch] for batch in rows]
     )
     parts = pending.result()
     lower, upper = (np.concatenate([part[index] for part in parts]) for index in (0, 1))
+    if held_out.noise is not None:
+        upper += held_out.noise - operator.noise_variance
+        lower += held_out.noise - operator.noise_variance
     squares = (held_out.targets - mean) ** 2 / upper[:, None]
     losses = 0.5 * (np.log(2.0 * math.pi * upper)[:, None] + squares)
     return HeldOutScore(
@@ -179,6 +189,59 @@ def score_held_out(
         column_passes=solution.progress.column_passes + solution.refreshes + sum(part[2] for part in parts),
         losses=losses.mean(axis=1),
     )
+
+
+def _subject(
+    operator: BlockedKernelOperator, landmarks: IndexArray, inputs: FloatArray
+) -> tuple[BlockContext, FloatArray, FloatArray]:
+    """The regression that variances are computed of, and inputs of its landmarks and tests.
+
+    With noise by sample it is the equal one with the least noise for all; see `dkgp.models.variance.scaled`.
+    """
+    context, of_landmarks = operator.context, operator.inputs(landmarks)
+    if isinstance(operator.noise, float):
+        return context, of_landmarks, inputs
+    roots = np.sqrt(operator.noise_variance / operator.noise)
+    kernel = scaled_kernel(context.kernel, inputs.shape[1])
+    scaled = BlockContext(
+        f"{context.run_id}/noise", ScaledInputs(_WithRoots(context.source, roots), 0), kernel, operator.n
+    )
+    return (
+        scaled,
+        np.column_stack([of_landmarks, roots[landmarks]]),
+        np.column_stack([inputs, np.ones(len(inputs))]),
+    )
+
+
+@dataclass(frozen=True)
+class _WithRoots:
+    """Rows of a source beside `roots` (n,), which travel with them."""
+
+    source: InputSource
+    roots: FloatArray
+
+    @property
+    def n_samples(self) -> int:
+        """Number of rows."""
+        return self.source.n_samples
+
+    @property
+    def n_features(self) -> int:
+        """Number of features d."""
+        return self.source.n_features
+
+    @property
+    def centre(self) -> FloatArray | None:
+        """The source's."""
+        return centre_of(self.source)
+
+    def inputs(self, start: int, stop: int) -> FloatArray:
+        """Rows start:stop."""
+        return self.source.inputs(start, stop)
+
+    def precision_roots(self, column: int, start: int, stop: int) -> FloatArray:
+        """Roots of rows start:stop."""
+        return self.roots[start:stop]
 
 
 def _means(context: BlockContext, executor: BlockExecutor, inputs: FloatArray, alpha: FloatArray) -> FloatArray:

@@ -5,9 +5,9 @@ follows the functional gradient, whose coefficients are g = Kbar alpha - y (equa
 RKHS, a' K b: one kernel product an iteration. Parameter CG follows the ordinary gradient K g with the Hessian
 A = K'K + s2 K: the condition number is squared, and an iteration takes two products.
 
-Noise by sample weighs the squares, W = diag(s2 / s2_i) with s2 the least of them: R = (y - K alpha)' W (y - K alpha) / 2
-+ s2 alpha' K alpha / 2. The coefficients are then W g, since W (K alpha - y) + s2 alpha = W (Kbar alpha - y), and the
-Hessian is K W K + s2 K.
+Noise by sample weighs the squares, W = diag(s2 / s2_i) with s2 the least of them: R = (y - K alpha)' W (y - K alpha)
+/ 2 + s2 alpha' K alpha / 2. The coefficients are then W g, since W (K alpha - y) + s2 alpha = W (Kbar alpha - y), and
+the Hessian is K W K + s2 K.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class KernelConjugateGradient(_LeastSquaresSolver):
         slope_image: FloatArray,
         step: FloatArray,
     ) -> None:
-        """Step along -W g, to 1 / s2, where K W g vanishes: the function is the best there is, its coefficients are not.
+        """Step along -W g, to 1 / s2, where K W g vanishes: the function is the best, its coefficients are not.
 
         Equal samples make K singular: the risk does not see how alpha is shared out among them, Kbar alpha = y does.
         """

@@ -19,7 +19,7 @@ class ArrayDataset:
     X: FloatArray
     y: FloatArray
     chunk_rows: int = 97
-    noise_name: str | None = None
+    noise: FloatArray | None = None
 
     def __post_init__(self) -> None:
         self._source = ArrayInputs(self.X)
@@ -45,6 +45,9 @@ class ArrayDataset:
     def all_targets(self) -> FloatArray:
         return self.y
 
+    def all_sample_noise(self) -> FloatArray | None:
+        return self.noise
+
     def __reduce__(self) -> tuple[object, ...]:
         raise AssertionError("arrays do not travel")
 
@@ -56,22 +59,28 @@ def draw(rng: np.random.Generator, kernel: Kernel, noise_variance: float, n: int
     return ArrayDataset(X, half @ rng.normal(size=(n, p)))
 
 
-def log_likelihood(kernel: Kernel, noise_variance: float, X: FloatArray, y: FloatArray) -> float:
+def log_likelihood(kernel: Kernel, noise: float | FloatArray, X: FloatArray, y: FloatArray) -> float:
     """Of p targets, by dense algebra."""
-    matrix = kernel(X, X) + noise_variance * np.eye(len(X))
+    matrix = kernel(X, X) + np.diag(np.broadcast_to(noise, len(X)))
     sign, determinant = np.linalg.slogdet(matrix)
     assert sign > 0
     fit = float(np.sum(y * np.linalg.solve(matrix, y)))
     return -0.5 * (fit + y.shape[1] * (determinant + len(X) * np.log(2.0 * np.pi)))
 
 
-def dense_gradient(kernel: Kernel, noise_variance: float, X: FloatArray, y: FloatArray) -> FloatArray:
-    """With respect to log parameters, the noise last, by central differences of `log_likelihood`."""
+def dense_gradient(
+    kernel: Kernel, noise_variance: float, X: FloatArray, y: FloatArray, own: FloatArray | None = None
+) -> FloatArray:
+    """With respect to log parameters, the noise last, by central differences of `log_likelihood`.
+
+    `own` (n,) is what samples have beside the noise.
+    """
+    known = 0.0 if own is None else own
     logs = np.log([*(parameter.value for parameter in kernel.parameters()), noise_variance])
     step = 1e-4
 
     def value(at: FloatArray) -> float:
-        return log_likelihood(kernel.with_parameters(np.exp(at[:-1])), float(np.exp(at[-1])), X, y)
+        return log_likelihood(kernel.with_parameters(np.exp(at[:-1])), known + np.exp(at[-1]), X, y)
 
     steps = step * np.eye(len(logs))
     return np.array([(value(logs + s) - value(logs - s)) / (2.0 * step) for s in steps])

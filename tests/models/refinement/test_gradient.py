@@ -23,20 +23,24 @@ GENERAL = parse_kernel("matern32 + 0.3 * linear", 2)
 
 def estimator(data: ArrayDataset, probes: np.ndarray, executor: Any, **options: Any) -> GradientEstimator:
     options = {"preconditioner": FactorPreconditioning(60, rank=10), "tolerance": 1e-6, **options}
+    options["sample_noise"] = data.noise
     return GradientEstimator(ArrayInputs(data.X), data.y, probes, executor, **options)
 
 
 @pytest.mark.parametrize("p", [1, 2])
 @pytest.mark.parametrize("kernel", [KERNEL, GENERAL], ids=["rbf", "sum"])
 @pytest.mark.parametrize("halo", [0, 20], ids=["low rank", "halo"])
+@pytest.mark.parametrize("own", [False, True], ids=["one noise", "by sample"])
 def test_with_the_columns_of_the_identity_it_is_exact(
-    halo: int, kernel: Any, p: int, rng: np.random.Generator, executor: LocalExecutor
+    own: bool, halo: int, kernel: Any, p: int, rng: np.random.Generator, executor: LocalExecutor
 ) -> None:
     data = draw(rng, kernel, NOISE, 70, p)
+    if own:
+        data.noise = NOISE * 30.0 ** rng.random(70)
     probes = np.sqrt(70.0) * np.eye(70)  # their outer products average to the identity
     options = {"preconditioner": FactorPreconditioning(halo, rank=10), "tolerance": 1e-10}
     found = estimator(data, probes, executor, **options)(kernel, NOISE)
-    expected = dense_gradient(kernel, NOISE, data.X, data.y)
+    expected = dense_gradient(kernel, NOISE, data.X, data.y, data.noise)
     np.testing.assert_allclose(found.gradient, expected, rtol=1e-5, atol=1e-4)
     assert found.solver_error.max() < 1e-5
 

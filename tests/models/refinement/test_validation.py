@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,19 +57,23 @@ def test_how_many_are_held_out() -> None:
 
 
 @pytest.mark.parametrize("p", [1, 2])
-def test_the_score_is_a_dense_gps(p: int, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("own", [False, True], ids=["one noise", "by sample"])
+def test_the_score_is_a_dense_gps(own: bool, p: int, rng: np.random.Generator) -> None:
     data = draw(rng, KERNEL, NOISE, 500, p)
     X, y, X_new, y_new = data.X[:400], data.y[:400], data.X[400:], data.y[400:]
-    matrix, cross = KERNEL(X, X) + NOISE * np.eye(400), KERNEL(X, X_new)
+    noise = NOISE * 20.0 ** rng.random(500) if own else np.full(500, NOISE)
+    of_training: Any = noise[:400] if own else NOISE
+    held_out = HeldOut(X_new, y_new, noise[400:] if own else None)
+    matrix, cross = KERNEL(X, X) + np.diag(noise[:400]), KERNEL(X, X_new)
     mean = cross.T @ np.linalg.solve(matrix, y)
-    variance = 1.2 + NOISE - np.sum(cross * np.linalg.solve(matrix, cross), axis=0)
+    variance = 1.2 + noise[400:] - np.sum(cross * np.linalg.solve(matrix, cross), axis=0)
     losses = -stats.norm.logpdf(y_new, mean, np.sqrt(variance)[:, None])
     executor = LocalExecutor(2)
-    with BlockedKernelOperator(KERNEL, NOISE, ArrayInputs(X), executor) as operator:
+    with BlockedKernelOperator(KERNEL, of_training, ArrayInputs(X), executor) as operator:
         how = (FactorPreconditioning(50), FactorPreconditioning(0, rank=50))
-        score = score_held_out(operator, y, HeldOut(X_new, y_new), *how)
+        score = score_held_out(operator, y, held_out, *how)
         with pytest.raises(InterruptedRunError):
-            score_held_out(operator, y, HeldOut(X_new, y_new), *how, interrupted=lambda: True)
+            score_held_out(operator, y, held_out, *how, interrupted=lambda: True)
     executor.close()
     # The variance reported is the upper end of an interval of at most 2 %.
     assert score.gap_max <= 0.02

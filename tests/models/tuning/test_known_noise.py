@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dkgp.data import dataset_from_arrays, ingest, memory_dataset
+from dkgp.data import Dataset, dataset_from_arrays, ingest, memory_dataset
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, Matern52, SquaredExponential, parse_kernel
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.models.refinement.record import RefineSettings
 from dkgp.models.refinement.refine import refine
 from dkgp.models.refinement.space import RefineSpace
 from dkgp.models.sparse.bound.search import check_bound
@@ -25,6 +26,7 @@ from dkgp.models.tuning.marginal_likelihood import DenseObjective, LogMarginalLi
 from dkgp.models.tuning.problem import Choices
 from dkgp.models.tuning.subsets import SampleNoise
 from dkgp.models.tuning.tune import tune, tune_dataset
+from tests.models.refinement.refine_problems import dense_gradient
 
 N = 60
 RNG = np.random.default_rng(17)
@@ -162,17 +164,32 @@ def test_noise_that_is_none_is_refused(told: dict[str, Any], message: str) -> No
         tune(inputs, targets, **told)
 
 
-def test_searches_on_all_samples_refuse_a_column_of_known_noise(tmp_path: Path, executor: Any) -> None:
+@pytest.fixture
+def with_column(tmp_path: Path) -> Dataset:
     inputs, targets, known = noisy_problem()
     np.savetxt(
         tmp_path / "d.csv", np.column_stack([inputs, targets, known]), delimiter=",", header="a,b,y,v", comments=""
     )
-    dataset = ingest(tmp_path / "d.csv", tmp_path / "d.zarr", target="y", noise_column="v").train
+    return ingest(tmp_path / "d.csv", tmp_path / "d.zarr", target="y", noise_column="v").train
+
+
+def test_refining_on_all_samples_knows_their_noise(with_column: Dataset, executor: Any) -> None:
+    """The gradient on all samples, by dense algebra, is near zero where the refinement ended."""
+    known = with_column.all_sample_noise()
+    inputs, y = with_column.inputs(0, with_column.n_samples), with_column.all_targets()
     start = Hyperparameters(Matern52((0.5, 0.5)), 0.1)
-    with pytest.raises(
-        InputError, match="refining on all samples takes one noise variance .* column of known noise, 'v'"
-    ):
-        refine(dataset, RefineSpace.of(start, dataset.feature_names), RunContext(executor))
+    settings = RefineSettings(steps=20, probes=100, held_out=0)
+    refined = refine(with_column, RefineSpace.of(start, with_column.feature_names), RunContext(executor), settings)
+    tuned = refined.hyperparameters
+    before = dense_gradient(start.kernel, 0.1, inputs, y, known)
+    after = dense_gradient(tuned.kernel, tuned.noise_variance, inputs, y, known)
+    free = [0, 1, 3]  # all but the variance, which is held
+    assert np.linalg.norm(after[free]) < 0.05 * np.linalg.norm(before[free])
+    # Who takes the noise for one variance ends elsewhere.
+    assert np.linalg.norm(dense_gradient(tuned.kernel, tuned.noise_variance, inputs, y)[free]) > 10.0
+
+
+def test_the_evidence_of_a_basis_refuses_a_column_of_known_noise(with_column: Dataset) -> None:
     with pytest.raises(InputError, match="evidence of a sparse model takes one noise variance .* 'v'"):
-        check_bound(dataset, Choices(), SearchSettings(0), 10)
-    assert memory_dataset(inputs, targets).all_sample_noise() is None
+        check_bound(with_column, Choices(), SearchSettings(0), 10)
+    assert memory_dataset(*noisy_problem()[:2]).all_sample_noise() is None
