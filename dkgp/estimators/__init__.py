@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dkgp.estimators.classification.logistic import KernelLogisticClassifier
     from dkgp.estimators.drop_in.classifier import GaussianProcessClassifier
     from dkgp.estimators.drop_in.regressor import GaussianProcessRegressor
+    from dkgp.estimators.gradients.predictions import PredictionGradients
     from dkgp.estimators.outputs import PredictionBounds
     from dkgp.estimators.pursuit import ConjugateDirectionsPursuit
     from dkgp.estimators.regressor import GPRegressor
@@ -30,6 +31,7 @@ __all__ = [
     "KernelLogisticClassifier",
     "OverconfidenceWarning",
     "PredictionBounds",
+    "PredictionGradients",
     "SparseGPRegressor",
 ]
 
@@ -45,6 +47,7 @@ _MODULES = {
     "KernelLogisticClassifier": "classification.logistic",
     "OverconfidenceWarning": "sparse",
     "PredictionBounds": "outputs",
+    "PredictionGradients": "gradients.predictions",
     "SparseGPRegressor": "sparse",
 }
 

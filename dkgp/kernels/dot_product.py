@@ -54,6 +54,17 @@ def _polynomial(values, parameters, floor):  # type: ignore[no-untyped-def]
             bit //= 2
 
 
+def _slopes_polynomial(values, parameters, floor):  # type: ignore[no-untyped-def]
+    """p (t + c)**(p - 1), one product after the other."""
+    degree, offset = int(parameters[0]), values.dtype.type(parameters[1])
+    factor = values.dtype.type(parameters[0])
+    for i in range(len(values)):
+        base, power = values[i] + offset, factor
+        for _ in range(degree - 1):
+            power = power * base
+        values[i] = power
+
+
 # Each power rounds; the degree's share of a dot product is added with the inputs.
 POLYNOMIAL = Profile(
     "polynomial",
@@ -63,6 +74,7 @@ POLYNOMIAL = Profile(
     bulge=lambda r, degree: degree,
     parameters=2,
     reads="product",
+    slopes=_slopes_polynomial,
 )
 """(t + c)**p; the parameters are p, a whole number from 1, and c; linear for p = 1, c = 0"""
 

@@ -52,6 +52,9 @@ class Profile:
         What of a group: s, t, or, a user's function alone, the two rows themselves.
     multiplies : bool
         Whether f(s) f(s') = f(s + s'), so that a product of leaves is one leaf of all their inputs.
+    slopes : callable or None
+        `slopes(values, parameters, floor)`, as `entries`, puts dk/ds, or dk/dt, in the place of values: the derivatives
+        in inputs are made of it. None of a profile that has no derivative where s is zero, or none that is known.
     """
 
     name: str
@@ -64,6 +67,7 @@ class Profile:
     parameters: int = 0
     reads: Literal["distance", "product", "rows"] = "distance"
     multiplies: bool = False
+    slopes: Callable[..., None] | None = None
 
     def __post_init__(self) -> None:
         PROFILES[self.name] = self
@@ -95,6 +99,7 @@ class Leaf:
     profile: Profile
     parameters: tuple[float, ...] = ()
     function: Callable[..., Any] | None = None
+    derivative: Callable[..., Any] | None = None  # of a user's function of s
 
     @property
     def parameter(self) -> float:
@@ -167,6 +172,7 @@ class ProgramBuilder:
         periods: Sequence[float] | None = None,
         parameters: tuple[float, ...] = (),
         function: Callable[..., Any] | None = None,
+        derivative: Callable[..., Any] | None = None,
     ) -> None:
         """Push a profile of some inputs; columns whose scale is zero are left out."""
         active = [index for index, factor in enumerate(scale) if factor > 0.0]
@@ -177,7 +183,7 @@ class ProgramBuilder:
             product=profile.reads == "product",
         )
         number = self._groups.setdefault(group, len(self._groups))
-        self._steps.append(Leaf(number, profile, parameters, function))
+        self._steps.append(Leaf(number, profile, parameters, function, derivative))
 
     def constant(self, value: float) -> None:
         """Push a constant."""

@@ -28,6 +28,12 @@ def _power_of_two(values, parameters, floor):  # type: ignore[no-untyped-def]
         values[i] = exp2(values[i], floor)
 
 
+def _slopes_exp2(values, parameters, floor):  # type: ignore[no-untyped-def]
+    factor = values.dtype.type(-LN2)
+    for i in range(len(values)):
+        values[i] = factor * exp2(values[i], floor)
+
+
 def _value_exp2(s: float, parameter: float) -> Any:
     return 2.0 ** (-s)
 
@@ -51,6 +57,7 @@ EXP2 = Profile(
     value=_value_exp2,
     slope_at_zero=lambda parameter: LN2,
     multiplies=True,
+    slopes=_slopes_exp2,
 )
 """2**-s"""
 
@@ -186,6 +193,12 @@ def _matern32(values, parameters, floor):  # type: ignore[no-untyped-def]
         values[i] = fma(ln2, u, one) * exp2(-u, floor)
 
 
+def _slopes_matern32(values, parameters, floor):  # type: ignore[no-untyped-def]
+    zero, factor = values.dtype.type(0.0), values.dtype.type(-0.5 * LN2 * LN2)
+    for i in range(len(values)):
+        values[i] = factor * exp2(-np.sqrt(max(-values[i], zero)), floor)
+
+
 def _value_matern32(s: float, parameter: float) -> Any:
     v = LN2 * np.sqrt(s)
     return (1.0 + v) * np.exp(-v)
@@ -209,6 +222,7 @@ MATERN32 = Profile(
     bulge=_bulge_matern32,
     value=_value_matern32,
     slope_at_zero=lambda parameter: LN2**2 / 2.0,
+    slopes=_slopes_matern32,
 )
 """(1 + v) 2**-u, u = sqrt(s), v = u ln 2"""
 
@@ -251,6 +265,14 @@ def _matern52(values, parameters, floor):  # type: ignore[no-untyped-def]
         values[i] = fma(v, fma(v, third, one), one) * exp2(-u, floor)
 
 
+def _slopes_matern52(values, parameters, floor):  # type: ignore[no-untyped-def]
+    convert = values.dtype.type
+    zero, one, ln2, factor = convert(0.0), convert(1.0), convert(LN2), convert(-LN2 * LN2 / 6.0)
+    for i in range(len(values)):
+        u = min(np.sqrt(max(-values[i], zero)), -floor)
+        values[i] = factor * fma(ln2, u, one) * exp2(-u, floor)
+
+
 def _value_matern52(s: float, parameter: float) -> Any:
     v = LN2 * np.sqrt(s)
     return (1.0 + v + v * v / 3.0) * np.exp(-v)
@@ -274,6 +296,7 @@ MATERN52 = Profile(
     bulge=_bulge_matern52,
     value=_value_matern52,
     slope_at_zero=lambda parameter: LN2**2 / 6.0,
+    slopes=_slopes_matern52,
 )
 """(1 + v + v**2 / 3) 2**-u, u = sqrt(s), v = u ln 2"""
 
@@ -320,6 +343,13 @@ def _rational_quadratic(values, parameters, floor):  # type: ignore[no-untyped-d
         values[i] = exp2(-exponent * log2_1p(max(-values[i], zero)), floor)
 
 
+def _slopes_rational_quadratic(values, parameters, floor):  # type: ignore[no-untyped-def]
+    convert = values.dtype.type
+    zero, factor, exponent = convert(0.0), convert(-parameters[0]), convert(-parameters[0] - 1.0)
+    for i in range(len(values)):
+        values[i] = factor * exp2(exponent * log2_1p(max(-values[i], zero)), floor)
+
+
 def _value_rational_quadratic(s: float, parameter: float) -> Any:
     return np.exp(-parameter * np.log1p(s))
 
@@ -343,6 +373,7 @@ RATIONAL_QUADRATIC = Profile(
     value=_value_rational_quadratic,
     slope_at_zero=lambda parameter: parameter,
     parameters=1,
+    slopes=_slopes_rational_quadratic,
 )
 """(1 + s)**-a; the parameter is a"""
 

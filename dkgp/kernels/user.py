@@ -70,7 +70,7 @@ class UserKernel(Kernel):
         Number of features d, where one gamma serves several, or for a function of two rows.
     derivative : callable, optional
         f'(s). By default a central difference of fourth order in log s, in float64, whose relative error is some
-        1e-12 for smooth functions.
+        1e-12 for smooth functions. Gradients of predictions in their inputs need it.
     name : str, optional
         The name that `function` is registered under, found by itself.
 
@@ -208,7 +208,7 @@ class UserKernel(Kernel):
             builder.leaf(USER_PAIR, columns, [1.0] * self.n_features, function=self.function)
         else:
             scale = [math.sqrt(value) for value in self._plain().feature_gamma]
-            builder.leaf(USER, columns, scale, function=self.function)
+            builder.leaf(USER, columns, scale, function=self.function, derivative=self.derivative)
         return self.variance
 
     def to_json(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from dkgp.kernels.tiles.slopes import SlopeSizes
 from dkgp.models.rounding import (
     EPS,
     EVALUATION,
@@ -34,6 +35,7 @@ from dkgp.models.rounding import (
     column_lengths,
     known,
     product_roundings,
+    slope_roundings,
     step_roundings,
 )
 from dkgp.operators.base import FloatArray, Noise
@@ -188,6 +190,25 @@ class Certificate:
         bound: FloatArray = scale * (1.0 + EPS * (2.0 * errors + 8.0)) * (factor + EVALUATION * rounding)
         return bound
 
+    @bounding
+    def gradient_error_bound(self, sizes: SlopeSizes, columns_errors: float, leaves: int) -> FloatArray:
+        """Bound on how far each derivative of the mean, as summed, is from that of the exact mean: (r, p, d).
+
+        Parameters
+        ----------
+        sizes : SlopeSizes
+            Of the test samples.
+        columns_errors : float
+            The largest e of any training sample; see `SlopeSizes`.
+        leaves : int
+            Of the kernel; see `SlopeEvaluator`.
+        """
+        distance = self.proven_residual_norm / np.sqrt(self.noise_variance) * (1.0 + 8.0 * EPS)
+        bound = sizes.slope[:, None, :] * distance[:, None]
+        if not self.complete:
+            return np.full_like(bound, np.inf)
+        return bound + slope_rounding(sizes, columns_errors, leaves, self.n, np.asarray(self.magnitude))
+
     @property
     def alpha_error_bound(self) -> FloatArray:
         """Bound on ||alpha_t - alpha_exact_t|| = ||Kbar^-1 r_t|| <= ||Kbar^-1/2 r_t|| / s <= ||r_t|| / s2: (p,)."""
@@ -222,6 +243,13 @@ class Certificate:
             rounding=None if document.get("rounding") is None else tuple(document["rounding"]),
             largest=document.get("largest"),
         )
+
+
+def slope_rounding(sizes: SlopeSizes, columns_errors: float, leaves: int, n: int, magnitude: FloatArray) -> FloatArray:
+    """Bound on the roundings of sums of derivatives over n samples, (r, t, d), whose weights have these sizes, (t,)."""
+    roundings = UNIT * EVALUATION * (slope_roundings(n, leaves) + columns_errors + sizes.errors)
+    off: FloatArray = (sizes.terms * roundings[:, None])[:, None, :] * magnitude[:, None]
+    return off
 
 
 def _older(document: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import ParamSpec
 import numpy as np
 
 from dkgp.kernels import Kernel, TileEvaluator
+from dkgp.kernels.tiles.slope_loops import SLOPE_COLUMNS
 from dkgp.operators.base import FloatArray
 from dkgp.operators.inputs import InputSource, centre_of
 
@@ -61,6 +62,17 @@ def sum_roundings(n: int, run: int, runs: int | None = None) -> float:
     more for the product, for a share of the noise, for what is added or taken off then, and one to spare.
     """
     return float(min(n, run)) + (math.ceil(n / run) if runs is None else runs) + 6.0
+
+
+def slope_roundings(n: int, leaves: int) -> float:
+    """Roundings of one term of a sum of derivatives over n samples by `SlopeEvaluator.sums`, block by block.
+
+    A coordinate has `SLOPE_COLUMNS` lanes; into each go, for every leaf, its terms of a block of up to 8,208 columns;
+    then the lanes are added up, then the blocks. Twelve more: the weight times the amplitude, the weight times the
+    slope, twice w, the difference, the products; of a periodic input the chain rule's; and one to spare.
+    """
+    blocks = max(8.0, n / 8192 + 1.0)
+    return min(float(n * leaves), SLOPE_COLUMNS + leaves * (BLOCK_ROWS / SLOPE_COLUMNS + 1.0) + blocks) + 12.0
 
 
 def bounding(bound: Callable[P, FloatArray]) -> Callable[P, FloatArray]:

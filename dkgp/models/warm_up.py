@@ -30,7 +30,8 @@ from dkgp.kernels import Features, Kernel, SquaredExponential, TileEvaluator
 from dkgp.kernels.tiles.code_cache import FILLED_FOLDER, SOURCES_STAMP, cache_folder
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.kernels.tiles.kept_code import compile_target
-from dkgp.kernels.tiles.stages import stage_address, stage_names
+from dkgp.kernels.tiles.slopes import SlopeEvaluator
+from dkgp.kernels.tiles.stages import slope_stage_names, stage_address, stage_names
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, TreeKernelOperator
 from dkgp.operators.low_rank.products import FactorRows
 from dkgp.operators.vecchia.factor import VecchiaFactor
@@ -64,7 +65,8 @@ def all_pieces() -> list[str]:
     loops = [f"{name}/{precision}" for name in _LOOPS for precision in ("double", "single")]
     stages = [f"{name}/{precision}" for precision in ("double", "single") for name in stage_names()]
     solvers = [f"{_SOLVER}{name}" for name in solver_names() if declaration_of(name).compiles]
-    return ["tree", "fixed-size", *solvers, *loops, "vectors", "factor", "leaves", *stages]
+    slopes = [f"{name}/double" for name in slope_stage_names()]
+    return ["tree", "fixed-size", *solvers, *loops, "slopes", "vectors", "factor", "leaves", *stages, *slopes]
 
 
 # ----------------------------------------------------------------------------------------------------------- compiling
@@ -74,7 +76,7 @@ def compile_piece(piece: str) -> float:
     """Compile a piece, or read it from the cache, and remember that it is there; return the seconds that it took."""
     began = time.perf_counter()
     name, _, precision = piece.partition("/")
-    if name in stage_names():
+    if name in stage_names() or name in slope_stage_names():
         stage_address(name, np.float32 if precision == "single" else np.float64)
     elif name in _LOOPS:
         evaluator = TileEvaluator(_KERNEL, cast(Precision, precision))
@@ -144,6 +146,11 @@ def _factor() -> None:
     rows.project(rows.expand(np.ones((32, 1))))
 
 
+def _slopes() -> None:
+    points, evaluator = _points(), SlopeEvaluator(_KERNEL)
+    evaluator.sums(points, evaluator.coordinates(points), points[:, :1])
+
+
 def _leaves() -> None:
     points = _points()
     with BlockedKernelOperator(_KERNEL, 0.1, ArrayInputs(points), LocalExecutor(1)) as operator:
@@ -187,6 +194,7 @@ _OTHERS: dict[str, Callable[[], None]] = {
     "vectors": _vectors,
     "factor": _factor,
     "leaves": _leaves,
+    "slopes": _slopes,
     "tree": _tree,
     "fixed-size": _fixed_size,
 }

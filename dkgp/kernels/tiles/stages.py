@@ -118,6 +118,8 @@ _STAGES: dict[str, tuple[Callable[..., None], Callable[[DTypeLike], Any]]] = {
     **{function.__name__: (function, distance_signature) for function in (differences, expanded, products)},
     **{function.__name__: (function, entry_signature) for function in (constant, shift, add, multiply)},
 }
+# The stage of a profile's slopes is called by the profile's name after this.
+_SLOPE = "slope of "
 _COMPILED: dict[tuple[Callable[..., None], np.dtype[Any]], Any] = {}
 _FALLING: dict[Any, Any] = {}
 
@@ -128,10 +130,29 @@ def stage_names() -> tuple[str, ...]:
     return (*_STAGES, *(name for name, function in entries.items() if function.__module__.startswith("dkgp.")))
 
 
+def slope_stage(profile: Profile) -> str:
+    """The name of the stage that puts a profile's slopes in the place of -s, or t."""
+    return f"{_SLOPE}{profile.name}"
+
+
+def slope_stage_names() -> tuple[str, ...]:
+    """The stages of slopes of dkgp's own profiles; they are compiled for float64 alone."""
+    return tuple(
+        slope_stage(profile)
+        for profile in PROFILES.values()
+        if profile.slopes is not None and profile.slopes.__module__.startswith("dkgp.")
+    )
+
+
 def stage_address(name: str, dtype: DTypeLike) -> int:
     """Address of a stage for tiles of a type; compiled, or read from the cache, once in a process."""
     of_dkgp = _STAGES.get(name)
-    function = of_dkgp[0] if of_dkgp else PROFILES[name].entries
+    if of_dkgp:
+        function: Callable[..., None] | None = of_dkgp[0]
+    elif name.startswith(_SLOPE):
+        function = PROFILES[name.removeprefix(_SLOPE)].slopes
+    else:
+        function = PROFILES[name].entries
     assert function is not None
     key = (function, np.dtype(dtype))
     if key not in _COMPILED:

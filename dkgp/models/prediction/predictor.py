@@ -25,8 +25,9 @@ from dkgp.models.sums import EVERY_ENTRY, joined
 from dkgp.models.support import SupportInputs
 from dkgp.models.variance.batched import BatchedRun
 from dkgp.models.variance.scaled import Subject
-from dkgp.models.variance.settings import VarianceSettings
+from dkgp.models.variance.settings import TestRows, VarianceSettings
 from dkgp.models.variance.ways.choice import Request, chosen_run
+from dkgp.models.variance.whole_matrix.factor import WholeFactor
 from dkgp.models.variance.whole_matrix.run import WholeRun
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
@@ -115,12 +116,30 @@ class Predictor:
                 arguments = (self._context, self._certificate, EVERY_ENTRY, test)
                 mean, bound = joined(executor.submit("kmean", mean_task, arguments, groups).result())
                 return Predicted(*mean_in_units(mean, bound, scale, offset))
-            run = self._variance.at(self._subject.tests(test))
-            mean, bound, lower, upper = run.collect(run.submit(0, test.n_samples).result())
-        lower, upper = self._subject.interval(lower, upper)
+            mean, bound, lower, upper = self._with_variances(self._variance, test)
         if self._noise is not None:
             lower, upper = self._noise.widened(lower, upper, test.inputs(0, test.n_samples))
         return Predicted(*mean_in_units(mean, bound, scale, offset), *variance_in_units(lower, upper, scale))
+
+    def standardised_interval(self, rows: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Ends of the variances' intervals at standardised rows (r, d), without a noise model's part: (r,) each."""
+        assert self._variance is not None
+        test = standardised_inputs(rows, self._model.feature_names)
+        with single_threaded_blas():
+            return self._with_variances(self._variance, test)[2:]
+
+    def whole_factor(self) -> WholeFactor:
+        """Return the factor of all samples that variances come from, of a predictor whose `way` is "cholesky"."""
+        assert isinstance(self._variance, WholeRun)
+        return self._variance.factor()
+
+    def _with_variances(
+        self, variance: BatchedRun, test: TestRows
+    ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """Means and their errors (r, p), and ends of variances' intervals (r,), standardised."""
+        run = variance.at(self._subject.tests(test))
+        mean, bound, lower, upper = run.collect(run.submit(0, test.n_samples).result())
+        return mean, bound, *self._subject.interval(lower, upper)
 
     def _nothing(self) -> Predicted:
         empty = np.empty((0, self._model.n_targets))

@@ -130,6 +130,22 @@ class WholeFactor:
             self._tighten(bounds, wide, (prior[wide], highest[wide]), square[wide], share[wide], spread)
         return bounds.reported(*reported)
 
+    def weights(self, inputs: FloatArray, *, threads: int = 1) -> tuple[FloatArray, FloatArray]:
+        """w near Kbar^-1 k_x at standardised inputs (t, d), (n, t), and a bound on each |Kbar w - k_x|, (t,).
+
+        Infinite where nothing is proven of the factor. docs/proofs.md, Theorem 18, has the proof.
+        """
+        known, scales = self.roundings, self.roundings.scales
+        highest = highest_prior(self.tiles.context.kernel, np.asarray(self.tiles.context.kernel.diagonal(inputs)))
+        w = self._columns(inputs, threads)
+        solve_forward(self.tiles, w, threads)
+        share = scales.share(highest, inputs) * np.sqrt(scales.largest)
+        tau = (known.entry + known.gamma) * share + known.gamma * np.sqrt(self._squares(w))
+        solve_backward(self.tiles, w, threads)
+        spread = np.sqrt(scales.largest) * (scales.weights @ np.abs(w))
+        residual = EVALUATION * known.length * ((known.backward + known.gamma) * spread + tau)
+        return w, np.asarray(residual if known.least > 0.0 else np.full_like(residual, np.inf))
+
     def _columns(self, inputs: FloatArray, threads: int) -> FloatArray:
         """k_x of the test samples, float64: (n, t)."""
         layout, evaluator = self.tiles.layout, self.roundings.scales.evaluator

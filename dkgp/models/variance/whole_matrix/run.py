@@ -169,6 +169,10 @@ class WholeRun(BatchedRun):
             f"{'loaded' if loaded else 'built'} in {self._factor_seconds:.1f} s; it suffices by itself"
         )
 
+    def factor(self) -> WholeFactor:
+        """Return the factor, once it is prepared."""
+        return self._source.factor()
+
     def submit(self, start: int, stop: int) -> PendingRound:
         """Start a region: one task for each batch; one batch alone is shared by the threads of its process."""
         groups = [[batch] for batch in self._batches(start, stop)]

@@ -1,0 +1,143 @@
+"""Derivatives of kernels in their inputs: against differences of naive values, and 50 digits with their bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.errors import InputError
+from dkgp.kernels import Kernel, Matern12, Periodic, SquaredExponential, UserKernel, parse_kernel
+from dkgp.kernels.tiles.slope_loops import SLOPE_COLUMNS
+from dkgp.kernels.tiles.slopes import SlopeEvaluator
+from tests.kernels.table import CASES, Case, cauchy, derivative_of_cauchy, features_of, smallest
+from tests.models.exact_gp import Row, entry, mp, numbers
+
+WITHOUT = {"matern12", "scaled sum", "user, of the distance", "user, of two rows"}
+SMOOTH = [case for case in CASES if case.name not in WITHOUT]
+STEP = mp.mpf(10) ** -15
+UNIT = mp.mpf(2) ** -53
+
+
+def test_only_kernels_without_derivative_are_left_out() -> None:
+    for case in CASES:
+        if case.name in WITHOUT:
+            with pytest.raises(InputError, match="no gradient|no `derivative`|no derivative in its inputs"):
+                SlopeEvaluator(case.kernel)
+        else:
+            SlopeEvaluator(case.kernel)
+
+
+@pytest.mark.parametrize("case", SMOOTH, ids=lambda case: case.name)
+def test_sums_are_central_differences_of_naive_ones(case: Case, rng: np.random.Generator) -> None:
+    """Of one block and a little, for several weights, with one row that is a column as well."""
+    d, n = features_of(case), SLOPE_COLUMNS + 7
+    X, Z, weights = rng.standard_normal((3, d)), rng.standard_normal((n, d)), rng.standard_normal((n, 2))
+    Z[SLOPE_COLUMNS + 2] = X[1]
+    evaluator = SlopeEvaluator(case.kernel)
+    sums = evaluator.sums(X, evaluator.coordinates(Z), weights)
+    step = 1e-3
+    for feature in range(d):
+        along = np.zeros(d)
+        along[feature] = step
+        values = [case.kernel(X + times * along, Z) @ weights for times in (-2, -1, 1, 2)]
+        expected = (values[0] - 8.0 * values[1] + 8.0 * values[2] - values[3]) / (12.0 * step)
+        # Of matern32 the third derivative is not continuous where the row is a column.
+        np.testing.assert_allclose(sums[:, :, feature], expected, atol=3e-3 if "matern32" in case.name else 1e-7)
+
+
+def derivative(kernel: Kernel, x: Row, z: Row, feature: int) -> Any:
+    above, below = list(x), list(x)
+    above[feature] += STEP
+    below[feature] -= STEP
+    return (entry(kernel, above, z) - entry(kernel, below, z)) / (2 * STEP)
+
+
+def mixed_derivative(kernel: Kernel, x: Row, feature: int) -> Any:
+    above, below = list(x), list(x)
+    above[feature] += STEP
+    below[feature] -= STEP
+    return (derivative(kernel, x, above, feature) - derivative(kernel, x, below, feature)) / (2 * STEP)
+
+
+ATTACKS: dict[str, tuple[Kernel, float]] = {
+    **{case.name: (case.kernel, 1.0) for case in SMOOTH if "user" not in case.name},
+    "many turns": (Periodic((3.0, 40.0), (0.01, 2.0)), 50.0),
+    "steep": (SquaredExponential((4e6, 1.0)), 1e-3),
+    "rq of a long tail": (parse_kernel("rq(alpha=0.05)", 3), 100.0),
+    "of a high degree": (parse_kernel("polynomial(degree=7, offset=0.1)", 3), 4.0),
+    "a product of four": (parse_kernel("rbf * linear * matern32 * periodic(period=0.3) + rq * polynomial", 3), 3.0),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_sizes_and_roundings_are_bounded(name: str, rng: np.random.Generator) -> None:
+    kernel, spread = ATTACKS[name]
+    d = kernel.n_features or 3
+    X, Z = spread * rng.standard_normal((3, d)), spread * rng.standard_normal((12, d))
+    Z[0], Z[1] = X[0], X[1] + 1e-9
+    evaluator = SlopeEvaluator(kernel)
+    at_rows, at_columns = evaluator.sizes(X), evaluator.sizes(Z)
+    columns = evaluator.coordinates(Z)
+    for j, z in enumerate(numbers(Z)):
+        only = np.zeros((len(Z), 1))
+        only[j] = 1.0
+        computed = evaluator.sums(X, columns, only)[:, 0]
+        for i, x in enumerate(numbers(X)):
+            for feature in range(d):
+                exact = derivative(kernel, x, z, feature)
+                scale = mp.mpf(float(at_columns.scale[j]))
+                # Differences of 50 digits are good to some 1e-28 of the third derivative.
+                slack = mp.mpf(10) ** -20 * (1 + abs(exact))
+                assert abs(exact) <= mp.mpf(float(at_rows.slope[i, feature])) * scale + slack
+                off = abs(mp.mpf(float(computed[i, feature])) - exact)
+                errors = mp.mpf(float(at_rows.errors[i] + at_columns.errors[j] + 12.0))
+                assert off <= UNIT * errors * mp.mpf(float(at_rows.terms[i, feature])) * scale + slack
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_norms_of_derivatives_are_the_mixed_ones(name: str, rng: np.random.Generator) -> None:
+    """G, A and the derivative of k(x, x) are exact but for a hair; T is nowhere below G."""
+    kernel, spread = ATTACKS[name]
+    d = kernel.n_features or 3
+    X = spread * rng.standard_normal((2, d))
+    sizes = SlopeEvaluator(kernel).sizes(X)
+    assert (sizes.terms >= sizes.slope * (1.0 - 1e-12)).all()
+    for i, x in enumerate(numbers(X)):
+        np.testing.assert_allclose(sizes.scale[i], float(mp.sqrt(entry(kernel, x, x))), rtol=1e-12)
+        for feature in range(d):
+            # Of matern32 the mixed derivative is a limit that differences come near like their step.
+            norm = float(mp.sqrt(abs(mixed_derivative(kernel, x, feature))))
+            np.testing.assert_allclose(sizes.slope[i, feature], norm, rtol=1e-11, atol=1e-12)
+            along = float(derivative(kernel, x, x, feature))
+            np.testing.assert_allclose(sizes.along[i, feature], along, rtol=1e-11, atol=1e-12 * max(1.0, norm**2))
+
+
+def test_a_users_derivative_is_declared_or_asked_for() -> None:
+    with pytest.raises(InputError, match="function 'cauchy' has no `derivative`.* give it, f'\\(s\\), to UserKernel"):
+        SlopeEvaluator(UserKernel(cauchy, gamma=(1.0,)))
+    with pytest.raises(InputError, match="function of two rows has no derivative .* squared distance"):
+        SlopeEvaluator(UserKernel(smallest, of="pair", n_features=1))
+    with pytest.raises(InputError, match="derivative of a kernel function is 1.0 at s = 0; expected"):
+        SlopeEvaluator(UserKernel(cauchy, gamma=(1.0,), derivative=lambda s: 1.0))
+    declared = UserKernel(cauchy, gamma=(2.0,), derivative=derivative_of_cauchy)
+    evaluator = SlopeEvaluator(declared)
+    x = np.array([[0.5]])
+    # d/dx 1 / (1 + 2 x^2) = -4 x / (1 + 2 x^2)^2
+    np.testing.assert_allclose(evaluator.sums(x, evaluator.coordinates([[0.0]]), np.ones((1, 1))), -2.0 / 1.5**2)
+
+
+@pytest.mark.parametrize("kernel", [Matern12((1.0, 1.0)), parse_kernel("rbf + linear * matern12", 2)])
+def test_a_kernel_that_is_not_differentiable_is_named(kernel: Kernel) -> None:
+    with pytest.raises(InputError, match=r"'matern12' has no gradient .* Take matern32, matern52, rbf or rq instead"):
+        SlopeEvaluator(kernel)
+
+
+def test_shapes_that_do_not_fit_are_refused(rng: np.random.Generator) -> None:
+    evaluator = SlopeEvaluator(SquaredExponential((1.0, 1.0)))
+    columns = evaluator.coordinates(rng.standard_normal((5, 2)))
+    with pytest.raises(InputError, match=r"weights \(n, t\); got \(2, 5\) and \(4, 1\)"):
+        evaluator.sums(np.zeros((1, 2)), columns, np.ones((4, 1)))
+    with pytest.raises(InputError, match="rows of 2 features"):
+        evaluator.sums(np.zeros((1, 3)), columns, np.ones((5, 1)))

@@ -1,0 +1,200 @@
+"""Gradients of predictions against the exact ones in 50 digits, with the bounds that are proven of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tests.kernels.table  # noqa: F401  (registers functions)
+from dkgp.cluster.cache import worker_cache
+from dkgp.data import ModelRecord
+from dkgp.errors import InputError
+from dkgp.kernels import Kernel, SquaredExponential, UserKernel, parse_kernel
+from dkgp.kernels.tiles.slopes import SlopeEvaluator
+from dkgp.models.certificate import Certificate
+from dkgp.models.prediction.gradients import exact as module
+from dkgp.models.prediction.gradients.exact import DeviationPredictor, GradientPredictor
+from dkgp.models.prediction.predictor import Predictor
+from dkgp.solvers import GreedyBlockCoordinateDescent
+from tests.models.exact_gp import mp
+from tests.models.exact_gradients import ExactGradients
+from tests.models.proof_problems import Problem
+from tests.models.test_proofs import attacks
+
+_VERSIONS = itertools.count()
+KERNELS = ("rbf", "matern32", "matern52 + linear", "polynomial(degree=3)", "rq * linear", "periodic * rbf + constant")
+
+
+def problem(text: str, rng: np.random.Generator, **settings: Any) -> Problem:
+    X = rng.normal(size=(24, 2))
+    y = np.column_stack([20.0 * np.sin(2.0 * X[:, 0]) + 5.0, X[:, 1] - 3.0])
+    T = np.concatenate([rng.normal(size=(2, 2)), X[:1], [[6.0, -7.0]]])
+    y = y[:, :1] if "sample_noise" in settings else y
+    return Problem(X, y, T, parse_kernel(text, 2), 0.02, **settings)
+
+
+def ratios(problem: Problem, latent: bool | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Error over bound of each derivative of the mean, and relative errors to the largest of a sample: (t, p, d).
+
+    With `latent` of the deviation.
+    """
+    version, to = f"gradients-{next(_VERSIONS)}", problem.model.standardisation
+    exact = ExactGradients(problem.exact)
+    try:
+        if latent is None:
+            got = GradientPredictor(problem.model, version)(problem.T)
+            standardised = exact.means
+            gradient, error = got.gradient, got.error
+        else:
+            of = DeviationPredictor(problem.model, version, latent=latent)(problem.T)
+            rows = exact.deviations(0.0 if latent else problem.model.noise_variance)
+            standardised = [[row] * len(to.target_std) for row in rows]
+            assert of.error is not None
+            gradient, error = of.gradient, of.error
+    finally:
+        Predictor.forget(version)
+    over, relative = np.empty((2, *gradient.shape))
+    for place in np.ndindex(*gradient.shape):
+        row, target, feature = place
+        true = standardised[row][target][feature] * mp.mpf(float(to.target_std[target]))
+        true /= mp.mpf(float(to.input_std[feature]))
+        off = abs(mp.mpf(float(gradient[place])) - true)
+        over[place] = float(off / mp.mpf(float(error[place])))
+        relative[place] = float(off) / (np.abs(gradient[row, target]).max() + 1e-300)
+    return over, relative
+
+
+@pytest.mark.parametrize("text", KERNELS)
+def test_solutions_that_are_all_but_exact(text: str, rng: np.random.Generator) -> None:
+    solved = problem(text, rng)
+    over, relative = ratios(solved)
+    assert over.max() <= 1.0
+    assert relative.max() < 1e-9
+    for latent in (False, True):
+        over, relative = ratios(solved, latent)
+        assert over.max() <= 1.0
+        assert relative.max() < 1e-7
+
+
+@pytest.mark.parametrize("text", ["rbf", "matern32 * linear"])
+def test_solves_that_stopped_early(text: str, rng: np.random.Generator) -> None:
+    """Of one block of the coordinates: nothing like the exact solution, and the bound holds."""
+    solver = GreedyBlockCoordinateDescent(block_size=4)
+    for tolerance in (0.5, 0.05):
+        over, relative = ratios(problem(text, rng, solver=solver, tolerance=tolerance))
+        assert over.max() <= 1.0
+        assert relative.max() > 1e-4
+
+
+def test_noise_by_sample(rng: np.random.Generator) -> None:
+    """Theorem 1a: over eight orders of magnitude, of an early stop and of an exact solution."""
+    noise = 10.0 ** rng.uniform(-6.0, 2.0, 24)
+    solver = GreedyBlockCoordinateDescent(block_size=4)
+    for settings in ({}, {"solver": solver, "tolerance": 0.1}):
+        noisy = problem("rbf + linear", np.random.default_rng(1), sample_noise=noise, **settings)
+        assert ratios(noisy)[0].max() <= 1.0
+        assert ratios(noisy, True)[0].max() <= 1.0
+        assert ratios(noisy, False)[1].max() < 1e-6
+
+
+@pytest.mark.parametrize("name", attacks())
+def test_attacks(name: str) -> None:
+    attacked = attacks()[name]
+    for latent in (None, True, False):
+        over, _ = ratios(attacked, latent)
+        assert over.max() <= 1.0
+
+
+def test_the_bound_is_near_what_it_bounds() -> None:
+    """Half of it is reached, where an eigenvalue of K is the noise and the residual lies along dk."""
+    x = np.array([[0.0]])
+    X = np.array([[1.0], [-1.0]])
+    kernel = SquaredExponential((0.5,))
+    evaluator = SlopeEvaluator(kernel)
+    dk = np.array([evaluator.sums(x, evaluator.coordinates(row[None]), np.ones((1, 1)))[0, 0, 0] for row in X])
+    K = kernel(X, X)
+    noise = float(np.linalg.eigvalsh(K)[0])  # of the eigenvector (1, -1), along which dk lies
+    alpha = 1e-3 * np.linalg.solve(K + noise * np.eye(2), dk)[:, None]
+    y = np.zeros((2, 1))
+    gradient = (K + noise * np.eye(2)) @ alpha - y
+    certificate = Certificate.of(alpha, gradient, y, noise, 1.0, np.full(2, 20.0))
+    bound = certificate.gradient_error_bound(evaluator.sizes(x), 40.0, evaluator.leaves)[0, 0, 0]
+    off = abs(float(dk @ alpha[:, 0]))  # the exact mean is zero
+    assert 0.25 < off / bound <= 0.5
+
+
+def test_bounds_are_in_proportion_to_the_units(rng: np.random.Generator) -> None:
+    X = rng.normal(size=(40, 2))
+    y = np.sin(2.0 * X[:, :1])
+    factors, offsets = np.array([1e3, 1e-4]), np.array([7.0, -2.0])
+    got = []
+    for scaled, targets in ((X, y), (X * factors + offsets, 1e5 * y + 3.0)):
+        model = Problem(scaled, targets, scaled, SquaredExponential((0.5, 0.3)), 0.1, tolerance=1e-3).model
+        version = f"gradients-{next(_VERSIONS)}"
+        got.append(GradientPredictor(model, version)(scaled[:5]))
+        Predictor.forget(version)
+    np.testing.assert_allclose(got[1].gradient, got[0].gradient * 1e5 / factors, rtol=1e-6)
+    np.testing.assert_allclose(got[1].error, got[0].error * 1e5 / factors, rtol=0.01)  # of roundings, which differ
+
+
+def model_of(kernel: Kernel, rng: np.random.Generator, n: int = 24) -> ModelRecord:
+    X = rng.normal(size=(n, 2))
+    return Problem(X, np.sin(X[:, :1]), X[:2], kernel, 0.1).model
+
+
+def test_rows_are_taken_a_piece_at_a_time(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, T = model_of(SquaredExponential((0.5, 0.3)), rng, 600), rng.normal(size=(11, 2))
+    expected = GradientPredictor(model, "gradients-whole")(T), DeviationPredictor(model, "gw", latent=True)(T)
+    monkeypatch.setattr(module, "PIECE_ROWS", 4)
+    monkeypatch.setattr(module, "SOLVED_TOGETHER", 4)
+    pieces = GradientPredictor(model, "gradients-whole")(T), DeviationPredictor(model, "gw", latent=True)(T)
+    Predictor.forget("gradients-whole")
+    Predictor.forget("gw")
+    np.testing.assert_array_equal(pieces[0].gradient, expected[0].gradient)
+    np.testing.assert_array_equal(pieces[0].error, expected[0].error)
+    np.testing.assert_allclose(pieces[1].gradient, expected[1].gradient, rtol=1e-9)
+
+
+def test_the_bound_of_an_old_certificate_says_nothing(rng: np.random.Generator) -> None:
+    model = model_of(SquaredExponential((0.5, 0.3)), rng)
+    old = {**model.certificate, "rounding": [1e-12], "largest": 1.0, "magnitude": [], "spread": []}
+    got = GradientPredictor(replace(model, certificate=old), "gradients-old")(model.inputs(0, 2))
+    Predictor.forget("gradients-old")
+    assert np.isinf(got.error).all()
+    assert np.isfinite(got.gradient).all()
+
+
+def test_a_users_function_with_a_derivative(rng: np.random.Generator) -> None:
+    declared = UserKernel.registered("tests_cauchy_with_derivative", gamma=(0.5, 0.3))
+    rq = parse_kernel("rq(alpha=1.0)", 2).with_parameters([0.5, 0.3, 1.0, 1.0])
+    got = []
+    for kernel in (declared, rq):  # one and the same
+        model = model_of(kernel, np.random.default_rng(2))
+        got.append(GradientPredictor(model, f"gradients-{kernel.type_name}")(model.inputs(0, 5)))
+        Predictor.forget(f"gradients-{kernel.type_name}")
+    np.testing.assert_allclose(got[0].gradient, got[1].gradient, rtol=1e-6)
+    assert (got[0].error < 1e-5).all()
+
+
+def test_what_cannot_be_is_refused(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="'matern12' has no gradient"):
+        GradientPredictor(model_of(parse_kernel("matern12", 2), rng), "gradients-12")
+    model = model_of(SquaredExponential((0.5, 0.3)), rng)
+    monkeypatch.setattr(module, "MEMORY_SHARE", 0.0)
+    with pytest.raises(InputError, match="a Cholesky factor of all 24 samples.* fit a SparseGPRegressor"):
+        DeviationPredictor(model, "gradients-large", latent=False)
+
+
+def test_no_factor_is_built_for_the_mean(rng: np.random.Generator) -> None:
+    model = model_of(SquaredExponential((0.5, 0.3)), rng)
+    GradientPredictor(model, "gradients-mean")(model.inputs(0, 3))
+    assert worker_cache().bytes_of("gradients-mean", "whole tiles") == 0
+    DeviationPredictor(model, "gradients-mean", latent=False)
+    assert worker_cache().bytes_of("gradients-mean", "whole tiles") > 0
+    Predictor.forget("gradients-mean")
+    assert math.isclose(worker_cache().bytes_of("gradients-mean", "whole tiles"), 0.0)
