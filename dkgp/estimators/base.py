@@ -23,6 +23,7 @@ from dkgp.estimators.tables import Table, is_dask, is_plain, read_inputs
 from dkgp.estimators.training_set import feature_names_of, plain_inputs, true_targets
 from dkgp.kernels import Kernel, kernel_from_json
 from dkgp.models import Hyperparameters, tune_dataset
+from dkgp.models.trend.columns import CENTRED, MeanKind
 from dkgp.models.variance.variances import VarianceSettings
 
 
@@ -208,7 +209,12 @@ class GPEstimator(TargetsRegressor, KernelEstimator):
             fixed=fixed,
             sample_noise=noise.known(dataset.standardisation.target_std),
             relative_noise=noise.multiples,
+            mean=self._mean_kind(),
         )
+
+    def _mean_kind(self) -> MeanKind:
+        """The mean that hyperparameters are tuned for."""
+        return CENTRED
 
     def partial_fit(self, X: Any, y: Any = None, **noise: Any) -> Self:
         """`fit` the first time, `update` from then on; `noise` are keywords of both."""

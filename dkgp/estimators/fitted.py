@@ -212,7 +212,7 @@ class FittedModel(FittedOnSamples):
     def _description(self) -> dict[str, Any]:
         """Arguments of `save_model` and `memory_model`, all but the training set."""
         facts = ("kernel", "noise_variance", "history", "certificate", "summary")
-        names = (*facts, "alpha", "sample_noise", "noise_model")
+        names = (*facts, "alpha", "sample_noise", "noise_model", "trend")
         return {name: getattr(self.record, name) for name in names}
 
     def __getstate__(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
@@ -16,8 +17,9 @@ from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.estimators.base import GPEstimator
 from dkgp.estimators.fitted import Fitted, FittedModel, Workspace
+from dkgp.estimators.mean import EstimatorMean, kind_of, require_centred
 from dkgp.estimators.outputs import what_holds
-from dkgp.estimators.sample_noise import SampleNoise
+from dkgp.estimators.sample_noise import BOTH, SampleNoise
 from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of
 from dkgp.estimators.settings import (
     OBJECTIVES,
@@ -38,6 +40,8 @@ from dkgp.models.noise.model import NoiseModel
 from dkgp.models.prediction.pathwise import PosteriorFunctions
 from dkgp.models.prediction.predictor import standardised
 from dkgp.models.robust.train import train_student
+from dkgp.models.trend.columns import CENTRED, MeanKind
+from dkgp.models.trend.trend import mean_kind
 from dkgp.models.tuning.likelihood_search import SearchSettings
 from dkgp.models.tuning.noise.choice import NOISE_KINDS, NoiseKind, tune_noise
 from dkgp.models.tuning.noise.student import NOISE_LIKELIHOODS, NoiseLikelihood, tune_likelihood
@@ -48,7 +52,6 @@ from dkgp.solvers import Solver
 
 # Draws of functions that an estimator keeps, so that they need not be solved for again at other points.
 MOST_KEPT_DRAWS = 4
-BOTH = "noise is told of the samples, and reckoned by a noise model or Student's t; leave one of them out"
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -97,6 +100,12 @@ class GPRegressor(GPEstimator):
         The distribution of the noise: under Student's t outliers count for less, by weights that `fit` finds in turns;
         "auto": what samples of the subset that are held out say. For a kernel that is tuned, without a noise model.
         Variances of observations are t's; that intervals of 1.96 deviations hold 95 % is an approximation.
+    mean : {"centred", "constant", "linear"} or regressor, default "centred"
+        What the function varies about: the targets' average; or a constant, or a linear function of the inputs, whose
+        coefficients are found under the kernel, by generalised least squares, and whose uncertainty is in the
+        variances and in the bounds: `solution_["mean"]` has them. Or a regressor of scikit-learn's, which is fitted
+        first, and the Gaussian process on its residuals: its own uncertainty is in no variance, and bounds are of the
+        process alone.
     with_variances : bool, default False
         Build in `fit` what variances take: a Cholesky factor of all samples, of 4 n^2 bytes, so that each takes one
         solve with it, from the first on. By default they go by the way that suits the samples asked for.
@@ -136,6 +145,7 @@ class GPRegressor(GPEstimator):
     variance_gap: float = 0.02
     noise_model: NoiseKind = "none"
     likelihood: NoiseLikelihood = "gaussian"
+    mean: Any = CENTRED
     with_variances: bool = False
 
     _state: ClassVar[type[Fitted]] = FittedModel
@@ -176,7 +186,8 @@ class GPRegressor(GPEstimator):
         checked_solver(self.solver)
         workspace = Workspace(self.store)
         X, y, noise = SampleNoise.of(sample_noise, sample_weight).without_weightless(X, y)
-        dataset, several = training_set(self, X, y, workspace)
+        mean = EstimatorMean.of(self.mean, X, y)
+        dataset, several = training_set(self, X, mean.taken_off(X, y), workspace)
         noise.of_dataset(dataset)
         hyperparameters = self._hyperparameters(dataset, seed, noise)
         noise_variance, known = self._noise_of(noise, hyperparameters, dataset)
@@ -186,6 +197,7 @@ class GPRegressor(GPEstimator):
             executor.tiles = replace(executor.tiles, products=products)
             student = hyperparameters.student_t
             if student is not None:
+                require_centred(mean.kind, "Student's t")
                 kernel = hyperparameters.kernel
                 trained = train_student(dataset, kernel, student, executor, solver=solver, stopping=stopping)
             else:
@@ -195,11 +207,13 @@ class GPRegressor(GPEstimator):
                     noise_variance,
                     executor,
                     sample_noise=known,
+                    mean=mean.kind,
                     solver=solver,
                     stopping=stopping,
                 )
                 trained = replace(trained, noise_model=hyperparameters.noise_model)
         about = about_fit(self, dataset, hyperparameters, several=several)
+        self._mean = mean
         self._take(FittedModel.of(trained, dataset, workspace, about))
         if (shortfall := shortfall_of_tuning(hyperparameters)) is not None:
             warnings.warn(shortfall, ConvergenceWarning, stacklevel=2)
@@ -241,7 +255,7 @@ class GPRegressor(GPEstimator):
                 "under Student's t every sample's weight may change with new samples; fit again with all of them"
             )
         X, y, noise = SampleNoise.of(sample_noise, sample_weight).without_weightless(X, y)
-        inputs, targets = new_samples(self, X, y, fitted.dataset.n_targets)
+        inputs, targets = new_samples(self, X, self._mean.taken_off(X, y), fitted.dataset.n_targets)
         noise.require(len(inputs))
         dataset = append_rows(fitted.dataset, inputs, targets)
         noise.require_one_target(dataset.n_targets)
@@ -254,7 +268,8 @@ class GPRegressor(GPEstimator):
                 self.noise_variance_,
                 executor,
                 (fitted.record.alpha, fitted.gradient),
-                sample_noise=self._with_noise_of(noise, noise_model, dataset),
+                sample_noise=noise.appended(fitted.record, noise_model, dataset),
+                mean=mean_kind(fitted.record.trend),
                 solver=solver_for_update(self.solver),
                 stopping=stopping_of(self.tol, self.max_passes),
             )
@@ -276,20 +291,6 @@ class GPRegressor(GPEstimator):
         noise_variance, known = hyperparameters.noise_of(dataset)
         return noise_variance, known if told is None else told
 
-    def _with_noise_of(self, noise: SampleNoise, noise_model: NoiseModel | None, dataset: Dataset) -> FloatArray | None:
-        """The known noise of all samples, of which the last are new; None where none is known."""
-        record = self._fitted.record
-        known = noise.beside(self.noise_variance_, record.standardisation.target_std)
-        n, before = record.n_samples, record.sample_noise
-        if noise_model is not None:
-            if known is not None:
-                raise InputError(BOTH)
-            known = noise_model.beyond_least(dataset.inputs(n, dataset.n_samples))
-        if before is None and known is None:
-            return None
-        before = np.zeros(n) if before is None else before
-        return np.concatenate([before, np.zeros(dataset.n_samples - n) if known is None else known])
-
     def _hyperparameters(self, dataset: Dataset, seed: int, noise: SampleNoise) -> Hyperparameters:
         if self.noise_model not in NOISE_KINDS:
             raise InputError(f"noise_model= is one of {', '.join(map(repr, NOISE_KINDS))}; got {self.noise_model!r}")
@@ -299,6 +300,7 @@ class GPRegressor(GPEstimator):
             )
         if self.noise_model == "none" and self.likelihood == "gaussian":
             return super()._hyperparameters(dataset, seed, noise)
+        require_centred(self._mean_kind(), "noise_model= and likelihood=")
         if self.noise_model != "none" and self.likelihood != "gaussian":
             raise InputError(
                 f"noise_model={self.noise_model!r} is of noise with a normal distribution, and "
@@ -319,8 +321,19 @@ class GPRegressor(GPEstimator):
             return tune_likelihood(dataset, found, self.likelihood, **options)
         return tune_noise(dataset, found, self.noise_model, **options)
 
+    def _mean_kind(self) -> MeanKind:
+        return kind_of(self.mean)
+
+    def save(self, url: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """As of every estimator; `InputError` where the mean is a regressor, which no store holds."""
+        check_is_fitted(self)
+        self._mean.require_none("a store")
+        super().save(url, overwrite=overwrite)
+
     def _take(self, fitted: Fitted) -> None:
         super()._take(fitted)
+        if not hasattr(self, "_mean"):
+            self._mean = EstimatorMean()
         self._functions: dict[tuple[int, int], PosteriorFunctions] = {}
         self.certificate_ = Certificate.from_json(dict(fitted.record.certificate))
 
@@ -365,7 +378,9 @@ class GPRegressor(GPEstimator):
             coordinates, lazy where the inputs are. Of a dataset store: lazy DataArrays.
         """
         settings = self._variance_settings(latent=bool(latent))
-        return self._predictions(X, settings, std=return_std, variance=return_var, bounds=return_bounds)
+        asked = {"std": return_std, "variance": return_var, "bounds": return_bounds}
+        predicted = self._predictions(X, settings, **asked)
+        return self._mean.added(X, predicted)
 
     def _variance_settings(self, *, latent: bool) -> VarianceSettings:
         if not (math.isfinite(self.variance_gap) and self.variance_gap > 0.0):
@@ -406,7 +421,7 @@ class GPRegressor(GPEstimator):
         table = self._inputs(X)
         raw = table.inputs.compute() if is_dask(table.inputs) else table.inputs
         values = self._functions[key](standardised(self._fitted.record, np.asarray(raw, dtype=np.float64)))
-        values = values if self._several else values[:, 0]
+        values = self._mean.added_to_draws(X, values if self._several else values[:, 0])
         return (
             values
             if table.labels is None

@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from dkgp.data import Dataset
+from dkgp.data import Dataset, ModelRecord
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.estimators.tables import is_dask, is_plain
+from dkgp.models.noise.model import NoiseModel
+
+BOTH = "noise is told of the samples, and reckoned by a noise model or Student's t; leave one of them out"
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,22 @@ class SampleNoise:
         if self.relative is not None:
             return None if self.multiples is None else noise_variance * (self.multiples - 1.0)
         return self.known(target_std)
+
+    def appended(self, record: ModelRecord, noise_model: NoiseModel | None, dataset: Dataset) -> FloatArray | None:
+        """The noise of a model's samples, and of new ones after them, whose noise this is: (n,); None without any.
+
+        Raises `InputError` where it is told, and by a noise model.
+        """
+        known = self.beside(record.noise_variance, record.standardisation.target_std)
+        n, before = record.n_samples, record.sample_noise
+        if noise_model is not None:
+            if known is not None:
+                raise InputError(BOTH)
+            known = noise_model.beyond_least(dataset.inputs(n, dataset.n_samples))
+        if before is None and known is None:
+            return None
+        before = np.zeros(n) if before is None else before
+        return np.concatenate([before, np.zeros(dataset.n_samples - n) if known is None else known])
 
 
 def _checked(values: Any, name: str, what: str) -> FloatArray | None:

@@ -16,6 +16,8 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
 from dkgp.models.noise.model import NoiseModel
 from dkgp.models.rounding import assumptions
+from dkgp.models.trend.columns import CENTRED, MeanKind, right_sides
+from dkgp.models.trend.trend import Trend, found_trend
 from dkgp.operators import KernelOperator
 from dkgp.operators.base import FloatArray, total_noise
 from dkgp.solvers import Solution, Solver, StoppingRule, solve
@@ -35,6 +37,8 @@ class TrainedModel:
         s2 is all there is.
     noise_model : NoiseModel, optional
         By which the known noise was reckoned: s2 is its least, and a new observation at x has what it says there.
+    trend : Trend, optional
+        The mean's coefficients, where it has some: the solution then has its q columns after those of the p targets.
     solution : Solution
         alpha, its float64 gradient, history, why the solve stopped.
     certificate : Certificate
@@ -42,7 +46,7 @@ class TrainedModel:
     summary : dict
         n, d, p, solver, converged, iterations, column_passes, kernel_evaluations, kept_share, refreshes, seconds,
         seconds_by_part, gradient_inf_norm, relative_residual, duality_gap, objective, reason, settings; tree_error
-        where sums were pruned, assumes where a proof does.
+        where sums were pruned, assumes where a proof does, mean where it has coefficients.
     """
 
     kernel: Kernel
@@ -52,6 +56,7 @@ class TrainedModel:
     summary: dict[str, Any]
     sample_noise: FloatArray | None = None
     noise_model: NoiseModel | None = None
+    trend: Trend | None = None
 
     def record(self) -> dict[str, Any]:
         """Arguments of `save_model` and `memory_model`, all but the training set."""
@@ -64,6 +69,7 @@ class TrainedModel:
             "summary": self.summary,
             "sample_noise": self.sample_noise,
             "noise_model": None if self.noise_model is None else self.noise_model.to_json(),
+            "trend": None if self.trend is None else self.trend.to_json(),
         }
 
     def beside(self, noise_variance: float, sample_noise: ArrayLike | None) -> TrainedModel:
@@ -84,6 +90,7 @@ def run_identity(
     tree_error: float | None = None,
     *,
     sample_noise: FloatArray | None = None,
+    mean: MeanKind = CENTRED,
 ) -> dict[str, Any]:
     """The identity of a training run: a checkpoint is resumed only by a run of the same one.
 
@@ -91,6 +98,7 @@ def run_identity(
     """
     kernel, noise_variance = fold_white(kernel, noise_variance)
     exact = {"fingerprint": dataset.fingerprint, "kernel": kernel.to_json(), "noise_variance": float(noise_variance)}
+    exact |= {} if mean == CENTRED else {"mean": mean}
     return {**exact, **known_noise(sample_noise), **({} if tree_error is None else {"tree_error": float(tree_error)})}
 
 
@@ -106,6 +114,7 @@ def train(
     context: RunContext | BlockExecutor,
     *,
     sample_noise: ArrayLike | None = None,
+    mean: MeanKind = CENTRED,
     solver: Solver | None = None,
     stopping: StoppingRule | None = None,
     initial: ArrayLike | None = None,
@@ -125,10 +134,14 @@ def train(
         Known noise variances v_i of the samples, on the same scale (a variance in the target's units over the square
         of its standard deviation): sample i has the noise s2 + v_i, which has to be positive. By default those that the
         data set has.
+    mean : {"centred", "constant", "linear"}
+        What the function varies about: the targets' average; or a constant, or a linear function of the inputs, whose
+        coefficients are found by generalised least squares, as further right-hand sides of the same solve. Their
+        uncertainty is part of the variances, and the certificate allows for them.
     context : RunContext or BlockExecutor
         Who computes, and who watches; see `dkgp.cluster.open_executor`.
     solver, stopping, initial, initial_gradient
-        See `dkgp.solvers.solve`.
+        See `dkgp.solvers.solve`; the start has a column for each right-hand side.
 
     Returns
     -------
@@ -139,7 +152,9 @@ def train(
     InputError
         No targets, a kernel for another number of features, one whose white noise cannot be told from the rest, or a
         user's function that is not positive definite on some of the samples; known noise that is not finite, not of
-        the samples, or leaves one without any.
+        the samples, or leaves one without any; a linear mean of features that are sums of each other.
+    NumericalError
+        A solve that ended before anything is known of the mean's coefficients.
     """
     if dataset.n_targets == 0:
         raise InputError(
@@ -151,19 +166,19 @@ def train(
     noise = total_noise(noise_variance, sample_noise, dataset.n_samples)
     if has_user_function(kernel):
         check_positive_definite(kernel, _some_rows(dataset))
-    targets = dataset.all_targets()
+    right = right_sides(mean, dataset)
     context = RunContext.of(context)
     with context.operator(kernel, noise, dataset) as operator:
         solution = solve(
             operator,
-            targets,
+            right,
             solver=solver,
             stopping=stopping,
             initial=initial,
             initial_gradient=initial_gradient,
             watch=context,
         )
-        trained = trained_model(dataset, operator, solution, targets, context.tree_error)
+        trained = trained_model(dataset, operator, solution, right, context.tree_error, mean)
         return trained.beside(noise_variance, sample_noise)
 
 
@@ -171,10 +186,11 @@ def trained_model(
     dataset: Dataset,
     operator: KernelOperator,
     solution: Solution,
-    targets: FloatArray,
+    right: FloatArray,
     tree_error: float | None = None,
+    mean: MeanKind = CENTRED,
 ) -> TrainedModel:
-    """Certify and sum up what was solved for `targets` (n, p), standardised."""
+    """Certify and sum up what was solved for `right` (n, p + q), standardised targets and the columns of the mean."""
     kernel = operator.kernel
     # Not from the diagonal of Kbar, which is rounded to the size of the noise: k(x, x) may be far smaller.
     diagonal = (
@@ -185,7 +201,7 @@ def trained_model(
     certificate = Certificate.of(
         solution.alpha,
         solution.gradient,
-        targets,
+        right,
         operator.noise,
         diagonal,
         operator.row_errors(),
@@ -193,6 +209,10 @@ def trained_model(
         assumes=assumptions(operator.kernel),
     )
     certificate = replace(certificate, product_error=float(solution.product_error))
+    trend: Trend | None = None
+    if mean != CENTRED:
+        p, solved = dataset.n_targets, (solution.alpha, solution.gradient, right)
+        trend, certificate = found_trend(mean, *solved, p, operator.noise, certificate)
     progress = solution.progress
     summary = {
         "n": dataset.n_samples,
@@ -217,8 +237,9 @@ def trained_model(
         "settings": solution.solver,
         **({} if tree_error is None else {"tree_error": float(tree_error)}),
         **({} if certificate.assumes is None else {"assumes": certificate.assumes}),
+        **({} if trend is None else {"mean": trend.described(dataset)}),
     }
-    return TrainedModel(operator.kernel, operator.noise_variance, solution, certificate, summary)
+    return TrainedModel(operator.kernel, operator.noise_variance, solution, certificate, summary, trend=trend)
 
 
 def _some_rows(dataset: Dataset, count: int = 256) -> NDArray[np.float64]:

@@ -18,6 +18,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.models.context import RunContext
 from dkgp.models.exact import TrainedModel, trained_model
+from dkgp.models.trend.columns import CENTRED, MeanKind, right_sides
 from dkgp.operators import BlockedKernelOperator, CachedColumnsOperator, KernelOperator
 from dkgp.operators.base import FloatArray, total_noise
 from dkgp.operators.cached_columns import cached_columns_bytes
@@ -41,6 +42,7 @@ def update(
     initial: tuple[FloatArray, FloatArray],
     *,
     sample_noise: ArrayLike | None = None,
+    mean: MeanKind = CENTRED,
     solver: Solver | None = None,
     stopping: StoppingRule | None = None,
     columns_bytes: int | None = None,
@@ -56,8 +58,10 @@ def update(
     sample_noise : (n,) array_like, optional
         As for `train`: the known noise of all samples, of which the first are those of the model, if it has any, and
         zero stands for none.
+    mean : {"centred", "constant", "linear"}
+        The model's, whose coefficients are found anew.
     initial : tuple of (n_old, p) float64
-        The model's coefficients alpha, and Kbar alpha - y evaluated in float64.
+        The model's coefficients alpha, and Kbar alpha - y evaluated in float64; with a column for each of the mean's.
     columns_bytes : int, optional
         What kernel columns may take in this process; a third of the free memory by default. They are kept only where
         all of them fit.
@@ -81,7 +85,7 @@ def update(
         )
     budget = int(psutil.virtual_memory().available * COLUMNS_SHARE) if columns_bytes is None else columns_bytes
 
-    targets = dataset.all_targets()
+    right = right_sides(mean, dataset)
     if sample_noise is None:
         sample_noise = dataset.all_sample_noise()
     noise = total_noise(noise_variance, sample_noise, n)
@@ -95,14 +99,14 @@ def update(
                 solver = GreedyBlockCoordinateDescent(selection=GreedySelection(CANDIDATES_OF_KEPT_COLUMNS))
         solution = solve(
             operator,
-            targets,
+            right,
             solver=solver,
             stopping=stopping,
             initial=np.concatenate([alpha, np.zeros((n - old, alpha.shape[1]))]),
-            initial_gradient=_extended(gradient, operator, alpha, targets),
+            initial_gradient=_extended(gradient, operator, alpha, right),
             watch=Watch(callback=context.callback),
         )
-        return trained_model(dataset, operator, solution, targets).beside(noise_variance, sample_noise)
+        return trained_model(dataset, operator, solution, right, mean=mean).beside(noise_variance, sample_noise)
 
 
 def _extended(gradient: FloatArray, operator: KernelOperator, alpha: FloatArray, targets: FloatArray) -> FloatArray:

@@ -40,6 +40,7 @@ class Run:
 RUNS = {
     "gbcd": Run(f"{TRAIN} --solver gbcd --block-size 50", "--seed 1", "another seed"),
     "gbcd, known noise": Run("train {noisy} --hyper {hyper} --solver gbcd --block-size 50", "--seed 1", "another seed"),
+    "gbcd, linear mean": Run(f"{TRAIN} --solver gbcd --block-size 50 --mean linear", "--mean constant", "another mean"),
     "gbcd by trees": Run(f"{TRAIN} --block-size 50 --tree-error 1e-5", "--tree-error 2e-5", "another tree error"),
     "cg": Run(f"{TRAIN} --solver cg", "--precision double", "another precision"),
     "noise model": Run(f"{TRAIN.replace('hyper}', 'uneven}')} --solver cg", "--precision double", "another precision"),

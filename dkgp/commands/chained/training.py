@@ -30,6 +30,7 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
         job.dataset,
         job.hyper,
         seed=job.solver.seed,
+        mean=job.mean,
         resume=job.resume,
         overwrite=job.overwrite,
         cluster=job.cluster,

@@ -9,6 +9,7 @@ from dkgp.commands.job_options import AS_IN_THE_PAPER, BY_REFERENCE, DATASET, HY
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.data.remote.storage import exists
 from dkgp.errors import UsageError
+from dkgp.models.trend.columns import CENTRED, MeanKind
 from dkgp.options import Part
 from dkgp.registry import FURTHER, Instead, Option
 from dkgp.solvers.registry import Need, said, solvers_that_need
@@ -42,6 +43,10 @@ WITH_VARIANCES = Option(
     help="Keep with the model a Cholesky factor of all samples, by which each variance takes one solve: 4 n^2 bytes, "
     "and n^3/3 operations once.",
 )
+MEAN = Option(
+    help="What the function varies about: the targets' average (centred); or a constant, or a linear function of the "
+    "features, with coefficients found in the same solve, which extrapolates and has its part in every variance.",
+)
 WARM_START = Option(
     help="Start from a model of the same data, exact or sparse.", metavar="MODEL", place="read", group=FURTHER
 )
@@ -55,6 +60,7 @@ class TrainJob(TrainingJob):
     hyper: Annotated[str, HYPER_OR_TUNE]
     out: Annotated[str, MODEL_OUT]
     solver: Annotated[SolverOptions, Part()] = field(default_factory=SolverOptions)
+    mean: Annotated[MeanKind, MEAN] = CENTRED
     as_in_the_paper: Annotated[bool | tuple[str, ...], AS_IN_THE_PAPER] = False
     tiles: Annotated[str | None, TILES] = None
     tree_error: Annotated[float | None, TREE_ERROR] = None

@@ -20,11 +20,13 @@ from dkgp.commands.training import Outcome, TrainingRun, finished_run
 from dkgp.data import CheckpointStore, ModelRecord, open_model
 from dkgp.data.remote.storage import exists
 from dkgp.data.stores.models.exact import MODEL_KIND
-from dkgp.errors import CheckpointError, ClusterError, NumericalError, StorageError, UsageError
+from dkgp.errors import CheckpointError, ClusterError, InputError, NumericalError, StorageError, UsageError
 from dkgp.models import Hyperparameters
 from dkgp.models.exact import TrainedModel, run_identity, save, train
 from dkgp.models.memory import MemoryPlan
 from dkgp.models.robust.train import noise_made, require_one_target, train_student
+from dkgp.models.trend.columns import CENTRED, columns_of, count_of, require_independent
+from dkgp.models.trend.trend import mean_made
 from dkgp.models.variance.whole_matrix.kept import keep_whole
 from dkgp.operators.block_tasks import feature_width
 from dkgp.solvers import Checkpointing, Choice, Solver
@@ -63,6 +65,11 @@ class TrainRun(TrainingRun):
         super().open()
         if self.hyperparameters.student_t is not None:
             require_one_target(self.dataset)
+            if self.job.mean != CENTRED:
+                raise InputError(
+                    f"`mean` {self.job.mean} is of noise with a normal distribution, and '{self.job.hyper}' has "
+                    "Student's t; leave it out, or tune with the normal one"
+                )
         self.noise = self.hyperparameters.noise_of(self.dataset)
         self.choose_solver()
 
@@ -99,6 +106,8 @@ class TrainRun(TrainingRun):
                 f"`solver` {job.solver.solver} keeps one factor, and Student's t solves under other weights time and "
                 "again; take another solver, or hyperparameters with the normal distribution"
             )
+        if job.mean != CENTRED:
+            require_independent(columns_of(job.mean, self.dataset), self.dataset.feature_names)
         self.solver = self.built()
         job.solver.stopping()
         check_tree_error(job.tree_error, job.solver.tolerance, self.solver.name)
@@ -109,8 +118,13 @@ class TrainRun(TrainingRun):
 
     def built(self) -> Solver:
         """The solver with all that it chooses by itself chosen."""
-        data = self.dataset
-        return self.job.solver.build(data.n_samples, data.n_features, data.n_targets, self.reporter, self.job.tiles_url)
+        data, tiles = self.dataset, self.job.tiles_url
+        return self.job.solver.build(data.n_samples, data.n_features, self.columns, self.reporter, tiles)
+
+    @property
+    def columns(self) -> int:
+        """Number of right-hand sides: targets, and columns of the mean."""
+        return self.dataset.n_targets + count_of(self.job.mean, self.dataset.n_features)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -120,7 +134,8 @@ class TrainRun(TrainingRun):
         if student is not None:  # by which the samples' noise is found
             found = {"student_t": student.to_json()}
             return {**run_identity(self.dataset, kernel, noise_variance, tree_error), **found}
-        return run_identity(self.dataset, kernel, noise_variance, tree_error, sample_noise=sample_noise)
+        beside: Any = {"sample_noise": sample_noise, "mean": self.job.mean}
+        return run_identity(self.dataset, kernel, noise_variance, tree_error, **beside)
 
     def checkpoints(self) -> Checkpointing:
         """Return where the state of the solve is saved."""
@@ -136,7 +151,7 @@ class TrainRun(TrainingRun):
         plan = planned_solve(
             self,
             kernel,
-            dataset.n_targets,
+            self.columns,
             solver_memory(self.solver, dataset.n_samples, feature_width(kernel)),
             executor,
             needs_inputs=job.solver.solver if job.solver.needs(Need.INPUTS) else None,
@@ -158,6 +173,7 @@ class TrainRun(TrainingRun):
                 noise_variance,
                 context,
                 sample_noise=sample_noise,
+                mean=job.mean,
                 solver=self.solver,
                 stopping=job.solver.stopping(),
                 initial=self.start.alpha,
@@ -209,7 +225,7 @@ class TrainRun(TrainingRun):
     def difference(self, model: ModelRecord, converged: bool) -> str | None:
         """Say in which name the stored model's run differs: data, hyperparameters, settings, or a tolerance missed."""
         made = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
-        made |= noise_made(model)
+        made |= noise_made(model) | mean_made(model)
         made |= {"tree_error": model.summary["tree_error"]} if "tree_error" in model.summary else {}
         made |= {**model.summary.get("settings", {}), "by_reference": model.by_reference}
         other = difference(made, {**self.identity, **self.built().settings(), "by_reference": self.job.by_reference})

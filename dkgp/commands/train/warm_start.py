@@ -8,13 +8,15 @@ from typing import Any
 
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.resuming import difference
-from dkgp.data import ClassifierRecord, Dataset, open_any_model
+from dkgp.data import ClassifierRecord, Dataset, ModelRecord, open_any_model
 from dkgp.data.stores.models.sparse import SparseRecord
 from dkgp.errors import InputError
 from dkgp.models import Hyperparameters
 from dkgp.models.robust.train import noise_made
 from dkgp.models.sparse.start import start_from_sparse
 from dkgp.models.sparse.stored import opened_sparse
+from dkgp.models.trend.columns import CENTRED
+from dkgp.models.trend.trend import mean_kind, mean_made
 from dkgp.operators.base import FloatArray
 
 
@@ -45,6 +47,13 @@ def warm_start(
             f"the model '{url}' was trained on other data than '{dataset.url}'; a warm start needs a model of the same "
             "samples. Leave --warm-start out, or name such a model"
         )
+    mean = identity.get("mean", CENTRED)
+    its_mean = mean_kind(model.trend if isinstance(model, ModelRecord) else None)
+    if its_mean != mean:
+        raise InputError(
+            f"the model '{url}' has the mean {its_mean}, and this run {mean}; a warm start needs as many right-hand "
+            f"sides. Leave --warm-start out, or train with --mean {its_mean}"
+        )
     made = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
     if isinstance(model, SparseRecord):
         if difference(made, {name: identity[name] for name in made}) is not None:
@@ -54,7 +63,7 @@ def warm_start(
             )
             return Start()
         return _sparse_start(model, dataset, hyperparameters, reporter)
-    made |= noise_made(model)
+    made |= noise_made(model) | mean_made(model)
     state = model.training_state() if difference(made, identity) is None else None
     return Start(model.alpha, None if state is None else state[1])
 

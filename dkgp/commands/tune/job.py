@@ -14,6 +14,7 @@ from dkgp.errors import InputError, UsageError
 from dkgp.models import Hyperparameters
 from dkgp.models.refinement.record import RefineSettings
 from dkgp.models.sparse.bound.search import EVIDENCES, Evidence
+from dkgp.models.trend.columns import CENTRED, MeanKind
 from dkgp.models.tuning.likelihood_search import ProgressCallback, SearchSettings
 from dkgp.models.tuning.noise.choice import NoiseKind
 from dkgp.models.tuning.noise.student import NoiseLikelihood
@@ -99,6 +100,10 @@ NOISE_MODEL = Option(
     "linear in the inputs, or a Gaussian process (gp); auto: what held-out samples say, none included. `dkgp train` "
     "and what follows it then know it."
 )
+MEAN = Option(
+    help="The mean that `dkgp train --mean` is to take, whose coefficients are left out of the likelihood: a constant, "
+    "or a linear function of the features.",
+)
 REFINE_ONLY = Option(help="Refine the values of `start`; no search on subsets.", group=REFINING)
 
 # Options that a search on all samples has no use for.
@@ -134,6 +139,7 @@ class TuneJob:
     refine: Annotated[RefineSettings | None, REFINE] = None
     refine_only: Annotated[bool, REFINE_ONLY] = False
     noise_model: Annotated[NoiseKind, NOISE_MODEL] = "none"
+    mean: Annotated[MeanKind, MEAN] = CENTRED
     seed: Annotated[int, SEED] = 0
     overwrite: Annotated[bool, OVERWRITE] = False
     cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
@@ -181,6 +187,7 @@ class TuneJob:
             )
         if self.of_labels is not None and self.refine is not None:
             raise UsageError("`refine` is of regressions; leave it out with the `likelihood` of labels")
+        self._check_mean()
         self._check_noise("noise_model", self.noise_model, "none")
         self._check_noise("likelihood", self.of_noise, "gaussian")
         if self.noise_model != "none" and self.of_noise != "gaussian":
@@ -196,6 +203,24 @@ class TuneJob:
             raise UsageError("--refine-only refines the values of a file; name it with --start FILE")
         if self.kernel is not None:
             raise UsageError("--refine-only refines the kernel of --start; leave --kernel out")
+
+    def _check_mean(self) -> None:
+        """Refuse a mean with coefficients where another objective, or another model, has no place for it."""
+        for name, changed in {
+            "likelihood": self.likelihood is not None,
+            "objective": self.objective != "likelihood",
+            "refine": self.refine is not None,
+            "noise_model": self.noise_model != "none",
+            "folds": self.folds is not None,
+            "holdout": self.holdout is not None,
+            "kernel": self.kernel == "auto",
+        }.items():
+            if self.mean != CENTRED and changed:
+                value = "" if name in ("refine", "folds", "holdout") else f" {getattr(self, name)}"
+                raise UsageError(
+                    f"`mean` {self.mean} is tuned with by the marginal likelihood of subsets alone; leave out "
+                    f"`{name}`{value}, or `mean`"
+                )
 
     def _check_noise(self, name: str, value: str, plain: str) -> None:
         """Refuse other noise than the plain one of labels, of a sparse model's evidence, or where it is held fixed."""
@@ -235,7 +260,13 @@ class TuneJob:
     def choices(self, start: Hyperparameters | None) -> Choices:
         """Return what is searched for, from these hyperparameters on."""
         return Choices(
-            self.kernel, self.of_subsets, start=start, folds=self.folds, likelihood=self.of_labels, **self.named()
+            self.kernel,
+            self.of_subsets,
+            start=start,
+            folds=self.folds,
+            likelihood=self.of_labels,
+            mean=self.mean,
+            **self.named(),
         )
 
     def search(self, progress: ProgressCallback | None = None) -> SearchSettings:

@@ -30,6 +30,7 @@ from dkgp.models import (
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels, label_weights, labels_of
+from dkgp.models.trend.columns import CENTRED
 from dkgp.models.tuning.noise.choice import tune_noise
 from dkgp.models.tuning.noise.student import tune_likelihood
 from dkgp.models.tuning.run import check_tuning
@@ -84,6 +85,11 @@ class TuneRun(Run):
         if job.of_labels is not None:
             self.labels = labels_of(dataset)
         elif dataset.classes is not None:
+            if job.mean != CENTRED:
+                raise InputError(
+                    f"the target of '{dataset.url}' is a label, and classifiers have no mean of their own; leave "
+                    "`mean` out"
+                )
             if job.noise_model != "none" or job.of_noise != "gaussian":
                 raise InputError(
                     f"the target of '{dataset.url}' is a label, whose noise is no regression's; leave `noise_model` "
@@ -265,6 +271,7 @@ class TuneRun(Run):
                 "folds",
                 "holdout",
             )
+            mean: dict[str, Any] = {} if job.mean == CENTRED else {"mean": job.mean}
             settings: dict[str, Any] = {
                 **{name: getattr(job, name) for name in names},
                 **job.named(),
@@ -272,7 +279,7 @@ class TuneRun(Run):
                 "progress": progress,
             }
             if self.labels is None:
-                return tune_dataset(dataset, objective=job.of_subsets, executor=executor, **settings)
+                return tune_dataset(dataset, objective=job.of_subsets, executor=executor, **settings, **mean)
             data = LabelledData(dataset, self.labels, label_weights(self.labels, None, dataset.all_weights()))
             search = LabelTuning(likelihood=job.of_labels, max_evaluations=MOST_EVALUATIONS, **settings)
             return tune_labels(data, search, executor)

@@ -20,6 +20,7 @@ from dkgp.models.prediction.streaming import MEANS, VARIANCES, Rounds, Streamed,
 from dkgp.models.rounding import mean_in_units, variance_in_units
 from dkgp.models.sums import EVERY_ENTRY, Piece, Rows, Sums, joined
 from dkgp.models.support import SupportInputs, certified_means
+from dkgp.models.trend.trend import Trend
 from dkgp.models.variance.batched import BatchedRun
 from dkgp.models.variance.greedy import BasisRun
 from dkgp.models.variance.scaled import Subject
@@ -118,6 +119,7 @@ class _Means(Rounds):
     ) -> None:
         self._context, self.test, self._executor, self._sums = context, test, executor, sums
         self._standardisation, self._certificate = model.standardisation, certificate
+        self.trend = Trend.held(model.trend)
         self.n_support, self.assumes = model.n_samples, certificate.assumes
         self.attributes = {} if certificate.assumes is None else {"assumes": certificate.assumes}
         self.attributes |= sums.attributes
@@ -125,10 +127,18 @@ class _Means(Rounds):
     def submit(self, start: int, stop: int) -> PendingRound:
         groups = split_evenly(self._sums.pieces(start, stop), self._executor.parallelism)
         task = mean_task if self._sums.tree_error is None else tree_mean_task
-        return self._executor.submit("kmean", task, (self._context, self._certificate, self._sums, self.test), groups)
+        arguments = (self._context, self._certificate, self._sums, self.test)
+        pending = self._executor.submit("kmean", task, arguments, groups)
+        return pending if self.trend is None else Together([pending], also=((start, stop),))
 
     def values(self, results: list[Any]) -> dict[str, FloatArray]:
-        return self.of(*joined(results))
+        if self.trend is None:
+            return self.of(*joined(results))
+        means, rows = results
+        pruned = self._sums.tree_error is not None
+        mean, bound = joined(means)
+        taken = self.trend.at(mean, bound, self.test.inputs(*rows), pruned=pruned)
+        return self.of(taken.mean, taken.bound)
 
     def of(self, mean: FloatArray, bound: FloatArray) -> dict[str, FloatArray]:
         to = self._standardisation
@@ -160,14 +170,22 @@ class _MeansAndVariances(Rounds):
 
     def submit(self, start: int, stop: int) -> PendingRound:
         pending = self._run.submit(start, stop)
-        return pending if self._noise is None else Together([pending], also=((start, stop),))
+        alone = self._noise is None and self._means.trend is None
+        return pending if alone else Together([pending], also=((start, stop),))
 
     def values(self, results: list[Any]) -> dict[str, FloatArray]:
-        if self._noise is None:
+        trend = self._means.trend
+        if self._noise is None and trend is None:
             return self._values(*self._collected(results))
         of_run, rows = results
         mean, bound, lower, upper = self._collected(of_run)
         inputs = self._means.test.inputs(*rows)
+        if trend is not None:
+            taken = trend.at(mean, bound, inputs)
+            mean, bound = taken.mean, taken.bound
+            lower, upper = taken.widened(lower, upper)
+        if self._noise is None:
+            return self._values(mean, bound, lower, upper)
         if not self._run.plan["latent"]:
             lower, upper = self._noise.widened(lower, upper, inputs)
         beyond = self._noise.beyond_least(inputs)[:, None] * self._scale**2

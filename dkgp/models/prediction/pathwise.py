@@ -3,8 +3,9 @@
     f(x) = f0(x) + k_x' Kbar^-1 (y - f0(X) - e),        f0 from the prior, e ~ N(0, diag(s2_i)),
 
 is a draw from the posterior. It costs one solve for each function, after which the function can be evaluated anywhere,
-and is the same function wherever and whenever it is. Where the prior cannot be drawn as a function, values at few
-points are drawn jointly.
+and is the same function wherever and whenever it is. Of a mean with coefficients the correction is the whole prediction
+from y - f0(X) - e, with h(x)'beta, so that beta is drawn along. Where the prior cannot be drawn as a function, values
+at few points are drawn jointly.
 
 A stationary kernel is v E[cos(w'(x - x'))] over its spectral distribution of w (Bochner), so that
 
@@ -36,6 +37,8 @@ from dkgp.kernels.spectrum import RandomFeatures
 from dkgp.models.solver_choice import factor_for, probed_noise
 from dkgp.models.sums import cross_products
 from dkgp.models.support import SupportInputs
+from dkgp.models.trend.columns import columns_at
+from dkgp.models.trend.trend import Trend, mean_kind
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, total_noise
 from dkgp.operators.block_tasks import BlockContext
@@ -76,6 +79,7 @@ class PosteriorFunctions:
         source = SupportInputs.of(model, version)
         self._context = BlockContext(version, source, self._kernel, model.n_samples)
         rng = np.random.default_rng(seed)
+        self._mean, self._beta = mean_kind(model.trend), np.zeros((0, 0))
         self._prior: PriorFunctions | None = draw_prior_functions(
             self._kernel, model.n_features, count * model.n_targets, rng
         )
@@ -98,6 +102,8 @@ class PosteriorFunctions:
                 values = self._joint(inputs)
             else:
                 values = self._prior(inputs)
+                if self._model.trend is not None:
+                    values += columns_at(self._mean, inputs) @ self._beta
                 for start in range(0, r, PIECE_ROWS):
                     rows = slice(start, start + PIECE_ROWS)
                     values[rows] += cross_products(self._context, inputs[rows], self._weights)
@@ -124,7 +130,16 @@ class PosteriorFunctions:
         finally:
             if executor is None:
                 runner.close()
-        return np.asarray(np.repeat(model.alpha, self._count, axis=1) - drawn)
+        weights = np.asarray(np.repeat(model.alpha[:, : model.n_targets], self._count, axis=1) - drawn)
+        return weights if model.trend is None else self._about_mean(weights)
+
+    def _about_mean(self, weights: FloatArray) -> FloatArray:
+        """Weights Kbar^-1 (y - f0(X) - e) without what the mean's columns have of them; beta is kept."""
+        model = self._model
+        columns = np.concatenate([columns_at(self._mean, model.inputs(*rows)) for rows in model.row_chunks()])
+        solved = model.alpha[:, model.n_targets :]
+        self._beta = np.asarray(np.linalg.solve(columns.T @ solved, columns.T @ weights), dtype=np.float64)
+        return np.asarray(weights - solved @ self._beta)
 
     def _solver(self, together: int, tolerance: float, executor: BlockExecutor) -> Solver | None:
         """All functions in one search; the default, which may mix, where processors' arithmetic differs."""
@@ -154,6 +169,13 @@ class PosteriorFunctions:
         cross = np.asarray(kernel(training, inputs))
         half = scipy.linalg.solve_triangular(lower, cross, lower=True, check_finite=False)
         posterior = np.asarray(kernel(inputs, inputs)) - half.T @ half
+        means = cross.T @ model.alpha
+        trend = Trend.held(model.trend)
+        if trend is not None:
+            rests = columns_at(trend.kind, inputs) - means[:, model.n_targets :]
+            whitened = rests @ np.array(trend.whitener).T
+            posterior += whitened @ whitened.T
+            means = means[:, : model.n_targets] + rests @ np.array(trend.coefficients)
         scale = float(np.max(kernel.diagonal(inputs), initial=0.0))
         for jitter in (1e-12, 1e-10, 1e-8, 1e-6):
             posterior[np.diag_indices(r)] += jitter * scale
@@ -165,7 +187,7 @@ class PosteriorFunctions:
         else:
             raise NumericalError("the points' posterior covariance is not positive definite; ask for fewer points")
         draws = root @ np.random.default_rng(self._seed).standard_normal((r, model.n_targets * self._count))
-        return np.asarray(np.repeat(cross.T @ model.alpha, self._count, axis=1) + draws)
+        return np.asarray(np.repeat(means, self._count, axis=1) + draws)
 
 
 def _shown(kernel: Kernel) -> str:

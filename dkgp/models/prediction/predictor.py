@@ -23,6 +23,7 @@ from dkgp.models.prediction.exact import mean_task
 from dkgp.models.rounding import mean_in_units, variance_in_units
 from dkgp.models.sums import EVERY_ENTRY, joined
 from dkgp.models.support import SupportInputs
+from dkgp.models.trend.trend import Trend
 from dkgp.models.variance.batched import BatchedRun
 from dkgp.models.variance.scaled import Subject
 from dkgp.models.variance.settings import TestRows, VarianceSettings
@@ -77,6 +78,7 @@ class Predictor:
         self._executor: BlockExecutor = LocalExecutor() if every_thread else HereExecutor()
         self._here = HereExecutor()
         self._certificate = Certificate.from_json(dict(model.certificate))
+        self._trend = Trend.held(model.trend)
         self._noise = None if variance is None or variance.latent else NoiseModel.held(model.noise_model)
         self._variance: BatchedRun | None = None
         if variance is not None:
@@ -115,8 +117,15 @@ class Predictor:
                 groups = split_evenly(pieces, executor.parallelism)
                 arguments = (self._context, self._certificate, EVERY_ENTRY, test)
                 mean, bound = joined(executor.submit("kmean", mean_task, arguments, groups).result())
+                if self._trend is not None:
+                    taken = self._trend.at(mean, bound, test.inputs(0, test.n_samples))
+                    mean, bound = taken.mean, taken.bound
                 return Predicted(*mean_in_units(mean, bound, scale, offset))
             mean, bound, lower, upper = self._with_variances(self._variance, test)
+        if self._trend is not None:
+            taken = self._trend.at(mean, bound, test.inputs(0, test.n_samples))
+            mean, bound = taken.mean, taken.bound
+            lower, upper = taken.widened(lower, upper)
         if self._noise is not None:
             lower, upper = self._noise.widened(lower, upper, test.inputs(0, test.n_samples))
         return Predicted(*mean_in_units(mean, bound, scale, offset), *variance_in_units(lower, upper, scale))

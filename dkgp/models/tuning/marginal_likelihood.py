@@ -5,7 +5,13 @@ With Kbar = K(theta) + s2 I, alpha = Kbar^-1 Y and p target columns that share t
     log p(Y) = -1/2 tr(Y' alpha) - p/2 log det Kbar - n p/2 log(2 pi),
     d log p / d theta = 1/2 sum_ij G_ij dK_ij/dtheta,    G = alpha alpha' - p Kbar^-1
 
-(Rasmussen and Williams 2006, equations 2.30 and 5.9). The likelihood owns the factorisation and G; what a kernel has to
+(Rasmussen and Williams 2006, equations 2.30 and 5.9). Of a mean H beta with q coefficients it is that of what no
+coefficients move (restricted likelihood; their equation 2.45),
+
+    -1/2 tr(Y' alpha) - p/2 (log det Kbar + log det A) - (n - q) p/2 log(2 pi),    A = H' Kbar^-1 H,
+    G = alpha alpha' - p (Kbar^-1 - Kbar^-1 H A^-1 H' Kbar^-1),
+
+with alpha = Kbar^-1 (Y - H beta) at the best beta. The likelihood owns the factorisation and G; what a kernel has to
 supply is its matrix and the contraction of a given G with its derivatives, so further kernels are one class each.
 """
 
@@ -16,6 +22,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Protocol, cast
 
 import numpy as np
+import scipy.linalg
 
 from dkgp.data.types import FloatArray
 from dkgp.kernels import Kernel, SquaredExponential
@@ -147,7 +154,7 @@ class DenseObjective:
     The `family` is on the same n inputs as the standardised `targets` (n, p), of which the p columns share the
     hyperparameters, and their values add up. `matrices` are `n_matrices` arrays (n, n) in Fortran order to work in,
     reused by every evaluation. Samples have `weights` (n,) in objectives of labels alone, and `noise` of their own
-    in those of numbers alone: s2 is then what it is a function of.
+    in those of numbers alone: s2 is then what it is a function of. A mean has the columns `trend` (n, q).
     """
 
     n_matrices: ClassVar[int]
@@ -159,9 +166,10 @@ class DenseObjective:
         matrices: Sequence[FloatArray] | None = None,
         weights: FloatArray | None = None,
         noise: SampleNoise | None = None,
+        trend: FloatArray | None = None,
     ) -> None:
         n_samples = targets.shape[0]
-        self._family, self._weights, self._noise = family, weights, noise
+        self._family, self._weights, self._noise, self._trend = family, weights, noise, trend
         self._targets = np.asfortranarray(targets)
         if matrices is None:
             matrices = [np.empty((n_samples, n_samples), order="F") for _ in range(self.n_matrices)]
@@ -213,6 +221,8 @@ class LogMarginalLikelihood(DenseObjective):
         """As of `DenseObjective`: a Cholesky factorisation, the inverse from it, an (n, n) by (n, d + 1) product."""
         n_samples, n_targets = self._targets.shape
         self._fill(parameters)
+        if self._trend is not None:
+            return self._restricted(parameters, self._trend)
         inverted = invert(self._work, self._targets)
         if inverted is None:
             return None
@@ -226,6 +236,37 @@ class LogMarginalLikelihood(DenseObjective):
             return None
         rank_update(self._work, alpha, scale=1.0, keep=-float(n_targets))
         return value, 0.5 * self._slopes(parameters, self._work)
+
+    def _restricted(self, parameters: FloatArray, trend: FloatArray) -> tuple[float, FloatArray] | None:
+        """The restricted likelihood of a mean with these columns, and its gradient; Kbar is in the second matrix."""
+        (n, p), q = self._targets.shape, trend.shape[1]
+        inverted = invert(self._work, np.asfortranarray(np.column_stack([self._targets, trend])))
+        if inverted is None:
+            return None
+        solved, log_determinant = inverted
+        of_columns = solved[:, p:]
+        try:
+            lower = np.linalg.cholesky(trend.T @ of_columns)
+        except np.linalg.LinAlgError:
+            return None
+        half = scipy.linalg.solve_triangular(lower, of_columns.T, lower=True, check_finite=False)
+        alpha = np.asfortranarray(solved[:, :p] - half.T @ (half @ self._targets))
+        log_determinant += 2.0 * float(np.log(np.diagonal(lower)).sum())
+        fit = float(np.vdot(self._targets, alpha))
+        value = -0.5 * (fit + p * log_determinant + (n - q) * p * math.log(2.0 * math.pi))
+        if not math.isfinite(value):
+            return None
+        rank_update(self._work, alpha, scale=1.0, keep=-float(p))
+        rank_update(self._work, np.asfortranarray(half.T), scale=float(p), keep=1.0)
+        return value, 0.5 * self._slopes(parameters, self._work)
+
+    @staticmethod
+    def independent_about(targets: FloatArray, trend: FloatArray) -> float:
+        """As `independent`, about a mean: the restricted likelihood of samples that have nothing but noise."""
+        (n, q), rest = trend.shape, targets - trend @ np.linalg.lstsq(trend, targets, rcond=None)[0]
+        variances = np.maximum((rest * rest).sum(axis=0) / (n - q), np.finfo(np.float64).tiny)
+        determinant = float(np.linalg.slogdet(trend.T @ trend)[1])
+        return -0.5 * float(((n - q) * np.log(2.0 * math.pi * math.e * variances) + determinant).sum())
 
 
 def projected_peak_bytes(

@@ -18,6 +18,7 @@ from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, fold_white, parse_kernel
 from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.models.trend.columns import CENTRED, MeanKind, checked_mean
 from dkgp.models.tuned_parameter import TunedParameter
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.likelihood_search import (
@@ -41,7 +42,8 @@ class Choices:
     """Choices that `tune` documents under the same names; `InputError` for an objective that does not exist.
 
     With the `likelihood` of labels their evidence in Laplace's approximation is maximised: the amplitude is then always
-    free, since it stands for how steeply probabilities rise, and there is no noise.
+    free, since it stands for how steeply probabilities rise, and there is no noise. So it is with a mean, which takes
+    its share of the targets' variance.
     """
 
     kernel: Kernel | str | None = None
@@ -52,8 +54,10 @@ class Choices:
     start: Hyperparameters | None = None
     folds: int | None = None
     likelihood: LabelLikelihood | None = None
+    mean: MeanKind = CENTRED
 
     def __post_init__(self) -> None:
+        self._check_mean()
         if self.likelihood is not None:
             if self.likelihood not in LABEL_OBJECTIVES:
                 known = ", ".join(LABEL_OBJECTIVES)
@@ -64,6 +68,17 @@ class Choices:
                 )
         if self.objective not in OBJECTIVES:
             raise InputError(f"objective must be one of {', '.join(OBJECTIVES)}; got {self.objective!r}")
+
+    def _check_mean(self) -> None:
+        if checked_mean(self.mean) == CENTRED:
+            return
+        for name, other in (
+            ("the objective loo", self.objective == "loo"),
+            ("the likelihood of labels", self.likelihood is not None),
+            ("scores by folds", self.folds is not None),
+        ):
+            if other:
+                raise InputError(f"{name} knows no `mean` {self.mean}; leave it out, or take `mean` {CENTRED}")
 
     def initial(self, feature_names: tuple[str, ...]) -> tuple[Kernel, float | None]:
         """The kernel to tune, whose values are where it starts, and the noise variance to start from, if known.
@@ -111,7 +126,7 @@ class SearchProblem:
         """Check choices and settings; errors as of `tune`."""
         kernel, noise_variance = choices.initial(feature_names)
         of_labels = choices.likelihood is not None
-        if of_labels:
+        if of_labels or choices.mean != CENTRED:
             settings = replace(settings, learn_variance=True)
         # Names, bounds and starting values do not depend on the rows, which only workers hold.
         family = family_of(kernel, np.zeros((2, len(feature_names))), settings.learn_variance, feature_names)

@@ -59,6 +59,7 @@ def run_tuning(
         feature_names,
         choices.objective,
         choices.likelihood,
+        choices.mean,
     )
     with ExitStack() as stack:
         # A second BLAS thread gains a tenth; on a busy machine BLAS threads waiting for each other cost many times

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from dkgp.cluster.threads import process_threads
 from dkgp.data.sources.tables.survey import count_repeated_rows
 from dkgp.data.types import FloatArray
 from dkgp.kernels import Kernel
+from dkgp.models.trend.columns import CENTRED, MeanKind, columns_at, require_independent
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.laplace.columns import LabelEvidence, LogitEvidence, ProbitEvidence
 from dkgp.models.tuning.laplace.softmax import SoftmaxEvidence
@@ -100,6 +101,7 @@ class TuningContext:
     feature_names: tuple[str, ...]
     objective: Objective
     likelihood: LabelLikelihood | None = None
+    mean: MeanKind = CENTRED
 
     @property
     def kind(self) -> type[DenseObjective]:
@@ -109,6 +111,10 @@ class TuningContext:
     def family(self, inputs: FloatArray) -> KernelFamily:
         """The kernel with its parameters, on these inputs (n, d)."""
         return family_of(self.kernel, inputs, self.learn_variance, self.feature_names)
+
+    def trend(self, subset: _CachedSubset) -> FloatArray | None:
+        """The columns of the mean at a subset's samples, (m, q); None where it has none."""
+        return None if self.mean == CENTRED else columns_at(self.mean, subset.inputs)
 
     def subset(self, index: int) -> _CachedSubset:
         """A subset's rows, from this worker's cache or their source."""
@@ -137,7 +143,11 @@ def summary_task(context: TuningContext, subsets: list[int]) -> list[SubsetSumma
         subset = context.subset(index)
         targets = subset.targets
         deviations = targets.std(axis=0) if context.likelihood is None else np.zeros(0)
-        independent = context.kind.independent(targets, subset.weights)
+        if (trend := context.trend(subset)) is not None:
+            require_independent(trend, context.feature_names)
+            independent = LogMarginalLikelihood.independent_about(targets, trend)
+        else:
+            independent = context.kind.independent(targets, subset.weights)
         copies = count_repeated_rows(np.column_stack([subset.inputs, targets])) or 0
         summaries.append(SubsetSummary(targets.size, independent, deviations, len(targets), copies))
     return summaries
@@ -149,8 +159,9 @@ def evaluate_task(context: TuningContext, parameters: FloatArray, subsets: list[
     outcomes = []
     for index in subsets:
         subset = context.subset(index)
+        beside: Any = {"noise": subset.noise, "trend": context.trend(subset)}
         with context.matrices(len(subset.inputs)).lent() as matrices:
-            objective = OBJECTIVES[context.objective](subset.family, subset.targets, matrices, noise=subset.noise)
+            objective = OBJECTIVES[context.objective](subset.family, subset.targets, matrices, **beside)
             outcomes.append(objective(parameters))
     return outcomes
 

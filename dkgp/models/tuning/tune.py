@@ -20,6 +20,7 @@ from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.models.trend.columns import CENTRED, MeanKind
 from dkgp.models.tuning.likelihood_search import ProgressCallback, SearchSettings
 from dkgp.models.tuning.problem import Choices
 from dkgp.models.tuning.run import run_tuning
@@ -51,6 +52,7 @@ class TuneOptions(TypedDict, total=False):
     folds: int | None
     sample_noise: FloatArray | None
     relative_noise: FloatArray | None
+    mean: MeanKind
 
 
 def tune_dataset(
@@ -101,6 +103,9 @@ def tune_dataset(
         set has.
     relative_noise : (n,) float64, optional
         What s2 is multiplied by for each sample.
+    mean : {"centred", "constant", "linear"}, default "centred"
+        The mean to train with, see `dkgp.models.exact.train`: its coefficients are left out of what is maximised
+        (restricted likelihood). The amplitude is then always free, and there are no scores.
     executor : BlockExecutor, optional
         Who evaluates the subsets; not closed. Its workers must reach the store. By default this process's threads.
     progress : callable, optional
@@ -124,6 +129,8 @@ def tune_dataset(
     subset, subsets = options.get("subset", DEFAULT_SUBSET), options.get("subsets", 1)
     seed, holdout = options.get("seed", 0), options.get("holdout")
     plan = plan_subsets(dataset.n_samples, subset, subsets=subsets, seed=seed, holdout=holdout)
+    if options.get("mean", CENTRED) != CENTRED and holdout is not None:
+        raise InputError(f"scores on a holdout know no `mean` {options.get('mean')}; leave `holdout` out")
     settings = SearchSettings(**_fields_of(SearchSettings, options))
     choices = Choices(**_fields_of(Choices, options))
     source, relative = Subsets(dataset, plan), options.get("relative_noise")

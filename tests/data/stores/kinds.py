@@ -182,9 +182,11 @@ def _read_dataset(dataset: Dataset) -> Arrays:
     return {"X": dataset.raw_inputs(0, 1000), "y": dataset.targets(0, 1000, standardised=False)}
 
 
-def _exact(by_reference: bool) -> Callable[..., Arrays]:
+def _exact(by_reference: bool, columns: int = 1) -> Callable[..., Arrays]:
     def write(url: str, dataset: Dataset, overwrite: bool = False) -> Arrays:
-        alpha, gradient = np.random.default_rng(3).normal(size=(2, 1000, 1))
+        alpha, gradient = np.random.default_rng(3).normal(size=(2, 1000, columns))
+        # The numbers of a mean are its own affair; a store counts its columns.
+        facts = FACTS if columns == 1 else {**FACTS, "trend": {"coefficients": [[0.5]] * (columns - 1)}}
         save_model(
             url,
             alpha=alpha,
@@ -192,7 +194,7 @@ def _exact(by_reference: bool) -> Callable[..., Arrays]:
             dataset=dataset,
             by_reference=by_reference,
             overwrite=overwrite,
-            **FACTS,
+            **facts,
         )
         return {"alpha": alpha, "gradient": gradient, "inputs": dataset.inputs(0, 1000)}
 
@@ -280,6 +282,15 @@ KINDS = {
         "inputs/c/0/0",
         {"alpha": ("sample",), "gradient": ("sample",)},
         ((1, ()), (2, ())),
+    ),
+    "model with a mean": StoreKind(
+        "model",
+        _exact(False, 4),
+        open_model,
+        _read_exact,
+        "alpha/c/0/0",
+        {"alpha": ("sample", "column"), "gradient": ("sample", "column"), "targets": ("sample",)},
+        ((3, ()),),
     ),
     "model by reference": StoreKind(
         "model", _exact(True), open_model, _read_exact, "alpha/c/0", {"alpha": ("sample",), "targets": ("sample",)}

@@ -47,7 +47,7 @@ def test_what_is_read_is_what_was_committed(tmp_path: Path) -> None:
     url = written(tmp_path / "a.zarr")
     assert is_committed(url)
     manifest = read_manifest(url, "model")
-    assert (manifest["kind"], manifest["version"]) == ("model", 3)
+    assert (manifest["kind"], manifest["version"]) == ("model", 4)
     assert manifest["metadata"] == {"seed": 5, "names": ["a", "b"], "scale": [0.1, 2.0]}
     values = manifest["arrays"]["values"]
     assert (values["shape"], values["chunk_rows"]) == ([20, 3], 6)
@@ -66,7 +66,7 @@ def test_versions_are_of_each_kind() -> None:
         kind: store_attributes(kind)["dkgp_format_version"]
         for kind in ("dataset", "model", "prediction", "classifier", "variance factor")
     }
-    assert versions == {"dataset": 4, "model": 3, "prediction": 5, "classifier": 2, "variance factor": 1}
+    assert versions == {"dataset": 4, "model": 4, "prediction": 5, "classifier": 2, "variance factor": 1}
 
 
 def test_chunks_and_their_rows() -> None:

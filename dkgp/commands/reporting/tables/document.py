@@ -68,6 +68,8 @@ def tables(document: Document, *, verbose: bool = False) -> list[RenderableType]
 
 # Lines of one row: of a classification, there may be a thousand classes.
 _MOST_LINES = 20
+# Targets with a row of their own.
+_MOST_TARGETS = 8
 
 
 def _names(names: list[str], most: int = 8) -> str:
@@ -109,6 +111,7 @@ def _training_rows(document: Document) -> Rows:
         ("samples, features, targets", f"{document['n']:,}, {document['d']}, {document['p']}"),
         *_converged(document),
         *_certified(document),
+        *_mean(document),
         Detail(("relative residual", f"{document['relative_residual']:.3g}")),
         Detail(("objective", f"{document['objective']:.8g}")),
         *assumed_rows(document),
@@ -137,8 +140,23 @@ def _certified(document: Document) -> Rows:
     certificate = document.get("certificate")
     if not certificate:
         return []
-    bound = max(certificate["mean_error_bound_at_unit_variance"])
-    return [("mean certified within", f"worst case {bound:.3g} standard deviations of the target (at amplitude 1)")]
+    bound = max(certificate["mean_error_bound_at_unit_variance"][: document["p"]])
+    beside = ", beside what the mean's coefficients add" if "mean" in document else ""
+    words = f"worst case {bound:.3g} standard deviations of the target (at amplitude 1){beside}"
+    return [("mean certified within", words)]
+
+
+def _mean(document: Document) -> Rows:
+    """Coefficients of the mean, with their standard errors, target by target."""
+    if "mean" not in document:
+        return []
+    of_targets = list(document["mean"]["coefficients"].items())
+    rows: Rows = []
+    for target, values in of_targets[:_MOST_TARGETS]:
+        of = f" of {target}" if len(of_targets) > 1 else ""
+        texts = [f"{name} {item['value']:.4g} ± {item['standard_error']:.2g}" for name, item in values.items()]
+        rows.append((f"coefficients of the mean{of}", _names(texts)))
+    return rows
 
 
 def _kept(document: Document) -> Rows:

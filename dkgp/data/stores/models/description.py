@@ -9,7 +9,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata as package_metadata
-from typing import Any, ClassVar, Required, TypedDict
+from typing import Any, ClassVar, Required, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +105,9 @@ class ModelDescription(TrainedRecord):
     noise_model
         JSON of the noise model that the samples' noise was reckoned by, and that new observations have theirs by. None
         where all have s2.
+    trend
+        JSON of the mean's coefficients, of which there are q for each target, and of what is proven of them. None where
+        the mean has none.
     """
 
     kernel: Json
@@ -112,18 +115,24 @@ class ModelDescription(TrainedRecord):
     history: list[Json]
     certificate: Json
     noise_model: Json | None = None
+    trend: Json | None = None
 
     _as_written = (*TrainedRecord._as_written, "kernel", "noise_variance", "history", "certificate")
 
     def described(self) -> Json:
         """As of every record."""
-        return {**super().described(), **({} if self.noise_model is None else {"noise_model": self.noise_model})}
+        beside = {"noise_model": self.noise_model, "trend": self.trend}
+        return {**super().described(), **{name: value for name, value in beside.items() if value is not None}}
 
     @classmethod
     def description_in(cls, url: str, content: Json) -> dict[str, Any]:
         """As of every record."""
-        of_noise = {"noise_variance": float(content["noise_variance"]), "noise_model": content.get("noise_model")}
-        return {**super().description_in(url, content), **of_noise}
+        beside = {name: content.get(name) for name in ("noise_model", "trend")}
+        return {
+            **super().description_in(url, content),
+            "noise_variance": float(content["noise_variance"]),
+            **beside,
+        }
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -167,7 +176,7 @@ class TrainingFacts(TypedDict, total=False):
     """Facts about a model's training.
 
     The kernel's JSON; s2 on the standardised scale; and, as JSON, a record per round, what is proven about the
-    solution, what `train --json` prints, and the noise model, where there is one.
+    solution, what `train --json` prints, and the noise model and the mean's coefficients, where there are some.
     """
 
     kernel: Required[Json]
@@ -176,27 +185,19 @@ class TrainingFacts(TypedDict, total=False):
     certificate: Json | None
     summary: Json | None
     noise_model: Json | None
+    trend: Json | None
 
 
-def about_model(
-    dataset: Dataset,
-    *,
-    kernel: Json,
-    noise_variance: float,
-    history: Sequence[Mapping[str, Any]] = (),
-    certificate: Json | None = None,
-    summary: Json | None = None,
-    noise_model: Json | None = None,
-    url: str = "",
-) -> dict[str, Any]:
+def about_model(dataset: Dataset, url: str = "", **facts: Unpack[TrainingFacts]) -> dict[str, Any]:
     """The fields of `ModelDescription` for a model of a training set, made by this software."""
     return {
-        **about_training(dataset, summary or {}, url),
-        "kernel": kernel,
-        "noise_variance": float(noise_variance),
-        "history": [dict(record) for record in history],
-        "certificate": certificate or {},
-        "noise_model": noise_model,
+        **about_training(dataset, facts.get("summary") or {}, url),
+        "kernel": facts["kernel"],
+        "noise_variance": float(facts["noise_variance"]),
+        "history": [dict(record) for record in facts.get("history", ())],
+        "certificate": facts.get("certificate") or {},
+        "noise_model": facts.get("noise_model"),
+        "trend": facts.get("trend"),
     }
 
 

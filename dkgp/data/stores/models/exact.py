@@ -31,8 +31,8 @@ from dkgp.data.types import FloatArray, Json, Location
 from dkgp.errors import InputError, NumericalError
 
 MODEL_KIND = "model"
-# The format of a model without an array of known noise.
-WITHOUT_SAMPLE_NOISE = 2
+# The formats of models without an array of known noise, and without coefficients of a mean.
+WITHOUT_SAMPLE_NOISE, WITHOUT_TREND = 2, 3
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -42,7 +42,7 @@ class ModelRecord(SupportedDescription):
     Attributes
     ----------
     alpha
-        Coefficients, shape (n, p), on the standardised scale.
+        Coefficients, shape (n, p), on the standardised scale; (n, p + q) with those of the q columns of a mean.
     sample_noise
         Known noise variances v_i of the samples, shape (n,), on the same scale: sample i has the noise s2 + v_i. None
         where s2 is all there is.
@@ -65,7 +65,7 @@ class ModelRecord(SupportedDescription):
         return self.noise_variance if self.sample_noise is None else self.noise_variance + self.sample_noise
 
     def training_state(self) -> tuple[Dataset, FloatArray] | None:
-        """The training set and the float64 gradient Kbar alpha - y (n, p): what training goes on from; None without.
+        """The training set and the float64 gradient Kbar alpha - y, as alpha: what training goes on from; None without.
 
         Raises `StoreError` where a chunk is missing or damaged.
         """
@@ -103,7 +103,7 @@ def save_model(
     url
         Local path or fsspec URL.
     alpha
-        Coefficients on the standardised scale, shape (n, p) or (n,) for one target.
+        Coefficients on the standardised scale, shape (n, p) or (n,) for one target; (n, p + q) with a `trend`.
     dataset
         The training set.
     gradient
@@ -120,7 +120,7 @@ def save_model(
     facts
         `kernel`, the kernel's JSON, and `noise_variance`, s2 on the standardised scale, positive; and, as JSON,
         `history`, a record per round, `certificate`, what is proven about the solution, `summary`, what
-        `train --json` prints, and `noise_model`, by which known noise was reckoned.
+        `train --json` prints, `noise_model`, by which known noise was reckoned, and `trend`, a mean with coefficients.
 
     Raises
     ------
@@ -135,8 +135,10 @@ def save_model(
     if coefficients.ndim == 1:
         coefficients = coefficients[:, None]
     n, p = dataset.n_samples, dataset.n_targets
-    if coefficients.shape != (n, p):
-        raise InputError(f"alpha has shape {np.shape(alpha)}; '{dataset.url}' needs ({n}, {p}).")
+    trend = facts.get("trend")
+    columns = p + (0 if trend is None else len(trend["coefficients"]))
+    if coefficients.shape != (n, columns):
+        raise InputError(f"alpha has shape {np.shape(alpha)}; '{dataset.url}' needs ({n}, {columns}).")
     require_noise(facts["noise_variance"])
     if not np.isfinite(coefficients).all():
         row = int(np.argmax(~np.isfinite(coefficients).all(axis=1)))
@@ -153,15 +155,17 @@ def save_model(
         "chunk_rows": chunk_rows or dataset.chunk_rows,
     }
     shape, dimensions = target_layout(n, p)
-    vectors = {"alpha": coefficients}
+    solved = (shape, dimensions) if trend is None else ((n, columns), ("sample", "column"))
+    vectors = {"alpha": (coefficients, solved)}
     if gradient is not None:
-        vectors |= {"targets": dataset.all_targets(), "gradient": np.asarray(gradient, dtype=np.float64)}
+        vectors["targets"] = (dataset.all_targets(), (shape, dimensions))
+        vectors["gradient"] = (np.asarray(gradient, dtype=np.float64), solved)
     shown = {name: content[name] for name in SHOWN}
-    # What knows nothing of noise by sample must not predict with such a model, and reads any other.
-    version = WITHOUT_SAMPLE_NOISE if sample_noise is None else None
+    # What knows nothing of noise by sample, or of means, must not predict with such a model, and reads any other.
+    version = (WITHOUT_SAMPLE_NOISE if sample_noise is None else WITHOUT_TREND) if trend is None else None
     with new_store(normalise_url(url), MODEL_KIND, shown, overwrite, version) as store:
-        for name, values in vectors.items():
-            store.write_array(name, values.reshape(shape), dimensions)
+        for name, (values, layout) in vectors.items():
+            store.write_array(name, values.reshape(layout[0]), layout[1])
         if sample_noise is not None:
             store.write_array("sample_noise", sample_noise, ("sample",))
         if not by_reference:

@@ -1,0 +1,315 @@
+"""A mean h(x)'beta whose coefficients are found under the kernel: universal kriging, in proven bounds.
+
+Solved are Kbar A = [y, H] together, and beta is such that H'alpha = 0 for alpha = A_y - A_H beta. With
+
+    G = H'Kbar^-1 H,    R(x) = h(x) - H'Kbar^-1 k_x,    V(x) = R'G^-1 R,
+
+the exact mean is m(x) = h'beta* + k_x'Kbar^-1 (y - H beta*), G beta* = H'Kbar^-1 y, and its variance that of a centred
+model and V(x) (Rasmussen and Williams 2006, equations 2.41 and 2.42). For any A with residuals E = H - Kbar A_H, any
+beta and r = y - H beta - Kbar alpha,
+
+    m(x) - h'beta - k_x'alpha = k_x'Kbar^-1 r + R'G^-1 (H'alpha + H'Kbar^-1 r),
+    G = A_H'H + E'A_H + E'Kbar^-1 E.
+
+So the mean is off by at most sqrt(k(x, x)) |r| + sqrt(V) (|H'alpha|_G + |r|), where |r|^2 = r'Kbar^-1 r is what the
+certificate bounds, and |t|_G^2 = t'G^-1 t; and G is known but for a matrix between zero and |e_i| |e_j|. The
+certificate's bound on a mean of the right-hand side h_j is one on R_j. `docs/proofs.md` has the whole derivation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+
+from dkgp.data import Dataset, ModelRecord
+from dkgp.errors import InputError, NumericalError
+from dkgp.models.certificate import Certificate
+from dkgp.models.rounding import EPS, EVALUATION, UNIT, bounding, column_lengths, known, sum_roundings
+from dkgp.models.trend.columns import CENTRED, MeanKind, checked_mean, columns_at
+from dkgp.operators.base import FloatArray, Noise
+
+RUN_ROWS = 8192
+# What G may be off by, relative to itself: beyond, nothing would be proven.
+MOST_OFF = 0.5
+
+
+@dataclass(frozen=True)
+class Known:
+    """Quantities at test samples, standardised: means (r, p) with their bounds, and the ends of V (r,)."""
+
+    mean: FloatArray
+    bound: FloatArray
+    lower: FloatArray
+    upper: FloatArray
+
+    def widened(self, lower: FloatArray, upper: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Intervals of variances (r,) with V added, outward."""
+        with np.errstate(over="ignore"):
+            low, high = np.nextafter(lower + self.lower, -np.inf), np.nextafter(upper + self.upper, np.inf)
+        return np.maximum(low, 0.0), high
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Coefficients of a mean, and what is proven of them; all on the standardised scale.
+
+    Attributes
+    ----------
+    kind : {"constant", "linear"}
+    coefficients : tuple of q tuples of p floats
+        beta, of the constant and then of each feature.
+    whitener : tuple of q tuples of q floats
+        W, with W G W' nearly the identity: V = |W R|^2 but for the next two.
+    off, above : float
+        The eigenvalues of W G W' lie between 1 - off and 1 + off + above.
+    missed : tuple of p floats
+        Bounds on |H'alpha|_G + |r|, of each target.
+    """
+
+    kind: MeanKind
+    coefficients: tuple[tuple[float, ...], ...]
+    whitener: tuple[tuple[float, ...], ...]
+    off: float
+    above: float
+    missed: tuple[float, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of columns q."""
+        return len(self.coefficients)
+
+    @bounding
+    def _lengths(self, rests: FloatArray, errors: FloatArray) -> FloatArray:
+        """Upper bounds on what |W R| is off by, for R as computed and its errors (r, q): (r,)."""
+        whitener = np.abs(np.array(self.whitener))
+        roundings = (self.count + 2.0) * UNIT * np.abs(rests)
+        return EVALUATION * np.asarray(np.linalg.norm((errors * (1.0 + 4.0 * EPS) + roundings) @ whitener.T, axis=1))
+
+    @np.errstate(over="ignore", invalid="ignore")  # what comes to no number bounds nothing
+    def at(self, mean: FloatArray, bound: FloatArray, inputs: FloatArray, *, pruned: bool = False) -> Known:
+        """Take predictions of all right-hand sides together.
+
+        Parameters
+        ----------
+        mean, bound : (r, p + q) float64
+            k_x'A as computed, and its bounds: those of targets by the certificate of `certified`.
+        inputs : (r, d) float64
+            Standardised.
+        pruned : bool
+            Sums were taken by a tree, whose errors stand in the bounds of the columns of H alone.
+        """
+        p = len(self.missed)
+        beta, columns = np.array(self.coefficients), columns_at(self.kind, inputs)
+        # One more rounding, of h - k'A_H.
+        rests, errors = columns - mean[:, p:], bound[:, p:]
+        errors = errors + UNIT * np.abs(rests)
+        result = mean[:, :p] + rests @ beta
+        whitened = np.linalg.norm(rests @ np.array(self.whitener).T, axis=1)
+        astray = self._lengths(rests, errors) + (self.count + 4.0) * EPS * whitened
+        outer = (whitened + astray) / np.sqrt(1.0 - self.off) * (1.0 + 8.0 * EPS)
+        inner = np.maximum(whitened - astray, 0.0) / np.sqrt(1.0 + self.off + self.above) * (1.0 - 8.0 * EPS)
+        sizes = np.abs(mean[:, :p]) + (np.abs(columns) + np.abs(mean[:, p:])) @ np.abs(beta)
+        total = bound[:, :p] + outer[:, None] * np.array(self.missed)
+        total = total + (self.count + 4.0) * UNIT * EVALUATION * sizes
+        if pruned:
+            total = total + errors @ np.abs(beta)
+        return Known(
+            result,
+            np.nextafter(known(total * (1.0 + 8.0 * EPS)), np.inf),
+            np.nan_to_num(inner**2 * (1.0 - 4.0 * EPS), nan=0.0),
+            known(outer**2 * (1.0 + 4.0 * EPS)),
+        )
+
+    def described(self, dataset: Dataset) -> dict[str, Any]:
+        """The coefficients in the units of targets over those of features, for each target, with standard errors.
+
+        That of the constant is the mean where all features have their average.
+        """
+        to = dataset.standardisation
+        names = ("constant", *dataset.feature_names)[: self.count]
+        over = np.concatenate([[1.0], 1.0 / np.asarray(to.input_std)])[: self.count]
+        spread = np.linalg.norm(np.array(self.whitener), axis=0) * over  # of targets of unit variance
+        targets = {}
+        for target, scale, offset, column in zip(
+            dataset.target_names, to.target_std, to.target_mean, np.array(self.coefficients).T, strict=True
+        ):
+            values = column * over * scale
+            values[0] += offset
+            targets[target] = {
+                name: {"value": float(value), "standard_error": float(error * scale)}
+                for name, value, error in zip(names, values, spread, strict=True)
+            }
+        return {"kind": self.kind, "coefficients": targets}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types; `from_json` is the inverse."""
+        return {
+            "kind": self.kind,
+            "coefficients": [list(row) for row in self.coefficients],
+            "whitener": [list(row) for row in self.whitener],
+            "off": self.off,
+            "above": self.above,
+            "missed": list(self.missed),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Trend:
+        """Rebuild from `to_json`'s form; `InputError` for another."""
+        try:
+            trend = cls(
+                checked_mean(document["kind"]),
+                _table(document["coefficients"]),
+                _table(document["whitener"]),
+                float(document["off"]),
+                float(document["above"]),
+                tuple(float(value) for value in document["missed"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"the mean of this model is not what dkgp writes ({error}); train it again") from None
+        q, p = trend.count, len(trend.missed)
+        if {len(row) for row in trend.coefficients} != {p} or {len(row) for row in trend.whitener} != {q}:
+            raise InputError("the mean of this model has tables of unfit shape; train it again")
+        return trend
+
+    @classmethod
+    def held(cls, document: Mapping[str, Any] | None) -> Trend | None:
+        """As `from_json`; None of None."""
+        return None if document is None else cls.from_json(document)
+
+
+def mean_kind(document: Mapping[str, Any] | None) -> MeanKind:
+    """The kind of the mean of a model with this record of a trend; centred without one."""
+    return CENTRED if document is None else checked_mean(document["kind"])
+
+
+def mean_made(model: ModelRecord) -> dict[str, Any]:
+    """The part of the identity of the run that made a model that its mean is; see `run_identity`."""
+    return {} if model.trend is None else {"mean": mean_kind(model.trend)}
+
+
+def found_trend(
+    kind: MeanKind,
+    alpha: FloatArray,
+    gradient: FloatArray,
+    right: FloatArray,
+    p: int,
+    noise: Noise,
+    certificate: Certificate,
+) -> tuple[Trend, Certificate]:
+    """The trend of a solved system, and the certificate that its predictions take.
+
+    Parameters
+    ----------
+    alpha, gradient, right : (n, p + q) float64
+        A, Kbar A - [y, H] as evaluated, and [y, H].
+    p : int
+        Number of targets.
+    noise : float or (n,) float64
+        s2, or that of each sample.
+    certificate : Certificate
+        Of all p + q columns.
+
+    Returns
+    -------
+    Trend
+    Certificate
+        That of k_x'(A_y - A_H beta), of which no sum is ever formed, in the place of k_x'A_y; the others as they were.
+
+    Raises
+    ------
+    NumericalError
+        The solve stopped so far from a solution that nothing is known of G.
+    """
+    deviation = np.sqrt(certificate.noise_variance)
+    residuals = known(certificate.proven_residual_norm[p:] / deviation * (1.0 + 4.0 * EPS))
+    gram, unsure = _gram(alpha, gradient, right, p, noise, certificate)
+    cross, rounded = _products(right[:, p:], alpha)
+    try:
+        whitener = scipy.linalg.solve_triangular(np.linalg.cholesky(gram), np.eye(len(gram)), lower=True)
+        beta: FloatArray = np.asarray(np.linalg.solve(cross[:, p:], cross[:, :p]), dtype=np.float64)
+    except np.linalg.LinAlgError:
+        raise _unsolved(kind) from None
+    sizes = np.abs(whitener)
+    image = whitener @ gram @ whitener.T - np.eye(len(gram))
+    roundings = 4.0 * len(gram) * UNIT * EVALUATION
+    off = float(np.linalg.norm(image) + np.linalg.norm(sizes @ unsure @ sizes.T))
+    off = EVALUATION * (off + roundings * float(np.linalg.norm(sizes @ np.abs(gram) @ sizes.T)))
+    above = EVALUATION * float(np.linalg.norm(sizes @ residuals)) ** 2
+    if not off <= MOST_OFF:
+        raise _unsolved(kind)
+    left = cross[:, :p] - cross[:, p:] @ beta
+    left_off = rounded[:, :p] + rounded[:, p:] @ np.abs(beta)
+    left_off += (len(gram) + 2.0) * UNIT * (np.abs(cross[:, :p]) + np.abs(cross[:, p:]) @ np.abs(beta))
+    proven = _combined(certificate, gradient, beta, p, noise)
+    of_targets = proven.proven_residual_norm[:p] / deviation
+    gradient_off = np.linalg.norm(sizes @ (np.abs(left) + EVALUATION * left_off), axis=0) / np.sqrt(1.0 - off)
+    missed = known((of_targets + gradient_off * EVALUATION) * (1.0 + 8.0 * EPS))
+    if not (np.isfinite(above) and np.isfinite(missed).all()):
+        raise _unsolved(kind)
+    trend = Trend(kind, _table(beta), _table(whitener), off, above, tuple(missed.tolist()))
+    return trend, proven
+
+
+def _gram(
+    alpha: FloatArray, gradient: FloatArray, right: FloatArray, p: int, noise: Noise, certificate: Certificate
+) -> tuple[FloatArray, FloatArray]:
+    """A_H'H + E'A_H, made symmetric, which it is exactly; and bounds on what its entries are off by, (q, q) both."""
+    solved, columns = alpha[:, p:], right[:, p:]
+    first, first_off = _products(solved, columns)
+    second, second_off = _products(-gradient[:, p:], solved)
+    # E is known but for what rounding, and a product that was approximate, take from it.
+    unknown = np.asarray(certificate.residual_rounding)[p:] + np.sqrt(certificate.n) * certificate.product_error
+    weights = np.sqrt(np.broadcast_to(noise, (len(alpha),)) / certificate.noise_variance)
+    lengths = column_lengths(solved * weights[:, None]) * (1.0 + len(alpha) * EPS)
+    total = first + second
+    unsure = first_off + second_off + EVALUATION * np.outer(unknown, lengths) + 3.0 * UNIT * np.abs(total)
+    return (total + total.T) / 2.0, (unsure + unsure.T) / 2.0
+
+
+def _products(left: FloatArray, right: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """left'right, added up by runs of rows, and bounds on the rounding of its entries."""
+    result = np.zeros((left.shape[1], right.shape[1]))
+    sizes = np.zeros_like(result)
+    for start in range(0, len(left), RUN_ROWS):
+        rows = slice(start, start + RUN_ROWS)
+        result += left[rows].T @ right[rows]
+        sizes += np.abs(left[rows]).T @ np.abs(right[rows])
+    return result, EVALUATION * sum_roundings(len(left), RUN_ROWS) * UNIT * sizes
+
+
+def _combined(certificate: Certificate, gradient: FloatArray, beta: FloatArray, p: int, noise: Noise) -> Certificate:
+    """The certificate with that of the columns A_y - A_H beta in the place of A_y's."""
+    size, q = np.abs(beta), len(beta)
+    weights = np.sqrt(certificate.noise_variance / np.broadcast_to(noise, (len(gradient),)))
+    rest = gradient[:, :p] - gradient[:, p:] @ beta
+    length = column_lengths(rest * weights[:, None])
+    lengths = column_lengths(gradient * weights[:, None])
+    terms = lengths[:p] + lengths[p:] @ size
+    rounding, magnitude, spread = (
+        np.asarray(values) for values in (certificate.residual_rounding, certificate.magnitude, certificate.spread)
+    )
+    off = rounding[:p] + rounding[p:] @ size
+    off = off + EVALUATION * UNIT * ((q + 3.0) * terms + (len(gradient) + 8.0) * length)
+    off = off + np.sqrt(certificate.n) * certificate.product_error * size.sum(axis=0)
+    return replace(
+        certificate,
+        residual_norm=(*length.tolist(), *certificate.residual_norm[p:]),
+        residual_rounding=(*known(EVALUATION * off).tolist(), *certificate.residual_rounding[p:]),
+        magnitude=(*known(EVALUATION * (magnitude[:p] + magnitude[p:] @ size)).tolist(), *certificate.magnitude[p:]),
+        spread=(*known(EVALUATION * (spread[:p] + spread[p:] @ size)).tolist(), *certificate.spread[p:]),
+    )
+
+
+def _unsolved(kind: str) -> NumericalError:
+    return NumericalError(
+        f"the solve stopped too far from a solution to tell the coefficients of a {kind} mean. Give it more passes, or "
+        "seconds, a smaller `tolerance`, or a larger noise variance"
+    )
+
+
+def _table(rows: Any) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(float(value) for value in row) for row in rows)
