@@ -149,7 +149,7 @@ class GPRegressor(GPEstimator):
 
         Parameters
         ----------
-        X : (n, d) array_like, DataFrame, dask array or DataFrame, xarray DataArray or Dataset, or path of a dataset store
+        X : (n, d) array_like, DataFrame, dask array or DataFrame, xarray DataArray or Dataset, or a store's path
             dask's, and xarray's of them, are written to a store chunk by chunk and need not fit in memory. An
             xarray Dataset has a one-dimensional variable for each feature.
         y : (n,) or (n, p) array_like, dask array or DataArray, optional
@@ -345,7 +345,7 @@ class GPRegressor(GPEstimator):
 
         Parameters
         ----------
-        X : (r, d) array_like, DataFrame, dask array or DataFrame, xarray DataArray or Dataset, or path of a dataset store
+        X : (r, d) array_like, DataFrame, dask array or DataFrame, xarray DataArray or Dataset, or a store's path
             An xarray Dataset's variables are matched to the features by name; others that it has do not matter.
         return_std : bool
             Also the standard deviation, from the upper end of the interval that the variance is proven to lie in.
@@ -362,8 +362,9 @@ class GPRegressor(GPEstimator):
             (r,), or (r, p) where the targets were two-dimensional; in the targets' units. Of a pandas DataFrame: Series
             named after the target, or DataFrames with the targets as columns, with its index. Of dask arrays: dask
             arrays with the same row chunks, not computed; one task a chunk computes all of them, so compute them
-            together (`dask.compute(mean, std)`); of dask DataFrames Series with their index. Of xarray's: DataArrays named after the target, with the samples'
-            coordinates, lazy where the inputs are. Of a dataset store: lazy DataArrays.
+            together (`dask.compute(mean, std)`); of dask DataFrames Series with their index. Of xarray's: DataArrays
+            named after the target, with the samples' coordinates, lazy where the inputs are. Of a dataset store: lazy
+            DataArrays.
         """
         settings = self._variance_settings(latent=bool(latent))
         return self._predictions(X, settings, std=return_std, variance=return_var, bounds=return_bounds)
