@@ -259,7 +259,7 @@ def test_flags_help_and_defaults_are_the_declared(name: str) -> None:
     command = COMMANDS[name]
     parameters = {str(parameter.name): parameter for parameter in command.params}
     declared = command.declared()
-    assert parameters.keys() - declared.keys() == {"as_json", "quiet", "verbose", "debug"}
+    assert parameters.keys() - declared.keys() == {"as_json", "quiet", "verbose", "debug", *command.here_only}
     shown = " ".join(command.get_help(click.Context(command)).split())
     for each in declared.values():
         parameter = parameters[each.option.name]

@@ -28,6 +28,9 @@ class JobCommand(DeclaredCommand):
     `converged` false means exit code 4.
     """
 
+    # Names of options that are of no job: what they ask for happens in this process.
+    here_only: tuple[str, ...] = ()
+
     def __init__(
         self,
         name: str,

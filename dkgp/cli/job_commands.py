@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dkgp.cli.command import JobCommand
+from dkgp.cli.lines import LinesCommand
 
 train = JobCommand(
     "train",
@@ -103,7 +104,7 @@ tune = JobCommand(
     ),
 )
 
-predict = JobCommand(
+predict = LinesCommand(
     "predict",
     """Predict at the samples of the store DATASET: means with a proven bound on their error, and variances.
 
@@ -118,12 +119,18 @@ predict = JobCommand(
     wider than --variance-gap are counted, with a warning; the exit code is 0. The proofs are of the Gaussian process
     with the model's hyperparameters; of a user() function in its kernel they take for granted that it is positive
     definite.
+
+    With --stdin, instead, each line of standard input is answered by a line on standard output as soon as it is read:
+    delimited fields, by name where the first line is a header, else in the training set's order; mean and
+    mean_error_bound, with --variance also std, lower_95 and upper_95, as `dkgp export` has them. What cannot be
+    predicted is answered by nan and named on standard error, and the exit code is 3.
     """,
     (
         "dkgp predict model.zarr test.zarr --out pred.zarr",
         "dkgp predict model.zarr test.zarr --out pred.zarr --variance --variance-gap 0.02",
         "dkgp predict model.zarr test.zarr --out pred.zarr --variance --resume",
         "dkgp predict model.zarr new.zarr --out pred.csv --variance",
+        "tail -f readings.csv | dkgp predict model.zarr --stdin --variance",
     ),
 )
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -163,6 +165,16 @@ def runs(
         return output_options(run)
 
     return decorate
+
+
+@contextmanager
+def until_unread() -> Iterator[None]:
+    """End quietly what prints lines where whoever reads them, such as `head`, has seen enough."""
+    try:
+        yield
+    except BrokenPipeError:
+        # What is left must not be flushed into the pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_parts(parts: Iterable[RenderableType]) -> None:

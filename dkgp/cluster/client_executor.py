@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -49,6 +50,28 @@ def is_in_process(client: Client) -> bool:
     """True if the client's scheduler, and so its workers, live in this process."""
     scheduler: Any = client.scheduler
     return scheduler is not None and str(scheduler.address).startswith("inproc://")
+
+
+def client_around() -> Client | None:
+    """Return this process's default client, the one that `distributed.Client()` made last; None without one.
+
+    None as well within a task, which would wait for workers that it may hold itself, for a client that is asynchronous
+    or not connected, and where dask's configuration names another scheduler. distributed is not imported here.
+    """
+    distributed = sys.modules.get("distributed")
+    if distributed is None or dask.config.get("scheduler", None) not in (None, "dask.distributed", "distributed"):
+        return None
+    try:
+        distributed.get_worker()
+    except (ValueError, AttributeError):  # not within a task; or distributed is still being imported
+        pass
+    else:
+        return None
+    try:
+        client: Client = distributed.default_client()
+    except (ValueError, AttributeError):
+        return None
+    return None if client.asynchronous or client.status != "running" else client
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from dkgp.estimators.scikit_learn import BaseEstimator, RegressorMixin, check_is
 from dkgp.estimators.settings import OBJECTIVES, hyperparameters_for, settings_of
 from dkgp.estimators.tables import Table, is_dask, is_plain, read_inputs
 from dkgp.estimators.training_set import feature_names_of, plain_inputs, true_targets
+from dkgp.html import panel
 from dkgp.kernels import Kernel, kernel_from_json
 from dkgp.models import Hyperparameters, tune_dataset
 from dkgp.models.trend.columns import CENTRED, MeanKind
@@ -28,7 +29,21 @@ from dkgp.models.variance.variances import VarianceSettings
 
 
 class ClientEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
-    """Base of all estimators, which keep their client to this process."""
+    """Base of all estimators, which keep their client to this process, and show notebooks what they found."""
+
+    def _panels(self) -> str:
+        """A panel of the model, once there is one, to be shown below scikit-learn's diagram."""
+        fitted = getattr(self, "_fitted", None)
+        return "" if fitted is None else panel(type(self).__name__, *fitted.record._panel())
+
+    def _repr_html_inner(self) -> str:
+        """scikit-learn's diagram, and the panel."""
+        return str(super()._repr_html_inner()) + self._panels()
+
+    def _repr_mimebundle_(self, **how: Any) -> dict[str, Any]:
+        """The same where it is asked for by kind; without HTML where scikit-learn's `display` setting wants text."""
+        bundle: dict[str, Any] = super()._repr_mimebundle_(**how)
+        return {kind: text + self._panels() if kind == "text/html" else text for kind, text in bundle.items()}
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the client, which belongs to this process."""

@@ -10,7 +10,7 @@ import numpy as np
 from dkgp.data.sources.labelled import label
 from dkgp.errors import InputError
 from dkgp.estimators.fitted import Fitted
-from dkgp.estimators.frames import framed
+from dkgp.estimators.frames import framed, framed_lazily
 from dkgp.estimators.lazy import QUANTITIES, lazy_predictions
 from dkgp.estimators.tables import Table, is_dask
 from dkgp.kernels import Kernel, has_user_function
@@ -76,10 +76,11 @@ def predictions(
         }
     if table.index is not None:
         targets = fitted.record.target_names
-        known = {
-            name: framed(values, table.index, targets[0] if name == "mean" else f"{targets[0]}_{name}", targets)
-            for name, values in known.items()
-        }
+        titles = {name: targets[0] if name == "mean" else f"{targets[0]}_{name}" for name in known}
+        if is_dask(table.index):
+            known = framed_lazily(known, table.index, titles, targets)
+        else:
+            known = {name: framed(values, table.index, titles[name], targets) for name, values in known.items()}
     results = [
         PredictionBounds(*(known[name] for name in PredictionBounds._fields)) if what == "bounds" else known[what]
         for what in asked

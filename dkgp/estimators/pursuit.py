@@ -21,6 +21,7 @@ from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, se
 from dkgp.estimators.settings import executor_for
 from dkgp.estimators.tables import is_dask, is_plain, read_inputs, read_samples
 from dkgp.estimators.training_set import (
+    client_for,
     computed,
     feature_names_of,
     kept_samples,
@@ -149,7 +150,7 @@ class ConjugateDirectionsPursuit(TargetsRegressor):
         settings = self._settings()
         source, targets, several = self._samples(X, y)
         limit = self._limit(source.n_features)
-        with executor_for(self.client, source.n_samples) as executor:
+        with executor_for(self.client, source) as executor:
             self._pursue(source, targets, settings, limit, executor)
         self._several = several
         self._set_coefficients()
@@ -202,7 +203,7 @@ class ConjugateDirectionsPursuit(TargetsRegressor):
             inputs, names, several, dataset = table.inputs, table.target_names, table.several_targets, table.dataset
             several = several or (dataset is None and np.ndim(table.targets) > 1)
             targets = table.targets
-        if dataset is None and not is_dask(inputs) and reads_memory(self.client):
+        if dataset is None and not is_dask(inputs) and reads_memory(client_for(self, inputs)):
             source: Any = ArrayInputs(np.asarray(inputs, dtype=np.float64))
             targets = np.asarray(computed(targets), dtype=np.float64)
             if not np.isfinite(targets).all():
@@ -294,6 +295,8 @@ class ConjugateDirectionsPursuit(TargetsRegressor):
         if table.inputs.ndim != 2 or table.inputs.shape[1] != self.n_features_in_:
             raise InputError(f"X has shape {table.inputs.shape}; expected (n, {self.n_features_in_})")
         result = table.inputs @ self.coef_.T + self.intercept_
+        if table.index is not None:
+            return framed(result, table.index, names[0], names)
         if table.labels is None:
             return result
         return label(result, table.labels, names, "", several=self._several)

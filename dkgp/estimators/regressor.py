@@ -85,8 +85,9 @@ class GPRegressor(GPEstimator):
     variance_gap : float, default 0.02
         Relative width of the intervals that variances are proven to lie in; those that take too long stay wider.
     client : distributed.Client, optional
-        Whose workers to use; it stays open, and does not travel with copies and pickles. By default small problems run
-        on this process's threads and larger ones on a cluster within this process.
+        Whose workers to use; it stays open, and does not travel with copies and pickles. By default the
+        program's default client, `distributed.Client()`, for more than 20,000 samples; without one these run on a
+        cluster within this process. Smaller problems run on its threads.
     store : str, optional
         Folder or URL, readable by all workers, for what is too large for memory or has to reach other processes: the
         training set of dask arrays, and the model. It stays there. A temporary folder by default, which goes with the
@@ -158,8 +159,8 @@ class GPRegressor(GPEstimator):
 
         Parameters
         ----------
-        X : (n, d) array_like, DataFrame, dask array, xarray DataArray or Dataset, or path of a dataset store
-            dask arrays, and xarray's of them, are written to a store chunk by chunk and need not fit in memory. An
+        X : (n, d) array_like, DataFrame, dask array or DataFrame, xarray DataArray or Dataset, or a store's path
+            dask's, and xarray's of them, are written to a store chunk by chunk and need not fit in memory. An
             xarray Dataset has a one-dimensional variable for each feature.
         y : (n,) or (n, p) array_like, dask array or DataArray, optional
             For an xarray Dataset also the name of the variable that is the target, or a list of names; for a dataset
@@ -193,7 +194,7 @@ class GPRegressor(GPEstimator):
         noise_variance, known = self._noise_of(noise, hyperparameters, dataset)
         beside = replace(hyperparameters, noise_variance=noise_variance)  # what samples have beside the known noise
         solver, products = solver_for(self.solver, dataset, beside, self.tol, seed, known)
-        with executor_for(self.client, dataset.n_samples) as executor:
+        with executor_for(self.client, dataset) as executor:
             executor.tiles = replace(executor.tiles, products=products)
             student = hyperparameters.student_t
             if student is not None:
@@ -261,7 +262,7 @@ class GPRegressor(GPEstimator):
         noise.require_one_target(dataset.n_targets)
         noise_model = NoiseModel.held(fitted.record.noise_model)
         client = self.client if self.client is not None and is_in_process(self.client) else None
-        with executor_for(client, dataset.n_samples) as executor:
+        with executor_for(client, dataset, ambient=False) as executor:
             trained = update(
                 dataset,
                 self.kernel_,
@@ -357,7 +358,7 @@ class GPRegressor(GPEstimator):
 
         Parameters
         ----------
-        X : (r, d) array_like, DataFrame, dask array, xarray DataArray or Dataset, or path of a dataset store
+        X : (r, d) array_like, DataFrame, dask array or DataFrame, xarray DataArray or Dataset, or a store's path
             An xarray Dataset's variables are matched to the features by name; others that it has do not matter.
         return_std : bool
             Also the standard deviation, from the upper end of the interval that the variance is proven to lie in.
@@ -374,8 +375,9 @@ class GPRegressor(GPEstimator):
             (r,), or (r, p) where the targets were two-dimensional; in the targets' units. Of a pandas DataFrame: Series
             named after the target, or DataFrames with the targets as columns, with its index. Of dask arrays: dask
             arrays with the same row chunks, not computed; one task a chunk computes all of them, so compute them
-            together (`dask.compute(mean, std)`). Of xarray's: DataArrays named after the target, with the samples'
-            coordinates, lazy where the inputs are. Of a dataset store: lazy DataArrays.
+            together (`dask.compute(mean, std)`); of dask DataFrames Series with their index. Of xarray's: DataArrays
+            named after the target, with the samples' coordinates, lazy where the inputs are. Of a dataset store: lazy
+            DataArrays.
         """
         settings = self._variance_settings(latent=bool(latent))
         asked = {"std": return_std, "variance": return_var, "bounds": return_bounds}

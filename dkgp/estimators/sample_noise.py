@@ -10,7 +10,7 @@ import numpy as np
 from dkgp.data import Dataset, ModelRecord
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
-from dkgp.estimators.tables import is_dask, is_plain
+from dkgp.estimators.tables import is_dask, is_dask_frame, is_plain
 from dkgp.models.noise.model import NoiseModel
 
 BOTH = "noise is told of the samples, and reckoned by a noise model or Student's t; leave one of them out"
@@ -50,7 +50,7 @@ class SampleNoise:
         """
         if self.relative is None or np.isfinite(self.relative).all():
             return X, y, self
-        if not (is_plain(X) or is_dask(X)):
+        if is_dask_frame(X) or not (is_plain(X) or is_dask(X)):
             raise InputError(
                 f"sample_weight is zero for sample {int(np.argmax(self.relative))}; leave such samples out of X, which "
                 f"is of type {type(X).__name__}, or give them as arrays"

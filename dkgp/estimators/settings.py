@@ -12,6 +12,7 @@ from dkgp.cluster.client_executor import open_client_executor
 from dkgp.data import Dataset
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
+from dkgp.estimators.ambient import ambient_client_for
 from dkgp.kernels import Kernel, fold_white, kernel_from_json, parse_kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.solver_choice import choose_solver_for
@@ -135,13 +136,19 @@ def stopping_of(tolerance: float, max_passes: float | None) -> StoppingRule:
 
 
 @contextmanager
-def executor_for(client: Any, n_samples: int) -> Iterator[BlockExecutor]:
-    """Run rounds on the client, which stays open; without one, on threads or a cluster as suits so many samples."""
+def executor_for(client: Any, samples: Any, *, ambient: bool = True) -> Iterator[BlockExecutor]:
+    """Run rounds for samples, an object with `n_samples`, on the client, which stays open.
+
+    Without one on the client that is around, if it is of use (`ambient_client_for`) and `ambient` allows it; else on
+    threads, or a cluster in this process, as suits so many samples.
+    """
+    if client is None and ambient:
+        client = ambient_client_for(samples)
     if client is not None:
         with open_client_executor(client) as executor:
             yield executor
     else:
-        with open_executor(ClusterOptions(), n_samples) as executor:
+        with open_executor(ClusterOptions(), samples.n_samples) as executor:
             yield executor
 
 

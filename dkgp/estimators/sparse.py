@@ -177,7 +177,7 @@ class SparseGPRegressor(GPEstimator):
         known = told.known(dataset.standardisation.target_std)
         hyperparameters = self._hyperparameters(dataset, seed, told)
         problem = (dataset, hyperparameters.kernel, hyperparameters.noise_variance)
-        with executor_for(self.client, n) as executor:
+        with executor_for(self.client, dataset) as executor:
             if self.basis_size == AUTO:
                 assert target is not None
                 trained = climb(SparseProblem.of(*problem, told.multiples, known), executor, settings, target)
@@ -258,7 +258,7 @@ class SparseGPRegressor(GPEstimator):
         if self.optimizer not in EVIDENCES:
             return super()._tuned(dataset, kernel, fixed, seed, noise)
         size, restarts = self._settings(dataset.n_samples, seed).basis_size, 1 + self.n_restarts_optimizer
-        with executor_for(self.client, dataset.n_samples) as executor:
+        with executor_for(self.client, dataset) as executor:
             return tune_by_bound(
                 dataset,
                 executor,

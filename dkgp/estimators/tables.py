@@ -29,7 +29,7 @@ class Table:
     several_targets: bool = False  # whether predictions have a dimension for targets
     labels: LabelledTable | None = None  # dimension and coordinates, where predictions are to be labelled
     dataset: Dataset | None = None  # the store that they are in
-    index: Any = None  # of a pandas DataFrame, where predictions are to have it
+    index: Any = None  # of a pandas or dask DataFrame, where predictions are to have it
 
 
 def is_dask(values: object) -> bool:
@@ -56,7 +56,11 @@ def read_samples(X: Any, y: Any) -> Table:
         several = dataset.n_targets > 1
         return Table(None, dataset.raw_feature_names, None, dataset.target_names, several, dataset=dataset)
     values, target_names, several = labelled_targets(y, X)
-    if is_labelled(X):
+    if is_dask_frame(values):
+        target_names = tuple(str(name) for name in (values.columns if values.ndim == 2 else [values.name or "y"]))
+    if is_dask_frame(X):
+        inputs, names = _frame_columns(X, None)
+    elif is_labelled(X):
         table = labelled_inputs(X, without=target_names or ())
         inputs, names = table.values, table.names
     else:
@@ -84,14 +88,41 @@ def read_inputs(X: Any, names: Sequence[str] | None) -> Table:
     if is_labelled(X):
         table = labelled_inputs(X, names)
         return Table(table.values, table.names, labels=table)
+    if is_dask_frame(X):
+        values, selected = _frame_columns(X, names)
+        return Table(values, selected, index=X.index)
     return Table(_as_array(X), None)
 
 
-def _as_array(values: Any) -> Any:
-    if hasattr(values, "to_dask_array"):
+def is_dask_frame(values: object) -> bool:
+    """True of a dask DataFrame or Series."""
+    return is_dask(values) and hasattr(values, "to_dask_array")
+
+
+def _frame_columns(frame: Any, names: Sequence[str] | None) -> tuple[Any, tuple[str, ...]]:
+    """Columns of a dask DataFrame, by name, as a dask array (n, d) of unknown chunks; all of them by default."""
+    from pandas.api.types import is_numeric_dtype
+
+    if frame.ndim != 2:
+        raise InputError(f"X is a dask Series, '{frame.name}'; expected a DataFrame, as by frame[['{frame.name}']]")
+    present = [str(name) for name in frame.columns]
+    missing = [name for name in names or () if name not in present]
+    if missing:
+        raise InputError(f"there is no column '{missing[0]}' in X; it has {', '.join(map(repr, present[:20]))}")
+    columns = tuple(present if names is None else names)
+    frame = frame[[frame.columns[present.index(name)] for name in columns]]
+    odd = [name for name, kind in zip(columns, frame.dtypes, strict=True) if not is_numeric_dtype(kind)]
+    if odd:
         raise InputError(
-            "got a dask DataFrame; give its values, as in frame.to_dask_array(lengths=True), or an xarray Dataset"
+            f"the column '{odd[0]}' of X is of type {frame.dtypes.iloc[columns.index(odd[0])]}; expected numbers. "
+            "Leave it out, or turn it into numbers first"
         )
+    return frame.astype(np.float64).to_dask_array(), columns
+
+
+def _as_array(values: Any) -> Any:
+    if is_dask_frame(values):
+        return values.to_dask_array()
     if not hasattr(values, "blocks"):
         raise InputError(f"got {type(values).__name__}; of dask's collections an array is expected")
     return values

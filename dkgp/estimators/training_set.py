@@ -14,6 +14,7 @@ from dkgp.data.sources.ingest_blocks import ingest_blocks
 from dkgp.data.sources.labelled import is_labelled, labelled_targets
 from dkgp.data.stores.standardisation import require_varying_targets
 from dkgp.errors import InputError
+from dkgp.estimators.ambient import ambient_client
 from dkgp.estimators.fitted import Workspace
 from dkgp.estimators.scikit_learn import validate_data
 from dkgp.estimators.tables import Table, is_dask, is_plain, read_inputs, read_samples
@@ -46,7 +47,7 @@ def kept_samples(estimator: Any, inputs: Any, targets: Any, workspace: Workspace
     """Samples as a data set: in a store where they are lazy, or where workers cannot read this process's memory."""
     if is_dask(inputs):
         return ingest_blocks(workspace.url("training-set"), inputs, targets, scheduler=estimator.client, **names)
-    if reads_memory(estimator.client):
+    if reads_memory(client_for(estimator, inputs)):
         return memory_dataset(inputs, computed(targets), **names)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of constant features, which are nothing to warn of here
@@ -89,6 +90,11 @@ def true_targets(X: Any, y: Any) -> Any:
         values = table.dataset.all_targets(standardised=False)
         return values if table.several_targets else values[:, 0]
     return _target_values(y)
+
+
+def client_for(estimator: Any, inputs: Any) -> Any:
+    """The estimator's client, or the one that is around, if it is of use for inputs (n, d) in memory."""
+    return estimator.client if estimator.client is not None else ambient_client(len(inputs))
 
 
 def reads_memory(client: Any) -> bool:

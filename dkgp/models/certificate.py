@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from dkgp.html import ProofShown
 from dkgp.kernels.tiles.slopes import SlopeSizes
 from dkgp.models.rounding import (
     EPS,
@@ -42,7 +43,7 @@ from dkgp.operators.base import FloatArray, Noise
 
 
 @dataclass(frozen=True)
-class Certificate:
+class Certificate(ProofShown):
     """Bounds on a solution and on the means predicted from it, on the standardised scale.
 
     Attributes
@@ -214,6 +215,10 @@ class Certificate:
         """Bound on ||alpha_t - alpha_exact_t|| = ||Kbar^-1 r_t|| <= ||Kbar^-1/2 r_t|| / s <= ||r_t|| / s2: (p,)."""
         bound: FloatArray = self.proven_residual_norm / self.noise_variance * (1.0 + 4.0 * EPS)
         return bound
+
+    def _proven(self) -> str:
+        bound = float(self.mean_error_bound(np.ones(1)).max())
+        return f"means within {bound:.2g} deviations of the targets of the exact ones, where k(x, x) is 1"
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types, with the derived bounds for readers."""

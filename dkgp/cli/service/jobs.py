@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dkgp.cli.options import examples
-from dkgp.cli.running import Output, execute, output_options, print_parts, runs
+from dkgp.cli.running import Output, execute, output_options, print_parts, runs, until_unread
 from dkgp.cli.service.options import client_from, service_options
 
 if TYPE_CHECKING:
@@ -146,15 +144,13 @@ def print_events(client: ServiceClient, job_id: str, output: Output, *, follow: 
     from dkgp.errors import InterruptedRunError
 
     try:
-        for event in client.follow(job_id) if follow else client.events(job_id):
-            if output.quiet and event["kind"] == "progress":
-                continue
-            line = dump(event, indent=None) if output.as_json else event_line(event, verbose=output.verbose)
-            if line is not None:
-                click.echo(line, err=err)
-    except BrokenPipeError:
-        # Whoever read the lines, such as `head`, has seen enough; the rest must not be flushed into the pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with until_unread():
+            for event in client.follow(job_id) if follow else client.events(job_id):
+                if output.quiet and event["kind"] == "progress":
+                    continue
+                line = dump(event, indent=None) if output.as_json else event_line(event, verbose=output.verbose)
+                if line is not None:
+                    click.echo(line, err=err)
     except KeyboardInterrupt:
         raise InterruptedRunError(
             f"no longer following; the job {job_id} goes on. `dkgp logs -f {job_id}` follows it again, "

@@ -118,7 +118,7 @@ def as_job(command: Submittable) -> click.Command:
     name = str(command.name)
 
     def parameters() -> list[Any]:
-        left_out = of_cluster(command)
+        left_out = [*of_cluster(command), *(command.here_only if isinstance(command, JobCommand) else ())]
         return [parameter for parameter in command.params if parameter.name not in left_out]
 
     @click.command(

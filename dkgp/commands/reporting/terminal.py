@@ -1,10 +1,12 @@
-"""Progress on standard error: live lines where it is a terminal, a plain line now and then where it is not."""
+"""Progress: live lines on a terminal, one that is written anew in a notebook, a plain one now and then elsewhere."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -20,6 +22,8 @@ from dkgp.commands.reporting.progress import (
 )
 
 PLAIN_LINE_SECONDS = 10.0
+# Between two states of a notebook's line.
+UPDATE_SECONDS = 0.25
 # A rate measured over less than this says little.
 LEAST_RATE_SECONDS = 1.0
 
@@ -146,6 +150,10 @@ class TerminalReporter:
         """One live line or occasional plain ones; what is yielded takes label, share done and details."""
         if self._quiet:
             yield lambda label, fraction, details: None
+        elif (display := notebook_display()) is not None:
+            updated = _UpdatedLine(display)
+            yield updated.show
+            updated.finish()
         elif self._console.is_terminal:
             with _LiveLine(self._console, label) as line:
                 yield line.show
@@ -181,6 +189,46 @@ class _LiveLine:
         self._progress.update(self._task, description=label, total=total, completed=fraction or 0.0, details=details)
 
 
+def notebook_display() -> Callable[..., Any] | None:
+    """Return IPython's `display` in a notebook's kernel; None elsewhere. IPython is not imported for the answer."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is None or getattr(shell, "kernel", None) is None:
+        return None
+    display: Callable[..., Any] = sys.modules["IPython.display"].display
+    return display
+
+
+class _UpdatedLine:
+    """A line of a notebook's output that is written anew; at most four times a second."""
+
+    def __init__(self, display: Callable[..., Any]) -> None:
+        self._display, self._next = display, 0.0
+        self._handle: Any = None
+        self._held: str | None = None
+
+    def show(self, label: str, fraction: float | None, details: str) -> None:
+        self._held = _plain_line(label, fraction, details)
+        if time.monotonic() >= self._next:
+            self.finish()
+
+    def finish(self) -> None:
+        """Show the last line that was held back."""
+        if self._held is None:
+            return
+        content: Any = {"text/plain": self._held}
+        if self._handle is None:
+            self._handle = self._display(content, raw=True, display_id=True)
+        else:
+            self._handle.update(content, raw=True)
+        self._held, self._next = None, time.monotonic() + UPDATE_SECONDS
+
+
+def _plain_line(label: str, fraction: float | None, details: str) -> str:
+    share = "" if fraction is None else f" {100 * fraction:3.0f} %,"
+    return f"{label}:{share} {details}"
+
+
 class _PlainLines:
     def __init__(self, write: Callable[[str], None], every_seconds: float) -> None:
         self._write, self._every_seconds = write, every_seconds
@@ -188,8 +236,7 @@ class _PlainLines:
         self._held: str | None = None
 
     def show(self, label: str, fraction: float | None, details: str) -> None:
-        share = "" if fraction is None else f" {100 * fraction:3.0f} %,"
-        self._held = f"{label}:{share} {details}"
+        self._held = _plain_line(label, fraction, details)
         if time.monotonic() >= self._next:
             self.finish()
             self._next = time.monotonic() + self._every_seconds

@@ -25,9 +25,9 @@ from dkgp.errors import InputError
 from dkgp.registry import Option
 
 _READ_BYTES = 4 * 2**20
-_LONGEST_LINE_BYTES = 64 * 2**20
+LONGEST_LINE_BYTES = 64 * 2**20
 _DELIMITERS = (",", ";", "\t", "|")
-_SPACES = r"\s+"
+SPACES = r"\s+"
 # From 3.1 on pandas converts every number exactly, and deprecates asking for it.
 _EXACT: dict[str, Any] = (
     {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
@@ -56,7 +56,7 @@ class CsvSource(Source):
         first_lines = self._first_lines(2)
         if not first_lines:
             raise InputError(f"'{self.url}' is empty; expected lines of delimited numbers.")
-        self._delimiter = _delimiter(first_lines[0])
+        self._delimiter = delimiter_of(first_lines[0])
         rows = [self._fields(line, 1 + index) for index, line in enumerate(first_lines)]
         self._has_header = _looks_like_header(rows) if header is None else header
         self._n_fields = len(rows[0])
@@ -132,9 +132,9 @@ class CsvSource(Source):
 
     def _field_counts(self, text: bytes) -> IntArray:
         """The number of fields of each line."""
-        if self._delimiter == _SPACES or b'"' in text:
+        if self._delimiter == SPACES or b'"' in text:
             lines = text.split(b"\n")[:-1]
-            if self._delimiter == _SPACES and b'"' not in text:
+            if self._delimiter == SPACES and b'"' not in text:
                 return np.array([len(line.split()) for line in lines], dtype=np.int64)
             separator = self._delimiter.encode()
             first = 0  # the caller names the line; here only the count matters
@@ -153,7 +153,7 @@ class CsvSource(Source):
         return np.diff(np.searchsorted(delimiters, ends), prepend=0).astype(np.int64) + 1
 
     def _fields(self, line: str, line_number: int) -> list[str]:
-        if self._delimiter == _SPACES:
+        if self._delimiter == SPACES:
             return line.split()
         try:
             return next(csv.reader([line], delimiter=self._delimiter, skipinitialspace=True, strict=True), [""])
@@ -182,7 +182,7 @@ class CsvSource(Source):
 
     @property
     def _delimiter_name(self) -> str:
-        return {"\t": "tab", _SPACES: "blanks"}.get(self._delimiter, f"'{self._delimiter}'")
+        return {"\t": "tab", SPACES: "blanks"}.get(self._delimiter, f"'{self._delimiter}'")
 
     def _first_lines(self, count: int) -> list[str]:
         lines: list[str] = []
@@ -210,7 +210,7 @@ class CsvSource(Source):
                 text = rest + piece
                 cut = len(text) if not piece else text.rfind(b"\n") + 1
                 block, rest = text[:cut], text[cut:]
-                if len(rest) > _LONGEST_LINE_BYTES:
+                if len(rest) > LONGEST_LINE_BYTES:
                     raise InputError(f"Line {line} of '{self.url}' is longer than 64 MiB; this is not delimited text.")
                 if block:
                     block = block if block.endswith(b"\n") else block + b"\n"
@@ -234,29 +234,31 @@ def _decompressed(raw: BinaryIO, magic: bytes) -> BinaryIO:
     return raw
 
 
-def _delimiter(line: str) -> str:
+def delimiter_of(line: str) -> str:
+    """The delimiter of a line: comma, semicolon, tab, bar, or `SPACES`; a comma where there is none."""
     counts = {delimiter: line.count(delimiter) for delimiter in _DELIMITERS}
     best = max(counts, key=lambda delimiter: counts[delimiter])
     if counts[best]:
         return best
-    return _SPACES if len(line.split()) > 1 else ","
+    return SPACES if len(line.split()) > 1 else ","
 
 
 def _looks_like_header(rows: list[list[str]]) -> bool:
     # What pandas and R write for a table without names. A sample that reads 0, 1, 2, ... in order is far less likely.
     if len(rows[0]) > 2 and [field.strip() for field in rows[0]] == [str(index) for index in range(len(rows[0]))]:
         return True
-    text = [not _is_number(field) for field in rows[0]]
+    text = [not is_number(field) for field in rows[0]]
     if not any(text):
         return False
     if all(text) or len(rows) == 1:
         return True
     return any(
-        is_text and bool(field.strip()) and _is_number(field) for is_text, field in zip(text, rows[1], strict=False)
+        is_text and bool(field.strip()) and is_number(field) for is_text, field in zip(text, rows[1], strict=False)
     )
 
 
-def _is_number(field: str) -> bool:
+def is_number(field: str) -> bool:
+    """True of a number's text, and of an empty one."""
     if "_" in field:
         return False
     try:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.classes import code_map, codes_of_numbers, codes_of_targets, plain_names, signs_of
+from dkgp.data.panels import Panel, dataset_panel
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import StoredArray, row_ranges
 from dkgp.data.stores.identifiers import texts_of_bytes
@@ -21,6 +22,7 @@ from dkgp.data.stores.manifest import check_complete, described_whole, read_mani
 from dkgp.data.stores.standardisation import Standardisation
 from dkgp.data.types import FloatArray, IntArray, Json, Location, quoted
 from dkgp.errors import InputError, StoreError
+from dkgp.html import HtmlShown
 
 DATASET_KIND = "dataset"
 
@@ -32,7 +34,7 @@ class Rows(Protocol):
         """Rows [start, stop)."""
 
 
-class Dataset:
+class Dataset(HtmlShown):
     """Handle on a finished dataset store; open one with `open_dataset`.
 
     Attributes
@@ -138,6 +140,9 @@ class Dataset:
     def n_bytes(self) -> int:
         """Size in memory of the kept inputs and the targets in float64."""
         return 8 * self.n_samples * (self.n_features + self.n_targets)
+
+    def _panel(self) -> Panel:
+        return dataset_panel(self)
 
     def __repr__(self) -> str:
         return (

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dkgp.data.classes import check_classes, codes_of_targets, plain_names
+from dkgp.data.panels import Panel, prediction_panel
 from dkgp.data.remote.claims import Claim
 from dkgp.data.remote.storage import (
     exists,
@@ -45,6 +46,7 @@ from dkgp.data.stores.manifest import (
 from dkgp.data.stores.writable import new_store
 from dkgp.data.types import BoolArray, FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, NumericalError, StorageError, StoreError
+from dkgp.html import HtmlShown
 
 PREDICTION_KIND = "prediction"
 # `noise` is what a test sample has beside the common one, known or by a noise model: part of the variance of a new
@@ -349,7 +351,7 @@ class PredictionWriter(_Planned):
         return [(int(start), int(stop)) for start, stop in zip(rows[::2], rows[1::2], strict=True)]
 
 
-class Prediction(_Planned):
+class Prediction(HtmlShown, _Planned):
     """Handle on a finished prediction store; open one with `open_prediction`. Picklable.
 
     Attributes
@@ -380,6 +382,9 @@ class Prediction(_Planned):
     def row_chunks(self) -> list[Region]:
         """Row ranges [start, stop) of the chunks, in order."""
         return row_ranges(self.n_samples, self.chunk_rows)
+
+    def _panel(self) -> Panel:
+        return prediction_panel(self)
 
 
 def open_prediction(url: Location) -> Prediction:

@@ -60,7 +60,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
         training_set = labelled_set(self, X, y, sample_weight, workspace)
         data = LabelledData(training_set.dataset, training_set.labels, self._weights(training_set))
         hyperparameters = self._kernel_and_noise(training_set, seed)
-        with executor_for(self.client, data.n) as executor:
+        with executor_for(self.client, data.dataset) as executor:
             trained = self._trained(data, hyperparameters, executor, seed)
         if hyperparameters is None:
             hyperparameters = Hyperparameters(trained.kernel, trained.noise_variance)

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from dkgp.data import Standardisation
+from dkgp.cluster.client_executor import is_in_process
+from dkgp.data import Dataset, Standardisation, dataset_from_arrays
 from dkgp.data.stores.memory_dataset import assembled_dataset
 from dkgp.errors import InputError
+from dkgp.estimators.ambient import ambient_client
 from dkgp.estimators.drop_in.posterior import Bounds
 from dkgp.estimators.drop_in.translation import to_dkgp
 from dkgp.estimators.drop_in.tree import Entries
@@ -60,21 +62,20 @@ class EnginePosterior:
 
     def __init__(self, kernel: Any, X: Any, targets: FloatArray, alpha: Entries, seed: int) -> None:
         rows = np.ascontiguousarray(X, dtype=np.float64)
-        (n, d), t = rows.shape, targets.shape[1]
+        d = rows.shape[1]
         ours, self.white = fold_white(to_dkgp(kernel, d), 0.0)
         noise, beside = _noise_of(self.white, alpha)
-        dataset = assembled_dataset(
-            rows, targets, Standardisation.identity(d, t), [f"x{i}" for i in range(d)], [f"y{i}" for i in range(t)], ""
-        )
+        workspace = Workspace(None)
+        dataset = _as_they_are(rows, targets, workspace)
         size = float(np.sqrt(np.mean(targets**2))) or 1.0
         tolerance = TOLERANCE * size
         hyperparameters = Hyperparameters(ours, noise)
         solver, products = solver_for("auto", dataset, hyperparameters, tolerance, seed, beside)
-        with executor_for(None, n) as executor:
+        with executor_for(None, dataset) as executor:
             executor.tiles = replace(executor.tiles, products=products)
             stopping = stopping_of(tolerance, MOST_PASSES)
             trained = train(dataset, ours, noise, executor, sample_noise=beside, solver=solver, stopping=stopping)
-        self.fitted = FittedModel.of(trained, dataset, Workspace(None), {})
+        self.fitted = FittedModel.of(trained, dataset, workspace, {})
         self.coefficients = np.asarray(trained.solution.alpha)
         self.summary = trained.summary
         if not trained.summary["converged"]:
@@ -113,6 +114,22 @@ class EnginePosterior:
         for name in ("variance_lower", "variance_upper"):
             known[name] = known[name] + self.white
         return known
+
+
+def _as_they_are(rows: FloatArray, targets: FloatArray, workspace: Workspace) -> Dataset:
+    """Samples as a data set that standardises nothing; in a store for workers in other processes."""
+    (n, d), t = rows.shape, targets.shape[1]
+    names = tuple(f"x{i}" for i in range(d)), tuple(f"y{i}" for i in range(t))
+    client = ambient_client(n)
+    if client is None or is_in_process(client):
+        return assembled_dataset(rows, targets, Standardisation.identity(d, t), *names, "")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of constant features, which stay as they are
+        feature_names, target_names = names
+        stored = dataset_from_arrays(
+            workspace.url("training-set"), rows, targets, feature_names=feature_names, target_names=target_names
+        )
+    return stored.as_seen_by(feature_names, target_names, Standardisation.identity(d, t))
 
 
 def _noise_of(white: float, alpha: Entries) -> tuple[float, FloatArray | None]:

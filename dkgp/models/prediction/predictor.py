@@ -14,7 +14,7 @@ from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor, HereExecutor, LocalExecutor, split_evenly
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import ModelRecord, standardised_inputs
-from dkgp.data.stores.models.description import ModelDescription
+from dkgp.data.stores.models.description import TrainedRecord
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
@@ -180,7 +180,7 @@ class PredictorSource:
         )
 
 
-def standardised(model: ModelDescription, inputs: FloatArray) -> FloatArray:
+def standardised(model: TrainedRecord, inputs: FloatArray) -> FloatArray:
     """Raw inputs (r, d), or (r, d_raw) with the features that were constant, as the model sees them: (r, d).
 
     Raises `InputError`: another number of features, or values that are not finite.

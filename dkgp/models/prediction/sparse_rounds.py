@@ -115,7 +115,7 @@ class SparseRounds(Rounds):
         self._variance = variance is not None
         latent = variance is not None and variance.latent
         if variance is not None:
-            _refuse_exact_settings(variance)
+            refuse_exact_settings(variance)
             executor.require_one_arithmetic()
         threads = executor.threads_per_process
         memory = PredictionMemory(model.basis_size, model.n_features, model.n_targets, threads, self._variance)
@@ -163,7 +163,8 @@ class SparseRounds(Rounds):
         }
 
 
-def _refuse_exact_settings(settings: VarianceSettings) -> None:
+def refuse_exact_settings(settings: VarianceSettings) -> None:
+    """Refuse settings of variances that a sparse model has no use for; `InputError`."""
     default = {field.name: field.default for field in fields(VarianceSettings)}
     unused = [name for name in _EXACT_ONLY if getattr(settings, name) != default[name]]
     if unused:

@@ -24,6 +24,7 @@ import numpy as np
 
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import NumericalError
+from dkgp.html import ProofShown
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, assumptions, bounding
 from dkgp.models.sparse.errors import SampleErrors, largest_residual_diagonal
 from dkgp.models.sparse.evidence import Evidence, log_determinant, normal_error
@@ -44,7 +45,7 @@ from dkgp.operators.low_rank.landmark_rows import whiten
 
 
 @dataclass(frozen=True)
-class SparseCertificate:
+class SparseCertificate(ProofShown):
     """Bounds on what separates a sparse mean from the exact one, on the standardised scale."""
 
     # Samples, basis samples
@@ -152,6 +153,10 @@ class SparseCertificate:
             "divergence": self.divergence,
             **({} if self.assumes is None else {"assumes": self.assumes}),
         }
+
+    def _proven(self) -> str:
+        bound = float(self.rms_bound.max())
+        return f"the mean within {bound:.2g} deviations of the targets of the exact one (root mean square)"
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types, with the derived bounds for readers."""

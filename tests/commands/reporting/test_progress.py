@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import math
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -183,3 +186,59 @@ def test_lines_of_other_measures_searches_and_choices() -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(12.4, "12 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")])
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_notebook_has_one_line_that_is_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[str, str]] = []
+
+    class Handle:
+        def update(self, content: dict[str, str], raw: bool) -> None:
+            assert raw
+            shown.append(("anew", content["text/plain"]))
+
+    def display(content: dict[str, str], raw: bool, display_id: bool) -> Handle:
+        assert raw
+        assert display_id
+        shown.append(("first", content["text/plain"]))
+        return Handle()
+
+    shell = SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    monkeypatch.setattr("dkgp.commands.reporting.terminal.UPDATE_SECONDS", 0.0)
+    stream = io.StringIO()
+    with TerminalReporter(console=Console(file=stream)).work("predict") as advance:
+        for done in (1, 2, 3):
+            advance(WorkProgress("samples", done, 4, "samples"))
+    assert [kind for kind, _ in shown] == ["first", "anew", "anew"]
+    assert shown[-1][1].startswith("predict: samples:  75 %, 3 of 4 samples")
+    assert stream.getvalue() == ""
+    # A shell in a terminal is none.
+    shell.kernel = None
+    with TerminalReporter(console=Console(file=stream), plain_line_seconds=0.0).work("predict") as advance:
+        advance(WorkProgress("samples", 1, 4, "samples"))
+    assert "25 %" in stream.getvalue()
+    assert len(shown) == 3
+
+
+def test_looking_for_a_notebook_imports_nothing() -> None:
+    code = (
+        "import sys; from dkgp.commands.reporting.terminal import notebook_display; "
+        "assert notebook_display() is None; assert 'IPython' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_line_in_a_real_kernel() -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    code = """
+from dkgp.commands.reporting.progress import WorkProgress
+from dkgp.commands.reporting.terminal import TerminalReporter
+with TerminalReporter().work("predict") as advance:
+    for done in range(5):
+        advance(WorkProgress("samples", done, 4, "samples"))
+"""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    nbclient.NotebookClient(notebook, timeout=60).execute()
+    (output,) = notebook.cells[0].outputs
+    assert output.data["text/plain"].startswith("predict: samples: 100 %, 4 of 4 samples")

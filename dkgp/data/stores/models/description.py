@@ -14,19 +14,21 @@ from typing import Any, ClassVar, Required, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.data.panels import Panel, record_panel
 from dkgp.data.stores.arrays import StoredArray, row_ranges
 from dkgp.data.stores.dataset import Dataset
 from dkgp.data.stores.standardisation import Standardisation
 from dkgp.data.stores.writable import NewStore
 from dkgp.data.types import FloatArray, IntArray, Json
 from dkgp.errors import InputError, NumericalError
+from dkgp.html import HtmlShown
 
 # What a store that is being written says of itself, for whoever resumes or reads it.
 SHOWN = ("kernel", "noise_variance", "feature_names", "target_names", "fingerprint", "versions")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TrainedRecord:
+class TrainedRecord(HtmlShown):
     """Record of something that was trained.
 
     Attributes
@@ -66,6 +68,9 @@ class TrainedRecord:
     def n_targets(self) -> int:
         """Number of targets, p."""
         return len(self.target_names)
+
+    def _panel(self) -> Panel:
+        return record_panel(self)
 
     def described(self) -> Json:
         """The description as JSON, but for its address."""

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dkgp.html import ProofShown
 from dkgp.models.classification.bounds import FEW, SampleSizes, sum_roundings, upward
 from dkgp.models.rounding import (
     EPS,
@@ -59,7 +60,7 @@ class Solved(Protocol):
 
 
 @dataclass(frozen=True)
-class DecisionCertificate:
+class DecisionCertificate(ProofShown):
     """Bounds on decisions k_x'alpha + b: all of it proven, roundings included."""
 
     n: int  # samples
@@ -203,6 +204,9 @@ class DecisionCertificate:
             away = (np.abs(1.0 - ones) * FEW + slack) / low
         bound += np.sqrt(np.maximum(variance, 0.0))[:, None] * length + away[:, None] * imbalance
         return bound * FEW
+
+    def _proven(self) -> str:
+        return f"decisions of {self.n:,} samples within bounds of the exact machine's"
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from dkgp.data.types import BoolArray
+from dkgp.html import ProofShown
 from dkgp.models.classification.bounds import FEW, SampleSizes, certified_labels, sum_roundings, upward
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, bounding, product_roundings
@@ -149,7 +150,7 @@ class GradientLength:
 
 
 @dataclass(frozen=True)
-class RiskCertificate:
+class RiskCertificate(ProofShown):
     """Bounds on decisions k_x'alpha: all of it proven, roundings included.
 
     Attributes
@@ -279,6 +280,9 @@ class RiskCertificate:
             np.isfinite(shared), np.maximum(shared, 0.0) * ((2.0 - math.sqrt(2.0)) * (1.0 - 16.0 * EPS)), 0.0
         )
         return certified_labels(decisions, bounds, less[:, None])
+
+    def _proven(self) -> str:
+        return f"decisions of {self.n:,} points within bounds of the exact minimiser's"
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""

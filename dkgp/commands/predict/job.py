@@ -1,0 +1,92 @@
+"""Jobs of predictions: of a data set into a store or a table, of lines one by one, and of a store to a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from dkgp.cluster import ClusterOptions
+from dkgp.commands.job_options import DATASET, OVERWRITE
+from dkgp.data.exports import table_suffix
+from dkgp.models.variance.variances import VarianceSettings
+from dkgp.options import Part, check_ranges
+from dkgp.registry import FURTHER, Group, Option
+
+MODEL = Option(place="read", argument=True)
+OUT = Option(
+    help="Where the predictions go: a store, or a table where the name ends in .csv, .csv.gz, .parquet or .nc.",
+    metavar="PLACE",
+    place="write",
+)
+VARIANCE = Part("variance", "Predict variances too, each with a proven interval.", group=Group("With --variance"))
+CHUNK_ROWS = Option(
+    help="Rows of a chunk.  [default: about 8192; with variances a batch or several]", least=1, group=FURTHER
+)
+TREE_ERROR = Option(
+    help="Take sums over all training samples by a tree that prunes what hardly contributes, each mean (in standard "
+    "deviations of the targets) or decision good to E; its bound allows for it. Pays for 2 or 3 features (at most 6) "
+    "with short length scales, of many test samples.",
+    metavar="E",
+    above=0,
+    group=FURTHER,
+)
+PLUG_IN = Option(
+    help="Of a Gaussian process classifier: probabilities at its decisions, without averaging them over the variances "
+    "of the latent functions, which take longer.",
+    group=FURTHER,
+)
+RESUME = Option(help="Go on with predictions that were interrupted.")
+PREDICTION = Option(place="read", argument=True)
+TABLE = Option(place="write", argument=True)
+PREDICTED = Option(
+    help="The data that the predictions were made for: adds the true targets, and the columns kept by --id.",
+    metavar="STORE",
+    place="read",
+)
+
+
+@dataclass(frozen=True)
+class PredictJob:
+    """A prediction to make: model, inputs (their targets are not needed), variances, and where it goes."""
+
+    model: Annotated[str, MODEL]
+    dataset: Annotated[str, DATASET]
+    out: Annotated[str, OUT]
+    variance: Annotated[VarianceSettings | None, VARIANCE] = None
+    chunk_rows: Annotated[int | None, CHUNK_ROWS] = None
+    tree_error: Annotated[float | None, TREE_ERROR] = None
+    plug_in: Annotated[bool, PLUG_IN] = False
+    resume: Annotated[bool, RESUME] = False
+    overwrite: Annotated[bool, OVERWRITE] = False
+    cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    @property
+    def is_table(self) -> bool:
+        """True if the predictions are to end in a table, for which the suffix of its name speaks."""
+        return table_suffix(self.out) is not None
+
+    @property
+    def store_url(self) -> str:
+        """The store that takes predictions as they are made; of a table beside it, until it is written."""
+        return f"{self.out}.partial.zarr" if self.is_table else self.out
+
+
+@dataclass(frozen=True)
+class LinesJob:
+    """Lines to be answered one by one: by which model, and whether with variances."""
+
+    model: Annotated[str, MODEL]
+    variance: Annotated[VarianceSettings | None, VARIANCE] = None
+
+
+@dataclass(frozen=True)
+class ExportJob:
+    """A prediction store, the table that is made of it, and the data that it was made for."""
+
+    prediction: Annotated[str, PREDICTION]
+    out: Annotated[str, TABLE]
+    dataset: Annotated[str | None, PREDICTED] = None
+    overwrite: Annotated[bool, OVERWRITE] = False

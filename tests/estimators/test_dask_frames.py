@@ -1,0 +1,122 @@
+"""dask DataFrames in, the same out: columns by name, the index kept, nothing computed before it is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+
+from dkgp import ConjugateDirectionsPursuit, GPRegressor, KernelLogisticClassifier, SparseGPRegressor
+from dkgp.errors import InputError
+from dkgp.estimators import lazy
+from tests.estimators.conftest import KERNEL, NOISE, Problem
+
+NAMES = ["east", "unused", "north", "depth"]
+
+
+def frame_of(X: np.ndarray, y: np.ndarray) -> pd.DataFrame:
+    return pd.DataFrame(X, columns=NAMES, index=np.arange(len(X)) * 3).assign(load=y)
+
+
+@pytest.fixture(scope="module")
+def frame(problem: Problem) -> dd.DataFrame:
+    return dd.from_pandas(frame_of(problem.X, problem.y), npartitions=4)
+
+
+@pytest.fixture(scope="module")
+def new(problem: Problem) -> dd.DataFrame:
+    return dd.from_pandas(frame_of(problem.X_new, problem.y_new), npartitions=3)
+
+
+@pytest.fixture(scope="module")
+def model(frame: dd.DataFrame) -> GPRegressor:
+    return GPRegressor(KERNEL, noise_variance=NOISE).fit(frame[NAMES], frame["load"])
+
+
+def test_it_is_the_model_of_the_arrays(
+    model: GPRegressor, new: dd.DataFrame, problem: Problem, fitted: GPRegressor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert model.feature_names_in_.tolist() == NAMES
+    assert model.target_names_ == ("load",)
+    calls = []
+    compute = lazy._PredictBlock.__call__
+
+    def counted(self: Any, block: Any) -> Any:
+        calls.append(len(block))
+        return compute(self, block)
+
+    monkeypatch.setattr(lazy._PredictBlock, "__call__", counted)
+    # In another order, beside a column that the model does not know.
+    mean, std, bounds = model.predict(new[["load", *NAMES[::-1]]], return_std=True, return_bounds=True)
+    assert isinstance(mean, dd.Series)
+    assert calls == []
+    mean, std, error = dask.compute(mean, std, bounds.mean_error)
+    assert sorted(calls) == [20, 20, 20], "one task for each partition computes all"
+    known, known_std = fitted.predict(problem.X_new, return_std=True)
+    np.testing.assert_allclose(mean, known, atol=1e-6)
+    np.testing.assert_allclose(std, known_std, rtol=0.02)
+    assert (mean.name, std.name, error.name) == ("load", "load_std", "load_mean_error")
+    assert mean.index.tolist() == new.index.compute().tolist()
+    assert model.score(new[NAMES], new["load"]) == pytest.approx(fitted.score(problem.X_new, problem.y_new), abs=1e-6)
+
+
+def test_joining_predictions_to_their_frame(model: GPRegressor, new: dd.DataFrame) -> None:
+    joined = new.assign(predicted=model.predict(new[NAMES])).compute()
+    np.testing.assert_array_equal(joined["predicted"], model.predict(joined[NAMES]))
+
+
+@pytest.mark.parametrize("form", ["series", "array", "pandas"])
+@pytest.mark.parametrize("name", ["sample_weight", "sample_noise"])
+def test_weights_and_noise_may_be_lazy(problem: Problem, frame: dd.DataFrame, form: str, name: str) -> None:
+    values = 1.0 + np.arange(len(problem.X)) % 3
+    pandas = pd.Series(values, index=np.arange(len(values)) * 3)
+    given = {"series": dd.from_pandas(pandas, npartitions=4), "array": da.from_array(values, 50), "pandas": pandas}[
+        form
+    ]
+    lazily = GPRegressor(KERNEL, noise_variance=NOISE).fit(frame[NAMES], frame["load"], **{name: given})
+    known = GPRegressor(KERNEL, noise_variance=NOISE).fit(problem.X, problem.y, **{name: values})
+    np.testing.assert_allclose(lazily.predict(problem.X_new), known.predict(problem.X_new), atol=1e-5)
+    unweighted = GPRegressor(KERNEL, noise_variance=NOISE).fit(problem.X, problem.y)
+    assert np.abs(known.predict(problem.X_new) - unweighted.predict(problem.X_new)).max() > 0.01
+
+
+def test_several_targets_come_as_a_frame(frame: dd.DataFrame, new: dd.DataFrame) -> None:
+    both = frame.assign(twice=2.0 * frame["load"])[["load", "twice"]]
+    mean = GPRegressor(KERNEL, noise_variance=NOISE).fit(frame[NAMES], both).predict(new[NAMES])
+    assert isinstance(mean, dd.DataFrame)
+    assert list(mean.columns) == ["load", "twice"]
+    computed = mean.compute()
+    np.testing.assert_allclose(computed["twice"], 2.0 * computed["load"], rtol=1e-6)
+
+
+def test_classifiers_sparse_models_and_pursuits(frame: dd.DataFrame, new: dd.DataFrame) -> None:
+    kinds = (frame["load"] > 70.0).astype(int).replace({0: "low", 1: "high"})
+    classifier = KernelLogisticClassifier(KERNEL).fit(frame[NAMES], kinds)
+    labels, probabilities = classifier.predict(new[NAMES]), classifier.predict_proba(new[NAMES])
+    assert isinstance(labels, dd.Series)
+    assert list(probabilities.columns) == ["high", "low"]
+    expected = classifier.predict(new[NAMES].compute())
+    assert labels.compute().tolist() == expected.tolist()
+    assert set(expected) == {"high", "low"}
+    sparse = SparseGPRegressor(KERNEL, noise_variance=NOISE, basis_size=50).fit(frame[NAMES], frame["load"])
+    assert isinstance(sparse.predict(new[NAMES]), dd.Series)
+    pursuit = ConjugateDirectionsPursuit(n_nonzero_coefs=2).fit(frame[NAMES], frame["load"])
+    np.testing.assert_allclose(pursuit.predict(new[NAMES]).compute(), pursuit.predict(new[NAMES].compute()), rtol=1e-9)
+
+
+def test_what_has_no_place_is_refused(model: GPRegressor, frame: dd.DataFrame, new: dd.DataFrame) -> None:
+    with pytest.raises(InputError, match=r"no column 'north' in X; it has 'east', 'depth'"):
+        model.predict(new[["east", "depth"]])
+    with pytest.raises(InputError, match=r"X is a dask Series, 'east'; expected a DataFrame"):
+        model.predict(new["east"])
+    texts = frame.assign(kind="red")
+    with pytest.raises(InputError, match=r"column 'kind' of X is of type .*; expected numbers"):
+        GPRegressor().fit(texts[["east", "kind"]], texts["load"])
+    weights = (frame["east"] > 100.0).astype(float)
+    with pytest.raises(InputError, match="leave such samples out of X"):
+        GPRegressor(KERNEL, noise_variance=NOISE).fit(frame[NAMES], frame["load"], sample_weight=weights)
