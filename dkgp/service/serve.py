@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError, MissingExtraError, StorageError
+from dkgp.service.access.tokens import read_tokens
 from dkgp.service.announcements import Announcement, announce
 from dkgp.service.certificate import checked_certificate, own_certificate
 from dkgp.service.private_folder import TOKEN_NAME, private_token, require_private_folder
@@ -68,6 +69,7 @@ def run_serve(
     with listen(settings.host, settings.port) as listener, contextlib.ExitStack() as stack:
         folder = Path(settings.folder)
         require_private_folder(folder)
+        read_tokens(folder)
         makes_token = settings.token is None and not settings.no_token
         if makes_token:
             settings = replace(settings, token=private_token(folder))

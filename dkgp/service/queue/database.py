@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sqlite3
 import threading
 import time
@@ -28,10 +29,16 @@ _OWN_NAMES = {
     "queue.sqlite-shm",
     "cluster.json",
     "token",
+    "tokens.json",
+    "audit.jsonl",
+    "certificate.pem",
+    "certificate-key.pem",
     "jobs",
     "services",
     "lost+found",
 }
+
+_OLDER_AUDIT = re.compile(r"audit\.\d\.jsonl")
 
 _SCHEMA = """
 CREATE TABLE jobs (
@@ -83,7 +90,11 @@ def prepare_folder(folder: Path) -> Path:
             raise InputError(f"the queue needs a folder; '{folder}' is a file")
         folder.mkdir(parents=True, exist_ok=True)
         foreign = sorted(
-            entry.name for entry in folder.iterdir() if entry.name not in _OWN_NAMES and not entry.name.startswith(".")
+            entry.name
+            for entry in folder.iterdir()
+            if entry.name not in _OWN_NAMES
+            and not entry.name.startswith(".")
+            and not _OLDER_AUDIT.fullmatch(entry.name)
         )
         if foreign:
             raise InputError(

@@ -39,7 +39,7 @@ from dkgp.service.queue.records import (
     JobRecord,
     JobStateError,
     QueueFullError,
-    UnknownJobError,
+    unknown_job,
 )
 
 ID_BYTES = 6
@@ -97,7 +97,7 @@ class JobQueue:
                 if earlier is not None:
                     return _same(earlier, request), False
                 self._require_room(transaction)
-                _reserve(transaction, job_id, outputs)
+                _reserve(transaction, job_id, outputs, owner)
                 transaction.run(
                     "INSERT INTO jobs (id, owner_key, idempotency_key, owner, outputs, state, created, command, "
                     "options, name, deadline_seconds) VALUES (?, ?, ?, ?, ?, 'queued', ?, ?, ?, ?, ?)",
@@ -127,9 +127,14 @@ class JobQueue:
         return self._with_progress(job_record(self._row(job_id)))
 
     def list(
-        self, *, states: Collection[str] = (), limit: int = 100, before: str | None = None
+        self,
+        *,
+        states: Collection[str] = (),
+        limit: int = 100,
+        before: str | None = None,
+        owner: str | None = None,
     ) -> builtins.list[JobRecord]:
-        """Return jobs, newest first: in some states alone, and only those submitted `before` another one."""
+        """Return jobs, newest first: in some states, submitted `before` another one, or of one `owner` alone."""
         conditions: builtins.list[str] = ["1 = 1"]
         values: builtins.list[Any] = []
         if states:
@@ -138,17 +143,20 @@ class JobQueue:
         if before is not None:
             conditions.append("sequence < ?")
             values.append(self._row(before)["sequence"])
+        if owner is not None:
+            conditions.append("owner = ?")
+            values.append(owner)
         rows = self._database.read(
             f"SELECT * FROM jobs WHERE {' AND '.join(conditions)} ORDER BY sequence DESC LIMIT ?", *values, limit
         )
         return [self._with_progress(job_record(row)) for row in rows]
 
-    def counts(self) -> dict[str, int]:
-        """Return the number of jobs in each state."""
-        by_state = {
-            row["state"]: row["n"]
-            for row in self._database.read("SELECT state, COUNT(*) AS n FROM jobs GROUP BY state")
-        }
+    def counts(self, owner: str | None = None) -> dict[str, int]:
+        """Return the number of jobs in each state, of all owners or of one."""
+        rows = self._database.read(
+            "SELECT state, COUNT(*) AS n FROM jobs WHERE ? IS NULL OR owner = ? GROUP BY state", owner, owner
+        )
+        by_state = {row["state"]: row["n"] for row in rows}
         return {state: by_state.get(state, 0) for state in STATES}
 
     def request_cancel(self, job_id: str) -> JobRecord:
@@ -189,7 +197,7 @@ class JobQueue:
                     "resumed"
                 )
             self._require_room(transaction)
-            _reserve(transaction, job_id, json.loads(row["outputs"]))
+            _reserve(transaction, job_id, json.loads(row["outputs"]), row["owner"])
             transaction.run(
                 "UPDATE jobs SET state = 'queued', resume = 1, generation = generation + 1, deaths = 0, "
                 "ran_seconds = 0, stop = NULL, cancel_requested = 0, finished = NULL, finished_at = NULL, "
@@ -251,13 +259,13 @@ class JobQueue:
     def _row(self, job_id: str) -> Row:
         rows = self._database.read("SELECT * FROM jobs WHERE id = ?", job_id)
         if not rows:
-            raise _unknown(job_id)
+            raise unknown_job(job_id)
         return rows[0]
 
     def _known(self, transaction: Transaction, job_id: str) -> Row:
         row = transaction.one("SELECT * FROM jobs WHERE id = ?", job_id)
         if row is None:
-            raise _unknown(job_id)
+            raise unknown_job(job_id)
         return row
 
     def _with_progress(self, record: JobRecord) -> JobRecord:
@@ -266,10 +274,6 @@ class JobQueue:
             return record
         latest = latest_progress(self.folder_of(record.id) / "events.jsonl")
         return record if latest is None else replace(record, progress=latest)
-
-
-def _unknown(job_id: str) -> UnknownJobError:
-    return UnknownJobError(f"there is no job {job_id!r}; it never was, or is forgotten by now")
 
 
 def _check_labels(name: str | None, owner: str | None, key: str | None, deadline_seconds: float | None) -> None:
@@ -299,7 +303,7 @@ def _same(earlier: Row, request: Mapping[str, Any]) -> JobRecord:
     return record
 
 
-def _reserve(transaction: Transaction, job_id: str, outputs: list[str]) -> None:
+def _reserve(transaction: Transaction, job_id: str, outputs: list[str], owner: str | None) -> None:
     """Keep every other job away from these places, and from what is above and below them, till this one has ended."""
     for url in outputs:
         parents = ["/".join(url.split("/")[:count]) for count in range(2, url.count("/") + 1)]
@@ -313,6 +317,13 @@ def _reserve(transaction: Transaction, job_id: str, outputs: list[str]) -> None:
             f"{url}0",
         )
         if taken is not None:
+            other = transaction.one("SELECT owner FROM jobs WHERE id = ?", taken["job_id"])
+            if other is not None and other["owner"] != owner:
+                # Whose job, and where exactly, is not for everybody.
+                raise JobStateError(
+                    f"somebody else's job is to write to '{url}', or above or below it; two jobs must not write to one "
+                    "place. Choose another output, or try again later"
+                )
             raise JobStateError(
                 f"job {taken['job_id']} is to write to '{taken['url']}'; two jobs must not write to one place. Wait "
                 "for it, cancel it, or choose another output"

@@ -70,6 +70,14 @@ class HealthAnswer:
 
 
 @dataclass(frozen=True)
+class CallerAnswer:
+    """The sender of a request, by its token's name, and what that token is for."""
+
+    name: str
+    scope: Literal["read", "submit", "admin"]
+
+
+@dataclass(frozen=True)
 class ServiceAnswer:
     """A description of the service and its limits."""
 
@@ -80,6 +88,7 @@ class ServiceAnswer:
     roots: list[str]
     counts: dict[str, int]
     commands: list[str]
+    caller: CallerAnswer
 
 
 @dataclass(frozen=True)
