@@ -72,6 +72,8 @@ class JobRecord:
         Whether a running job is to end.
     deadline_seconds : float, optional
         How long it may run, attempts together.
+    memory_bytes : int, optional
+        What its processes on the service's machine may take together.
     progress : dict, optional
         The latest progress event.
     dashboard_link : str, optional
@@ -94,6 +96,7 @@ class JobRecord:
     document: dict[str, Any] | None = None
     cancel_requested: bool = False
     deadline_seconds: float | None = None
+    memory_bytes: int | None = None
     progress: dict[str, Any] | None = None
     dashboard_link: str | None = None
 

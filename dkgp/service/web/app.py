@@ -108,7 +108,7 @@ class Service:
     def submit(self, value: Any, idempotency_key: str | None, caller: Caller) -> tuple[JobRecord, bool]:
         """Check and queue a job; return it, and whether it is new."""
         try:
-            request = schema.request_from(value, self.settings.job_deadline_seconds)
+            request = schema.request_from(value, self.settings.limits())
             schema.check_idempotency_key(idempotency_key)
             check_places(self.roots, request.command, request.options)
             record, is_new = self.queue.submit(
@@ -118,6 +118,7 @@ class Service:
                 owner=caller.name,
                 idempotency_key=idempotency_key,
                 deadline_seconds=request.deadline_seconds,
+                memory_bytes=request.memory_bytes,
             )
         except DkgpError as error:
             reason = next(reason for kind, reason in _REASONS if isinstance(error, kind))
@@ -356,4 +357,6 @@ def _add_service(app: "FastAPI", service: Service) -> None:
         # A queue that cannot be read answers with 503 by its error.
         service.queue.counts()
         free = shutil.disk_usage(service.settings.folder).free
-        return JSONResponse({"status": "ok" if free >= LEAST_FREE_BYTES else "disk full"})
+        if free < LEAST_FREE_BYTES:
+            return JSONResponse({"status": "disk full"})
+        return JSONResponse({"status": "folder full" if service.queue.is_full() else "ok"})

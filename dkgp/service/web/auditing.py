@@ -84,7 +84,7 @@ class AuditedRequests:
 
 
 def _route(path: str) -> tuple[str, str | None]:
-    """The call that a path names, also where nobody was let in, and the job's id; no more of it can get into the log."""
+    """The call that a path names, where nobody was let in too, and the job's id; no more of it gets into the log."""
     match = _CALL.fullmatch(path)
     if match is None:
         return "other", None
