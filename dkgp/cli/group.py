@@ -14,6 +14,7 @@ from dkgp.cli.plain_commands import info, ingest, warm_up
 from dkgp.cli.service.jobs import cancel, jobs, logs, resume, status, wait
 from dkgp.cli.service.serve import serve
 from dkgp.cli.service.submit import submit
+from dkgp.cli.service.token import token
 
 
 @click.group(
@@ -54,7 +55,7 @@ HERE = (
     bench,
     warm_up,
 )
-AS_JOBS = (serve, submit, jobs, status, logs, cancel, resume, wait)
+AS_JOBS = (serve, submit, jobs, status, logs, cancel, resume, wait, token)
 
 for command in (*HERE, *AS_JOBS):
     main.add_command(command)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError, MissingExtraError, StorageError
+from dkgp.service.access.tokens import read_tokens
 from dkgp.service.announcements import Announcement, announce
 from dkgp.service.certificate import checked_certificate, own_certificate
 from dkgp.service.private_folder import TOKEN_NAME, private_token, require_private_folder
@@ -61,6 +62,7 @@ def run_serve(
         if find_spec(module) is None:
             raise MissingExtraError(package, "service", "`dkgp serve`")
     from dkgp.service.queue.job_queue import JobQueue
+    from dkgp.service.running.memory import SHARE_OF_JOBS, machine_bytes
     from dkgp.service.running.supervisor import Supervisor
     from dkgp.service.web.app import Service, create_app
 
@@ -68,10 +70,19 @@ def run_serve(
     with listen(settings.host, settings.port) as listener, contextlib.ExitStack() as stack:
         folder = Path(settings.folder)
         require_private_folder(folder)
+        read_tokens(folder)
         makes_token = settings.token is None and not settings.no_token
         if makes_token:
             settings = replace(settings, token=private_token(folder))
-        queue = JobQueue(Path(settings.folder), max_queued=settings.max_queued)
+        if settings.job_memory_bytes is None:
+            share = int(SHARE_OF_JOBS * machine_bytes() / settings.concurrent_jobs)
+            settings = replace(settings, job_memory_bytes=share)
+        queue = JobQueue(
+            Path(settings.folder),
+            max_queued=settings.max_queued,
+            max_queued_per_owner=settings.max_queued_per_token,
+            max_folder_bytes=settings.max_folder_bytes,
+        )
         stack.callback(queue.close)
         url = url_of(listener, settings.host, "https" if settings.speaks_tls else "http")
         certificate = _certificate(settings, folder)
@@ -79,7 +90,9 @@ def run_serve(
             queue,
             cluster=settings.cluster,
             concurrent_jobs=settings.concurrent_jobs,
+            concurrent_per_owner=settings.concurrent_jobs_per_token,
             deadline_seconds=settings.job_deadline_seconds,
+            memory_bytes=settings.job_memory_bytes,
             keep_seconds=settings.keep_seconds,
             roots=settings.roots,
         )

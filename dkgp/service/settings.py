@@ -20,7 +20,14 @@ from dkgp.service.roots import Roots
 DEFAULT_PORT = 8780
 TOKEN_VARIABLE = "DKGP_SERVICE_TOKEN"
 SHORTEST_TOKEN = 16
+DEFAULT_DEADLINE_SECONDS = 7 * 86_400.0
+DEFAULT_KEEP_SECONDS = 90 * 86_400.0
+DEFAULT_FOLDER_BYTES = 10 * 2**30
 LARGEST_TOKEN_FILE_BYTES = 4096
+_LIMITS = (
+    *("concurrent_jobs", "concurrent_jobs_per_token", "job_deadline_seconds", "job_memory_bytes", "keep_seconds"),
+    *("max_folder_bytes", "max_queued", "max_queued_per_token", "max_body_bytes"),
+)
 # What an Authorization header carries without quoting.
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
@@ -47,11 +54,17 @@ class ServiceSettings:
     # Local folders and URLs that jobs may read and write; by default the working directory.
     roots: tuple[str, ...] = ()
     concurrent_jobs: int = 1
-    # What no job may exceed; a job may ask for less.
-    job_deadline_seconds: float | None = None
-    # For ended jobs to be remembered, None: for ever. What they wrote is never removed.
-    keep_seconds: float | None = None
+    # Of one token; None: as many as run at all.
+    concurrent_jobs_per_token: int | None = None
+    # What no job may exceed; a job may ask for less. Memory of None: a job's part of what this machine has.
+    job_deadline_seconds: float | None = DEFAULT_DEADLINE_SECONDS
+    job_memory_bytes: int | None = None
+    # For ended jobs to be remembered, and bytes of all jobs' own folders, beyond which the oldest are forgotten. What
+    # jobs wrote elsewhere is never removed.
+    keep_seconds: float | None = DEFAULT_KEEP_SECONDS
+    max_folder_bytes: int | None = DEFAULT_FOLDER_BYTES
     max_queued: int = 10_000
+    max_queued_per_token: int = 1_000
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
     max_body_bytes: int = 2**20
 
@@ -60,10 +73,14 @@ class ServiceSettings:
             raise UsageError(f"a port is a number from 0 (any that is free) to 65535; got {self.port}")
         for name, value in (
             ("concurrent jobs", self.concurrent_jobs),
+            ("concurrent jobs of a token", self.concurrent_jobs_per_token),
             ("queued jobs", self.max_queued),
+            ("queued jobs of a token", self.max_queued_per_token),
+            ("bytes of a job's memory", self.job_memory_bytes),
+            ("bytes of the jobs' folders", self.max_folder_bytes),
             ("bytes of a request", self.max_body_bytes),
         ):
-            if value < 1:
+            if value is not None and value < 1:
                 raise UsageError(f"the limit of {name} must be at least 1; got {value}")
         for name, seconds in (
             ("job deadline", self.job_deadline_seconds),
@@ -111,8 +128,7 @@ class ServiceSettings:
 
     def limits(self) -> dict[str, Any]:
         """Limits of the service, for its clients."""
-        names = ("concurrent_jobs", "job_deadline_seconds", "keep_seconds", "max_queued", "max_body_bytes")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in _LIMITS}
 
 
 def read_token(token_file: str | os.PathLike[str] | None, environment: Mapping[str, str] = os.environ) -> str | None:

@@ -48,12 +48,14 @@ def test_the_commands_of_this_release() -> None:
         "bench",
         "warm-up",
     }
-    as_jobs = {"serve", "submit", "jobs", "status", "logs", "cancel", "resume", "wait"}
+    as_jobs = {"serve", "submit", "jobs", "status", "logs", "cancel", "resume", "wait", "token"}
     assert {names[0] for names in ALL} == here | as_jobs
     below = {
-        group: {names[1] for names in ALL if names[0] == group and len(names) == 2} for group in ("bench", "submit")
+        group: {names[1] for names in ALL if names[0] == group and len(names) == 2}
+        for group in ("bench", "submit", "token")
     }
     assert below["bench"] == {"tiles", "products", "solve", "overhead", "scaling", *ELSEWHERE}
+    assert below["token"] == {"add", "list", "revoke"}
     assert below["submit"] == {"train", "sparse", "classify", "tune", "predict", "evaluate", "fit"}
 
 
@@ -68,7 +70,7 @@ def test_help_shows_an_example_and_every_option_is_explained(names: tuple[str, .
             assert parameter.help, f"{parameter.name} has no help"
 
 
-@pytest.mark.parametrize("names", [n for n in ALL if n != ("bench",)], ids=" ".join)
+@pytest.mark.parametrize("names", [n for n in ALL if n not in (("bench",), ("token",))], ids=" ".join)
 def test_every_command_takes_the_common_options(names: tuple[str, ...]) -> None:
     options = {option for parameter in ALL[names].params for option in parameter.opts}
     assert {"--json", "--quiet", "--verbose", "--debug"} <= options

@@ -79,6 +79,16 @@ _STAND_IN = """
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print("deaf now", file=sys.stderr, flush=True)
         time.sleep(600)
+    if words[0] == "grow":
+        # Itself and a child, each so many MiB; the child hears SIGTERM as well, and neither where it is deaf.
+        if words[-1] == "deaf":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child = os.fork()
+        held = bytearray(b"x") * (int(words[1]) * 2**20)
+        while not os.path.exists(os.path.join(folder, ".go")) and (child or os.getppid() != 1):
+            time.sleep(0.02)
+        if child == 0:
+            os._exit(0)
     if words[0] == "die" and int(attempt) <= int(words[1]):
         with open(os.path.join(folder, "jobs", job_id, "process.json"), "w") as file:
             file.write(f'{{"pid": {os.getpid()}, "began": 0, "attempt": {attempt}}}')

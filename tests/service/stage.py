@@ -94,7 +94,12 @@ def staged(folder: Path, *, token: str | None = TOKEN, **settings: Any) -> Itera
     chosen = ServiceSettings(
         str(folder / "queue"), token=token, no_token=token is None, **{"roots": (str(root),), **settings}
     )
-    queue = JobQueue(Path(chosen.folder), max_queued=chosen.max_queued)
+    queue = JobQueue(
+        Path(chosen.folder),
+        max_queued=chosen.max_queued,
+        max_queued_per_owner=chosen.max_queued_per_token,
+        max_folder_bytes=chosen.max_folder_bytes,
+    )
     supervisor = Woken()
     service = Service(chosen, queue, supervisor)
     app = create_app(service)

@@ -161,3 +161,14 @@ latest_end.over = {over}
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
     assert ended.returncode == code, ended.stderr
     assert ("ended by force" in ended.stderr) == (code == 1)
+
+
+def test_a_service_that_made_its_certificate_starts_again_and_tokens_are_read(tmp_path: Path) -> None:
+    for _ in range(2):
+        with service_process(tmp_path / "queue", tmp_path, "--https") as service:
+            assert service.url.startswith("https://")
+            assert service.stop()[0] == 0
+    assert (tmp_path / "queue" / "certificate.pem").exists()
+    (tmp_path / "queue" / "tokens.json").touch(0o644)
+    with pytest.raises(InputError, match=r"tokens\.json' are not yours alone"):
+        run_serve(ServiceSettings(str(tmp_path / "queue"), port=0, roots=(str(tmp_path),)), SilentReporter())

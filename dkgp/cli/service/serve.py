@@ -9,6 +9,7 @@ import click
 from dkgp.cli.declared import DeclaredCommand
 from dkgp.cli.options import cluster_from, cluster_options, examples
 from dkgp.cli.running import Output, execute, output_options
+from dkgp.registry import byte_count
 
 if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
@@ -67,18 +68,51 @@ SECONDS_A_DAY = 86_400.0
 )
 @click.option("--concurrent-jobs", type=click.IntRange(min=1), default=1, show_default=True, help="At once.")
 @click.option(
+    "--concurrent-jobs-per-token",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Of these, jobs that one token submitted.  [default: all]",
+)
+@click.option(
     "--job-deadline",
     type=click.FloatRange(min=0, min_open=True),
+    default=7 * SECONDS_A_DAY,
     metavar="SECONDS",
-    help="End a job that has run so long.  [default: none]",
+    help="End a job that has run so long; `dkgp resume` goes on with it.  [default: 604800, a week]",
+)
+@click.option(
+    "--job-memory",
+    type=byte_count,
+    metavar="SIZE",
+    help="End a job whose processes on this machine hold more.  [default: 0.9 of the machine's, or the container's, "
+    "shared out among --concurrent-jobs]",
 )
 @click.option(
     "--keep-days",
     type=click.FloatRange(min=0, min_open=True),
+    default=90.0,
+    show_default=True,
     metavar="DAYS",
-    help="Forget jobs that ended so long ago; what they wrote stays.  [default: never]",
+    help="Forget jobs that ended so long ago; what they wrote stays.",
+)
+@click.option(
+    "--max-folder",
+    type=byte_count,
+    default="10GiB",
+    show_default=True,
+    metavar="SIZE",
+    help="Of records and logs: beyond it the jobs that ended longest ago are forgotten, and where none is left no "
+    "others are taken.",
 )
 @click.option("--max-queued", type=click.IntRange(min=1), default=10_000, show_default=True, help="Jobs that may wait.")
+@click.option(
+    "--max-queued-per-token",
+    type=click.IntRange(min=1),
+    default=1_000,
+    show_default=True,
+    metavar="N",
+    help="Jobs that may wait of one token.",
+)
 @cluster_options
 @output_options
 def serve(**options: Any) -> None:
@@ -96,12 +130,14 @@ def serve(**options: Any) -> None:
         from dkgp.service.settings import ServiceSettings, read_token
 
         cluster = cluster_from(options)
-        deadline, days = options.pop("job_deadline"), options.pop("keep_days")
+        deadline, memory = options.pop("job_deadline"), options.pop("job_memory")
         settings = ServiceSettings(
             token=read_token(options.pop("token_file")),
             roots=tuple(options.pop("roots")),
             job_deadline_seconds=deadline,
-            keep_seconds=None if days is None else days * SECONDS_A_DAY,
+            job_memory_bytes=memory,
+            keep_seconds=options.pop("keep_days") * SECONDS_A_DAY,
+            max_folder_bytes=options.pop("max_folder"),
             cluster=cluster,
             **options,
         )

@@ -18,6 +18,7 @@ from dkgp.cli.options import examples
 from dkgp.cli.running import OUTPUT_NAMES, Output, execute, output_options
 from dkgp.cli.service.jobs import exit_code, print_events, show_job
 from dkgp.cli.service.options import SERVICE_NAMES, client_from, service_options
+from dkgp.registry import byte_count
 
 if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
@@ -34,6 +35,7 @@ class Submission:
 
     name: str | None
     deadline: float | None
+    memory: int | None
     follow: bool
     slurm: bool
     slurm_options: dict[str, str]
@@ -47,10 +49,10 @@ class Submission:
 
         if not self.slurm and (self.slurm_options or self.write_only is not None):
             raise UsageError("--slurm-option and --write-only belong to --slurm, which was not given; add it")
-        if self.slurm and (self.follow or self.deadline is not None):
+        if self.slurm and (self.follow or self.deadline is not None or self.memory is not None):
             raise UsageError(
-                "--follow and --deadline belong to the jobs service; with --slurm, `tail -f` the job's output file and "
-                "give --slurm-option time=HH:MM:SS"
+                "--follow, --deadline and --memory belong to the jobs service; with --slurm, `tail -f` the job's "
+                "output file and give --slurm-option time=HH:MM:SS, --slurm-option mem=8G"
             )
 
 
@@ -80,6 +82,12 @@ def slurm_settings(context: click.Context, parameter: click.Parameter, values: t
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
     help="End the job when it has run so long.  [default: the service's own deadline]",
+)
+@click.option(
+    "--memory",
+    type=byte_count,
+    metavar="SIZE",
+    help="End the job when its processes hold more, such as 8GiB.  [default: the service's limit]",
 )
 @click.option("-f", "--follow", is_flag=True, help="Follow the job; leave with its exit code.")
 @service_options
@@ -180,7 +188,13 @@ def _to_service(submission: Submission, name: str, job: Any, reporter: Reporter,
 
     options = options_from_job(job)
     with client_from(dict(submission.service), reporter, patient=submission.follow) as client:
-        record = client.submit(name, options, name=submission.name, deadline_seconds=submission.deadline)
+        record = client.submit(
+            name,
+            options,
+            name=submission.name,
+            deadline_seconds=submission.deadline,
+            memory_bytes=submission.memory,
+        )
         if submission.follow:
             click.echo(f"job {record['id']}", err=True)
             print_events(client, record["id"], replace(output, as_json=False), follow=True, err=True)

@@ -71,6 +71,7 @@ class ServiceClient:
         *,
         name: str | None = None,
         deadline_seconds: float | None = None,
+        memory_bytes: int | None = None,
         idempotency_key: str | None = None,
     ) -> Document:
         """Submit a job; return its record.
@@ -83,6 +84,8 @@ class ServiceClient:
             body["name"] = name
         if deadline_seconds is not None:
             body["deadline_seconds"] = deadline_seconds
+        if memory_bytes is not None:
+            body["memory_bytes"] = memory_bytes
         return self._call(
             "POST", "/v1/jobs", json=body, headers={"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sqlite3
 import threading
 import time
@@ -17,7 +18,7 @@ from dkgp.errors import InputError, StorageError, StoreError
 
 Row = sqlite3.Row
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 # "dkgp", so that another program's database is not taken for a queue.
 APPLICATION_ID = 0x646B6770
 BUSY_SECONDS = 30.0
@@ -28,10 +29,16 @@ _OWN_NAMES = {
     "queue.sqlite-shm",
     "cluster.json",
     "token",
+    "tokens.json",
+    "audit.jsonl",
+    "certificate.pem",
+    "certificate-key.pem",
     "jobs",
     "services",
     "lost+found",
 }
+
+_OLDER_AUDIT = re.compile(r"audit\.\d\.jsonl")
 
 _SCHEMA = """
 CREATE TABLE jobs (
@@ -63,13 +70,20 @@ CREATE TABLE jobs (
     error TEXT,
     document TEXT,
     progress TEXT,
-    dashboard_link TEXT
+    dashboard_link TEXT,
+    memory_bytes INTEGER,
+    stop_detail TEXT
 );
 CREATE INDEX jobs_by_state ON jobs (state, sequence);
 CREATE UNIQUE INDEX jobs_by_key ON jobs (owner_key, idempotency_key) WHERE idempotency_key IS NOT NULL;
 CREATE TABLE outputs (url TEXT PRIMARY KEY, job_id TEXT NOT NULL) WITHOUT ROWID;
 CREATE INDEX outputs_by_job ON outputs (job_id);
 """
+
+# What makes a queue of a version one of the next.
+_UPGRADES = {
+    1: ("ALTER TABLE jobs ADD COLUMN memory_bytes INTEGER", "ALTER TABLE jobs ADD COLUMN stop_detail TEXT"),
+}
 
 
 def prepare_folder(folder: Path) -> Path:
@@ -83,7 +97,11 @@ def prepare_folder(folder: Path) -> Path:
             raise InputError(f"the queue needs a folder; '{folder}' is a file")
         folder.mkdir(parents=True, exist_ok=True)
         foreign = sorted(
-            entry.name for entry in folder.iterdir() if entry.name not in _OWN_NAMES and not entry.name.startswith(".")
+            entry.name
+            for entry in folder.iterdir()
+            if entry.name not in _OWN_NAMES
+            and not entry.name.startswith(".")
+            and not _OLDER_AUDIT.fullmatch(entry.name)
         )
         if foreign:
             raise InputError(
@@ -172,6 +190,11 @@ class QueueDatabase:
                 transaction.run(f"PRAGMA user_version = {SCHEMA_VERSION}")
             elif application != APPLICATION_ID:
                 raise InputError(f"'{self._path}' is a database of another program; name another folder")
+            elif version in _UPGRADES:
+                for earlier in range(version, SCHEMA_VERSION):
+                    for statement in _UPGRADES[earlier]:
+                        transaction.run(statement)
+                transaction.run(f"PRAGMA user_version = {SCHEMA_VERSION}")
             elif version != SCHEMA_VERSION:
                 raise InputError(
                     f"the queue '{self._path}' has the format {version}; this version of dkgp reads {SCHEMA_VERSION}. "

@@ -39,8 +39,9 @@ from dkgp.service.queue.records import (
     JobRecord,
     JobStateError,
     QueueFullError,
-    UnknownJobError,
+    unknown_job,
 )
+from dkgp.service.queue.sizes import FolderSizes, tree_bytes
 
 ID_BYTES = 6
 # A job's folder without a row: its submission was cut off before it was recorded.
@@ -50,15 +51,27 @@ ORPHAN_SECONDS = 3600.0
 class JobQueue:
     """Jobs that wait, run, and have ended. Safe to share between threads, and the folder between processes.
 
-    The folder is made where it is missing, for its owner alone. So many jobs may wait, and a job has failed when its
-    process has died `max_attempts` times. `ledger` is the side of the queue that services and jobs' processes use.
-    `InputError` where the folder holds something else or a queue of a later version, `StorageError` where it cannot be
-    written to.
+    The folder is made where it is missing, for its owner alone. So many jobs may wait, in all and of one owner, none is
+    taken while the jobs' own folders hold `max_folder_bytes`, and a job has failed when its process has died
+    `max_attempts` times. `forgotten` counts the jobs that this object removed, by reason. `ledger` is the side of the
+    queue that services and jobs' processes use. `InputError` where the folder holds something else or a queue of a
+    later version, `StorageError` where it cannot be written to.
     """
 
-    def __init__(self, folder: Path, *, max_queued: int = 10_000, max_attempts: int = 5) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_queued: int = 10_000,
+        max_queued_per_owner: int | None = None,
+        max_folder_bytes: int | None = None,
+        max_attempts: int = 5,
+    ) -> None:
         self.folder = prepare_folder(Path(folder))
-        self.max_queued, self.max_attempts = max_queued, max_attempts
+        self.max_queued, self.max_queued_per_owner, self.max_attempts = max_queued, max_queued_per_owner, max_attempts
+        self.max_folder_bytes = max_folder_bytes
+        self.forgotten = {"age": 0, "size": 0}
+        self._sizes = FolderSizes(self.folder / "jobs")
         self._database = QueueDatabase(self.folder / "queue.sqlite")
         self.ledger = Ledger(self._database, self.folder, max_attempts)
 
@@ -75,6 +88,7 @@ class JobQueue:
         owner: str | None = None,
         idempotency_key: str | None = None,
         deadline_seconds: float | None = None,
+        memory_bytes: int | None = None,
     ) -> tuple[JobRecord, bool]:
         """Add a job; return it, and whether it is new.
 
@@ -89,18 +103,21 @@ class JobQueue:
         paths = specification.job_paths(command, content)
         outputs = [path.url for path in paths if path.field in specification.OUTPUT_FIELDS and path.access == "write"]
         request = {"command": command, "options": content, "name": name, "deadline_seconds": deadline_seconds}
-        _check_labels(name, owner, idempotency_key, deadline_seconds)
+        request["memory_bytes"] = memory_bytes
+        _check_labels(name, owner, idempotency_key)
+        _check_limits(deadline_seconds, memory_bytes)
         job_id = secrets.token_hex(ID_BYTES)
         try:
             with self._database.write() as transaction:
                 earlier = _with_key(transaction, owner, idempotency_key)
                 if earlier is not None:
                     return _same(earlier, request), False
-                self._require_room(transaction)
-                _reserve(transaction, job_id, outputs)
+                self._require_room(transaction, owner)
+                _reserve(transaction, job_id, outputs, owner)
                 transaction.run(
                     "INSERT INTO jobs (id, owner_key, idempotency_key, owner, outputs, state, created, command, "
-                    "options, name, deadline_seconds) VALUES (?, ?, ?, ?, ?, 'queued', ?, ?, ?, ?, ?)",
+                    "options, name, deadline_seconds, memory_bytes) "
+                    "VALUES (?, ?, ?, ?, ?, 'queued', ?, ?, ?, ?, ?, ?)",
                     job_id,
                     owner or "",
                     idempotency_key,
@@ -111,6 +128,7 @@ class JobQueue:
                     json.dumps(content),
                     name,
                     deadline_seconds,
+                    memory_bytes,
                 )
                 # Before anybody can claim it.
                 with translate_write_errors(self.folder_of(job_id)):
@@ -127,9 +145,14 @@ class JobQueue:
         return self._with_progress(job_record(self._row(job_id)))
 
     def list(
-        self, *, states: Collection[str] = (), limit: int = 100, before: str | None = None
+        self,
+        *,
+        states: Collection[str] = (),
+        limit: int = 100,
+        before: str | None = None,
+        owner: str | None = None,
     ) -> builtins.list[JobRecord]:
-        """Return jobs, newest first: in some states alone, and only those submitted `before` another one."""
+        """Return jobs, newest first: in some states, submitted `before` another one, or of one `owner` alone."""
         conditions: builtins.list[str] = ["1 = 1"]
         values: builtins.list[Any] = []
         if states:
@@ -138,17 +161,20 @@ class JobQueue:
         if before is not None:
             conditions.append("sequence < ?")
             values.append(self._row(before)["sequence"])
+        if owner is not None:
+            conditions.append("owner = ?")
+            values.append(owner)
         rows = self._database.read(
             f"SELECT * FROM jobs WHERE {' AND '.join(conditions)} ORDER BY sequence DESC LIMIT ?", *values, limit
         )
         return [self._with_progress(job_record(row)) for row in rows]
 
-    def counts(self) -> dict[str, int]:
-        """Return the number of jobs in each state."""
-        by_state = {
-            row["state"]: row["n"]
-            for row in self._database.read("SELECT state, COUNT(*) AS n FROM jobs GROUP BY state")
-        }
+    def counts(self, owner: str | None = None) -> dict[str, int]:
+        """Return the number of jobs in each state, of all owners or of one."""
+        rows = self._database.read(
+            "SELECT state, COUNT(*) AS n FROM jobs WHERE ? IS NULL OR owner = ? GROUP BY state", owner, owner
+        )
+        by_state = {row["state"]: row["n"] for row in rows}
         return {state: by_state.get(state, 0) for state in STATES}
 
     def request_cancel(self, job_id: str) -> JobRecord:
@@ -188,8 +214,8 @@ class JobQueue:
                     f"job {job_id} is {row['state'].replace('_', ' ')}; only one that is {_listed(RESUMABLE)} can be "
                     "resumed"
                 )
-            self._require_room(transaction)
-            _reserve(transaction, job_id, json.loads(row["outputs"]))
+            self._require_room(transaction, row["owner"])
+            _reserve(transaction, job_id, json.loads(row["outputs"]), row["owner"])
             transaction.run(
                 "UPDATE jobs SET state = 'queued', resume = 1, generation = generation + 1, deaths = 0, "
                 "ran_seconds = 0, stop = NULL, cancel_requested = 0, finished = NULL, finished_at = NULL, "
@@ -216,21 +242,50 @@ class JobQueue:
 
     def prune(self, keep_seconds: float) -> int:
         """Forget the jobs that ended so long ago, their events and logs, but never what they wrote; return how many."""
-        forgotten = 0
-        for row in self._database.read(
+        rows = self._database.read(
             f"SELECT id FROM jobs WHERE state IN ({_marks(TERMINAL)}) AND finished_at <= ?",
             *TERMINAL,
             time.time() - keep_seconds,
-        ):
-            # Its process may still be on its way out.
-            if not FileLock.is_free(self.folder_of(row["id"]) / "lock"):
-                continue
-            with self._database.write() as transaction:
-                forgotten += transaction.run(
-                    f"DELETE FROM jobs WHERE id = ? AND state IN ({_marks(TERMINAL)})", row["id"], *TERMINAL
-                )
+        )
+        forgotten = sum(self._forget(row["id"]) for row in rows)
+        self.forgotten["age"] += forgotten
         self._remove_orphans()
         return forgotten
+
+    def prune_to(self, most_bytes: int) -> int:
+        """Forget ended jobs, the oldest first, until the jobs' own folders hold no more; return how many."""
+        excess = self._sizes.total(newest=True) - most_bytes
+        forgotten = 0
+        if excess > 0:
+            for row in self._database.read(
+                f"SELECT id FROM jobs WHERE state IN ({_marks(TERMINAL)}) ORDER BY finished_at", *TERMINAL
+            ):
+                size = tree_bytes(self.folder_of(row["id"]))
+                if self._forget(row["id"]):
+                    shutil.rmtree(self.folder_of(row["id"]), ignore_errors=True)
+                    forgotten, excess = forgotten + 1, excess - size
+                if excess <= 0:
+                    break
+            self._sizes.total(newest=True)
+        self.forgotten["size"] += forgotten
+        return forgotten
+
+    def folder_bytes(self) -> int:
+        """Return what the jobs' own folders hold, as of some seconds ago."""
+        return self._sizes.total()
+
+    def is_full(self) -> bool:
+        """True if the jobs' own folders hold as much as they may."""
+        return self.max_folder_bytes is not None and self.folder_bytes() >= self.max_folder_bytes
+
+    def _forget(self, job_id: str) -> int:
+        """Remove an ended job's row, whose process is not on its way out any more; return how many that were."""
+        if not FileLock.is_free(self.folder_of(job_id) / "lock"):
+            return 0
+        with self._database.write() as transaction:
+            return transaction.run(
+                f"DELETE FROM jobs WHERE id = ? AND state IN ({_marks(TERMINAL)})", job_id, *TERMINAL
+            )
 
     def _remove_orphans(self) -> None:
         """Remove the folders of jobs that are forgotten, or were never recorded."""
@@ -241,23 +296,35 @@ class JobQueue:
                 if given_up and not self._database.read("SELECT id FROM jobs WHERE id = ?", path.name):
                     shutil.rmtree(path, ignore_errors=True)
 
-    def _require_room(self, transaction: Transaction) -> None:
-        waiting = transaction.one("SELECT COUNT(*) AS n FROM jobs WHERE state = 'queued'")
-        if waiting is not None and waiting["n"] >= self.max_queued:
+    def _require_room(self, transaction: Transaction, owner: str | None) -> None:
+        for words, most, condition, values in (
+            ("jobs wait already, as many as this service takes", self.max_queued, "", ()),
+            (
+                "of your jobs wait already, as many as this service takes of one token",
+                self.max_queued_per_owner,
+                " AND owner_key = ?",
+                (owner or "",),
+            ),
+        ):
+            waiting = transaction.one(f"SELECT COUNT(*) AS n FROM jobs WHERE state = 'queued'{condition}", *values)
+            if most is not None and waiting is not None and waiting["n"] >= most:
+                raise QueueFullError(f"{waiting['n']:,} {words}; try again when some have ended")
+        if self.is_full():
             raise QueueFullError(
-                f"{waiting['n']:,} jobs wait already, as many as this service takes; try again when some have ended"
+                f"the jobs' records and logs take {self.folder_bytes():,} bytes, and may take {self.max_folder_bytes:,}"
+                "; ended jobs make room within a minute, and those that wait or run when they have ended"
             )
 
     def _row(self, job_id: str) -> Row:
         rows = self._database.read("SELECT * FROM jobs WHERE id = ?", job_id)
         if not rows:
-            raise _unknown(job_id)
+            raise unknown_job(job_id)
         return rows[0]
 
     def _known(self, transaction: Transaction, job_id: str) -> Row:
         row = transaction.one("SELECT * FROM jobs WHERE id = ?", job_id)
         if row is None:
-            raise _unknown(job_id)
+            raise unknown_job(job_id)
         return row
 
     def _with_progress(self, record: JobRecord) -> JobRecord:
@@ -268,18 +335,19 @@ class JobQueue:
         return record if latest is None else replace(record, progress=latest)
 
 
-def _unknown(job_id: str) -> UnknownJobError:
-    return UnknownJobError(f"there is no job {job_id!r}; it never was, or is forgotten by now")
-
-
-def _check_labels(name: str | None, owner: str | None, key: str | None, deadline_seconds: float | None) -> None:
+def _check_labels(name: str | None, owner: str | None, key: str | None) -> None:
     for label, text in (("name", name), ("owner", owner), ("idempotency key", key)):
         if text is not None and not (0 < len(text) <= LONGEST_NAME and text.isprintable()):
             raise InputError(
                 f"the {label} of a job is 1 to {LONGEST_NAME} characters without control characters; got {text[:80]!r}"
             )
+
+
+def _check_limits(deadline_seconds: float | None, memory_bytes: int | None) -> None:
     if deadline_seconds is not None and not (math.isfinite(deadline_seconds) and deadline_seconds > 0.0):
         raise InputError(f"deadline_seconds: expected a positive number; got {deadline_seconds}")
+    if memory_bytes is not None and memory_bytes < 1:
+        raise InputError(f"memory_bytes: expected a positive number of bytes; got {memory_bytes}")
 
 
 def _with_key(transaction: Transaction, owner: str | None, key: str | None) -> Row | None:
@@ -299,7 +367,7 @@ def _same(earlier: Row, request: Mapping[str, Any]) -> JobRecord:
     return record
 
 
-def _reserve(transaction: Transaction, job_id: str, outputs: list[str]) -> None:
+def _reserve(transaction: Transaction, job_id: str, outputs: list[str], owner: str | None) -> None:
     """Keep every other job away from these places, and from what is above and below them, till this one has ended."""
     for url in outputs:
         parents = ["/".join(url.split("/")[:count]) for count in range(2, url.count("/") + 1)]
@@ -313,6 +381,13 @@ def _reserve(transaction: Transaction, job_id: str, outputs: list[str]) -> None:
             f"{url}0",
         )
         if taken is not None:
+            other = transaction.one("SELECT owner FROM jobs WHERE id = ?", taken["job_id"])
+            if other is not None and other["owner"] != owner:
+                # Whose job, and where exactly, is not for everybody.
+                raise JobStateError(
+                    f"somebody else's job is to write to '{url}', or above or below it; two jobs must not write to one "
+                    "place. Choose another output, or try again later"
+                )
             raise JobStateError(
                 f"job {taken['job_id']} is to write to '{taken['url']}'; two jobs must not write to one place. Wait "
                 "for it, cancel it, or choose another output"

@@ -20,7 +20,7 @@ from dkgp.service.queue.events import EventWriter, latest_progress, now_text
 from dkgp.service.queue.locks import FileLock
 from dkgp.service.queue.records import JobRecord, State
 
-StopReason = Literal["cancel", "deadline", "stop"]
+StopReason = Literal["cancel", "deadline", "memory", "stop"]
 
 # Jobs that are tried for a free lock; the lock of a waiting job is held for moments only, while its process ends.
 CLAIM_CANDIDATES = 20
@@ -50,6 +50,7 @@ class RunningJob:
     # Of all attempts together, as is the deadline.
     ran_seconds: float
     deadline_seconds: float | None
+    memory_bytes: int | None
 
 
 class Ledger:
@@ -58,8 +59,11 @@ class Ledger:
     def __init__(self, database: QueueDatabase, folder: Path, max_attempts: int) -> None:
         self._database, self._folder, self._max_attempts = database, folder, max_attempts
 
-    def claim(self, service: str = "", limit: int | None = None) -> Claim | None:
-        """Make the job that waits longest `running`, and lock it; None where none waits or `limit` of them run."""
+    def claim(self, service: str = "", limit: int | None = None, limit_per_owner: int | None = None) -> Claim | None:
+        """Make the job that waits longest `running`, and lock it; None where none waits or `limit` of them run.
+
+        Left out are jobs of an owner of whom `limit_per_owner` run.
+        """
         lock: FileLock | None = None
         try:
             with self._database.write() as transaction:
@@ -67,7 +71,11 @@ class Ledger:
                 if limit is not None and running is not None and running["n"] >= limit:
                     return None
                 for row in transaction.all(
-                    "SELECT id FROM jobs WHERE state = 'queued' ORDER BY sequence LIMIT ?", CLAIM_CANDIDATES
+                    "SELECT id FROM jobs AS waiting WHERE state = 'queued' AND (? IS NULL OR (SELECT COUNT(*) FROM "
+                    "jobs WHERE state = 'running' AND owner_key = waiting.owner_key) < ?) ORDER BY sequence LIMIT ?",
+                    limit_per_owner,
+                    limit_per_owner,
+                    CLAIM_CANDIDATES,
                 ):
                     folder = self._job_folder(row["id"])
                     # Somebody may have tidied up; the queue goes on all the same.
@@ -78,8 +86,8 @@ class Ledger:
                 else:
                     return None
                 transaction.run(
-                    "UPDATE jobs SET state = 'running', attempt = attempt + 1, service = ?, stop = NULL, started = ?, "
-                    "started_at = ?, dashboard_link = NULL WHERE id = ?",
+                    "UPDATE jobs SET state = 'running', attempt = attempt + 1, service = ?, stop = NULL, "
+                    "stop_detail = NULL, started = ?, started_at = ?, dashboard_link = NULL WHERE id = ?",
                     service,
                     now_text(),
                     time.time(),
@@ -124,13 +132,15 @@ class Ledger:
         error = {"type": "JobDiedError", "message": how, "exit_code": 1}
         return self._end_attempt(job_id, attempt, error, died=True)
 
-    def mark_stop(self, job_id: str, attempt: int, reason: StopReason) -> bool:
-        """Record why a job's process is about to be asked to end; False where that was done before."""
+    def mark_stop(self, job_id: str, attempt: int, reason: StopReason, detail: str | None = None) -> bool:
+        """Record why a job's process is about to be asked to end, in figures; False where that was done before."""
         with self._database.write() as transaction:
             return bool(
                 transaction.run(
-                    "UPDATE jobs SET stop = ? WHERE id = ? AND attempt = ? AND state = 'running' AND stop IS NULL",
+                    "UPDATE jobs SET stop = ?, stop_detail = ? WHERE id = ? AND attempt = ? AND state = 'running' AND "
+                    "stop IS NULL",
                     reason,
+                    detail,
                     job_id,
                     attempt,
                 )
@@ -149,6 +159,7 @@ class Ledger:
                 stop=row["stop"],
                 ran_seconds=row["ran_seconds"] + max(0.0, now - row["started_at"]),
                 deadline_seconds=row["deadline_seconds"],
+                memory_bytes=row["memory_bytes"],
             )
             for row in self._database.read("SELECT * FROM jobs WHERE state = 'running' ORDER BY sequence")
         ]
@@ -192,6 +203,13 @@ class Ledger:
                 final_error["message"] = (
                     f"the job took longer than it may ({_seconds(row):.0f} seconds); {error['message']}. Resume it to "
                     "go on, or submit it with a later deadline"
+                )
+            elif row["stop"] == "memory":
+                state, final_error = "failed", {**interruption, "type": "MemoryExceededError"}
+                final_error["message"] = (
+                    f"the job took more memory than it may ({row['stop_detail']}); {error['message']}. Its checkpoint, "
+                    "where it has one, is kept: submit it again with `resume` and a larger limit, or one that needs "
+                    "less (`dkgp plan` foresees it)"
                 )
             elif deaths >= self._max_attempts:
                 state, final_error = "failed", error

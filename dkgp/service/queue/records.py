@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from dkgp.errors import DkgpError, InputError
@@ -31,6 +31,15 @@ class UnknownJobError(InputError):
     """There is no job with this id."""
 
 
+class ForbiddenError(InputError):
+    """The token that was shown does not stretch to what was asked for."""
+
+
+def unknown_job(job_id: str) -> UnknownJobError:
+    """Return the error of a job that is not there, and of one that is somebody else's: nobody can tell them apart."""
+    return UnknownJobError(f"there is no job {job_id!r}; it never was, or is forgotten by now")
+
+
 @dataclass(frozen=True)
 class JobRecord:
     """One job as the queue holds it; JSON types only.
@@ -52,7 +61,7 @@ class JobRecord:
     created, started, finished : str
         ISO 8601, UTC; `started` is of the last attempt.
     name, owner : str, optional
-        As the user called it, and who the user is.
+        As the user called it, and the name of the token that submitted it; None before there were owners.
     exit_code : int, optional
         What the command line would have ended with.
     error : dict, optional
@@ -63,6 +72,8 @@ class JobRecord:
         Whether a running job is to end.
     deadline_seconds : float, optional
         How long it may run, attempts together.
+    memory_bytes : int, optional
+        What its processes on the service's machine may take together.
     progress : dict, optional
         The latest progress event.
     dashboard_link : str, optional
@@ -85,6 +96,7 @@ class JobRecord:
     document: dict[str, Any] | None = None
     cancel_requested: bool = False
     deadline_seconds: float | None = None
+    memory_bytes: int | None = None
     progress: dict[str, Any] | None = None
     dashboard_link: str | None = None
 
@@ -100,3 +112,9 @@ class JobRecord:
     def summary(self) -> dict[str, Any]:
         """Return the record without what is long: options and document."""
         return {name: value for name, value in asdict(self).items() if name not in LONG_FIELDS}
+
+    def bare(self) -> JobRecord:
+        """Return the record as a stranger may see it: state and times, without what it is about and whose it is."""
+        error = self.error and {name: self.error.get(name) for name in ("type", "exit_code")}
+        hidden: dict[str, Any] = dict.fromkeys(("name", "owner", "document", "progress", "dashboard_link"))
+        return replace(self, options={}, error=error, **hidden)

@@ -39,19 +39,27 @@ def has_process_file(folder: Path, attempt: int) -> bool:
     return process is not None and process["attempt"] == attempt
 
 
-def send_signal(folder: Path, attempt: int, number: signal.Signals) -> bool:
-    """Send a signal to the process that runs this attempt; False where it is not there, or not there yet."""
+def process_id(folder: Path, attempt: int) -> int | None:
+    """Return the process that runs this attempt; None where it is not there, or not there yet."""
     record = _process(folder)
     if record is None or record["attempt"] != attempt:
-        return False
+        return None
     try:
-        process = psutil.Process(record["pid"])
-        if process.create_time() != record["began"]:
-            return False
-        process.send_signal(number)
+        process = psutil.Process(int(record["pid"]))
+        return process.pid if process.create_time() == record["began"] else None
+    except psutil.Error:
+        return None
+
+
+def send_signal(folder: Path, attempt: int, number: signal.Signals) -> bool:
+    """Send a signal to the process that runs this attempt; False where it is not there, or not there yet."""
+    pid = process_id(folder, attempt)
+    try:
+        if pid is not None:
+            psutil.Process(pid).send_signal(number)
     except psutil.Error:
         return False
-    return True
+    return pid is not None
 
 
 def last_lines(path: Path, n_bytes: int = 2000) -> str:

@@ -27,11 +27,15 @@ from dkgp.errors import ClusterError, DkgpError
 from dkgp.service.queue.job_queue import JobQueue
 from dkgp.service.queue.ledger import Claim, RunningJob, StopReason
 from dkgp.service.queue.locks import FileLock
-from dkgp.service.running.process_files import has_process_file, last_lines, send_signal
+from dkgp.service.running.memory import held_bytes, session_bytes
+from dkgp.service.running.process_files import has_process_file, last_lines, process_id, send_signal
 
 POLL_SECONDS = 0.5
 PRUNE_EVERY_SECONDS = 60.0
 STOP_POLL_SECONDS = 0.1
+WEIGH_EVERY_SECONDS = 1.0
+# Of its memory limit, what a job may hold while it saves its state.
+RUNAWAY = 1.25
 # What a process may take to end once it was killed.
 KILL_SECONDS = 10.0
 # The service's own secrets are no business of its jobs.
@@ -48,10 +52,11 @@ _log = logging.getLogger(__name__)
 class Supervisor:
     """Runs the jobs of a queue on a cluster, until it is stopped.
 
-    `concurrent_jobs` counts those that another service on this queue runs. A job may run for `deadline_seconds`, or for
-    less where it asks for that, and an ended one is remembered for `keep_seconds` (None: for ever). Jobs may touch the
+    `concurrent_jobs` counts those that another service on this queue runs; so many of one owner run at once. A job may
+    run for `deadline_seconds` and take `memory_bytes`, or less where it asks for that, and an ended one is remembered
+    for `keep_seconds` (None: for ever), or until the jobs' folders hold more than the queue says. Jobs may touch the
     `roots`, or whatever this user may where there are none. A process that was asked to end has `end_seconds` to save
-    its state.
+    its state, unless its memory grows by another quarter meanwhile.
     """
 
     def __init__(
@@ -60,7 +65,9 @@ class Supervisor:
         *,
         cluster: ClusterOptions | None = None,
         concurrent_jobs: int = 1,
+        concurrent_per_owner: int | None = None,
         deadline_seconds: float | None = None,
+        memory_bytes: int | None = None,
         keep_seconds: float | None = None,
         roots: Sequence[str] = (),
         python: str = sys.executable,
@@ -68,7 +75,8 @@ class Supervisor:
     ) -> None:
         self._queue, self._ledger = queue, queue.ledger
         self._cluster = cluster or ClusterOptions()
-        self._concurrent_jobs, self._deadline_seconds = concurrent_jobs, deadline_seconds
+        self._concurrent_jobs, self._concurrent_per_owner = concurrent_jobs, concurrent_per_owner
+        self._deadline_seconds, self._memory_bytes = deadline_seconds, memory_bytes
         self._keep_seconds, self._python, self._end_seconds = keep_seconds, python, end_seconds
         self._roots = tuple(roots)
         self.name = secrets.token_hex(6)
@@ -78,7 +86,9 @@ class Supervisor:
         self._asked_at: dict[tuple[str, int], float] = {}
         self._wake, self._stopping = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._loop, name="dkgp-supervisor", daemon=True)
-        self._pruned_at = time.monotonic()
+        self._pruned_at = self._weighed_at = time.monotonic()
+        # Job and attempt -> what its processes held, where that was too much.
+        self._too_large: dict[tuple[str, int], int] = {}
 
     def start(self) -> None:
         """Begin, in a thread of its own; `StorageError` where the queue's folder cannot be written to."""
@@ -148,6 +158,7 @@ class Supervisor:
     def _tend(self, reason: StopReason | None = None, kill: bool = False) -> list[RunningJob]:
         """Record the ends of this service's jobs, and ask those to end that have to; return those that still run."""
         mine = [job for job in self._ledger.running() if job.service == self.name]
+        self._weigh(mine)
         running = []
         for job in mine:
             if self._has_ended(job):
@@ -156,19 +167,47 @@ class Supervisor:
             running.append(job)
             stop_reason = reason or self._reason(job)
             if stop_reason is not None:
-                self._end(job, stop_reason, kill)
+                self._end(job, stop_reason, kill or self._is_runaway(job))
         for key, child in list(self._children.items()):
             # The process has recorded its end: this only reaps it.
             if key not in {(job.id, job.attempt) for job in running} and child.poll() is not None:
                 del self._children[key]
                 self._asked_at.pop(key, None)
+                self._too_large.pop(key, None)
         return running
+
+    def _weigh(self, jobs: Sequence[RunningJob]) -> None:
+        """Look, once a second, whose processes hold more memory than they may."""
+        if time.monotonic() - self._weighed_at < WEIGH_EVERY_SECONDS:
+            return
+        self._weighed_at = time.monotonic()
+        leaders = {job: pid for job in jobs if self._memory_of(job) and (pid := self._process_of(job)) is not None}
+        for job, taken in zip(leaders, session_bytes(list(leaders.values())).values(), strict=True):
+            most, key = self._memory_of(job), (job.id, job.attempt)
+            # Pages that several processes share were counted for each.
+            if most is not None and taken > most and (held := held_bytes(leaders[job])) > most:
+                self._too_large[key] = held
+
+    def _memory_of(self, job: RunningJob) -> int | None:
+        limits = [limit for limit in (job.memory_bytes, self._memory_bytes) if limit is not None]
+        return min(limits, default=None)
+
+    def _process_of(self, job: RunningJob) -> int | None:
+        child = self._children.get((job.id, job.attempt))
+        return process_id(self._queue.folder_of(job.id), job.attempt) if child is None else child.pid
+
+    def _is_runaway(self, job: RunningJob) -> bool:
+        """True if a job grows so fast that there is no time for it to save its state."""
+        most = self._memory_of(job)
+        return most is not None and self._too_large.get((job.id, job.attempt), 0) > RUNAWAY * most
 
     def _reason(self, job: RunningJob) -> StopReason | None:
         if job.stop is not None:
             return job.stop
         if job.cancel_requested:
             return "cancel"
+        if (job.id, job.attempt) in self._too_large:
+            return "memory"
         limits = [limit for limit in (job.deadline_seconds, self._deadline_seconds) if limit is not None]
         return "deadline" if limits and job.ran_seconds > min(limits) else None
 
@@ -183,12 +222,16 @@ class Supervisor:
         key = (job.id, job.attempt)
         folder = self._queue.folder_of(job.id)
         if key not in self._asked_at:
-            first = self._ledger.mark_stop(job.id, job.attempt, reason)
+            held, most = self._too_large.get(key), self._memory_of(job)
+            detail = f"{_gibibytes(held)} GiB of {_gibibytes(most)}" if held and most else None
+            first = self._ledger.mark_stop(job.id, job.attempt, reason, detail)
             # Marked before: by a service that died then, or by this one, which could not reach the process yet.
             if not self._send(job, folder, signal.SIGTERM):
                 return
             self._asked_at[key] = time.monotonic()
             _log.info("job %s is asked to end (%s%s)", job.id, reason, "" if first else ", again")
+            if kill and reason == "memory":
+                self._send(job, folder, signal.SIGKILL)
         elif kill or time.monotonic() - self._asked_at[key] > self._end_seconds:
             self._send(job, folder, signal.SIGKILL)
 
@@ -203,6 +246,7 @@ class Supervisor:
         """Note how a process ended that did not record it by itself."""
         child = self._children.pop((job.id, job.attempt), None)
         self._asked_at.pop((job.id, job.attempt), None)
+        self._too_large.pop((job.id, job.attempt), None)
         folder = self._queue.folder_of(job.id)
         code = None if child is None else child.returncode
         output = last_lines(folder / "log.txt")
@@ -221,7 +265,7 @@ class Supervisor:
 
     def _start_waiting(self) -> None:
         while not self._stopping.is_set():
-            claim = self._ledger.claim(self.name, self._concurrent_jobs)
+            claim = self._ledger.claim(self.name, self._concurrent_jobs, self._concurrent_per_owner)
             if claim is None:
                 return
             try:
@@ -264,10 +308,16 @@ class Supervisor:
         self.wake()
 
     def _prune(self) -> None:
-        if self._keep_seconds is None or time.monotonic() - self._pruned_at < PRUNE_EVERY_SECONDS:
+        if time.monotonic() - self._pruned_at < PRUNE_EVERY_SECONDS:
             return
         self._pruned_at = time.monotonic()
-        self._queue.prune(self._keep_seconds)
+        if self._keep_seconds is not None and (old := self._queue.prune(self._keep_seconds)):
+            _log.warning("%d jobs that ended more than %.1f days ago are forgotten", old, self._keep_seconds / 86_400)
+        most = self._queue.max_folder_bytes
+        if most is not None and (oldest := self._queue.prune_to(most)):
+            _log.warning(
+                "the %d oldest ended jobs are forgotten: the jobs' folders held more than %d bytes", oldest, most
+            )
 
     def _forget_dead_services(self) -> None:
         in_use = {job.service for job in self._ledger.running()}
@@ -302,6 +352,10 @@ def _environment() -> dict[str, str]:
         # An empty entry stands for the working directory, and is mostly there by accident.
         environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in path.split(os.pathsep) if entry)
     return {**environment, "PYTHONSAFEPATH": "1"}
+
+
+def _gibibytes(n_bytes: int) -> str:
+    return f"{n_bytes / 2**30:.3g}"
 
 
 def _ending(code: int | None) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dkgp.errors import DkgpError, InputError, MissingExtraError, StorageError, UsageError
-from dkgp.service.queue.records import JobStateError, QueueFullError, UnknownJobError
+from dkgp.service.queue.records import ForbiddenError, JobStateError, QueueFullError, UnknownJobError
 from dkgp.service.roots import OutsideRootsError
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ SECURITY_HEADERS = (
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (MalformedError, 400),
     (OutsideRootsError, 403),
+    (ForbiddenError, 403),
     (UnknownJobError, 404),
     (JobStateError, 409),
     (QueueFullError, 429),

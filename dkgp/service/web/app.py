@@ -3,29 +3,40 @@
 # No `from __future__ import annotations`: FastAPI reads annotations, and here they name what is imported in a function.
 import re
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import dkgp
 from dkgp.errors import DkgpError, UsageError
+from dkgp.service.access.audit import AuditLog
+from dkgp.service.access.tokens import Caller, TokenBook
 from dkgp.service.places import check_places
 from dkgp.service.queue.job_queue import JobQueue
-from dkgp.service.queue.records import JobRecord, JobStateError, QueueFullError, State, UnknownJobError
+from dkgp.service.queue.records import (
+    ForbiddenError,
+    JobRecord,
+    JobStateError,
+    QueueFullError,
+    State,
+    UnknownJobError,
+    unknown_job,
+)
 from dkgp.service.roots import OutsideRootsError, Roots
 from dkgp.service.settings import ServiceSettings
 from dkgp.service.specification import COMMANDS
 from dkgp.service.web import schema
 from dkgp.service.web.answers import Outermost, answer_errors
-from dkgp.service.web.auth import Guard
+from dkgp.service.web.auditing import AuditedRequests
+from dkgp.service.web.auth import CALLER_KEY, STILL_KEY, Guard, forbidden
 from dkgp.service.web.limits import BodyLimit, parse_json
 from dkgp.service.web.metrics import MeasuredRequests, ServiceMetrics
 from dkgp.service.web.pages import add_pages
 from dkgp.service.web.streaming import EventHub, read_curve
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from fastapi import FastAPI, Request
     from starlette.types import ASGIApp
 
 # Of the queue's disk: below it records and events of jobs are about to fail. Restarting helps nothing, so it is no 503.
@@ -56,12 +67,14 @@ class Service:
     roots: Roots = field(init=False)
     metrics: ServiceMetrics = field(init=False)
     hub: EventHub = field(init=False)
+    audit: AuditLog = field(init=False)
     closing: bool = False
 
     def __post_init__(self) -> None:
         self.roots = Roots(self.settings.roots, excluded=[self.settings.folder])
         self.metrics = ServiceMetrics(self.queue, self.settings)
         self.hub = EventHub(self.queue)
+        self.audit = AuditLog(self.queue.folder)
         self.metrics.followers.set_function(lambda: self.hub.followers)
 
     def close(self) -> None:
@@ -69,18 +82,43 @@ class Service:
         self.closing = True
         self.hub.close()
 
-    def submit(self, value: Any, idempotency_key: str | None) -> tuple[JobRecord, bool]:
+    def job(self, job_id: str, caller: Caller) -> JobRecord:
+        """Return a job that is the caller's to see and to change; the error of one that is not is that of none."""
+        record = self.queue.get(job_id)
+        if not caller.owns(record.owner):
+            if caller.scope == "read":
+                raise ForbiddenError(forbidden(caller, "sees the states of jobs, not what they are about"))
+            raise unknown_job(job_id)
+        return record
+
+    def state(self, job_id: str, caller: Caller) -> JobRecord:
+        """Return a job as far as the caller may see it: a token that only reads sees every job's state and times."""
+        return self.queue.get(job_id).bare() if caller.scope == "read" else self.job(job_id, caller)
+
+    def jobs(self, caller: Caller, states: tuple[State, ...], limit: int, before: str | None) -> dict[str, Any]:
+        """List the jobs that the caller may see, as far as it may, and count them."""
+        owner = caller.name if caller.scope == "submit" else None
+        if before is not None:
+            self.state(before, caller)
+        records = self.queue.list(states=states, limit=limit, before=before, owner=owner)
+        if caller.scope == "read":
+            records = [record.bare() for record in records]
+        return {"jobs": [record.summary() for record in records], "counts": self.queue.counts(owner)}
+
+    def submit(self, value: Any, idempotency_key: str | None, caller: Caller) -> tuple[JobRecord, bool]:
         """Check and queue a job; return it, and whether it is new."""
         try:
-            request = schema.request_from(value, self.settings.job_deadline_seconds)
+            request = schema.request_from(value, self.settings.limits())
             schema.check_idempotency_key(idempotency_key)
             check_places(self.roots, request.command, request.options)
             record, is_new = self.queue.submit(
                 request.command,
                 request.options,
                 name=request.name,
+                owner=caller.name,
                 idempotency_key=idempotency_key,
                 deadline_seconds=request.deadline_seconds,
+                memory_bytes=request.memory_bytes,
             )
         except DkgpError as error:
             reason = next(reason for kind, reason in _REASONS if isinstance(error, kind))
@@ -92,32 +130,35 @@ class Service:
         self.supervisor.wake()
         return record, is_new
 
-    def resume(self, job_id: str) -> JobRecord:
+    def resume(self, job_id: str, caller: Caller) -> JobRecord:
         """Queue a job again. The roots may be others than when it was submitted."""
-        record = self.queue.get(job_id)
+        record = self.job(job_id, caller)
         check_places(self.roots, record.command, record.options)
         record = self.queue.resume(job_id)
         self.metrics.watch(job_id)
         self.supervisor.wake()
         return record
 
-    def cancel(self, job_id: str) -> JobRecord:
+    def cancel(self, job_id: str, caller: Caller) -> JobRecord:
         """Ask for a job's end."""
+        self.job(job_id, caller)
         record = self.queue.request_cancel(job_id)
         self.supervisor.wake()
         return record
 
-    def describe(self) -> dict[str, Any]:
-        """Describe the service and its limits."""
-        running = self.queue.list(states=("running",), limit=1)
+    def describe(self, caller: Caller) -> dict[str, Any]:
+        """Describe the service, its limits, and who the caller is to it."""
+        owner = None if caller.is_admin else caller.name
+        running = [] if caller.scope == "read" else self.queue.list(states=("running",), limit=1, owner=owner)
         return {
             "version": dkgp.__version__,
             "limits": self.settings.limits(),
             "cluster": self.settings.cluster.kind,
             "dashboard_link": running[0].dashboard_link if running else None,
-            "roots": list(self.settings.roots),
-            "counts": self.queue.counts(),
+            "roots": [] if caller.scope == "read" else list(self.settings.roots),
+            "counts": self.queue.counts(caller.name if caller.scope == "submit" else None),
             "commands": list(COMMANDS),
+            "caller": {"name": caller.name, "scope": caller.scope},
         }
 
 
@@ -142,12 +183,19 @@ def create_app(service: Service) -> "ASGIApp":
     _add_service(app, service)
     add_pages(app, needs_token=service.settings.token is not None)
     limited = BodyLimit(app, service.settings.max_body_bytes)
-    guarded = Guard(limited, service.settings.token)
-    return MeasuredRequests(Outermost(guarded), service.metrics)
+    token = service.settings.token
+    guarded = Guard(limited, None if token is None else TokenBook(service.queue.folder, token))
+    return MeasuredRequests(AuditedRequests(Outermost(guarded), service.audit), service.metrics)
 
 
 def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": schema.ErrorAnswer} for status in (401, 403, *statuses)}
+
+
+def caller_of(request: "Request") -> Caller:
+    """Return who sent a request, as the guard found; nothing is answered past it."""
+    caller: Caller = request.scope[CALLER_KEY]
+    return caller
 
 
 def _checked_id(job_id: str) -> str:
@@ -171,7 +219,11 @@ def _add_jobs(app: "FastAPI", service: Service) -> None:
         if service.closing:
             raise HTTPException(503, "the service is stopping; try again in a moment")
 
+    def caller(request: Request) -> Caller:
+        return caller_of(request)
+
     changes = [Depends(working)]
+    Sender = Annotated[Caller, Depends(caller)]
     body = {"requestBody": schema.request_body_schema()}
 
     @app.post(
@@ -184,15 +236,17 @@ def _add_jobs(app: "FastAPI", service: Service) -> None:
     )
     def submit(
         value: Annotated[Any, Depends(json_value)],
+        sender: Sender,
         idempotency_key: Annotated[str | None, Header(description="The same key again returns the same job.")] = None,
     ) -> Any:
         """Submit a job."""
-        record, is_new = service.submit(value, idempotency_key)
+        record, is_new = service.submit(value, idempotency_key, sender)
         headers = {"location": f"/v1/jobs/{record.id}"}
         return JSONResponse(record.to_json(), status_code=201 if is_new else 200, headers=headers)
 
     @app.get("/v1/jobs", response_model=schema.JobList, responses=_errors(404, 422))
     def list_jobs(
+        sender: Sender,
         state: Annotated[list[State] | None, Query(description="Only jobs in these states.")] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
         before: Annotated[str | None, Query(description="Only jobs submitted before this one.")] = None,
@@ -200,31 +254,30 @@ def _add_jobs(app: "FastAPI", service: Service) -> None:
         """List jobs, the newest first."""
         if before is not None:
             _checked_id(before)
-        records = service.queue.list(states=tuple(state or ()), limit=limit, before=before)
-        return JSONResponse({"jobs": [record.summary() for record in records], "counts": service.queue.counts()})
+        return JSONResponse(service.jobs(sender, tuple(state or ()), limit, before))
 
     @app.get("/v1/jobs/{job_id}", response_model=JobRecord, responses=_errors(404))
-    def get_job(job_id: str) -> Any:
+    def get_job(job_id: str, sender: Sender) -> Any:
         """Return one job."""
-        return JSONResponse(service.queue.get(_checked_id(job_id)).to_json())
+        return JSONResponse(service.state(_checked_id(job_id), sender).to_json())
 
     @app.post(
         "/v1/jobs/{job_id}/cancel", response_model=JobRecord, responses=_errors(404, 409, 503), dependencies=changes
     )
-    def cancel(job_id: str) -> Any:
+    def cancel(job_id: str, sender: Sender) -> Any:
         """Cancel a job that waits, or ask a running one to save its state and end."""
-        return JSONResponse(service.cancel(_checked_id(job_id)).to_json())
+        return JSONResponse(service.cancel(_checked_id(job_id), sender).to_json())
 
     @app.post(
         "/v1/jobs/{job_id}/resume", response_model=JobRecord, responses=_errors(404, 409, 503), dependencies=changes
     )
-    def resume(job_id: str) -> Any:
+    def resume(job_id: str, sender: Sender) -> Any:
         """Queue a job again that ended short of its goal; it goes on from its checkpoint."""
-        return JSONResponse(service.resume(_checked_id(job_id)).to_json())
+        return JSONResponse(service.resume(_checked_id(job_id), sender).to_json())
 
 
 def _add_events(app: "FastAPI", service: Service) -> None:
-    from fastapi import HTTPException, Query
+    from fastapi import HTTPException, Query, Request
     from starlette.concurrency import run_in_threadpool
     from starlette.responses import JSONResponse, StreamingResponse
     from starlette.types import Send
@@ -242,6 +295,14 @@ def _add_events(app: "FastAPI", service: Service) -> None:
             async with aclosing(self._lines):  # type: ignore[type-var]  # its type is a protocol without aclose
                 await super().stream_response(send)
 
+    async def while_known(lines: AsyncIterator[bytes], is_known: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """The lines, until the token that asked for them is revoked; a silent stream says a blank one in between."""
+        async with aclosing(lines):  # type: ignore[type-var]
+            async for line in lines:
+                if not is_known():
+                    return
+                yield line
+
     lines = {"content": {"application/x-ndjson": {"schema": {"type": "object"}}}, "description": "One event a line."}
 
     @app.get(
@@ -252,35 +313,39 @@ def _add_events(app: "FastAPI", service: Service) -> None:
     )
     async def events(
         job_id: str,
+        request: Request,
         after: Annotated[int, Query(ge=-1, le=2**53, description="Only events with a greater sequence number.")] = -1,
         follow: Annotated[bool, Query(description="Go on until the job has ended; blank lines keep alive.")] = False,
     ) -> Any:
         """Stream a job's events, one JSON object a line."""
-        await run_in_threadpool(service.queue.get, _checked_id(job_id))
+        await run_in_threadpool(service.job, _checked_id(job_id), caller_of(request))
         if not follow:
             return EventStream(service.hub.events(job_id, after))
         if service.closing or service.hub.is_full:
             raise HTTPException(503, "the service is stopping, or too many streams are open; try again in a moment")
-        return EventStream(service.hub.follow(job_id, after))
+        return EventStream(while_known(service.hub.follow(job_id, after), request.scope[STILL_KEY]))
 
     @app.get("/v1/jobs/{job_id}/curve", response_model=schema.JobCurve, responses=_errors(404))
-    def curve(job_id: str) -> Any:
+    def curve(job_id: str, request: Request) -> Any:
         """Return how a job's solve has come along so far, thinned for drawing."""
-        service.queue.get(_checked_id(job_id))
+        service.job(_checked_id(job_id), caller_of(request))
         return JSONResponse(read_curve(service.queue, job_id))
 
 
 def _add_service(app: "FastAPI", service: Service) -> None:
+    from fastapi import Request
     from starlette.responses import JSONResponse, PlainTextResponse, Response
 
     @app.get("/v1/service", response_model=schema.ServiceAnswer, responses=_errors())
-    def describe() -> Any:
+    def describe(request: Request) -> Any:
         """Return what the service is and what it takes on."""
-        return JSONResponse(service.describe())
+        return JSONResponse(service.describe(caller_of(request)))
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=_errors())
-    def metrics() -> Any:
-        """Return metrics in Prometheus' text format."""
+    def metrics(request: Request) -> Any:
+        """Return metrics in Prometheus' text format; they are of all jobs."""
+        if (caller := caller_of(request)).scope == "submit":
+            raise ForbiddenError(forbidden(caller, "sees its own jobs alone, and metrics are of all"))
         content, media_type = service.metrics.render()
         return Response(content, headers={"content-type": media_type})
 
@@ -292,4 +357,6 @@ def _add_service(app: "FastAPI", service: Service) -> None:
         # A queue that cannot be read answers with 503 by its error.
         service.queue.counts()
         free = shutil.disk_usage(service.settings.folder).free
-        return JSONResponse({"status": "ok" if free >= LEAST_FREE_BYTES else "disk full"})
+        if free < LEAST_FREE_BYTES:
+            return JSONResponse({"status": "disk full"})
+        return JSONResponse({"status": "folder full" if service.queue.is_full() else "ok"})

@@ -1,12 +1,11 @@
-"""Access to the service: a bearer token; without one, this machine's own programs and the service's own page."""
+"""Access to the service: bearer tokens; without any, this machine's own programs and the service's own page."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from dkgp.service.access.tokens import ANYBODY, Caller, TokenBook
 from dkgp.service.settings import is_loopback_address
 from dkgp.service.web.answers import error_answer
 
@@ -15,6 +14,11 @@ if TYPE_CHECKING:
 
 # They hold no data: the page asks for the token itself.
 OPEN_PATHS = frozenset({"/", "/page.js", "/page.css", "/icon.svg", "/healthz", "/docs", "/openapi.json"})
+# Where a request's scope says who sent it.
+CALLER_KEY = "dkgp.caller"
+# And what tells whether the token that it showed is still good: for answers that take hours.
+STILL_KEY = "dkgp.still_known"
+READING = frozenset({"GET", "HEAD"})
 UNAUTHORISED = (
     "this service needs its token: send the header 'Authorization: Bearer TOKEN' "
     "(command line: --token-file FILE or DKGP_SERVICE_TOKEN)"
@@ -24,40 +28,51 @@ UNAUTHORISED = (
 class Guard:
     """Lets only those requests through that may be answered.
 
-    With a token, everything but `OPEN_PATHS` needs it; a missing and a wrong one are answered alike. Without one, the
-    service listens on loopback alone, and what has to be kept out are web pages in a browser on this machine: requests
-    that another site sent, and names that another site has pointed at this machine (DNS rebinding).
+    With tokens, everything but `OPEN_PATHS` needs one; a missing and a wrong one are answered alike, and one of the
+    scope "read" changes nothing. Without, the service listens on loopback alone, and what has to be kept out are web
+    pages in a browser on this machine: requests that another site sent, and names that another site has pointed at this
+    machine (DNS rebinding). Whoever is let through is named in the request's scope, under `CALLER_KEY`.
     """
 
-    def __init__(self, app: ASGIApp, token: str | None) -> None:
-        self._app = app
-        # Digests are of one length, so that the comparison tells nothing of the token's own.
-        self._digest = None if token is None else _digest(token.encode())
+    def __init__(self, app: ASGIApp, tokens: TokenBook | None) -> None:
+        self._app, self._tokens = app, tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if self._digest is not None:
-            if scope["path"] not in OPEN_PATHS and not self._shows_token(scope):
+        if self._tokens is None:
+            if (refusal := _foreign(scope)) is not None:
+                await error_answer(403, "ForeignRequest", refusal)(scope, receive, send)
+                return
+            scope[CALLER_KEY], scope[STILL_KEY] = Caller(ANYBODY, "admin"), lambda: True
+        elif scope["path"] not in OPEN_PATHS:
+            tokens, token = self._tokens, _shown_token(scope)
+            caller = tokens.caller(token)
+            if caller is None:
                 await error_answer(401, "Unauthorised", UNAUTHORISED)(scope, receive, send)
                 return
-        elif (refusal := _foreign(scope)) is not None:
-            await error_answer(403, "ForeignRequest", refusal)(scope, receive, send)
-            return
+            scope[CALLER_KEY], scope[STILL_KEY] = caller, lambda: tokens.caller(token) == caller
+            if caller.scope == "read" and scope["method"] not in READING:
+                await error_answer(403, "Forbidden", forbidden(caller, "changes nothing"))(scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
-    def _shows_token(self, scope: Scope) -> bool:
-        credentials = _values(scope, b"authorization")
-        scheme, _, token = credentials[0].partition(b" ") if len(credentials) == 1 else (b"", b"", b"")
-        # Compared in any case, so that no answer comes sooner than another.
-        is_token = hmac.compare_digest(_digest(token.strip()), self._digest or b"")
-        return is_token and scheme.lower() == b"bearer"
+
+def forbidden(caller: Caller, refusal: str) -> str:
+    """Say what a token may not do, and who can give another."""
+    return (
+        f"the token '{caller.name}' has the scope '{caller.scope}', which {refusal}; whoever runs the service gives "
+        "another one with `dkgp token add`"
+    )
 
 
-def _digest(token: bytes) -> bytes:
-    return hashlib.sha256(token).digest()
+def _shown_token(scope: Scope) -> bytes:
+    """The bearer token of a request; empty, which is nobody's, where there is not just one."""
+    credentials = _values(scope, b"authorization")
+    scheme, _, token = credentials[0].partition(b" ") if len(credentials) == 1 else (b"", b"", b"")
+    return token.strip() if scheme.lower() == b"bearer" else b""
 
 
 def _values(scope: Scope, name: bytes) -> list[bytes]:

@@ -26,6 +26,7 @@ WAIT_SECONDS = (0.1, 1.0, 10.0, 60.0, 300.0, 900.0, HOUR, 4 * HOUR, 12 * HOUR, 2
 REQUEST_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"})
 MOST_RUNNING = 100
+_EXCEEDED = {"DeadlineExceededError": "deadline", "MemoryExceededError": "memory"}
 # Figures of a solve's latest round, by their names in a progress event.
 FIGURES = {
     "column_passes": ("dkgp_job_column_passes", "Column passes of a running job so far"),
@@ -55,11 +56,17 @@ class ServiceMetrics:
         for name, text, limit in (
             ("dkgp_jobs_concurrent_limit", "Most jobs that run at once", settings.concurrent_jobs),
             ("dkgp_jobs_queued_limit", "Most jobs that may wait", settings.max_queued),
+            ("dkgp_jobs_folder_bytes_limit", "Most bytes of jobs' records and logs", settings.max_folder_bytes),
+            ("dkgp_job_memory_bytes_limit", "Most memory of a job's processes", settings.job_memory_bytes),
         ):
-            gauge(name, text).set(limit)
+            if limit is not None:
+                gauge(name, text).set(limit)
         self.submitted = counter("dkgp_jobs_submitted", "Jobs accepted", ("command",))
         self.refused = counter("dkgp_jobs_refused", "Submissions refused", ("reason",))
         self.finished = counter("dkgp_jobs_finished", "Jobs that ended", ("command", "outcome"))
+        self.exceeded = counter("dkgp_jobs_exceeded", "Jobs that were ended since they took too much", ("limit",))
+        for kind in _EXCEEDED.values():
+            self.exceeded.labels(kind)
         self.duration = histogram(
             "dkgp_job_duration_seconds",
             "Seconds from a job's last start to its end",
@@ -128,6 +135,8 @@ class _JobCollector:
         if not record.is_terminal:
             return
         self._metrics.finished.labels(record.command, record.state).inc()
+        if record.error is not None and (limit := _EXCEEDED.get(record.error.get("type", ""))) is not None:
+            self._metrics.exceeded.labels(limit).inc()
         if record.started is not None:
             self._metrics.duration.labels(record.command, record.state).observe(
                 _seconds(record.started, record.finished)
@@ -139,8 +148,17 @@ class _JobCollector:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        from prometheus_client.core import GaugeMetricFamily
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+        yield GaugeMetricFamily(
+            "dkgp_jobs_folder_bytes", "Bytes of jobs' records and logs", value=self._queue.folder_bytes()
+        )
+        forgotten = CounterMetricFamily(
+            "dkgp_jobs_forgotten", "Ended jobs whose records were removed, by what they exceeded", labels=("limit",)
+        )
+        for limit, number in self._queue.forgotten.items():
+            forgotten.add_metric((limit,), number)
+        yield forgotten
         jobs = GaugeMetricFamily("dkgp_jobs", "Jobs that the queue holds, by state", labels=("state",))
         for state, number in self._queue.counts().items():
             jobs.add_metric((state,), number)

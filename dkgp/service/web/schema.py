@@ -22,6 +22,7 @@ class JobRequest:
     options: dict[str, Any]
     name: str | None = field(default=None, metadata={"min_length": 1, "max_length": LONGEST_NAME})
     deadline_seconds: float | None = field(default=None, metadata={"gt": 0, "le": 1e9})
+    memory_bytes: int | None = field(default=None, metadata={"gt": 0, "le": 2**50})
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,17 @@ class JobCurve:
 
 @dataclass(frozen=True)
 class HealthAnswer:
-    """Health of the service: "ok", "disk full" where the queue's disk is, or "stopping" where it takes no more jobs."""
+    """Health of the service: "ok", or why it takes no jobs: its "disk full", the jobs' "folder full", or "stopping"."""
 
-    status: Literal["ok", "disk full", "stopping"]
+    status: Literal["ok", "disk full", "folder full", "stopping"]
+
+
+@dataclass(frozen=True)
+class CallerAnswer:
+    """The sender of a request, by its token's name, and what that token is for."""
+
+    name: str
+    scope: Literal["read", "submit", "admin"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,7 @@ class ServiceAnswer:
     roots: list[str]
     counts: dict[str, int]
     commands: list[str]
+    caller: CallerAnswer
 
 
 @dataclass(frozen=True)
@@ -90,15 +100,16 @@ class JobList:
     counts: dict[str, int]
 
 
-def request_from(value: Any, longest_deadline_seconds: float | None) -> JobRequest:
-    """Read a submission from its JSON; no job is granted more than `longest_deadline_seconds`.
+def request_from(value: Any, limits: Mapping[str, Any]) -> JobRequest:
+    """Read a submission from its JSON; no job is granted more than the service's `limits`.
 
     `UsageError` or `InputError` where a field is missing, unknown, of another type or out of range.
     """
     request = read(JobRequest, value, "a submission")
-    seconds, longest = request.deadline_seconds, longest_deadline_seconds
-    if seconds is not None and longest is not None and seconds > longest:
-        raise UsageError(f"deadline_seconds: {longest:g} at most on this service; got {seconds:g}")
+    for name in ("deadline_seconds", "memory_bytes"):
+        value, most = getattr(request, name), limits[f"job_{name}"]
+        if value is not None and most is not None and value > most:
+            raise UsageError(f"{name}: {most:.15g} at most on this service; got {value:.15g}")
     return request
 
 

@@ -40,7 +40,9 @@ def test_the_defaults_are_safe(served: list[ServiceSettings], tmp_path: Path) ->
     assert (settings.host, settings.port, settings.token, settings.concurrent_jobs) == ("127.0.0.1", 8780, None, 1)
     assert settings.no_token is False
     assert settings.roots == (str(Path.cwd()),)
-    assert settings.keep_seconds is None
+    # Nothing is without a limit.
+    assert (settings.job_deadline_seconds, settings.keep_seconds) == (7 * 86_400.0, 90 * 86_400.0)
+    assert (settings.max_folder_bytes, settings.max_queued_per_token) == (10 * 2**30, 1000)
     assert "http://127.0.0.1:1" in result.stderr
     assert result.stdout == ""
 
@@ -52,8 +54,18 @@ def test_every_option_arrives(served: list[ServiceSettings], tmp_path: Path) -> 
     address = ("--host", "0.0.0.0", "--port", 0, "--token-file", token, "--https-cert", "c.pem", "--https-key", "k.pem")
     roots = ("--root", tmp_path, "--root", "s3://bucket/runs")
     limits = ("--concurrent-jobs", 3, "--job-deadline", 60, "--keep-days", 0.5, "--max-queued", 7)
+    more = (
+        "--concurrent-jobs-per-token",
+        2,
+        "--job-memory",
+        "2GiB",
+        "--max-folder",
+        "1MiB",
+        "--max-queued-per-token",
+        5,
+    )
     cluster = ("--cluster", "processes", "--workers", 2)
-    result = run("serve", "--folder", tmp_path / "queue", *address, *roots, *limits, *cluster, "--json")
+    result = run("serve", "--folder", tmp_path / "queue", *address, *roots, *limits, *more, *cluster, "--json")
     assert served == [
         ServiceSettings(
             folder=str(tmp_path / "queue"),
@@ -64,6 +76,10 @@ def test_every_option_arrives(served: list[ServiceSettings], tmp_path: Path) -> 
             https_key="k.pem",
             roots=(str(tmp_path), "s3://bucket/runs"),
             concurrent_jobs=3,
+            concurrent_jobs_per_token=2,
+            job_memory_bytes=2 * 2**30,
+            max_folder_bytes=2**20,
+            max_queued_per_token=5,
             job_deadline_seconds=60.0,
             keep_seconds=43_200.0,
             max_queued=7,
@@ -93,6 +109,9 @@ def test_the_token_may_come_from_the_environment(
         (("--concurrent-jobs", "0"), 2, "--concurrent-jobs"),
         (("--job-deadline", "0"), 2, "--job-deadline"),
         (("--keep-days", "-1"), 2, "--keep-days"),
+        (("--job-memory", "0"), 2, "job's memory must be at least 1"),
+        (("--max-folder", "much"), 2, "--max-folder"),
+        (("--max-queued-per-token", "0"), 2, "--max-queued-per-token"),
         (("--workers", "0"), 2, "workers"),
     ],
 )

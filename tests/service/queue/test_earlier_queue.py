@@ -26,6 +26,9 @@ def test_jobs_that_an_earlier_version_queued_still_run(tmp_path: Path) -> None:
             (folder / "jobs" / identity).mkdir()
     database.close()
     queue = JobQueue(folder)
+    # What they were written without counts as not asked for.
+    assert {(job.owner, job.memory_bytes) for job in queue.list()} == {(None, None)}
+    JobQueue(folder).close()
     ran = []
     while (job := queue.claim()) is not None:
         run_job(job_from_options(job.command, job.options), SilentReporter())

@@ -9,9 +9,11 @@ import contextlib
 import errno
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,10 +26,13 @@ from dkgp.cluster import ClusterOptions
 from dkgp.service.queue.events import EventReader
 from dkgp.service.queue.job_queue import JobQueue
 from dkgp.service.queue.records import JobRecord
+from dkgp.service.running.memory import held_bytes, machine_bytes, session_bytes
 from dkgp.service.running.supervisor import Supervisor
 from tests.service.problem import Problem, until
 
 Start = Callable[..., Supervisor]
+MIB = 2**20
+GROWN = "import time; held = b'x' * (60 << 20); print('grown', flush=True); time.sleep(600)"
 
 
 @pytest.fixture
@@ -140,6 +145,93 @@ def test_a_job_past_its_deadline_fails_with_that_reason(
     assert record.error is not None
     assert record.error["type"] == "DeadlineExceededError"
     assert record.exit_code == 130
+
+
+@pytest.mark.parametrize(("own", "everybodys"), [(96, None), (None, 96), (4096, 96)])
+def test_a_job_that_holds_too_much_is_asked_to_end_and_says_so(
+    queue: JobQueue, start: Start, own: int | None, everybodys: int | None
+) -> None:
+    # Two processes of 50 MiB and an interpreter each: neither alone is too much, and it is no runaway.
+    job = submit(queue, name="grow 50", memory_bytes=None if own is None else own * MIB)
+    start(memory_bytes=None if everybodys is None else everybodys * MIB)
+    record = ended(queue, job.id)
+    assert (record.state, record.exit_code) == ("failed", 130)
+    assert record.error is not None
+    assert record.error["type"] == "MemoryExceededError"
+    assert "SIGTERM" in record.error["message"]
+    assert re.search(r"\(0\.1\d* GiB of 0\.0938\)", record.error["message"])
+    assert "`resume`" in record.error["message"]
+    # Kept, and it can go on.
+    assert queue.resume(job.id).state == "queued"
+
+
+def test_one_that_grows_on_is_killed_at_once_and_one_within_its_limit_is_left_alone(
+    queue: JobQueue, start: Start
+) -> None:
+    runaway = submit(queue, 0, "grow 100 deaf", memory_bytes=64 * MIB)
+    modest = submit(queue, 1, "grow 20", memory_bytes=128 * MIB)
+    start(concurrent_jobs=2, end_seconds=600.0)
+    record = ended(queue, runaway.id)
+    assert record.error is not None
+    assert record.error["type"] == "MemoryExceededError"
+    assert "SIGKILL" in record.error["message"]
+    time.sleep(1.5)
+    assert queue.get(modest.id).state == "running"
+
+
+def test_an_adopted_jobs_memory_is_weighed_too(queue: JobQueue, tmp_path: Path) -> None:
+    from dkgp.service.running.process_files import process_id, write_process_file
+
+    folder = tmp_path / "job"
+    folder.mkdir()
+    assert process_id(folder, 1) is None
+    write_process_file(folder, 1)
+    assert process_id(folder, 1) == os.getpid()
+    assert process_id(folder, 2) is None
+    with subprocess.Popen([sys.executable, "-c", GROWN], stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert 50 * MIB < session_bytes([process.pid])[process.pid] < 200 * MIB
+        # Pages that were mapped from a file and can be dropped are not held.
+        assert 50 * MIB < held_bytes(process.pid) < session_bytes([process.pid])[process.pid]
+        process.kill()
+    assert held_bytes(process.pid) == 0
+
+
+def test_a_containers_limit_counts_where_it_is_less(tmp_path: Path) -> None:
+    (tmp_path / "limit").write_text("1048576\n")
+    (tmp_path / "none").write_text("max\n")
+    assert machine_bytes([str(tmp_path / "limit"), str(tmp_path / "none")]) == 2**20
+    assert machine_bytes([str(tmp_path / "none"), "/nowhere"]) == psutil.virtual_memory().total
+
+
+def test_so_many_of_one_owner_run_at_once(queue: JobQueue, start: Start) -> None:
+    for number in range(4):
+        submit(queue, number, "wait", owner="alice")
+    bobs = submit(queue, 9, "wait", owner="bob")
+    start(concurrent_jobs=3, concurrent_per_owner=1)
+    until(lambda: len(started(queue)) == 2, "a job of each")
+    assert bobs.id in {job_id for job_id, _ in started(queue)}
+    with pytest.raises(AssertionError, match="waited"):
+        until(lambda: len(started(queue)) > 2, "a second of alice's", seconds=0.8)
+
+
+def test_the_folders_are_kept_small_by_forgetting_the_oldest(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("dkgp.service.running.supervisor.PRUNE_EVERY_SECONDS", 0.0)
+    queue = JobQueue(tmp_path / "small", max_folder_bytes=3 * MIB)
+    result = tmp_path / "result.json"
+    result.write_text("{}")
+    ids = [submit(queue, number).id for number in range(4)]
+    for job_id in ids:
+        (queue.folder_of(job_id) / "log.txt").write_bytes(b"x" * MIB)
+        (queue.folder_of(job_id) / "link").symlink_to(result)
+    start(queue=queue)
+    until(lambda: queue.forgotten["size"] == 2, "two jobs to be forgotten")
+    assert [record.id for record in queue.list()] == ids[:1:-1]
+    assert result.read_text() == "{}"
+    assert "2 oldest" in caplog.text or caplog.text.count("1 oldest") == 2
 
 
 def test_a_process_that_dies_is_started_again(queue: JobQueue, start: Start) -> None:

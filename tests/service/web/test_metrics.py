@@ -143,3 +143,34 @@ def test_requests_by_route_never_by_path(stage: Stage) -> None:
     assert {labels[0] for labels in found} == {"GET", "other"}
     seconds = samples(stage)["dkgp_http_request_duration_seconds_count"]
     assert seconds["GET", "/v1/jobs/{job_id}"] == 5.0
+
+
+def test_what_jobs_exceeded_and_what_their_folders_hold_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dkgp.service.queue.sizes.FRESH_SECONDS", -1.0)
+    with staged(tmp_path, job_memory_bytes=2**30, max_folder_bytes=5 * 2**20) as stage:
+        assert stage.client.get("/healthz").json() == {"status": "ok"}
+        first = samples(stage)
+        assert first["dkgp_jobs_exceeded_total"] == {("deadline",): 0.0, ("memory",): 0.0}
+        assert first["dkgp_job_memory_bytes_limit"][()] == 2**30
+        refused = stage.client.post(
+            "/v1/jobs", json={"command": "train", "options": stage.options(), "memory_bytes": 2**31}
+        )
+        assert refused.status_code == 422
+        assert "memory_bytes: 1073741824 at most on this service; got 2147483648" in refused.text
+        job_id = stage.submit(memory_bytes=2**29)["id"]
+        (stage.queue.folder_of(job_id) / "log.txt").write_bytes(b"x" * 5 * 2**20)
+        stage.queue.claim()
+        stage.queue.ledger.mark_stop(job_id, 1, "memory", "0.6 GiB of 0.5")
+        stage.queue.ledger.interrupted(job_id, 1, {"message": "interrupted"})
+        found = samples(stage)
+        assert found["dkgp_jobs_exceeded_total"] == {("deadline",): 0.0, ("memory",): 1.0}
+        assert found["dkgp_jobs_folder_bytes"][()] > found["dkgp_jobs_folder_bytes_limit"][()] == 5 * 2**20
+        assert stage.client.get("/healthz").json() == {"status": "folder full"}
+        assert (
+            stage.client.post("/v1/jobs", json={"command": "train", "options": stage.options("b")}).status_code == 429
+        )
+        stage.queue.prune_to(5 * 2**20)
+        assert samples(stage)["dkgp_jobs_forgotten_total"] == {("age",): 0.0, ("size",): 1.0}
+        assert stage.client.get("/healthz").json() == {"status": "ok"}

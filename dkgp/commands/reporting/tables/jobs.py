@@ -51,6 +51,8 @@ def job_tables(record: Document, *, verbose: bool = False) -> list[RenderableTyp
         rows.append(("attempt", str(record["attempt"])))
     if record.get("deadline_seconds"):
         rows.append(("deadline", duration(record["deadline_seconds"])))
+    if record.get("memory_bytes"):
+        rows.append(("memory", f"{record['memory_bytes'] / 2**30:.3g} GiB"))
     if record.get("progress") and record["state"] == "running":
         rows.append(("progress", progress_line(record["progress"], verbose=verbose)))
     if record.get("dashboard_link") and record["state"] == "running":

@@ -1,0 +1,184 @@
+"""Who sees and changes what: a token for each scope against every call, and what the audit log says of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from dkgp.service.access.tokens import add_token, revoke_token
+from dkgp.service.web import auditing
+from tests.service.stage import TOKEN, Stage, served, staged
+
+SECRET_NAME = "merger-with-acme"
+
+
+@dataclass
+class People:
+    """A service, and one who shows each kind of token."""
+
+    stage: Stage
+    tokens: dict[str, str]
+
+    def client(self, name: str) -> httpx.Client:
+        return self.stage.anonymous(Authorization=f"Bearer {self.tokens[name]}")
+
+    def submit(self, name: str, out: str, **more: Any) -> httpx.Response:
+        return self.client(name).post(
+            "/v1/jobs", json={"command": "train", "options": self.stage.options(out), "name": SECRET_NAME, **more}
+        )
+
+    def audit(self) -> list[dict[str, Any]]:
+        text = (self.stage.queue.folder / "audit.jsonl").read_text()
+        for token in self.tokens.values():
+            assert token not in text
+        assert SECRET_NAME not in text
+        return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> Iterator[People]:
+    with staged(tmp_path) as stage:
+        made = {
+            name: add_token(stage.queue.folder, name, scope)[0]
+            for name, scope in (("alice", "submit"), ("bob", "submit"), ("prometheus", "read"), ("root2", "admin"))
+        }
+        yield People(stage, {"admin": TOKEN, **made})
+
+
+def calls(job_id: str) -> dict[str, tuple[str, str]]:
+    return {
+        "list": ("GET", "/v1/jobs"),
+        "record": ("GET", f"/v1/jobs/{job_id}"),
+        "events": ("GET", f"/v1/jobs/{job_id}/events"),
+        "curve": ("GET", f"/v1/jobs/{job_id}/curve"),
+        "resume": ("POST", f"/v1/jobs/{job_id}/resume"),
+        "cancel": ("POST", f"/v1/jobs/{job_id}/cancel"),
+        "service": ("GET", "/v1/service"),
+        "metrics": ("GET", "/metrics"),
+    }
+
+
+CALLS = ("list", "record", "events", "curve", "resume", "cancel", "service", "metrics")
+# Of a job that waits and is alice's. 409: allowed, and there is nothing to resume.
+EXPECTED = {
+    "alice": (200, 200, 200, 200, 409, 200, 200, 403),
+    "bob": (200, 404, 404, 404, 404, 404, 200, 403),
+    "prometheus": (200, 200, 403, 403, 403, 403, 200, 200),
+    "root2": (200, 200, 200, 200, 409, 200, 200, 200),
+    "admin": (200, 200, 200, 200, 409, 200, 200, 200),
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_every_call_by_every_scope(people: People, name: str) -> None:
+    job_id = people.submit("alice", "a.zarr").json()["id"]
+    client = people.client(name)
+    answers = {call: client.request(method, path) for call, (method, path) in calls(job_id).items()}
+    expected = dict(zip(CALLS, EXPECTED[name], strict=True))
+    assert {call: answer.status_code for call, answer in answers.items()} == expected
+    was_cancelled = people.stage.queue.get(job_id).state == "cancelled"
+    assert was_cancelled == (expected["cancel"] == 200)
+    assert answers["service"].json()["caller"]["name"] == name
+    if name == "bob":
+        # Nobody can tell somebody else's job from none.
+        other = client.get("/v1/jobs/0123456789ab")
+        assert answers["record"].text.replace(job_id, "0123456789ab") == other.text
+        assert answers["list"].json() == {"jobs": [], "counts": dict.fromkeys(answers["list"].json()["counts"], 0)}
+        assert client.get(f"/v1/jobs?before={job_id}").status_code == 404
+    if name == "prometheus":
+        for answer in (answers["list"], answers["record"], answers["service"]):
+            assert SECRET_NAME not in answer.text
+            assert "alice" not in answer.text
+            assert str(people.stage.root) not in answer.text
+        assert answers["record"].json()["state"] == "queued"
+        assert people.submit("prometheus", "p.zarr").status_code == 403
+        assert people.stage.queue.counts()["queued"] == 1
+
+
+def test_a_job_has_its_submitters_name_and_keys_are_of_one_submitter(people: People) -> None:
+    key = {"Idempotency-Key": "the-same"}
+    bodies = [{"command": "train", "options": people.stage.options(out)} for out in ("a.zarr", "b.zarr")]
+    first = people.client("alice").post("/v1/jobs", json=bodies[0], headers=key)
+    second = people.client("bob").post("/v1/jobs", json=bodies[1], headers=key)
+    assert (first.status_code, second.status_code) == (201, 201)
+    assert [answer.json()["owner"] for answer in (first, second)] == ["alice", "bob"]
+    assert people.client("alice").post("/v1/jobs", json=bodies[0], headers=key).status_code == 200
+    assert people.client("admin").get("/v1/jobs").json()["counts"]["queued"] == 2
+    assert people.client("bob").get("/v1/jobs").json()["counts"]["queued"] == 1
+
+
+def test_a_place_that_is_taken_tells_a_stranger_neither_whose_nor_which(people: People) -> None:
+    job_id = people.submit("alice", "shared/a.zarr").json()["id"]
+    refused = people.submit("bob", "shared/a.zarr/below")
+    assert refused.status_code == 409
+    assert "somebody else's job" in refused.text
+    assert job_id not in refused.text
+    assert "alice" not in refused.text
+    assert job_id in people.submit("alice", "shared/a.zarr").text
+
+
+def test_a_job_from_before_there_were_owners_is_the_admins(people: People) -> None:
+    job, _ = people.stage.queue.submit("train", people.stage.options("old.zarr"))
+    assert job.owner is None
+    assert people.client("admin").get(f"/v1/jobs/{job.id}").json()["owner"] is None
+    assert people.client("alice").get(f"/v1/jobs/{job.id}").status_code == 404
+    assert people.client("prometheus").get(f"/v1/jobs/{job.id}").json()["state"] == "queued"
+    assert people.client("admin").post(f"/v1/jobs/{job.id}/cancel").status_code == 200
+
+
+def test_a_revoked_token_is_refused_at_once_and_its_stream_ends(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(people.stage.service.hub, "_keep_alive_seconds", 0.1)
+    job_id = people.submit("alice", "a.zarr").json()["id"]
+    headers = {"Authorization": f"Bearer {people.tokens['alice']}"}
+    with (
+        served(people.stage) as url,
+        httpx.Client(base_url=url, headers=headers, trust_env=False) as client,
+        client.stream("GET", f"/v1/jobs/{job_id}/events?follow=true", timeout=20) as response,
+    ):
+        lines = response.iter_lines()
+        assert "queued" in next(lines)
+        revoke_token(people.stage.queue.folder, "alice")
+        assert client.get("/v1/jobs").status_code == 401
+        # Ends by itself, though the job waits.
+        list(lines)
+    assert people.stage.queue.get(job_id).state == "queued"
+
+
+def test_the_audit_log_has_who_did_what_and_what_came_of_it(people: People) -> None:
+    job_id = people.submit("alice", "a.zarr").json()["id"]
+    people.client("bob").post(f"/v1/jobs/{job_id}/cancel")
+    people.client("prometheus").post(f"/v1/jobs/{job_id}/cancel")
+    people.stage.anonymous(Authorization="Bearer wrong-wrong-wrong").get(f"/v1/jobs/{people.tokens['alice']}")
+    for _ in range(3):
+        people.client("prometheus").get("/metrics")
+    people.stage.anonymous().get("/healthz")
+    people.client("alice").get(f"/v1/jobs/{job_id}")
+    lines = people.audit()
+    told = [(line["who"], line["scope"], line["what"], line["job"], line["status"]) for line in lines]
+    assert told == [
+        ("alice", "submit", "POST /v1/jobs", job_id, 201),
+        ("bob", "submit", "POST /v1/jobs/{job_id}/cancel", job_id, 404),
+        ("prometheus", "read", "POST /v1/jobs/{job_id}/cancel", job_id, 403),
+        (None, None, "GET other", None, 401),
+        ("prometheus", "read", "GET /metrics", None, 200),
+        ("alice", "submit", "GET /v1/jobs/{job_id}", job_id, 200),
+    ]
+    assert {line["from"] for line in lines} == {"127.0.0.1"}
+
+
+def test_a_stranger_cannot_push_the_others_out_of_the_log(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditing, "STRANGERS_PER_MINUTE", 5)
+    for _ in range(50):
+        assert people.stage.anonymous().post("/v1/jobs").status_code == 401
+    people.submit("alice", "a.zarr")
+    lines = people.audit()
+    assert [line["status"] for line in lines] == [401] * 5 + [201]
+    assert lines[-1]["left_out"] == 45
