@@ -126,7 +126,10 @@ INTRUDERS: dict[str, list[tuple[str, str, str]]] = {
         ("bench/tiles", "def later():\n    import dkgp_benchmarks.library", ABOVE),
         ("benchmarks/dkgp_benchmarks/library", "import dkgp_benchmarks.solvers", ROOMS_OF_BENCHMARKS),
     ],
-    "to the right": [("data/types", "import dkgp.kernels.base", LAYERS), ("estimators/lazy", "import xarray", STORES)],
+    "to the right": [
+        ("data/types", "import dkgp.kernels.base", LAYERS),
+        ("estimators/outputs/lazy", "import xarray", STORES),
+    ],
     "to the left, later": [("kernels/base", "def later():\n    import dkgp.data.remote.storage", LAYERS)],
     "unknown": [("utilities", "", LAYERS)],
     "far up": [("errors", "import dkgp.cli", LAYERS)],

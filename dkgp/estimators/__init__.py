@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dkgp.estimators.drop_in.classifier import GaussianProcessClassifier
     from dkgp.estimators.drop_in.regressor import GaussianProcessRegressor
     from dkgp.estimators.gradients.predictions import PredictionGradients
-    from dkgp.estimators.outputs import PredictionBounds
+    from dkgp.estimators.outputs.outputs import PredictionBounds
     from dkgp.estimators.pursuit import ConjugateDirectionsPursuit
     from dkgp.estimators.regressor import GPRegressor
     from dkgp.estimators.sparse import OverconfidenceWarning, SparseGPRegressor
@@ -46,7 +46,7 @@ _MODULES = {
     "GaussianProcessRegressor": "drop_in.regressor",
     "KernelLogisticClassifier": "classification.logistic",
     "OverconfidenceWarning": "sparse",
-    "PredictionBounds": "outputs",
+    "PredictionBounds": "outputs.outputs",
     "PredictionGradients": "gradients.predictions",
     "SparseGPRegressor": "sparse",
 }

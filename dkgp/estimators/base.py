@@ -13,9 +13,9 @@ from dkgp.cluster.client_executor import is_in_process
 from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.estimators.fitted import Fitted, Workspace
-from dkgp.estimators.frames import frame_index
 from dkgp.estimators.gradients.predictions import PredictionGradients, prediction_gradients
-from dkgp.estimators.outputs import predictions
+from dkgp.estimators.outputs.frames import frame_index
+from dkgp.estimators.outputs.outputs import predictions
 from dkgp.estimators.sample_noise import SampleNoise
 from dkgp.estimators.scikit_learn import BaseEstimator, RegressorMixin, check_is_fitted
 from dkgp.estimators.settings import OBJECTIVES, hyperparameters_for, settings_of

@@ -16,7 +16,7 @@ from dkgp.data.sources.labelled import is_labelled, label, labelled_targets
 from dkgp.errors import InputError
 from dkgp.estimators.base import TargetsRegressor
 from dkgp.estimators.fitted import Workspace
-from dkgp.estimators.frames import frame_index, framed
+from dkgp.estimators.outputs.frames import frame_index, framed
 from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of, validate_data
 from dkgp.estimators.settings import executor_for
 from dkgp.estimators.tables import is_dask, is_plain, read_inputs, read_samples

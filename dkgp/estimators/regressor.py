@@ -18,7 +18,7 @@ from dkgp.errors import InputError
 from dkgp.estimators.base import GPEstimator
 from dkgp.estimators.fitted import Fitted, FittedModel, Workspace
 from dkgp.estimators.mean import EstimatorMean, kind_of, require_centred
-from dkgp.estimators.outputs import what_holds
+from dkgp.estimators.outputs.outputs import what_holds
 from dkgp.estimators.sample_noise import BOTH, SampleNoise
 from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of
 from dkgp.estimators.settings import (

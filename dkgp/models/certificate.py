@@ -208,7 +208,7 @@ class Certificate(ProofShown):
         bound = sizes.slope[:, None, :] * distance[:, None]
         if not self.complete:
             return np.full_like(bound, np.inf)
-        return bound + slope_rounding(sizes, columns_errors, leaves, self.n, np.asarray(self.magnitude))
+        return np.asarray(bound + slope_rounding(sizes, columns_errors, leaves, self.n, np.asarray(self.magnitude)))
 
     @property
     def alpha_error_bound(self) -> FloatArray:

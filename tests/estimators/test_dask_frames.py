@@ -13,7 +13,7 @@ import pytest
 
 from dkgp import ConjugateDirectionsPursuit, GPRegressor, KernelLogisticClassifier, SparseGPRegressor
 from dkgp.errors import InputError
-from dkgp.estimators import lazy
+from dkgp.estimators.outputs import lazy
 from tests.estimators.conftest import KERNEL, NOISE, Problem
 
 NAMES = ["east", "unused", "north", "depth"]

@@ -21,7 +21,7 @@ from dask.base import collections_to_expr
 from dkgp import GPRegressor
 from dkgp.data import dataset_from_arrays
 from dkgp.errors import ClusterError, InputError
-from dkgp.estimators import lazy
+from dkgp.estimators.outputs import lazy
 from tests.estimators.conftest import KERNEL, NOISE, Problem
 
 NAMES = ["east", "unused", "north", "depth"]

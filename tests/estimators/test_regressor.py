@@ -20,7 +20,7 @@ from dkgp import GPRegressor, SparseGPRegressor
 from dkgp.data import dataset_from_arrays
 from dkgp.errors import InputError
 from dkgp.estimators import PredictionBounds
-from dkgp.estimators.outputs import what_holds
+from dkgp.estimators.outputs.outputs import what_holds
 from dkgp.kernels import SquaredExponential, UserKernel, White
 from dkgp.models import Hyperparameters
 from dkgp.models.certificate import Certificate

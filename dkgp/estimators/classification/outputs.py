@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from dkgp.data.sources.labelled import LabelledTable, label
 from dkgp.estimators.fitted import FittedClassifier
-from dkgp.estimators.frames import framed
-from dkgp.estimators.outputs import quantities
+from dkgp.estimators.outputs.frames import framed
+from dkgp.estimators.outputs.outputs import quantities
 from dkgp.estimators.tables import Table, is_dask
 
 PROBABILITIES = ("probability", "probability_lower", "probability_upper")

@@ -21,7 +21,7 @@ from dkgp.estimators.drop_in.posterior import Bounds
 from dkgp.estimators.drop_in.translation import to_dkgp
 from dkgp.estimators.drop_in.tree import Entries
 from dkgp.estimators.fitted import FittedModel, Workspace
-from dkgp.estimators.outputs import quantities
+from dkgp.estimators.outputs.outputs import quantities
 from dkgp.estimators.scikit_learn import ConvergenceWarning
 from dkgp.estimators.settings import executor_for, solver_for, stopping_of
 from dkgp.kernels import fold_white

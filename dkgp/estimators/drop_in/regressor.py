@@ -27,7 +27,7 @@ from dkgp.estimators.drop_in.posterior import Bounds, DensePosterior
 from dkgp.estimators.drop_in.theirs import kernels as sk
 from dkgp.estimators.drop_in.translation import to_dkgp
 from dkgp.estimators.drop_in.tree import Entries, Pair
-from dkgp.estimators.outputs import PredictionBounds
+from dkgp.estimators.outputs.outputs import PredictionBounds
 from dkgp.estimators.scikit_learn import (
     BaseEstimator,
     MultiOutputMixin,

@@ -23,7 +23,7 @@ def framed(values: Any, index: Any, name: str, columns: Sequence[Any] | None = N
         from dask.dataframe import from_dask_array
 
         return from_dask_array(values, columns=name if values.ndim == 1 else list(columns or ()), index=index)
-    from dkgp.estimators.pandas_kinds import PredictedColumn, PredictedColumns
+    from dkgp.estimators.outputs.pandas_kinds import PredictedColumn, PredictedColumns
 
     if values.ndim == 1:
         return PredictedColumn(values, index=index, name=name)

@@ -10,8 +10,8 @@ import numpy as np
 from dkgp.data.sources.labelled import label
 from dkgp.errors import InputError
 from dkgp.estimators.fitted import Fitted
-from dkgp.estimators.frames import framed, framed_lazily
-from dkgp.estimators.lazy import QUANTITIES, lazy_predictions
+from dkgp.estimators.outputs.frames import framed, framed_lazily
+from dkgp.estimators.outputs.lazy import QUANTITIES, lazy_predictions
 from dkgp.estimators.tables import Table, is_dask
 from dkgp.kernels import Kernel, has_user_function
 from dkgp.models.variance.variances import VarianceSettings
