@@ -89,7 +89,6 @@ class Trend:
         roundings = (self.count + 2.0) * UNIT * np.abs(rests)
         return EVALUATION * np.asarray(np.linalg.norm((errors * (1.0 + 4.0 * EPS) + roundings) @ whitener.T, axis=1))
 
-    @np.errstate(over="ignore", invalid="ignore")  # what comes to no number bounds nothing
     def at(self, mean: FloatArray, bound: FloatArray, inputs: FloatArray, *, pruned: bool = False) -> Known:
         """Take predictions of all right-hand sides together.
 
@@ -102,8 +101,29 @@ class Trend:
         pruned : bool
             Sums were taken by a tree, whose errors stand in the bounds of the columns of H alone.
         """
-        p = len(self.missed)
-        beta, columns = np.array(self.coefficients), columns_at(self.kind, inputs)
+        return self._taken(mean, bound, columns_at(self.kind, inputs), pruned=pruned)
+
+    def slopes_at(self, gradient: FloatArray, bound: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Take gradients of all right-hand sides together: derivatives of the mean and their bounds, (r, p, d) each.
+
+        Differentiated, what is above holds as it stands, with dh / dx_l and dk_x / dx_l for h and k_x.
+
+        Parameters
+        ----------
+        gradient, bound : (r, p + q, d) float64
+            d(k_x'A) / dx_l as computed, and its bounds.
+        """
+        parts = []
+        for feature in range(gradient.shape[2]):
+            columns = np.zeros((len(gradient), self.count))
+            columns[:, 1 + feature : 2 + feature] = 1.0  # of none where the mean is a constant
+            parts.append(self._taken(gradient[:, :, feature], bound[:, :, feature], columns))
+        return np.stack([part.mean for part in parts], axis=2), np.stack([part.bound for part in parts], axis=2)
+
+    @np.errstate(over="ignore", invalid="ignore")  # what comes to no number bounds nothing
+    def _taken(self, mean: FloatArray, bound: FloatArray, columns: FloatArray, *, pruned: bool = False) -> Known:
+        """As `at`, for columns h or their derivatives, (r, q)."""
+        p, beta = len(self.missed), np.array(self.coefficients)
         # One more rounding, of h - k'A_H.
         rests, errors = columns - mean[:, p:], bound[:, p:]
         errors = errors + UNIT * np.abs(rests)

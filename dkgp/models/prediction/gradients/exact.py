@@ -27,6 +27,7 @@ from dkgp.models.noise.model import NoiseModel
 from dkgp.models.prediction.predictor import Predictor, standardised
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, known
 from dkgp.models.support import SupportInputs
+from dkgp.models.trend.trend import Trend
 from dkgp.models.variance.scaled import Subject
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.variance.whole_matrix.factor import whole_layout
@@ -75,6 +76,7 @@ class GradientPredictor:
         kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
         self._slopes = SlopeSums(BlockContext(version, SupportInputs.of(model, version), kernel, model.n_samples))
         self._certificate = Certificate.from_json(dict(model.certificate))
+        self._trend = Trend.held(model.trend)
 
     def __call__(self, inputs: FloatArray) -> Gradients:
         """Differentiate the mean at raw inputs: (r, d), or (r, d_raw) with those that were constant.
@@ -86,6 +88,8 @@ class GradientPredictor:
         bound = self._certificate.gradient_error_bound(
             self._slopes.evaluator.sizes(rows), self._slopes.errors, self._slopes.evaluator.leaves
         )
+        if self._trend is not None:
+            gradient, bound = self._trend.slopes_at(gradient, bound)
         return Gradients(*in_units(self._model, gradient, bound, inputs.shape[1]))
 
 
@@ -94,8 +98,8 @@ class DeviationPredictor:
 
     `model`, `version`: as for `Predictor`. `latent`: of the function itself; otherwise of a new observation.
 
-    Raises `InputError` for a kernel without gradient, a factor that memory does not hold, and noise that depends on
-    the inputs.
+    Raises `InputError` for a kernel without gradient, a factor that memory does not hold, noise that depends on the
+    inputs, and a mean whose coefficients are uncertain.
     """
 
     nbytes = 0  # in a worker's cache, which counts the factor by itself
@@ -106,6 +110,11 @@ class DeviationPredictor:
             raise InputError(
                 "the noise of this model depends on the inputs, and its gradient is not known; ask for that of the "
                 "function's deviation (`latent`)"
+            )
+        if model.trend is not None:
+            raise InputError(
+                "the deviation of this model holds that of its mean's coefficients, whose gradient is not known; ask "
+                "for the mean's gradient alone, or fit with `mean` centred"
             )
         kernel, noise_variance = fold_white(kernel_from_json(model.kernel), model.noise_variance)
         context = BlockContext(version, SupportInputs.of(model, version), kernel, model.n_samples)
