@@ -330,11 +330,11 @@ class FittedClassifier(FittedOnSamples):
             super()._store(url)
 
     def source(self, variance: VarianceSettings | None, n_test: int) -> ClassPredictorSource:
-        """Return what tasks of this process take their predictor from; what is asked for is of no consequence."""
-        return ClassPredictorSource(self.record.url, self.version, self.record.reference)
+        """Return what tasks of this process take their predictor from: without `variance` of decisions alone."""
+        return ClassPredictorSource(self.record.url, self.version, self.record.reference, variance is None)
 
     def _made(self, variance: VarianceSettings | None, n_test: int) -> ClassPredictor:
-        return ClassPredictor(self.record, self.version)
+        return ClassPredictor(self.record, self.version, plug_in=variance is None)
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything in arrays, as of `FittedModel`."""

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.data import ClassifierRecord
 from dkgp.data.sources.labelled import LabelledTable, label
 from dkgp.estimators.fitted import FittedClassifier
 from dkgp.estimators.outputs.frames import framed
 from dkgp.estimators.outputs.outputs import quantities
 from dkgp.estimators.tables import Table, is_dask
+from dkgp.models.variance.settings import VarianceSettings
 
 PROBABILITIES = ("probability", "probability_lower", "probability_upper")
 
@@ -42,7 +44,8 @@ def class_predictions(
     record = fitted.record
     t = record.n_outputs
     width = {"label": 1, "decision": t, "bounds": t, "certified": 1, **dict.fromkeys(PROBABILITIES, len(classes))}
-    predictions = quantities(fitted, table.inputs, names, None, client, {name: width[name] for name in names})
+    variance = VarianceSettings() if _averaged(record, names) else None
+    predictions = quantities(fitted, table.inputs, names, variance, client, {name: width[name] for name in names})
     shaped = {name: _shaped(name, values, classes) for name, values in predictions.items()}
     target = record.target_names[0]
     if table.index is not None:
@@ -50,6 +53,15 @@ def class_predictions(
     if table.labels is None:
         return shaped
     return {name: _labelled(name, values, table.labels, target, classes) for name, values in shaped.items()}
+
+
+def _averaged(record: ClassifierRecord, names: tuple[str, ...]) -> bool:
+    """True where a Gaussian process' probabilities are averaged for these, which takes variances.
+
+    Decisions take none, nor do classes, but those of several functions of all samples: the most likely on average.
+    """
+    without = {"decision", "bounds"} | ({"label"} if record.n_outputs == 1 or record.is_sparse else set())
+    return record.form == "gp" and not without.issuperset(names)
 
 
 def _framed(name: str, values: Any, index: Any, target: str, classes: NDArray[Any]) -> Any:

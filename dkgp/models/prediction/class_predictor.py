@@ -110,7 +110,8 @@ class ClassPredictor:
 
     `model`: in a store, or in this process's memory. `version`: under which this process's cache keeps what belongs to
     the model; see `Predictor.forget`. `threads`: all cores by default. `variance`: of a Gaussian process' latent
-    variances. `n_test`: about how many rows will be predicted in all; what latent variances are planned for.
+    variances. `n_test`: about how many rows will be predicted in all; what latent variances are planned for. `plug_in`:
+    no variances, and probabilities that are not averaged; decisions are the same without.
     """
 
     nbytes = 0  # in a worker's cache, which counts the large parts by themselves
@@ -123,13 +124,14 @@ class ClassPredictor:
         threads: int | None = None,
         variance: VarianceSettings | None = None,
         n_test: int = ROWS_PLANNED_FOR,
+        plug_in: bool = False,
     ) -> None:
         kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
         self._model, self._threads = model, threads
         self._context = BlockContext(version, ClassifierSupport.of(model, version), kernel, model.n_support)
-        self._decider = decider_of(model)
+        self._decider = decider_of(model, plug_in=plug_in)
         self._variances: ClassVariances | None = None
-        if model.form == "gp" and not model.is_sparse:
+        if model.form == "gp" and not model.is_sparse and not plug_in:
             executor: BlockExecutor = HereExecutor() if threads == 1 else LocalExecutor(threads)
             none = standardised_inputs(np.zeros((0, model.n_features)), model.feature_names)
             with single_threaded_blas():
@@ -171,17 +173,19 @@ class ClassPredictor:
 class ClassPredictorSource:
     """Source of a process's predictor; travels with tasks.
 
-    `url`: of the model: a store that the process can read, or a model in its own memory. `version`: as for
+    `url`: of the model: a store that the process can read, or a model in its own memory. `version`, `plug_in`: as for
     `ClassPredictor`. `reference`: as of `SupportInputs`.
     """
 
     url: str
     version: str
     reference: str
+    plug_in: bool = False
 
     def predictor(self) -> ClassPredictor:
         """Return this process's predictor for calls by single threads; the first call makes it, others wait."""
         source = ClassifierSupport(self.url, self.version, 0, 0, self.reference)
         return worker_cache().get(
-            (self.version, "predictor"), lambda: ClassPredictor(source.record(), self.version, threads=1)
+            (self.version, "predictor", self.plug_in),
+            lambda: ClassPredictor(source.record(), self.version, threads=1, plug_in=self.plug_in),
         )

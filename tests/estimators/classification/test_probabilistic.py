@@ -196,3 +196,29 @@ def test_softmax_averages_are_of_a_basis(labelled: Labelled) -> None:
     few = GPClassifier(KERNEL, multi_class="softmax", n_basis=30).fit(labelled.X, labelled.y)
     assert few.likelihood_.name == "softmax"
     np.testing.assert_allclose(few.predict_proba(labelled.X_new).sum(axis=1), 1.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("n_basis", [None, 30])
+def test_decisions_and_classes_of_two_take_no_variance(
+    labelled: Labelled, monkeypatch: pytest.MonkeyPatch, n_basis: int | None
+) -> None:
+    model = GPClassifier(KERNEL, n_basis=n_basis).fit(labelled.X, labelled.two)
+    expected = model.classes_[model.predict_proba(labelled.X_new).argmax(axis=1)]
+    decisions = model.decision_function(labelled.X_new)
+
+    def never(*given: Any, **named: Any) -> Any:
+        raise AssertionError("a variance was computed")
+
+    monkeypatch.setattr("dkgp.models.prediction.class_predictor.ClassVariances", never)
+    monkeypatch.setattr("dkgp.models.prediction.deciders._basis_variances", never)
+    again = clone(model).fit(labelled.X, labelled.two)
+    np.testing.assert_array_equal(again.predict(labelled.X_new), expected)
+    np.testing.assert_array_equal(again.decision_function(labelled.X_new), decisions)
+    with pytest.raises(AssertionError, match="a variance was computed"):
+        again.predict_proba(labelled.X_new)
+
+
+def test_classes_of_several_functions_are_the_most_likely_on_average(labelled: Labelled) -> None:
+    model = GPClassifier(KERNEL).fit(labelled.X, labelled.y)
+    most = model.predict_proba(labelled.X_new).argmax(axis=1)
+    np.testing.assert_array_equal(model.predict(labelled.X_new), model.classes_[most])
