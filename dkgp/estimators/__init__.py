@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from dkgp.estimators.classification.logistic import KernelLogisticClassifier
     from dkgp.estimators.drop_in.classifier import GaussianProcessClassifier
     from dkgp.estimators.drop_in.regressor import GaussianProcessRegressor
+    from dkgp.estimators.gradients.acquisition import (
+        Acquisition,
+        expected_improvement,
+        log_expected_improvement,
+        upper_confidence_bound,
+    )
     from dkgp.estimators.gradients.predictions import PredictionGradients
     from dkgp.estimators.outputs.outputs import PredictionBounds
     from dkgp.estimators.pursuit import ConjugateDirectionsPursuit
@@ -22,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LSSVC",
+    "Acquisition",
     "ConjugateDirectionsPursuit",
     "FixedSizeLSSVC",
     "GPClassifier",
@@ -33,11 +40,15 @@ __all__ = [
     "PredictionBounds",
     "PredictionGradients",
     "SparseGPRegressor",
+    "expected_improvement",
+    "log_expected_improvement",
+    "upper_confidence_bound",
 ]
 
 # Where each of them is: one is loaded without what the others take.
 _MODULES = {
     "LSSVC": "classification.exact",
+    "Acquisition": "gradients.acquisition",
     "ConjugateDirectionsPursuit": "pursuit",
     "FixedSizeLSSVC": "classification.fixed_size",
     "GPClassifier": "classification.gaussian_process",
@@ -49,6 +60,9 @@ _MODULES = {
     "PredictionBounds": "outputs.outputs",
     "PredictionGradients": "gradients.predictions",
     "SparseGPRegressor": "sparse",
+    "expected_improvement": "gradients.acquisition",
+    "log_expected_improvement": "gradients.acquisition",
+    "upper_confidence_bound": "gradients.acquisition",
 }
 
 
