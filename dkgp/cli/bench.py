@@ -29,6 +29,7 @@ ELSEWHERE = (
     "chaos",
     "classify",
     "growth",
+    "latency",
     "papers",
     "prototypes",
     "pursuit",

@@ -54,7 +54,8 @@ class Profile:
         Whether f(s) f(s') = f(s + s'), so that a product of leaves is one leaf of all their inputs.
     slopes : callable or None
         `slopes(values, parameters, floor)`, as `entries`, puts dk/ds, or dk/dt, in the place of values: the derivatives
-        in inputs are made of it. None of a profile that has no derivative where s is zero, or none that is known.
+        in inputs are made of it; their bounds presume a mixture of exp(-ts), as is all that is positive definite in any
+        number of features. None of a profile that has no derivative where s is zero, or none that is known.
     """
 
     name: str

@@ -153,7 +153,7 @@ def _improvement(z: FloatArray) -> _Improvement:
     near, tail = z >= -1.0, z < -TAIL
     t = np.maximum(-z, 1.0)
     mills = math.sqrt(0.5 * math.pi) * erfcx(t / math.sqrt(2.0))
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # of tails, which are written over
         scaled = 1.0 - t * mills  # h / phi
         over_scaled = mills / scaled
         q = np.zeros(int(tail.sum()))

@@ -98,6 +98,23 @@ def test_without_deviations_there_are_none(problem: Problem, fitted: GPRegressor
     assert got.std is got.std_gradient is got.std_gradient_error is None
 
 
+def test_means_alone_take_no_variance(
+    problem: Problem, fitted: GPRegressor, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted.save(str(tmp_path / "model.zarr"))
+    loaded = GPRegressor.load(str(tmp_path / "model.zarr"))
+
+    def used(*_: Any, **__: Any) -> None:
+        raise AssertionError("not for means")
+
+    monkeypatch.setattr("dkgp.models.prediction.predictor.chosen_run", used)
+    monkeypatch.setattr("dkgp.models.variance.whole_matrix.factor.WholeFactor.weights", used)
+    got = loaded.predict_gradients(problem.X_new)
+    np.testing.assert_array_equal(got.mean_gradient, fitted.predict_gradients(problem.X_new).mean_gradient)
+    with pytest.raises(AssertionError, match="not for means"):
+        loaded.predict_gradients(problem.X_new, return_std=True)
+
+
 def test_inputs_of_every_form(problem: Problem, fitted: GPRegressor, tmp_path: Any) -> None:
     expected = fitted.predict_gradients(problem.X_new)
     frame = pd.DataFrame(problem.X_new, index=np.arange(60) + 7)
