@@ -118,6 +118,8 @@ def test_copies_pickles_and_new_fits(data: Data) -> None:
     for column, (part, place) in enumerate([(0, 0), (1, 0), (0, 1), (0, 2), (2, 0)]):
         its_own = gp.parts_[part].predict_gradients(T, return_std=True)
         np.testing.assert_array_equal(gradients.mean_gradient[:, column], its_own.mean_gradient[:, place])
+        assert gradients.std is not None
+        assert its_own.std is not None
         np.testing.assert_array_equal(gradients.std[:, column], its_own.std[:, place])
 
 
