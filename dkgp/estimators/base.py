@@ -20,6 +20,8 @@ from dkgp.estimators.sample_noise import SampleNoise
 from dkgp.estimators.scikit_learn import BaseEstimator, RegressorMixin, check_is_fitted
 from dkgp.estimators.settings import OBJECTIVES, hyperparameters_for, settings_of
 from dkgp.estimators.tables import Table, is_dask, is_plain, read_inputs
+from dkgp.estimators.targets.gaps import of_groups
+from dkgp.estimators.targets.mean import EstimatorMean
 from dkgp.estimators.training_set import feature_names_of, plain_inputs, true_targets
 from dkgp.html import panel
 from dkgp.kernels import Kernel, kernel_from_json
@@ -233,7 +235,8 @@ class GPEstimator(TargetsRegressor, KernelEstimator):
 
     def partial_fit(self, X: Any, y: Any = None, **noise: Any) -> Self:
         """`fit` the first time, `update` from then on; `noise` are keywords of both."""
-        trained: Self = self.update(X, y, **noise) if hasattr(self, "_fitted") else self.fit(X, y, **noise)
+        fitted = hasattr(self, "_fitted") or hasattr(self, "parts_")
+        trained: Self = self.update(X, y, **noise) if fitted else self.fit(X, y, **noise)
         return trained
 
     # ----------------------------------------------------------------------------------------------------- predictions
@@ -245,6 +248,7 @@ class GPEstimator(TargetsRegressor, KernelEstimator):
         names = ("mean", *(name for name, wanted in asked.items() if wanted))
         return predictions(self._fitted, self._inputs(X), names, settings, several=self._several, client=client)
 
+    @of_groups
     def predict_gradients(self, X: Any, return_std: bool = False, *, latent: bool = False) -> PredictionGradients:
         """Differentiate the mean in the inputs, with proven bounds, and on request the standard deviation.
 
@@ -268,9 +272,11 @@ class GPEstimator(TargetsRegressor, KernelEstimator):
         ------
         InputError
             A kernel that is not differentiable, as matern12; a user's function without `derivative`; too large a
-            factor, or noise that depends on the inputs (without `latent`).
+            factor, or noise that depends on the inputs (without `latent`); a regressor of another's as the mean.
         """
         check_is_fitted(self)
+        if isinstance(mean := getattr(self, "_mean", None), EstimatorMean):
+            mean.require_differentiable()
         inputs = self._inputs(X).inputs
         rows = inputs.compute() if is_dask(inputs) else inputs
         return prediction_gradients(

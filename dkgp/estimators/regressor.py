@@ -17,7 +17,6 @@ from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.estimators.base import GPEstimator
 from dkgp.estimators.fitted import Fitted, FittedModel, Workspace
-from dkgp.estimators.mean import EstimatorMean, kind_of, require_centred
 from dkgp.estimators.outputs.outputs import what_holds
 from dkgp.estimators.sample_noise import BOTH, SampleNoise
 from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of
@@ -32,6 +31,8 @@ from dkgp.estimators.settings import (
     stopping_of,
 )
 from dkgp.estimators.tables import is_dask
+from dkgp.estimators.targets.gaps import fits_groups, of_groups
+from dkgp.estimators.targets.mean import EstimatorMean, kind_of, require_centred
 from dkgp.estimators.training_set import new_samples, training_set
 from dkgp.models.certificate import Certificate
 from dkgp.models.exact import train
@@ -129,6 +130,8 @@ class GPRegressor(GPEstimator):
     feature_names_in_ : (n_features_in_,) ndarray of str
         Where the inputs had names.
     target_names_ : tuple of str
+    parts_, groups_
+        Of targets with gaps alone, instead: an estimator for each group that is known of the same samples, and names.
 
     Examples
     --------
@@ -154,6 +157,7 @@ class GPRegressor(GPEstimator):
 
     # ------------------------------------------------------------------------------------------------------- training
 
+    @fits_groups
     def fit(self, X: Any, y: Any = None, sample_noise: Any = None, sample_weight: Any = None) -> Self:
         """Tune where hyperparameters are not given, and train.
 
@@ -164,11 +168,11 @@ class GPRegressor(GPEstimator):
             xarray Dataset has a one-dimensional variable for each feature.
         y : (n,) or (n, p) array_like, dask array or DataArray, optional
             For an xarray Dataset also the name of the variable that is the target, or a list of names; for a dataset
-            store, which has its own targets, nothing.
+            store, which has its own targets, nothing. Some of several targets may be NaN: see `parts_`.
         sample_noise : (n,) array_like, optional
             Known noise variances of the samples, in the target's units squared: a sample's noise is its own and the
-            common s2, which is tuned and which new observations have. Of one target. By default those that a dataset
-            store has.
+            common s2, which is tuned and which new observations have. Of several targets (n, p), each then a part. By
+            default those that a dataset store has.
         sample_weight : (n,) array_like, optional
             Instead, weights, which divide s2: a sample of weight 3 counts as three that agree, one of weight 0 is left
             out. The standardisation is that of the samples as they are.
@@ -217,12 +221,13 @@ class GPRegressor(GPEstimator):
         self._mean = mean
         self._take(FittedModel.of(trained, dataset, workspace, about))
         if (shortfall := shortfall_of_tuning(hyperparameters)) is not None:
-            warnings.warn(shortfall, ConvergenceWarning, stacklevel=2)
+            warnings.warn(shortfall, ConvergenceWarning, stacklevel=3)
         self._warn_of_shortfall()
         if self.with_variances:
             self._fitted.predictor(self._variance_settings(latent=False), 1)
         return self
 
+    @of_groups
     def update(self, X: Any, y: Any, sample_noise: Any = None, sample_weight: Any = None) -> Self:
         """Take in further samples, under the standardisation and the hyperparameters that there are.
 
@@ -325,6 +330,7 @@ class GPRegressor(GPEstimator):
     def _mean_kind(self) -> MeanKind:
         return kind_of(self.mean)
 
+    @of_groups
     def save(self, url: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """As of every estimator; `InputError` where the mean is a regressor, which no store holds."""
         check_is_fitted(self)
@@ -341,10 +347,11 @@ class GPRegressor(GPEstimator):
     def _warn_of_shortfall(self) -> None:
         if not self.solution_["converged"]:
             message = f"not converged: {self.solution_['reason']}; {self.solution_['advice']}. "
-            warnings.warn(message + what_holds(self.kernel_), ConvergenceWarning, stacklevel=3)
+            warnings.warn(message + what_holds(self.kernel_), ConvergenceWarning, stacklevel=4)
 
     # ----------------------------------------------------------------------------------------------------- predictions
 
+    @of_groups
     def predict(
         self,
         X: Any,
@@ -390,6 +397,7 @@ class GPRegressor(GPEstimator):
         way = "cholesky" if self.with_variances else "auto"
         return VarianceSettings(gap=self.variance_gap, latent=latent, way=way)
 
+    @of_groups
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Any:
         """Draw functions from the posterior and evaluate them, without noise.
 

@@ -69,8 +69,8 @@ class SampleNoise:
         """Refuse variances of several targets, `InputError`."""
         if self.variances is not None and n_targets != 1:
             raise InputError(
-                f"sample_noise is in the units of one target, and there are {n_targets}, each with its own scale. Fit "
-                "them one by one, or give sample_weight, which has no units"
+                f"sample_noise is in the units of one target, and there are {n_targets}, each with its own scale. Give "
+                "(n, p), a column for each, or sample_weight, which has no units"
             )
 
     def of_dataset(self, dataset: Dataset) -> None:

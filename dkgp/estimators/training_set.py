@@ -35,7 +35,7 @@ def training_set(estimator: Any, X: Any, y: Any, workspace: Workspace) -> tuple[
     if table.dataset is not None:
         return table.dataset, table.several_targets
     feature_names = table.names or tuple(f"x{column}" for column in range(table.inputs.shape[1]))
-    target_names = table.target_names or _default_targets(table.targets)
+    target_names = table.target_names or default_targets(table.targets)
     names: dict[str, Any] = {"feature_names": feature_names, "target_names": target_names}
     if not is_dask(table.targets):  # those are looked at as they are ingested
         columns = np.asarray(table.targets, dtype=np.float64).reshape(len(table.targets), -1)
@@ -134,7 +134,8 @@ def target_names_of(y: Any, features: Any) -> tuple[str, ...] | None:
     return tuple(usable) if len(usable) == len(result) and not is_dask(y) else None
 
 
-def _default_targets(targets: Any) -> tuple[str, ...]:
+def default_targets(targets: Any) -> tuple[str, ...]:
+    """Names of targets (n,) or (n, p) that have none."""
     return ("y",) if targets.ndim == 1 else tuple(f"y{column}" for column in range(targets.shape[1]))
 
 

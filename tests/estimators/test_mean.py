@@ -123,3 +123,5 @@ def test_what_does_not_go_together_is_refused(data: Any) -> None:
         GPRegressor(KERNEL, noise_variance=1e-3, mean=LinearRegression()).fit(lazy, y)
     with pytest.raises(InputError, match=r"take mean=\"linear\" for dask arrays"):
         fitted(data, LinearRegression()).predict(lazy)
+    with pytest.raises(InputError, match="nothing is known of the derivatives of the regressor of mean=, LinearReg"):
+        fitted(data, LinearRegression()).predict_gradients(X)

@@ -89,7 +89,14 @@ class Passes:
             if len(values):
                 lowest, highest = np.minimum(lowest, values.min(axis=0)), np.maximum(highest, values.max(axis=0))
         if first_bad:
-            raise _not_finite(columns, bad_counts, first_bad)
+            error = _not_finite(columns, bad_counts, first_bad)
+            first, several = len(selection.features), len(selection.targets) > 1
+            if several and any(first <= index < first + len(selection.targets) for index in first_bad):
+                raise ColumnError(
+                    f"{error} Targets that are not all known of the same samples are ingested one by one, each without "
+                    "the samples that lack it: name one target, `drop` the others, and `drop_missing`."
+                )
+            raise error
         self._check_enough()
         weights = lowest[len(selection.features) + len(selection.targets) :]
         for column, least in zip(selection.weights if selection.noise is None else (), weights, strict=False):

@@ -76,6 +76,14 @@ class EstimatorMean:
                 'instead, or take mean="linear"'
             )
 
+    def require_differentiable(self) -> None:
+        """Refuse a regressor where derivatives are asked for; `InputError`."""
+        if self.regressor is not None:
+            raise InputError(
+                f"nothing is known of the derivatives of the regressor of mean=, {type(self.regressor).__name__}; take "
+                'mean="linear", or another of dkgp\'s own'
+            )
+
 
 def kind_of(mean: Any) -> MeanKind:
     """The kind of mean of the Gaussian process itself: centred under a regressor. `InputError` for another text."""

@@ -1,0 +1,274 @@
+"""Several targets with gaps: those that are known of the same samples are a group, fitted together on these.
+
+To leave an entry of a target out is to know nothing of it, as of an infinite noise: its coefficient is zero, and the
+others are those of the samples that are there. So each group is an exact Gaussian process of its own samples, which is
+solved for its targets together, and what is proven of it is proven as ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.errors import InputError
+from dkgp.estimators.outputs.frames import framed
+from dkgp.estimators.outputs.outputs import PredictionBounds
+from dkgp.estimators.scikit_learn import clone
+from dkgp.estimators.tables import is_dask, is_plain
+from dkgp.estimators.training_set import computed, default_targets, target_names_of
+
+logger = logging.getLogger("dkgp.estimators")
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+# A variance, and so a standardisation, needs two.
+LEAST_SAMPLES = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Targets, by their columns, and the samples that all of them are known of, by their rows."""
+
+    columns: tuple[int, ...]
+    rows: NDArray[np.intp]
+
+
+def groups_of(y: Any, noise: Any = None) -> list[Group] | None:
+    """Targets (n, p) by the samples that they are known of, in the order of each group's first; None without gaps.
+
+    Where `noise` has a column for each target, each is a group of its own.
+
+    Raises `InputError`: a target of fewer than two samples, a sample of no target, noise of another shape.
+    """
+    if y is None or getattr(y, "ndim", 0) != 2 or y.shape[1] < 2:
+        return None
+    values = _numbers(y)
+    if values is None:
+        return None
+    known, by_target = ~np.isnan(values), np.ndim(noise) == 2
+    if known.all() and not by_target:
+        return None
+    if by_target and np.shape(noise) != values.shape:
+        raise InputError(
+            f"sample_noise has shape {np.shape(noise)}; expected {values.shape}, as y, or a value a sample"
+        )
+    counts, names = known.sum(axis=0), names_of(y)
+    if (counts < LEAST_SAMPLES).any():
+        column = int(np.argmax(counts < LEAST_SAMPLES))
+        raise InputError(
+            f"the target '{names[column]}' is known of {counts[column]} samples; a target needs {LEAST_SAMPLES} at "
+            "least. Leave it out"
+        )
+    if not known.any(axis=1).all():
+        lacking = np.flatnonzero(~known.any(axis=1))
+        raise InputError(
+            f"sample {lacking[0]} has no target at all, and so have {len(lacking)} in all; leave such samples out, as "
+            "in y[~np.isnan(y).all(axis=1)]"
+        )
+    patterns: dict[bytes, list[int]] = {}
+    for column in range(values.shape[1]):
+        key = b"%d" % column if by_target else known[:, column].tobytes()
+        patterns.setdefault(key, []).append(column)
+    return [Group(tuple(columns), np.flatnonzero(known[:, columns[0]])) for columns in patterns.values()]
+
+
+def fits_groups(fit: Method) -> Method:
+    """Decorate `fit`: targets with gaps are fitted group by group."""
+
+    @wraps(fit)
+    def fitted(self: Any, X: Any, y: Any = None, sample_noise: Any = None, sample_weight: Any = None) -> Any:
+        groups = groups_of(y, sample_noise)
+        parts = None
+        if groups is not None:
+            _require_rows(X, len(y))
+            if sample_noise is not None and np.ndim(sample_noise) != 2:
+                raise InputError(
+                    "sample_noise is in the units of one target, and there are several; give (n, p), a column for each"
+                )
+            parts = GroupedTargets.fitted(self, groups, (X, y), (sample_noise, sample_weight))
+        if parts is not None or "_grouped" in vars(self):
+            for name in [name for name in vars(self) if name.endswith("_") or name in ("_fitted", "_grouped")]:
+                delattr(self, name)
+        if parts is None:
+            return fit(self, X, y, sample_noise, sample_weight)
+        parts.show(self)
+        return self
+
+    return cast(Method, fitted)
+
+
+def of_groups(method: Method) -> Method:
+    """Decorate a method of an estimator: of one that was fitted group by group it is that of the groups."""
+
+    @wraps(method)
+    def dispatched(self: Any, *arguments: Any, **options: Any) -> Any:
+        grouped = vars(self).get("_grouped")
+        if grouped is None:
+            return method(self, *arguments, **options)
+        return getattr(grouped, method.__name__)(self, *arguments, **options)
+
+    return cast(Method, dispatched)
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedTargets:
+    """The estimators of groups of targets, as one of all p targets.
+
+    `names`: of the targets, (p,). `columns`: those of each part's.
+    """
+
+    names: tuple[str, ...]
+    columns: tuple[tuple[int, ...], ...]
+    parts: tuple[Any, ...]
+
+    @classmethod
+    def fitted(
+        cls, estimator: Any, groups: list[Group], samples: tuple[Any, Any], noise: tuple[Any, Any]
+    ) -> GroupedTargets:
+        """Fit a copy of an estimator for each group of targets of samples X, y with known noise or weights."""
+        (X, y), (sample_noise, sample_weight) = samples, noise
+        names, parts = names_of(y), []
+        for group in groups:
+            together = ", ".join(names[column] for column in group.columns)
+            logger.info(
+                "%d of %d targets share %d of %d samples: %s",
+                *(len(group.columns), len(names), len(group.rows), len(y), together),
+            )
+            options = {
+                name: _noise_of(values, group)
+                for name, values in (("sample_noise", sample_noise), ("sample_weight", sample_weight))
+                if values is not None
+            }
+            parts.append(clone(estimator).fit(_taken(X, group.rows), _targets(y, group), **options))
+        return cls(names, tuple(group.columns for group in groups), tuple(parts))
+
+    def show(self, estimator: Any) -> None:
+        """Give an estimator what scikit-learn and users look for."""
+        estimator._grouped = self
+        estimator.parts_ = self.parts
+        estimator.groups_ = tuple(tuple(self.names[column] for column in columns) for columns in self.columns)
+        estimator.target_names_ = self.names
+        for name in ("n_features_in_", "feature_names_in_"):
+            if hasattr(self.parts[0], name):
+                setattr(estimator, name, getattr(self.parts[0], name))
+
+    def predict(self, _: Any, X: Any, *asked: Any, **options: Any) -> Any:
+        """As of an estimator, target by target in their order."""
+        _require_joinable(X)
+        return self._joined([part.predict(X, *asked, **options) for part in self.parts])
+
+    def sample_y(self, _: Any, X: Any, *asked: Any, **options: Any) -> Any:
+        """As of an estimator, (r, p, count); those of different groups are independent but for what they share."""
+        _require_joinable(X)
+        return self._joined([part.sample_y(X, *asked, **options) for part in self.parts])
+
+    def predict_gradients(self, _: Any, X: Any, *asked: Any, **options: Any) -> Any:
+        """As of an estimator, (r, p) and (r, p, d)."""
+        results = [part.predict_gradients(X, *asked, **options) for part in self.parts]
+        joined = [None if of_one[0] is None else self._joined(list(of_one)) for of_one in zip(*results, strict=True)]
+        return type(results[0])(*joined)
+
+    def update(self, estimator: Any, X: Any, y: Any, sample_noise: Any = None, sample_weight: Any = None) -> Any:
+        """As of an estimator; of new samples the targets of a group are all known, or none of them.
+
+        Raises `InputError` where some are.
+        """
+        values = _numbers(y)
+        if values is None or values.shape != (len(y), len(self.names)):
+            raise InputError(f"y has shape {np.shape(y)}; expected ({len(X)}, {len(self.names)}), numbers or NaN")
+        _require_rows(X, len(y))
+        known, groups = ~np.isnan(values), []
+        for columns in self.columns:
+            of_group = known[:, list(columns)]
+            partly = of_group.any(axis=1) & ~of_group.all(axis=1)
+            if partly.any():
+                names = ", ".join(self.names[column] for column in columns)
+                raise InputError(
+                    f"sample {int(np.argmax(partly))} has some of the targets {names}, which were fitted together; "
+                    "give all of them or none, or fit again with all samples"
+                )
+            groups.append(Group(columns, np.flatnonzero(of_group.all(axis=1))))
+        for part, group in zip(self.parts, groups, strict=True):
+            if len(group.rows):
+                told = {"sample_noise": sample_noise, "sample_weight": sample_weight}
+                options = {name: _noise_of(values, group) for name, values in told.items() if values is not None}
+                part.update(_taken(X, group.rows), _targets(y, group), **options)
+        return estimator
+
+    def save(self, _: Any, url: Any, **options: Any) -> None:
+        """Refuse: a store holds one model; `InputError`."""
+        raise InputError(
+            f"these targets have gaps and are {len(self.parts)} models; a store holds one. Save each of parts_, whose "
+            "targets groups_ names, or pickle the estimator"
+        )
+
+    def _joined(self, results: list[Any]) -> Any:
+        """Results of the parts as one of all targets."""
+        first = results[0]
+        if isinstance(first, tuple):
+            joined = [self._joined(list(of_one)) for of_one in zip(*results, strict=True)]
+            return PredictionBounds(*joined) if isinstance(first, PredictionBounds) else tuple(joined)
+        order = np.argsort(np.concatenate([np.array(columns) for columns in self.columns]))
+        if is_dask(first):
+            import dask.array
+
+            return dask.array.concatenate(results, axis=1)[:, order].rechunk({1: -1})
+        values = np.concatenate([np.asarray(result) for result in results], axis=1)[:, order]
+        return framed(values, first.index, "", self.names) if hasattr(first, "index") else values
+
+
+def names_of(y: Any) -> tuple[str, ...]:
+    """Names of several targets: their own, where they have texts, or y0, y1, ..."""
+    return target_names_of(y, ()) or default_targets(y)
+
+
+def _numbers(y: Any) -> NDArray[np.float64] | None:
+    """Targets as numbers, in memory; None of what has none, which others refuse."""
+    try:
+        return np.asarray(computed(y), dtype=np.float64)
+    except (TypeError, ValueError):
+        return None
+
+
+def _targets(y: Any, group: Group) -> Any:
+    """A group's targets of its samples, (m, columns)."""
+    columns = list(group.columns)
+    if hasattr(y, "iloc"):
+        return y.iloc[group.rows, columns]
+    return np.asarray(computed(y), dtype=np.float64)[group.rows][:, columns]
+
+
+def _noise_of(values: Any, group: Group) -> Any:
+    """Known noise, or weights, of a group's samples; of noise by target its own column."""
+    array = np.asarray(computed(values))
+    return array[group.rows] if array.ndim == 1 else array[group.rows, group.columns[0]]
+
+
+def _taken(X: Any, rows: NDArray[np.intp]) -> Any:
+    if hasattr(X, "iloc"):
+        return X.iloc[rows]
+    return X[rows] if is_dask(X) else np.asarray(X)[rows]
+
+
+def _require_rows(X: Any, n: int) -> None:
+    """Refuse inputs of which no samples can be left out; `InputError`."""
+    if not (is_plain(X) or (is_dask(X) and hasattr(X, "blocks"))):
+        raise InputError(
+            f"targets with gaps, or with noise of their own, take arrays or DataFrames for X; got {type(X).__name__}. "
+            "Fit them one by one, each without the samples that lack it"
+        )
+    if len(X) != n:
+        raise InputError(f"X has {len(X)} samples, and y {n}; expected as many")
+
+
+def _require_joinable(X: Any) -> None:
+    if not (is_plain(X) or (is_dask(X) and hasattr(X, "blocks"))):
+        raise InputError(
+            f"an estimator of targets with gaps predicts at arrays and DataFrames; got {type(X).__name__}. Predict "
+            "with each of parts_"
+        )
