@@ -36,7 +36,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
 STAMP := $(VENV)/.installed
 PIP_OPTIONS := --quiet --disable-pip-version-check
 
-.PHONY: help install demo test test-portable test-benchmarks test-faults test-slow lint types format docs notebook bench mutants lock clean
+.PHONY: help install demo test test-portable test-benchmarks test-faults test-slow lint types format docs notebook bench mutants dist lock clean
 
 help: ## Print this list
 	@echo "Targets:"
@@ -117,11 +117,21 @@ mutants: $(VENV)/.mutants-installed ## Change a room's code, ROOM=solvers/risk, 
 	$(BIN)/python -m pytest -q tests/mutants
 	$(BIN)/python -m tests.mutants $(ROOM) --sample $(SAMPLE) --seconds $(SECONDS) $(MUTANTS_ARGS)
 
+$(VENV)/.release-installed: $(STAMP)
+	$(BIN)/python -m pip install $(PIP_OPTIONS) -c constraints.txt -e '.[release]'
+	touch $@
+
+dist: $(VENV)/.release-installed ## Build wheel and source distribution of dkgp into dist/, and check what is in them
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m tests.distribution dist/*
+
 lock: ## Write constraints.txt anew, from the newest versions that Python 3.11 can install
 	@"$(LOCK_PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
 	    echo "make lock needs Python 3.11, the oldest supported version: make lock LOCK_PYTHON=/path/to/python3.11" >&2; exit 1; }
 	"$(LOCK_PYTHON)" -m venv --clear $(LOCK_VENV)
-	$(LOCK_VENV)/bin/python -m pip install $(PIP_OPTIONS) -e '.[dev,gcs,azure,gateway,ssh,mutants]' -e ./benchmarks
+	$(LOCK_VENV)/bin/python -m pip install $(PIP_OPTIONS) -e '.[dev,gcs,azure,gateway,ssh,mutants,release]' -e ./benchmarks
 	@{ echo "# Exact versions with which dkgp is tested, on Python 3.11 to 3.13: pip install -c constraints.txt 'dkgp[...]'."; \
 	   echo "# Written by \`make lock\`, from a clean Python 3.11 environment with all extras, and dkgp-benchmarks without its peers; run it again to renew them."; \
 	   $(LOCK_VENV)/bin/python -m pip --disable-pip-version-check freeze --exclude-editable; } > constraints.txt.new

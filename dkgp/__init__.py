@@ -39,7 +39,7 @@ __all__ = [
     "__version__",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _LAYERS = ("cluster", "data", "errors", "estimators", "kernels", "models", "operators", "solvers")
 _ESTIMATORS = tuple(sorted({*__all__} - {"__version__"}))

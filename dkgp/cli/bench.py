@@ -28,6 +28,7 @@ ELSEWHERE = (
     "certify",
     "chaos",
     "classify",
+    "gallery",
     "growth",
     "latency",
     "papers",

@@ -211,6 +211,16 @@ def test_demo_from_nothing_and_again(tmp_path: Path) -> None:
     assert (second["rmse"], second["nlpd"]) == (first["rmse"], first["nlpd"])
 
 
+def test_a_demo_without_matplotlib_has_all_but_its_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("dkgp.commands.reporting.plots.importlib.util.find_spec", lambda name: None)
+    result = run("demo", "--out", tmp_path / "demo", "--samples", 200, "--test-samples", 50)
+    assert result.exit_code == 0, result.stderr
+    assert "pip install 'dkgp[plot]'. The demo goes on without its picture" in " ".join(result.stderr.split())
+    assert "RMSE" in result.stdout
+    assert not (tmp_path / "demo" / "demo.png").exists()
+    assert json.loads((tmp_path / "demo" / "demo.json").read_text())["plot"] is None
+
+
 @pytest.mark.slow
 def test_a_demo_that_was_killed_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     arguments = ("demo", "--samples", 400, "--test-samples", 100, "--solver", "cg", "--json", "--out")
