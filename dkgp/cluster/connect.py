@@ -140,9 +140,11 @@ def start_cluster(options: ClusterOptions, security: Security | None, stack: Exi
         raise
     except (TypeError, ValueError, AssertionError) as error:
         settings = f" (settings: {', '.join(sorted(options.settings))})" if options.settings else ""
-        raise UsageError(f"`cluster` {kind.name} could not be started as asked for{settings}: {error}") from error
+        raise UsageError(
+            f"`cluster` {kind.name} could not be started as asked for{settings}: {options.redacted(str(error))}"
+        ) from error
     except Exception as error:  # each of these packages raises what it likes
-        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        reason = " ".join(options.redacted(str(error)).split()).rstrip(".") or type(error).__name__
         raise ClusterError(f"the {kind.name} cluster could not be started: {reason}{kind.failure_hint}") from error
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import dask.config
 
 from dkgp.cluster.kinds import KINDS, cluster_kinds, kinds_that
+from dkgp.cluster.secret_settings import read_secret, redacted, secret_names
 from dkgp.errors import InputError, UsageError
 from dkgp.registry import Group, Option, byte_budget, byte_count
 
@@ -39,10 +40,12 @@ def _kinds() -> dict[str, Any]:
 
 
 def _setting(value: str) -> tuple[str, Any]:
-    """Read KEY=VALUE, the value JSON where it is, else text."""
+    """Read KEY=VALUE, the value JSON where it is, else text; or KEY=@FILE, KEY=@env:NAME, which hold it."""
     name, separator, text = value.partition("=")
     if not separator or not name.strip():
         raise ValueError("expected KEY=VALUE, such as queue=short; there is no '='.")
+    if (secret := read_secret(text)) is not None:
+        return name.strip(), secret
     try:
         return name.strip(), json.loads(text)
     except ValueError:
@@ -85,8 +88,8 @@ PLAIN_TEXT = Option(
     group=WHERE,
 )
 SETTINGS = Option(
-    help="For the class that starts the cluster, by its own names, such as queue=short; VALUE may be JSON. May be "
-    "repeated.",
+    help="For the class that starts the cluster, by its own names, such as queue=short; VALUE may be JSON, or @FILE "
+    "or @env:NAME, which hold it: a secret does not belong on a command line. May be repeated.",
     type=_setting,
     spellings=("--cluster-option",),
     metavar="KEY=VALUE",
@@ -130,6 +133,8 @@ class ClusterOptions:
         Start a cluster whose connections are neither encrypted nor authenticated instead.
     settings : dict
         Keyword arguments of the class that starts the cluster, by the names of that class.
+    secret_settings : tuple of str
+        The names of those settings whose values no message may show; those that look like it are added.
     config_file : str, optional
         A YAML file merged over dask's configuration while the cluster is used.
     connect_timeout_seconds : float
@@ -160,12 +165,15 @@ class ClusterOptions:
     # What goes to a cluster's class may hold a password.
     settings: Annotated[dict[str, Any], SETTINGS] = field(default_factory=dict, repr=False)
     config_file: Annotated[str | None, CONFIG_FILE] = None
+    secret_settings: tuple[str, ...] = ()
     connect_timeout_seconds: float = 20.0
     round_deadline_seconds: float = 900.0
     cache_bytes: int = 2 * 1024**3
 
     def __post_init__(self) -> None:
         kind = KINDS.find(self.kind)
+        hidden = {*self.secret_settings, *secret_names(self.settings)}
+        object.__setattr__(self, "secret_settings", tuple(sorted(hidden)))
         for name, value in (
             ("number of workers", self.workers),
             ("number of threads per worker", self.threads_per_worker),
@@ -243,6 +251,10 @@ class ClusterOptions:
             # A queueing system's nodes may not see the other folder, and fail jobs whose output they cannot write.
             absolute.setdefault("log_directory", os.getcwd())
         return replace(self, **files, settings={**self.settings, **absolute})
+
+    def redacted(self, text: str) -> str:
+        """Return text, such as another library's message, without the secrets among the settings."""
+        return redacted(text, self.settings, self.secret_settings)
 
     @property
     def _finds_scheduler(self) -> bool:

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from dkgp.data.remote.storage import split_address
 from dkgp.errors import InputError, UsageError
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 # Several names for one kind of storage.
-_ALIASES = {"gcs": "gs", "s3a": "s3", "az": "abfs", "abfss": "abfs", "local": "file"}
+_ALIASES = {"gcs": "gs", "s3a": "s3", "az": "abfs", "abfss": "abfs"}
 # `container@account.host` names a place; anywhere else what stands before `@` would be a password.
 _MAY_NAME_ACCOUNT = ("abfs",)
 _AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f]|::")
@@ -75,9 +75,36 @@ class Roots:
             )
 
 
+def resolved(url: str) -> str:
+    """Return a place's one name, for comparing places and not for opening them; `OutsideRootsError` where it has none.
+
+    Symbolic links are followed, as of now and as far as the path exists; where the file system does not tell large
+    letters from small ones all are small. A container counts as one whatever account it is said to be in.
+    """
+    place = _place(url)
+    if place.scheme != "file":
+        container, *parts = place.parts or ("",)
+        return f"{place.scheme}://{'/'.join([container.partition('@')[0], *parts])}"
+    path = "/" + "/".join(place.parts)
+    return path.casefold() if _folds_case(path) else path
+
+
+def _folds_case(path: str) -> bool:
+    """True if what exists of a path has the same file under other letters."""
+    while path != "/":
+        folder, name = os.path.split(path)
+        if name != name.swapcase() and os.path.lexists(path):
+            try:
+                return os.path.samefile(path, os.path.join(folder, name.swapcase()))
+            except OSError:
+                return False
+        path = folder
+    return False
+
+
 def _root(root: str) -> tuple[_Place, str]:
     text = root.strip()
-    if not _URL.match(text) and "::" not in text:
+    if "://" not in text and "::" not in text:
         text = os.path.abspath(os.path.expanduser(text))
     try:
         place = _place(text)
@@ -98,10 +125,10 @@ def _place(url: str) -> _Place:
     if ambiguity := _AMBIGUOUS.search(url):
         reason = "chains file systems ('::')" if ambiguity[0] == "::" else "holds a control character"
         raise OutsideRootsError(f"'{_shown(url)}' {reason}; give one plain path or URL")
-    match = _URL.fullmatch(url)
-    if match is None:
-        return _local(url)
-    scheme, rest = match[1], match[2]
+    try:
+        scheme, rest = split_address(url)
+    except InputError as error:
+        raise OutsideRootsError(str(error)) from None
     if scheme != scheme.lower():
         raise OutsideRootsError(f"'{_shown(url)}': write the scheme in small letters")
     scheme = _ALIASES.get(scheme, scheme)

@@ -221,13 +221,14 @@ def _server(
 ) -> Server:
     import uvicorn
 
-    from dkgp.service.web.connections import protocol_type
+    from dkgp.service.web.connections import HANDSHAKE_SECONDS, MOST_HANDSHAKES, limited_handshakes, protocol_type
 
     class OrderlyServer(uvicorn.Server):
         """Ends with its caller going on, where uvicorn's own would raise the signal again."""
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
+            with limited_handshakes(self.config.ssl is not None, HANDSHAKE_SECONDS, MOST_HANDSHAKES):
+                await super().startup(sockets)
             if self.started:
                 announce()
 

@@ -43,6 +43,8 @@ class ServiceSettings:
     port: int = DEFAULT_PORT
     # Without one the service takes its own, which lies in its folder.
     token: str | None = field(default=None, repr=False)
+    # One that reads metrics and the states of jobs, and changes nothing.
+    metrics_token: str | None = field(default=None, repr=False)
     # Lets in whoever is on this machine instead; on a loopback address only.
     no_token: bool = False
     # A certificate (PEM) and its key, which may lie in the same file; or, `https` alone, one that the service makes.
@@ -88,6 +90,13 @@ class ServiceSettings:
         ):
             if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
                 raise UsageError(f"the {name} must be above 0 seconds; got {seconds}")
+        if self.metrics_token is not None:
+            check_token(self.metrics_token, "the token for metrics")
+            if self.no_token or self.metrics_token == self.token:
+                raise UsageError(
+                    "the token for metrics is the service's own, or there is --no-token; give another one, or leave "
+                    "--metrics-token-file out"
+                )
         if self.token is not None:
             check_token(self.token, "the token")
             if self.no_token:

@@ -163,13 +163,16 @@ def _require_absolute(field: str, location: str | None) -> None:
     """Refuse a place that a process elsewhere would understand differently."""
     if location is None:
         return
-    path = location.split("://", 1)[1] if location.startswith(("file://", "local://")) else location
+    from dkgp.data.remote.storage import split_address
+
+    with naming(field):
+        protocol, path = split_address(location)
     if "::" in location or location.startswith("memory:"):
         raise InputError(
             f"{field}: '{location}' means nothing to another process; expected an absolute path, or a URL such as "
             "s3://bucket/name.zarr"
         )
-    if not path.startswith("/") and "://" not in path:
+    if protocol == "file" and not path.startswith("/"):
         raise InputError(
             f"{field}: expected an absolute path or a URL, since the service works in a folder of its own; "
             f"got '{location}'"

@@ -10,26 +10,33 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import yaml
 
 import dkgp
 
 __all__ = [
     "COMPOSE",
+    "CORE",
     "DEPLOY",
+    "FILES",
     "IMAGE",
+    "OTHERS",
     "ROOT",
     "Line",
+    "chooses",
     "command_lines",
     "compose",
     "dashboards",
     "documents",
     "example_settings",
     "interpolate",
+    "kustomization",
     "mentions",
     "pod_specs",
     "python_snippets",
     "text_files",
+    "validate",
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,6 +113,19 @@ def pod_specs() -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{path.name} job", spec["job"]["spec"]
             yield f"{path.name} scheduler", spec["cluster"]["spec"]["scheduler"]["spec"]
             yield f"{path.name} worker", spec["cluster"]["spec"]["worker"]["spec"]
+
+
+def chooses(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    expressions = selector.get("matchExpressions", [])
+    assert all(expression["operator"] in ("Exists", "In") for expression in expressions)
+    return selector.get("matchLabels", {}).items() <= labels.items() and all(
+        labels.get(expression["key"], "") in expression.get("values", labels.values()) for expression in expressions
+    )
+
+
+def kustomization() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())
+    return found
 
 
 def text_files() -> list[Path]:
@@ -214,3 +234,17 @@ def dashboards() -> Iterator[tuple[Path, dict[str, Any]]]:
     """Grafana's dashboards."""
     for path in sorted((DEPLOY / "grafana" / "dashboards").glob("*.json")):
         yield path, json.loads(path.read_text())
+
+
+def validate(document: dict[str, Any]) -> None:
+    kubernetes_validate = pytest.importorskip(
+        "kubernetes_validate", reason="kubernetes-validate is not installed (pip install 'dkgp[test]')"
+    )
+    kubernetes_validate.validate(document, VERSION, strict=True)
+
+
+VERSION = "1.33"
+# Every document of deploy/kubernetes and of deploy/helm, and those of kinds that are Kubernetes' own.
+FILES = [*documents("kubernetes"), *((path, d) for path, d in documents("helm") if path.name != "values.yaml")]
+OTHERS = ("kubernetes.dask.org", "kustomize", "cert-manager.io")
+CORE = [(path, d) for path, d in FILES if not d["apiVersion"].startswith(OTHERS)]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,11 +66,50 @@ def test_image_is_pinned(name: str) -> None:
     assert re.match(r"v?\d+\.\d+\.\d+", tag), FOREIGN[name]["image"]
 
 
+def neighbours(name: str) -> set[str]:
+    """The services that share a network with one."""
+    networks = set(SERVICES[name]["networks"])
+    return {other for other, service in SERVICES.items() if other != name and networks & set(service["networks"])}
+
+
 def test_scheduler_is_private() -> None:
+    # Prometheus reads its metrics, and has no certificate for anything else.
+    assert neighbours("scheduler") == {"worker", "service", "dkgp", "prometheus"}
+    assert not neighbours("scheduler") & {"store", "grafana", "bucket"}
+    assert neighbours("worker") == {"scheduler", "service", "dkgp", "prometheus", "store", "bucket"}
     for name in ("scheduler", "worker"):
-        assert SERVICES[name]["networks"] == ["cluster"]
         assert "ports" not in SERVICES[name]
-    assert PROJECT["networks"]["cluster"] == {"internal": True}
+    published = {name for name, service in SERVICES.items() if "outside" in service["networks"]}
+    assert published == {name for name, service in SERVICES.items() if service.get("ports")}
+    assert all(
+        network == ({} if name == "outside" else {"internal": True}) for name, network in PROJECT["networks"].items()
+    )
+
+
+def test_whoever_talks_to_the_scheduler_shows_a_certificate_and_nobody_else_has_one() -> None:
+    has = {name for name, service in SERVICES.items() if "dask-key" in service.get("secrets", [])}
+    assert has == {"scheduler", "worker", "service", "dkgp"}
+    for name in has:
+        environment = SERVICES[name]["environment"]
+        assert environment["DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"] == "true"
+        files = {variable: value for variable, value in environment.items() if "__TLS__" in variable}
+        assert set(files.values()) == {f"/run/secrets/dask-{part}" for part in ("authority", "certificate", "key")}
+        assert len(files) == 7
+    text = COMPOSE.read_text()
+    assert "tls://scheduler:8786" in text
+    assert "tcp://" not in text
+    command = SERVICES["scheduler"]["command"]
+    assert command[command.index("--protocol") + 1] == "tls"
+
+
+def test_the_stores_own_keys_are_its_own_and_the_buckets_alone() -> None:
+    for secret in ("s3-access-key", "s3-secret-key"):
+        assert [name for name, service in SERVICES.items() if secret in service.get("secrets", [])] == ["store"]
+    roots = [name for name, service in SERVICES.items() if "s3-root-credentials" in service.get("secrets", [])]
+    assert roots == ["bucket"]
+    for name in ("worker", "service", "dkgp"):
+        assert SERVICES[name]["environment"]["AWS_SHARED_CREDENTIALS_FILE"] == "/run/secrets/s3-credentials"
+    assert "service-token" not in SERVICES["prometheus"]["secrets"]
 
 
 @pytest.mark.parametrize("name", sorted(STANDING))
@@ -101,7 +145,7 @@ def test_environments_are_mappings_of_plain_text() -> None:
 
 
 def test_secrets_are_files_that_are_made() -> None:
-    written = set(re.findall(r"^keep (\S+) ", MAKE_SECRETS.read_text(), flags=re.MULTILINE))
+    written = set(re.findall(r"^ *keep (\S+) ", MAKE_SECRETS.read_text(), flags=re.MULTILINE))
     assert set(PROJECT["secrets"]) == written
     for name, secret in PROJECT["secrets"].items():
         assert secret == {"file": f"./deploy/compose/secrets/{name}"}
@@ -163,14 +207,89 @@ def test_secrets_are_made_once_and_closed(tmp_path: Path) -> None:
     for path in folder.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert env.read_text() == f"DKGP_BUCKET=mine\nDKGP_SECRETS_GROUP={(folder / 'service-token').stat().st_gid}\n"
-    assert contents["s3-access-key"].strip() in contents["s3-credentials"]
-    assert contents["s3-secret-key"].strip() in contents["s3-credentials"]
+    for key in ("s3-access-key", "s3-secret-key"):
+        assert contents[key].strip() in contents["s3-root-credentials"]
+        assert contents[key].strip() not in contents["s3-credentials"]
+    assert "PRIVATE KEY" in contents["dask-key"]
+    assert "PRIVATE KEY" not in contents["dask-certificate"] + contents["dask-authority"]
+    assert {path.name for path in folder.iterdir()} == set(contents), "the authority's key is kept"
 
     assert make_secrets(folder, env) == ""
     assert {path.name: path.read_text() for path in folder.iterdir()} == contents
     other = tmp_path / "other"
     make_secrets(other, env)
     assert not {path.read_text() for path in other.iterdir()} & set(contents.values())
+
+
+@pytest.fixture
+def store() -> Iterator[tuple[str, list[Any]]]:
+    """A store that takes every call down, and refuses those that are not signed with its keys."""
+    from botocore.auth import SigV4Auth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    calls: list[Any] = []
+
+    class Store(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            request = AWSRequest("PUT", f"http://{self.headers['Host']}{self.path}", data=body)
+            request.headers["Content-Type"] = self.headers["Content-Type"]
+            request.context["timestamp"] = self.headers["X-Amz-Date"]
+            signer = SigV4Auth(Credentials("root", "root-secret"), "s3", "us-east-1")
+            request.headers["X-Amz-Date"] = self.headers["X-Amz-Date"]
+            expected = signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request)
+            is_signed = self.headers["Authorization"].endswith(expected)
+            calls.append((self.path, json.loads(body or b"null"), is_signed))
+            self.send_response(200 if is_signed else 403)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Store) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", calls
+        server.shutdown()
+
+
+@pytest.mark.parametrize("secret", ["root-secret", "wrong"])
+def test_the_buckets_user_may_use_the_bucket_alone(
+    store: tuple[str, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: str
+) -> None:
+    s3fs = pytest.importorskip("s3fs")
+    names: dict[str, Any] = {"__name__": "made"}
+    exec(compile((DEPLOY / "compose" / "make-bucket.py").read_text(), "make-bucket.py", "exec"), names)
+    for name, keys in (("root", ("root", secret)), ("user", ("the-user", "the-secret"))):
+        (tmp_path / name).write_text(f"[default]\naws_access_key_id = {keys[0]}\naws_secret_access_key = {keys[1]}\n")
+    made: list[str] = []
+    monkeypatch.setattr(
+        s3fs, "S3FileSystem", lambda: SimpleNamespace(makedirs=lambda name, exist_ok: made.append(name))
+    )
+    monkeypatch.setenv("AWS_ENDPOINT_URL", store[0])
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "root"))
+    monkeypatch.setenv("DKGP_STORE_ADMIN", "/rustfs/admin/v3")
+    code = names["main"](["runs", str(tmp_path / "user")])
+    assert made == ["runs"]
+    assert code == (0 if secret == "root-secret" else 1)
+    if code:
+        assert [(path.split("?")[0], signed) for path, _, signed in store[1]] == [
+            ("/rustfs/admin/v3/add-canned-policy", False)
+        ]
+        return
+    assert [path for path, _, _ in store[1]] == [
+        "/rustfs/admin/v3/add-canned-policy?name=dkgp-runs",
+        "/rustfs/admin/v3/add-user?accessKey=the-user",
+        "/rustfs/admin/v3/set-user-or-group-policy?policyName=dkgp-runs&userOrGroup=the-user&isGroup=false",
+    ]
+    policy, user = store[1][0][1], store[1][1][1]
+    assert user == {"secretKey": "the-secret", "status": "enabled"}
+    resources = {resource for statement in policy["Statement"] for resource in statement["Resource"]}
+    assert resources == {"arn:aws:s3:::runs", "arn:aws:s3:::runs/*"}
+    actions = {action for statement in policy["Statement"] for action in statement["Action"]}
+    assert {action.partition(":")[0] for action in actions} == {"s3"}
+    assert not {action for action in actions if re.search(r"\*|Policy|CreateBucket|DeleteBucket", action)}
 
 
 def test_token_that_is_made_is_one_that_the_service_takes(tmp_path: Path) -> None:

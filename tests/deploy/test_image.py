@@ -135,7 +135,10 @@ def test_ports_are_the_same_everywhere() -> None:
 
 
 def test_variables_of_dkgp_are_read_by_somebody() -> None:
-    read = (DEPLOY / "healthcheck.py").read_text() + "".join(path.read_text() for path in ROOT.glob("dkgp/**/*.py"))
+    scripts = (DEPLOY / "healthcheck.py", DEPLOY / "compose" / "make-bucket.py")
+    read = "".join(path.read_text() for path in scripts) + "".join(
+        path.read_text() for path in ROOT.glob("dkgp/**/*.py")
+    )
     set_here = {name for service in compose()["services"].values() for name in service.get("environment", {})}
     set_here |= set(re.findall(r"\b(DKGP_\w+)=", (ROOT / "docker-compose.yml").read_text()))
     ours = sorted(name for name in set_here if name.startswith("DKGP_"))

@@ -6,30 +6,20 @@ import copy
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.deploy.deployment import DEPLOY, documents, pod_specs
+from tests.deploy.deployment import CORE, DEPLOY, FILES, chooses, kustomization, pod_specs, validate
 
-VERSION = "1.33"
-FILES = [*documents("kubernetes"), *((path, d) for path, d in documents("helm") if path.name != "values.yaml")]
-CORE = [(path, d) for path, d in FILES if "dask" not in d["apiVersion"] and "kustomize" not in d["apiVersion"]]
+CERTIFICATES = [d for _, d in FILES if d["apiVersion"].startswith("cert-manager.io")]
 DASK = [(path, d) for path, d in FILES if "dask" in d["apiVersion"]]
 PODS = list(pod_specs())
 
 
 def named(documents: list[tuple[Path, dict[str, Any]]]) -> list[str]:
     return [f"{document['kind']} {document['metadata']['name']}" for _, document in documents]
-
-
-def validate(document: dict[str, Any]) -> None:
-    kubernetes_validate = pytest.importorskip(
-        "kubernetes_validate", reason="kubernetes-validate is not installed (pip install 'dkgp[test]')"
-    )
-    kubernetes_validate.validate(document, VERSION, strict=True)
 
 
 @pytest.fixture(scope="module")
@@ -95,31 +85,6 @@ def test_dask_kind(document: dict[str, Any], schemas: dict[str, dict[str, Any]])
         validator.validate(broken)
 
 
-@pytest.fixture(scope="module")
-def operator() -> ModuleType:
-    pytest.importorskip("dask_kubernetes", reason="dask-kubernetes is not installed")
-    from dask_kubernetes.operator.controller import controller
-
-    return controller
-
-
-@pytest.fixture(scope="module")
-def made(operator: ModuleType) -> list[dict[str, Any]]:
-    """What the operator makes of the Dask kinds, by its own functions."""
-    objects = []
-    for _, document in DASK:
-        name, spec = document["metadata"]["name"], document["spec"]
-        cluster = spec["cluster"]["spec"] if document["kind"] == "DaskJob" else spec
-        scheduler, worker = cluster["scheduler"], cluster["worker"]
-        objects.append(operator.build_scheduler_deployment_spec(name, scheduler["spec"], {}, {}))
-        objects.append(operator.build_scheduler_service_spec(name, scheduler["service"], {}, {}))
-        worker_spec = copy.deepcopy(worker["spec"])
-        objects.append(operator.build_worker_deployment_spec(f"{name}-default", "dkgp", name, "0", worker_spec, {}, {}))
-        if document["kind"] == "DaskJob":
-            objects.append(operator.build_job_pod_spec(name, name, "dkgp", spec["job"]["spec"], {}, {}))
-    return objects
-
-
 def test_what_the_operator_makes_is_valid(made: list[dict[str, Any]]) -> None:
     assert sorted(item["kind"] for item in made) == ["Deployment"] * 4 + ["Pod"] + ["Service"] * 2
     for item in made:
@@ -138,17 +103,67 @@ def test_scheduler_is_where_it_is_looked_for(made: list[dict[str, Any]]) -> None
         assert meant["metadata"]["name"] == name
     (serve,) = [spec["containers"][0]["args"] for place, spec in PODS if place.startswith("service.yaml")]
     address = serve[serve.index("--scheduler") + 1]
-    assert re.fullmatch(r"tcp://(.+)\.dkgp\.svc\.cluster\.local:8786", address)[1] in services
-    # Workers and the job's runner take the same form of address from what the operator gives them.
-    given = [
-        variable["value"]
+    # By the service's name alone, so that another namespace needs no other address.
+    assert re.fullmatch(r"tls://([\w-]+):8786", address)[1] in services
+    # What the operator gives workers and the job's runner is an address in plain text; their own words go before it.
+    containers = [
+        (item["metadata"]["name"], container)
         for item in made
-        for container in (item["spec"].get("template", item)["spec"].get("containers", []))
-        for variable in container.get("env", [])
-        if variable["name"] == "DASK_SCHEDULER_ADDRESS"
+        if item["kind"] != "Service"
+        for container in item["spec"].get("template", item)["spec"]["containers"]
     ]
-    assert len(given) == 3
-    assert {re.sub(r"^tcp://|\..*", "", one) for one in given} == set(services)
+    told = {}
+    for name, container in containers:
+        given = [v["value"] for v in container.get("env", []) if v["name"] == "DASK_SCHEDULER_ADDRESS"]
+        said = [word for word in container["args"] if re.match(r"\w+://.*:8786$", word)]
+        assert len(given) == len(said) == (0 if name.endswith("scheduler") else 1), name
+        told |= {re.sub(r"^tcp://|\..*", "", one): word for one, word in zip(given, said, strict=True)}
+    assert told == {name: f"tls://{name}:8786" for name in services}
+
+
+def test_dask_talks_tls_with_a_certificate_that_somebody_makes(made: list[dict[str, Any]]) -> None:
+    (settings,) = [d["data"] for _, d in CORE if d["kind"] == "ConfigMap" and d["metadata"]["name"] == "dkgp-tls"]
+    assert settings["DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"] == "true"
+    files = {name: value for name, value in settings.items() if "__TLS__" in name}
+    assert len(files) == 7
+    for place, spec in PODS:
+        (container,) = spec["containers"]
+        sources = [source.get("configMapRef", {}).get("name") for source in container["envFrom"]]
+        assert "dkgp-tls" in sources, place
+        # The scheduler has nothing to do with the store.
+        assert ("dkgp-settings" in sources) == (not place.endswith("scheduler")), place
+        (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "dask-tls"]
+        (volume,) = [volume for volume in spec["volumes"] if volume["name"] == "dask-tls"]
+        assert all(value.startswith(f"{mount['mountPath']}/") for value in files.values())
+        assert mount["readOnly"] is True
+        assert not volume["secret"]["defaultMode"] & 0o007
+        assert volume["secret"]["secretName"] in made_by_cert_manager()
+    assert not re.search("tcp://", "".join(path.read_text() for path in (DEPLOY / "kubernetes").glob("*.yaml")))
+
+
+def made_by_cert_manager() -> set[str]:
+    return {document["spec"]["secretName"] for document in CERTIFICATES if document["kind"] == "Certificate"}
+
+
+def test_certificates_lead_to_one_authority_that_is_this_namespaces() -> None:
+    """The chain of issuers; cert-manager's own schemas are not here."""
+    issuers = {d["metadata"]["name"]: d["spec"] for d in CERTIFICATES if d["kind"] == "Issuer"}
+    certificates = {d["metadata"]["name"]: d["spec"] for d in CERTIFICATES if d["kind"] == "Certificate"}
+    assert len(issuers) + len(certificates) == len(CERTIFICATES) == 4
+    for spec in certificates.values():
+        assert spec["issuerRef"] == {"name": spec["issuerRef"]["name"], "kind": "Issuer", "group": "cert-manager.io"}
+    leaf = certificates["dkgp-dask"]
+    assert {"server auth", "client auth"} <= set(leaf["usages"])
+    assert not leaf.get("isCA")
+    authority = issuers[leaf["issuerRef"]["name"]]["ca"]["secretName"]
+    (above,) = [spec for spec in certificates.values() if spec["secretName"] == authority]
+    assert above["isCA"] is True
+    assert issuers[above["issuerRef"]["name"]] == {"selfSigned": {}}
+    hours = [int(spec["duration"].partition("h")[0]) for spec in (leaf, above)]
+    assert hours[0] <= 366 * 24
+    assert hours[0] < hours[1]
+    # Nobody mounts the authority's key.
+    assert authority not in str([spec for _, spec in PODS])
 
 
 @pytest.mark.parametrize(("place", "spec"), PODS, ids=[place for place, _ in PODS])
@@ -163,12 +178,15 @@ def test_pod_keeps_to_the_restricted_standard(place: str, spec: dict[str, Any]) 
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         }
-        assert "memory" in container["resources"]["limits"]
+        assert {"memory", "ephemeral-storage"} <= container["resources"]["limits"].keys()
         assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
         # The rest is read-only, and Numba, Matplotlib and Dask write there.
         assert {"name": "scratch", "mountPath": "/tmp"} in container["volumeMounts"]
     mounted = {mount["name"] for container in spec["containers"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in spec["volumes"]}
+    for volume in spec["volumes"]:
+        # What is written there is written to the node's disk, which is everybody's.
+        assert "emptyDir" not in volume or volume["emptyDir"].keys() == {"sizeLimit"}
 
 
 def test_namespace_asks_for_that_standard() -> None:
@@ -214,15 +232,11 @@ def test_secrets_are_referred_to_and_not_written() -> None:
                 source["secretRef"]["name"] for source in container.get("envFrom", []) if "secretRef" in source
             }
         referred |= {volume["secret"]["secretName"] for volume in spec["volumes"] if "secret" in volume}
-    assert referred == example
+    assert referred == example | {"dkgp-dask"}
+    assert "dkgp-dask" in made_by_cert_manager()
     for _, document in CORE:
         if document["kind"] == "ConfigMap":
             assert not [key for key in document["data"] if re.search("SECRET|PASSWORD|TOKEN|ACCESS_KEY", key)]
-
-
-def kustomization() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())
-    return found
 
 
 def test_everything_is_applied_but_runs_and_examples() -> None:
@@ -249,11 +263,15 @@ def test_service_has_one_writer() -> None:
     ]
     assert claims == [claim["metadata"]["name"]]
     arguments = pod["containers"][0]["args"]
-    folder, token = (arguments[arguments.index(name) + 1] for name in ("--folder", "--token-file"))
+    flags = ("--folder", "--token-file", "--metrics-token-file")
+    folder, token, metrics = (arguments[arguments.index(name) + 1] for name in flags)
     mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
     assert folder.startswith(mounts["queue"])
     assert token == mounts["token"] + "/token"
-    (secret,) = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
+    assert metrics == mounts["token"] + "/metrics-token"
+    (example,) = [d["stringData"] for _, d in CORE if d["metadata"]["name"] == "dkgp-service" and "stringData" in d]
+    assert set(example) == {"token", "metrics-token"}
+    (secret,) = [volume["secret"] for volume in pod["volumes"] if volume["name"] == "token"]
     assert not secret["defaultMode"] & 0o007, "dkgp refuses a token that everybody may read"
 
 
@@ -265,54 +283,6 @@ def test_job_can_be_started_again() -> None:
     assert "--resume" in arguments
     assert "--overwrite" not in arguments
     assert int(arguments[arguments.index("--workers") + 1]) == job["spec"]["cluster"]["spec"]["worker"]["replicas"]
-
-
-def chooses(selector: dict[str, Any], labels: dict[str, str]) -> bool:
-    expressions = selector.get("matchExpressions", [])
-    assert all(expression["operator"] == "Exists" for expression in expressions)
-    return selector.get("matchLabels", {}).items() <= labels.items() and all(
-        expression["key"] in labels for expression in expressions
-    )
-
-
-def test_who_may_reach_whom(made: list[dict[str, Any]]) -> None:
-    """The policies, applied to the labels that pods really have."""
-    policies = [d["spec"] for path, d in CORE if d["kind"] == "NetworkPolicy" and path.parent.name == "kubernetes"]
-    pods = {}
-    for item in made:
-        if item["kind"] != "Service":
-            labels = item["spec"].get("template", item)["metadata"]["labels"]
-            pods[f"{labels['dask.org/cluster-name']} {labels['dask.org/component']}"] = labels
-    pods["serve"] = {"app.kubernetes.io/name": "dkgp-service"}
-    pods["stranger"] = {"app": "something else"}
-
-    def allows(direction: str, this: str, other: str, port: int) -> bool:
-        side = "from" if direction == "ingress" else "to"
-        return any(
-            chooses(peer["podSelector"], pods[other])
-            and port in [p["port"] for p in rule.get("ports", [{"port": port}])]
-            for policy in policies
-            if chooses(policy["podSelector"], pods[this]) and direction.capitalize() in policy["policyTypes"]
-            for rule in policy.get(direction, [])
-            for peer in rule.get(side, [])
-            if "podSelector" in peer and "namespaceSelector" not in peer
-        )
-
-    def reaches(one: str, other: str, port: int) -> bool:
-        return allows("egress", one, other, port) and allows("ingress", other, one, port)
-
-    assert len(pods) == 7
-    # A policy without rules for all pods: what is not allowed is refused.
-    assert any(policy["podSelector"] == {} and not {"ingress", "egress"} & policy.keys() for policy in policies)
-    assert reaches("serve", "dkgp scheduler", 8786)
-    assert reaches("dkgp worker", "dkgp scheduler", 8786)
-    assert reaches("dkgp scheduler", "dkgp worker", 40123)
-    assert reaches("dkgp-train job-runner", "dkgp-train scheduler", 8786)
-    assert not reaches("serve", "dkgp worker", 40123)
-    for pod in pods:
-        assert not reaches("stranger", pod, 8786)
-        assert not reaches("stranger", pod, 8780)
-        assert not reaches(pod, "serve", 8780) or pod == "serve"
 
 
 def test_disruption_budgets_are_of_pods_that_exist(made: list[dict[str, Any]]) -> None:
@@ -330,5 +300,5 @@ def test_helm_policies_go_by_the_charts_labels() -> None:
         if path.parent.name == "helm":
             for selector in re.findall(r"'release': '(\w+)'", str(document)):
                 assert selector == release
-    assert f"tcp://{release}-dask-scheduler.dkgp.svc" in text
+    assert f"tcp://{release}-dask-scheduler:8786" in text
     assert yaml.safe_load(text)["jupyter"]["enabled"] is False

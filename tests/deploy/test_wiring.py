@@ -91,6 +91,7 @@ def test_jobs_complete(wiring: Wiring, rng: np.random.Generator) -> None:
         ("train", "done"),
         ("predict", "done"),
     }
+    check_certificates(wiring)
     # The workers did it: a solve's rounds are tasks, and the scheduler has seen some.
     scheduler = metrics(f"http://127.0.0.1:{wiring.ports[8787]}/metrics")
     assert 'dask_scheduler_prefix_state_totals_total{state="memory",task_prefix_name="kblock"}' in scheduler
@@ -111,6 +112,17 @@ def test_jobs_complete(wiring: Wiring, rng: np.random.Generator) -> None:
     codes = wiring.stop()
     assert codes.pop("service") == 0, wiring.log("service")
     assert set(codes) == {"scheduler", "worker-0", "worker-1"}
+
+
+def check_certificates(wiring: Wiring) -> None:
+    """Neither plain text nor another authority's certificate gets to the scheduler's code, which ran jobs by TLS."""
+    from distributed import Client, Security
+
+    port = wiring.ports[8786]
+    with pytest.raises(OSError, match=r"[Tt]imed out|[Ss]tream|closed"):
+        Client(f"tcp://127.0.0.1:{port}", timeout="5s")
+    with pytest.raises(OSError, match=r"TLS|[Tt]imed out|certificate"):
+        Client(f"tls://127.0.0.1:{port}", security=Security.temporary(), timeout="5s")
 
 
 def check_monitoring(wiring: Wiring) -> None:

@@ -174,9 +174,13 @@ class Wiring:
         word = re.sub(r"^/tmp/", f"{self.folder}/tmp/{name}-{replica}-", word)
         word = word.replace("/run/secrets", str(self.folder / "secrets"))
         for volume in service.get("volumes", []):
-            mount = volume.split(":")[1]
+            source, mount, *_ = volume.split(":")
+            if source.startswith("./deploy/"):
+                word = word.replace(mount, str(ROOT / source))
+                continue
             word = re.sub(rf"^{mount}(?=/|$)", str(self.folder / ("data" if mount == "/data" else "queue")), word)
-        word = word.replace("http://store:9000", self.server.endpoint)
+        # The store in its place lets everybody do everything: it has no users.
+        word = word.replace("http://store:9000", self.server.endpoint).replace("/rustfs/admin/v3", "")
         ports = {**self.ports, 8788: self._worker_ports[replica]}
         for other in self.services:
             if set(self.services[other]["networks"]) & set(service["networks"]):

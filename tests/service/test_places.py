@@ -143,8 +143,10 @@ def test_a_jobs_process_works_in_the_jobs_folder(
     stand_in = tmp_path / "stand-in"
     script = """
         import json, os, sys
+        told = json.load(sys.stdin)
         with open("seen.json", "w") as file:
-            json.dump({"argv": sys.argv, "safe": sys.flags.safe_path, "path": os.environ["PYTHONPATH"]}, file)
+            seen = {"argv": sys.argv, "safe": sys.flags.safe_path, "path": os.environ["PYTHONPATH"]}
+            json.dump({"told": told, **seen}, file)
     """
     stand_in.write_text(f"#!{sys.executable} -S\n{textwrap.dedent(script)}")
     stand_in.chmod(0o755)
@@ -166,6 +168,6 @@ def test_a_jobs_process_works_in_the_jobs_folder(
     assert found["safe"] is True
     assert found["path"] == f"{tmp_path / 'lib'}{os.pathsep}/absolute"
     assert found["argv"][-1] == str(tmp_path)
-    told = json.loads((queue.folder / "cluster.json").read_text())
+    told = found["told"]
     assert told["config_file"] == str(tmp_path / "dask.yaml")
     assert told["settings"] == {**cluster.settings, "log_directory": str(tmp_path / "logs")}

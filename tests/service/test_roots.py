@@ -8,11 +8,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from fsspec.core import split_protocol
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dkgp.data.remote.storage import is_local, normalise_url
 from dkgp.errors import InputError
-from dkgp.service.roots import OutsideRootsError, Roots
+from dkgp.service.roots import OutsideRootsError, Roots, resolved
 
 
 @pytest.fixture
@@ -224,3 +226,80 @@ def test_any_text_is_inside_or_refused(text: str) -> None:
         else:
             # Taken as it stands, by the key's own first letters.
             assert inside == (url.rstrip("/") == "s3://bucket/root" or url.startswith("s3://bucket/root/"))
+
+
+HOSTILE = [
+    "/ROOT/http://x",
+    "/ROOT/s3://bucket/x",
+    "file:///ROOT/http://x",
+    "local:///ROOT/gs://x",
+    "/ROOT/a/://x",
+    "/ROOT/1x://y",
+    "//ROOT/http:///etc",
+    "/ROOT/http:/x",
+    "/ROOT/http%3A//x",
+    "/ROOT/HTTP://x",
+    "s3://bucket/http://x",
+    "memory://ROOT/file:///etc/passwd",
+    "http+file:///ROOT/x",
+    "file+http:///ROOT/x",
+    "file:////ROOT/x",
+    "/ROOT/x::y",
+    "/ROOT/é://x",
+    "/ROOT/x.zarr",
+    "file:///ROOT/x.zarr",
+    "s3a://bucket/x.zarr",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_is_let_in_is_the_same_place_to_everybody_who_opens_it(tmp_path: Path, text: str) -> None:
+    """To the roots, to dkgp's own addresses, and to fsspec, which zarr and readers of tables go by."""
+    root = str(tmp_path.resolve())
+    url = text.replace("/ROOT", root)
+    try:
+        is_inside = Roots([root, "s3://bucket", "memory://"]).contains(url)
+    except OutsideRootsError:
+        return
+    if not is_inside:
+        return
+    protocol, path = split_protocol(normalise_url(url))
+    assert is_local(url) == (protocol is None)
+    if is_local(url):
+        assert os.path.realpath(path).startswith(root)
+        assert split_protocol(url)[0] in (None, "file", "local")
+
+
+@pytest.mark.parametrize("text", [text for text in HOSTILE if text.count("://") > (text[0] != "/")])
+def test_a_second_protocol_is_refused_by_all_alike(tmp_path: Path, text: str) -> None:
+    url = text.replace("/ROOT", str(tmp_path))
+    for refusing in (
+        normalise_url,
+        is_local,
+        lambda place: Roots([str(tmp_path), "s3://bucket"]).require(place, "out"),
+    ):
+        with pytest.raises(InputError, match="'://' in the middle|holds a control"):
+            refusing(url)
+
+
+def test_one_name_for_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = tmp_path.resolve()
+    (base / "real").mkdir()
+    (base / "link").symlink_to("real")
+    names = [
+        f"{base}/real/x",
+        f"{base}/link/x",
+        f"file://{base}/real/x/",
+        f"{base}//real/./x",
+        f"local://{base}/link/x",
+    ]
+    assert {resolved(name) for name in names} == {f"{base}/real/x"}
+    assert len({resolved(f"{base}/real/{name}") for name in ("x", "X", "x.zarr")}) == 3
+    assert resolved("s3a://bucket/x/") == resolved("s3://bucket/x")
+    assert resolved("az://c/x") == resolved("abfss://c@account.dfs.core.windows.net/x")
+    assert resolved("s3://bucket/X") != resolved("s3://bucket/x")
+    assert resolved("gs://bucket/x") != resolved("s3://bucket/x")
+    # As on a disk of macOS.
+    real = os.path.samefile
+    monkeypatch.setattr(os.path, "samefile", lambda a, b: str(a).lower() == str(b).lower() or real(a, b))
+    assert resolved(f"{base}/real/Model.zarr") == resolved(f"{base}/real/model.ZARR")

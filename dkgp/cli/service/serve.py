@@ -46,6 +46,12 @@ SECONDS_A_DAY = 86_400.0
     help="File that holds the token.  [default: $DKGP_SERVICE_TOKEN, else one that is made in --folder, where your own "
     "commands find it by themselves]",
 )
+@click.option(
+    "--metrics-token-file",
+    metavar="FILE",
+    help="File that holds a token for whoever collects metrics: it reads them and the states of jobs, and changes "
+    "nothing. Others' tokens: `dkgp token`.",
+)
 @click.option("--no-token", is_flag=True, help="Let every user of this machine in; on a loopback address only.")
 @click.option(
     "--https",
@@ -130,9 +136,11 @@ def serve(**options: Any) -> None:
         from dkgp.service.settings import ServiceSettings, read_token
 
         cluster = cluster_from(options)
+        metrics = options.pop("metrics_token_file")
         deadline, memory = options.pop("job_deadline"), options.pop("job_memory")
         settings = ServiceSettings(
             token=read_token(options.pop("token_file")),
+            metrics_token=None if metrics is None else read_token(metrics),
             roots=tuple(options.pop("roots")),
             job_deadline_seconds=deadline,
             job_memory_bytes=memory,

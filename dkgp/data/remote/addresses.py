@@ -14,32 +14,53 @@ from dkgp.data.types import Location
 from dkgp.errors import InputError
 
 _WEB = ("http", "https")
+_LOCAL = ("file", "local")
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _BUCKETS = ("s3", "s3a", "gs", "gcs")
 _SECRET_NAME = re.compile(r"key|secret|token|sig|credential|passw|auth", re.IGNORECASE)
 _USER_IN_URL = re.compile(r"(?<=://)[^/@\s'\"]+(?=@)")
 _QUERY_IN_URL = re.compile(r"(https?://[^\s'\"?<>]*\?)[^\s'\"<>]*")
 
 
+def split_address(text: str) -> tuple[str, str]:
+    """Return the protocol of an address, "file" for a local path, and what follows it; of a chained URL all of it.
+
+    The one parser of addresses: what is local to it is local to whoever opens the place. `InputError` where programs
+    do not agree: "://" anywhere but behind the protocol at the beginning, as in `/folder/http://name`, which some
+    take for a path and others (fsspec) for a URL. Web addresses may hold another one.
+    """
+    match = _URL.fullmatch(text)
+    protocol, rest = ("file", text) if match is None else (match[1], match[2])
+    if "::" in text:
+        return protocol if match else text.split("::", 1)[0], rest
+    if "://" in rest and protocol not in _WEB:
+        raise InputError(
+            "Got an address with '://' in the middle, which some programs read as a path, others as a URL; it is not "
+            "repeated, since it may hold a secret. Expected a local path, or a URL such as s3://bucket/name.zarr."
+        )
+    return "file" if protocol in _LOCAL else protocol, rest
+
+
 def normalise_url(location: Location) -> str:
     """One spelling per place: absolute paths for local files, fsspec URLs unchanged but for a trailing slash.
 
-    Raises `InputError` for an empty path, and for a URL that holds credentials.
+    Raises `InputError` for an empty path, for one that can be read in two ways, and for a URL that holds credentials.
     """
     text = os.fspath(location)
     if not text:
         raise InputError("Got an empty path; expected a local path or an fsspec URL such as s3://bucket/name.zarr.")
-    if text.startswith(("file://", "local://")):
-        text = text.split("://", 1)[1]
-    if "://" in text or "::" in text:
+    if "://" in text:
         _refuse_credentials(text)
+    protocol, rest = split_address(text)
+    if protocol != "file" or "::" in text:
         return text.rstrip("/")
-    return os.path.abspath(os.path.expanduser(text))
+    return os.path.abspath(os.path.expanduser(rest))
 
 
 def is_local(location: Location) -> bool:
     """True if the place is on a file system of this machine."""
     url = normalise_url(location)
-    return "://" not in url and "::" not in url
+    return "::" not in url and split_address(url)[0] == "file"
 
 
 def join(location: Location, *parts: str) -> str:
@@ -49,7 +70,7 @@ def join(location: Location, *parts: str) -> str:
 
 def protocol_of(url: str) -> str:
     """The protocol of a URL ("s3"), "file" for a path; of a chained URL the first one."""
-    return url.split("::", 1)[0].split("://", 1)[0] if "://" in url or "::" in url else "file"
+    return split_address(url)[0]
 
 
 def shown(url: str) -> str:

@@ -22,6 +22,7 @@ from dkgp.data.remote.addresses import is_local as is_local
 from dkgp.data.remote.addresses import join as join
 from dkgp.data.remote.addresses import normalise_url as normalise_url
 from dkgp.data.remote.addresses import shown as shown
+from dkgp.data.remote.addresses import split_address as split_address
 from dkgp.data.remote.claims import CLAIM_NAME, Claim
 from dkgp.data.remote.object_store import backend, call, open_remote, put, remove_many
 from dkgp.data.types import Location

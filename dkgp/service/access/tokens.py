@@ -36,6 +36,8 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 TOKENS_NAME, TOKENS_LOCK = "tokens.json", ".tokens-lock"
 # Of the token that the service makes for its own user, or is given; jobs from before there were owners are its.
 ADMIN_NAME = "admin"
+# Of the token that the service is given for whoever collects metrics.
+METRICS_NAME = "metrics"
 # Of whoever is on this machine, where there is no token.
 ANYBODY = "anybody"
 PREFIX = "dkgp_"
@@ -80,14 +82,16 @@ class NamedToken:
 
 
 class TokenBook:
-    """The tokens of a service, the admin's included; told apart in constant time. Safe between threads.
+    """The tokens of a service, its own included; told apart in constant time. Safe between threads.
 
     A file that is damaged, or that others may write to, lets nobody in but the admin.
     """
 
-    def __init__(self, folder: Path, admin_token: str) -> None:
+    def __init__(self, folder: Path, admin_token: str, metrics_token: str | None = None) -> None:
         self._path = folder / TOKENS_NAME
         self._admin = _digest(admin_token.encode())
+        # What no token's digest equals, where there is none.
+        self._metrics = "" if metrics_token is None else _digest(metrics_token.encode())
         self._turn = threading.Lock()
         self._seen: tuple[int, ...] | None = None
         self._tokens: list[NamedToken] = []
@@ -98,6 +102,8 @@ class TokenBook:
         self._refresh()
         digest = _digest(token)
         found = Caller(ADMIN_NAME, "admin") if hmac.compare_digest(digest, self._admin) else None
+        if hmac.compare_digest(digest, self._metrics):
+            found = found or Caller(METRICS_NAME, "read")
         # All are compared, so that no answer comes sooner than another.
         for known in self._tokens:
             if hmac.compare_digest(digest, known.digest) and not known.has_expired:
@@ -150,10 +156,10 @@ def add_token(folder: Path, name: str, scope: Scope, days: float | None = None) 
 
     `UsageError` for a name that is taken or no name, or a time that is none; errors as of `read_tokens`.
     """
-    if not _NAME.fullmatch(name) or name in (ADMIN_NAME, ANYBODY):
+    if not _NAME.fullmatch(name) or name in (ADMIN_NAME, ANYBODY, METRICS_NAME):
         raise UsageError(
-            f"a token's name is 1 to 64 letters, digits, '.', '_' and '-', and neither '{ADMIN_NAME}' nor '{ANYBODY}', "
-            f"which the service uses itself; got {name[:80]!r}"
+            f"a token's name is 1 to 64 letters, digits, '.', '_' and '-', and none of '{ADMIN_NAME}', "
+            f"'{METRICS_NAME}' and '{ANYBODY}', which the service uses itself; got {name[:80]!r}"
         )
     if scope not in SCOPES:
         raise UsageError(f"a token's scope is one of {', '.join(SCOPES)}; got {scope!r}")

@@ -15,6 +15,7 @@ from typing import Any
 
 from dkgp.data.remote.storage import translate_write_errors
 from dkgp.errors import InputError, StorageError, StoreError
+from dkgp.service.roots import OutsideRootsError, resolved
 
 Row = sqlite3.Row
 
@@ -194,6 +195,7 @@ class QueueDatabase:
                 for earlier in range(version, SCHEMA_VERSION):
                     for statement in _UPGRADES[earlier]:
                         transaction.run(statement)
+                _resolve_outputs(transaction)
                 transaction.run(f"PRAGMA user_version = {SCHEMA_VERSION}")
             elif version != SCHEMA_VERSION:
                 raise InputError(
@@ -229,3 +231,11 @@ class QueueDatabase:
             raise
         except sqlite3.DatabaseError as error:
             raise StoreError(f"The queue '{self._path}' is damaged: {error}. Start with a new folder.") from error
+
+
+def _resolve_outputs(transaction: Transaction) -> None:
+    """Name the places that are kept for jobs by what they are; version 1 had them as they were spelt."""
+    for row in transaction.all("SELECT url FROM outputs"):
+        # What cannot be read in one way stays as it is.
+        with contextlib.suppress(OutsideRootsError):
+            transaction.run("UPDATE OR REPLACE outputs SET url = ? WHERE url = ?", resolved(row["url"]), row["url"])

@@ -1,8 +1,9 @@
 """The queue: jobs in one SQLite file, claimed by whoever has room, each held by one lock while it runs.
 
     FOLDER/queue.sqlite         the jobs
-    FOLDER/cluster.json         where they run
     FOLDER/token                what commands show to the service, where it was given no other
+    FOLDER/tokens.json          hashes of others' tokens
+    FOLDER/audit.jsonl          who asked for what
     FOLDER/services/ID.lock     held by a service as long as it lives
     FOLDER/jobs/ID/lock         held by a job's process, from before it is `running` until it has ended
     FOLDER/jobs/ID/             events.jsonl, log.txt, and what the attempts leave for each other
@@ -42,6 +43,7 @@ from dkgp.service.queue.records import (
     unknown_job,
 )
 from dkgp.service.queue.sizes import FolderSizes, tree_bytes
+from dkgp.service.roots import resolved
 
 ID_BYTES = 6
 # A job's folder without a row: its submission was cut off before it was recorded.
@@ -368,8 +370,11 @@ def _same(earlier: Row, request: Mapping[str, Any]) -> JobRecord:
 
 
 def _reserve(transaction: Transaction, job_id: str, outputs: list[str], owner: str | None) -> None:
-    """Keep every other job away from these places, and from what is above and below them, till this one has ended."""
-    for url in outputs:
+    """Keep every other job away from these places, and from what is above and below them, till this one has ended.
+
+    Places are compared as what they are now, not by their texts.
+    """
+    for url in map(resolved, outputs):
         parents = ["/".join(url.split("/")[:count]) for count in range(2, url.count("/") + 1)]
         taken = transaction.one(
             f"SELECT url, job_id FROM outputs WHERE job_id != ? AND (url IN ({_marks([url, *parents])}) "

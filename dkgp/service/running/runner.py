@@ -1,5 +1,7 @@
 """One job of a queue, run in this process: `python -m dkgp.service.running.runner FOLDER JOB ATTEMPT [LOCK [ROOT...]]`.
 
+Whoever hands over a lock says on standard input where the job is to run.
+
 The process holds the job's lock from before it looks at the queue until it has ended, and records the end by itself, so
 that neither depends on the service that started it. SIGTERM has the job save its state; what follows from that (back to
 the queue, cancelled, failed) the queue knows, where whoever sent the signal has noted why.
@@ -12,11 +14,12 @@ import dataclasses
 import json
 import os
 import signal
+import stat
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,10 +57,11 @@ def main(arguments: list[str] | None = None) -> int:
     if lock is None:
         print(f"job {job_id} is run by another process", file=sys.stderr)
         return NOT_MINE
+    cluster = _told_cluster() if len(words) > 3 else {}
     # A signal that comes before the job can be interrupted waits until it can.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     write_process_file(folder / "jobs" / job_id, attempt)
-    return _run(folder, job_id, attempt, roots)
+    return _run(folder, job_id, attempt, roots, cluster)
 
 
 def _lock(path: Path, handle: int | None) -> FileLock | None:
@@ -69,7 +73,7 @@ def _lock(path: Path, handle: int | None) -> FileLock | None:
     return lock
 
 
-def _run(folder: Path, job_id: str, attempt: int, roots: list[str]) -> int:
+def _run(folder: Path, job_id: str, attempt: int, roots: list[str], cluster: Mapping[str, Any]) -> int:
     from dkgp.service.queue.events import EventWriter
     from dkgp.service.queue.job_queue import JobQueue
 
@@ -80,21 +84,32 @@ def _run(folder: Path, job_id: str, attempt: int, roots: list[str]) -> int:
         return NOT_MINE
     events = EventWriter(queue.folder_of(job_id) / "events.jsonl")
     events.write("state", state="running", attempt=attempt)
-    with LogTail(queue.folder_of(job_id) / "log.txt", lambda line: events.write("log", message=line)):
-        outcome = _outcome(queue, job_id, attempt, job.generation, events, roots)
+    from dkgp.cluster import ClusterOptions
+
+    redacted = ClusterOptions(**cluster).redacted
+    with LogTail(queue.folder_of(job_id) / "log.txt", lambda line: events.write("log", message=redacted(line))):
+        outcome = _outcome(queue, job_id, attempt, job.generation, events, roots, cluster)
         sys.stdout.flush()
         sys.stderr.flush()
     events.close()
+    if outcome.error is not None:
+        outcome.error["message"] = redacted(outcome.error["message"])
     return 0 if _record(queue, job_id, attempt, job.generation, outcome) else UNEXPECTED
 
 
 def _outcome(
-    queue: Any, job_id: str, attempt: int, generation: int, events: Any, roots: Sequence[str] = ()
+    queue: Any,
+    job_id: str,
+    attempt: int,
+    generation: int,
+    events: Any,
+    roots: Sequence[str] = (),
+    cluster: Mapping[str, Any] | None = None,
 ) -> _Outcome:
     """Run the job; every way in which it can end is an outcome."""
     try:
         with first_signal_only(), _interruptible(), _kept_within(roots, queue, job_id):
-            document = _work(queue, job_id, attempt, generation, events)
+            document = _work(queue, job_id, attempt, generation, events, cluster or {})
     except KeyboardInterrupt:
         return _Outcome(None, int(ExitCode.INTERRUPTED), error=_error("InterruptedRunError", "interrupted", 130))
     except DkgpError as error:
@@ -131,7 +146,10 @@ def _kept_within(roots: Sequence[str], queue: Any, job_id: str) -> Iterator[None
         yield
 
 
-def _work(queue: Any, job_id: str, attempt: int, generation: int, events: Any) -> dict[str, Any]:
+def _work(
+    queue: Any, job_id: str, attempt: int, generation: int, events: Any, cluster: Mapping[str, Any]
+) -> dict[str, Any]:
+    from dkgp.cluster import ClusterOptions
     from dkgp.service.running.recovery import Traces, going_on, kept_document
     from dkgp.service.running.reporting import EventReporter
     from dkgp.service.specification import job_from_options, run_job
@@ -143,7 +161,7 @@ def _work(queue: Any, job_id: str, attempt: int, generation: int, events: Any) -
     record = queue.get(job_id)
     job: Any = job_from_options(record.command, record.options)
     if hasattr(job, "cluster"):
-        job = dataclasses.replace(job, cluster=_cluster(queue.folder))
+        job = dataclasses.replace(job, cluster=ClusterOptions(**cluster))
 
     def on_dashboard(link: str) -> None:
         with contextlib.suppress(DkgpError):
@@ -180,13 +198,21 @@ def _record(queue: Any, job_id: str, attempt: int, generation: int, outcome: _Ou
     return False
 
 
-def _cluster(folder: Path) -> Any:
-    from dkgp.cluster import ClusterOptions
+def _told_cluster(handle: int = 0) -> dict[str, Any]:
+    """Read from standard input where the job is to run; then nothing can be read from there any more.
 
-    try:
-        return ClusterOptions(**json.loads((folder / "cluster.json").read_bytes()))
-    except FileNotFoundError:
-        return ClusterOptions()
+    Nothing is waited for: whoever starts this process has said it by then, or does not.
+    """
+    if not stat.S_ISFIFO(os.fstat(handle).st_mode):
+        return {}
+    content = b""
+    while piece := os.read(handle, 2**16):
+        content += piece
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nowhere, handle)
+    os.close(nowhere)
+    options: dict[str, Any] = json.loads(content) if content else {}
+    return options
 
 
 @contextmanager

@@ -18,11 +18,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dkgp.cluster import ClusterOptions
-from dkgp.data.remote.storage import translate_write_errors
 from dkgp.errors import ClusterError, DkgpError
 from dkgp.service.queue.job_queue import JobQueue
 from dkgp.service.queue.ledger import Claim, RunningJob, StopReason
@@ -94,7 +93,8 @@ class Supervisor:
         """Begin, in a thread of its own; `StorageError` where the queue's folder cannot be written to."""
         self._forget_dead_services()
         self._presence = FileLock.acquire(self._service_lock(self.name))
-        self._write_cluster()
+        # Of an earlier version, which left it behind.
+        (self._queue.folder / "cluster.json").unlink(missing_ok=True)
         self._thread.start()
 
     def stop(self, grace_seconds: float = 60.0) -> None:
@@ -249,7 +249,7 @@ class Supervisor:
         self._too_large.pop((job.id, job.attempt), None)
         folder = self._queue.folder_of(job.id)
         code = None if child is None else child.returncode
-        output = last_lines(folder / "log.txt")
+        output = self._cluster.redacted(last_lines(folder / "log.txt"))
         output = f". The last that it printed:\n{output}" if output else ""
         if code is not None and code > 0 and not has_process_file(folder, job.attempt):
             self._fail_to_start(job.id, job.attempt, f"it ended with exit code {code}{output}")
@@ -279,10 +279,10 @@ class Supervisor:
         arguments = [str(self._queue.folder), job_id, str(attempt), str(claim.lock.handle)]
         command = [self._python, "-m", RUNNER, *arguments, *self._roots]
         try:
-            with (folder / "log.txt").open("ab") as log:
+            with (folder / "log.txt").open("ab") as log, _told(self._cluster) as cluster:
                 child = subprocess.Popen(
                     command,
-                    stdin=subprocess.DEVNULL,
+                    stdin=cluster,
                     stdout=log,
                     stderr=log,
                     pass_fds=[claim.lock.handle],
@@ -330,19 +330,29 @@ class Supervisor:
     def _service_lock(self, name: str) -> Path:
         return self._queue.folder / "services" / f"{name}.lock"
 
-    def _write_cluster(self) -> None:
-        """Tell the jobs where to run; the file may hold passwords."""
-        path = self._queue.folder / "cluster.json"
-        temporary = path.with_name(f".cluster-{self.name}")
-        with translate_write_errors(path):
-            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    json.dump(dataclasses.asdict(self._cluster), file)
-                os.replace(temporary, path)
-            finally:
-                with contextlib.suppress(OSError):
-                    temporary.unlink()
+
+@contextlib.contextmanager
+def _told(cluster: ClusterOptions) -> Iterator[int]:
+    """A pipe that says where a job is to run, by a handle to read from.
+
+    Settings of clusters may hold passwords: so they are in no file, no list of processes and no environment.
+    """
+    reading, writing = os.pipe()
+    try:
+        # Whole before there is anybody to read: a setting as long as that is none.
+        os.set_blocking(writing, False)
+        content = json.dumps(dataclasses.asdict(cluster)).encode()
+        if os.write(writing, content) < len(content):
+            raise OSError(errno.E2BIG, "the cluster's settings are longer than a pipe holds")
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    try:
+        yield reading
+    finally:
+        os.close(reading)
 
 
 def _environment() -> dict[str, str]:

@@ -184,7 +184,9 @@ def create_app(service: Service) -> "ASGIApp":
     add_pages(app, needs_token=service.settings.token is not None)
     limited = BodyLimit(app, service.settings.max_body_bytes)
     token = service.settings.token
-    guarded = Guard(limited, None if token is None else TokenBook(service.queue.folder, token))
+    guarded = Guard(
+        limited, None if token is None else TokenBook(service.queue.folder, token, service.settings.metrics_token)
+    )
     return MeasuredRequests(AuditedRequests(Outermost(guarded), service.audit), service.metrics)
 
 

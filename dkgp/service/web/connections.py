@@ -1,13 +1,17 @@
 """Connections that hold a place and ask for nothing: they get a deadline, and give way where places are short.
 
 uvicorn waits for ever for the head of a first request, and for whatever trickles in after an answer; some thousand such
-connections use up the process's file handles, health checks' included.
+connections use up the process's file handles, health checks' included. Where it speaks TLS, asyncio waits a minute for
+the handshake, of as many as come, before anybody counts them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from dkgp.service.web.answers import error_answer
 
@@ -21,6 +25,9 @@ HEAD_SECONDS = 10.0
 # are at work, health alone is answered, over some more.
 MOST_CONNECTIONS = 500
 RESERVED_CONNECTIONS = 32
+# From the connection to the end of a TLS handshake, and how many may be in one; others are closed as they come.
+HANDSHAKE_SECONDS = 10.0
+MOST_HANDSHAKES = 200
 HEALTH_PATH = "/healthz"
 
 
@@ -39,6 +46,42 @@ class HealthAlone:
         await error_answer(503, "ServiceUnavailable", message, {"connection": "close"})(scope, receive, send)
 
 
+@contextlib.contextmanager
+def limited_handshakes(speaks_tls: bool, seconds: float, most: int) -> Iterator[None]:
+    """Limit the TLS handshakes of the servers that the running loop begins to listen for in the block.
+
+    uvicorn hands neither setting on to `loop.create_server`, so the loop's own method is wrapped meanwhile.
+    """
+    loop = asyncio.get_running_loop()
+    create = loop.create_server
+
+    async def create_limited(factory: Callable[[], Any], *arguments: Any, **settings: Any) -> asyncio.Server:
+        under_way: weakref.WeakSet[Any] = weakref.WeakSet()
+
+        def counted() -> Any:
+            # Made when a connection is accepted, and told of it (`connection_made`) after the handshake.
+            now = loop.time()
+            waiting = sum(each.accepted > now - seconds and each.made is False for each in under_way)
+            if waiting >= most:
+                # asyncio closes the connection.
+                raise ConnectionAbortedError("as many TLS handshakes are under way as the service takes")
+            protocol = factory()
+            protocol.accepted, protocol.made = now, False
+            under_way.add(protocol)
+            return protocol
+
+        return await create(counted, *arguments, ssl_handshake_timeout=seconds, **settings)
+
+    if not speaks_tls:
+        yield
+        return
+    loop.create_server = create_limited  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        loop.create_server = create  # type: ignore[method-assign]
+
+
 def protocol_type(
     head_seconds: float = HEAD_SECONDS, most: int = MOST_CONNECTIONS, reserved: int = RESERVED_CONNECTIONS
 ) -> type[H11Protocol]:
@@ -48,6 +91,9 @@ def protocol_type(
     class LimitedProtocol(H11Protocol):
         """A connection; idle while no request is at work on it."""
 
+        # When the connection was accepted, and whether it has come through its handshake, where it has one.
+        accepted: float = 0.0
+        made: bool = False
         idle_since: float = 0.0
         _deadline: asyncio.TimerHandle | None = None
 
@@ -56,6 +102,7 @@ def protocol_type(
             return self.cycle is None or self.cycle.response_complete
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            self.made = True
             super().connection_made(transport)
             self._begin_idling()
             if len(self.connections) <= most:

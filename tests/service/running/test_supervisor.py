@@ -10,7 +10,6 @@ import errno
 import json
 import os
 import re
-import stat
 import subprocess
 import sys
 import time
@@ -340,12 +339,29 @@ def test_a_row_that_runs_without_a_process_goes_back(queue: JobQueue, start: Sta
     assert started(queue) == [(job.id, 2)]
 
 
-def test_the_cluster_is_told_in_a_file_for_the_owner_alone(queue: JobQueue, start: Start) -> None:
-    cluster = ClusterOptions(kind="processes", workers=2)
-    start(cluster=cluster)
-    path = queue.folder / "cluster.json"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert ClusterOptions(**json.loads(path.read_text())) == cluster
+def test_the_cluster_is_told_over_a_pipe_and_its_secrets_are_nowhere_else(
+    queue: JobQueue, start: Start, tmp_path: Path
+) -> None:
+    cluster = ClusterOptions(kind="gateway", workers=2, settings={"password": "hunter2-hunter2"})
+    (queue.folder / "cluster.json").write_text("left by an earlier version: hunter2-hunter2")
+    stand_in = tmp_path / "telling"
+    script = (
+        "import os, shutil, sys, time",
+        "shutil.copy('/proc/self/cmdline', 'line'); shutil.copy('/proc/self/environ', 'environment')",
+        "open(sys.argv[3] + '/.told', 'w').write(sys.stdin.read()); time.sleep(60)",
+    )
+    stand_in.write_text("\n".join([f"#!{sys.executable} -IS", *script]))
+    stand_in.chmod(0o755)
+    job = submit(queue)
+    supervisor = start(cluster=cluster, python=str(stand_in))
+    told = queue.folder / ".told"
+    until(lambda: told.exists() and told.read_text(), "the cluster to be told")
+    assert ClusterOptions(**json.loads(told.read_text())) == cluster
+    told.unlink()
+    assert (queue.folder_of(job.id) / "line").stat().st_size
+    supervisor.stop(grace_seconds=0.0)
+    for path in queue.folder.rglob("*"):
+        assert not path.is_file() or b"hunter2" not in path.read_bytes(), path
 
 
 def test_ended_jobs_are_forgotten_in_time(queue: JobQueue, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

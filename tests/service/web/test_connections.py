@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
+import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
+import pytest
 
+from dkgp.service import serve
+from dkgp.service.certificate import own_certificate
+from dkgp.service.serve import listen
+from dkgp.service.web import connections
 from tests.service.stage import BEARER, DEADLINE_SECONDS, Stage, served
 
 HALF_A_HEAD = b"GET /v1/jobs HTTP/1.1\r\nhost: localhost\r\nx-slow: "
@@ -100,3 +109,54 @@ def test_a_thousand_half_heads_do_not_keep_health_from_being_answered(shared: St
             with contextlib.suppress(OSError):
                 stack.enter_context(connected(url))
         assert health(url) == 200
+
+
+@contextlib.contextmanager
+def over_tls(stage: Stage, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ssl.SSLContext]]:
+    """The service as `dkgp serve --https` has it, with three places for handshakes of at most a second."""
+    monkeypatch.setattr(connections, "HANDSHAKE_SECONDS", 1.0)
+    monkeypatch.setattr(connections, "MOST_HANDSHAKES", 3)
+    certificate = own_certificate(folder, "127.0.0.1")
+    with listen("127.0.0.1", 0) as listener:
+        server = serve._server(stage.app, lambda: None, lambda: None, serve.LatestEnd(), certificate)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield serve.url_of(listener, "127.0.0.1", "https"), ssl.create_default_context(cafile=str(certificate[0]))
+        finally:
+            server.should_exit = True
+            thread.join(DEADLINE_SECONDS)
+            assert not thread.is_alive()
+
+
+def test_a_handshake_that_never_ends_is_not_waited_for(
+    shared: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with over_tls(shared, tmp_path, monkeypatch) as (url, context), connected(url, b"") as silent:
+        began = time.monotonic()
+        assert is_closed(silent)
+        assert 0.9 < time.monotonic() - began < 10.0
+        with httpx.Client(base_url=url, verify=context, trust_env=False) as client:
+            # Those that are through are no longer counted: more than there are places.
+            for _ in range(8):
+                assert client.get("/healthz", headers={"connection": "close"}).status_code == 200
+            # A connection that has come through its handshake stays beyond the handshake's time.
+            assert client.get("/healthz").status_code == 200
+            time.sleep(1.5)
+            assert client.get("/healthz").status_code == 200
+
+
+def test_more_handshakes_than_there_are_places_for_are_closed_as_they_come(
+    shared: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with over_tls(shared, tmp_path, monkeypatch) as (url, context), contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(connected(url, b""))
+        time.sleep(0.2)
+        began = time.monotonic()
+        for _ in range(20):
+            assert is_closed(stack.enter_context(connected(url, b"")))
+        assert time.monotonic() - began < 0.7
+        time.sleep(1.2)
+        with httpx.Client(base_url=url, verify=context, trust_env=False) as client:
+            assert client.get("/healthz").status_code == 200

@@ -11,7 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from dkgp.errors import UsageError
 from dkgp.service.access.tokens import add_token, revoke_token
+from dkgp.service.settings import ServiceSettings
 from dkgp.service.web import auditing
 from tests.service.stage import TOKEN, Stage, served, staged
 
@@ -99,6 +101,18 @@ def test_every_call_by_every_scope(people: People, name: str) -> None:
         assert answers["record"].json()["state"] == "queued"
         assert people.submit("prometheus", "p.zarr").status_code == 403
         assert people.stage.queue.counts()["queued"] == 1
+
+
+def test_a_token_for_metrics_that_the_service_was_given_reads_and_no_more(tmp_path: Path) -> None:
+    with staged(tmp_path, metrics_token="for-prometheus-alone") as stage:
+        job_id = stage.submit()["id"]
+        client = stage.anonymous(Authorization="Bearer for-prometheus-alone")
+        assert client.get("/metrics").status_code == 200
+        assert client.get(f"/v1/jobs/{job_id}").json()["options"] == {}
+        assert client.post(f"/v1/jobs/{job_id}/cancel").status_code == 403
+        assert client.get("/v1/service").json()["caller"] == {"name": "metrics", "scope": "read"}
+    with pytest.raises(UsageError, match="the service's own"):
+        ServiceSettings(str(tmp_path), token=TOKEN, metrics_token=TOKEN)
 
 
 def test_a_job_has_its_submitters_name_and_keys_are_of_one_submitter(people: People) -> None:

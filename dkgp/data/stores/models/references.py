@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dkgp.data.remote.addresses import is_local, join, normalise_url, protocol_of, shown
+from dkgp.data.remote.addresses import is_local, join, normalise_url, shown, split_address
 from dkgp.data.remote.storage import filesystem
 from dkgp.data.stores.dataset import Dataset, open_dataset
 from dkgp.data.stores.manifest import MANIFEST_NAME, read_manifest, recognise
@@ -58,10 +58,12 @@ def _why_not(url: object) -> str | None:
         return "it chains file systems ('::')"
     if not url.isprintable():
         return "it holds a control character"
-    protocol = "file" if url.startswith(("file://", "local://")) else protocol_of(url)
+    try:
+        protocol, path = split_address(url)
+    except InputError:
+        return "it can be read as a path and as a URL"
     if protocol not in _PROTOCOLS:
         return "it is neither a local path nor an address of s3://, gs:// or az://"
-    path = url.split("://", 1)[1] if "://" in url else url
     if protocol == "file" and not os.path.isabs(path):
         return "it is no absolute path"
     return None
