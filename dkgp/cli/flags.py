@@ -19,7 +19,9 @@ def in_flags(text: str, parameters: Iterable[click.Parameter]) -> str:
 
 
 def wording() -> Callable[[str], str]:
-    """Return `in_flags` for the command that is running; whatever thread calls it."""
+    """Return `in_flags` for the command that is running, whatever thread calls it; and of files only what is text."""
+    from dkgp.commands.reporting.lines import printable
+
     context = click.get_current_context(silent=True)
     parameters = [] if context is None else context.command.params
-    return lambda text: in_flags(text, parameters)
+    return lambda text: printable(in_flags(text, parameters))

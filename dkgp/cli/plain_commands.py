@@ -16,7 +16,7 @@ from dkgp.cli.columns import (
 )
 from dkgp.cli.declared import DeclaredCommand, declared_options
 from dkgp.cli.options import examples
-from dkgp.cli.running import runs
+from dkgp.cli.running import Output, print_parts, runs
 from dkgp.registry import FURTHER
 
 if TYPE_CHECKING:
@@ -78,9 +78,18 @@ def ingest(reporter: Reporter, **options: Any) -> Document:
     return run_ingest(ingest_job(**options), reporter)
 
 
+def _show_info(document: Document, output: Output) -> None:
+    """Print the tables; `StoreError` where a store tells of itself what no table has a place for."""
+    from dkgp.commands.reporting.tables import tables
+    from dkgp.data.stores.manifest import described_whole
+
+    with described_whole(str(document.get("location")), "--json shows what it tells as it is"):
+        print_parts(tables(document, verbose=output.verbose))
+
+
 @click.command(epilog=examples("dkgp info model.zarr --json", "dkgp info"))
 @click.argument("location", required=False)
-@runs()
+@runs(show=_show_info)
 def info(reporter: Reporter, location: str | None) -> Document:
     """Describe a store, checkpoint folder or hyperparameter file at LOCATION; without one, this installation."""
     from dkgp.commands.info import InfoJob, run_info

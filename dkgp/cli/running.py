@@ -109,7 +109,12 @@ def execute(
         if document is None:
             sys.exit(int(ExitCode.DONE))
         words = {name: worded(text) for name, text in document.items() if isinstance(text, str)}
-        _print_document({**document, **words}, output, show)
+        try:
+            _print_document({**document, **words}, output, show)
+        except DkgpError as error:
+            _show_traceback(output.debug)
+            _print_failure(command, (type(error).__name__, worded(str(error)), int(error.exit_code), None), False)
+            sys.exit(int(error.exit_code))
         if exit_code is not None:
             sys.exit(exit_code(document))
         unconverged = must_converge and not document["converged"]

@@ -13,6 +13,7 @@ import scipy.stats
 from numpy.typing import NDArray
 
 from dkgp.data import Dataset, Prediction
+from dkgp.data.stores.manifest import described_whole
 from dkgp.data.stores.standardisation import RunningMoments
 from dkgp.errors import InputError
 from dkgp.models.target_units import TargetUnits
@@ -150,7 +151,8 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     check_belonging(prediction, dataset)
     names = tuple(prediction.target_names)
     # Equation 16 normalises by the training targets' deviation; a test set ingested by itself carries its own.
-    scale = np.asarray(prediction.attributes.get("target_std", dataset.standardisation.target_std))
+    with described_whole(prediction.url, "predict again"):
+        scale = np.array(prediction.attributes.get("target_std", dataset.standardisation.target_std), dtype=np.float64)
     variances = ScoredVariances.of(prediction, noise_free)
     certified = {"variance_lower", "variance_upper"} <= set(prediction.variables)
     wanted, gaps = (prediction.attributes.get("variance") or {}).get("gap"), list[GapTally]()

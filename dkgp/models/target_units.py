@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dkgp.data import Prediction
+from dkgp.data.stores.manifest import described_whole
 from dkgp.data.stores.transforms import TargetTransform, require_positive
 from dkgp.models.variance_scores import ScoredVariances
 from dkgp.operators.base import FloatArray
@@ -52,7 +53,8 @@ class TargetUnits:
 
     def __init__(self, prediction: Prediction, *, noise_free: bool = False) -> None:
         self._prediction = prediction
-        self._transforms = tuple(TargetTransform(**of) for of in prediction.attributes.get("transform", ()))
+        with described_whole(prediction.url, "predict again"):
+            self._transforms = tuple(TargetTransform(**of) for of in prediction.attributes.get("transform", ()))
         self._variances = ScoredVariances.of(prediction, noise_free)
 
     @property

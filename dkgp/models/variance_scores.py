@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dkgp.data import Prediction
+from dkgp.data.stores.manifest import described_whole
 from dkgp.errors import InputError
 from dkgp.models.noise.student import StudentT
 from dkgp.operators.base import FloatArray
@@ -56,9 +57,10 @@ class ScoredVariances:
                     "evaluate against noisy targets"
                 )
             return cls(prediction, np.zeros(p), 0.0, proven)
-        noise_variance = np.asarray(noise, dtype=np.float64).reshape(p)
-        sign = float(bool(stored["latent"])) - float(noise_free)
-        student = None if noise_free else StudentT.held(prediction.attributes.get("student_t"))
+        with described_whole(prediction.url, "predict again"):
+            noise_variance = np.asarray(noise, dtype=np.float64).reshape(p)
+            sign = float(bool(stored["latent"])) - float(noise_free)
+            student = None if noise_free else StudentT.held(prediction.attributes.get("student_t"))
         return cls(prediction, noise_variance, sign, proven, student)
 
     def read(self, start: int, stop: int) -> Variances:

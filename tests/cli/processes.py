@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import dkgp
@@ -20,8 +21,19 @@ ENVIRONMENT = {
 }
 
 
-def killed(place: str, command: list[object], *, call: int = 1, after: bool = False) -> None:
-    """Run a command that is killed (kill -9) when it calls `place`, MODULE:NAME, so many times, or after that call."""
+def killed(
+    place: str,
+    command: list[object],
+    *,
+    call: int = 1,
+    after: bool = False,
+    environment: Mapping[str, str] | None = None,
+    may_end: bool = False,
+) -> bool:
+    """Run a command that is killed (kill -9) when it calls `place`, MODULE:NAME, so many times, or after that call.
+
+    With `may_end` it may come to its end before: False then.
+    """
     module, name = place.split(":")
     *holders, function = name.split(".")
     # The module by its full name: a package may export a function named like one of its modules.
@@ -41,9 +53,16 @@ from dkgp.cli import main
 main(sys.argv[1:])
 """
     ended = subprocess.run(
-        [PROGRAM[0], "-c", code, *map(str, command)], env=ENVIRONMENT, capture_output=True, timeout=120, check=False
+        [PROGRAM[0], "-c", code, *map(str, command)],
+        env={**ENVIRONMENT, **(environment or {})},
+        capture_output=True,
+        timeout=120,
+        check=False,
     )
+    if may_end and ended.returncode == 0:
+        return False
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    return True
 
 
 def signalled(command: list[object], number: signal.Signals, log: Path, lines: int) -> tuple[str, str]:

@@ -16,6 +16,16 @@ PLAIN_MEASURES: dict[str, str] = {
 }
 
 
+def printable(text: str) -> str:
+    """The text with what a terminal would obey, or turn around, written as its code: names and files hold anything."""
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
 def duration(seconds: float) -> str:
     """Seconds as people say them: 12 s, 3 min 20 s, 2 h 05 min."""
     total = round(seconds)

@@ -166,14 +166,18 @@ def _is_integer(text: str) -> bool:
 
 
 @contextmanager
-def refused_as(message: str, *errors: type[Exception]) -> Iterator[None]:
-    """Turn the errors that a library raises about a file into an `InputError`; dkgp's own stay as they are."""
+def refused_as(message: str) -> Iterator[None]:
+    """Turn the errors that a library raises about a file into an `InputError`; dkgp's own stay as they are.
+
+    Of any kind: libraries raise what they like about what is damaged.
+    """
     try:
         yield
     except DkgpError:
         raise
-    except errors as error:
-        raise InputError(f"{message}: {error}") from error
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{message}: {reason[:500]}") from error
 
 
 def block_rows(n_columns: int, multiple_of: int = 1) -> int:

@@ -10,7 +10,6 @@ import csv
 import gzip
 import io
 import lzma
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, cast
 
@@ -32,7 +31,6 @@ SPACES = r"\s+"
 _EXACT: dict[str, Any] = (
     {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 )
-_DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError)
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _COMPRESSION: tuple[tuple[bytes, Callable[..., Any]], ...] = (
     (b"\x1f\x8b", lambda raw: gzip.GzipFile(fileobj=raw)),
@@ -203,7 +201,7 @@ class CsvSource(Source):
             stream = _decompressed(raw, magic)
             rest, line = b"", 1
             while True:
-                with refused_as(f"'{self.url}' is truncated or damaged", *_DAMAGE):
+                with refused_as(f"'{self.url}' is truncated or damaged"):
                     piece = stream.read(read_bytes or _READ_BYTES)
                 if line == 1 and not rest:
                     piece = self._without_byte_order_mark(piece)

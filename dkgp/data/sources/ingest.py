@@ -21,7 +21,7 @@ from dkgp.data.sources.tables.encoding import Encoding, Unseen
 from dkgp.data.sources.tables.learning import TableOptions
 from dkgp.data.sources.tables.survey import RefusedColumnsError, survey
 from dkgp.data.stores.dataset import DATASET_KIND, Dataset
-from dkgp.data.stores.manifest import stored_encoding
+from dkgp.data.stores.manifest import described_whole, stored_encoding
 from dkgp.data.stores.transforms import TransformName
 from dkgp.data.stores.writable import ensure_writable
 from dkgp.data.types import Json, Location, ProgressCallback
@@ -238,7 +238,8 @@ def _encoding(
             "Got options for columns of text, dates or gaps beside `like`, whose store has them; drop them."
         )
     stored, features = stored_encoding(like)
-    encoding = Encoding() if stored is None else Encoding.from_json(stored, unseen)
+    with described_whole(str(like), "write the store again"):
+        encoding = Encoding() if stored is None else Encoding.from_json(stored, unseen)
     if not ids:
         present = {column.name for column in source.columns}
         ids = tuple(name for name in encoding.ids if name in present)

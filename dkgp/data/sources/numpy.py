@@ -7,7 +7,6 @@ Only an array in Fortran order must be held in memory while it is read, since it
 from __future__ import annotations
 
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, BinaryIO, cast
@@ -23,7 +22,6 @@ from dkgp.errors import InputError
 
 _INPUTS = "X"
 _NAMES = "feature_names"
-_DAMAGE = (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error)
 
 
 class _RowStream:
@@ -32,7 +30,7 @@ class _RowStream:
     def __init__(self, file: BinaryIO, where: str) -> None:
         self._file = file
         self._where = where
-        with refused_as(f"{where} is not a whole NPY array", *_DAMAGE):
+        with refused_as(f"{where} is not a whole NPY array"):
             version = npy_format.read_magic(file)
             readers = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
             if version not in readers:
@@ -70,7 +68,7 @@ class _RowStream:
     def _numbers(self, count: int) -> NDArray[Any]:
         missing_bytes = count * self.dtype.itemsize
         pieces: list[bytes] = []
-        with refused_as(f"{self._where} is damaged", *_DAMAGE):
+        with refused_as(f"{self._where} is damaged"):
             while missing_bytes and (piece := self._file.read(missing_bytes)):
                 pieces.append(piece)
                 missing_bytes -= len(piece)
@@ -103,7 +101,7 @@ class NpySource(Source):
             stream = _RowStream(file, f"'{self.url}'")
             mapped = None
             if self._mapped:
-                with refused_as(f"'{self.url}' is damaged", *_DAMAGE):
+                with refused_as(f"'{self.url}' is damaged"):
                     mapped = np.load(self._address, mmap_mode="r")
             for start in range(0, self.total, rows):
                 block = stream.read(rows) if mapped is None else mapped[start : start + rows]
@@ -124,7 +122,7 @@ class NpzSource(Source):
     def __init__(self, url: str) -> None:
         super().__init__(url)
         with (
-            refused_as(f"'{self.url}' is not a whole NPZ file", *_DAMAGE),
+            refused_as(f"'{self.url}' is not a whole NPZ file"),
             open_object(url) as file,
             zipfile.ZipFile(file) as archive,
         ):
@@ -142,7 +140,8 @@ class NpzSource(Source):
             archive = stack.enter_context(zipfile.ZipFile(stack.enter_context(open_object(self._address))))
             streams = {}
             for name in arrays:
-                member = cast(BinaryIO, stack.enter_context(archive.open(f"{name}.npy")))
+                with refused_as(f"'{self.url}' is damaged"):
+                    member = cast(BinaryIO, stack.enter_context(archive.open(f"{name}.npy")))
                 streams[name] = _RowStream(member, f"The array '{name}' of '{self.url}'")
             for start in range(0, self.total, rows):
                 place = row_places(self.url, start)

@@ -26,11 +26,10 @@ class ParquetSource(Source):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        import pyarrow
         from pyarrow import parquet
 
         whole = f"'{self.url}' is not a whole Parquet file"
-        with refused_as(whole, pyarrow.ArrowException, OSError), open_object(url) as file:
+        with refused_as(whole), open_object(url) as file:
             opened = parquet.ParquetFile(file)
             names = [str(name) for name in opened.schema_arrow.names]
             self.total = int(opened.metadata.num_rows)
@@ -47,7 +46,7 @@ class ParquetSource(Source):
         names = list(dict.fromkeys(column.name for column in columns))
         start = 0
         damaged = f"'{self.url}' is damaged"
-        with refused_as(damaged, pyarrow.ArrowException, OSError), open_object(self._address) as file:
+        with refused_as(damaged), open_object(self._address) as file:
             # Without this it reads ahead through the whole file.
             opened = parquet.ParquetFile(file, pre_buffer=False)
             for batch in opened.iter_batches(batch_size=block_rows(len(names)), columns=names):

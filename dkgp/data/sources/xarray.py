@@ -66,7 +66,7 @@ class _VariablesSource(Source):
             stop = min(start + rows, self.total)
             place = row_places(self.url, start)
             unreadable = f"Rows {start} to {stop - 1} of '{self.url}' cannot be read"
-            with refused_as(unreadable, ValueError, RuntimeError, OSError):
+            with refused_as(unreadable):
                 # A vector has one column.
                 parts = {name: np.asarray(variables[name][start:stop]).reshape(stop - start, -1) for name in needed}
             yield Block(matrix_of(columns, parts, place), place, stop)
@@ -118,7 +118,7 @@ class _OpenedDataset:
     def __init__(self, url: str, engine: str) -> None:
         self._file: Any = None
         unreadable = f"'{shown(url)}' cannot be opened"
-        with refused_as(unreadable, ValueError, OSError, KeyError), warnings.catch_warnings():
+        with refused_as(unreadable), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if engine == "zarr":
                 self._dataset = xr.open_zarr(zarr_place(url), chunks=None)
@@ -126,6 +126,11 @@ class _OpenedDataset:
                 target: Any = url
                 if not is_local(url):
                     self._file = target = open_object(url)
+                if engine == "h5netcdf":
+                    import h5netcdf
+
+                    # A file that could not be opened asks, when it goes, if it was writable, and complains at that.
+                    h5netcdf.File._writable = False
                 self._dataset = xr.open_dataset(target, engine=engine, decode_timedelta=False)
 
     def __enter__(self) -> tuple[xr.Dataset, Any]:
@@ -170,8 +175,7 @@ class ZarrSource(_VariablesSource):
 
     def _arrays(self) -> dict[str, Any]:
         opened = _open_zarr(self.url)
-        # By name, as a listing's own order differs between disks.
-        return {"": opened} if isinstance(opened, zarr.Array) else dict(sorted(opened.arrays()))
+        return {"": opened} if isinstance(opened, zarr.Array) else _arrays_of(opened, self.url)
 
 
 class DatasetSource(_VariablesSource):
@@ -235,7 +239,7 @@ def open_zarr_source(url: str) -> Source:
         return DatasetSource(url)
     opened = _open_zarr(url)
     if isinstance(opened, zarr.Group):
-        arrays = [array for _, array in opened.arrays()]
+        arrays = list(_arrays_of(opened, url).values())
         if arrays and all(_dimension_names(array) for array in arrays):
             source = XarraySource(url, "zarr")
             source.warnings += ZarrSource(url).warnings
@@ -244,9 +248,16 @@ def open_zarr_source(url: str) -> Source:
 
 
 def _open_zarr(url: str) -> Any:
-    with refused_as(f"'{url}' is not a Zarr group or array", ValueError, OSError, KeyError), warnings.catch_warnings():
+    with refused_as(f"'{url}' is not a Zarr group or array"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return zarr.open(zarr_place(url), mode="r")
+
+
+def _arrays_of(group: Any, url: str) -> dict[str, Any]:
+    """A group's arrays by name, as a listing's own order differs between disks."""
+    with refused_as(f"An array of '{url}' cannot be opened"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return dict(sorted(group.arrays()))
 
 
 def _dimension_names(array: Any) -> bool:

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from dkgp.data.classes import code_map, codes_of_numbers, codes_of_targets, plain_names, signs_of
 from dkgp.data.panels import Panel, dataset_panel
 from dkgp.data.remote.storage import normalise_url
-from dkgp.data.stores.arrays import StoredArray, row_ranges
+from dkgp.data.stores.arrays import StoredArray, row_ranges, target_layout
 from dkgp.data.stores.identifiers import texts_of_bytes
-from dkgp.data.stores.manifest import check_complete, described_whole, read_manifest
+from dkgp.data.stores.manifest import check_complete, described_whole, read_manifest, texts, typed
 from dkgp.data.stores.standardisation import Standardisation
 from dkgp.data.types import FloatArray, IntArray, Json, Location, quoted
 from dkgp.errors import InputError, StoreError
@@ -77,9 +77,10 @@ class Dataset(HtmlShown):
 
     def __init__(self, url: Location, manifest: Json) -> None:
         metadata = manifest["metadata"]
+        typed(metadata, fingerprint=str, n_samples=int, chunk_rows=int)
         self.url: str = normalise_url(url)
-        self.raw_feature_names: tuple[str, ...] = tuple(metadata["feature_names"])
-        self.target_names: tuple[str, ...] = tuple(metadata["target_names"])
+        self.raw_feature_names: tuple[str, ...] = texts(metadata["feature_names"])
+        self.target_names: tuple[str, ...] = texts(metadata["target_names"])
         self.standardisation = Standardisation.from_json(metadata["standardisation"])
         self.fingerprint: str = metadata["fingerprint"]
         self.encoding = metadata.get("encoding")
@@ -402,4 +403,12 @@ def open_dataset(url: Location) -> Dataset:
     manifest = read_manifest(address, DATASET_KIND)
     check_complete(address, manifest)
     with described_whole(address, "write the store again"):
-        return Dataset(address, manifest)
+        dataset = Dataset(address, manifest)
+        n, d, p = dataset.n_samples, len(dataset.raw_feature_names), len(dataset.target_names)
+        shapes = {"X": (n, d), "y": target_layout(n, p)[0], "w": (n,), "noise": (n,)}
+        for name, entry in manifest["arrays"].items():
+            if name in shapes and tuple(entry["shape"]) != shapes[name]:
+                raise ValueError(f"{n} samples, {d} features and {p} targets, and '{name}' of shape {entry['shape']}")
+        if len(dataset.standardisation.kept) != d or dataset.chunk_rows < 1:
+            raise ValueError(f"{d} features, a standardisation of {len(dataset.standardisation.kept)}")
+        return dataset

@@ -33,7 +33,7 @@ from dkgp.data.remote.storage import (
 )
 from dkgp.data.remote.zarr_store import zarr_place
 from dkgp.data.types import Json, Location
-from dkgp.errors import OutputExistsError, StorageError, StoreError
+from dkgp.errors import DkgpError, OutputExistsError, StorageError, StoreError
 
 MANIFEST_NAME = "dkgp-manifest.json"
 # The format of each kind of store that is written; older ones are read. Datasets: 2 may name classes and weigh
@@ -181,7 +181,7 @@ def read_manifest(url: str, kind: str) -> Json:
         written = manifest.pop("checksum")
         stored_kind, version = str(manifest["kind"]), int(manifest["version"])
         undamaged = written == checksum(manifest)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         undamaged, stored_kind, version = False, kind, 1
     if not undamaged:
         raise StoreError(f"The manifest '{join(url, MANIFEST_NAME)}' is damaged; write the store again.")
@@ -191,7 +191,32 @@ def read_manifest(url: str, kind: str) -> Json:
         raise StoreError(
             f"'{url}' has store format {version}; this dkgp reads up to {_version(kind)}. Install a newer dkgp."
         )
+    if not _describes_arrays(manifest):
+        raise StoreError(
+            f"The manifest '{join(url, MANIFEST_NAME)}' describes no arrays in chunks of rows; write the store again."
+        )
     return manifest
+
+
+def _describes_arrays(manifest: Json) -> bool:
+    """True if a manifest holds what every store has, of the types that readers count on."""
+
+    def counts(values: object) -> bool:
+        return isinstance(values, list) and all(type(value) is int for value in values)
+
+    arrays = manifest.get("arrays")
+    return (
+        isinstance(manifest.get("metadata"), dict)
+        and isinstance(arrays, dict)
+        and all(
+            isinstance(entry, dict)
+            and counts(entry.get("shape"))
+            and len(entry["shape"]) >= 1
+            and counts([entry.get("chunk_rows")])
+            and counts(entry.get("chunk_bytes"))
+            for entry in arrays.values()
+        )
+    )
 
 
 def stored_encoding(url: Location) -> tuple[Json | None, list[str]]:
@@ -206,7 +231,8 @@ def stored_encoding(url: Location) -> tuple[Json | None, list[str]]:
         raise StoreError(
             f"'{address}' is a {kind} store; expected a dataset or a model store, which know their columns."
         )
-    return metadata.get("encoding"), list(metadata["feature_names"])
+    with described_whole(address, "write the store again"):
+        return metadata.get("encoding"), list(texts(metadata["feature_names"]))
 
 
 def check_complete(url: str, manifest: Json) -> None:
@@ -250,11 +276,33 @@ def refuse_large_chunks(name: str, shape: tuple[int, ...], chunk_rows: int) -> N
 
 @contextlib.contextmanager
 def described_whole(url: str, advice: str) -> Iterator[None]:
-    """Turn errors about fields that a store's manifest lacks into a `StoreError`, which ends with the advice."""
+    """Turn errors about fields that a store's manifest lacks, or that are nothing of their kind, into a `StoreError`.
+
+    It ends with the advice.
+    """
     try:
         yield
-    except (KeyError, TypeError, AttributeError) as error:
+    except DkgpError:
+        raise
+    except KeyError as error:
         raise StoreError(f"The manifest of '{url}' lacks {error}; {advice}.") from error
+    except (TypeError, AttributeError, ValueError, IndexError, OverflowError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise StoreError(f"The manifest of '{url}' does not describe such a store ({reason}); {advice}.") from error
+
+
+def typed(content: Json, **kinds: type | tuple[type, ...]) -> None:
+    """Refuse JSON whose named fields have other types; `KeyError` for one that is missing, `TypeError` else."""
+    for name, kind in kinds.items():
+        if not isinstance(content[name], kind):
+            raise TypeError(f"'{name}' is a {type(content[name]).__name__}")
+
+
+def texts(value: object) -> tuple[str, ...]:
+    """A list of texts from JSON, as a tuple; `TypeError` for anything else."""
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise TypeError("names are no list of texts")
+    return tuple(value)
 
 
 def json_bytes(content: Any) -> bytes:

@@ -42,6 +42,8 @@ from dkgp.data.stores.manifest import (
     is_committed,
     json_bytes,
     recognise,
+    texts,
+    typed,
 )
 from dkgp.data.stores.writable import new_store
 from dkgp.data.types import BoolArray, FloatArray, IntArray, Json, Location
@@ -76,9 +78,12 @@ class _Planned:
     def __init__(self, url: str, plan: Json, claim: Claim | None = None) -> None:
         self.url = url
         self._plan = plan
+        typed(plan, n_samples=int, chunk_rows=int, attributes=dict)
+        if min(plan["n_samples"], plan["chunk_rows"]) < 1:
+            raise ValueError(f"{plan['n_samples']} samples in chunks of {plan['chunk_rows']}")
         self.n_samples = int(plan["n_samples"])
-        self.target_names: tuple[str, ...] = tuple(plan["target_names"])
-        self.variables: tuple[str, ...] = tuple(plan["variables"])
+        self.target_names: tuple[str, ...] = texts(plan["target_names"])
+        self.variables: tuple[str, ...] = texts(plan["variables"])
         self.chunk_rows = int(plan["chunk_rows"])
         # Stores of format 1 know no classes.
         self.classes: tuple[str, ...] | None = plain_names(plan.get("classes"))

@@ -14,6 +14,7 @@ import numpy as np
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.data import ClassifierRecord, find_classifier
+from dkgp.data.stores.manifest import described_whole
 from dkgp.data.stores.prediction_store import LATENT_VARIABLES
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.classification.basis.posterior import BasisPosterior
@@ -224,7 +225,15 @@ class GaussianDecider(Decider):
 
 
 def decider_of(model: ClassifierRecord, *, plug_in: bool = False) -> Decider:
-    """The decider of a classifier's form; `plug_in` leaves a Gaussian process's probabilities unaveraged."""
+    """The decider of a classifier's form; `plug_in` leaves a Gaussian process's probabilities unaveraged.
+
+    Raises `StoreError` where the store tells nothing that a decider can be made of.
+    """
+    with described_whole(model.url, "train again"):
+        return _decider_of(model, plug_in)
+
+
+def _decider_of(model: ClassifierRecord, plug_in: bool) -> Decider:
     if model.likelihood is None:
         probabilities = None if model.calibration is None else Calibration.from_json(model.calibration)
         if model.form != "exact":

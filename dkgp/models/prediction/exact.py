@@ -11,6 +11,7 @@ import numpy as np
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors.base import BlockExecutor, PendingRound, split_evenly
 from dkgp.data import Dataset, ModelRecord
+from dkgp.data.stores.manifest import described_whole
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
@@ -74,7 +75,8 @@ def exact_rounds(
         model = replace(model, kernel=kernel.to_json(), noise_variance=noise_variance)
     context = BlockContext(version, SupportInputs.of(model, version), kernel, model.n_samples)
     model.inputs(0, 1)  # support inputs that are gone are found out before anything is written
-    certificate = Certificate.from_json(dict(model.certificate))
+    with described_whole(model.url, "train again"):
+        certificate = Certificate.from_json(dict(model.certificate))
     if note is not None and not certificate.complete:
         note(
             "the model was certified by an older version, which did not count every rounding; train it again (a warm "

@@ -14,6 +14,7 @@ from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor, HereExecutor, LocalExecutor, split_evenly
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import ModelRecord, standardised_inputs
+from dkgp.data.stores.manifest import described_whole
 from dkgp.data.stores.models.description import TrainedRecord
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
@@ -77,7 +78,8 @@ class Predictor:
         self._context = BlockContext(version, source, kernel, model.n_samples)
         self._executor: BlockExecutor = LocalExecutor() if every_thread else HereExecutor()
         self._here = HereExecutor()
-        self._certificate = Certificate.from_json(dict(model.certificate))
+        with described_whole(model.url, "train again"):
+            self._certificate = Certificate.from_json(dict(model.certificate))
         self._trend = Trend.held(model.trend)
         self._noise = None if variance is None or variance.latent else NoiseModel.held(model.noise_model)
         self._variance: BatchedRun | None = None

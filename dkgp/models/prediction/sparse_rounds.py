@@ -14,6 +14,7 @@ import psutil
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors.base import BlockExecutor, PendingRound, split_evenly
 from dkgp.data import Dataset, SparseRecord
+from dkgp.data.stores.manifest import described_whole
 from dkgp.data.stores.models.references import referenced_training_set
 from dkgp.errors import InputError, MemoryBudgetError, NumericalError
 from dkgp.kernels import fold_white, kernel_from_json
@@ -124,7 +125,8 @@ class SparseRounds(Rounds):
         self.n_support, self.assumes = model.basis_size, assumptions(kernel_from_json(model.kernel))
         self.variables = VARIANCES if self._variance else MEANS
         self.attributes = {} if self.assumes is None else {"assumes": self.assumes}
-        distance = np.asarray(model.certificate["rms_bound"]) * model.standardisation.target_std
+        with described_whole(model.url, "train again"):
+            distance = np.array(model.certificate["rms_bound"], dtype=np.float64) * model.standardisation.target_std
         self.attributes |= {
             "method": method.name,
             "basis_size": model.basis_size,

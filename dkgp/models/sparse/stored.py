@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dkgp.data import Dataset, SparseRecord, open_sparse_model, save_sparse_model
+from dkgp.data.stores.manifest import described_whole
 from dkgp.data.stores.models.description import about_model
 from dkgp.data.types import Location
 from dkgp.kernels import kernel_from_json
@@ -72,7 +73,8 @@ def opened_sparse(record: SparseRecord) -> OpenedSparse:
         np.asfortranarray(record.lower),
         None if record.normal is None else np.asfortranarray(record.normal),
     )
-    return OpenedSparse(record, model, SparseCertificate.from_json(record.certificate))
+    with described_whole(record.url, "train again"):
+        return OpenedSparse(record, model, SparseCertificate.from_json(record.certificate))
 
 
 def open_sparse(url: Location) -> OpenedSparse:

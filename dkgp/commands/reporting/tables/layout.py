@@ -10,6 +10,8 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from dkgp.commands.reporting.lines import printable
+
 Rows = list[tuple[str, str]]
 
 
@@ -33,7 +35,7 @@ class Sheet:
         for row in self.rows:
             if self.verbose or not isinstance(row, Detail):
                 # As it is: rich would take what stands in brackets for markup.
-                table.add_row(row[0], Text(row[1]))
+                table.add_row(printable(row[0]), Text(printable(row[1])))
         yield titled(self.title, table)
 
 
@@ -61,7 +63,7 @@ def grid(
     for heading in headings:
         table.add_column(heading, justify="left" if heading in left else "right")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(printable(cell) if isinstance(cell, str) else cell for cell in row))
     return table
 
 

@@ -13,21 +13,23 @@ set. Two classes have t = 1 column of decisions, positive for the second; C > 2 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import StoredArray, open_arrays
 from dkgp.data.stores.dataset import Dataset
-from dkgp.data.stores.manifest import described_whole
+from dkgp.data.stores.manifest import described_whole, texts
 from dkgp.data.stores.models.description import (
     SHOWN,
     SupportedDescription,
     checked_arrays,
     read_arrays,
     require_noise,
+    require_shapes,
     write_inputs,
 )
 from dkgp.data.stores.models.references import check_reference, referenced_training_set
@@ -200,14 +202,18 @@ def open_classifier(url: Location, *, reference: str | None = None) -> Classifie
         also a training set that is gone, has changed or may not be named.
     """
     address, content, arrays = open_arrays(url, CLASSIFIER_KIND)
-    support: StoredArray | Dataset | None = arrays.pop("inputs", None)
-    values = read_arrays(arrays)
     with described_whole(address, "save the model again"):
+        described, classes = ClassifierRecord.description_in(address, content), texts(content["classes"])
+        require_shapes(address, arrays, _shapes_read(arrays, len(described["feature_names"]), len(classes)))
+        support: StoredArray | Dataset | None = arrays.pop("inputs", None)
+        values = read_arrays(arrays)
         by_reference = bool(content["by_reference"])
+        if content["form"] not in get_args(ClassifierForm) or not (by_reference or support or "prototypes" in values):
+            raise ValueError(f"the form {content['form']!r} and the arrays {', '.join(arrays)}")
         return ClassifierRecord(
-            **ClassifierRecord.description_in(address, content),
+            **described,
             form=content["form"],
-            classes=tuple(content["classes"]),
+            classes=classes,
             by_reference=by_reference,
             chunk_rows=int(content["chunk_rows"]),
             **{name: content[name] for name in _JSON},
@@ -230,6 +236,21 @@ _DIMENSIONS = {
     "posterior_lower": ("output", "basis", "column"),
     "intercept": ("output",),
 }
+
+
+def _shapes_read(arrays: Mapping[str, StoredArray], d: int, n_classes: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of all arrays that a classifier of so many features and classes may have, by the points of its sums."""
+    t = 1 if n_classes == 2 else n_classes
+    n = arrays["weights" if "weights" in arrays else "alpha"].shape[0]
+    whole = arrays["posterior_lower"].shape == (1, t * n, t * n) if "posterior_lower" in arrays else False
+    return {
+        "intercept": (t,),
+        **dict.fromkeys(("prototypes", "inputs"), (n, d)),
+        **dict.fromkeys(("weights", "alpha", "curvature"), (n, t)),
+        **dict.fromkeys(("indices", "ones"), (n,)),
+        "kernel_lower": (n, n),
+        "posterior_lower": (1, t * n, t * n) if whole else (t, n, n),
+    }
 
 
 def _check_classes(record: ClassifierRecord) -> None:

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from dkgp.data.panels import Panel, record_panel
 from dkgp.data.stores.arrays import StoredArray, row_ranges
 from dkgp.data.stores.dataset import Dataset
+from dkgp.data.stores.manifest import texts, typed
 from dkgp.data.stores.standardisation import Standardisation
 from dkgp.data.stores.writable import NewStore
 from dkgp.data.types import FloatArray, IntArray, Json
-from dkgp.errors import InputError, NumericalError
+from dkgp.errors import InputError, NumericalError, StoreError
 from dkgp.html import HtmlShown
 
 # What a store that is being written says of itself, for whoever resumes or reads it.
@@ -84,12 +85,20 @@ class TrainedRecord(HtmlShown):
 
     @classmethod
     def description_in(cls, url: str, content: Json) -> dict[str, Any]:
-        """The description's fields from a store's JSON, as keywords of the record; `KeyError` where one is missing."""
+        """The description's fields from a store's JSON, as keywords of the record.
+
+        `KeyError` where one is missing, `TypeError` or `ValueError` where it is nothing of the kind.
+        """
+        typed(content, fingerprint=str, summary=dict, versions=dict)
+        names, targets = texts(content["feature_names"]), texts(content["target_names"])
+        standardisation = Standardisation.from_json(content["standardisation"])
+        if sum(standardisation.kept) != len(names):
+            raise ValueError(f"{len(names)} features, {sum(standardisation.kept)} of them kept")
         return {
             "url": url,
-            "standardisation": Standardisation.from_json(content["standardisation"]),
-            "feature_names": tuple(content["feature_names"]),
-            "target_names": tuple(content["target_names"]),
+            "standardisation": standardisation,
+            "feature_names": names,
+            "target_names": targets,
             "encoding": content.get("encoding"),
             **{name: content[name] for name in cls._as_written},
         }
@@ -132,6 +141,9 @@ class ModelDescription(TrainedRecord):
     @classmethod
     def description_in(cls, url: str, content: Json) -> dict[str, Any]:
         """As of every record."""
+        typed(content, kernel=dict, noise_variance=(int, float), history=list, certificate=dict)
+        if not content["noise_variance"] > 0.0:
+            raise ValueError(f"a noise variance of {content['noise_variance']}")
         beside = {name: content.get(name) for name in ("noise_model", "trend")}
         return {
             **super().description_in(url, content),
@@ -252,6 +264,24 @@ def checked_arrays(record: TrainedRecord, shapes: Mapping[str, tuple[int, ...]],
             raise NumericalError(f"'{name}' of {model} is not finite; the model is not saved.")
         arrays[name] = np.ascontiguousarray(values, dtype=np.int64 if name == "indices" else np.float64)
     return arrays
+
+
+def require_targets(described: Mapping[str, Any]) -> None:
+    """Refuse a regression's description whose targets are not those of its map; `ValueError`."""
+    names, mapped = described["target_names"], described["standardisation"].target_mean.size
+    if len(names) != mapped:
+        raise ValueError(f"{len(names)} targets, a standardisation of {mapped}")
+
+
+def require_shapes(url: str, arrays: Mapping[str, StoredArray], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse a store whose arrays do not fit what its manifest tells of the model; `StoreError`."""
+    for name, array in arrays.items():
+        if array.shape != shapes.get(name):
+            expected = shapes.get(name, "no such array")
+            raise StoreError(
+                f"The array '{name}' of '{url}' has shape {array.shape}; its manifest tells of {expected}. Save the "
+                "model again."
+            )
 
 
 def read_arrays(arrays: Mapping[str, StoredArray]) -> dict[str, Any]:

@@ -23,6 +23,8 @@ from dkgp.data.stores.models.description import (
     TrainingFacts,
     about_model,
     require_noise,
+    require_shapes,
+    require_targets,
     write_inputs,
 )
 from dkgp.data.stores.models.references import check_reference, referenced_training_set
@@ -194,8 +196,14 @@ def open_model(url: Location, *, reference: str | None = None) -> ModelRecord:
     with described_whole(address, "save the model again"):
         n = arrays["alpha"].shape[0]
         by_reference = bool(content["by_reference"])
+        described = ModelRecord.description_in(address, content)
+        vector, _ = target_layout(n, len(described["target_names"]))
+        shapes = dict.fromkeys(("alpha", "targets", "gradient"), vector)
+        inputs = (n, len(described["feature_names"]))
+        require_targets(described)
+        require_shapes(address, arrays, {**shapes, "sample_noise": (n,), "inputs": inputs})
         return ModelRecord(
-            **ModelRecord.description_in(address, content),
+            **described,
             alpha=arrays["alpha"].read(0, n).reshape(n, -1),
             sample_noise=arrays["sample_noise"].read(0, n) if "sample_noise" in arrays else None,
             chunk_rows=int(content["chunk_rows"]),

@@ -12,8 +12,16 @@ import numpy as np
 
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import open_arrays
-from dkgp.data.stores.manifest import described_whole
-from dkgp.data.stores.models.description import SHOWN, ModelDescription, checked_arrays, read_arrays, require_noise
+from dkgp.data.stores.manifest import described_whole, typed
+from dkgp.data.stores.models.description import (
+    SHOWN,
+    ModelDescription,
+    checked_arrays,
+    read_arrays,
+    require_noise,
+    require_shapes,
+    require_targets,
+)
 from dkgp.data.stores.writable import new_store
 from dkgp.data.types import FloatArray, IntArray, Json, Location
 
@@ -75,15 +83,7 @@ def save_sparse_model(url: Location, record: SparseRecord, *, overwrite: bool = 
     OutputExistsError, StorageError
         The place is taken, or cannot be written to; what was written is removed.
     """
-    m, d, p = record.basis_size, record.n_features, record.n_targets
-    shapes: dict[str, tuple[int, ...]] = {
-        "prototypes": (m, d),
-        "weights": (m, p),
-        "lower": (m, m),
-        "normal": (m, m),
-        "indices": (m,),
-        "basis_noise": (m,),
-    }
+    shapes = _shapes(record.basis_size, record.n_features, record.n_targets)
     present = {name: shape for name, shape in shapes.items() if getattr(record, name) is not None}
     arrays = checked_arrays(record, present, "the sparse model")
     require_noise(record.noise_variance)
@@ -105,9 +105,20 @@ def open_sparse_model(url: Location) -> SparseRecord:
         Nothing there, another kind of store, unfinished, or with a missing or damaged chunk.
     """
     address, content, arrays = open_arrays(url, SPARSE_MODEL_KIND)
-    values = read_arrays(arrays)
-    for name in {"lower", "normal"} & values.keys():
-        # As triangular solves take them, so that nobody copies them again.
-        values[name] = np.asfortranarray(values[name])
     with described_whole(address, "save the model again"):
-        return SparseRecord(**SparseRecord.description_in(address, content), method=content["method"], **values)
+        described = SparseRecord.description_in(address, content)
+        m, d, p = arrays["prototypes"].shape[0], len(described["feature_names"]), len(described["target_names"])
+        require_targets(described)
+        require_shapes(address, arrays, _shapes(m, d, p))
+        typed(content, method=str)
+        values = read_arrays(arrays)
+        for name in {"lower", "normal"} & values.keys():
+            # As triangular solves take them, so that nobody copies them again.
+            values[name] = np.asfortranarray(values[name])
+        return SparseRecord(**described, method=content["method"], **values)
+
+
+def _shapes(m: int, d: int, p: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of all arrays that there may be, of m basis samples, d features and p targets."""
+    squares, vectors = dict.fromkeys(("lower", "normal"), (m, m)), dict.fromkeys(("indices", "basis_noise"), (m,))
+    return {"prototypes": (m, d), "weights": (m, p), **squares, **vectors}
