@@ -1,4 +1,4 @@
-"""`dkgp bench scikit` and `dkgp bench gallery`: scikit-learn's Gaussian process classes and dkgp's of the same names."""
+"""`dkgp bench scikit`, `dkgp bench gallery`: scikit-learn's Gaussian process classes, and dkgp's of these names."""
 
 from __future__ import annotations
 
