@@ -117,7 +117,7 @@ TRAINED = {
     "out": "model.zarr",
     "n": 100,
     "d": 2,
-    "p": 1,
+    "p": 2,
     "converged": True,
     "reason": "max|g| = 7e-05 <= 0.0001",
     "gradient_inf_norm": 7e-5,
