@@ -14,9 +14,9 @@ PLAIN = """
     on; command; state; note; took; attempt; deadline; progress; dashboard; name; dkgp; stored; plot; pieces;
     compiled code; inputs; done; ended because; steps; before; after; joined; hyperparameters; search; solver;
     factors; bytes; beside that; probabilities; means of; variances of; variances by; solved by; minimised by;
-    passes over the data; scores of; values kept; kernel entries; the model's store; coordinator's memory; memory; a sample
+    passes over the data; scores of; values kept; kernel entries; the model's store; coordinator's memory; a sample
     that is solved for; rounds of the choice; cardinality by; milliseconds a variance; by a basis for each; latent
-    variances; log_prior; product_seconds; why; page; table; columns; kept beside them
+    variances; log_prior; product_seconds; why; page; table; columns; kept beside them; memory
 """
 
 
