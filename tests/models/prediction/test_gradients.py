@@ -15,13 +15,14 @@ from dkgp.cluster.cache import worker_cache
 from dkgp.data import ModelRecord
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, SquaredExponential, UserKernel, parse_kernel
-from dkgp.kernels.tiles.slopes import SlopeEvaluator
-from dkgp.models.certificate import Certificate
+from dkgp.kernels.tiles.slopes import SlopeEvaluator, SlopeSizes
+from dkgp.models.certificate import Certificate, slope_rounding
 from dkgp.models.prediction.gradients import exact as module
 from dkgp.models.prediction.gradients.exact import DeviationPredictor, GradientPredictor
 from dkgp.models.prediction.predictor import Predictor
+from dkgp.models.rounding import slope_roundings
 from dkgp.solvers import GreedyBlockCoordinateDescent
-from tests.models.exact_gp import mp
+from tests.models.exact_gp import entry, mp, numbers
 from tests.models.exact_gradients import ExactGradients
 from tests.models.proof_problems import Problem
 from tests.models.test_proofs import attacks
@@ -198,3 +199,45 @@ def test_no_factor_is_built_for_the_mean(rng: np.random.Generator) -> None:
     assert worker_cache().bytes_of("gradients-mean", "whole tiles") > 0
     Predictor.forget("gradients-mean")
     assert math.isclose(worker_cache().bytes_of("gradients-mean", "whole tiles"), 0.0)
+
+
+@pytest.mark.parametrize("text", ["rbf", "matern52 * linear + rq", "periodic(period=0.3) * rbf"])
+def test_roundings_of_a_sum_that_cancels_are_counted(text: str, rng: np.random.Generator) -> None:
+    """Of weights of 1e9 and both signs the sum has lost digits, some of those that are counted, and no more."""
+    kernel = parse_kernel(text, 2)
+    X, T = rng.normal(size=(700, 2)), rng.normal(size=(2, 2))
+    weights = 1e9 * rng.normal(size=(700, 1))
+    evaluator = SlopeEvaluator(kernel)
+    computed = evaluator.sums(T, evaluator.coordinates(X), weights)[:, 0]
+    sizes, columns = evaluator.sizes(T), evaluator.sizes(X)
+    magnitude = np.array([np.sum(columns.scale * np.abs(weights[:, 0]))])
+    bound = slope_rounding(sizes, float(columns.errors.max()), evaluator.leaves, 700, magnitude)[:, 0]
+    rows = numbers(X)
+    step, ratios = mp.mpf(10) ** -15, []
+    for i, x in enumerate(numbers(T)):
+        for feature in range(2):
+            above, below = list(x), list(x)
+            above[feature] += step
+            below[feature] -= step
+            exact = mp.fsum(
+                mp.mpf(float(w)) * (entry(kernel, above, row) - entry(kernel, below, row))
+                for w, row in zip(weights[:, 0], rows, strict=True)
+            ) / (2 * step)
+            ratios.append(float(abs(mp.mpf(float(computed[i, feature])) - exact) / mp.mpf(float(bound[i, feature]))))
+    assert 1e-5 < max(ratios) <= 1.0
+
+
+def test_roundings_are_those_of_the_proof() -> None:
+    """Lanes, terms of a block by leaf, blocks and twelve; of few columns no more than there are terms."""
+    assert slope_roundings(10, 3) == 30.0 + 12.0
+    assert slope_roundings(10**6, 2) == 512.0 + 2.0 * (8208.0 / 512.0 + 1.0) + (10**6 / 8192.0 + 1.0) + 12.0
+    assert slope_roundings(20_000, 1) == 512.0 + (8208.0 / 512.0 + 1.0) + 8.0 + 12.0
+    sizes = SlopeSizes(np.ones(1), np.array([[2.0]]), np.array([[3.0]]), np.zeros((1, 1)), np.array([5.0]))
+    certificate = Certificate(0.25, 10, (1.0,), (0.5,), (7.0,), (1.0,), product_error=0.1)
+    rounding = 2.0**-53 * 1.01 * (22.0 + 40.0 + 5.0) * 3.0 * 7.0
+    np.testing.assert_allclose(slope_rounding(sizes, 40.0, 1, 10, np.array([7.0])), [[[rounding]]], rtol=1e-14)
+    # G |r| / s, |r| with its rounding and the product's error.
+    distance = 2.0 * (1.5 + 0.1 * math.sqrt(10.0)) / 0.5
+    bound = certificate.gradient_error_bound(sizes, 40.0, 1)
+    np.testing.assert_allclose(bound, [[[distance + rounding]]], rtol=1e-13)
+    assert bound[0, 0, 0] >= distance + rounding
