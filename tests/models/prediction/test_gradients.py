@@ -21,6 +21,7 @@ from dkgp.models.prediction.gradients import exact as module
 from dkgp.models.prediction.gradients.exact import DeviationPredictor, GradientPredictor
 from dkgp.models.prediction.predictor import Predictor
 from dkgp.models.rounding import slope_roundings
+from dkgp.models.variance.whole_matrix.factor import WholeFactor
 from dkgp.solvers import GreedyBlockCoordinateDescent
 from tests.models.exact_gp import entry, mp, numbers
 from tests.models.exact_gradients import ExactGradients
@@ -241,3 +242,46 @@ def test_roundings_are_those_of_the_proof() -> None:
     bound = certificate.gradient_error_bound(sizes, 40.0, 1)
     np.testing.assert_allclose(bound, [[[distance + rounding]]], rtol=1e-13)
     assert bound[0, 0, 0] >= distance + rounding
+
+
+def test_the_residual_of_the_weights_is_bounded_and_counted(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solved = problem("rbf + linear", rng)
+    exact, kernel = solved.exact, solved.kernel
+    K = kernel(exact.X, exact.X) + solved.model.noise_variance * np.eye(len(exact.X))
+    plain, seen = WholeFactor.weights, []
+
+    def rough(self: WholeFactor, inputs: np.ndarray, *, threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        w, residual = plain(self, inputs, threads=threads)
+        rows, weights = numbers(exact.X), mp.matrix(w.tolist())
+        for j, x in enumerate(numbers(inputs)):
+            left = [
+                mp.fsum(entry(kernel, row, other) * weights[i, j] for i, other in enumerate(rows))
+                + mp.mpf(solved.model.noise_variance) * weights[k, j]
+                - entry(kernel, row, x)
+                for k, row in enumerate(rows)
+            ]
+            seen.append(float(mp.norm(mp.matrix(left)) / mp.mpf(float(residual[j]))))
+        off = 1e-4 * rng.normal(size=w.shape)
+        return w + off, residual + 1.000001 * np.linalg.norm(K @ off, axis=0)
+
+    monkeypatch.setattr(WholeFactor, "weights", rough)
+    over, relative = ratios(solved, True)
+    assert len(seen) == len(solved.T)
+    assert 0.0 < max(seen) <= 1.0
+    assert over.max() <= 1.0
+    assert relative.max() > 1e-6
+
+
+def test_the_roundings_of_the_deviations_sums_are_counted(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice, as the sum is, over twice the deviation."""
+    model, T = model_of(SquaredExponential((0.5, 0.3)), rng), rng.normal(size=(3, 2))
+    monkeypatch.setattr(module, "slope_rounding", lambda *arguments: np.ones((3, 3, 2)))
+    got = DeviationPredictor(model, "gradients-counted", latent=True)(T)
+    Predictor.forget("gradients-counted")
+    to = model.standardisation
+    expected = (to.target_std / got.deviation)[:, :, None] * to.target_std[:, None] / to.input_std
+    np.testing.assert_allclose(got.error, expected, rtol=1e-3)
