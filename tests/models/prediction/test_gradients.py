@@ -285,3 +285,29 @@ def test_the_roundings_of_the_deviations_sums_are_counted(
     to = model.standardisation
     expected = (to.target_std / got.deviation)[:, :, None] * to.target_std[:, None] / to.input_std
     np.testing.assert_allclose(got.error, expected, rtol=1e-3)
+
+
+def test_a_root_is_as_far_off_as_its_interval_lets_it_be() -> None:
+    lower, upper, steepness, off = np.array([0.9]), np.array([1.1]), np.array([[2.0, -3.0]]), np.array([[0.1, 0.0]])
+    middle, gradient, error = module._of_root(lower, upper, steepness, off)
+    np.testing.assert_allclose(middle, [1.0])
+    np.testing.assert_allclose(gradient, [[1.0, -1.5]])
+    worst = [(2.0 + 0.1) * 0.5 / math.sqrt(0.9) - 1.0, 3.0 * 0.5 / math.sqrt(0.9) - 1.5]
+    assert (error[0] >= worst).all()
+    np.testing.assert_allclose(error[0], worst, rtol=1e-3)
+    assert np.isinf(module._of_root(np.zeros(1), upper, steepness, off)[2][0]).all()
+
+
+def test_units_round_outward(rng: np.random.Generator) -> None:
+    """Of standardised derivatives that are exact, what the two roundings may do is bounded, and little else."""
+    model = model_of(SquaredExponential((0.5, 0.3)), rng)
+    to, standardised = model.standardisation, rng.normal(size=(200, 1, 2))
+    gradient, error = module.in_units(model, standardised, np.zeros_like(standardised), 2)
+    most = 0.0
+    for place in np.ndindex(*gradient.shape):
+        exact = mp.mpf(float(standardised[place])) * mp.mpf(float(to.target_std[0]))
+        exact /= mp.mpf(float(to.input_std[place[2]]))
+        off = abs(mp.mpf(float(gradient[place])) - exact)
+        assert off <= mp.mpf(float(error[place]))
+        most = max(most, float(off / mp.mpf(float(error[place]))))
+    assert most > 0.05
