@@ -254,6 +254,13 @@ def test_the_residual_of_the_weights_is_bounded_and_counted(
 
     def rough(self: WholeFactor, inputs: np.ndarray, *, threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
         w, residual = plain(self, inputs, threads=threads)
+        known, scales = self.roundings, self.roundings.scales
+        d = math.sqrt(scales.largest) * scales.weights
+        f = np.sqrt(np.einsum("nt,nt->t", kernel(exact.X, inputs), w))
+        tau = (known.entry + known.gamma) * np.sqrt(kernel.diagonal(inputs)) + known.gamma * f
+        of_proof = np.linalg.norm(d) * ((known.backward + known.gamma) * (d @ np.abs(w)) + tau)
+        assert (residual >= of_proof * (1.0 - 1e-9)).all()
+        assert (residual <= 10.0 * of_proof).all()
         rows, weights = numbers(exact.X), mp.matrix(w.tolist())
         for j, x in enumerate(numbers(inputs)):
             left = [
@@ -284,6 +291,7 @@ def test_the_roundings_of_the_deviations_sums_are_counted(
     Predictor.forget("gradients-counted")
     to = model.standardisation
     expected = (to.target_std / got.deviation)[:, :, None] * to.target_std[:, None] / to.input_std
+    assert got.error is not None
     np.testing.assert_allclose(got.error, expected, rtol=1e-3)
 
 
