@@ -185,7 +185,9 @@ def _fixed_size() -> None:
 
 
 _LOOPS: dict[str, Callable[[TileEvaluator, Features], object]] = {
-    "matmat": lambda evaluator, rows: evaluator.matmat(rows, rows, np.ones((_ROWS, 1))),
+    "matmat": lambda evaluator, rows: [
+        evaluator.matmat(some, rows, np.ones((_ROWS, 1))) for some in (rows, rows.first(2))
+    ],
     "pair": lambda evaluator, rows: evaluator.pair(rows, rows, np.ones((_ROWS, 1)), np.ones((_ROWS, 1))),
     "tile": lambda evaluator, rows: evaluator.tile(rows, rows),
     "take": lambda evaluator, rows: rows.take(np.arange(3, dtype=np.intp)),

@@ -29,6 +29,8 @@ from dkgp.kernels.tiles.stages import stage_names
 Precision = Literal["single", "double"]
 
 _TILE_BYTES = 48 * 1024
+# Rows that a product's padding to whole vectors would cost more than their columns' taking the vectors' place.
+FEW_ROWS = 8
 # A coordinate is rounded when the centre is taken off and when it is scaled: one epsilon, and a little for the second
 # order and for evaluating the bound itself.
 ROUNDED_TWICE = 1.01
@@ -97,6 +99,8 @@ class TileEvaluator:
             raise InputError(f"expected a centre of {kernel.n_features} features; got shape {self._centre.shape}")
         self._encoded: EncodedProgram = encoded(kernel, self.dtype, expanded)
         self._inputs = self._encoded.inputs
+        # Whose entries have the same bits either way round; of users' functions nobody knows.
+        self._symmetric = all(isinstance(stage.name, str) for stage in self._encoded.stages)
         entry_bytes = self.dtype.itemsize * (TILE_COLUMNS * self._encoded.depth + min(max(self._inputs, 1), 24))
         self.tile_rows = min(max(_TILE_BYTES // entry_bytes // 64 * 64, 64), 512)
 
@@ -223,6 +227,10 @@ class TileEvaluator:
             raise InputError(f"expected weights of shape ({B.n}, t) for {B.n} kernel columns; got {W.shape}")
         weights = np.ascontiguousarray(W * self.amplitude, dtype=self.dtype)
         self.count(A.n * B.n)
+        if A.n <= FEW_ROWS and self._symmetric:
+            few = np.empty((W.shape[1], A.n))
+            loops.tile_matmat_few(*A.arrays, A.n, *B.arrays, B.n, weights, few, self.program)
+            return few.T
         out = np.empty((W.shape[1], A.values.shape[1]))
         loops.tile_matmat(*A.arrays, *B.arrays, B.n, weights, out, self.program, self.tile_rows)
         return out[:, : A.n].T

@@ -200,6 +200,49 @@ def tile_matmat(A, norms_a, B, norms_b, n_columns, weights, out, program, tile_r
 
 
 @cached_njit(fastmath=FAST_MATH, nogil=True)
+def tile_matmat_few(A, norms_a, n_rows, B, norms_b, n_columns, weights, out, program):  # type: ignore[no-untyped-def]
+    """`tile_matmat` for the first `n_rows` of A, up to `TILE_COLUMNS`, to the same bits, without the padding's work.
+
+    Tiles have the columns of K as their rows: an entry is a chain over the features whichever side is which, and a
+    row's sum goes over its columns in the same order. Chains of `FLUSH_COLUMNS` columns, which are apart until they are
+    added up, are taken four at a time: each alone would wait for itself.
+    """
+    prefer_full_vectors()
+    length = 4 * FLUSH_COLUMNS
+    padded, targets = B.shape[1], weights.shape[1]
+    n_padded = padded_columns(n_rows)
+    stack = np.empty((program[0, 1] * TILE_COLUMNS, length), A.dtype)
+    rows = np.empty(packed_inputs(program) * length, A.dtype)
+    columns = pack_columns(A, norms_a, n_rows, program)
+    zero = stack.dtype.type(0.0)
+    out[:, :] = 0.0
+    for start in range(0, n_columns, length):
+        count, last = min(length, padded - start), min(length, n_columns - start)
+        pack_rows(rows, length, B, norms_b, start, count, program)
+        fill_tile(stack, n_rows, count, rows, columns, n_padded, 0, program)
+        for t in range(targets):
+            for i in range(n_rows):
+                if last == length:
+                    a, b, c, d = zero, zero, zero, zero
+                    for k in range(FLUSH_COLUMNS):
+                        at = start + k
+                        a = fma(stack[i, k], weights[at, t], a)
+                        b = fma(stack[i, FLUSH_COLUMNS + k], weights[at + FLUSH_COLUMNS, t], b)
+                        c = fma(stack[i, 2 * FLUSH_COLUMNS + k], weights[at + 2 * FLUSH_COLUMNS, t], c)
+                        d = fma(stack[i, 3 * FLUSH_COLUMNS + k], weights[at + 3 * FLUSH_COLUMNS, t], d)
+                    out[t, i] += a
+                    out[t, i] += b
+                    out[t, i] += c
+                    out[t, i] += d
+                else:
+                    for first in range(0, last, FLUSH_COLUMNS):
+                        a = zero
+                        for k in range(first, min(first + FLUSH_COLUMNS, last)):
+                            a = fma(stack[i, k], weights[start + k, t], a)
+                        out[t, i] += a
+
+
+@cached_njit(fastmath=FAST_MATH, nogil=True)
 def tile_pair(  # type: ignore[no-untyped-def]
     A, norms_a, B, norms_b, n_columns, across, along, out_a, out_b, program, tile_rows, diagonal, tiles, form
 ):

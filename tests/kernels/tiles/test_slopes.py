@@ -67,6 +67,7 @@ ATTACKS: dict[str, tuple[Kernel, float]] = {
     "steep": (SquaredExponential((4e6, 1.0)), 1e-3),
     "rq of a long tail": (parse_kernel("rq(alpha=0.05)", 3), 100.0),
     "of a high degree": (parse_kernel("polynomial(degree=7, offset=0.1)", 3), 4.0),
+    "a product of two that vary": (parse_kernel("linear * polynomial(degree=3, offset=0.2)", 3), 2.0),
     "a product of four": (parse_kernel("rbf * linear * matern32 * periodic(period=0.3) + rq * polynomial", 3), 3.0),
 }
 
@@ -112,6 +113,22 @@ def test_norms_of_derivatives_are_the_mixed_ones(name: str, rng: np.random.Gener
             np.testing.assert_allclose(sizes.slope[i, feature], norm, rtol=1e-11, atol=1e-12)
             along = float(derivative(kernel, x, x, feature))
             np.testing.assert_allclose(sizes.along[i, feature], along, rtol=1e-11, atol=1e-12 * max(1.0, norm**2))
+
+
+@pytest.mark.parametrize(
+    ("text", "errors"),
+    [
+        ("rbf", (2 + 64) / 2 + 1),
+        ("linear(isotropic=True)", (1 * (2 + 8) + 64) / 2 + 1),
+        ("rbf * matern32", (2 + 64) + 2 + 1),
+        ("rbf + linear(isotropic=True)", (1 * (2 + 8) + 64) / 2 + 1 + 1),
+        ("periodic(length_scale=0.5, period=2.0)", (4 + 64) / 2 + 2 * 6 * 2**0.5 * (4 * np.pi * 0.75 + 20) + 1),
+    ],
+)
+def test_errors_are_those_of_the_lemma(text: str, errors: float) -> None:
+    """In units of u, the amplitude's own rounding on top; of a circle at 0.75 turns on both axes."""
+    sizes = SlopeEvaluator(parse_kernel(text, 2)).sizes(np.array([[1.5, -1.5]]))
+    np.testing.assert_allclose(sizes.errors, [errors], rtol=1e-9)
 
 
 def test_a_users_derivative_is_declared_or_asked_for() -> None:

@@ -8,6 +8,8 @@ import pytest
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential, TileEvaluator
 from dkgp.kernels.stationary import EXP2
+from dkgp.kernels.tiles.evaluator import FEW_ROWS, Precision
+from tests.kernels.table import CASES, Case, features_of
 from tests.kernels.tiles.programs import leaf_kernel
 from tests.kernels.tiles.test_programs import BOUND, check
 
@@ -130,3 +132,27 @@ def test_misuse_is_told() -> None:
     for weights in (np.zeros((3, 1)), np.zeros((4, 2))):
         with pytest.raises(InputError, match=r"expected weights \(3, t\) and \(4, t\)"):
             evaluator.pair(A, B, np.zeros((3, 1)), weights)
+
+
+@pytest.mark.parametrize("precision", ["single", "double"])
+@pytest.mark.parametrize("expanded", [None, True])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_few_rows_have_the_bits_of_many(
+    rng: np.random.Generator, case: Case, precision: Precision, expanded: bool | None
+) -> None:
+    """Those of their own product are the first of a larger one's, whatever the number of columns and targets."""
+    d = features_of(case)
+    kernel = case.kernel if case.kernel.n_features else case.kernel.on(range(3), 3)
+    evaluator = TileEvaluator(kernel, precision, expanded=expanded)
+    X, Z = 1.3 * rng.normal(size=(FEW_ROWS + 9, d)), rng.normal(size=(1100, d))
+    Z[700] = X[1]
+    many = evaluator.prepare(X)
+    for columns in (1, 129, 512, 1100):
+        weights = rng.normal(size=(columns, 2))
+        right = evaluator.prepare(Z[:columns])
+        expected = evaluator.matmat(many, right, weights)
+        for rows in (1, FEW_ROWS):
+            for left in (many.first(rows), evaluator.prepare(X[:rows])):
+                product = evaluator.matmat(left, right, weights)
+                np.testing.assert_array_equal(product, expected[:rows])
+        assert evaluator.matmat(many.first(1), right.first(columns), weights[:, :0]).shape == (1, 0)

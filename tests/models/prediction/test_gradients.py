@@ -15,13 +15,15 @@ from dkgp.cluster.cache import worker_cache
 from dkgp.data import ModelRecord
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, SquaredExponential, UserKernel, parse_kernel
-from dkgp.kernels.tiles.slopes import SlopeEvaluator
-from dkgp.models.certificate import Certificate
+from dkgp.kernels.tiles.slopes import SlopeEvaluator, SlopeSizes
+from dkgp.models.certificate import Certificate, slope_rounding
 from dkgp.models.prediction.gradients import exact as module
 from dkgp.models.prediction.gradients.exact import DeviationPredictor, GradientPredictor
 from dkgp.models.prediction.predictor import Predictor
+from dkgp.models.rounding import slope_roundings
+from dkgp.models.variance.whole_matrix.factor import WholeFactor
 from dkgp.solvers import GreedyBlockCoordinateDescent
-from tests.models.exact_gp import mp
+from tests.models.exact_gp import entry, mp, numbers
 from tests.models.exact_gradients import ExactGradients
 from tests.models.proof_problems import Problem
 from tests.models.test_proofs import attacks
@@ -198,3 +200,122 @@ def test_no_factor_is_built_for_the_mean(rng: np.random.Generator) -> None:
     assert worker_cache().bytes_of("gradients-mean", "whole tiles") > 0
     Predictor.forget("gradients-mean")
     assert math.isclose(worker_cache().bytes_of("gradients-mean", "whole tiles"), 0.0)
+
+
+@pytest.mark.parametrize("text", ["rbf", "matern52 * linear + rq", "periodic(period=0.3) * rbf"])
+def test_roundings_of_a_sum_that_cancels_are_counted(text: str, rng: np.random.Generator) -> None:
+    """Of weights of 1e9 and both signs the sum has lost digits, some of those that are counted, and no more."""
+    kernel = parse_kernel(text, 2)
+    X, T = rng.normal(size=(700, 2)), rng.normal(size=(2, 2))
+    weights = 1e9 * rng.normal(size=(700, 1))
+    evaluator = SlopeEvaluator(kernel)
+    computed = evaluator.sums(T, evaluator.coordinates(X), weights)[:, 0]
+    sizes, columns = evaluator.sizes(T), evaluator.sizes(X)
+    magnitude = np.array([np.sum(columns.scale * np.abs(weights[:, 0]))])
+    bound = slope_rounding(sizes, float(columns.errors.max()), evaluator.leaves, 700, magnitude)[:, 0]
+    rows = numbers(X)
+    step, ratios = mp.mpf(10) ** -15, []
+    for i, x in enumerate(numbers(T)):
+        for feature in range(2):
+            above, below = list(x), list(x)
+            above[feature] += step
+            below[feature] -= step
+            exact = mp.fsum(
+                mp.mpf(float(w)) * (entry(kernel, above, row) - entry(kernel, below, row))
+                for w, row in zip(weights[:, 0], rows, strict=True)
+            ) / (2 * step)
+            ratios.append(float(abs(mp.mpf(float(computed[i, feature])) - exact) / mp.mpf(float(bound[i, feature]))))
+    assert 1e-5 < max(ratios) <= 1.0
+
+
+def test_roundings_are_those_of_the_proof() -> None:
+    """Lanes, terms of a block by leaf, blocks and twelve; of few columns no more than there are terms."""
+    assert slope_roundings(10, 3) == 30.0 + 12.0
+    assert slope_roundings(10**6, 2) == 512.0 + 2.0 * (8208.0 / 512.0 + 1.0) + (10**6 / 8192.0 + 1.0) + 12.0
+    assert slope_roundings(20_000, 1) == 512.0 + (8208.0 / 512.0 + 1.0) + 8.0 + 12.0
+    sizes = SlopeSizes(np.ones(1), np.array([[2.0]]), np.array([[3.0]]), np.zeros((1, 1)), np.array([5.0]))
+    certificate = Certificate(0.25, 10, (1.0,), (0.5,), (7.0,), (1.0,), product_error=0.1)
+    rounding = 2.0**-53 * 1.01 * (22.0 + 40.0 + 5.0) * 3.0 * 7.0
+    np.testing.assert_allclose(slope_rounding(sizes, 40.0, 1, 10, np.array([7.0])), [[[rounding]]], rtol=1e-14)
+    # G |r| / s, |r| with its rounding and the product's error.
+    distance = 2.0 * (1.5 + 0.1 * math.sqrt(10.0)) / 0.5
+    bound = certificate.gradient_error_bound(sizes, 40.0, 1)
+    np.testing.assert_allclose(bound, [[[distance + rounding]]], rtol=1e-13)
+    assert bound[0, 0, 0] >= distance + rounding
+
+
+def test_the_residual_of_the_weights_is_bounded_and_counted(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solved = problem("rbf + linear", rng)
+    exact, kernel = solved.exact, solved.kernel
+    K = kernel(exact.X, exact.X) + solved.model.noise_variance * np.eye(len(exact.X))
+    plain, seen = WholeFactor.weights, []
+
+    def rough(self: WholeFactor, inputs: np.ndarray, *, threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        w, residual = plain(self, inputs, threads=threads)
+        known, scales = self.roundings, self.roundings.scales
+        d = math.sqrt(scales.largest) * scales.weights
+        f = np.sqrt(np.einsum("nt,nt->t", kernel(exact.X, inputs), w))
+        tau = (known.entry + known.gamma) * np.sqrt(kernel.diagonal(inputs)) + known.gamma * f
+        of_proof = np.linalg.norm(d) * ((known.backward + known.gamma) * (d @ np.abs(w)) + tau)
+        assert (residual >= of_proof * (1.0 - 1e-9)).all()
+        assert (residual <= 10.0 * of_proof).all()
+        rows, weights = numbers(exact.X), mp.matrix(w.tolist())
+        for j, x in enumerate(numbers(inputs)):
+            left = [
+                mp.fsum(entry(kernel, row, other) * weights[i, j] for i, other in enumerate(rows))
+                + mp.mpf(solved.model.noise_variance) * weights[k, j]
+                - entry(kernel, row, x)
+                for k, row in enumerate(rows)
+            ]
+            seen.append(float(mp.norm(mp.matrix(left)) / mp.mpf(float(residual[j]))))
+        off = 1e-4 * rng.normal(size=w.shape)
+        return w + off, residual + 1.000001 * np.linalg.norm(K @ off, axis=0)
+
+    monkeypatch.setattr(WholeFactor, "weights", rough)
+    over, relative = ratios(solved, True)
+    assert len(seen) == len(solved.T)
+    assert 0.0 < max(seen) <= 1.0
+    assert over.max() <= 1.0
+    assert relative.max() > 1e-6
+
+
+def test_the_roundings_of_the_deviations_sums_are_counted(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice, as the sum is, over twice the deviation."""
+    model, T = model_of(SquaredExponential((0.5, 0.3)), rng), rng.normal(size=(3, 2))
+    monkeypatch.setattr(module, "slope_rounding", lambda *arguments: np.ones((3, 3, 2)))
+    got = DeviationPredictor(model, "gradients-counted", latent=True)(T)
+    Predictor.forget("gradients-counted")
+    to = model.standardisation
+    expected = (to.target_std / got.deviation)[:, :, None] * to.target_std[:, None] / to.input_std
+    assert got.error is not None
+    np.testing.assert_allclose(got.error, expected, rtol=1e-3)
+
+
+def test_a_root_is_as_far_off_as_its_interval_lets_it_be() -> None:
+    lower, upper, steepness, off = np.array([0.9]), np.array([1.1]), np.array([[2.0, -3.0]]), np.array([[0.1, 0.0]])
+    middle, gradient, error = module._of_root(lower, upper, steepness, off)
+    np.testing.assert_allclose(middle, [1.0])
+    np.testing.assert_allclose(gradient, [[1.0, -1.5]])
+    worst = [(2.0 + 0.1) * 0.5 / math.sqrt(0.9) - 1.0, 3.0 * 0.5 / math.sqrt(0.9) - 1.5]
+    assert (error[0] >= worst).all()
+    np.testing.assert_allclose(error[0], worst, rtol=1e-3)
+    assert np.isinf(module._of_root(np.zeros(1), upper, steepness, off)[2][0]).all()
+
+
+def test_units_round_outward(rng: np.random.Generator) -> None:
+    """Of standardised derivatives that are exact, what the two roundings may do is bounded, and little else."""
+    model = model_of(SquaredExponential((0.5, 0.3)), rng)
+    to, standardised = model.standardisation, rng.normal(size=(200, 1, 2))
+    gradient, error = module.in_units(model, standardised, np.zeros_like(standardised), 2)
+    most = 0.0
+    for place in np.ndindex(*gradient.shape):
+        exact = mp.mpf(float(standardised[place])) * mp.mpf(float(to.target_std[0]))
+        exact /= mp.mpf(float(to.input_std[place[2]]))
+        off = abs(mp.mpf(float(gradient[place])) - exact)
+        assert off <= mp.mpf(float(error[place]))
+        most = max(most, float(off / mp.mpf(float(error[place]))))
+    assert most > 0.05
