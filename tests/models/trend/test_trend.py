@@ -198,6 +198,14 @@ def steep(n: int = 120, d: int = 2, p: int = 2, seed: int = 0) -> dict[str, Any]
     return {"X": X, "Y": Y[:, :p] + 0.1 * rng.standard_normal((n, p)), "T": T}
 
 
+def nearly_the_same() -> dict[str, Any]:
+    problem = steep(40)
+    rng = np.random.default_rng(3)
+    for name, n in (("X", 40), ("T", 7)):
+        problem[name][:, 1] = problem[name][:, 0] + 1e-5 * rng.standard_normal(n)
+    return problem
+
+
 KNOWN = np.random.default_rng(1).uniform(0.0, 0.3, 40)
 ATTACKS = {
     "solved": Case(**steep(40), kernel=SquaredExponential((1.0, 0.5), 0.3), noise_variance=0.05, tolerance=1e-10),
@@ -214,6 +222,13 @@ ATTACKS = {
     "a kernel with the trend in it": Case(
         **steep(40), kernel=parse_kernel("linear + rbf", 2), noise_variance=0.05, tolerance=1e-3
     ),
+    "features that are nearly the same": Case(
+        **nearly_the_same(), kernel=SquaredExponential((1.0, 0.5), 0.3), noise_variance=0.05, tolerance=1e-3
+    ),
+    "hardly any noise": Case(
+        **steep(25), kernel=SquaredExponential((3.0, 3.0), 0.3), noise_variance=1e-8, solver=Cholesky()
+    ),
+    "few samples": Case(**steep(5), kernel=SquaredExponential((3.0, 3.0)), noise_variance=0.5, tolerance=0.3),
     "by trees": Case(
         **steep(40), kernel=SquaredExponential((3.0, 3.0), 0.3), noise_variance=0.05, tolerance=0.01, tree_error=1e-3
     ),
@@ -251,6 +266,26 @@ def test_gradients_are_the_slopes_of_predictions() -> None:
     with pytest.raises(InputError, match="the deviation of this model holds that of its mean's coefficients"):
         DeviationPredictor(model, version, latent=True)
     Predictor.forget(version)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_bounds_hold_at_random(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n, d = int(rng.integers(4, 16)), int(rng.integers(1, 3))
+    case = Case(
+        X=rng.standard_normal((n, d)) * 10.0 ** rng.integers(-3, 4, d) + 10.0 ** rng.integers(0, 4),
+        Y=rng.standard_normal((n, 2)) * [1.0, 1e4],
+        T=10.0 ** rng.integers(0, 4) * rng.standard_normal((3, d)),
+        kernel=[SquaredExponential((0.5,) * d), Matern32((1.0,) * d, 4.0), parse_kernel("rq + linear", d)][seed % 3],
+        noise_variance=float(10.0 ** rng.integers(-6, 1)),
+        mean=("constant", "linear")[seed % 2] if n > d + 1 else "constant",
+        solver=Cholesky() if seed % 4 == 0 else None,
+        tolerance=float(10.0 ** rng.integers(-9, -1)),
+        sample_noise=rng.uniform(0.0, 1.0, n) if seed % 5 == 0 else None,
+    )
+    ratio, wrong = case.violations()
+    assert 0.0 < ratio <= 1.0
+    assert wrong <= 0.0
 
 
 def test_bounds_say_something_of_a_solution_that_is_rough() -> None:
