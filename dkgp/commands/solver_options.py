@@ -142,6 +142,7 @@ class SolverOptions:
         dataset: Probed,
         hyperparameters: Hyperparameters,
         *,
+        more_columns: int = 0,
         tree_error: float | None = None,
         memory_bytes: int | None = None,
         one_arithmetic: bool = True,
@@ -152,6 +153,8 @@ class SolverOptions:
         ----------
         dataset : Probed
         hyperparameters : Hyperparameters
+        more_columns : int
+            Right-hand sides beside the targets.
         tree_error : float, optional
             Of products, where they are taken by a tree.
         memory_bytes : int, optional
@@ -171,6 +174,7 @@ class SolverOptions:
             hyperparameters.kernel,
             noise_variance,
             sample_noise=sample_noise,
+            more_columns=more_columns,
             tolerance=self.tolerance,
             double=self.precision == "double",
             tree_error=tree_error,

@@ -197,7 +197,7 @@ class GPRegressor(GPEstimator):
         hyperparameters = self._hyperparameters(dataset, seed, noise)
         noise_variance, known = self._noise_of(noise, hyperparameters, dataset)
         beside = replace(hyperparameters, noise_variance=noise_variance)  # what samples have beside the known noise
-        solver, products = solver_for(self.solver, dataset, beside, self.tol, seed, known)
+        solver, products = solver_for(self.solver, dataset, beside, self.tol, seed, known, mean.count(dataset))
         with executor_for(self.client, dataset) as executor:
             executor.tiles = replace(executor.tiles, products=products)
             student = hyperparameters.student_t

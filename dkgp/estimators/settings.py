@@ -100,10 +100,11 @@ def solver_for(
     tolerance: float,
     seed: int,
     sample_noise: FloatArray | None = None,
+    more_columns: int = 0,
 ) -> tuple[Solver, float | None]:
     """Return the solver to train with, and the products that it is foreseen to take, where that is known.
 
-    For "auto" it is what the sizes and a probe of the problem suggest.
+    For "auto" it is what the sizes and a probe of the problem suggest, with `more_columns` beside the targets.
     """
     checked = checked_solver(solver)
     if not isinstance(checked, str):
@@ -115,6 +116,7 @@ def solver_for(
         hyperparameters.kernel,
         hyperparameters.noise_variance,
         sample_noise=sample_noise,
+        more_columns=more_columns,
         tolerance=tolerance,
         seed=seed,
     )

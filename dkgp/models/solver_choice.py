@@ -37,6 +37,7 @@ def choose_solver_for(
     noise_variance: float,
     *,
     sample_noise: FloatArray | None = None,
+    more_columns: int = 0,
     tolerance: float = 1e-4,
     double: bool = False,
     tree_error: float | None = None,
@@ -54,6 +55,8 @@ def choose_solver_for(
         s2.
     sample_noise : (n,) float64, optional
         Known noise of the samples beside it, standardised.
+    more_columns : int
+        Right-hand sides beside the targets: those of a mean.
     tolerance, double, one_arithmetic, tree_error, seed
         As for `choose_solver`.
     memory_bytes : int, optional
@@ -63,7 +66,15 @@ def choose_solver_for(
     if memory_bytes is not None:
         share = min(share, memory_bytes // 3)
     return choose_by(
-        probe_of(dataset, kernel, noise_variance, sample_noise=sample_noise, tolerance=tolerance, seed=seed),
+        probe_of(
+            dataset,
+            kernel,
+            noise_variance,
+            sample_noise=sample_noise,
+            more_columns=more_columns,
+            tolerance=tolerance,
+            seed=seed,
+        ),
         double=double,
         memory_bytes=max(1, share),
         one_arithmetic=one_arithmetic,
@@ -77,13 +88,14 @@ def probe_of(
     noise_variance: float,
     *,
     sample_noise: FloatArray | None = None,
+    more_columns: int = 0,
     tolerance: float = 1e-4,
     seed: int = 0,
 ) -> Probe:
     """Probe a dataset as the choice does; `expected_count` projects a named solver's iterations from it."""
     inputs = _probed(dataset, seed)
     kernel, noise_variance = fold_white(kernel, noise_variance)
-    n, p = dataset.n_samples, dataset.n_targets
+    n, p = dataset.n_samples, dataset.n_targets + more_columns
     noise = probed_noise(total_noise(noise_variance, sample_noise, n))
     return Probe(kernel, noise, inputs, n, p, tolerance=tolerance, seed=seed)
 

@@ -10,7 +10,7 @@ import pytest
 from dkgp.data import memory_dataset
 from dkgp.kernels import SquaredExponential, White
 from dkgp.models import solver_choice
-from dkgp.models.solver_choice import factor_for
+from dkgp.models.solver_choice import factor_for, probe_of
 from dkgp.solvers import FactorPreconditioning
 
 KERNEL, NOISE = SquaredExponential((3.0, 3.0)), 0.05
@@ -51,3 +51,8 @@ def test_it_is_the_one_that_auto_takes(dataset, monkeypatch: pytest.MonkeyPatch)
 def test_where_auto_takes_no_factor_its_own_sizes_stand(dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen(monkeypatch, OTHER)
     assert factor_for(dataset, KERNEL, NOISE, 9, seed=3) == FactorPreconditioning(seed=3)
+
+
+def test_a_probe_counts_what_is_solved_beside_the_targets(dataset) -> None:
+    assert probe_of(dataset, KERNEL, NOISE).p == 1
+    assert probe_of(dataset, KERNEL, NOISE, more_columns=3).p == 4

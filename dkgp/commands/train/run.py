@@ -91,6 +91,7 @@ class TrainRun(TrainingRun):
         solver, self.choice = job.solver.decided(
             self.dataset,
             self.hyperparameters,
+            more_columns=self.columns - self.dataset.n_targets,
             tree_error=job.tree_error,
             memory_bytes=job.memory_limit_bytes,
             one_arithmetic=one_arithmetic and not resumes_other,

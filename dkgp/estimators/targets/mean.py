@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from dkgp.data import Dataset
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.estimators.scikit_learn import clone
 from dkgp.estimators.tables import is_plain
-from dkgp.models.trend.columns import CENTRED, MEAN_KINDS, MeanKind
+from dkgp.models.trend.columns import CENTRED, MEAN_KINDS, MeanKind, count_of
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,10 @@ class EstimatorMean:
             _require_plain(X)
             return cls(CENTRED, clone(mean).fit(X, y))
         return cls(kind_of(mean))
+
+    def count(self, dataset: Dataset) -> int:
+        """Coefficients that the Gaussian process has for each target."""
+        return count_of(self.kind, dataset.n_features)
 
     def taken_off(self, X: Any, y: Any) -> Any:
         """Targets without the regressor's predictions, in their own form."""

@@ -1,266 +1,34 @@
-"""Means with coefficients: against Rasmussen and Williams' equations by dense algebra, and bounds against 50 digits."""
+"""Means with coefficients: against Rasmussen and Williams' equations by dense algebra, kept, updated and drawn."""
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
 from dkgp.data import (
-    ModelRecord,
     append_rows,
     dataset_from_arrays,
     memory_dataset,
-    memory_model,
     open_model,
     open_prediction,
 )
 from dkgp.data.stores.manifest import read_manifest
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel, Matern32, SquaredExponential, parse_kernel
-from dkgp.models import RunContext, predict
-from dkgp.models.exact import TrainedModel, save, train
-from dkgp.models.prediction.gradients.exact import DeviationPredictor, GradientPredictor
+from dkgp.models import predict
+from dkgp.models.exact import save, train
 from dkgp.models.prediction.pathwise import PosteriorFunctions
-from dkgp.models.prediction.predictor import Predicted, Predictor, standardised
-from dkgp.models.trend.columns import MeanKind, columns_at
+from dkgp.models.trend.columns import MeanKind
 from dkgp.models.trend.trend import Trend
 from dkgp.models.update import update
 from dkgp.models.variance.variances import VarianceSettings
-from dkgp.solvers import Cholesky, ConjugateGradient, GradientInfNorm, MaxPasses, Solver
-from tests.models.exact_gp import ExactGP, mp, numbers
-from tests.models.exact_gradients import ExactGradients
+from dkgp.solvers import GradientInfNorm, Solver
+from tests.models.trend.cases import Case, steep
 from tests.solvers.test_every_solver import SOLVERS
-
-_RUNS = itertools.count()
-
-
-@dataclass(eq=False)
-class Case:
-    """Raw samples, test inputs, kernel and noise of standardised ones, and how far the solve goes."""
-
-    X: np.ndarray
-    Y: np.ndarray
-    T: np.ndarray
-    kernel: Kernel
-    noise_variance: float
-    mean: MeanKind = "linear"
-    solver: Solver | None = None
-    tolerance: float = 1e-4
-    sample_noise: np.ndarray | None = None
-    tree_error: float | None = None
-
-    @cached_property
-    def dataset(self) -> Any:
-        return memory_dataset(self.X, self.Y)
-
-    @cached_property
-    def trained(self) -> TrainedModel:
-        executor = LocalExecutor(1)
-        trained = train(
-            self.dataset,
-            self.kernel,
-            self.noise_variance,
-            RunContext(executor, tree_error=self.tree_error),
-            sample_noise=self.sample_noise,
-            mean=self.mean,
-            solver=self.solver or ConjugateGradient(precision="double"),
-            stopping=GradientInfNorm(self.tolerance) | MaxPasses(300.0),
-        )
-        executor.close()
-        return trained
-
-    @cached_property
-    def model(self) -> ModelRecord:
-        return memory_model(self.dataset, **self.trained.record())
-
-    def predicted(self, **settings: Any) -> Predicted:
-        version = f"trend-{next(_RUNS)}"
-        try:
-            return Predictor(self.model, version, VarianceSettings(latent=True, **settings), n_test=len(self.T))(self.T)
-        finally:
-            Predictor.forget(version)
-
-    @cached_property
-    def tests(self) -> np.ndarray:
-        return standardised(self.model, self.T)
-
-    def dense(self) -> tuple[np.ndarray, np.ndarray]:
-        """Means (t, p) and latent variances (t,), standardised: equations 2.41 and 2.42 as they are printed."""
-        x, y, t = self.dataset.inputs(0, len(self.X)), self.dataset.all_targets(), self.tests
-        H, H_star = columns_at(self.mean, x).T, columns_at(self.mean, t).T
-        K_y = self.kernel(x, x) + np.diag(np.broadcast_to(self.model.noise, len(x)))
-        K_star = self.kernel(x, t)
-        inverse = np.linalg.inv(K_y)
-        A = H @ inverse @ H.T
-        beta = np.linalg.solve(A, H @ inverse @ y)
-        R = H_star - H @ inverse @ K_star
-        mean = K_star.T @ inverse @ y + R.T @ beta
-        centred = self.kernel.diagonal(t) - np.einsum("ij,ij->j", K_star, inverse @ K_star)
-        return mean, centred + np.einsum("ij,ij->j", R, np.linalg.solve(A, R))
-
-    @cached_property
-    def solved(self) -> tuple[ExactGP, Any, list[Any]]:
-        """In 50 digits: the centred model of [y, H], G, and beta of each target, as standardisation maps targets."""
-        to, p = self.model.standardisation, self.dataset.n_targets
-        rows = [
-            [
-                (mp.mpf(float(value)) - mp.mpf(float(mean))) / mp.mpf(float(std))
-                for value, mean, std in zip(row, to.target_mean, to.target_std, strict=True)
-            ]
-            for row in self.Y
-        ]
-        x = self.dataset.inputs(0, len(self.X))
-        H = numbers(columns_at(self.mean, x))
-        q = len(H[0])
-        # Means of the right-hand sides h_j are k'Kbar^-1 H; at the samples, with Kbar^-1 = (I - K Kbar^-1) / N, they
-        # give A.
-        columns = [row + h for row, h in zip(rows, H, strict=True)]
-        at_samples = ExactGP(x, x, columns, self.kernel, self.model.noise)
-        noise = [mp.mpf(float(value)) for value in np.broadcast_to(self.model.noise, len(x))]
-        solved = [
-            [(value - fit) / s2 for value, fit in zip(right, fits, strict=True)]
-            for right, fits, s2 in zip(columns, at_samples.mean, noise, strict=True)
-        ]
-        products = mp.matrix(
-            [[mp.fsum(h[i] * row[j] for h, row in zip(H, solved, strict=True)) for j in range(p + q)] for i in range(q)]
-        )
-        A = products[:, p:]
-        at_tests = ExactGP(x, self.tests, columns, self.kernel, self.model.noise)
-        return at_tests, A, [mp.lu_solve(A, products[:, target]) for target in range(p)]
-
-    def exact(self) -> tuple[list[list[Any]], list[Any]]:
-        """Means and latent variances in 50 digits, standardised."""
-        at_tests, A, betas = self.solved
-        means, variances = [], []
-        for x_row, sums, variance in zip(
-            numbers(columns_at(self.mean, self.tests)), at_tests.mean, at_tests.variance, strict=True
-        ):
-            R = mp.matrix([h - s for h, s in zip(x_row, sums[len(betas) :], strict=True)])
-            means.append([sums[target] + (R.T * beta)[0] for target, beta in enumerate(betas)])
-            variances.append(variance + (R.T * mp.lu_solve(A, R))[0])
-        return means, variances
-
-    def slope_violations(self) -> tuple[float, float]:
-        """The largest error of a derivative of the mean over its bound, and over the largest of its sample."""
-        at_tests, _, betas = self.solved
-        to, version = self.model.standardisation, f"trend-{next(_RUNS)}"
-        got = GradientPredictor(self.model, version)(self.T)
-        Predictor.forget(version)
-        ratio = relative = 0.0
-        for row, sums in enumerate(ExactGradients(at_tests).means):
-            for target, beta in enumerate(betas):
-                for feature in range(self.X.shape[1]):
-                    columns = [mp.mpf(self.mean == "linear" and index == 1 + feature) for index in range(len(beta))]
-                    true = sums[target][feature] + mp.fsum(
-                        (h - s[feature]) * b for h, s, b in zip(columns, sums[len(betas) :], beta, strict=True)
-                    )
-                    true *= mp.mpf(float(to.target_std[target])) / mp.mpf(float(to.input_std[feature]))
-                    off = float(abs(mp.mpf(float(got.gradient[row, target, feature])) - true))
-                    ratio = max(ratio, off / float(got.error[row, target, feature]))
-                    relative = max(relative, off / float(np.abs(got.gradient[row, target]).max()))
-        return ratio, relative
-
-    def violations(self) -> tuple[float, float]:
-        """The largest error of a mean over its bound, and of a variance beyond its interval, in units of it."""
-        predicted, to = self.predicted(), self.model.standardisation
-        assert predicted.variance_lower is not None
-        assert predicted.variance_upper is not None
-        ratio = wrong = 0.0
-        for row, (means, variance) in enumerate(zip(*self.exact(), strict=True)):
-            for target, mean in enumerate(means):
-                scale = mp.mpf(float(to.target_std[target]))
-                error = abs(
-                    mp.mpf(float(predicted.mean[row, target])) - mean * scale - mp.mpf(float(to.target_mean[target]))
-                )
-                ratio = max(ratio, float(error / mp.mpf(float(predicted.mean_error[row, target]))))
-                exact = variance * scale**2
-                for beyond in (
-                    mp.mpf(float(predicted.variance_lower[row, target])) - exact,
-                    exact - mp.mpf(float(predicted.variance_upper[row, target])),
-                ):
-                    wrong = max(wrong, float(beyond / exact))
-        return ratio, wrong
-
-
-def steep(n: int = 120, d: int = 2, p: int = 2, seed: int = 0) -> dict[str, Any]:
-    rng = np.random.default_rng(seed)
-    X = rng.uniform(-2.0, 2.0, (n, d)) * 10.0 ** np.arange(d) + 300.0
-    Z = (X - 300.0) / 10.0 ** np.arange(d)
-    Y = np.column_stack([5.0 + 4.0 * Z[:, 0] + np.sin(3.0 * Z[:, 0]), 1e3 - 1e2 * Z[:, -1] + np.cos(2.0 * Z[:, 0])])
-    T = 300.0 + rng.uniform(-8.0, 8.0, (7, d)) * 10.0 ** np.arange(d)
-    return {"X": X, "Y": Y[:, :p] + 0.1 * rng.standard_normal((n, p)), "T": T}
-
-
-KNOWN = np.random.default_rng(1).uniform(0.0, 0.3, 40)
-ATTACKS = {
-    "solved": Case(**steep(40), kernel=SquaredExponential((1.0, 0.5), 0.3), noise_variance=0.05, tolerance=1e-10),
-    "solved roughly": Case(
-        **steep(40), kernel=SquaredExponential((1.0, 0.5), 0.3), noise_variance=0.05, tolerance=0.03
-    ),
-    "by Cholesky": Case(**steep(40), kernel=Matern32((2.0, 1.0)), noise_variance=1e-6, solver=Cholesky()),
-    "constant, roughly": Case(
-        **steep(40), kernel=SquaredExponential((1.0, 0.5), 0.3), noise_variance=0.05, mean="constant", tolerance=0.1
-    ),
-    "noise by sample": Case(
-        **steep(40), kernel=SquaredExponential((1.0, 0.5), 0.3), noise_variance=0.02, sample_noise=KNOWN, tolerance=0.02
-    ),
-    "a kernel with the trend in it": Case(
-        **steep(40), kernel=parse_kernel("linear + rbf", 2), noise_variance=0.05, tolerance=1e-3
-    ),
-    "by trees": Case(
-        **steep(40), kernel=SquaredExponential((3.0, 3.0), 0.3), noise_variance=0.05, tolerance=0.01, tree_error=1e-3
-    ),
-}
-
-
-@pytest.mark.parametrize("name", ATTACKS)
-def test_bounds_hold(name: str) -> None:
-    ratio, wrong = ATTACKS[name].violations()
-    assert 0.0 < ratio <= 1.0
-    assert wrong <= 0.0
-
-
-@pytest.mark.parametrize("name", [name for name in ATTACKS if name != "by trees"])
-def test_bounds_of_gradients_hold(name: str) -> None:
-    ratio, relative = ATTACKS[name].slope_violations()
-    assert 0.0 < ratio <= 1.0
-    # Those of a rough solve are off, and what is proven is not far from it.
-    if name == "solved":
-        assert relative < 1e-7
-    if name == "solved roughly":
-        assert relative > 1e-4
-        assert ratio > 1e-3
-
-
-def test_gradients_are_the_slopes_of_predictions() -> None:
-    """Far from the samples, where the mean's own slope is all there is; deviations have none that is known."""
-    X, Y = steep()["X"], steep()["Y"][:, :1]
-    model = Case(X, Y, np.array([[3000.0, 9000.0]]), Matern32((1.0, 0.5)), 0.02).model
-    version = f"trend-{next(_RUNS)}"
-    got = GradientPredictor(model, version)(np.array([[3000.0, 9000.0]]))
-    coefficients = np.array(Trend.from_json(dict(model.trend or {})).coefficients)[1:, 0]
-    to = model.standardisation
-    np.testing.assert_allclose(got.gradient[0, 0], coefficients * to.target_std / to.input_std, rtol=1e-12)
-    with pytest.raises(InputError, match="the deviation of this model holds that of its mean's coefficients"):
-        DeviationPredictor(model, version, latent=True)
-    Predictor.forget(version)
-
-
-def test_bounds_say_something_of_a_solution_that_is_rough() -> None:
-    """They come within a factor of what is wrong, so that none of them is true by being huge."""
-    ratio, _ = ATTACKS["solved roughly"].violations()
-    assert ratio > 0.02
-    predicted = replace(ATTACKS["solved"]).predicted(gap=1e-6)
-    assert predicted.variance_lower is not None
-    assert predicted.variance_upper is not None
-    np.testing.assert_allclose(predicted.variance_upper, predicted.variance_lower, rtol=1e-5)
 
 
 @pytest.mark.parametrize("mean", ["constant", "linear"])
@@ -387,7 +155,7 @@ def test_a_solve_that_says_nothing_of_the_coefficients_is_no_model() -> None:
 @pytest.mark.parametrize("kernel", [SquaredExponential((1.0, 0.5), 0.3), parse_kernel("periodic + rbf", 2)])
 def test_drawn_functions_have_the_mean_and_the_variance(kernel: Kernel) -> None:
     case = Case(**steep(60, p=1), kernel=kernel, noise_variance=0.05, tolerance=1e-8)
-    draws = PosteriorFunctions(case.model, f"draws-{next(_RUNS)}", count=4000, seed=0, tolerance=1e-6)
+    draws = PosteriorFunctions(case.model, f"draws-{kernel.type_name}", count=4000, seed=0, tolerance=1e-6)
     values = draws(case.tests)[:, 0]
     (means, variances), to = case.dense(), case.model.standardisation
     scale = float(to.target_std[0])
