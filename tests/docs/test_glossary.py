@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 PLAIN = """
     model; classifier; sparse model; linear model; predictions; training store; test store; training set; features;
     targets; samples; samples, features; training samples, features; basis samples; seconds; error; method; by; for;
-    on; command; state; note; took; attempt; deadline; progress; dashboard; name; dkgp; stored; plot; pieces;
+    on; command; state; note; took; attempt; deadline; memory; progress; dashboard; name; dkgp; stored; plot; pieces;
     compiled code; inputs; done; ended because; steps; before; after; joined; hyperparameters; search; solver;
     factors; bytes; beside that; probabilities; means of; variances of; variances by; solved by; minimised by;
     passes over the data; scores of; values kept; kernel entries; the model's store; coordinator's memory; a sample

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,11 +107,10 @@ def _folder(text: str) -> Path:
 
 
 def _record(folder: Path, what: str, name: str, scope: str) -> None:
-    import getpass
-
     from dkgp.service.access.audit import AuditLog
 
-    AuditLog(folder).write(what, who=f"user {getpass.getuser()}", scope="admin", token=name, token_scope=scope)
+    # By number: in a container it has no name, and what the environment says anybody may set.
+    AuditLog(folder).write(what, who=f"uid {os.getuid()}", scope="admin", token=name, token_scope=scope)
 
 
 def _show_token(document: Document, _: Output) -> None:

@@ -115,6 +115,10 @@ class JobRecord:
 
     def bare(self) -> JobRecord:
         """Return the record as a stranger may see it: state and times, without what it is about and whose it is."""
-        error = self.error and {name: self.error.get(name) for name in ("type", "exit_code")}
+        error = self.error and {
+            "type": self.error.get("type"),
+            "message": "told to the job's owner alone",
+            "exit_code": self.error.get("exit_code"),
+        }
         hidden: dict[str, Any] = dict.fromkeys(("name", "owner", "document", "progress", "dashboard_link"))
         return replace(self, options={}, error=error, **hidden)

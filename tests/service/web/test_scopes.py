@@ -103,6 +103,21 @@ def test_every_call_by_every_scope(people: People, name: str) -> None:
         assert people.stage.queue.counts()["queued"] == 1
 
 
+def test_a_failed_job_is_shown_to_a_reader_without_its_reasons(people: People) -> None:
+    from dkgp.commands.reporting.tables.jobs import job_tables, jobs_tables
+
+    job_id = people.submit("alice", "a.zarr").json()["id"]
+    people.stage.queue.claim()
+    error = {"type": "StoreError", "message": f"no {SECRET_NAME} there", "exit_code": 3, "checkpoint": SECRET_NAME}
+    people.stage.queue.ledger.finish(job_id, 1, "failed", 3, error=error)
+    record = people.client("prometheus").get(f"/v1/jobs/{job_id}").json()
+    assert (record["state"], record["error"]["type"], record["exit_code"]) == ("failed", "StoreError", 3)
+    assert SECRET_NAME not in str(record)
+    # As `dkgp status` and `dkgp jobs` print them.
+    assert job_tables(record)
+    assert jobs_tables(people.client("prometheus").get("/v1/jobs").json())
+
+
 def test_a_token_for_metrics_that_the_service_was_given_reads_and_no_more(tmp_path: Path) -> None:
     with staged(tmp_path, metrics_token="for-prometheus-alone") as stage:
         job_id = stage.submit()["id"]
