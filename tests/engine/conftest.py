@@ -19,6 +19,8 @@ from dkgp.data.sources.synthetic import friedman1
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.kernels import SquaredExponential
 from tests.engine.helpers import Bits, ManualCluster, Problem, bits
+from tests.leaks import no_module_leaks as no_module_leaks
+from tests.leaks import nothing_leaks as nothing_leaks
 
 REPOSITORY = str(Path(dkgp.__file__).resolve().parents[1])
 

@@ -229,5 +229,7 @@ def build_stores(folder: Path) -> dict[str, Any]:
     run_json(*command, "--max-passes", 1, exit_code=4)
     places["training"] = [*begin, "--max-passes", 2]
     places["configuration"] = folder / "configuration.yaml"
-    places["configuration"].write_text("threads_per_worker: 1\ncache_tiles: 10MB\nworker_wait: 5\n")
+    places["configuration"].write_text(
+        "dkgp:\n  cluster:\n    kind: none\n    threads-per-worker: 1\n    cache-tiles: 10MB\n    worker-wait: 5 seconds\n"
+    )
     return places

@@ -1,0 +1,121 @@
+"""Workers whose lifetimes are Poisson's, ended by a segmentation fault, under each kind of work: the same bits."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+
+from dkgp.cluster import BlockExecutor, LocalExecutor
+from dkgp.data import ModelRecord, open_model, open_prediction
+from dkgp.data.sources.synthetic import friedman1
+from dkgp.data.stores.dataset_writer import dataset_from_arrays
+from dkgp.errors import ClusterError
+from dkgp.models.exact import save
+from dkgp.models.prediction.predict import predict
+from dkgp.models.variance.variances import VarianceSettings
+from dkgp.operators import BlockedKernelOperator
+from dkgp.solvers import MaxIterations
+from tests.engine.helpers import Problem, bits, client_of, opened
+from tests.engine.plugins import Mortal
+from tests.engine.test_sparse_faults import chosen_greedily, classified, fitted
+
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("quiet_dask")]
+
+Work = Callable[[BlockExecutor, Path], list[bytes]]
+
+
+@pytest.fixture(scope="module")
+def model(problem: Problem, tmp_path_factory: pytest.TempPathFactory) -> ModelRecord:
+    url = str(tmp_path_factory.mktemp("mortal") / "model.zarr")
+    executor = LocalExecutor(1)
+    save(problem.train(executor, stopping=MaxIterations(1)), url, problem.dataset)
+    executor.close()
+    return open_model(url)
+
+
+@pytest.fixture
+def works(problem: Problem, model: ModelRecord, tmp_path: Path) -> dict[str, Work]:
+    X, _ = friedman1(120, n_features=6, seed=8, test=True)
+    tests = dataset_from_arrays(str(tmp_path / "test.zarr"), X, None)
+    y = problem.dataset.all_targets()
+
+    def on_operator(work: Callable[[BlockedKernelOperator, np.ndarray], list[np.ndarray]]) -> Work:
+        def run(executor: BlockExecutor, _: Path) -> list[bytes]:
+            with BlockedKernelOperator(problem.kernel, 0.05, problem.dataset, executor) as operator:
+                return [np.ascontiguousarray(part).tobytes() for part in work(operator, y)]
+
+        return run
+
+    def exact(executor: BlockExecutor, _: Path) -> list[bytes]:
+        alpha, gradient, rounds = bits(problem.train(executor))
+        return [alpha, gradient, str(rounds).encode()]
+
+    def variances(executor: BlockExecutor, out: Path) -> list[bytes]:
+        settings = VarianceSettings(gap=1e-3, rank=150, halo=0, batch_size=30)
+        predict(model, tests, str(out), executor, variance=settings)
+        stored = open_prediction(str(out))
+        return [stored.read(name).tobytes() for name in sorted(stored.variables)]
+
+    return {
+        "exact": exact,
+        "variances": variances,
+        "sparse": on_operator(lambda operator, y: fitted(operator, y, "vfe")),
+        "greedy": on_operator(chosen_greedily),
+        "classifier": on_operator(classified),
+    }
+
+
+@pytest.fixture
+def no_cores() -> Iterator[None]:
+    """Workers that start have this process's limits."""
+    limits = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_CORE, limits)
+
+
+@pytest.mark.usefixtures("no_cores")
+@pytest.mark.parametrize("name", ["exact", "variances", "sparse", "greedy", "classifier"])
+def test_workers_that_live_no_longer_than_chance_has_it(name: str, works: dict[str, Work], tmp_path: Path) -> None:
+    work, deaths = works[name], tmp_path / "deaths"
+    deaths.mkdir()
+    here = LocalExecutor(1)
+    expected = work(here, tmp_path / "expected")
+    here.close()
+    runs, until = 0, time.monotonic() + 100.0
+    # Here it is not the task that ends its workers, however often it was there; the rule against that has a test below.
+    patient = dask.config.set({"distributed.scheduler.allowed-failures": 30})
+    with patient, opened("processes", 2) as executor:
+        client_of(executor).register_plugin(Mortal(str(deaths), mean_seconds=4.0))
+        while len(list(deaths.iterdir())) < 3 and time.monotonic() < until:
+            found = work(executor, tmp_path / f"run-{runs}")
+            assert found == expected
+            runs += 1
+    died = len(list(deaths.iterdir()))
+    print(f"\n{name}: {runs} runs over {died} deaths of workers, the same bits")
+    assert died >= 3
+
+
+def lethal(group: list[int]) -> list[int]:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return group
+
+
+@pytest.mark.usefixtures("no_cores")
+def test_a_task_that_kills_every_worker_is_an_error_that_says_so() -> None:
+    """What ends each worker that it meets must not be tried for ever: distributed gives up after `allowed-failures`."""
+    with opened("processes", 2, round_deadline_seconds=90.0) as executor:
+        pending: Any = executor.submit("lethal", lethal, (), [[1], [2]])
+        began = time.monotonic()
+        with pytest.raises(ClusterError, match="worker"):
+            pending.result()
+        assert time.monotonic() - began < 100.0
