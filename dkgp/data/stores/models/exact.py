@@ -199,6 +199,9 @@ def open_model(url: Location, *, reference: str | None = None) -> ModelRecord:
         described = ModelRecord.description_in(address, content)
         vector, _ = target_layout(n, len(described["target_names"]))
         shapes = dict.fromkeys(("alpha", "targets", "gradient"), vector)
+        if described["trend"] is not None:  # whose columns come after the targets'
+            columns = len(described["target_names"]) + len(described["trend"]["coefficients"])
+            shapes |= dict.fromkeys(("alpha", "gradient"), (n, columns))
         inputs = (n, len(described["feature_names"]))
         require_targets(described)
         require_shapes(address, arrays, {**shapes, "sample_noise": (n,), "inputs": inputs})
