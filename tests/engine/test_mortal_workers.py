@@ -84,8 +84,15 @@ def no_cores() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_cores")
-@pytest.mark.parametrize("name", ["exact", "variances", "sparse", "greedy", "classifier"])
-def test_workers_that_live_no_longer_than_chance_has_it(name: str, works: dict[str, Work], tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("name", "mean_seconds"),
+    # A batch of variances keeps more on its workers, and takes longer to be there again.
+    [("exact", 4.0), ("variances", 20.0), ("sparse", 4.0), ("greedy", 4.0), ("classifier", 4.0)],
+)
+def test_workers_that_live_no_longer_than_chance_has_it(
+    name: str, mean_seconds: float, works: dict[str, Work], tmp_path: Path
+) -> None:
     work, deaths = works[name], tmp_path / "deaths"
     deaths.mkdir()
     here = LocalExecutor(1)
@@ -95,14 +102,14 @@ def test_workers_that_live_no_longer_than_chance_has_it(name: str, works: dict[s
     # Here it is not the task that ends its workers, however often it was there; the rule against that has a test below.
     patient = dask.config.set({"distributed.scheduler.allowed-failures": 30})
     with patient, opened("processes", 2) as executor:
-        client_of(executor).register_plugin(Mortal(str(deaths), mean_seconds=4.0))
-        while len(list(deaths.iterdir())) < 3 and time.monotonic() < until:
+        client_of(executor).register_plugin(Mortal(str(deaths), mean_seconds))
+        while len(list(deaths.iterdir())) < 2 and time.monotonic() < until:
             found = work(executor, tmp_path / f"run-{runs}")
             assert found == expected
             runs += 1
     died = len(list(deaths.iterdir()))
     print(f"\n{name}: {runs} runs over {died} deaths of workers, the same bits")
-    assert died >= 3
+    assert died >= 2
 
 
 def lethal(group: list[int]) -> list[int]:

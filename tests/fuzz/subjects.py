@@ -230,6 +230,6 @@ def build_stores(folder: Path) -> dict[str, Any]:
     places["training"] = [*begin, "--max-passes", 2]
     places["configuration"] = folder / "configuration.yaml"
     places["configuration"].write_text(
-        "dkgp:\n  cluster:\n    kind: none\n    threads-per-worker: 1\n    cache-tiles: 10MB\n    worker-wait: 5 seconds\n"
+        "dkgp:\n  cluster:\n    kind: none\n    threads-per-worker: 1\n    cache-tiles: 10MB\n    worker-wait: 5 s\n"
     )
     return places

@@ -114,7 +114,7 @@ class DaskExecutor(BlockExecutor):
             try:
                 self._threads = threads_by_worker(self._client)
             except (OSError, TimeoutError) as error:
-                raise ClusterError(f"the scheduler no longer answers: {error}") from error
+                raise ClusterError(f"the scheduler no longer answers: {error}; {RESUMABLE}") from error
             self._threads_known_at = now
         return self._threads
 

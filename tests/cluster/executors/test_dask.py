@@ -190,6 +190,19 @@ def test_parallelism_follows_the_cluster(start_cluster: StartCluster, monkeypatc
     assert executor.parallelism == 3
 
 
+def test_a_scheduler_that_does_not_tell_of_its_workers_is_said_to_be_lost(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(_: Client) -> dict[str, int]:
+        raise ConnectionResetError("Connection reset by peer")
+
+    executor = DaskExecutor(client)
+    monkeypatch.setattr("dkgp.cluster.executors.dask.threads_by_worker", cut)
+    executor._threads.clear()
+    with pytest.raises(ClusterError, match="no longer answers: Connection reset by peer; the last checkpoint can be"):
+        executor.parallelism  # noqa: B018
+
+
 def test_a_lost_scheduler_is_a_cluster_error(start_cluster: StartCluster) -> None:
     client = start_cluster(processes=False, timeout=1.0)
     executor = DaskExecutor(client)
