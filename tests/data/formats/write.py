@@ -95,6 +95,7 @@ def write(folder: Path, work: Path) -> None:
 
     trained("model", "train", data, *hyper)
     trained("model with a factor", "train", data, *hyper, "--with-variances", variance=True)
+    trained("model with a mean", "train", data, *hyper, "--mean", "linear", variance=True)
     trained("sparse model", "sparse", data, *hyper, "--basis-size", 5, variance=True)
     trained("linear model", "pursue", data)
     trained("fixed-size classifier", "classify", labelled, *hyper, "--pool", 5, "--folds", 2, "--search", "none")
