@@ -284,7 +284,7 @@ def test_a_table_is_gone_on_with_from_the_predictions_beside_it(
         raise ClusterError("died before the table was written")
 
     with monkeypatch.context() as patched:
-        patched.setattr("dkgp.commands.predict.export", dies)
+        patched.setattr("dkgp.commands.predict.run.export", dies)
         with pytest.raises(ClusterError):
             run_job(job, SilentReporter())
     assert (tmp_path / "p.csv.partial.zarr").is_dir()
