@@ -10,6 +10,7 @@ import os
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,13 +73,18 @@ def _counts(process: psutil.Process) -> bool:
 
 
 def complaints(before: Held, after: Held, shared: tuple[str, ...] = ()) -> list[str]:
-    """What is there that was not, in words; threads of pools whose names hold one of `shared` may be."""
+    """What is there that was not, in words; threads of pools whose names hold one of `shared` may be.
+
+    One in the place of another that has gone is none: a cluster that a module's tests share replaces its workers.
+    """
+    gone = Counter(thread.name for thread in before.threads if not thread.is_alive())
     new = [thread for thread in after.threads - before.threads if thread.is_alive()]
     new = [thread for thread in new if not any(name in thread.name for name in shared)]
-    named = [thread.name for thread in new if not thread.name.startswith(KEPT_THREADS)]
+    named = list((Counter(thread.name for thread in new if not thread.name.startswith(KEPT_THREADS)) - gone).elements())
     nameless = [thread.name for thread in new if thread.name.startswith("Thread-")]
     words = []
-    if processes := after.processes - before.processes:
+    processes = after.processes - before.processes
+    if len(after.processes) > len(before.processes):
         words.append(f"processes {[(pid, _line(pid)) for pid in sorted(processes)]}")
     if named or len(nameless) > MOST_NAMELESS:
         words.append(f"threads {sorted(named) + sorted(nameless)}")

@@ -28,6 +28,7 @@ _ANSWER_SECONDS = 60.0
 _MOST_NAMED = 8
 _PARTS = {"blas": "BLAS", "vectors": "NumPy's vector code", "library": "C library"}
 Task = TypeVar("Task", bound=Callable[..., Any])
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -102,17 +103,22 @@ def is_marked(task: Callable[..., Any]) -> bool:
 
 
 def fetch_arithmetic(client: Client) -> dict[str, Arithmetic]:
-    """Ask all workers, by address. A worker that leaves at this moment, or has no dkgp, is left out.
+    """Ask all workers, by address; see `ask_workers`."""
+    return ask_workers(client, process_arithmetic, "compute with")
 
-    `ClusterError` where somebody does not answer.
+
+def ask_workers(client: Client, question: Callable[[], Answer], what: str) -> dict[str, Answer]:
+    """Have a function called by all workers, by address. One that leaves at this moment, or has no dkgp, is left out.
+
+    `ClusterError` where somebody does not answer; `what` says in words what they were to say.
     """
     try:
-        workers: dict[str, Arithmetic] = client.sync(
-            client._run, process_arithmetic, on_error="ignore", callback_timeout=_ANSWER_SECONDS
+        workers: dict[str, Answer] = client.sync(
+            client._run, question, on_error="ignore", callback_timeout=_ANSWER_SECONDS
         )
     except (TimeoutError, OSError) as error:
         raise ClusterError(
-            f"the workers did not all say within {_ANSWER_SECONDS:.0f} s what they compute with "
+            f"the workers did not all say within {_ANSWER_SECONDS:.0f} s what they {what} "
             f"({type(error).__name__}). Look for a worker that is frozen or unreachable, and take it out of the cluster"
         ) from error
     return workers

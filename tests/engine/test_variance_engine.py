@@ -19,6 +19,7 @@ from dkgp.cluster.threads import available_cores, process_threads
 from dkgp.data import Dataset, ModelRecord, open_model, open_prediction
 from dkgp.data.sources.synthetic import friedman1
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
+from dkgp.errors import InputError
 from dkgp.models.exact import save
 from dkgp.models.prediction.predict import predict
 from dkgp.models.variance.variances import VarianceRun, VarianceSettings
@@ -126,6 +127,22 @@ def test_a_trial_takes_its_samples_along_to_other_processes(
     predict(model, tests, str(tmp_path / "there"), processes, variance=PLANS["conjugate"])
     assert gaps[0].shape == (30,)
     np.testing.assert_array_equal(gaps[0], gaps[1])
+
+
+def test_no_tiles_are_put_where_workers_do_not_see_them(
+    model: ModelRecord, tests: Dataset, tmp_path: Path, processes: BlockExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where each is a container, with a folder of temporary files of its own."""
+    assert processes.sees_folder(str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+    def asked(client: Client, question: Any, what: str) -> dict[str, bool]:
+        return {"here": True, "there": False}
+
+    monkeypatch.setattr("dkgp.cluster.executors.dask.ask_workers", asked)
+    with pytest.raises(InputError, match="workers see no folder of this process's for the tiles"):
+        predict(model, tests, str(tmp_path / "p"), processes, variance=PLANS["whole"])
+    predict(model, tests, str(tmp_path / "p"), processes, variance=VarianceSettings(gap=1e-3, batch_size=30))
 
 
 def test_the_plan_decides_and_not_the_bits_alone(

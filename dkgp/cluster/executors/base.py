@@ -124,6 +124,10 @@ class BlockExecutor(Rounds, Protocol):
     def require_one_arithmetic(self) -> None:
         """Refuse workers whose BLAS and vector code differ, before work starts whose bits depend on them."""
 
+    def sees_folder(self, folder: str) -> bool:
+        """True if tasks see what this process writes into a folder of this machine."""
+        return True
+
     def close(self) -> None:
         """Release what the executor started; never what it was handed."""
 

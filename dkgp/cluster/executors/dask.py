@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -14,7 +16,13 @@ from typing import Any
 
 from distributed import Client
 
-from dkgp.cluster.arithmetic import fetch_arithmetic, is_marked, require_fused_workers, require_one_arithmetic
+from dkgp.cluster.arithmetic import (
+    ask_workers,
+    fetch_arithmetic,
+    is_marked,
+    require_fused_workers,
+    require_one_arithmetic,
+)
 from dkgp.cluster.executors.base import BlockExecutor, PendingRound, RoundTasks
 from dkgp.cluster.executors.dask_rounds import (
     RESUMABLE,
@@ -38,6 +46,7 @@ LEAST_TASK_EVALUATIONS = 40_000_000
 IN_PROCESS_OVERLAP_EVALUATIONS = 4_000_000
 CLOSE_SECONDS = 5.0
 CLIENT_BATCH_SECONDS = 0.001
+SEEN_PREFIX = ".dkgp-seen-"
 
 
 class DaskExecutor(BlockExecutor):
@@ -117,6 +126,17 @@ class DaskExecutor(BlockExecutor):
                 raise ClusterError(f"the scheduler no longer answers: {error}; {RESUMABLE}") from error
             self._threads_known_at = now
         return self._threads
+
+    def sees_folder(self, folder: str) -> bool:
+        """True if all workers, asked now, see a file that this process writes there.
+
+        An address does not tell: containers that share a network have folders of their own. `ClusterError` where a
+        worker does not answer.
+        """
+        if self.shares_memory:
+            return True
+        with tempfile.NamedTemporaryFile(prefix=SEEN_PREFIX, dir=folder) as file:
+            return all(ask_workers(self._client, partial(os.path.exists, file.name), "see of the folder").values())
 
     def require_one_arithmetic(self) -> None:
         """Refuse workers that compute with different libraries or vector code, now and for as long as this is open.

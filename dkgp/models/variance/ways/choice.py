@@ -209,8 +209,8 @@ def _place(request: Request) -> tuple[Tiles | str | None, str | None]:
     room = int(MEMORY_SHARE * psutil.virtual_memory().available) if limit is None else limit
     if _in_this_process(request.executor) and (are_held(request.context) or needed <= room):
         return held_tiles(request.context, request.model.noise_variance), None
-    if not _on_this_machine(request.executor):
-        return None, "workers on other machines share no folder for the tiles of a Cholesky factor"
+    if not request.executor.sees_folder(tempfile.gettempdir()):
+        return None, "workers see no folder of this process's for the tiles of a Cholesky factor"
     free = TileStore(tempfile.gettempdir()).free_bytes() or 0
     if needed <= DISK_SHARE * free:
         return None, None
@@ -222,11 +222,6 @@ def _place(request: Request) -> tuple[Tiles | str | None, str | None]:
 
 def _in_this_process(executor: BlockExecutor) -> bool:
     return executor.shares_memory or isinstance(executor, LocalExecutor)
-
-
-def _on_this_machine(executor: BlockExecutor) -> bool:
-    local = ("tcp://127.", "tls://127.")
-    return _in_this_process(executor) or all(address.startswith(local) for address in executor.workers)
 
 
 class _Hope:
