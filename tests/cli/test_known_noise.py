@@ -135,7 +135,7 @@ def test_what_takes_one_noise_for_all_says_so(ran: dict[str, Any], tmp_path: Pat
     train = ran["folder"] / "train.zarr"
     pursued = run_json("pursue", train, "--out", tmp_path / "w.zarr")
     assert any("known noise 's' plays no part" in warning for warning in pursued["warnings"])
-    for options in (("--refine",), ("--objective", "bound"), ("--objective", "fitc")):
+    for options in (("--objective", "bound"), ("--objective", "fitc")):
         refused = run_json("tune", train, "--out", tmp_path / "h.json", *options, exit_code=3)
         assert "one noise variance for all" in refused["error"]["message"]
         assert "'s'" in refused["error"]["message"]

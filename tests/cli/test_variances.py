@@ -137,7 +137,7 @@ def test_resuming_tells_of_the_whole_store(
     assert whole["variance"]["computed"] == 200
     asked = iter([False, False, True])
     with monkeypatch.context() as patch:
-        patch.setattr("dkgp.commands.predict.interruptible", lambda announce: nullcontext(lambda: next(asked)))
+        patch.setattr("dkgp.commands.predict.run.interruptible", lambda announce: nullcontext(lambda: next(asked)))
         refused(run(*command(pipeline, tmp_path / "p.zarr", *more)), "--resume", exit_code=130)
     resumed = run_json(*command(pipeline, tmp_path / "p.zarr", *more, "--resume"))
     assert 0 < resumed["variance"]["computed"] < 200

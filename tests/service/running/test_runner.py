@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,17 +26,6 @@ from dkgp.service.running.recovery import Traces, going_on
 from dkgp.service.specification import job_from_options, run_job
 from tests.fit.tables import write_messy
 from tests.service.problem import Problem
-
-
-@pytest.fixture(autouse=True)
-def signals() -> Iterator[None]:
-    """Put back what the runner does to the signals of its process."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.getsignal(number) for number in numbers}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
 def attempt(queue: JobQueue, job_id: str) -> JobRecord:
