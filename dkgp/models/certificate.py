@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from dkgp.data.stores.manifest import columns_of
 from dkgp.html import ProofShown
 from dkgp.kernels.tiles.slopes import SlopeSizes
 from dkgp.models.rounding import (
@@ -239,14 +240,12 @@ class Certificate(ProofShown):
         return cls(
             float(document["noise_variance"]),
             int(document["n"]),
-            residual_norm=tuple(document["residual_norm"]),
-            residual_rounding=tuple(document["residual_rounding"]),
-            magnitude=tuple(document["magnitude"]),
-            spread=tuple(document["spread"]),
+            **columns_of(document, "residual_norm", "residual_rounding"),
+            **columns_of(document, "magnitude", "spread"),  # of an older version empty
             product_error=float(document.get("product_error", 0.0)),
             assumes=document.get("assumes"),
-            rounding=None if document.get("rounding") is None else tuple(document["rounding"]),
-            largest=document.get("largest"),
+            rounding=None if document.get("rounding") is None else columns_of(document, "rounding")["rounding"],
+            largest=None if document.get("largest") is None else float(document["largest"]),
         )
 
 

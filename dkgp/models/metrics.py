@@ -153,6 +153,8 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     # Equation 16 normalises by the training targets' deviation; a test set ingested by itself carries its own.
     with described_whole(prediction.url, "predict again"):
         scale = np.array(prediction.attributes.get("target_std", dataset.standardisation.target_std), dtype=np.float64)
+        if scale.shape != (len(names),):
+            raise ValueError(f"deviations of shape {scale.shape}, of {len(names)} targets")
     variances = ScoredVariances.of(prediction, noise_free)
     certified = {"variance_lower", "variance_upper"} <= set(prediction.variables)
     wanted, gaps = (prediction.attributes.get("variance") or {}).get("gap"), list[GapTally]()

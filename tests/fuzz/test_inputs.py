@@ -18,8 +18,6 @@ from dkgp.errors import DkgpError
 from dkgp.service.specification import COMMANDS, job_from_options, options_schema
 from tests.fuzz.mutations import changed_json, damaged
 
-# Share of all cases that is told as a bug, of forged manifests alone: 7 of 10,000 were.
-FORGED = 0.001
 ROOT = Path(dkgp.__file__).resolve().parents[1]
 
 
@@ -43,11 +41,7 @@ def taken_well(cases: list[dict[str, Any]], count: int) -> None:
     assert len(cases) == count
     bad = [case for case in cases if case["wrong"]]
     wrong = [f"{case['case']} ({case['what']}): {text}" for case in bad for text in case["wrong"]]
-    told = "\n".join([f"{len(bad)} cases", *wrong[:20]])
-    # A manifest that somebody forged, checksum and all, may have a number where far below a list is taken for granted.
-    forged = [case for case in bad if "manifest" in case["case"][0] and case["exit_code"] == 1]
-    assert len(forged) == len(bad), told
-    assert len(forged) <= FORGED * count, told
+    assert not bad, "\n".join([f"{len(bad)} cases", *wrong[:20]])
     exits = collections.Counter(case["exit_code"] for case in cases)
     print(f"\n{count} damaged inputs, exit codes {dict(exits)}, {max(case['peak'] for case in cases):,} bytes at most")
     # Most damage is found, and some is harmless: neither all commands fail, nor does nothing reach them.

@@ -16,6 +16,7 @@ from dkgp.cluster.cache import worker_cache
 from dkgp.data import ClassifierRecord, find_classifier
 from dkgp.data.stores.manifest import described_whole
 from dkgp.data.stores.prediction_store import LATENT_VARIABLES
+from dkgp.errors import StoreError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.classification.basis.posterior import BasisPosterior
 from dkgp.models.classification.bounds import certified_labels
@@ -183,9 +184,8 @@ def _posterior(context: BlockContext) -> BasisPosterior:
 
     def made() -> BasisPosterior:
         model = _record(context)
-        assert model.kernel_lower is not None
-        assert model.posterior_lower is not None
-        assert model.regularisation is not None
+        if model.kernel_lower is None or model.posterior_lower is None or model.regularisation is None:
+            raise StoreError(f"'{model.url}' lacks the factors of its latent functions; train it again")
         return BasisPosterior.of(model.kernel_lower, model.posterior_lower, model.n_outputs, model.regularisation)
 
     return worker_cache().get((context.run_id, "posterior"), made)

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from dkgp.cluster.threads import single_threaded_blas
+from dkgp.data.stores.manifest import columns_of
 from dkgp.errors import NumericalError
 from dkgp.html import ProofShown
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, assumptions, bounding
@@ -176,15 +177,17 @@ class SparseCertificate(ProofShown):
     def from_json(cls, document: dict[str, Any]) -> SparseCertificate:
         """Rebuild from `to_json`."""
         evidence = document["evidence"]
+        columns = columns_of(document, "target_square", "risk", "magnitude", "spread")
+        least = columns_of({**document["least_risk"], "": columns["risk"]}, "", *document["least_risk"])
         return cls(
             int(document["n"]),
             int(document["m"]),
             float(document["largest_noise"]),
-            tuple(document["target_square"]),
-            tuple(document["risk"]),
-            {name: tuple(values) for name, values in document["least_risk"].items()},
-            tuple(document["magnitude"]),
-            tuple(document["spread"]),
+            columns["target_square"],
+            columns["risk"],
+            {name: values for name, values in least.items() if name},
+            columns["magnitude"],
+            columns["spread"],
             None if evidence is None else Evidence(evidence["lower"], evidence["ceiling"], evidence["trace"]),
             math.inf if document["normal_share"] is None else float(document["normal_share"]),
             document["assumes"],

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dkgp.data.stores.manifest import columns_of
 from dkgp.html import ProofShown
 from dkgp.models.classification.bounds import FEW, SampleSizes, sum_roundings, upward
 from dkgp.models.rounding import (
@@ -216,7 +217,7 @@ class DecisionCertificate(ProofShown):
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> DecisionCertificate:
         """Rebuild from `to_json`."""
-        columns = {name: tuple(document[name]) for name in ("residual", "imbalance", "magnitude", "spread")}
+        columns = columns_of(document, "residual", "imbalance", "magnitude", "spread")
         low, high = document["ones_sum"] or (math.inf, math.inf)
         return cls(
             n=int(document["n"]),

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from dkgp.data.stores.manifest import columns_of
 from dkgp.data.types import BoolArray
 from dkgp.html import ProofShown
 from dkgp.models.classification.bounds import FEW, SampleSizes, certified_labels, sum_roundings, upward
@@ -298,11 +299,10 @@ class RiskCertificate(ProofShown):
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> RiskCertificate:
         """Rebuild from `to_json`."""
+        radius = [math.inf if length is None else length for length in document["radius"]]
         return cls(
             n=int(document["n"]),
-            radius=tuple(math.inf if length is None else float(length) for length in document["radius"]),
-            magnitude=tuple(document["magnitude"]),
-            spread=tuple(document["spread"]),
+            **columns_of({**document, "radius": radius}, "radius", "magnitude", "spread"),
             coupled=bool(document["coupled"]),
             assumes=document.get("assumes"),
         )
