@@ -56,12 +56,13 @@ class Wire:
                 far.close()
                 return
             for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=_pass_on, args=(source, sink), daemon=True).start()
+                threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
 
-
-def _pass_on(source: socket.socket, sink: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while piece := source.recv(_PIECE):
-            sink.sendall(piece)
-    with contextlib.suppress(OSError):
-        sink.shutdown(socket.SHUT_WR)
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while piece := source.recv(_PIECE):
+                sink.sendall(piece)
+        # An orderly end is passed on; a cut is none.
+        if self._whole:
+            with contextlib.suppress(OSError):
+                sink.shutdown(socket.SHUT_WR)
