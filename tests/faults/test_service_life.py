@@ -77,12 +77,13 @@ def test_many_jobs_leave_nothing_but_their_records(tmp_path: Path, count: int) -
     began = time.monotonic()
     with service_on(tmp_path / "queue", tmp_path, "--concurrent-jobs", 2, "--max-folder", "1GiB") as service:
         ids, first = live(service, options, moments)
+        # A job is done when it is on record; its process ends a moment later.
+        until(lambda: not service.runners(), "the last job's process ends", 60.0)
         last = Level.of(service)
         restarts = service._starts - 1
         # Each ran, none twice at once, and of those that a kill has met a second attempt ended it.
         assert len(set(ids)) == count
         assert all(out.exists() for out in outputs)
-        assert not service.runners()
         assert last.handles <= first.handles + MOST_HANDLES
         assert last.resident <= first.resident + MOST_BYTES
         records = bytes_in(tmp_path / "queue")
