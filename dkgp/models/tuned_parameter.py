@@ -13,6 +13,8 @@ Side: TypeAlias = Literal["lower", "upper"]
 # What stands for nothing at its least: a feature that does not matter, a part of a sum that is not needed.
 _SWITCHED_OFF = ("gamma", "weight", "variance", "scale", "offset")
 _NOTHING = 1e-4
+# A gamma whose length scale is 300 deviations: it moves a kernel by 1e-4 between samples four deviations apart.
+_FLAT = 1.0 / (2.0 * 300.0**2)
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,14 @@ class TunedParameter:
 
     @property
     def idle(self) -> bool:
-        """True if the parameter is on a bound where it changes next to nothing: the model can do without it."""
-        return self.bound == "lower" and self.value <= 1.001 * _NOTHING and self._kind in _SWITCHED_OFF
+        """True if the parameter changes next to nothing: on a bound that is as good as none, or on the plain before it.
+
+        The likelihood is flat in a length scale of hundreds of deviations, so whether a search comes to rest there or
+        walks on to the bound is for rounding to say.
+        """
+        if self.fixed or self._kind not in _SWITCHED_OFF:
+            return False
+        return (self.bound == "lower" and self.value <= 1.001 * _NOTHING) or (self.is_gamma and self.value <= _FLAT)
 
     @property
     def length_scale(self) -> float | None:

@@ -16,6 +16,7 @@ from dkgp.commands.ingest import run_ingest
 from dkgp.data import open_dataset, open_prediction
 from dkgp.fit.choice import Forecasts, Way
 from dkgp.models import read_hyperparameters
+from dkgp.models.tuned_parameter import TunedParameter
 from tests.cli.invoke import files_below, refused, run, run_json
 from tests.fit.conftest import PRICE
 from tests.fit.html import check_page
@@ -301,7 +302,7 @@ def test_a_good_table_has_no_verdict(tmp_path: Path, name: str) -> None:
     page = Path(document["report"]).read_text(encoding="utf-8")
     check_page(page)
     assert "<h2>Verdict</h2>" not in page
-    assert ("irrelevant" in page) == any(item.get("bound") == "lower" for item in document["tune"]["parameters"])
+    assert ("irrelevant" in page) == any(TunedParameter.from_json(item).idle for item in document["tune"]["parameters"])
 
 
 @pytest.mark.slow

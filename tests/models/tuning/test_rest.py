@@ -124,7 +124,8 @@ def test_a_feature_that_does_not_matter_is_no_alarm(rng: np.random.Generator, ke
     found = tune(inputs, standardised(np.sin(2.0 * inputs[:, 0]) + 0.1 * rng.standard_normal(250)), kernel=kernel)
     idle = [item for item in found.parameters or () if item.idle]
     assert idle
-    assert all(item.words == "irrelevant" and item.length_scale == pytest.approx(7071.0, rel=0.01) for item in idle)
+    assert all(item.words == "irrelevant" and (item.length_scale or 0.0) > 300.0 for item in idle)
+    assert all(item.idle == (item.value < 5.5e-6) for item in found.parameters or () if item.is_gamma)
     assert not any(item.pressed for item in found.parameters or ())
     assert (found.converged, found.warnings) == (True, ())
 

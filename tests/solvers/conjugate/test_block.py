@@ -161,6 +161,9 @@ class TestDirections:
         """Relative to the largest, and to how many there are: 30 eps of it are 6.7e-15."""
         vectors = np.linalg.qr(rng.normal(size=(30, 30)))[0]
         values = np.r_[-1e-3, 1e-15, 3e-14, np.linspace(0.5, 1.0, 27)] * magnitude
+        assert block._Curvature((vectors * values) @ vectors.T).rank == 28
+        # To solve with, one that rounding moves by a few per cent of it at most: 6.7e-15 are a fifth of 3e-14.
+        values[2] *= 10.0
         curvature = block._Curvature((vectors * values) @ vectors.T)
         assert curvature.rank == 28
         right = vectors[:, 2:] @ rng.normal(size=(28, 2))

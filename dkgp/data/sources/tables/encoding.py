@@ -281,6 +281,6 @@ def cycle_position(seconds: FloatArray, cycle: Cycle) -> FloatArray:
         return np.asarray(np.mod(seconds / 86400.0 + 3.0, 7.0) / 7.0)  # 1970 began on a Thursday
     stamps = np.where(np.isnan(seconds), 0.0, seconds * 1e6).astype(np.int64).astype("datetime64[us]")
     years = stamps.astype("datetime64[Y]")
-    first, following = years.astype("datetime64[us]"), (years + 1).astype("datetime64[us]")
+    first, following = years.astype("datetime64[us]"), (years + np.timedelta64(1, "Y")).astype("datetime64[us]")
     position = (stamps - first) / (following - first)
     return np.where(np.isnan(seconds), np.nan, position)
