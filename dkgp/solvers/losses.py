@@ -19,7 +19,15 @@ from dkgp.operators.base import FloatArray
 
 
 class CurvatureRoot(Protocol):
-    """A root R of the curvature by sample, R R' = W."""
+    """A root R of the curvature by sample, R R' = W: R = diag(s) (I - u u')."""
+
+    @property
+    def spread(self) -> FloatArray:
+        """S: (n, p)."""
+
+    @property
+    def unit(self) -> FloatArray | None:
+        """U, of length one by sample: (n, p); none where no columns are coupled, and R is diag(s)."""
 
     def times(self, vectors: FloatArray) -> FloatArray:
         """R V for V (n, p)."""
@@ -83,6 +91,13 @@ class DiagonalRoot:
     """
 
     scale: FloatArray
+
+    unit = None
+
+    @property
+    def spread(self) -> FloatArray:
+        """sqrt(W)."""
+        return self.scale
 
     def times(self, vectors: FloatArray) -> FloatArray:
         """sqrt(W) V."""
@@ -261,6 +276,16 @@ class SoftmaxRoot:
     """
 
     shares: FloatArray
+
+    @property
+    def spread(self) -> FloatArray:
+        """sqrt(pi)."""
+        return np.sqrt(self.shares)
+
+    @property
+    def unit(self) -> FloatArray | None:
+        """sqrt(pi), whose squares add up to one."""
+        return np.sqrt(self.shares)
 
     def times(self, vectors: FloatArray) -> FloatArray:
         """R V."""

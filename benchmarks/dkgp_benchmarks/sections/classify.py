@@ -43,8 +43,7 @@ section.SECTIONS.add(
             Option(
                 "problems",
                 "A data set of the paper, adult-codes, made-twonorm, made-ringnorm, or of many "
-                "letter-like, htru2-like, usps.  [default: those of the table "
-                "that are here]",
+                "letter-like, htru2-like, covtype-like, usps.  [default: those of the table that are here]",
                 spellings=("--problem",),
                 multiple=True,
                 metavar="NAME",

@@ -42,7 +42,10 @@ def test_a_problem_is_standardised_by_its_training_samples(tmp_path: Path) -> No
     np.testing.assert_array_equal(found.test_codes, np.arange(60)[mask] % 4)
 
 
-@pytest.mark.parametrize("name", ["letter-like", pytest.param("htru2-like", marks=pytest.mark.evidence)])
+@pytest.mark.parametrize(
+    "name",
+    ["letter-like", *(pytest.param(name, marks=pytest.mark.evidence) for name in ("htru2-like", "covtype-like"))],
+)
 def test_every_contender_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     pytest.importorskip("sklearn")
     monkeypatch.setitem(MANY, name, replace(MANY[name], n=700, n_test=400))
@@ -68,7 +71,9 @@ def test_every_contender_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_problems_of_other_tables_are_refused() -> None:
-    with pytest.raises(UsageError, match="table many has the problems letter-like, htru2-like; got banana"):
+    with pytest.raises(
+        UsageError, match="table many has the problems letter-like, htru2-like, covtype-like; got banana"
+    ):
         run_bench_classify(BenchClassifyJob(tables=("many",), problems=("banana",)), SilentReporter())
     with pytest.raises(UsageError, match="unknown problem 'letters'"):
         run_bench_classify(BenchClassifyJob(tables=("many",), problems=("letters",)), SilentReporter())

@@ -8,6 +8,8 @@ over the samples that they chose, which keeps the radius within four times the b
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from dkgp.kernels import Features, Kernel, Linear, TileEvaluator
@@ -22,6 +24,11 @@ from dkgp.operators.inputs import centre_of
 
 # Of what k(x, x) comes to: nearer points are the same one.
 LEAST_DISTANCE = 1e-12
+# Candidates of a traversal: so many, or this share of all; and how many prototypes and samples meet at once.
+LEAST_CANDIDATES, CANDIDATES_SHARE = 256, 32
+POINTS_AT_ONCE, ROWS_AT_ONCE = 64, 1024
+# Where no k(x, x) is above this, all distances are numbers.
+LARGEST_PRIOR = 1e300
 
 
 def farthest_first(operator: BlockedKernelOperator, size: int, seed: int | None = None) -> IndexArray:
@@ -80,24 +87,90 @@ def _draws(seed: int, first: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, first])))
 
 
+@dataclass
+class _Candidates:
+    """Samples that the next prototype is among, of `members` (c,) in order: their rows by part, and k(x, x).
+
+    - `values` (c,): squared distances to the nearest prototype.
+    - `threshold`: all other samples are nearer than that to one.
+    """
+
+    members: IndexArray
+    rows: list[Features]
+    prior: FloatArray
+    values: FloatArray
+    threshold: float
+
+
 # Where k(x, x) overflows no distance is a number, and no sample the farthest.
 @np.errstate(over="ignore", invalid="ignore")
 def _traverse(evaluator: TileEvaluator, parts: list[Features], prior: FloatArray, size: int, place: int) -> list[int]:
-    """Places of the samples of a traversal that begins at `place`, in its order."""
+    """Places of the samples of a traversal that begins at `place`, in its order.
+
+    Distances to the nearest prototype only fall. So the farthest of a few candidates, those that were farthest when
+    they were picked out, is the farthest of all until it is nearer than they were then; only then are distances of the
+    others made up for, to all prototypes since at once: the same samples, in the same order, as looking at all of them
+    for every one (Minoux 1978 of greedy choices).
+    """
+    n, places = len(prior), [place]
     starts = np.cumsum([0, *(part.n for part in parts)])
-    nearest, places = np.full(len(prior), np.inf), list[int]()
-    while True:
-        places.append(place)
-        if len(places) == min(size, len(prior)):
-            return places
+    nearest = np.full(n, np.inf)
+    few = max(LEAST_CANDIDATES, n // CANDIDATES_SHARE)
+    # What is no number is seen by no comparison.
+    lazily = few < n and bool(prior.max() < LARGEST_PRIOR)
+    near = _Candidates(np.arange(n, dtype=np.intp), parts, prior, nearest.copy(), np.inf if lazily else -np.inf)
+    since = 0
+    while len(places) < min(size, n):
+        place = places[-1]
         part = int(np.searchsorted(starts, place, side="right")) - 1
         point = parts[part].take(np.asarray([place - starts[part]], dtype=np.intp))
-        column = np.concatenate([np.asarray(evaluator.tile(some, point))[:, 0] for some in parts])
-        np.minimum(nearest, prior + prior[place] - 2.0 * column, out=nearest)
-        nearest[place] = 0.0
-        place = int(np.argmax(nearest))
-        if not nearest[place] > LEAST_DISTANCE * prior[place]:
-            return places
+        column = np.concatenate([np.asarray(evaluator.tile(some, point))[:, 0] for some in near.rows])
+        np.minimum(near.values, near.prior + prior[place] - 2.0 * column, out=near.values)
+        near.values[np.searchsorted(near.members, place)] = 0.0
+        best = int(np.argmax(near.values))
+        if near.values[best] < near.threshold:
+            if len(near.members) < n:
+                _make_up(evaluator, parts, prior, nearest, np.asarray(places[since:], dtype=np.intp))
+            nearest[near.members], since = near.values, len(places)
+            near = _farthest(parts, prior, nearest, few)
+            best = int(np.argmax(near.values))
+        place = int(near.members[best])
+        if not near.values[best] > LEAST_DISTANCE * prior[place]:
+            break
+        places.append(place)
+    return places
+
+
+def _make_up(
+    evaluator: TileEvaluator, parts: list[Features], prior: FloatArray, nearest: FloatArray, places: IndexArray
+) -> None:
+    """Lower squared distances (n,) to those to further prototypes, in place."""
+    starts = np.cumsum([0, *(part.n for part in parts)])
+    owner = np.searchsorted(starts, places, side="right") - 1
+    for holder in np.unique(owner):
+        here = places[owner == holder]
+        for first in range(0, len(here), POINTS_AT_ONCE):
+            some = here[first : first + POINTS_AT_ONCE]
+            points = parts[holder].take(some - starts[holder])
+            for part, start in zip(parts, starts, strict=False):
+                for begin in range(0, part.n, ROWS_AT_ONCE):
+                    end = min(begin + ROWS_AT_ONCE, part.n)
+                    where = slice(start + begin, start + end)
+                    squares = np.add.outer(prior[some], prior[where])
+                    squares -= 2.0 * np.asarray(evaluator.tile(part.slice(begin, end), points)).T
+                    np.minimum(nearest[where], squares.min(axis=0), out=nearest[where])
+
+
+def _farthest(parts: list[Features], prior: FloatArray, nearest: FloatArray, few: int) -> _Candidates:
+    """Samples that are as far as the `few`-th farthest from all prototypes, or farther."""
+    threshold = float(np.partition(nearest, len(nearest) - few)[len(nearest) - few])
+    members = np.flatnonzero(nearest >= threshold)
+    starts = np.cumsum([0, *(part.n for part in parts)])
+    by_part = [
+        part.take(members[(members >= start) & (members < start + part.n)] - start)
+        for part, start in zip(parts, starts, strict=False)
+    ]
+    return _Candidates(members, [rows for rows in by_part if rows.n], prior[members], nearest[members], threshold)
 
 
 def moved_centres(cross: CrossKernel) -> FloatArray:

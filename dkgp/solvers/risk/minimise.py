@@ -23,6 +23,7 @@ from dkgp.solvers.risk.method import RiskMethod
 from dkgp.solvers.risk.newton import RiskNewton
 from dkgp.solvers.risk.preconditioner import LARGEST_RANK, affordable_rank
 from dkgp.solvers.risk.problem import Risk
+from dkgp.solvers.risk.whole import MOST_BYTES, whole_bytes
 from dkgp.solvers.stopping import DualityGap, MaxIterations, StoppingRule
 from dkgp.solvers.watch import NOBODY, Watch
 
@@ -84,6 +85,8 @@ def risk_memory(name: str, n: int, p: int, d: int) -> SolverMemory:
         factor = FactorPreconditioning(halo=0, rank=rank).memory(n, d)
         # F'W F of each column, or one of all that are coupled.
         grams = 8 * max(p * rank**2, min(p * rank, LARGEST_RANK) ** 2)
+        wholes = (whole_bytes(n, p, coupled) for coupled in (False, True) if p > 1 or not coupled)
+        grams = max(grams, *(taken if taken <= MOST_BYTES else 0 for taken in wholes), 0)
         return replace(held, own_bytes=factor.own_bytes + grams, factor_bytes=factor.factor_bytes)
     return held
 

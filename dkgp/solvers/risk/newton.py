@@ -14,9 +14,10 @@ further: they go first. An iteration is a round of the driver, so that a run tha
 step's last iteration takes it. They stop where r'M^-1 r is little beside g'K g - v'R'K g, the slope along delta: as
 little as the gap asks for.
 
-A step that does not come to that in a few dozen, for its factor is too small for the penalty, is taken as it is, and
-kernel conjugate gradients go on for a while: on separable data curvatures fall on their way, which a step with that of
-its start does not see.
+A step that does not come to that in a few dozen, for its factor is too small for the penalty, is taken as it is. From
+then on steps are solved by a factor of the whole matrix (`dkgp.solvers.risk.whole`), in float64, where it fits into
+memory. Where it does not, kernel conjugate gradients go on for a while: on separable data curvatures fall on their way,
+which a step with that of its start does not see.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from dkgp.solvers.losses import CurvatureRoot
 from dkgp.solvers.risk.descent import DescentState, RiskConjugateGradient
 from dkgp.solvers.risk.method import RiskMethod, descend_or_settle
 from dkgp.solvers.risk.preconditioner import CurvaturePreconditioner, affordable_rank
+from dkgp.solvers.risk.whole import WholeCurvature
 from dkgp.solvers.state import nothing
 
 # The last iteration's gain, as a share of the slope that is left: far from the least, and near it.
@@ -49,6 +51,8 @@ MOST_ITERATIONS = 40
 # A step that has taken these was beyond its factor: so many iterations of conjugate gradients go before the next one,
 # twice as many each time.
 PATIENCE = 50
+# A step that brings less than this share of what its quadratic foretold is poor, and so many in a row are the factor's.
+POOR_SHARE, MOST_POOR = 0.1, 2
 
 
 @dataclass
@@ -59,6 +63,8 @@ class NewtonState(DescentState):
     - `descents`, `until`: iterations of kernel conjugate gradients so far, and how many there are to be before the next
       step.
     - `failures`: steps that took too long.
+    - `poor`: steps in a row that have brought little of what they were to bring.
+    - `whole`: whether steps are solved by factors of the whole matrix.
     - `newton_image` (n, p): K g.
     - `along`, `along_image` (n, p): R v and K R v so far.
     - `residual`, `search` (n, p): r = R'K g - B v, and the direction in v to come.
@@ -66,12 +72,14 @@ class NewtonState(DescentState):
     """
 
     saved = (*DescentState.saved, "newton_image", "along", "along_image", "residual", "search", "energy")
-    counted = (*DescentState.counted, "inner", "descents", "until", "failures")
+    counted = (*DescentState.counted, "inner", "descents", "until", "failures", "poor", "whole")
 
     inner: int = 0
     descents: int = 0
     until: int = MOST_DESCENTS
     failures: int = 0
+    poor: int = 0
+    whole: bool = False
     newton_image: FloatArray = field(default_factory=nothing)
     along: FloatArray = field(default_factory=nothing)
     along_image: FloatArray = field(default_factory=nothing)
@@ -79,7 +87,7 @@ class NewtonState(DescentState):
     search: FloatArray = field(default_factory=nothing)
     energy: FloatArray = field(default_factory=lambda: np.zeros(0))
     root: CurvatureRoot | None = None
-    preconditioner: CurvaturePreconditioner | None = None
+    preconditioner: CurvaturePreconditioner | WholeCurvature | None = None
     refreshed: bool = False
 
     def renew_gradient(self, operator: KernelOperator) -> None:
@@ -92,6 +100,10 @@ class NewtonState(DescentState):
         self.inner, self.root, self.refreshed = 0, None, False
         self.newton_image = self.along = self.along_image = self.residual = self.search = nothing()
         self.energy = np.zeros(0)
+
+    def take_the_whole(self) -> None:
+        """Solve steps by factors of the whole matrix, in float64: float32 products are off by more than the penalty."""
+        self.whole, self.precision = True, "double"
 
     def curvature(self) -> CurvatureRoot:
         """R of the values at which the step began."""
@@ -152,8 +164,13 @@ class RiskNewton(RiskMethod[NewtonState]):
             self._begin(operator, state, clock)
         else:
             self._iterate(operator, state, clock)
-        if self._is_done(state):
-            self._step(state)
+        done = self._is_done(state)
+        if done or state.inner >= MOST_ITERATIONS:
+            beyond = not done or bool((state.energy < 0.0).any())
+            poor = self._step(state)
+            state.poor = state.poor + 1 if poor else 0
+            if beyond or (state.poor >= MOST_POOR and not state.whole):
+                self._note_failure(operator, state)
         clock.lap("line search")
         state.iteration += 1
         return clock.seconds
@@ -195,6 +212,8 @@ class RiskNewton(RiskMethod[NewtonState]):
     def _precondition(self, operator: KernelOperator, state: NewtonState, clock: PhaseClock) -> FloatArray:
         if self.rank == 0:
             return state.residual / self.risk.regularisation
+        if state.whole and not isinstance(state.preconditioner, WholeCurvature):
+            state.preconditioner = WholeCurvature(operator, self.risk.regularisation)
         if state.preconditioner is None:
             assert self.rank != "auto", "settings are resolved before a run"
             state.preconditioner = CurvaturePreconditioner.of(
@@ -228,17 +247,22 @@ class RiskNewton(RiskMethod[NewtonState]):
         share = np.maximum(share, min(enough, LARGEST_SHARE))
         rounding = ROUNDING[state.precision] * self.risk.inner(state.gradient, state.newton_image)
         negligible = np.maximum(np.maximum(share, LEAST_SHARE) * slope, rounding)
-        if bool((state.energy <= negligible).all()):
-            return True
-        if state.inner < MOST_ITERATIONS:
-            return False
-        state.until = state.descents + PATIENCE * 2**state.failures
-        state.failures += 1
-        return True
+        return bool((state.energy <= negligible).all())
 
-    def _step(self, state: NewtonState) -> None:
-        """Go to the least risk along delta."""
+    def _note_failure(self, operator: KernelOperator, state: NewtonState) -> None:
+        """Say how the next step is to be solved, after one that took too long."""
+        fits = self.rank != 0 and WholeCurvature.fits(operator, state.rhs.shape[1], self.risk.loss.coupled)
+        if fits and not state.whole:
+            state.take_the_whole()
+        else:
+            state.until = state.descents + PATIENCE * 2**state.failures
+        state.failures, state.poor = state.failures + 1, 0
+
+    def _step(self, state: NewtonState) -> bool:
+        """Go to the least risk along delta; true if that is a small share of what the step was to bring."""
+        before, promise = state.risks, np.maximum(self._slope(state), 0.0) / (2.0 * self.risk.regularisation)
         gradient, image, penalty = state.gradient, state.newton_image, self.risk.regularisation
         delta = (state.along - gradient) / penalty, (state.along_image - image) / penalty
         descend_or_settle(state, delta, image, (-gradient / penalty, -image / penalty), 1.0)
         state.give_up_the_step()
+        return float(np.sum(before - state.risks)) < POOR_SHARE * float(np.sum(promise))

@@ -140,6 +140,14 @@ class _WeightedRoot:
     root: CurvatureRoot
     scale: FloatArray
 
+    @property
+    def spread(self) -> FloatArray:
+        return self.scale * self.root.spread
+
+    @property
+    def unit(self) -> FloatArray | None:
+        return self.root.unit
+
     def times(self, vectors: FloatArray) -> FloatArray:
         return self.scale * self.root.times(vectors)
 

@@ -17,6 +17,9 @@ from dkgp.solvers.risk.problem import Risk
 from dkgp.solvers.state import SolverState, nothing
 from dkgp.solvers.stopping import Progress
 
+# To evaluate values and gradient anew takes two float64 products, after every round more than rounds of float64.
+MOST_HASTY = 3
+
 
 @dataclass
 class RiskState(SolverState):
@@ -29,12 +32,14 @@ class RiskState(SolverState):
     - `width` (q,): <g, g>_K / (2 lambda) as it was known last, and what approximate products may add to it; infinite
       before.
     - `doubt`: what a distance between products is multiplied by: twice as much after each that float64 did not confirm.
+    - `hasty`: float32 rounds in a row after each of which values had to be evaluated anew, and at which `iteration` the
+      last was.
     - `product_error`: bound on the errors of the last entries of `values` and `gradient_image` that were evaluated
       anew.
     """
 
     saved = (*SolverState.saved, "values", "gradient_image", "bound", "excess", "width")
-    counted = (*SolverState.counted, "doubt")
+    counted = (*SolverState.counted, "doubt", "hasty", "renewed")
 
     risk: Risk = field(init=False)
     values: FloatArray = field(default_factory=nothing)
@@ -43,6 +48,8 @@ class RiskState(SolverState):
     excess: FloatArray = field(default_factory=lambda: np.zeros(0))
     width: FloatArray = field(default_factory=lambda: np.zeros(0))
     doubt: float = 1.0
+    hasty: int = 0
+    renewed: int = -1
     product_error: float = 0.0
 
     @property
@@ -101,6 +108,10 @@ class RiskState(SolverState):
     def renew_gradient(self, operator: KernelOperator) -> None:
         """Compute the values anew in float64, and the bound where it was evaluated in float32."""
         recursion = not self.exact
+        self.hasty = self.hasty + 1 if self.precision == "single" and self.iteration == self.renewed + 1 else 0
+        self.renewed = self.iteration
+        if self.hasty >= MOST_HASTY:
+            self.precision = "double"
         # ||g||_K goes up and down, and that before the step is what was known: claimed in vain, it is claimed later.
         if recursion and self.precision == "double":
             self.doubt *= 2.0

@@ -1,8 +1,9 @@
 """Problems of many classes, or of a rare one.
 
-Two are generated, of the sizes of two of UCI's: "letter-like" of 26 classes, each of some clusters on a curved sheet of
-whole numbers from 0 to 15, and "htru2-like" of two, of which one has a twelfth of the samples and half of the features
-are skewed. Beside these USPS' ten digits where its file is.
+Three are generated, of the sizes of three of UCI's: "letter-like" of 26 classes, each of some clusters on a curved
+sheet of whole numbers from 0 to 15, "htru2-like" of two, of which one has a twelfth of the samples and half of the
+features are skewed, and "covtype-like" of two with an uneven boundary in ten smooth features and 44 that are 0 or 1.
+Beside these USPS' ten digits where its file is.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ IntArray = NDArray[np.int64]
 LETTERS, CLUSTERS, SHEET, LETTER_FEATURES = 26, 6, 8, 16
 AMONG_CLUSTERS, WITHIN, OFF_SHEET = 0.9, 0.192, 0.072
 RARE_SHARE, PULSAR_FEATURES = 0.0916, 8
+# Covtype-like: features that vary smoothly, areas, soils; waves of the boundary, how fast they are, and noise.
+SMOOTH, AREAS, SOILS = 10, 4, 40
+WAVES, FREQUENCY, BLUR = 60, 0.2, 0.25
 
 
 def letter_like(n: int, rng: np.random.Generator) -> tuple[FloatArray, IntArray]:
@@ -51,6 +55,22 @@ def htru2_like(n: int, rng: np.random.Generator) -> tuple[FloatArray, IntArray]:
     return values, codes
 
 
+def covtype_like(n: int, rng: np.random.Generator) -> tuple[FloatArray, IntArray]:
+    """Draw n samples of two classes in ten smooth features and two that are coded by 4 and by 40 zeros and ones."""
+    fixed = np.random.default_rng(54)
+    smooth = rng.standard_normal((n, SMOOTH)) @ (np.eye(SMOOTH) + 0.3 * fixed.standard_normal((SMOOTH, SMOOTH)))
+    towards = 1.5 * fixed.standard_normal((SMOOTH, AREAS + SOILS))
+    noise = rng.gumbel(size=(n, AREAS + SOILS))
+    drawn = smooth @ towards / np.sqrt(SMOOTH) + noise
+    areas, soils = np.argmax(drawn[:, :AREAS], axis=1), np.argmax(drawn[:, AREAS:], axis=1)
+    directions = FREQUENCY * fixed.standard_normal((SMOOTH, WAVES))
+    waves = np.sin(smooth @ directions + fixed.uniform(0.0, 2.0 * np.pi, WAVES)) @ fixed.standard_normal(WAVES)
+    steps = 0.5 * fixed.standard_normal(AREAS)[areas] + 0.5 * fixed.standard_normal(SOILS)[soils]
+    values = 2.0 * waves / np.sqrt(WAVES) + steps + BLUR * rng.standard_normal(n)
+    inputs = np.concatenate([smooth, np.eye(AREAS)[areas], np.eye(SOILS)[soils]], axis=1)
+    return inputs, (values > 0.0).astype(np.int64)
+
+
 @dataclass(frozen=True)
 class ManyProblem:
     """Training and test samples of a problem; `draw` makes it, or a `file` has it with a split of its own."""
@@ -67,6 +87,7 @@ MANY: dict[str, ManyProblem] = {
     for problem in (
         ManyProblem("letter-like", 16_000, 4_000, letter_like),
         ManyProblem("htru2-like", 17_000, 9_000, htru2_like),
+        ManyProblem("covtype-like", 10_000, 10_000, covtype_like),
         ManyProblem("usps", 7291, 2007, file="usps"),
     )
 }
