@@ -109,6 +109,9 @@ class CsvSource(Source):
 
     def _audited(self, text: bytes, first_line: int) -> tuple[bytes, IntArray]:
         """The block without blank lines, and the numbers of the lines left; all have the right number of fields."""
+        if b"\x00" in text:  # which older releases of pandas take for a value's end
+            line = first_line + text.count(b"\n", 0, text.index(b"\x00"))
+            raise InputError(f"The control character '\\x00' stands in line {line} of '{self.url}'; remove it.")
         counts = self._field_counts(text)
         lines = first_line + np.arange(len(counts), dtype=np.int64)
         suspects = np.flatnonzero(counts != self._n_fields)
