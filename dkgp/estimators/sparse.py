@@ -51,7 +51,7 @@ class SparseGPRegressor(GPEstimator):
     ----------
     kernel, noise_variance, subset_size, n_restarts_optimizer
         As of `GPRegressor`.
-    optimizer : {"marginal_likelihood", "loo", "bound", "fitc"} or None, default "marginal_likelihood"
+    optimizer : {"marginal_likelihood", "loo", "bound", "fitc", "vif"} or None, default "marginal_likelihood"
         What is maximised to tune a kernel given as text: the first two on a subset of the samples; the variational
         bound, or FITC's likelihood, on all of them, with `basis_size` basis samples that are chosen again as values
         move (`dkgp.models.sparse.bound`).
@@ -113,7 +113,7 @@ class SparseGPRegressor(GPEstimator):
     True
     """
 
-    optimizer: Literal["marginal_likelihood", "loo", "bound", "fitc"] | None = "marginal_likelihood"
+    optimizer: Literal["marginal_likelihood", "loo", "bound", "fitc", "vif"] | None = "marginal_likelihood"
     method: str = "vfe"
     basis_size: int | Literal["auto"] | None = None
     basis: Any = None

@@ -73,7 +73,7 @@ def factor_leaf(
 
 @dataclass(frozen=True)
 class LeafSlopes:
-    """How the log likelihood moves with one leaf's entries."""
+    """Slopes of the log likelihood by one leaf's entries."""
 
     entries: FloatArray  # by C, and so by K_II; its trace by the noise: (h + g, h + g)
     factor: FloatArray  # by F_I, all ways: (h + g, m)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.errors import NumericalError
@@ -53,6 +54,14 @@ class BundleRows:
     noise: Noise
 
 
+def refuse_leaf(count: int, noise: Noise) -> NumericalError:
+    """Error of a leaf, with its halo of so many samples, that has no Cholesky factor."""
+    return NumericalError(
+        f"what the basis leaves of {count:,} samples is not positive definite with the noise, "
+        f"{float(np.min(noise)):.3g}: rounding exceeds it. Raise the noise variance, or take fewer basis samples"
+    )
+
+
 class _Open:
     """A bundle on a worker: its features, and R = [F, Y] for all of its samples."""
 
@@ -68,11 +77,7 @@ class _Open:
             right, noise = self.right[places], noise_at(self.noise, places)
             leaf = factor_leaf(self.evaluator, self.features.take(places), halo, noise, right, self.rank)
             if leaf is None:
-                raise NumericalError(
-                    f"what the basis leaves of {len(places):,} samples is not positive definite with the noise, "
-                    f"{float(np.min(noise)):.3g}: rounding exceeds it. Raise the noise variance, or take fewer basis "
-                    "samples"
-                )
+                raise refuse_leaf(len(places), noise)
             yield places, right, leaf
 
 
@@ -140,7 +145,7 @@ def vif_weights_task(model: Described, inner: FloatArray, bundles: list[BundleRo
     return results
 
 
-def gathered_rows(context: BlockContext, samples: IndexArray) -> FloatArray:
+def gathered_rows(context: BlockContext, samples: NDArray[np.int32]) -> FloatArray:
     """Standardised inputs of some samples, in their order: (u, d)."""
     blocks = samples // context.block_rows
     rows = np.empty((len(samples), context.kernel.n_features))
