@@ -1,8 +1,8 @@
 """A proven distance from the exact model's mean, for the price of one product with the kernel matrix.
 
-The model's Sigma^-1 Y is a vector of weights of all samples, alpha. Its residual r = Y - Kbar alpha in the exact model's
-system proves how far the mean k(x, X) alpha is from the exact one, as of any solve (`dkgp.models.certificate`). The
-model's own mean at x is another number, so that
+The model's Sigma^-1 Y is a vector of weights of all samples, alpha. Its residual r = Y - Kbar alpha in the exact
+model's system proves how far the mean k(x, X) alpha is from the exact one, as of any solve; see
+`dkgp.models.certificate`. The own mean at x of a model with neighbours is another number, so that
 
     |m(x) - m_exact(x)| <= |m(x) - k(x, X) alpha| + (the certificate's bound at x).
 
