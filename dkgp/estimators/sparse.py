@@ -51,10 +51,10 @@ class SparseGPRegressor(GPEstimator):
     ----------
     kernel, noise_variance, subset_size, n_restarts_optimizer
         As of `GPRegressor`.
-    optimizer : {"marginal_likelihood", "loo", "bound", "fitc"} or None, default "marginal_likelihood"
+    optimizer : {"marginal_likelihood", "loo", "bound", "fitc", "vif"} or None, default "marginal_likelihood"
         What is maximised to tune a kernel given as text: the first two on a subset of the samples; the variational
-        bound, or FITC's likelihood, on all of them, with `basis_size` basis samples that are chosen again as values
-        move (`dkgp.models.sparse.bound`).
+        bound, FITC's likelihood, or that of a model with neighbours ("vif"), on all of them, with `basis_size` basis
+        samples that are chosen again as values move (`dkgp.models.sparse.bound`).
     method : {"vfe", "sr", "dtc", "fitc", "sd", "sggp", "mpgp"}, default "vfe"
         "vfe", the variational bound's model; "sr", the subset of regressors, or Nystrom, whose variances are too small;
         "dtc", the same with the variance that the basis leaves; "fitc"; "sd", the exact model of a subset of the data;
@@ -113,7 +113,7 @@ class SparseGPRegressor(GPEstimator):
     True
     """
 
-    optimizer: Literal["marginal_likelihood", "loo", "bound", "fitc"] | None = "marginal_likelihood"
+    optimizer: Literal["marginal_likelihood", "loo", "bound", "fitc", "vif"] | None = "marginal_likelihood"
     method: str = "vfe"
     basis_size: int | Literal["auto"] | None = None
     basis: Any = None

@@ -65,7 +65,7 @@ class Hyperparameters:
         How many subsets' log likelihoods were added.
     objective : str, optional
         What was maximised: "likelihood", "loo" for the leave-one-out predictive likelihood, or of a sparse model of all
-        samples "bound", the variational one, or "fitc", its likelihood.
+        samples "bound", the variational one, or "fitc" or "vif", its likelihood.
     likelihood : str, optional
         Of labels, "logit", "probit" or "softmax", whose evidence in Laplace's approximation was maximised; the noise
         variance is then 1 and means nothing. None of a regression.

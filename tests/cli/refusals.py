@@ -281,8 +281,9 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--mean linear --refine", 2, "leave out --refine"),
         # By a bound on all samples.
         ("--objective bound --subset 100", 2, "--objective bound looks at all samples; leave out --subset"),
+        ("--objective vif --folds 3", 2, "--objective vif looks at all samples; leave out --folds"),
         ("--objective fitc --folds 5", 2, "leave out --folds"),
-        ("--basis-size 5", 2, ("--basis-size is of the objectives bound and fitc", "likelihood, looks at a subset")),
+        ("--basis-size 5", 2, ("--basis-size is of the objectives bound, fitc, vif", "likelihood, looks at a subset")),
         ("--objective bound --basis-size 601", 3, ("1 to 600 samples", "--basis-size asks for 601")),
         ("--objective bound --basis-size 0", 3, ("1 to 600 samples", "asks for 0")),
         ("--objective bound --fix gama=1", 3, "no hyperparameter is called 'gama'"),

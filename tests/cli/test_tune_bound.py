@@ -69,6 +69,21 @@ def test_the_table_and_the_picture(train: str, tmp_path: Path) -> None:
     assert picture.read_text().startswith("<?xml")
 
 
+def test_with_neighbours(train: str, tmp_path: Path) -> None:
+    """The same values on worker processes, each with neighbours of its own making, and named in the table."""
+    options = ("--objective", "vif", "--basis-size", 10)
+    result = run("tune", train, "--out", tmp_path / "hyper.json", *options)
+    assert result.exit_code == 0, result.stderr
+    assert "likelihood with neighbours" in result.stdout
+    assert "maximising the likelihood with neighbours of 10 basis samples on 600 samples" in result.stderr
+    here = run_json("tune", train, "--out", tmp_path / "a.json", *options)
+    there = run_json("tune", train, "--out", tmp_path / "b.json", *options, "--cluster", "local", "--workers", 2)
+    assert without_time(there) == without_time(here)
+    assert here["objective"] == "vif"
+    by_default = run_json("tune", train, "--out", tmp_path / "c.json", *options[:2], "--tol", "0.1")
+    assert by_default["sparse"]["basis_size"] <= 200
+
+
 @pytest.fixture
 def interrupting(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Have a signal come after so many looks for one."""

@@ -10,7 +10,7 @@ from dkgp.commands.tune.run import TuneRun
 from dkgp.data.remote.storage import exists
 from dkgp.errors import InterruptedRunError
 from dkgp.models import Hyperparameters, RunContext
-from dkgp.models.sparse.bound.search import BASIS_SIZE, EVIDENCES, check_bound, plan_bound, tune_by_bound
+from dkgp.models.sparse.bound.search import BASIS_SIZES, EVIDENCES, check_bound, plan_bound, tune_by_bound
 from dkgp.models.sparse.bound.trail import Trail
 
 
@@ -27,7 +27,10 @@ class BoundRun(TuneRun):
     @property
     def basis_size(self) -> int:
         """Basis samples, as many as were asked for."""
-        return min(BASIS_SIZE, self.dataset.n_samples) if self.job.basis_size is None else self.job.basis_size
+        if self.job.basis_size is not None:
+            return self.job.basis_size
+        assert self.job.evidence is not None
+        return min(BASIS_SIZES[self.job.evidence], self.dataset.n_samples)
 
     def check_choices(self) -> None:
         """Refuse kernels, names, numbers and places that do not fit, before a cluster is started."""
@@ -58,7 +61,7 @@ class BoundRun(TuneRun):
         executor.require_one_arithmetic()
         n, d, p = dataset.n_samples, dataset.n_features, dataset.n_targets
         resident, budget = memory_budget()
-        plan_bound(n, d, size, p, executor, job.cluster.cache_bytes).require(budget, resident)
+        plan_bound(n, d, size, p, executor, job.cluster.cache_bytes, job.evidence).require(budget, resident)
         self.trail = Trail(job.checkpoint_url, self.signature)
         if job.resume and self.trail.load():
             reporter.note(f"going on from '{self.trail.url}', {len(self.trail)} evaluations")

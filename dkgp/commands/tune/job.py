@@ -42,7 +42,8 @@ SUBSETS = Option(
 OBJECTIVE = Option(
     help="likelihood: the marginal likelihood; loo: the predictive likelihood of each sample given the subset's "
     "others, at twice the cost, where the kernel may not fit the data well. For a sparse model, on all samples: bound, "
-    "the variational bound on the marginal likelihood; fitc, FITC's likelihood.",
+    "the variational bound on the marginal likelihood; fitc, FITC's likelihood; vif, the likelihood where what the "
+    "basis leaves of a sample depends on its nearest neighbours.",
 )
 LIKELIHOOD = Option(
     help="Of numbers, the distribution of their noise: student-t, under which outliers count for less; auto: what "
@@ -51,8 +52,8 @@ LIKELIHOOD = Option(
     "softmax, which takes smaller subsets. Without it labels are tuned as a regression on signs, for an LS-SVM."
 )
 BASIS_SIZE = Option(
-    help="Basis samples of the objectives bound and fitc; they are chosen again as the hyperparameters move.  "
-    "[default: 1000, or all]",
+    help="Basis samples of the objectives bound, fitc and vif; they are chosen again as the hyperparameters move.  "
+    "[default: 1000, of vif 200, or all]",
     metavar="M",
     group=FURTHER,
 )
@@ -120,7 +121,7 @@ class TuneJob:
     kernel_seconds: Annotated[float, KERNEL_SECONDS] = 120.0
     subset: Annotated[int, SUBSET] = 2000
     subsets: Annotated[int, SUBSETS] = 1
-    objective: Annotated[Literal["likelihood", "loo", "bound", "fitc"], OBJECTIVE] = "likelihood"
+    objective: Annotated[Literal["likelihood", "loo", "bound", "fitc", "vif"], OBJECTIVE] = "likelihood"
     likelihood: Annotated[Literal["logit", "probit", "softmax", "gaussian", "student-t", "auto"] | None, LIKELIHOOD] = (
         None
     )
@@ -147,7 +148,8 @@ class TuneJob:
     @property
     def evidence(self) -> Evidence | None:
         """The sparse model's evidence that is maximised on all samples; None of a search on subsets."""
-        return self.objective if self.objective == "bound" or self.objective == "fitc" else None
+        name = self.objective
+        return name if name == "bound" or name == "fitc" or name == "vif" else None
 
     @property
     def of_subsets(self) -> Objective:
@@ -240,7 +242,7 @@ class TuneJob:
         """Refuse options of subsets where all samples are looked at, and of these where subsets are."""
         if self.evidence is None and self.basis_size is not None:
             raise UsageError(
-                f"`basis_size` is of the objectives {' and '.join(EVIDENCES)}; this one, {self.objective}, looks at a "
+                f"`basis_size` is of the objectives {', '.join(EVIDENCES)}; this one, {self.objective}, looks at a "
                 "subset. Choose one of them, or leave it out"
             )
         for name in OF_SUBSETS if self.evidence is not None else ():

@@ -60,3 +60,15 @@ def embed(context: BlockContext, landmarks: FloatArray | None) -> NDArray[np.flo
         columns = triangle.columns(evaluator, context.block_features(block, "double"))
         points[start:stop] = (columns / np.sqrt(prior)).T
     return points
+
+
+def embed_inputs(context: BlockContext, landmarks: FloatArray | None, inputs: FloatArray) -> NDArray[np.float32]:
+    """Points of standardised inputs (t, d) that are no samples: (t, e)."""
+    if landmarks is None:
+        features = context.evaluator("single").prepare(inputs)
+        return np.ascontiguousarray(features.values[:, : features.n].T)
+    evaluator = context.evaluator("double")
+    largest = float(context.kernel.diagonal(landmarks).max())
+    prior = counted(np.asarray(context.kernel.diagonal(inputs), dtype=np.float64), largest)
+    columns = LandmarkTriangle.of(evaluator, landmarks).columns(evaluator, evaluator.prepare(inputs))
+    return np.ascontiguousarray((columns / np.sqrt(prior)).T, dtype=np.float32)

@@ -88,16 +88,29 @@ class OrderedPoints:
         start = int(self.bounds[leaf])
         if start <= size or not size:
             return np.arange(min(start, size), dtype=np.int32)
-        gaps = self._gaps(leaf)
+        of_leaf = self._points(np.arange(start, self.bounds[leaf + 1]))
+        return self._nearest(of_leaf, self._low[leaf], self._high[leaf], leaf, size)
+
+    def near(self, point: NDArray[np.float32], size: int) -> NDArray[np.int32]:
+        """Places of the `size` points that are nearest to one (e,), ascending; all, where fewer."""
+        if len(self.order) <= size or not size:
+            return np.arange(min(len(self.order), size), dtype=np.int32)
+        return self._nearest(point[None], point, point, len(self._low), size)
+
+    def _nearest(
+        self, points: NDArray[np.float32], low: NDArray[np.float32], high: NDArray[np.float32], leaf: int, size: int
+    ) -> NDArray[np.int32]:
+        """Places of the `size` points before a leaf that are nearest to any of `points` (g, e), in a box low..high."""
+        gaps = self._gaps(low, high, leaf)
         nearest = np.argsort(gaps, kind="stable")
         sizes = np.diff(self.bounds[: leaf + 1])[nearest]
         # Enough leaves for a first guess; then those that may hold anything nearer.
         count = int(np.searchsorted(np.cumsum(sizes), 2 * size)) + 1
-        places, distances = self._distances(leaf, nearest[:count])
+        places, distances = self._distances(points, nearest[:count])
         rest = nearest[count:]
         if len(rest):
             farthest = np.partition(distances, size - 1)[size - 1]
-            more = self._distances(leaf, rest[gaps[rest] <= farthest])
+            more = self._distances(points, rest[gaps[rest] <= farthest])
             places, distances = np.concatenate([places, more[0]]), np.concatenate([distances, more[1]])
         farthest = np.partition(distances, size - 1)[size - 1]
         within = places[distances < farthest]
@@ -107,16 +120,17 @@ class OrderedPoints:
     def _points(self, places: IndexArray) -> NDArray[np.float32]:
         return np.ascontiguousarray(self._panels[places // LANES, :, places % LANES])
 
-    def _gaps(self, leaf: int) -> NDArray[np.float32]:
-        """Squared distances between a leaf's box and those of the leaves before it, rounded down."""
-        gap = np.maximum(self._low[:leaf] - self._high[leaf], self._low[leaf] - self._high[:leaf])
+    def _gaps(self, low: NDArray[np.float32], high: NDArray[np.float32], leaf: int) -> NDArray[np.float32]:
+        """Squared distances between a box and those of the leaves before one, rounded down."""
+        gap = np.maximum(self._low[:leaf] - high, low - self._high[:leaf])
         np.maximum(gap, 0.0, out=gap)
         gaps: NDArray[np.float32] = np.einsum("le,le->l", gap, gap) * np.float32(1.0 - 1e-4)
         return gaps
 
-    def _distances(self, leaf: int, leaves: IndexArray) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Places of the points of some leaves, and each one's squared distance from the nearest of a leaf's own."""
-        of_leaf = self._points(np.arange(self.bounds[leaf], self.bounds[leaf + 1]))
+    def _distances(
+        self, of_leaf: NDArray[np.float32], leaves: IndexArray
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Places of the points of some leaves, and each one's squared distance from the nearest of `of_leaf` (g, e)."""
         of_leaf = np.concatenate([of_leaf, np.repeat(of_leaf[-1:], -len(of_leaf) % TILE_COLUMNS, axis=0)])
         starts, stops = self.bounds[leaves], self.bounds[leaves + 1]
         places = np.empty(int((stops - starts).sum()), np.int32)

@@ -206,22 +206,24 @@ class OpenBundle:
         """Prepared features of the bundle's samples, gathered from their blocks when a first leaf is made."""
         features = self._prepared.get(precision)
         if features is None:
-            context, samples = self._leaves.context, self.bundle.samples
-            blocks = samples // context.block_rows
-            order = np.argsort(blocks, kind="stable")
-            names, starts = np.unique(blocks[order], return_index=True)
-            parts = [
-                context.block_features(int(block), precision).take(
-                    (members - context.bounds(int(block))[0]).astype(np.intp)
-                )
-                for block, members in zip(names, np.split(samples[order], starts[1:]), strict=True)
-            ]
-            values = np.concatenate([part.values[:, : part.n] for part in parts], axis=1)
-            norms = np.concatenate([part.squared_norms[:, : part.n] for part in parts], axis=1)
-            back = np.empty(len(samples), np.intp)
-            back[order] = np.arange(len(samples))
-            features = self._prepared[precision] = Features(values, norms, len(samples)).take(back)
+            features = self._prepared[precision] = gathered(self._leaves.context, self.bundle.samples, precision)
         return features
+
+
+def gathered(context: BlockContext, samples: NDArray[np.int32], precision: Precision) -> Features:
+    """Prepared features of some samples, in their order, from their blocks."""
+    blocks = samples // context.block_rows
+    order = np.argsort(blocks, kind="stable")
+    names, starts = np.unique(blocks[order], return_index=True)
+    parts = [
+        context.block_features(int(block), precision).take((members - context.bounds(int(block))[0]).astype(np.intp))
+        for block, members in zip(names, np.split(samples[order], starts[1:]), strict=True)
+    ]
+    values = np.concatenate([part.values[:, : part.n] for part in parts], axis=1)
+    norms = np.concatenate([part.squared_norms[:, : part.n] for part in parts], axis=1)
+    back = np.empty(len(samples), np.intp)
+    back[order] = np.arange(len(samples))
+    return Features(values, norms, len(samples)).take(back)
 
 
 class ScratchFile:

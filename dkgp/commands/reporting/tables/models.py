@@ -23,6 +23,7 @@ from dkgp.commands.reporting.tables.layout import (
 )
 from dkgp.kernels import kernel_text
 from dkgp.models import TunedParameter
+from dkgp.models.sparse.bound.search import EVIDENCES
 from dkgp.models.tuned_parameter import stopped
 
 # Targets with rows or tables of their own; rows of a path, and weights that are named in one.
@@ -211,7 +212,7 @@ def tune_tables(document: Document) -> list[RenderableType]:
         if document.get(name) is not None:
             rows.append((title, f"{document[name]:.2f}"))
     if (sparse := document.get("sparse")) is not None:
-        title = "variational bound" if document.get("objective") == "bound" else "FITC likelihood"
+        title = EVIDENCES.get(document["objective"], "evidence")
         rows += [(title, f"{sparse['value']:.2f}"), ("basis samples", f"{sparse['basis_size']:,}")]
     parameters = [TunedParameter.from_json(item) for item in document.get("parameters") or []]
     if "converged" in document:  # values to refine may have been given by hand

@@ -84,7 +84,7 @@ def _slopes(prototypes: Prototypes, fit: FittedWeights, run: Run) -> RunSums:
             solved = np.empty((m, rows.n), order="F")
             blas("gemm", b"N", b"N", m, rows.n, m, 1.0, fit.normal, m, f, m, 0.0, solved, m)
         solved += fit.weights @ alpha.T
-        cross += _contract(kernel, inputs[where], prototypes.inputs, solved)
+        cross += contract_tiles(kernel, inputs[where], prototypes.inputs, solved)
         if not kernel.stationary:
             prior += prior_slopes(kernel, inputs[where], 0.5 * g)
     return RunSums((cross, prior, np.array([squares, total]), weighted))
@@ -96,7 +96,7 @@ def _solve(lower: FloatArray, right: FloatArray, transposed: bool = False) -> No
     blas("trsm", b"L", b"L", b"T" if transposed else b"N", b"N", m, count, 1.0, lower, m, right, m)
 
 
-def _contract(kernel: Kernel, rows: FloatArray, prototypes: FloatArray, weights: FloatArray) -> FloatArray:
+def contract_tiles(kernel: Kernel, rows: FloatArray, prototypes: FloatArray, weights: FloatArray) -> FloatArray:
     """sum_ij W_ij dk(x_i, z_j), W' = `weights` (m, b), tile by tile."""
     total = np.zeros(len(kernel.parameters()))
     for a in range(0, len(rows), TILE_ROWS):

@@ -58,7 +58,7 @@ def plain(found: Hyperparameters) -> Hyperparameters:
     return replace(found, seconds=None)
 
 
-@pytest.mark.parametrize("objective", ["bound", "fitc"])
+@pytest.mark.parametrize("objective", ["bound", "fitc", "vif"])
 def test_all_samples_as_the_basis_find_what_the_likelihood_of_all_finds(
     objective: Any, one_thread: LocalExecutor
 ) -> None:
@@ -279,3 +279,28 @@ def test_memory_is_planned() -> None:
     assert large.coordinator_bytes > small.coordinator_bytes
     with pytest.raises(MemoryBudgetError, match="1,000 basis samples is projected to need"):
         large.require(large.coordinator_bytes - 1)
+
+
+def test_with_neighbours_few_basis_samples_find_what_the_likelihood_of_all_finds(
+    one_thread: LocalExecutor, tmp_path: Path
+) -> None:
+    """Few basis samples for rough functions: the values are those of all samples' likelihood; the bound's are not."""
+    rng = np.random.default_rng(5)
+    X = rng.uniform(-2.0, 2.0, (500, 1))
+    kernel = SquaredExponential((20.0,))
+    K = np.asarray(kernel(X, X)) + 0.01 * np.eye(500)
+    y = np.linalg.cholesky(K) @ rng.standard_normal(500)
+    dataset = memory_dataset(X, y / y.std())
+    near, far = (searched(dataset, one_thread, objective=name, basis_size=5) for name in ("vif", "bound"))
+    exact = tune(dataset.inputs(0, 500), dataset.all_targets(), subset=500)
+    assert near.converged
+    np.testing.assert_allclose(values(near)[[0, -1]], values(exact)[[0, -1]], rtol=0.05)
+    assert values(far)[-1] > 5.0 * values(exact)[-1]
+    # A search that goes on from what was evaluated takes the same steps.
+    trail = Trail(str(tmp_path / "trail"))
+    assert plain(searched(dataset, one_thread, objective="vif", basis_size=5, trail=trail)) == plain(near)
+    again = Trail(trail.url)
+    assert again.load()
+    count = len(again)
+    assert plain(searched(dataset, one_thread, objective="vif", basis_size=5, trail=again)) == plain(near)
+    assert len(again) == count

@@ -1,0 +1,104 @@
+"""One leaf of the model: samples G behind their halo J, what the basis leaves of them, and how that moves.
+
+With I = (J, G), h samples of J and g of G, f_i the rows of F, and L L' = C = (K - F F')_II + S,
+
+    T = [-L22^-1 L21 L11^-1, L22^-1],      W = T R,      R = [F, Y]_I,
+
+G's part of the log likelihood is a function of W'W and of log|L22|. Where the whole function moves by <H, d(W'W)> / 2
+for a symmetric H, A = W H, and by -p d log|L22|, it moves with C and R by <-(X + X') / 2, dC> + <T'A, dR>,
+
+    X = T'((A W' + p I) T / 2 + P),      P = A R_J' C_JJ^-1  (columns of J, zeros elsewhere),
+
+since W'W = R'(C^-1 - C_JJ^-1) R and 2 log|L22| = log|C| - log|C_JJ|. C takes F with it: dC = dK - dF F' - F dF'.
+Arrays lie row by row, of which LAPACK sees the transposes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dkgp.kernels import Features, TileEvaluator
+from dkgp.operators.base import FloatArray, Noise
+from dkgp.operators.blas import blas, lapack
+
+
+@dataclass(frozen=True)
+class LeafFactor:
+    """T and W of one leaf."""
+
+    halo: int  # h
+    lower: FloatArray  # L, below its diagonal and on it: (h + g, h + g)
+    rows: FloatArray  # T: (g, h + g)
+    images: FloatArray  # W: (g, m + p)
+
+    @property
+    def log_determinant(self) -> float:
+        """2 log|L22|."""
+        return 2.0 * float(np.log(self.lower.diagonal()[self.halo :]).sum())
+
+
+def conditional(evaluator: TileEvaluator, features: Features, factor: FloatArray, noise: Noise) -> FloatArray | None:
+    """L of C for the features of some samples, their rows of F (c, m) and their noise: (c, c); above it other numbers.
+
+    None where C is not positive definite in float64.
+    """
+    count = features.n
+    matrix = np.ascontiguousarray(evaluator.tile(features, features))
+    if factor.shape[1]:
+        matrix -= factor @ factor.T
+    matrix[np.diag_indices(count)] += noise
+    if lapack("potrf", b"U", count, matrix, count) or not np.isfinite(matrix).all():
+        return None
+    return matrix
+
+
+def factor_leaf(
+    evaluator: TileEvaluator, features: Features, halo: int, noise: Noise, right: FloatArray, rank: int
+) -> LeafFactor | None:
+    """Factor one leaf; None where C is not positive definite in float64.
+
+    `features` are of I = (J, G), of which `halo` are J; the noise is one number or (h + g,); `right` is R (h + g,
+    m + p), whose first `rank` columns are F.
+    """
+    lower, count = conditional(evaluator, features, right[:, :rank], noise), features.n
+    if lower is None:
+        return None
+    rows = np.zeros((count - halo, count))
+    rows[:, halo:] = np.eye(count - halo)
+    blas("trsm", b"L", b"U", b"N", b"N", count, count - halo, 1.0, lower, count, rows, count)
+    return LeafFactor(halo, lower, rows, rows @ right)
+
+
+@dataclass(frozen=True)
+class LeafSlopes:
+    """Slopes of the log likelihood by one leaf's entries."""
+
+    entries: FloatArray  # by C, and so by K_II; its trace by the noise: (h + g, h + g)
+    factor: FloatArray  # by F_I, all ways: (h + g, m)
+
+
+def slopes(leaf: LeafFactor, right: FloatArray, rank: int, moved: FloatArray) -> LeafSlopes:
+    """Slopes of one leaf by H, `moved` (m + p, m + p); `right` and `rank` as for `factor_leaf`."""
+    halo, count, T, W = leaf.halo, leaf.lower.shape[0], leaf.rows, leaf.images
+    targets = right.shape[1] - rank
+    A = W @ moved
+    across = np.ascontiguousarray(A @ right[:halo].T)  # P
+    if halo:
+        shape = halo, len(T), 1.0, leaf.lower, count, across, halo
+        blas("trsm", b"L", b"U", b"T", b"N", *shape)
+        blas("trsm", b"L", b"U", b"N", b"N", *shape)
+    half = 0.5 * (A @ W.T)
+    half[np.diag_indices(len(T))] += 0.5 * targets
+    half = 0.5 * (half + half.T)
+    inner = half @ T
+    inner[:, :halo] += across
+    X = T.T @ inner
+    factor = np.empty((count, 0))
+    if rank:
+        F, V = right[:, :rank], W[:, :rank]
+        # T'A_F + (X + X') F, with T F = V.
+        factor = T.T @ (A[:, :rank] + 2.0 * (half @ V) + across @ F[:halo])
+        factor[:halo] += across.T @ V
+    return LeafSlopes(-0.5 * (X + X.T), factor)

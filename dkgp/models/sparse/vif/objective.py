@@ -1,0 +1,260 @@
+"""The log likelihood of a sparse model with neighbours on all samples, and its gradient, out of core.
+
+With Q = F F' = K_nm (L L')^-1 K_mn, samples in kd order in leaves, and T as in `leaf`, the samples' covariance is
+
+    Sigma = T^-1 T^-T + F F',     |Sigma| = |L22|^2 of all leaves times |B|,     B = I + V'V,  V = T F:
+
+what the basis leaves of a leaf, noise included, depends on its halo alone among all samples before it. Without a basis
+this is Vecchia's likelihood, with one sample a leaf and no halos FITC's, and where halos are everything the exact one.
+For p targets that share the hyperparameters, with q = T Y and z = B^-1 V'q,
+
+    2 log p(Y) = -p n log 2 pi - p log|Sigma| - tr(q'q - z'V'q),
+
+which moves by <H, d(W'W)> / 2 - p d log|L22|, W = [V, q], for
+
+    H = [-p B^-1 - z z',  z;  z',  -I].
+
+One evaluation is two passes over the leaves. The order and the halos are those of the kernel that they were made with
+(`hold`) until another is held: so the likelihood is a smooth function of the hyperparameters.
+
+References
+----------
+T. Gyger, R. Furrer, F. Sigrist, Vecchia-inducing-points full-scale approximations for Gaussian processes (2025).
+J. Guinness, Permutation and grouping methods for sharpening Gaussian process approximations (2018): by leaves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+
+from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.errors import InputError, NumericalError
+from dkgp.kernels import Kernel
+from dkgp.models.context import RunContext
+from dkgp.models.sparse.bound.objective import BoundValue
+from dkgp.models.sparse.vif.tasks import BundleRows, Described, vif_slopes_task, vif_sums_task, vif_weights_task
+from dkgp.operators.base import FloatArray, IndexArray, Noise, noise_at
+from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.cross.kernel import CrossKernel, prototypes_of
+from dkgp.operators.cross.runs import RunSums, accumulated, added
+from dkgp.operators.inputs import InputSource
+from dkgp.operators.low_rank.landmark_rows import whiten
+from dkgp.operators.low_rank.pivots import jitter, regularised_factor
+from dkgp.operators.vecchia.embedding import embedding_landmarks
+from dkgp.operators.vecchia.halos import leaf_count
+from dkgp.operators.vecchia.leaves import BUNDLE_ROWS, Leaves
+from dkgp.operators.vecchia.tasks import halo_task, order_task
+
+# Samples of a leaf, and of its halo: see `docs/experiments.md`.
+LEAF, HALO = 32, 96
+# Of a leaf's size squared, while its slopes are taken: C, G, X, and those of a kernel's derivatives.
+ARRAYS_OF_LEAF = 16
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Sizes of leaves and of their halos, at most."""
+
+    leaf: int = LEAF
+    halo: int = HALO
+
+    def __post_init__(self) -> None:
+        if self.halo < 0 or self.leaf < 1:
+            raise InputError(
+                "a model with neighbours needs a halo of at least 0 samples, and leaves of at least 1; got "
+                f"{self.halo} and {self.leaf}"
+            )
+
+
+def vif_bytes(n: int, d: int, m: int, p: int, threads: int, neighbours: Neighbours) -> int:
+    """Bytes of a worker's process beside those of a whitened Gram: points, bundles, rows, its tasks' F, Phi and W."""
+    leaf, halo = min(neighbours.leaf, n), min(neighbours.halo, n)
+    bundle = min(n + BUNDLE_ROWS, -(-BUNDLE_ROWS // leaf) * (leaf + halo))
+    task = 8 * bundle * (4 * (m + p) + 2 * d) + 8 * (m + p) ** 2 * 3 + ARRAYS_OF_LEAF * 8 * (leaf + halo) ** 2
+    return n * (12 * d + 16) + 12 * leaf_count(n, leaf) * (leaf + halo) + 8 * n * d + threads * task
+
+
+@dataclass(frozen=True)
+class Joint:
+    """All leaves of a model of some samples, together."""
+
+    normal: FloatArray  # lower Cholesky factor of B: (m, m), Fortran order
+    whitened: FloatArray  # z: (m, p)
+    value: float  # log p(Y), summed over targets, in nats
+    explained: float  # of the samples' k(x, x), by the basis
+
+    def moved(self) -> FloatArray:
+        """H: (m + p, m + p)."""
+        m, p = self.whitened.shape
+        H = np.empty((m + p, m + p))
+        inverse = scipy.linalg.cho_solve((self.normal, True), np.eye(m), check_finite=False) if m else np.empty((0, 0))
+        H[:m, :m] = -p * inverse - self.whitened @ self.whitened.T
+        H[:m, m:], H[m:, :m], H[m:, m:] = self.whitened, self.whitened.T, -np.eye(p)
+        return H
+
+
+class Neighbourhood:
+    """Samples in kd order, their leaves and halos, by an operator's kernel; tasks on them go by other kernels, too."""
+
+    def __init__(self, operator: BlockedKernelOperator, neighbours: Neighbours) -> None:
+        executor = operator.executor
+        executor.require_one_arithmetic()
+        context, n = operator.context, operator.n
+        halo, leaf = min(neighbours.halo, n), min(neighbours.leaf, n)
+        none = np.empty((0, context.kernel.n_features))
+        self.leaves = Leaves(context, halo, leaf, none, embedding_landmarks(operator), f"vif-{halo}-{leaf}")
+        self._shared = executor.shares_memory
+        with single_threaded_blas():
+            operator.tell("order", 0, n, "samples")
+            operator.submit("kvorder", order_task, (self.leaves,), [[0]]).result()
+            groups = [[number] for number in range(self.leaves.n_bundles)]
+            self.samples: list[IndexArray] = operator.submit("kvhalo", halo_task, (self.leaves,), groups).result()
+
+    def described(self, operator: BlockedKernelOperator, basis: FloatArray | None) -> Described:
+        """The model of an operator's kernel and a basis (m, d)."""
+        prototypes = None
+        if basis is not None and len(basis):
+            CrossKernel(operator, basis).lower  # noqa: B018  - refuses here, in words, what no worker could factor
+            prototypes = prototypes_of(operator, basis)
+        return Described(self.leaves, operator.context, prototypes)
+
+    def runs(self, targets: FloatArray, noise: Noise) -> list[list[BundleRows]]:
+        """Each bundle with its rows of the targets (n, p) and of the noise."""
+        return [
+            [BundleRows(number, targets[samples], noise_at(noise, samples))]
+            for number, samples in enumerate(self.samples)
+        ]
+
+    def summed(
+        self,
+        operator: BlockedKernelOperator,
+        name: str,
+        phase: str,
+        task: Callable[..., list[RunSums]],
+        arguments: tuple[Any, ...],
+        targets: FloatArray,
+    ) -> RunSums:
+        """Sum the results of a task of the arguments and bundles."""
+        combine = accumulated if self._shared else added
+        with single_threaded_blas():
+            pending = operator.submit_sum(name, task, arguments, self.runs(targets, operator.noise), combine)
+            result: RunSums = pending.result(lambda done, of: operator.tell(phase, done, of, "bundles"))
+        return result
+
+    def weights(
+        self, operator: BlockedKernelOperator, model: Described, joint: Joint, targets: FloatArray
+    ) -> FloatArray:
+        """Sigma^-1 Y: (n, p)."""
+        out = np.zeros(targets.shape)
+        with single_threaded_blas():
+            runs = self.runs(targets, operator.noise)
+            parts = operator.submit("kvifweights", vif_weights_task, (model, joint.whitened), runs).result()
+        for samples, part in zip(self.samples, parts, strict=True):
+            out[samples] += part
+        return out
+
+    def joint(self, operator: BlockedKernelOperator, model: Described, targets: FloatArray) -> Joint:
+        """B, z and the log likelihood; `NumericalError` where rounding exceeds the noise, or sums overflow."""
+        (n, p), m = targets.shape, model.rank
+        sums = self.summed(operator, "kvifsums", "factor", vif_sums_task, (model,), targets).sums
+        gram, (determinant, explained) = sums
+        if not np.isfinite(gram).all():
+            raise NumericalError("the model with neighbours overflows: bring inputs that are far out closer")
+        quadratic = float(np.trace(gram[m:, m:]))
+        z, normal = np.empty((0, p)), np.empty((0, 0), order="F")
+        if m:
+            with single_threaded_blas():
+                normal = regularised_factor(np.asfortranarray(gram[:m, :m]), 1.0)
+                z = np.asarray(scipy.linalg.cho_solve((normal, True), gram[:m, m:], check_finite=False))
+            determinant += 2.0 * float(np.log(normal.diagonal()).sum())
+            quadratic -= float(np.sum(z * gram[:m, m:]))
+        value = -0.5 * (p * (n * math.log(2.0 * math.pi) + float(determinant)) + quadratic)
+        return Joint(normal, z, value, float(explained))
+
+
+class VifObjective:
+    """Log likelihood of a sparse model with neighbours of some samples, as one point after another is evaluated.
+
+    `source` has standardised inputs, `targets` are (n, p). The context's `within` is told of the progress of each pass;
+    what it raises ends the evaluation.
+    """
+
+    def __init__(
+        self,
+        source: InputSource,
+        targets: FloatArray,
+        context: RunContext | BlockExecutor,
+        neighbours: Neighbours | None = None,
+    ) -> None:
+        if targets.ndim != 2 or len(targets) != source.n_samples or not targets.shape[1]:
+            raise InputError(f"expected targets of shape ({source.n_samples:,}, p); got {targets.shape}")
+        self._source, self._context, self._targets = source, RunContext.of(context), targets
+        self._neighbours = neighbours or Neighbours()
+        self._held: Neighbourhood | None = None
+        self._operator_held: BlockedKernelOperator | None = None
+
+    @contextmanager
+    def operator(self, kernel: Kernel, noise_variance: float) -> Iterator[BlockedKernelOperator]:
+        """Kbar of the samples, watched by the context."""
+        context = self._context
+        with context.operator(kernel, noise_variance, self._source) as operator, operator.watched(context.within):
+            yield operator
+
+    def hold(self, kernel: Kernel) -> None:
+        """Order the samples by a kernel, from now on; `NumericalError` as of an operator's."""
+        self.close()
+        operator = self._context.operator(kernel, 1.0, self._source)
+        with operator.watched(self._context.within):
+            self._held, self._operator_held = Neighbourhood(operator, self._neighbours), operator
+
+    def close(self) -> None:
+        """Forget the order."""
+        if self._operator_held is not None:
+            self._operator_held.close()
+        self._held = self._operator_held = None
+
+    def __call__(self, kernel: Kernel, noise_variance: float, basis: FloatArray) -> BoundValue:
+        """The log likelihood and its gradient for a basis (m, d), which is held; by the order that is.
+
+        Raises `NumericalError`: rounding exceeds the noise variance, or the value overflows.
+        """
+        if self._held is None:
+            self.hold(kernel)
+        held = self._held
+        assert held is not None
+        with self.operator(kernel, noise_variance) as operator:
+            model = held.described(operator, basis)
+            joint = held.joint(operator, model, self._targets)
+            gradient = self._gradient(held, operator, model, joint)
+            unexplained = 1.0 - joint.explained / float(operator.prior().sum())
+        if not (math.isfinite(joint.value) and np.isfinite(gradient).all()):
+            raise NumericalError("the likelihood with neighbours overflows: bring inputs that are far out closer")
+        return BoundValue(joint.value, gradient, unexplained)
+
+    def _gradient(
+        self, held: Neighbourhood, operator: BlockedKernelOperator, model: Described, joint: Joint
+    ) -> FloatArray:
+        with single_threaded_blas():
+            moved = joint.moved()
+        arguments = (model, moved)
+        total, (noise,), inner = held.summed(
+            operator, "kvifslopes", "slopes", vif_slopes_task, arguments, self._targets
+        ).sums
+        if model.prototypes is not None:
+            # F = K_nm L^-T goes with L, whose own slopes by K_mm are those of a Cholesky factor.
+            lower, basis, m = model.prototypes.triangle().lower, model.prototypes.inputs, model.rank
+            with single_threaded_blas():
+                half = whiten(lower, -0.25 * (inner + inner.T), transposed=True)
+                matrix = whiten(lower, np.asfortranarray(half.T), transposed=True)
+                share = jitter(m, 1.0, 2.0 * float(operator.double.row_errors(basis).max()))
+                matrix[np.diag_indices(m)] *= 1.0 + share
+                total = total + operator.kernel.contract(basis, basis, np.ascontiguousarray(matrix))
+        return np.append(total, operator.noise_variance * noise)

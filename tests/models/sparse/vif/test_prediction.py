@@ -1,0 +1,109 @@
+"""Predictions with neighbours against the joint Gaussian that they are of, and their limits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dkgp.cluster import LocalExecutor
+from dkgp.errors import InputError
+from dkgp.kernels import Kernel, Matern32, SquaredExponential, Sum
+from dkgp.models.context import RunContext
+from dkgp.models.sparse.vif.objective import Neighbourhood, Neighbours
+from dkgp.models.sparse.vif.prediction import predict
+from dkgp.operators import ArrayInputs
+from tests.models.sparse.dense_models import Dense
+from tests.models.sparse.vif.dense_vif import covariance, low_rank
+from tests.models.sparse.vif.test_objective import KERNEL, S2, N, rows
+
+T = np.random.default_rng(7).standard_normal((9, 2))
+SUM = Sum((KERNEL, Matern32((0.3, 3.0))))
+
+
+def predicted(
+    kernel: Kernel, basis: np.ndarray, neighbours: Neighbours, size: int, executor: LocalExecutor, noise: object = S2
+) -> tuple[np.ndarray, np.ndarray, list[tuple[np.ndarray, np.ndarray]], np.ndarray]:
+    """Means, variances, the leaves, and Sigma^-1 Y."""
+    X, Y, _ = rows()
+    context = RunContext.of(executor)
+    with context.operator(kernel, noise, ArrayInputs(X)) as operator:  # type: ignore[arg-type]
+        held = Neighbourhood(operator, neighbours)
+        model = held.described(operator, basis)
+        joint = held.joint(operator, model, Y)
+        weights = held.weights(operator, model, joint, Y)
+        mean, variance = predict(held, operator, model, joint, Y, T, size)
+        leaves = []
+        for number in range(held.leaves.n_bundles):
+            bundle = held.leaves.bundle(number)
+            for places, halo in zip(bundle.places, bundle.halos, strict=True):
+                leaves.append((bundle.samples[places[:halo]], bundle.samples[places[halo:]]))
+    return mean, variance, leaves, weights
+
+
+@pytest.mark.parametrize("basis", [0, 8])
+@pytest.mark.parametrize("by_sample", [False, True])
+def test_they_are_the_joint_gaussians(basis: int, by_sample: bool, one_thread: LocalExecutor) -> None:
+    """What remains of a new sample and of its nearest ones, given what they all share, and that given all targets."""
+    X, Y, Z = rows()
+    Z, size = Z[:basis], 7
+    noise = S2 * np.random.default_rng(2).uniform(0.5, 2.0, N) if by_sample else np.full(N, S2)
+    used = noise if by_sample else S2
+    mean, variance, leaves, weights = predicted(KERNEL, Z, Neighbours(6, 10), size, one_thread, used)
+    Sigma = covariance(KERNEL, noise, X, Z, leaves)
+    np.testing.assert_allclose(weights, np.linalg.solve(Sigma, Y), rtol=1e-8, atol=1e-9)
+    gamma = np.array([2.0, 0.7])
+    left = np.asarray(KERNEL(X, X)) - low_rank(KERNEL, X, X, Z) + np.diag(noise)
+    across = np.asarray(KERNEL(X, T)) - low_rank(KERNEL, X, T, Z)
+    for t, x in enumerate(T):
+        J = np.argsort(((X - x) ** 2) @ gamma)[:size]
+        A = np.zeros(N)
+        A[J] = np.linalg.solve(left[np.ix_(J, J)], across[J, t])
+        # f = F_* u + A'(Y - F u) + what is its own: with u, Cov(f, Y) = (F_* - A'F) F' + A'Sigma.
+        shared = low_rank(KERNEL, x[None], X, Z)[0] - A @ low_rank(KERNEL, X, X, Z)
+        with_targets = shared + A @ Sigma
+        inner = low_rank(KERNEL, x[None], x[None], Z)[0, 0] - 2.0 * A @ low_rank(KERNEL, X, x[None], Z)[:, 0]
+        inner += A @ low_rank(KERNEL, X, X, Z) @ A
+        own = float(KERNEL.diagonal(x[None])[0]) - low_rank(KERNEL, x[None], x[None], Z)[0, 0] - A @ across[:, t]
+        prior = own + inner + 2.0 * shared @ A + A @ Sigma @ A
+        np.testing.assert_allclose(mean[t], with_targets @ np.linalg.solve(Sigma, Y), rtol=1e-8, atol=1e-9)
+        conditional = prior - with_targets @ np.linalg.solve(Sigma, with_targets)
+        assert variance[t] == pytest.approx(conditional, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("kernel", [KERNEL, SUM], ids=["one distance", "sum"])
+@pytest.mark.parametrize("basis", [0, 8])
+def test_with_all_samples_near_they_are_the_exact_models(kernel: Kernel, basis: int, one_thread: LocalExecutor) -> None:
+    X, Y, Z = rows()
+    mean, variance, _, weights = predicted(kernel, Z[:basis], Neighbours(8, N), N, one_thread)
+    Kbar, across = np.asarray(kernel(X, X)) + S2 * np.eye(N), np.asarray(kernel(T, X))
+    alpha = np.linalg.solve(Kbar, Y)
+    np.testing.assert_allclose(weights, alpha, rtol=1e-7, atol=1e-8)
+    np.testing.assert_allclose(mean, across @ alpha, rtol=1e-8, atol=1e-9)
+    exact = kernel.diagonal(T) - np.einsum("ij,ij->i", across, np.linalg.solve(Kbar, across.T).T)
+    np.testing.assert_allclose(variance, exact, rtol=1e-7)
+
+
+def test_without_neighbours_they_are_fitcs(one_thread: LocalExecutor) -> None:
+    X, Y, Z = rows()
+    mean, variance, _, _ = predicted(KERNEL, Z, Neighbours(1, 0), 0, one_thread)
+    expected, spread = Dense(KERNEL, X, Y, np.full(N, S2), Z, T).predictive("fitc")
+    np.testing.assert_allclose(mean, expected, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(variance, spread, rtol=1e-6)
+
+
+def test_a_new_sample_where_one_is_has_a_variance_and_nothing_has_no_predictions(one_thread: LocalExecutor) -> None:
+    X, Y, Z = rows()
+    context = RunContext.of(one_thread)
+    with context.operator(SquaredExponential((1.0, 1.0)), 1e-8, ArrayInputs(X)) as operator:
+        held = Neighbourhood(operator, Neighbours(4, 4))
+        model = held.described(operator, Z)
+        joint = held.joint(operator, model, Y)
+        mean, variance = predict(held, operator, model, joint, Y, X[:3], 20)
+        np.testing.assert_allclose(mean, Y[:3], atol=1e-2)
+        assert (variance >= 0.0).all()
+        assert (variance < 1e-3).all()
+        mean, variance = predict(held, operator, model, joint, Y, X[:0], 20)
+        assert mean.shape == (0, 2)
+        assert variance.shape == (0,)
+        with pytest.raises(InputError, match=r"expected inputs of shape \(t, 2\); got \(4, 3\)"):
+            predict(held, operator, model, joint, Y, np.zeros((4, 3)), 20)
