@@ -164,7 +164,7 @@ def commit(
 
 
 def set_aside_place(url: str) -> Path:
-    """Where a finished local store lies while another is written in its place."""
+    """The place of a finished local store while another is written in its own."""
     return Path(url).with_name(f".dkgp-replaced-{Path(url).name}")
 
 
@@ -174,13 +174,13 @@ def is_committed(url: str) -> bool:
 
 
 class Manifest(dict[str, Any]):
-    """What a manifest says, and which file said it: `mark`, by which one that took its place is known."""
+    """A manifest, with the `mark` of its file, by which one that took its place is known."""
 
     mark: tuple[int, int] | None = None
 
 
 def manifest_mark(url: str) -> tuple[int, int] | None:
-    """What tells a local store's manifest from another that takes its place; None where there is none, or no file."""
+    """The mark of a local store's manifest, unlike that of one that takes its place; None where there is none."""
     if not is_local(url):
         return None
     try:
