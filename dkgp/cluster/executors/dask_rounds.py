@@ -106,8 +106,8 @@ class DaskRound(_Round):
                         continue
                     raise ClusterError(
                         f"round {self._label[2]} did not finish within {self._deadline_seconds:.0f} s; the cluster has "
-                        f"{self._known_workers()} workers. Add workers, see whether the scheduler answers, or raise `round_deadline_seconds`; "
-                        f"{RESUMABLE}"
+                        f"{self._known_workers()} workers. Add workers, see whether the scheduler answers, or "
+                        f"raise `round_deadline_seconds`; {RESUMABLE}"
                     ) from None
                 except (CancelledError, OSError) as error:
                     self._start_over(error, until)
