@@ -169,3 +169,27 @@ def test_a_copy_of_a_store_is_the_same_store(tmp_path: Path) -> None:
         opened.inputs(0, ROWS)
     manifest.write_bytes(content)
     np.testing.assert_array_equal(opened.inputs(0, ROWS), before)
+
+
+def test_what_a_killed_overwriting_set_aside_is_put_back_or_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, aside = tmp_path / "data.zarr", tmp_path / ".dkgp-replaced-data.zarr"
+    write_inputs(place, 0)
+    before = open_dataset(str(place)).inputs(0, ROWS)
+    # As a kill leaves it: the earlier store aside, an unfinished one in its place.
+    with monkeypatch.context() as patch:
+        patch.setattr("dkgp.data.stores.writable.NewStore.remove", lambda self: None)
+        patch.setattr("dkgp.data.stores.writable.commit", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            write_inputs(place, 1)
+    assert aside.is_dir()
+    with monkeypatch.context() as patch:
+        patch.setattr("dkgp.data.stores.writable.commit", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            write_inputs(place, 1)
+    np.testing.assert_array_equal(open_dataset(str(place)).inputs(0, ROWS), before)
+    assert not aside.exists()
+    write_inputs(place, 1)
+    assert (open_dataset(str(place)).inputs(0, ROWS) != before).all()
+    assert [path.name for path in tmp_path.iterdir()] == ["data.zarr"]

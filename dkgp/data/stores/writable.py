@@ -110,6 +110,7 @@ class NewStore:
         self.arrays: list[StoredArray] = []
         # The finished store that this one replaces, until it is committed.
         self.earlier: Path | None = None
+        self._put_back = False
         self._kind, self._version = kind, version
 
     def create_array(
@@ -138,10 +139,13 @@ class NewStore:
 
     def remove(self) -> None:
         """Remove what was written, unless another writer has taken the place over; a store set aside is put back."""
+        if self._put_back:
+            return
         remove_store(self.claim)
         if self.earlier is not None and self.earlier.exists():
             with translate_write_errors(self.url):
                 os.rename(self.earlier, self.url)
+            self._put_back = True  # who removes again must not remove that
 
 
 @contextlib.contextmanager
