@@ -233,7 +233,7 @@ WITHOUT = {
     "demo": {"subset"},
     "SparseSettings": {"basis_size", "gap"},
     "SolverOptions": {"own"},
-    "ClusterOptions": {"connect_timeout_seconds", "round_deadline_seconds", "cache_bytes", "secret_settings"},
+    "ClusterOptions": {"connect_timeout_seconds", "cache_bytes", "secret_settings"},
 }
 
 

@@ -77,6 +77,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "worker-memory": ("worker_memory_bytes", _bytes),
     "cache-tiles": ("cache_tiles", _tiles),
     "worker-wait": ("worker_wait_seconds", _seconds),
+    "round-deadline": ("round_deadline_seconds", _seconds),
     "tls-ca": ("tls_ca", _text),
     "tls-cert": ("tls_cert", _text),
     "tls-key": ("tls_key", _text),
@@ -84,6 +85,9 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "settings": ("settings", _mapping),
 }
 CONFIGURATION_KEYS = tuple(_FIELDS)
+
+# Sections of the packages that read dask's configuration.
+_DASK_SECTIONS = {"array", "dataframe", "distributed", "gateway", "jobqueue", "kubernetes", "scheduler-address", "ssh"}
 
 _WHERE = ("scheduler", "scheduler_file", "kind")
 _CERTIFICATES = ("tls_ca", "tls_cert", "tls_key")
@@ -126,7 +130,9 @@ def _configured(config_file: str | None) -> dict[str, Any]:
     """Return the fields that are configured; where the same key has two spellings, the file's counts."""
     sections: list[tuple[str, Any]] = [("dask's configuration", dask.config.get("dkgp", None))]
     if config_file is not None:
-        sections.append((f"'{config_file}'", read_config_file(config_file).get("dkgp")))
+        content = read_config_file(config_file)
+        _require_use(config_file, content)
+        sections.append((f"'{config_file}'", content.get("dkgp")))
     fields: dict[str, Any] = {}
     for source, section in sections:
         keys = _section(
@@ -142,6 +148,21 @@ def _configured(config_file: str | None) -> dict[str, Any]:
                 shown = f"{value!r}" if key != "settings" else f"a {type(value).__name__}"
                 raise UsageError(f"dkgp.cluster.{key} in {source} must be {expected}; got {shown}") from None
     return fields
+
+
+def _require_use(path: str, content: Mapping[str, Any]) -> None:
+    """Refuse a file that says nothing about the cluster, nor anything that dask's packages read; `InputError`."""
+    section = content.get("dkgp")
+    says = isinstance(section, Mapping) and section.get("cluster") is not None
+    if says or (section is not None and not isinstance(section, Mapping)) or {*content} & _DASK_SECTIONS:
+        return
+    if isinstance(section, Mapping) and {*section} - {"cluster"}:
+        return  # an unknown key, which is told by its name
+    keys = ", ".join(sorted(map(str, content))) or "nothing"
+    raise InputError(
+        f"`config_file`: '{path}' has no section dkgp.cluster, which would say where the work runs; it holds {keys}. "
+        "Write the options below it, such as dkgp: {cluster: {kind: slurm, workers: 4}}"
+    )
 
 
 def _section(content: Any, known: tuple[str, ...], name: str, source: str) -> dict[str, Any]:

@@ -79,6 +79,13 @@ WAIT = Option(
     metavar="SECONDS",
     group=WHERE,
 )
+DEADLINE = Option(
+    help="How long a round of tasks may take before the cluster counts as lost, and the run ends to be resumed.  "
+    "[default: 900]",
+    spellings=("--round-deadline",),
+    metavar="SECONDS",
+    group=WHERE,
+)
 AUTHORITY = Option(help="Authority that signed the cluster's certificates (PEM).", metavar="FILE", group=WHERE)
 CERTIFICATE = Option(help="Certificate of this process and of workers started here.", metavar="FILE", group=WHERE)
 KEY = Option(help="Its key.  [default: in the certificate's file]", metavar="FILE", group=WHERE)
@@ -126,6 +133,8 @@ class ClusterOptions:
         Of a worker that is started here.
     worker_wait_seconds : float, optional
         How long to wait for workers; chosen by kind where None.
+    round_deadline_seconds : float
+        How long one round may take.
     tls_ca, tls_cert, tls_key : str, optional
         PEM files: the authority, this side's certificate, and its key where the certificate's file does not hold it.
         A cluster that is started here without them gets certificates of its own, made for the run.
@@ -139,8 +148,6 @@ class ClusterOptions:
         A YAML file merged over dask's configuration while the cluster is used.
     connect_timeout_seconds : float
         How long a scheduler may take to answer.
-    round_deadline_seconds : float
-        How long one round may take.
     cache_bytes : int
         Feature cache of each worker process; at most half of `worker_memory_bytes`.
     cache_tiles : int or "auto"
@@ -158,6 +165,7 @@ class ClusterOptions:
     worker_memory_bytes: Annotated[int | None, MEMORY] = None
     cache_tiles: Annotated[int | str, TILES] = "auto"
     worker_wait_seconds: Annotated[float | None, WAIT] = None
+    round_deadline_seconds: Annotated[float, DEADLINE] = 900.0
     tls_ca: Annotated[str | None, AUTHORITY] = None
     tls_cert: Annotated[str | None, CERTIFICATE] = None
     tls_key: Annotated[str | None, KEY] = None
@@ -167,7 +175,6 @@ class ClusterOptions:
     config_file: Annotated[str | None, CONFIG_FILE] = None
     secret_settings: tuple[str, ...] = ()
     connect_timeout_seconds: float = 20.0
-    round_deadline_seconds: float = 900.0
     cache_bytes: int = 2 * 1024**3
 
     def __post_init__(self) -> None:
@@ -183,6 +190,8 @@ class ClusterOptions:
                 raise UsageError(f"the {name} must be at least 1; got {value}")
         if self.worker_wait_seconds is not None and not self.worker_wait_seconds > 0:
             raise UsageError(f"the seconds to wait for workers must be positive; got {self.worker_wait_seconds}")
+        if not self.round_deadline_seconds > 0:
+            raise UsageError(f"the seconds for a round of tasks must be positive; got {self.round_deadline_seconds}")
         if self.worker_memory_bytes is not None:
             object.__setattr__(self, "cache_bytes", min(self.cache_bytes, self.worker_memory_bytes // 2))
         if self.cache_tiles != "auto" and (not isinstance(self.cache_tiles, int) or self.cache_tiles < 0):

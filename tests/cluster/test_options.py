@@ -29,6 +29,7 @@ EVERYTHING: dict[str, Any] = {
     "worker_memory_bytes": 8 * 2**30,
     "cache_tiles": 3 * 2**30,
     "worker_wait_seconds": 60.0,
+    "round_deadline_seconds": 120.0,
     "tls_ca": "ca.pem",
     "tls_cert": "cert.pem",
     "tls_key": "key.pem",
@@ -78,6 +79,7 @@ def test_settings_are_not_shown() -> None:
         ({"workers": 0}, "number of workers must be at least 1; got 0"),
         ({"worker_memory_bytes": 0}, "memory in bytes must be at least 1"),
         ({"worker_wait_seconds": 0.0}, "must be positive; got 0"),
+        ({"round_deadline_seconds": 0.0}, "round of tasks must be positive; got 0"),
         ({"cache_tiles": -1}, "`cache_tiles` takes a number of bytes, or auto; got -1"),
         ({"cache_tiles": "some"}, "got 'some'"),
         ({"kind": "slurm", "workers": 2, "adaptive": (1, 4)}, "both a fixed number of workers"),
@@ -110,7 +112,9 @@ def test_every_option_of_the_command_line() -> None:
     given = (
         "--cluster slurm --adaptive 2 8 --threads-per-worker 4 --worker-memory 8GiB --worker-wait 60 --tls-ca ca.pem"
     )
-    given += " --cache-tiles 3GiB --tls-cert cert.pem --tls-key key.pem --cluster-option queue=short"
+    given += (
+        " --round-deadline 120 --cache-tiles 3GiB --tls-cert cert.pem --tls-key key.pem --cluster-option queue=short"
+    )
     directives = ("--cluster-option", 'job_extra_directives=["--exclusive"]')
     assert from_command_line(*given.split(), *directives) == ClusterOptions(**EVERYTHING)
     found = from_command_line("--scheduler", "tls://a:1", "--scheduler-file", "s.json", "--workers", "3")
@@ -163,6 +167,7 @@ def test_the_command_line_knows_all_kinds_and_keys() -> None:
         "--worker-memory",
         "--cache-tiles",
         "--worker-wait",
+        "--round-deadline",
         "--plain-text",
         "--cluster-option",
         "--cluster-config",
@@ -193,6 +198,7 @@ dkgp:
     worker_memory: 8GiB
     cache-tiles: 3GiB
     worker-wait: 1 minute
+    round-deadline: 2 minutes
     tls-ca: ca.pem
     tls-cert: cert.pem
     tls-key: key.pem
@@ -332,10 +338,28 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, content: str | None, words: 
     assert "hunter2" not in str(caught.value)
 
 
-def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["jobqueue:\n  slurm: {walltime: '02:00:00'}\n", "distributed: {}\n"])
+def test_a_file_of_dasks_alone_is_taken(tmp_path: Path, content: str) -> None:
     path = tmp_path / "cluster.yaml"
-    path.write_text("")
+    path.write_text(content)
     assert from_command_line("--cluster-config", str(path)) == ClusterOptions(config_file=str(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        ("", "it holds nothing"),
+        ("kind: slurm\nworkers: 4\n", "it holds kind, workers"),
+        ("cluster: {kind: slurm}\n", "cluster"),
+    ],
+)
+def test_a_file_that_says_nothing_of_the_cluster_is_refused(tmp_path: Path, content: str, shown: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(content)
+    with pytest.raises(InputError) as caught:
+        from_command_line("--cluster-config", str(path))
+    for words in (str(path), "no section dkgp.cluster", shown, "dkgp: {cluster: {kind: slurm, workers: 4}}"):
+        assert words in str(caught.value)
 
 
 def test_a_benchmarks_record_has_no_values_of_settings() -> None:

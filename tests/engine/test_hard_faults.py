@@ -159,6 +159,33 @@ def test_workers_all_out_of_memory_are_an_error_in_time_and_can_be_resumed(
     assert bits(resumed) == reference
 
 
+def test_a_frozen_scheduler_is_exit_code_5_by_the_deadline_of_a_round(
+    problem: Problem, reference: Bits, manual_cluster: StartCluster, start_process: StartProcess, tmp_path: Path
+) -> None:
+    cluster = manual_cluster(1)
+    options = ("--scheduler-file", cluster.scheduler_file, "--checkpoint-every", 0.02, "--round-deadline", 6)
+    process = start_process(*train_command(problem, tmp_path, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for_rounds(process, tmp_path / "run.jsonl", 20)
+    os.kill(cluster.scheduler.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        stdout, stderr = process.communicate(timeout=120)
+    finally:
+        os.kill(cluster.scheduler.pid, signal.SIGCONT)
+    assert time.monotonic() - began < 60.0
+    assert process.returncode == ExitCode.CLUSTER_LOST, stderr
+    message = json.loads(stdout)["error"]["message"]
+    assert "did not finish within 6 s" in message
+    assert "--round-deadline" in message
+    assert "resume" in message
+    resumed = start_process(
+        *train_command(problem, tmp_path, "--resume"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    stdout, stderr = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, stderr
+    assert open_model(tmp_path / "model.zarr").alpha.tobytes() == reference[0]
+
+
 def test_a_scheduler_killed_under_a_command_is_exit_code_5_and_another_takes_over(
     problem: Problem, reference: Bits, manual_cluster: StartCluster, start_process: StartProcess, tmp_path: Path
 ) -> None:

@@ -49,14 +49,8 @@ def test_a_rough_wire_to_the_scheduler(
     assert address.port is not None
     with RoughWire((address.hostname, address.port)) as wire:
         options = ("--scheduler", f"tcp://127.0.0.1:{wire.port}", "--checkpoint-every", 0.02)
-        _, *command = train_command(problem, tmp_path, *options)
-        process = start_process(
-            "tests.engine.hasty",
-            *command,
-            environment={"DKGP_TEST_DEADLINE": f"{DEADLINE_SECONDS}"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        command = train_command(problem, tmp_path, *options, "--round-deadline", DEADLINE_SECONDS)
+        process = start_process(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         wait_for_rounds(process, tmp_path / "run.jsonl", 10)
         wire.begin(TROUBLES[name])
         began = time.monotonic()

@@ -106,7 +106,8 @@ class DaskRound(_Round):
                         continue
                     raise ClusterError(
                         f"round {self._label[2]} did not finish within {self._deadline_seconds:.0f} s; the cluster has "
-                        f"{self._known_workers()} workers. Add workers, or raise the deadline; {RESUMABLE}"
+                        f"{self._known_workers()} workers. Add workers, see whether the scheduler answers, or "
+                        f"raise `round_deadline_seconds`; {RESUMABLE}"
                     ) from None
                 except (CancelledError, OSError) as error:
                     self._start_over(error, until)
@@ -314,7 +315,8 @@ class InProcessRound:
             raise ClusterError(f"round {self._number} was given up: a task is {failed}; {RESUMABLE}")
         if time.monotonic() > self._until:
             raise ClusterError(
-                f"round {self._number} did not finish within {self._deadline_seconds:.0f} s; {RESUMABLE}"
+                f"round {self._number} did not finish within {self._deadline_seconds:.0f} s. Raise "
+                f"`round_deadline_seconds`; {RESUMABLE}"
             )
 
 

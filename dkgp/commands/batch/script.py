@@ -54,6 +54,7 @@ CLUSTER_OPTIONS = (
     "--cluster-config",
     "--cluster-option",
     "--plain-text",
+    "--round-deadline",
     "--scheduler",
     "--scheduler-file",
     "--threads-per-worker",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dkgp.commands.reporting.plots import check_plot_file
 from dkgp.data.exports import require_table_format
-from dkgp.data.remote.storage import exists, is_local, translate_write_errors
+from dkgp.data.remote.storage import exists, is_local, replacing, translate_write_errors
 from dkgp.data.stores.writable import require_outside_stores
 from dkgp.errors import InputError, OutputExistsError, UsageError
 
@@ -105,8 +105,6 @@ def check_table(path: str, *, replace: bool) -> None:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a small text file; `StorageError` where the storage refuses."""
-    with translate_write_errors(path):
-        target = Path(path).expanduser()
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+    """Write a small text file; `StorageError` where the storage refuses. Errors as of `replacing`."""
+    with replacing(Path(path).expanduser()) as place:
+        place.write_text(text, encoding="utf-8")

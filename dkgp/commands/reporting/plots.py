@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dkgp.commands.reporting.convergence import ConvergenceEstimate
 from dkgp.commands.reporting.lines import duration
-from dkgp.data.remote.storage import translate_write_errors
+from dkgp.data.remote.storage import replacing
 from dkgp.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -79,9 +79,8 @@ def drawn(path: str | os.PathLike[str], width: float, height: float, title: str)
     FigureCanvasAgg(figure)
     yield figure
     figure.suptitle(title, fontsize="medium")
-    with translate_write_errors(path):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(os.fspath(path), dpi=120)
+    with replacing(Path(path)) as place:
+        figure.savefig(os.fspath(place), dpi=120, format=Path(path).suffix[1:])
 
 
 def plot_convergence(

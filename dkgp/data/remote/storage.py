@@ -12,6 +12,7 @@ import errno
 import glob
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -207,6 +208,20 @@ def replaced_file(target: Path, *, synced: bool = True) -> Iterator[Path]:
         _sync_folder(target.parent)
 
 
+@contextlib.contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """The place to write a file in that takes another's when the block ends, and leaves it whole where the block fails.
+
+    What is no plain file, such as a device or a pipe, is written to as it is. `StorageError` where the storage refuses.
+    """
+    with translate_write_errors(target):
+        if target.exists() and not target.is_file():
+            yield target
+        else:
+            with replaced_file(target) as place:
+                yield place
+
+
 def remove_object(location: Location) -> None:
     """Remove one object; nothing happens where there is none."""
     url = normalise_url(location)
@@ -283,8 +298,16 @@ def list_object_bytes(location: Location) -> dict[str, int]:
     """Every object below a place: its name relative to the place, and its size in bytes."""
     url = normalise_url(location)
     if is_local(url):
-        files = (path for path in Path(url).rglob("*") if path.is_file())
-        return {path.relative_to(url).as_posix(): path.stat().st_size for path in files}
+        found: dict[str, int] = {}
+        for folder, _, names in os.walk(url):
+            for name in names:
+                # Another process may be removing what is listed.
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    path = Path(folder, name)
+                    status = path.stat()
+                    if stat.S_ISREG(status.st_mode):
+                        found[path.relative_to(url).as_posix()] = status.st_size
+        return found
     try:
         entries = cast(dict[str, dict[str, Any]], call(url, "find", "list", detail=True))
     except (FileNotFoundError, NotADirectoryError):

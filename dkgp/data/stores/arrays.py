@@ -7,6 +7,7 @@ no part of UTF-8.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Sequence
@@ -21,13 +22,17 @@ from dkgp.data.remote.claims import Claim
 from dkgp.data.remote.storage import is_local, join, normalise_url, translate_write_errors
 from dkgp.data.remote.zarr_store import zarr_place
 from dkgp.data.stores.manifest import (
+    Manifest,
     check_complete,
+    checksum,
     chunk_keys,
     chunk_place,
     chunk_rows_of_key,
+    manifest_mark,
     read_manifest,
     refuse_large_chunks,
     store_attributes,
+    stored_checksum,
 )
 from dkgp.data.types import FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, StorageError, StoreError
@@ -168,12 +173,17 @@ class StoredArray:
         self.chunk_rows = chunk_rows
         self._claim = claim
         self._opened: Any = None
+        # Of the manifest that describes a finished store's array: its mark (`manifest_mark`), and its checksum.
+        self._described_by: tuple[tuple[int, int], str] | None = None
 
     @classmethod
-    def from_manifest(cls, url: str, name: str, manifest: Json) -> StoredArray:
-        """The array as the manifest of a finished store describes it."""
+    def from_manifest(cls, url: str, name: str, manifest: Manifest) -> StoredArray:
+        """The array as the manifest of a finished store describes it; on a disk, of that store and no other."""
         entry = manifest["arrays"][name]
-        return cls(url, name, tuple(int(size) for size in entry["shape"]), int(entry["chunk_rows"]))
+        array = cls(url, name, tuple(int(size) for size in entry["shape"]), int(entry["chunk_rows"]))
+        if manifest.mark is not None:
+            array._described_by = manifest.mark, checksum(manifest)
+        return array
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
@@ -263,7 +273,29 @@ class StoredArray:
                 raise StoreError(f"The array '{self.name}' of '{self.url}' cannot be read: {error}") from error
         if _holds_fill_value(block):
             self._blame(selection, start, stop)
+        self._require_same_store()
         return block
+
+    def _require_same_store(self) -> None:
+        """Refuse what was read where another store has come to lie there, whose chunks fit as well; `StoreError`.
+
+        A store is overwritten by one whose manifest comes last: while the manifest is the one that was read when the
+        store was opened, so were the chunks that were read before this look.
+        """
+        if self._described_by is None:
+            return
+        mark, written = self._described_by
+        present = manifest_mark(self.url)
+        if present == mark:
+            return
+        # A copy of the same store is the same store.
+        with contextlib.suppress(OSError, ValueError, AttributeError, StoreError):
+            if present is not None and stored_checksum(self.url) == written:
+                self._described_by = present, written
+                return
+        raise StoreError(
+            f"'{self.url}' was overwritten or removed while it was read. Run the command again once it is whole."
+        )
 
     def _get(self, selection: slice | IntArray) -> NDArray[Any]:
         try:

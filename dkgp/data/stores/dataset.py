@@ -18,7 +18,7 @@ from dkgp.data.panels import Panel, dataset_panel
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import StoredArray, row_ranges, target_layout
 from dkgp.data.stores.identifiers import texts_of_bytes
-from dkgp.data.stores.manifest import check_complete, described_whole, read_manifest, texts, typed
+from dkgp.data.stores.manifest import Manifest, check_complete, described_whole, read_manifest, texts, typed
 from dkgp.data.stores.standardisation import Standardisation
 from dkgp.data.types import FloatArray, IntArray, Json, Location, quoted
 from dkgp.errors import InputError, StoreError
@@ -75,7 +75,7 @@ class Dataset(HtmlShown):
     noise_name: str | None = None
     _noise_array: Rows | None = None
 
-    def __init__(self, url: Location, manifest: Json) -> None:
+    def __init__(self, url: Location, manifest: Manifest) -> None:
         metadata = manifest["metadata"]
         typed(metadata, fingerprint=str, n_samples=int, chunk_rows=int)
         self.url: str = normalise_url(url)

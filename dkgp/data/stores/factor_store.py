@@ -31,6 +31,7 @@ from dkgp.data.stores.arrays import (
 )
 from dkgp.data.stores.manifest import (
     MANIFEST_NAME,
+    Manifest,
     check_complete,
     checksum,
     commit,
@@ -321,7 +322,7 @@ def open_factor(model_url: Location, *, fingerprint: str) -> FactorRecord | None
     """
     address = normalise_url(model_url)
     model_checksum = checksum(read_manifest(address, MODEL_KIND))
-    usable: list[tuple[int, str, Json]] = []
+    usable: list[tuple[int, str, Manifest]] = []
     for folder in _folders(address):
         if not is_committed(folder):
             continue
@@ -347,7 +348,7 @@ def discard_factor(model_url: Location) -> None:
         _remove(folder)
 
 
-def _record(url: str, manifest: Json) -> FactorRecord:
+def _record(url: str, manifest: Manifest) -> FactorRecord:
     arrays = {name: StoredArray.from_manifest(url, name, manifest) for name in manifest["arrays"]}
     n, rank = arrays["columns"].shape
     indices = arrays["indices"].read_as_stored(0, rank)

@@ -11,10 +11,12 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 import shlex
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol, cast
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import zarr
@@ -23,10 +25,12 @@ from dkgp.data.remote.claims import CLAIM_NAME, Claim
 from dkgp.data.remote.storage import (
     exists,
     is_file,
+    is_local,
     join,
     list_object_bytes,
     normalise_url,
     read_object,
+    remove_tree,
     sync_tree,
     translate_write_errors,
     write_object,
@@ -155,6 +159,13 @@ def commit(
         if claim is not None:
             claim.require()
         write_object(join(url, MANIFEST_NAME), json_bytes(content))
+    if is_local(url):
+        remove_tree(str(set_aside_place(url)))
+
+
+def set_aside_place(url: str) -> Path:
+    """The place of a finished local store while another is written in its own."""
+    return Path(url).with_name(f".dkgp-replaced-{Path(url).name}")
 
 
 def is_committed(url: str) -> bool:
@@ -162,12 +173,30 @@ def is_committed(url: str) -> bool:
     return exists(join(url, MANIFEST_NAME))
 
 
-def read_manifest(url: str, kind: str) -> Json:
+class Manifest(dict[str, Any]):
+    """A manifest, with the `mark` of its file, by which one that took its place is known."""
+
+    mark: tuple[int, int] | None = None
+
+
+def manifest_mark(url: str) -> tuple[int, int] | None:
+    """The mark of a local store's manifest, unlike that of one that takes its place; None where there is none."""
+    if not is_local(url):
+        return None
+    try:
+        status = os.stat(join(url, MANIFEST_NAME))
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def read_manifest(url: str, kind: str) -> Manifest:
     """The manifest of a finished store of the given kind.
 
     Raises `StoreError`: nothing there, another kind of store or none of dkgp's, unfinished, damaged, or of a newer
     format.
     """
+    mark = manifest_mark(url)
     try:
         content = read_object(join(url, MANIFEST_NAME), MOST_DESCRIPTION_BYTES)
     except (FileNotFoundError, NotADirectoryError):
@@ -177,7 +206,8 @@ def read_manifest(url: str, kind: str) -> Json:
     except OSError as error:
         raise StoreError(f"The {kind} store '{url}' cannot be read: {error}.") from error
     try:
-        manifest = cast(Json, json.loads(content))
+        manifest = Manifest(json.loads(content))
+        manifest.mark = mark
         written = manifest.pop("checksum")
         stored_kind, version = str(manifest["kind"]), int(manifest["version"])
         undamaged = written == checksum(manifest)
@@ -217,6 +247,11 @@ def _describes_arrays(manifest: Json) -> bool:
             for entry in arrays.values()
         )
     )
+
+
+def stored_checksum(url: str) -> str:
+    """The checksum that a store's manifest ends in; `OSError`, `ValueError` or `AttributeError` where there is none."""
+    return str(json.loads(read_object(join(url, MANIFEST_NAME), MOST_DESCRIPTION_BYTES)).get("checksum"))
 
 
 def stored_encoding(url: Location) -> tuple[Json | None, list[str]]:

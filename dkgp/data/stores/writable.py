@@ -23,11 +23,12 @@ from dkgp.data.remote.storage import (
     list_folder,
     remove_object,
     remove_store,
+    remove_tree,
     translate_write_errors,
     write_object,
 )
 from dkgp.data.stores.arrays import StoredArray, StoredType, create_array, create_group, default_chunk_rows
-from dkgp.data.stores.manifest import MANIFEST_NAME, commit, is_committed, recognise
+from dkgp.data.stores.manifest import MANIFEST_NAME, commit, is_committed, recognise, set_aside_place
 from dkgp.data.types import Json, Location
 from dkgp.errors import InputError, OutputExistsError, StorageError
 
@@ -107,6 +108,9 @@ class NewStore:
         self.url = url
         self.claim = claim
         self.arrays: list[StoredArray] = []
+        # The finished store that this one replaces, until it is committed.
+        self.earlier: Path | None = None
+        self._put_back = False
         self._kind, self._version = kind, version
 
     def create_array(
@@ -134,8 +138,14 @@ class NewStore:
         commit(self.url, self._kind, metadata, self.arrays, self.claim, self._version)
 
     def remove(self) -> None:
-        """Remove what was written, unless another writer has taken the place over."""
+        """Remove what was written, unless another writer has taken the place over; a store set aside is put back."""
+        if self._put_back:
+            return
         remove_store(self.claim)
+        if self.earlier is not None and self.earlier.exists():
+            with translate_write_errors(self.url):
+                os.rename(self.earlier, self.url)
+            self._put_back = True  # who removes again must not remove that
 
 
 @contextlib.contextmanager
@@ -144,19 +154,35 @@ def new_store(url: str, kind: str, attributes: Json, overwrite: bool, version: i
 
     `version` is its format, by default the newest: an earlier one for a store that has nothing of what is newer.
 
-    Another of its kind that is there is removed first, and whatever was written if the block fails. Parameters and
-    errors as of `ensure_writable` and `create_group`.
+    Another of its kind that is there gives way first: on a disk a finished one is kept beside the place until `commit`
+    removes it, and put back if the block fails; elsewhere it is removed. Whatever was written is removed if the block
+    fails. Parameters and errors as of `ensure_writable` and `create_group`.
     """
     ensure_writable(url, overwrite, kind)
     claim = Claim.take(url, kind, over=overwrite)
     store = NewStore(url, kind, claim, version)
     try:
+        if is_local(url) and overwrite:
+            store.earlier = _set_aside(url)
         remove_store(claim, keep_claim=True)
         create_group(url, kind, attributes, claim, version)
         yield store
     except BaseException:
         store.remove()
         raise
+
+
+def _set_aside(url: str) -> Path | None:
+    """Move a finished local store out of the way; where it lies then, None where there is none.
+
+    What an overwriting that was killed has set aside stays, in front of the unfinished store that it left.
+    """
+    aside = set_aside_place(url)
+    if is_committed(url):
+        remove_tree(str(aside))
+        with translate_write_errors(url):
+            os.rename(url, aside)
+    return aside if aside.exists() else None
 
 
 def _check_local_folder(target: Path) -> None:

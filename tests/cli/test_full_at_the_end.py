@@ -1,0 +1,47 @@
+"""A disk that fills up as a run writes what it came to: told, nothing lost, and resumed to the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dkgp.data.stores.checkpoint import CheckpointStore
+from tests.cli.invoke import files_below, refused, run, run_json
+from tests.cli.runs import RUNS, bits
+from tests.full_disk import full_for
+
+CASES = [(part, True) for part in ("out/alpha/c/", "out/zarr.json", "out/dkgp-manifest.json", "run.png")]
+
+
+@pytest.mark.parametrize(("part", "earlier"), [*CASES, ("out/gradient/c/", False)])
+def test_a_disk_that_is_full_at_the_end_of_a_run(
+    part: str, earlier: bool, stores: dict[str, Any], whole: Callable[[str], Path], tmp_path: Path
+) -> None:
+    out, plot = tmp_path / "out", tmp_path / "run.png"
+    more = ["--plot", plot, *(["--overwrite"] if earlier else [])]
+    command = RUNS["gbcd"].typed(stores, out, "--checkpoint-every", 0, *more)
+    if earlier:
+        run_json(*command, "--seed", 3)
+        assert bits(out) != bits(whole("gbcd"))
+    before = {name: Path(name).read_bytes() for name in files_below(tmp_path)}
+    with full_for(part) as met:
+        result = run(*command)
+    assert met
+    refused(result, "Cannot write", "the disk is full")
+    if part != "run.png":
+        # What was there is as it was, to the byte, and the checkpoint lies beside it.
+        after = {name: Path(name).read_bytes() for name in before if Path(name).exists()}
+        assert after == before
+        assert CheckpointStore(f"{out}.checkpoint").load_latest() is not None
+        assert out.exists() == earlier
+    else:
+        assert plot.exists() == earlier
+        assert not earlier or plot.read_bytes() == before[str(plot)]
+    run_json(*command, "--resume")
+    assert bits(out) == bits(whole("gbcd"))
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    # Nothing set aside and nothing half written remains.
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run.png"]

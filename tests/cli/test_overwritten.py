@@ -1,0 +1,195 @@
+"""Stores that are read while another process writes over them: the old, or the new, or an error; never some of each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.data import dataset_from_arrays, open_dataset, open_model, open_prediction, save_model
+from dkgp.data.stores.arrays import StoredArray
+from dkgp.errors import StoreError
+from tests.cli.invoke import refused, run, run_json
+from tests.cli.processes import ENVIRONMENT
+
+FEATURES = ("a", "b", "c", "d", "e", "f")
+ROWS, CHUNK = 600, 40
+
+
+def write_inputs(place: Path, seed: int) -> None:
+    """One of two data sets that differ in every number, in nothing that describes them."""
+    rng = np.random.default_rng(seed)
+    X, y = rng.random((ROWS, 6)), rng.random(ROWS)
+    dataset_from_arrays(
+        str(place), X, y, feature_names=FEATURES, target_names=("price",), chunk_rows=CHUNK, overwrite=True
+    )
+
+
+def swap_for_ever(place: str, model: str, others: tuple[str, ...], until: float) -> None:
+    """Write one data set and the other, one model and the other, over what lies there."""
+    rng = np.random.default_rng(5)
+    records = [open_model(other) for other in others]
+    sets = [open_dataset(record.training_url) for record in records]
+    number = 0
+    while time.time() < until:
+        number += 1
+        write_inputs(Path(place), number % 2)
+        record = records[number % 2]
+        save_model(
+            model, alpha=record.alpha, dataset=sets[number % 2], kernel=record.kernel, chunk_rows=CHUNK,
+            noise_variance=record.noise_variance, history=record.history, certificate=record.certificate,
+            summary=record.summary, overwrite=True,
+        )  # fmt: skip
+        # As long as a command takes, about: some are done in between.
+        time.sleep(rng.uniform(0.0, 0.3))
+
+
+@pytest.fixture(scope="module")
+def places(pipeline: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Two models of the same size, and the four sets of predictions for the two data sets."""
+    folder = tmp_path_factory.mktemp("overwritten")
+    models = []
+    for seed in (0, 1):
+        data, model = folder / f"data-{seed}.zarr", folder / f"model-{seed}.zarr"
+        write_inputs(data, seed + 7)
+        run_json("train", data, "--out", model, "--hyper", pipeline["tune"]["out"], "--cluster", "none")
+        models.append(model)
+    whole = set()
+    for model in models:
+        for seed in (0, 1):
+            write_inputs(folder / "test.zarr", seed)
+            whole.add(predicted(model, folder / "test.zarr", folder / "whole.zarr"))
+    assert len(whole) == 4
+    return {"folder": folder, "models": models, "whole": whole}
+
+
+def predicted(model: Path, test: Path, out: Path) -> bytes | None:
+    """The bits of the predictions; None where the command said what is wrong."""
+    result = run("predict", model, test, "--out", out, "--overwrite", "--cluster", "none", "--chunk-rows", CHUNK)
+    if result.exit_code != 0:
+        refused(result)
+        return None
+    prediction = open_prediction(str(out))
+    return b"".join(prediction.read(name).tobytes() for name in sorted(prediction.variables))
+
+
+def read_all_the_time(places: dict[str, Any], folder: Path, seconds: float) -> dict[str, int]:
+    """Predict, evaluate and ask, as often as there is time; how many reads came to what."""
+    test, model, out = folder / "test.zarr", folder / "model.zarr", folder / "out.zarr"
+    counts: dict[str, int] = {"predicted": 0, "evaluated": 0, "shown": 0, "told": 0}
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        bits = predicted(model, test, out)
+        assert bits is None or bits in places["whole"], "a mixture"
+        counts["told" if bits is None else "predicted"] += 1
+        for name, *command in (("evaluated", "evaluate", out, test), ("shown", "info", model), ("shown", "info", test)):
+            result = run(*command)
+            if result.exit_code:
+                refused(result)
+            counts["told" if result.exit_code else name] += 1
+    return counts
+
+
+@contextmanager
+def in_a_thread(*arguments: Any) -> Iterator[None]:
+    thread = threading.Thread(target=swap_for_ever, args=arguments)
+    thread.start()
+    yield
+    thread.join()
+
+
+@contextmanager
+def in_a_process(*arguments: Any) -> Iterator[None]:
+    code = f"from tests.cli.test_overwritten import swap_for_ever; swap_for_ever(*{arguments!r})"
+    process = subprocess.Popen([sys.executable, "-c", code], env=ENVIRONMENT)
+    yield
+    assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("beside", "seconds"),
+    [
+        (in_a_thread, 3.0),
+        pytest.param(in_a_process, 15.0, marks=[pytest.mark.faults, pytest.mark.timeout(180)]),
+    ],
+)
+def test_what_is_read_is_the_old_or_the_new(
+    beside: Callable[..., Any], seconds: float, places: dict[str, Any], tmp_path: Path
+) -> None:
+    place, model = str(tmp_path / "test.zarr"), str(tmp_path / "model.zarr")
+    models = tuple(map(str, places["models"]))
+    swap_for_ever(place, model, models, time.time() + 0.01)
+    with beside(place, model, models, time.time() + seconds):
+        counts = read_all_the_time(places, tmp_path, seconds)
+    print(f"\n{counts}")
+    assert counts["predicted"] > 0
+    assert counts["shown"] > 0
+    # When all is quiet again all is whole.
+    assert predicted(tmp_path / "model.zarr", tmp_path / "test.zarr", tmp_path / "out.zarr") in places["whole"]
+
+
+@pytest.mark.parametrize("number", [1, 5, ROWS // CHUNK])
+def test_a_store_that_is_replaced_between_two_chunks_is_told(
+    number: int, places: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test, out, reads = tmp_path / "test.zarr", tmp_path / "out.zarr", []
+    write_inputs(test, 0)
+    read = StoredArray._get
+
+    def swapping(self: StoredArray, selection: Any) -> Any:
+        if self.url == str(test) and self.name == "X":
+            reads.append(selection)
+            if len(reads) == number:
+                write_inputs(test, 1)
+        return read(self, selection)
+
+    monkeypatch.setattr(StoredArray, "_get", swapping)
+    result = run("predict", places["models"][0], test, "--out", out, "--cluster", "none", "--chunk-rows", CHUNK)
+    refused(result, f"'{test}' was overwritten or removed while it was read", "Run the command again")
+    assert len(reads) >= number
+
+
+def test_a_copy_of_a_store_is_the_same_store(tmp_path: Path) -> None:
+    place = tmp_path / "data.zarr"
+    write_inputs(place, 0)
+    opened = open_dataset(str(place))
+    before = opened.inputs(0, ROWS)
+    manifest = place / "dkgp-manifest.json"
+    content = manifest.read_bytes()
+    manifest.unlink()
+    with pytest.raises(StoreError, match="overwritten or removed"):
+        opened.inputs(0, ROWS)
+    manifest.write_bytes(content)
+    np.testing.assert_array_equal(opened.inputs(0, ROWS), before)
+
+
+def test_what_a_killed_overwriting_set_aside_is_put_back_or_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, aside = tmp_path / "data.zarr", tmp_path / ".dkgp-replaced-data.zarr"
+    write_inputs(place, 0)
+    before = open_dataset(str(place)).inputs(0, ROWS)
+    # As a kill leaves it: the earlier store aside, an unfinished one in its place.
+    with monkeypatch.context() as patch:
+        patch.setattr("dkgp.data.stores.writable.NewStore.remove", lambda self: None)
+        patch.setattr("dkgp.data.stores.writable.commit", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            write_inputs(place, 1)
+    assert aside.is_dir()
+    with monkeypatch.context() as patch:
+        patch.setattr("dkgp.data.stores.writable.commit", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            write_inputs(place, 1)
+    np.testing.assert_array_equal(open_dataset(str(place)).inputs(0, ROWS), before)
+    assert not aside.exists()
+    write_inputs(place, 1)
+    assert (open_dataset(str(place)).inputs(0, ROWS) != before).all()
+    assert [path.name for path in tmp_path.iterdir()] == ["data.zarr"]
