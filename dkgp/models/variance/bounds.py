@@ -64,7 +64,7 @@ class Queries:
 
 @dataclass(frozen=True)
 class FactorInterval:
-    """What a factor proves of test samples by v = (k_x - F z) / s2, and what a better z would add."""
+    """Bounds that a factor proves of test samples by v = (k_x - F z) / s2, and what a better z would add."""
 
     # (t,) float64: lower <= V <= upper, of the function.
     lower: FloatArray
@@ -76,11 +76,11 @@ class FactorInterval:
 
     @property
     def lost(self) -> FloatArray:
-        """What `upper` exceeds that of the best z by, at most, to first order: (t,)."""
+        """The length by which `upper` exceeds that of the best z at most, to first order: (t,)."""
         return np.asarray(np.einsum("rt,rt->t", self.miss, self.miss))
 
     def refined(self, factor: NystromFactor, chosen: NDArray[np.bool_]) -> FloatArray:
-        """The chosen samples' z, after a step of refinement: (R, t)."""
+        """Return the chosen samples' z, after a step of refinement: (R, t)."""
         correction = factor.preconditioner().weights(factor.noise_variance * self.miss[:, chosen])
         return np.asarray(self.z[:, chosen] + correction)
 
