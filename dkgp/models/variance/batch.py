@@ -41,6 +41,9 @@ STALLED_FACTOR = 0.5
 # The proof is attempted where the expected width is within this factor of what is wanted.
 PROMISING = 1.25
 NARROW_GAP, VALUE_SHARE = 0.01, 0.2
+# Steps of refinement of a factor's z at most, each of which is a look at all samples, and the share of an interval's
+# width that rounding of z is to have for one. The first takes nearly all of it.
+REFINEMENTS, REFINED_SHARE = 2, 0.1
 # Parts in which samples that the first float64 product does not certify go on, at least: few are left as a rule.
 TAIL_PARTS = 5
 
@@ -154,7 +157,7 @@ def solve_batch(
     bounds = VarianceBounds(test.highest, noise, options.gap)
     passes, tally = np.zeros(len(inputs)), ProductTally()
     if options.factor_first or max_passes < 1:
-        bounds.tighten(np.arange(len(inputs)), *factor_interval(factor, test))
+        _by_the_factor(factor, test, bounds)
     todo = bounds.unfinished()
     if max_passes < 1 or not len(todo):
         return bounds.reported(passes, tally)
@@ -172,6 +175,18 @@ def solve_batch(
         del v
         batch.run(max_passes - taken.max(), start, TAIL_PARTS)
     return bounds.reported(passes, tally)
+
+
+def _by_the_factor(factor: NystromFactor, test: Queries, bounds: VarianceBounds) -> None:
+    """Tighten the bounds by the factor alone; where rounding of z is what keeps samples from the gap, z is refined."""
+    which, found = np.arange(len(test.prior)), factor_interval(factor, test)
+    for _ in range(REFINEMENTS + 1):
+        bounds.tighten(which, found.lower, found.upper, found.excess)
+        worth = np.isin(which, bounds.unfinished()) & (found.lost > REFINED_SHARE * (found.upper - found.lower))
+        if not worth.any():
+            return
+        which, z = which[worth], found.refined(factor, worth)
+        found = factor_interval(factor, test.take(which), z)
 
 
 def _cut(indices: IndexArray, most: int | None) -> list[IndexArray]:

@@ -30,6 +30,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkgp.cluster.threads import in_parallel
 from dkgp.kernels import Features
@@ -61,26 +62,52 @@ class Queries:
         return Queries(self.features.take(indices), self.prior[indices], self.highest[indices], self.share[indices])
 
 
-def factor_interval(factor: NystromFactor, test: Queries) -> tuple[FloatArray, FloatArray, FloatArray]:
+@dataclass(frozen=True)
+class FactorInterval:
+    """Bounds that a factor proves of test samples by v = (k_x - F z) / s2, and what a better z would add."""
+
+    # (t,) float64: lower <= V <= upper, of the function.
+    lower: FloatArray
+    upper: FloatArray
+    excess: FloatArray  # (t,) float64: by how much `upper` may exceed V; an estimate, not a bound
+    z: FloatArray  # (R, t)
+    # (R, t) float64: F'v - z, zero for the best z; zero, too, where a float32 factor proves nothing from above.
+    miss: FloatArray
+
+    @property
+    def lost(self) -> FloatArray:
+        """The length by which `upper` exceeds that of the best z at most, to first order: (t,)."""
+        return np.asarray(np.einsum("rt,rt->t", self.miss, self.miss))
+
+    def refined(self, factor: NystromFactor, chosen: NDArray[np.bool_]) -> FloatArray:
+        """Return the chosen samples' z, after a step of refinement: (R, t)."""
+        correction = factor.preconditioner().weights(factor.noise_variance * self.miss[:, chosen])
+        return np.asarray(self.z[:, chosen] + correction)
+
+
+def factor_interval(factor: NystromFactor, test: Queries, z: FloatArray | None = None) -> FactorInterval:
     """Bounds from the factor alone: n R kernel entries and 5 n R multiply-adds a sample, nothing quadratic in n.
 
     Parameters
     ----------
     test : Queries
         t test samples.
+    z : (R, t), optional
+        Near (F'F + s2 I)^-1 F'k_x, which is computed by default: a look at all samples, n R multiply-adds.
 
-    Returns
-    -------
-    lower, upper : (t,) float64
-        lower <= V <= upper, of the function.
-    excess : (t,) float64
-        By how much `upper` may exceed V because of what the factor leaves of K; an estimate, not a bound.
+    Notes
+    -----
+    With A = F'F and z off by h, F'v - z = -(A + s2 I) h / s2 = m, and the upper end is too high by v's part of the
+    quadratic form that is least for the best z: (F h)' (F F' + s2 I) (F h) / s2^2 = m' A (A + s2 I)^-1 m <= |m|^2. What
+    rounding makes of F'k_x = L^-1 K_In k_x is u |k_x| times how much L^-1 amplifies; F'v is off by u |v|, so that s2 m,
+    which refinement corrects z by, is as good as |k_x| to |k_x - F z|. The bounds hold for any z.
     """
     evaluator, s2, t = factor.evaluator, factor.noise_variance, test.features.n
-    projected = np.zeros((factor.rank, t))
-    for rows, _ in factor.pieces():
-        projected += evaluator.tile(rows, factor.landmarks).T @ evaluator.tile(rows, test.features)
-    z = factor.preconditioner().weights(whiten(factor.lower, projected, transposed=False))
+    if z is None:
+        projected = np.zeros((factor.rank, t))
+        for rows, _ in factor.pieces():
+            projected += evaluator.tile(rows, factor.landmarks).T @ evaluator.tile(rows, test.features)
+        z = factor.preconditioner().weights(whiten(factor.lower, projected, transposed=False))
     beta = factor.landmark_weights(z)
     square, cross, spread, absolute = np.zeros(t), np.zeros(t), np.zeros(t), np.zeros(t)
     image = np.zeros((factor.rank, t))
@@ -99,18 +126,20 @@ def factor_interval(factor: NystromFactor, test: Queries) -> tuple[FloatArray, F
     largest, prior, share, unit = factor.largest, test.prior, test.share, factor.unit
     if factor.whitening is None:
         upper = test.highest  # the Q of a float32 L may exceed K: from above it proves nothing
+        miss = np.zeros_like(image)
     else:
         error = unit * np.sqrt(largest) * absolute
         quadratic = factor.whitening.square(factor.lower, image, factor.landmark_scale, np.sqrt(largest), error)
         upper = prior - 2.0 * cross + quadratic + s2 * square + spread**2
         slack = largest * share * (share + absolute) + quadratic + s2 * square + spread**2
         upper += 4.0 * EVALUATION * unit * slack
+        miss = whiten(factor.lower, image, transposed=False) - z
     # The lower bound is the residual's for v = 0, r = k_x; (k_x - K_nI beta) = s2 v as computed.
     left = s2 * np.sqrt(square) * (1.0 + unit)
     left += factor.weight_norm * (_column_rounding(factor, beta) + EVALUATION * unit * largest * share)
     lower = prior - (left**2 / s2 + _landmark_quadratic(factor, beta)) * (1.0 + 8.0 * EPS)
     lower -= 4.0 * EVALUATION * unit * largest * share**2
-    return lower, upper, spread**2
+    return FactorInterval(lower, upper, spread**2 + np.einsum("rt,rt->t", miss, miss), z, miss)
 
 
 def residual_bound(

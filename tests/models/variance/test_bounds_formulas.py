@@ -55,7 +55,8 @@ def test_intervals_of_a_factor(problem: VarianceProblem, precision: Any) -> None
         precision == "double",
     )
     queries = Queries.of(factor, problem.T)
-    lower, upper, excess = factor_interval(Loud(factor), queries)  # type: ignore[arg-type]
+    found = factor_interval(Loud(factor), queries)  # type: ignore[arg-type]
+    lower, upper, excess = found.lower, found.upper, found.excess
 
     k, columns = problem.kernel(problem.X, problem.T), problem.kernel(problem.X, problem.X[:12])
     beta = factor.landmark_weights(
@@ -117,5 +118,5 @@ def test_queries_are_taken_with_all_that_they_are(problem: VarianceProblem) -> N
     for name in ("prior", "highest", "share"):
         np.testing.assert_array_equal(getattr(taken, name), getattr(queries, name)[[2, 0]])
     interval, whole = factor_interval(factor, taken), factor_interval(factor, queries)
-    for part, all_of_it in zip(interval, whole, strict=True):
-        np.testing.assert_allclose(part, all_of_it[[2, 0]], rtol=1e-9)
+    for name in ("lower", "upper", "excess"):
+        np.testing.assert_allclose(getattr(interval, name), getattr(whole, name)[[2, 0]], rtol=1e-9)

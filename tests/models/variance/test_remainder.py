@@ -72,8 +72,8 @@ def test_a_smooth_kernels_intervals_are_several_times_narrower() -> None:
     factor = proving(problem, 150)
     plain = problem.factor(landmarks(problem, 150), precision="double")
     test = Queries.of(factor, problem.T)
-    (lower, upper, _), (_, before, _) = factor_interval(factor, test), factor_interval(plain, test)
-    assert np.median((upper - lower) / (before - lower)) < 0.25
+    found, before = factor_interval(factor, test), factor_interval(plain, test)
+    assert np.median((found.upper - found.lower) / (before.upper - found.lower)) < 0.25
 
 
 def test_bytes_are_those_planned_for() -> None:

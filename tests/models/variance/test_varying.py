@@ -69,8 +69,8 @@ def test_the_factors_interval_allows_for_roundings(
         factor = problem.factor(np.arange(rank), precision="double")
         coarse = Coarse(factor, coarseness, of_landmarks=of_landmarks, of_tests=of_tests, n_tests=len(problem.T))
         monkeypatch.setattr(factor, "evaluator", coarse)
-        lower, upper, _ = factor_interval(factor, Queries.of(factor, problem.T))
-        lower, upper = lower + problem.noise_variance, upper + problem.noise_variance
+        found = factor_interval(factor, Queries.of(factor, problem.T))
+        lower, upper = found.lower + problem.noise_variance, found.upper + problem.noise_variance
         assert (lower <= exact + problem.digit).all()
         assert (upper >= exact - problem.digit).all()
 
