@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import threading
@@ -190,6 +192,23 @@ def test_what_a_killed_overwriting_set_aside_is_put_back_or_removed(
             write_inputs(place, 1)
     np.testing.assert_array_equal(open_dataset(str(place)).inputs(0, ROWS), before)
     assert not aside.exists()
+    write_inputs(place, 1)
+    assert (open_dataset(str(place)).inputs(0, ROWS) != before).all()
+    assert [path.name for path in tmp_path.iterdir()] == ["data.zarr"]
+
+
+def test_where_folders_cannot_be_moved_a_store_is_overwritten_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on the file system of a container, for folders of its image."""
+    place = tmp_path / "data.zarr"
+    write_inputs(place, 0)
+    before = open_dataset(str(place)).inputs(0, ROWS)
+
+    def refuse(source: object, target: object) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source))
+
+    monkeypatch.setattr("dkgp.data.stores.writable.os.rename", refuse)
     write_inputs(place, 1)
     assert (open_dataset(str(place)).inputs(0, ROWS) != before).all()
     assert [path.name for path in tmp_path.iterdir()] == ["data.zarr"]

@@ -181,7 +181,12 @@ def _set_aside(url: str) -> Path | None:
     if is_committed(url):
         remove_tree(str(aside))
         with translate_write_errors(url):
-            os.rename(url, aside)
+            try:
+                os.rename(url, aside)
+            except OSError as error:
+                # A container's own file system does not move folders of its image: that store is removed first.
+                if error.errno != errno.EXDEV:
+                    raise
     return aside if aside.exists() else None
 
 
