@@ -93,7 +93,8 @@ class SolverState:
         self.stepped = arrays.get("stepped", self.stepped)
         numbers = {"risk_width": None, **metadata}  # older checkpoints have none
         for name in self.counted:
-            setattr(self, name, numbers[name])
+            if name in numbers or name in SolverState.counted:  # nor have they all of a method's own: these begin anew
+                setattr(self, name, numbers[name])
         if numbers["risk_width"] is None:
             self.risk_width = math.inf
 

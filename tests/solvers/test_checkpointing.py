@@ -24,6 +24,7 @@ from dkgp.solvers import (
     solve,
 )
 from dkgp.solvers.block_descent.subproblem import Subproblem
+from dkgp.solvers.risk.auto import AutoState
 from dkgp.solvers.watch import Watch
 from tests.solvers.problems import Problem, smooth_problem
 
@@ -303,3 +304,18 @@ def test_threads_and_stopping_may_change_between_runs(run: Run, whole: Solution)
     run.interrupt_after(4, stopping=GradientInfNorm(1e-9))
     other = replace(SOLVER, selection=GreedySelection(threads=1))
     require_same(run.solve(solver=other, resume=True), whole)
+
+
+def test_an_older_checkpoint_has_fewer_numbers() -> None:
+    """Of a method's own: they begin as in a fresh run. What all methods have is asked for."""
+    written, read = (AutoState(np.zeros(3), np.zeros(3), np.zeros(3)) for _ in range(2))
+    written.iteration, written.descents, written.poor, written.hasty = 7, 5, 1, 2
+    numbers = written.metadata()
+    older = {name: value for name, value in numbers.items() if name not in ("poor", "whole", "hasty", "handed")}
+    read.read(written.arrays(), older)
+    assert (read.iteration, read.descents) == (7, 5)
+    assert (read.poor, read.whole, read.hasty, read.handed) == (0, False, 0, -1)
+    read.read(written.arrays(), numbers)
+    assert read.metadata() == numbers
+    with pytest.raises(KeyError, match="iteration"):
+        read.read(written.arrays(), {name: value for name, value in numbers.items() if name != "iteration"})
