@@ -77,7 +77,7 @@ def test_the_places_that_it_touches() -> None:
         ({"bounds": ["gamma*=2:1"]}, UsageError, "LOW must be below HIGH"),
         ({"fixed": ["noise_variance"]}, UsageError, "--fix expects NAME=VALUE"),
         ({"priors": ["gamma*=uniform(0, 1)"]}, UsageError, "lognormal"),
-        ({"objective": "rmse"}, UsageError, "objective: expected 'likelihood', 'loo', 'bound' or 'fitc'"),
+        ({"objective": "rmse"}, UsageError, "objective: expected 'likelihood', 'loo', 'bound', 'fitc' or 'vif'"),
         ({"objective": "bound", "subset": 100}, UsageError, "leave out `subset`"),
         ({"basis_size": 100}, UsageError, "`basis_size` is of the objectives"),
         (

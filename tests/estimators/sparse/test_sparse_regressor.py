@@ -302,7 +302,7 @@ def test_rows_do_not_depend_on_their_neighbours(problem: Problem, sparse: Sparse
         ({"basis": np.zeros((0, 4))}, "basis"),
         ({"method": "sd", "basis": "k-means"}, "needs a basis of training samples"),
         ({"kernel": "rbv"}, "rbv"),
-        ({"kernel": "rbf", "optimizer": "fmin"}, "one of 'marginal_likelihood', 'loo', 'bound', 'fitc' or None"),
+        ({"kernel": "rbf", "optimizer": "fmin"}, "one of 'marginal_likelihood', 'loo', 'bound', 'fitc', 'vif' or None"),
         ({"noise_variance": None}, "needs a noise variance"),
         ({"method": "sggp", "candidates": 0}, "candidates"),
         ({"basis_size": "many"}, "takes a whole number or \"auto\"; got 'many'"),

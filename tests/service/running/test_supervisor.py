@@ -160,8 +160,8 @@ def test_a_job_that_holds_too_much_is_asked_to_end_and_says_so(
     assert "SIGTERM" in record.error["message"]
     assert re.search(r"\(0\.1\d* GiB of 0\.0938\)", record.error["message"])
     assert "`resume`" in record.error["message"]
-    # Kept, and it can go on.
-    assert queue.resume(job.id).state == "queued"
+    # Kept, and it can go on, which it may do at once.
+    assert queue.resume(job.id).state in ("queued", "running")
 
 
 def test_one_that_grows_on_is_killed_at_once_and_one_within_its_limit_is_left_alone(
