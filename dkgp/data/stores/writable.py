@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dkgp.data.exports import table_suffix
 from dkgp.data.remote.addresses import is_local, normalise_url, protocol_of
 from dkgp.data.remote.claims import CLAIM_NAME, Claim
+from dkgp.data.remote.limits import held
 from dkgp.data.remote.storage import (
     TEMPORARY_PREFIX,
     exists,
@@ -143,8 +144,7 @@ class NewStore:
             return
         remove_store(self.claim)
         if self.earlier is not None and self.earlier.exists():
-            with translate_write_errors(self.url):
-                os.rename(self.earlier, self.url)
+            _move(self.earlier, Path(self.url))
             self._put_back = True  # who removes again must not remove that
 
 
@@ -180,9 +180,14 @@ def _set_aside(url: str) -> Path | None:
     aside = set_aside_place(url)
     if is_committed(url):
         remove_tree(str(aside))
-        with translate_write_errors(url):
-            os.rename(url, aside)
+        _move(Path(url), aside)
     return aside if aside.exists() else None
+
+
+def _move(store: Path, place: Path) -> None:
+    """Give a local store another name in its folder; `StorageError` where the storage refuses."""
+    with translate_write_errors(place), held(store) as present:
+        os.rename(present, present.with_name(place.name))
 
 
 def _check_local_folder(target: Path) -> None:
