@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from dkgp.data.remote.limits import limited_to
 from dkgp.data.stores.models.references import limited_references, named_training_set, require_reference
 from dkgp.service.roots import Roots
 from dkgp.service.specification import job_paths
@@ -40,7 +41,7 @@ def check_places(roots: Roots, command: str, options: Mapping[str, Any]) -> None
 def kept_within(roots: Roots, command: str, options: Mapping[str, Any]) -> Iterator[None]:
     """Check a job's places, and everything that stores name while it runs; errors as of `check_places`."""
     check_places(roots, command, options)
-    with _limited(roots, "a model's training set"):
+    with limited_to(roots.limits), _limited(roots, "a model's training set"):
         yield
 
 

@@ -2,8 +2,8 @@
 
 A local path counts as what it really is: symbolic links are followed as far as the path exists. A URL is compared
 piece by piece, and one that could be read in two ways (a percent sign, a query, a chain of file systems) is refused.
-The check is made when a job is submitted and resumed, and again as it begins to run; who can plant symbolic links
-inside a root while it runs is trusted with what the service's user may read.
+The check is made when a job is submitted and resumed, and again as it begins to run; whoever exchanges files, folders
+and links inside a root after that meets `Roots.limits`, which hold where a file is opened, in the job and its workers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from dkgp.data.remote.limits import Limits
 from dkgp.data.remote.storage import split_address
 from dkgp.errors import InputError, UsageError
 
@@ -51,6 +52,16 @@ class Roots:
         self._places = [place for place, _ in parsed]
         self.urls: tuple[str, ...] = tuple(dict.fromkeys(url for _, url in parsed))
         self._excluded = [_local(os.path.abspath(folder)) for folder in excluded]
+
+    @property
+    def limits(self) -> Limits:
+        """The local folders, to hold to whatever opens files."""
+        return Limits(
+            *(
+                tuple("/" + "/".join(place.parts) for place in places if place.scheme == "file")
+                for places in (self._places, self._excluded)
+            )
+        )
 
     def contains(self, url: str) -> bool:
         """True if a job may touch the place; `OutsideRootsError` where the text can be read in two ways."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from dkgp.commands.reporting.documents import dump
-from dkgp.data.remote.storage import translate_write_errors
+from dkgp.data.remote.storage import open_new, read_object, translate_write_errors
 
 
 class RecordLog:
@@ -46,15 +46,14 @@ class RecordLog:
 
     def _open(self, path: Path, iteration: int) -> IO[str]:
         kept = _records_before(path, iteration) if self._resume and path.exists() else []
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w", encoding="utf-8")
+        file = open_new(path)
         file.writelines(line + "\n" for line in kept)
         return file
 
 
 def _records_before(path: Path, iteration: int) -> list[str]:
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in read_object(path).decode("utf-8").splitlines():
         try:
             if int(json.loads(line)["iteration"]) < iteration:
                 kept.append(line)

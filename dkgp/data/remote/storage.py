@@ -16,7 +16,7 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast
 
 # Addresses and what lies there go together: whoever reads or writes needs both.
 from dkgp.data.remote.addresses import is_local as is_local
@@ -25,6 +25,7 @@ from dkgp.data.remote.addresses import normalise_url as normalise_url
 from dkgp.data.remote.addresses import shown as shown
 from dkgp.data.remote.addresses import split_address as split_address
 from dkgp.data.remote.claims import CLAIM_NAME, Claim
+from dkgp.data.remote.limits import held, open_local, require_within
 from dkgp.data.remote.object_store import backend, call, open_remote, put, remove_many
 from dkgp.data.types import Location
 from dkgp.errors import OutputExistsError, StorageError, StoreError
@@ -115,7 +116,7 @@ def open_object(location: Location) -> BinaryIO:
     """One object as a binary file to read and seek in; read errors of a remote one are tried again."""
     url = normalise_url(location)
     if is_local(url):
-        return cast(BinaryIO, open(url, "rb"))
+        return open_local(url)
     return cast(BinaryIO, open_remote(url))
 
 
@@ -149,8 +150,9 @@ def read_object(location: Location, most_bytes: int | None = None) -> bytes:
     """The bytes of one object; `FileNotFoundError` where there is none, `StoreError` where it is larger."""
     url = normalise_url(location)
     if is_local(url):
-        size = Path(url).stat().st_size
-        content = b"" if most_bytes is not None and size > most_bytes else Path(url).read_bytes()
+        with open_local(url) as file:
+            size = os.fstat(file.fileno()).st_size
+            content = b"" if most_bytes is not None and size > most_bytes else file.read()
     else:
         part = {} if most_bytes is None else {"start": 0, "end": most_bytes + 1}
         content = cast(bytes, call(url, "cat_file", "read", **part))
@@ -189,23 +191,23 @@ def write_object(
 @contextlib.contextmanager
 def replaced_file(target: Path, *, synced: bool = True) -> Iterator[Path]:
     """A new file beside a local one, which takes its place when the block ends; it goes where the block fails."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=target.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
+    with held(target, make=True) as place:
+        handle, name = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=place.parent)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            if synced:
+                _sync_path(temporary)
+            # mkstemp makes files private; a store is as readable as the user's umask says.
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, place)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
         if synced:
-            _sync_path(temporary)
-        # mkstemp makes files private; a store is as readable as the user's umask says.
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    if synced:
-        _sync_folder(target.parent)
+            _sync_folder(place.parent)
 
 
 @contextlib.contextmanager
@@ -216,10 +218,44 @@ def replacing(target: Path) -> Iterator[Path]:
     """
     with translate_write_errors(target):
         if target.exists() and not target.is_file():
-            yield target
+            handle = _open_device(target)
+            try:
+                yield Path("/dev/fd", str(handle))
+            finally:
+                os.close(handle)
         else:
             with replaced_file(target) as place:
                 yield place
+
+
+def open_new(target: Path) -> IO[str]:
+    """A local text file to write line by line, in the place of what is there: what a link leads to stays as it is.
+
+    What is no plain file is written to as it is. Errors as of `replacing`.
+    """
+    with translate_write_errors(target):
+        if target.exists() and not target.is_file():
+            return open(_open_device(target), "w", encoding="utf-8")
+        with held(target, make=True) as place:
+            place.unlink(missing_ok=True)
+            handle = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            return open(handle, "w", encoding="utf-8")
+
+
+def _open_device(target: Path) -> int:
+    """A handle of what is no plain file; `StorageError` where one, or a link to one, has taken its place."""
+    handle = os.open(target, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        if stat.S_ISREG(os.fstat(handle).st_mode):
+            raise StorageError(
+                f"'{target}' was no plain file when it was looked at, and is one now: it was exchanged, and is not "
+                "written to. Choose another place."
+            )
+        require_within(handle, target)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
 
 
 def remove_object(location: Location) -> None:
@@ -227,7 +263,8 @@ def remove_object(location: Location) -> None:
     url = normalise_url(location)
     with translate_write_errors(url, "remove"), contextlib.suppress(FileNotFoundError):
         if is_local(url):
-            Path(url).unlink()
+            with held(Path(url)) as place:
+                place.unlink()
         else:
             call(url, "rm_file", "remove")
 
@@ -236,11 +273,11 @@ def remove_tree(location: Location) -> None:
     """Remove a place and everything below it; nothing happens where there is nothing."""
     url = normalise_url(location)
     if is_local(url):
-        with translate_write_errors(url, "remove"), contextlib.suppress(FileNotFoundError):
-            if Path(url).is_dir() and not Path(url).is_symlink():
-                shutil.rmtree(url)
+        with translate_write_errors(url, "remove"), contextlib.suppress(FileNotFoundError), held(Path(url)) as place:
+            if place.is_dir() and not place.is_symlink():
+                shutil.rmtree(place)
             else:
-                Path(url).unlink()
+                place.unlink()
         return
     _remove_objects(url, list_object_bytes(url))
     with contextlib.suppress(FileNotFoundError):

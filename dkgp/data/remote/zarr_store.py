@@ -1,20 +1,27 @@
-"""Zarr's view of a remote store: every request retried, every write conditional, about four reads at a time."""
+"""Zarr's view of a store within limits, and of a remote one.
+
+Of a remote one every request is retried, every write conditional, and there are about four reads at a time.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import zarr
-from zarr.abc.store import ByteRequest
-from zarr.core.buffer import Buffer, BufferPrototype
-from zarr.storage import FsspecStore, WrapperStore
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
+from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
+from zarr.storage import FsspecStore, LocalStore, WrapperStore
 
 from dkgp.data.remote.addresses import is_local, normalise_url
 from dkgp.data.remote.claims import Claim
+from dkgp.data.remote.limits import Limits, active, task_limited_to
 from dkgp.data.remote.object_store import backend, put_async
 from dkgp.data.remote.retries import Attempts, retried
+from dkgp.data.remote.storage import read_object, remove_tree, write_object
 
 T = TypeVar("T")
 
@@ -22,18 +29,87 @@ T = TypeVar("T")
 zarr.config.update_defaults({"async": {"concurrency": 4}})
 
 
-def zarr_place(url: str, claim: Claim | None = None) -> Any:
+def zarr_place(url: str, claim: Claim | None = None, limits: tuple[Limits, ...] = ()) -> Any:
     """A place as Zarr and xarray take it: the path of a local one, a guarded store of its own for a remote one.
+
+    A local one is guarded as well where there are limits, this process's or others besides.
 
     `url` is that of a store, or of a group or array in one; `claim` the writer's, None for readers and where no two
     writers can meet.
     """
     address = normalise_url(url)
     if is_local(address):
-        return address
+        held_to = limits or active()
+        return LimitedStore(address, limits=held_to) if held_to else address
     file_system, path = backend(address, asynchronous=True)
     root = path if claim is None else backend(claim.url, asynchronous=True)[1]
     return RemoteStore(FsspecStore(fs=file_system, path=path.rstrip("/")), address, claim, root)
+
+
+class LimitedStore(LocalStore):
+    """A local store whose every file is opened within limits (see `dkgp.data.remote.limits`)."""
+
+    def __init__(self, root: Path | str, *, read_only: bool = False, limits: tuple[Limits, ...] = ()) -> None:
+        super().__init__(root, read_only=read_only)
+        self._limits = limits
+
+    def with_read_only(self, read_only: bool = False) -> LimitedStore:
+        """The same store, to be read alone or to be written as well."""
+        return type(self)(self.root, read_only=read_only, limits=self._limits)
+
+    async def _open(self, *, mode: Any = None) -> None:
+        # Without making the folder, as Zarr would by its name: the first file does.
+        self._is_open = True
+
+    async def get(
+        self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        """One object, or None where there is none."""
+        try:
+            content = await asyncio.to_thread(self._limited, read_object, key)
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            return None
+        match byte_range:
+            case RangeByteRequest(start, end):
+                content = content[start:end]
+            case OffsetByteRequest(offset):
+                content = content[offset:]
+            case SuffixByteRequest(suffix):
+                content = content[max(len(content) - suffix, 0) :]
+        return (prototype or default_buffer_prototype()).buffer.from_bytes(content)
+
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> builtins.list[Buffer | None]:
+        """Parts of objects, None for each that is not there."""
+        return [await self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Write one object, whole or not at all."""
+        self._check_writable()
+        await asyncio.to_thread(self._limited, write_object, key, value.to_bytes(), synced=False)
+
+    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
+        """Write one object unless it is there."""
+        if not await self.exists(key):
+            await self.set(key, value)
+
+    async def delete(self, key: str) -> None:
+        """Remove one object, or a folder."""
+        self._check_writable()
+        await asyncio.to_thread(self._limited, remove_tree, key)
+
+    async def delete_dir(self, prefix: str) -> None:
+        """Remove a folder."""
+        await self.delete(prefix)
+
+    async def clear(self) -> None:
+        """Remove all."""
+        await self.delete("")
+
+    def _limited(self, work: Callable[..., T], key: str, *arguments: Any, **options: Any) -> T:
+        with task_limited_to(self._limits):
+            return work(str(self.root / key), *arguments, **options)
 
 
 class RemoteStore(WrapperStore[FsspecStore]):

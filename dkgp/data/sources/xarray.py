@@ -12,6 +12,7 @@ import xarray as xr
 import zarr
 from numpy.typing import NDArray
 
+from dkgp.data.remote.limits import active
 from dkgp.data.remote.storage import is_local, open_object, shown
 from dkgp.data.remote.zarr_store import zarr_place
 from dkgp.data.sources.base import Block, Column, Source, block_rows, matrix_of, numbers, refused_as, row_places
@@ -124,7 +125,8 @@ class _OpenedDataset:
                 self._dataset = xr.open_zarr(zarr_place(url), chunks=None)
             else:
                 target: Any = url
-                if not is_local(url):
+                # By its name the libraries beneath open whatever lies there by then.
+                if not is_local(url) or active():
                     self._file = target = open_object(url)
                 if engine == "h5netcdf":
                     import h5netcdf

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from zarr.codecs import BloscCodec, Crc32cCodec
 
 from dkgp.data.remote.claims import Claim
+from dkgp.data.remote.limits import active
 from dkgp.data.remote.storage import is_local, join, normalise_url, translate_write_errors
 from dkgp.data.remote.zarr_store import zarr_place
 from dkgp.data.stores.manifest import (
@@ -172,6 +173,8 @@ class StoredArray:
         self.shape = shape
         self.chunk_rows = chunk_rows
         self._claim = claim
+        # Of whoever makes this: workers keep to them as well.
+        self._limits = active()
         self._opened: Any = None
         # Of the manifest that describes a finished store's array: its mark (`manifest_mark`), and its checksum.
         self._described_by: tuple[tuple[int, int], str] | None = None
@@ -250,7 +253,7 @@ class StoredArray:
     def _handle(self, mode: Literal["r", "r+"]) -> Any:
         # A forked process must not use its parent's connections.
         if self._opened is None or self._opened[0] != (mode, os.getpid()):
-            place = zarr_place(join(self.url, self.name), self._claim)
+            place = zarr_place(join(self.url, self.name), self._claim, self._limits)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", category=UserWarning)
                 array = zarr.open_array(place, mode=mode, zarr_format=3, config={"write_empty_chunks": True})

@@ -9,17 +9,19 @@ tile's name, type and shape, so that no tile passes for another.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
 import shutil
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.data.remote.limits import active, open_local, task_limited_to
 from dkgp.data.remote.storage import (
     TEMPORARY_PREFIX,
     is_local,
@@ -53,6 +55,8 @@ class TileStore:
 
     def __init__(self, url: Location) -> None:
         self.url = normalise_url(url)
+        # Of whoever makes this: workers keep to them as well.
+        self._limits = active()
 
     def create(self, description: Json) -> None:
         """Make the folder, and say of what its tiles will be; `OutputExistsError` where other files lie there."""
@@ -89,7 +93,8 @@ class TileStore:
             raise StorageError(
                 f"Cannot write '{place}': there is no such folder on this machine; name one that all workers share."
             )
-        write_object(place, (header, payload), synced=False)
+        with task_limited_to(self._limits):
+            write_object(place, (header, payload), synced=False)
 
     def read(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Read one tile of a known shape; `StoreError` where it is missing, truncated or damaged."""
@@ -97,7 +102,8 @@ class TileStore:
         payload = array.reshape(-1).view(np.uint8).data
         place = self._place(name)
         try:
-            header, size = _read_local(place, payload) if is_local(self.url) else _read_remote(place, payload)
+            with task_limited_to(self._limits):
+                header, size = _read_local(place, payload) if is_local(self.url) else _read_remote(place, payload)
         except FileNotFoundError as error:
             raise StoreError(
                 f"the tile '{place}' is missing; expected a file that a worker wrote earlier. Workers on several "
@@ -113,7 +119,8 @@ class TileStore:
 
     def remove(self, name: str) -> None:
         """Remove one tile; nothing happens where there is none."""
-        remove_object(self._place(name))
+        with task_limited_to(self._limits):
+            remove_object(self._place(name))
 
     def drop_temporaries(self) -> None:
         """Remove what writers left that were killed while they wrote; only where no writer is alive."""
@@ -162,9 +169,9 @@ def _checksum(name: str, array: NDArray[Any], payload: memoryview) -> int:
 
 
 def _read_local(place: str, payload: memoryview) -> tuple[bytes, int]:
-    with open(place, "rb") as file:
+    with open_local(place) as file:
         header = file.read(TILE_HEADER_BYTES)
-        file.readinto(payload)
+        cast(io.BufferedReader, file).readinto(payload)
         return header, os.fstat(file.fileno()).st_size
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dkgp.data.exports import table_suffix
 from dkgp.data.remote.addresses import is_local, normalise_url, protocol_of
 from dkgp.data.remote.claims import CLAIM_NAME, Claim
+from dkgp.data.remote.limits import held
 from dkgp.data.remote.storage import (
     TEMPORARY_PREFIX,
     exists,
@@ -144,7 +145,7 @@ class NewStore:
         remove_store(self.claim)
         if self.earlier is not None and self.earlier.exists():
             with translate_write_errors(self.url):
-                os.rename(self.earlier, self.url)
+                _move(self.earlier, Path(self.url))
             self._put_back = True  # who removes again must not remove that
 
 
@@ -182,12 +183,18 @@ def _set_aside(url: str) -> Path | None:
         remove_tree(str(aside))
         with translate_write_errors(url):
             try:
-                os.rename(url, aside)
+                _move(Path(url), aside)
             except OSError as error:
                 # A container's own file system does not move folders of its image: that store is removed first.
                 if error.errno != errno.EXDEV:
                     raise
     return aside if aside.exists() else None
+
+
+def _move(store: Path, place: Path) -> None:
+    """Give a local store another name in its folder."""
+    with held(store) as present:
+        os.rename(present, present.with_name(place.name))
 
 
 def _check_local_folder(target: Path) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dkgp.commands.reporting.outputs import check_output_file, check_side_files
+from dkgp.commands.reporting.outputs import check_output_file, check_side_files, write_text
+from dkgp.commands.reporting.records import RecordLog
 from dkgp.data import dataset_from_arrays, open_dataset
-from dkgp.errors import InputError, OutputExistsError
+from dkgp.data.remote import storage
+from dkgp.data.remote.storage import open_new
+from dkgp.errors import InputError, OutputExistsError, StorageError
 
 
 @pytest.fixture
@@ -73,3 +79,58 @@ def test_what_dkgp_has_written_is_replaced(tmp_path: Path, name: str, option: st
     check_output_file(tmp_path / name, replace=True, option=option)
     with pytest.raises(OutputExistsError, match="exists already"):
         check_output_file(tmp_path / name, replace=False, option=option)
+
+
+def test_what_is_exchanged_for_a_link_after_the_check_is_not_written_through(tmp_path: Path) -> None:
+    victim = tmp_path / "of-somebody-else"
+    victim.write_text('{"precious": 1}')
+    for name in ("new.json", "earlier.json", "run.log"):
+        place = tmp_path / name
+        if name == "earlier.json":
+            place.write_text("{}")
+        option = "--log-json" if name == "run.log" else "--out"
+        check_output_file(place, replace=True, option=option)
+        place.unlink(missing_ok=True)
+        place.symlink_to(victim)
+        if option == "--log-json":
+            with RecordLog(place) as log:
+                log.write({"iteration": 1})
+        else:
+            write_text(place, "[]")
+        assert not place.is_symlink()
+        assert victim.read_text() == '{"precious": 1}'
+        assert "precious" not in place.read_text()
+
+
+@pytest.mark.parametrize("write", [lambda place: write_text(place, "[]"), lambda place: open_new(place).close()])
+def test_a_pipe_that_is_exchanged_for_a_link_is_not_written_through(
+    write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, place = tmp_path / "of-somebody-else", tmp_path / "pipe.json"
+    victim.write_text("precious")
+    os.mkfifo(place)
+    opened = storage._open_device
+
+    def exchanging(target: Path) -> int:
+        place.unlink()
+        place.symlink_to(victim)
+        return opened(target)
+
+    monkeypatch.setattr(storage, "_open_device", exchanging)
+    with pytest.raises(StorageError, match="it was exchanged, and is not written to"):
+        write(place)
+    assert victim.read_text() == "precious"
+
+
+def test_pipes_are_written_to(tmp_path: Path) -> None:
+    place = tmp_path / "pipe.json"
+    os.mkfifo(place)
+    with ThreadPoolExecutor() as pool:
+        content = pool.submit(place.read_text)
+        write_text(place, "[]")
+        assert content.result(10) == "[]"
+        content = pool.submit(place.read_text)
+        with open_new(place) as file:
+            file.write("{}")
+        assert content.result(10) == "{}"
+    assert place.is_fifo()

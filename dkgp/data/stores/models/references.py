@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dkgp.data.remote.addresses import is_local, join, normalise_url, shown, split_address
+from dkgp.data.remote.limits import require_within
 from dkgp.data.remote.storage import filesystem
 from dkgp.data.stores.dataset import Dataset, open_dataset
 from dkgp.data.stores.manifest import MANIFEST_NAME, read_manifest, recognise
@@ -146,6 +147,7 @@ def _manifest(store: str) -> bytes:
     # Whoever may write to the store may have put something there that never ends.
     handle = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
+        require_within(handle, place)
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise InputError(f"'{place}' is no file")
         return file.read()
