@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
@@ -26,6 +25,7 @@ from dkgp.commands.train import TrainJob
 from dkgp.commands.tune import TuneJob
 from dkgp.commands.tune.kernels import AUTO_KERNEL, LEAST_SAMPLES
 from dkgp.data import TableOptions, open_dataset
+from dkgp.data.remote.storage import read_object, remove_object, remove_tree
 from dkgp.data.sources.tables.survey import RefusedColumnsError, Survey
 from dkgp.errors import InputError, MemoryBudgetError, OutputExistsError, UsageError
 from dkgp.fit.choice import Forecasts, Way, decide, is_certain, spoken
@@ -92,7 +92,7 @@ class _Fit:
             return earlier
         if earlier is None:
             self._claim()
-        before = self.record.read_text(encoding="utf-8") if self.record.exists() else None
+        before = read_object(self.record).decode() if self.record.exists() else None
         with PeakMemory() as memory, helped():
             self.steps = Steps("fit", self.record, job.settings(), earlier, memory, self.reporter)
             try:
@@ -334,18 +334,14 @@ class _Fit:
         if before is not None:
             write_text(self.record, before)
             return
-        self.record.unlink()
+        remove_object(self.record)
         if not any(self.job.folder.iterdir()):
             self.job.folder.rmdir()
 
     def _remove(self, names: list[str]) -> None:
         """Remove what an earlier fit, which this one replaces, has left."""
         for name in (*names, f"{MODEL}.checkpoint"):
-            path = self.job.folder / name
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+            remove_tree(self.job.folder / name)
 
     def _step(self, name: str, work: Any) -> Document:
         self._say(name)

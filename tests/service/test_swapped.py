@@ -6,6 +6,7 @@ import contextlib
 import pickle
 import re
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -13,12 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import dkgp.service.places
 from dkgp.data import dataset_from_arrays, open_dataset, open_prediction
 from dkgp.data.remote.limits import active, limited_to
-from dkgp.data.remote.storage import open_new, open_object, remove_object, remove_tree, replaced_file, write_object
+from dkgp.data.remote.storage import (
+    open_new,
+    open_object,
+    read_object,
+    remove_object,
+    remove_tree,
+    replaced_file,
+    write_object,
+)
+from dkgp.data.sources.formats import open_source
 from dkgp.data.stores.tile_store import TileStore
 from dkgp.errors import StorageError
 from dkgp.service.queue.events import EventWriter
@@ -204,6 +215,45 @@ def test_workers_keep_to_the_limits_of_the_job(places: tuple[Path, Path]) -> Non
     assert contents(outside) == before
     # Whoever is held to nothing reads what lies there: the very same numbers.
     np.testing.assert_array_equal(open_dataset(str(inner / "train.zarr")).inputs(0, 400), expected)
+
+
+@pytest.mark.parametrize("form", ["c.npy", "fortran.npy", "z.npz", "t.csv", "t.parquet", "t.nc"])
+def test_files_of_data_are_read_where_they_lay(form: str, places: tuple[Path, Path]) -> None:
+    inner, outside = places
+    for folder, offset in ((inner, 0.0), (outside, 1e6)):
+        values = np.arange(60.0).reshape(20, 3) + offset
+        table = pd.DataFrame(values, columns=["a", "b", "c"])
+        np.save(folder / "c.npy", values)
+        np.save(folder / "fortran.npy", np.asfortranarray(values))
+        np.savez(folder / "z.npz", X=values)
+        table.to_csv(folder / "t.csv", index=False)
+        table.to_parquet(folder / "t.parquet")
+        table.rename_axis("sample").to_xarray().to_netcdf(folder / "t.nc")
+    with limited_to(Roots([str(inner.parent)]).limits):
+        source = open_source([str(inner / form)], {})
+        (block,) = source.blocks(source.positional)
+        np.testing.assert_array_equal(block.values, np.arange(60.0).reshape(20, 3))
+        exchange(inner / form, outside / form)
+        with pytest.raises(StorageError, match="leads outside the folders"):
+            list(source.blocks(source.positional))
+        with pytest.raises(StorageError, match="leads outside the folders"):
+            open_source([str(inner / form)], {})
+
+
+def test_what_dkgp_keeps_for_itself_is_not_concerned(places: tuple[Path, Path], tmp_path: Path) -> None:
+    """Such as tiles that outgrow memory: in the system's temporary folder, and in that of the service."""
+    inner, _ = places
+    own = tmp_path / "queue"
+    own.mkdir()
+    with limited_to(Roots([str(inner.parent)], excluded=[str(own)]).limits), tempfile.TemporaryDirectory() as folder:
+        for place in (Path(folder), own):
+            write_object(place / "note", b"content")
+            assert read_object(place / "note") == b"content"
+        (Path(folder) / "link").symlink_to(own)
+        exchange(inner, own)
+        for place in (Path(folder) / "link", inner, Path("/etc/hostname").parent):
+            with pytest.raises(StorageError, match="leads outside the folders"):
+                read_object(place / ("hostname" if place == Path("/etc") else "note"))
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from dkgp.commands.resuming import difference
 from dkgp.commands.sparse import SparseJob, run_sparse
 from dkgp.commands.train import TrainJob, run_train
 from dkgp.commands.tune import TuneJob, run_tune
-from dkgp.data.remote.storage import exists
+from dkgp.data.remote.storage import exists, read_object
 from dkgp.errors import InputError
 
 
@@ -35,7 +35,7 @@ def earlier_record(command: str, file: Path, settings: Document, reporter: Repor
     if not is_document(file, command):
         reporter.warn(f"there is no {command} in '{file.parent}' to resume; it starts from the beginning")
         return None
-    earlier: Document = json.loads(file.read_text(encoding="utf-8"))
+    earlier: Document = json.loads(read_object(file))
     other = difference(earlier.get("settings", {}), settings)
     if other is not None:
         raise InputError(

@@ -6,10 +6,11 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+
+from dkgp.data.remote.storage import read_object
 
 Document: TypeAlias = dict[str, Any]
 
@@ -34,7 +35,7 @@ def plain(value: Any) -> Any:
 def is_document(path: str | os.PathLike[str], command: str) -> bool:
     """True if a file holds a document of that command."""
     try:
-        return bool(json.loads(Path(path).read_text(encoding="utf-8"))["command"] == command)
+        return bool(json.loads(read_object(path))["command"] == command)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

@@ -102,7 +102,8 @@ class NpySource(Source):
             mapped = None
             if self._mapped:
                 with refused_as(f"'{self.url}' is damaged"):
-                    mapped = np.load(self._address, mmap_mode="r")
+                    # The file that is open: by its name another could be opened by now.
+                    mapped = np.memmap(file, stream.dtype, "r", file.tell(), stream.shape, "F")
             for start in range(0, self.total, rows):
                 block = stream.read(rows) if mapped is None else mapped[start : start + rows]
                 place = row_places(self.url, start)
