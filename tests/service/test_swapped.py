@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from zarr.core.buffer import default_buffer_prototype
 
 import dkgp.service.places
 from dkgp.data import dataset_from_arrays, open_dataset, open_prediction
@@ -29,6 +30,7 @@ from dkgp.data.remote.storage import (
     replaced_file,
     write_object,
 )
+from dkgp.data.remote.zarr_store import zarr_place
 from dkgp.data.sources.formats import open_source
 from dkgp.data.stores.tile_store import TileStore
 from dkgp.errors import StorageError
@@ -179,7 +181,11 @@ def test_a_file_that_is_being_written_stays_in_its_folder(places: tuple[Path, Pa
         with replaced_file(inner / "hyper.json") as temporary:
             exchange(inner, outside)
             temporary.write_text("{}")
+        zarr_store = zarr_place(str(inner / "train.zarr"))
         for attempt in (
+            lambda: zarr_store.get_sync("zarr.json"),
+            lambda: zarr_store.set_sync("zarr.json", default_buffer_prototype().buffer.from_bytes(b"{}")),
+            lambda: zarr_store.delete_sync("zarr.json"),
             lambda: write_object(inner / "hyper.json", b"{}"),
             lambda: write_object(inner / "new" / "folder" / "hyper.json", b"{}"),
             lambda: remove_tree(inner / "m.zarr"),

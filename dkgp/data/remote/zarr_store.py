@@ -61,12 +61,12 @@ class LimitedStore(LocalStore):
         # Without making the folder, as Zarr would by its name: the first file does.
         self._is_open = True
 
-    async def get(
-        self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
+    def get_sync(
+        self, key: str, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         """One object, or None where there is none."""
         try:
-            content = await asyncio.to_thread(self._limited, read_object, key)
+            content = self._limited(read_object, key)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return None
         match byte_range:
@@ -78,6 +78,22 @@ class LimitedStore(LocalStore):
                 content = content[max(len(content) - suffix, 0) :]
         return (prototype or default_buffer_prototype()).buffer.from_bytes(content)
 
+    def set_sync(self, key: str, value: Buffer) -> None:
+        """Write one object, whole or not at all."""
+        self._check_writable()
+        self._limited(write_object, key, value.to_bytes(), synced=False)
+
+    def delete_sync(self, key: str) -> None:
+        """Remove one object, or a folder."""
+        self._check_writable()
+        self._limited(remove_tree, key)
+
+    async def get(
+        self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        """`get_sync`, in a thread."""
+        return await asyncio.to_thread(self.get_sync, key, prototype=prototype, byte_range=byte_range)
+
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> builtins.list[Buffer | None]:
@@ -85,9 +101,8 @@ class LimitedStore(LocalStore):
         return [await self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Write one object, whole or not at all."""
-        self._check_writable()
-        await asyncio.to_thread(self._limited, write_object, key, value.to_bytes(), synced=False)
+        """`set_sync`, in a thread."""
+        await asyncio.to_thread(self.set_sync, key, value)
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         """Write one object unless it is there."""
@@ -95,9 +110,8 @@ class LimitedStore(LocalStore):
             await self.set(key, value)
 
     async def delete(self, key: str) -> None:
-        """Remove one object, or a folder."""
-        self._check_writable()
-        await asyncio.to_thread(self._limited, remove_tree, key)
+        """`delete_sync`, in a thread."""
+        await asyncio.to_thread(self.delete_sync, key)
 
     async def delete_dir(self, prefix: str) -> None:
         """Remove a folder."""
