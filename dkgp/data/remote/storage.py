@@ -335,7 +335,7 @@ def list_object_bytes(location: Location) -> dict[str, int]:
     """Every object below a place: its name relative to the place, and its size in bytes."""
     url = normalise_url(location)
     if is_local(url):
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for folder, _, names in os.walk(url):
             for name in names:
                 # Another process may be removing what is listed.
@@ -343,8 +343,8 @@ def list_object_bytes(location: Location) -> dict[str, int]:
                     path = Path(folder, name)
                     status = path.stat()
                     if stat.S_ISREG(status.st_mode):
-                        found[path.relative_to(url).as_posix()] = status.st_size
-        return found
+                        sizes[path.relative_to(url).as_posix()] = status.st_size
+        return sizes
     try:
         entries = cast(dict[str, dict[str, Any]], call(url, "find", "list", detail=True))
     except (FileNotFoundError, NotADirectoryError):

@@ -179,14 +179,16 @@ def solve_batch(
 
 def _by_the_factor(factor: NystromFactor, test: Queries, bounds: VarianceBounds) -> None:
     """Tighten the bounds by the factor alone; where rounding of z is what keeps samples from the gap, z is refined."""
-    which, found = np.arange(len(test.prior)), factor_interval(factor, test)
+    which, interval = np.arange(len(test.prior)), factor_interval(factor, test)
     for _ in range(REFINEMENTS + 1):
-        bounds.tighten(which, found.lower, found.upper, found.excess)
-        worth = np.isin(which, bounds.unfinished()) & (found.lost > REFINED_SHARE * (found.upper - found.lower))
+        bounds.tighten(which, interval.lower, interval.upper, interval.excess)
+        worth = np.isin(which, bounds.unfinished()) & (
+            interval.lost > REFINED_SHARE * (interval.upper - interval.lower)
+        )
         if not worth.any():
             return
-        which, z = which[worth], found.refined(factor, worth)
-        found = factor_interval(factor, test.take(which), z)
+        which, z = which[worth], interval.refined(factor, worth)
+        interval = factor_interval(factor, test.take(which), z)
 
 
 def _cut(indices: IndexArray, most: int | None) -> list[IndexArray]:
