@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.special
-import scipy.stats
+import scipy  # its parts come when first used: scipy.stats takes every command as long as all of dkgp
 from numpy.typing import NDArray
 
 from dkgp.data import Dataset, Prediction

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import dkgp
 
-PROGRAM = [sys.executable, "-m", "dkgp.cli"]
+PROGRAM = [sys.executable, "-m", "dkgp"]
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": str(Path(dkgp.__file__).resolve().parents[1]),

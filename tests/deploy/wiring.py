@@ -32,7 +32,7 @@ PORTS = (8780, 8786, 8787, 8788)
 # What the image has on its PATH, for commands to be started as they are written.
 _PROGRAMS = {
     "tini": 'shift\nexec "$@"',
-    "dkgp": f'exec "{sys.executable}" -m dkgp.cli "$@"',
+    "dkgp": f'exec "{sys.executable}" -m dkgp "$@"',
     "dask": f'exec "{sys.executable}" -m dask "$@"',
     "python": f'exec "{sys.executable}" "$@"',
     "dkgp-health": f'exec "{sys.executable}" "{DEPLOY / "healthcheck.py"}"',

@@ -38,7 +38,7 @@ def dkgp_environment() -> dict[str, str]:
 def dkgp_process(*arguments: object) -> subprocess.Popen[str]:
     """Start a dkgp command in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "dkgp.cli", *map(str, arguments)],
+        [sys.executable, "-m", "dkgp", *map(str, arguments)],
         env=dkgp_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -92,7 +92,7 @@ class ServiceProcess:
     def start(self) -> None:
         """Start it; return once it answers."""
         self._starts += 1
-        command = [sys.executable, "-m", "dkgp.cli", "serve", "--folder", self.folder, "--port", self.port]
+        command = [sys.executable, "-m", "dkgp", "serve", "--folder", self.folder, "--port", self.port]
         command += ["--root", self.root, "--cluster", "none", *self.options]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(

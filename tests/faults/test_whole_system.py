@@ -48,7 +48,7 @@ def start() -> Any:
 def command(*arguments: object, expect: int = 0) -> str:
     """Run a dkgp command; return what it printed."""
     result = subprocess.run(
-        [sys.executable, "-m", "dkgp.cli", *map(str, arguments)],
+        [sys.executable, "-m", "dkgp", *map(str, arguments)],
         env=dkgp_environment(),
         capture_output=True,
         text=True,

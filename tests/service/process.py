@@ -49,7 +49,7 @@ def service_process(folder: Path, root: Path, *options: str, token: str | None =
         "OPENBLAS_NUM_THREADS": "1",
         **({} if token is None else {"DKGP_SERVICE_TOKEN": token}),
     }
-    command = [sys.executable, "-m", "dkgp.cli", "serve", "--folder", folder, "--root", root, "--port", "0", *options]
+    command = [sys.executable, "-m", "dkgp", "serve", "--folder", folder, "--root", root, "--port", "0", *options]
     process = subprocess.Popen(
         [str(part) for part in (*command, "--cluster", "none", "--json")],
         env=environment,

@@ -161,7 +161,7 @@ def serving(tmp_path: Path) -> Iterator[Callable[..., dict[str, Any]]]:
     started: list[subprocess.Popen[str]] = []
 
     def start(*options: object) -> dict[str, Any]:
-        command = [sys.executable, "-P", "-m", "dkgp.cli", "serve", *map(str, options), "--cluster", "none", "--json"]
+        command = [sys.executable, "-P", "-m", "dkgp", "serve", *map(str, options), "--cluster", "none", "--json"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
         started.append(process)
         assert process.stdout is not None

@@ -85,7 +85,7 @@ def test_a_service_with_tls_is_trusted_by_its_users_commands_alone(
         with pytest.raises(httpx.HTTPError):
             httpx.get(service.url.replace("https", "http") + "/healthz", trust_env=False)
         for options in ((), ("--service", service.url)):
-            command = [sys.executable, "-m", "dkgp.cli", "jobs", *options, "--json"]
+            command = [sys.executable, "-m", "dkgp", "jobs", *options, "--json"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
             assert done.returncode == 0, done.stderr
             assert '"jobs"' in done.stdout

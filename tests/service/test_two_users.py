@@ -45,7 +45,7 @@ class User:
 
     def dkgp(self, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run a command as this user."""
-        command = self.command(sys.executable, "-m", "dkgp.cli", *arguments)
+        command = self.command(sys.executable, "-m", "dkgp", *arguments)
         return subprocess.run(command, capture_output=True, timeout=SECONDS, **self.surroundings(**environment))
 
 
@@ -75,7 +75,7 @@ def service_of(user: User) -> Iterator[tuple[str, int]]:
     """A service that the user starts, as the guide says; its address and process."""
     options = ("--folder", "jobs", "--port", "0", "--cluster", "none", "--json")
     process = subprocess.Popen(
-        user.command(sys.executable, "-m", "dkgp.cli", "serve", *options),
+        user.command(sys.executable, "-m", "dkgp", "serve", *options),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         **user.surroundings(),

@@ -19,7 +19,7 @@ from dkgp.data import open_model
 
 __all__ = ["DKGP", "LONG", "Problem", "environment", "make_problem", "rounds", "wait_until"]
 
-DKGP = (sys.executable, "-m", "dkgp.cli")
+DKGP = (sys.executable, "-m", "dkgp")
 # Some 370 short rounds, stopped by their number: long enough for something to happen in between.
 LONG = ("--block-size", "8", "--max-passes", "1")
 COMMAND_SECONDS = 240.0

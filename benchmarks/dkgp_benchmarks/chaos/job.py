@@ -219,7 +219,7 @@ def _run(
 
 def _start(words: list[str], log: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "dkgp.cli", *words],
+        [sys.executable, "-P", "-m", "dkgp", *words],
         env=found_environment("dkgp_benchmarks"),
         stdout=subprocess.DEVNULL,
         stderr=log,

@@ -21,7 +21,7 @@ PARTS = ("--part", "gbcd-table-4", "--part", "gbcd-figure-4", "--sizes", "60,120
 
 def command(folder: Path) -> list[str]:
     # Table 4 first, and quick; then Figure 4, whose draws are kept one by one.
-    return [sys.executable, "-m", "dkgp.cli", "bench", "papers", "--report", str(folder), *SETTINGS, *PARTS]
+    return [sys.executable, "-m", "dkgp", "bench", "papers", "--report", str(folder), *SETTINGS, *PARTS]
 
 
 def test_a_report_that_is_killed_goes_on(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def batch_script(command: Sequence[str], *, name: str, settings: Mapping[str, st
     variables = [
         f"python={shlex.quote(sys.executable)}",
         # -P: a file in the working directory cannot stand in for a module.
-        f'command=("$python" -P -m dkgp.cli {shlex.join(arguments)})',
+        f'command=("$python" -P -m dkgp {shlex.join(arguments)})',
         f"resume_after={_resume_after(resumable, resumes_first)}",
         # Out of time again and again, a command that begins anew each time would never end.
         f"max_requeues={own['max-requeues'] if arguments[0] in CHECKPOINTED else 0}",

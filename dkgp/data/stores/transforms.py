@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
-import scipy.optimize
+import scipy
 
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import optimize
 
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
@@ -157,7 +157,7 @@ class LikelihoodSearch:
         return True
 
     def _minimise(self, first: FloatArray) -> bool:
-        result = optimize.minimize(
+        result = scipy.optimize.minimize(
             self._objective,
             first,
             jac=True,
@@ -207,7 +207,7 @@ class LikelihoodSearch:
         # Far worse than anything seen, and flat: the line search interpolates back towards the last good point.
         return -self._best_of_start.value + 1e3 * (1.0 + abs(self._best_of_start.value)), np.zeros_like(free_parameters)
 
-    def _after_step(self, intermediate_result: optimize.OptimizeResult) -> None:
+    def _after_step(self, intermediate_result: scipy.optimize.OptimizeResult) -> None:
         parameters, value = np.array(intermediate_result.x), -float(intermediate_result.fun)
         if self._previous is not None and self._is_settled(*self._previous, parameters, value):
             self._settled = True

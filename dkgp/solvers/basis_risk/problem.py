@@ -13,7 +13,6 @@ from functools import cached_property
 
 import numpy as np
 import scipy.linalg
-import scipy.optimize
 from numpy.typing import NDArray
 
 from dkgp.cluster.threads import single_threaded_blas

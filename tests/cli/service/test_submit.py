@@ -252,8 +252,8 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def command_in(script: str) -> list[str]:
     """The dkgp command in a batch script, from the subcommand on."""
-    (line,) = [line for line in script.splitlines() if "-m dkgp.cli" in line]
-    return shlex.split(line.split("-m dkgp.cli", 1)[1].rstrip(")"))
+    (line,) = [line for line in script.splitlines() if "-m dkgp" in line]
+    return shlex.split(line.split("-m dkgp", 1)[1].rstrip(")"))
 
 
 def test_slurm_gets_the_script_that_lies_beside_the_output(service: FakeService, sbatch: Path, tmp_path: Path) -> None:

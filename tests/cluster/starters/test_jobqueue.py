@@ -185,7 +185,7 @@ def test_the_command_trains_on_a_queueing_system(queue: Queue, tmp_path: Path) -
     from dkgp.data import open_model
 
     def run(*arguments: object) -> None:
-        command = [sys.executable, "-P", "-m", "dkgp.cli", *(str(argument) for argument in arguments)]
+        command = [sys.executable, "-P", "-m", "dkgp", *(str(argument) for argument in arguments)]
         subprocess.run(command, check=True, timeout=240, capture_output=True, cwd=tmp_path)
 
     # Jobs begin in the folder that they are submitted from; what lies there runs in none of them.

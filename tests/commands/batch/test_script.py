@@ -47,7 +47,7 @@ distributed.cli.dask_scheduler)
     openssl x509 -in "$(dirname "$2")/certificate.pem" -noout -subject > "$NOTES/subject"
     echo '{"address": "tls://here:1"}' > "$2"
     exec sleep 60 ;;
-dkgp.cli)
+dkgp)
     printf '%s\n' "$@" > "$NOTES/dkgp"
     # A run waits for its workers.
     [[ ! -e "$NOTES/scheduler" ]] || while [[ ! -s "$NOTES/srun" ]]; do sleep 0.02; done
@@ -252,7 +252,7 @@ def test_bash_and_shellcheck_have_nothing_against_it(nodes: str, tmp_path: Path)
 def test_every_argument_reaches_dkgp_as_it_is(site: Site) -> None:
     strange = ["it's", 'a "b"', "$HOME", "`x`", "*", "", "a\\nb", "--cluster=none"]
     assert site.run(script([*TRAIN, *strange])) == (0, "")
-    assert site.noted("dkgp") == ["-P", "-m", "dkgp.cli", *TRAIN[1:], *strange]
+    assert site.noted("dkgp") == ["-P", "-m", "dkgp", *TRAIN[1:], *strange]
 
 
 @pytest.mark.parametrize("code", [0, 3, 4, 5, 130])
@@ -267,7 +267,7 @@ def test_one_node_works_with_the_cores_asked_for(site: Site) -> None:
     site.run(script([*TRAIN, "--cluster", "none"]))
     assert "local" not in site.noted("dkgp")
     site.run(script(["dkgp", "evaluate", "p.zarr", "t.zarr"]))
-    assert site.noted("dkgp") == ["-P", "-m", "dkgp.cli", "evaluate", "p.zarr", "t.zarr"]
+    assert site.noted("dkgp") == ["-P", "-m", "dkgp", "evaluate", "p.zarr", "t.zarr"]
 
 
 def test_a_requeued_run_resumes_and_the_first_one_only_if_asked_to(site: Site) -> None:

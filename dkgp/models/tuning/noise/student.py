@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
-from scipy import optimize
+import scipy
 
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import Dataset
@@ -124,7 +124,7 @@ def _likeliest(likelihood: StudentT, weighed: Weighed) -> StudentT:
         return StudentT(degrees, math.exp(float(np.clip(parameters[1], -30.0, 30.0))))
 
     first = np.array([math.log(likelihood.degrees - 2.0), math.log(likelihood.scale)])
-    result = optimize.minimize(
+    result = scipy.optimize.minimize(
         lambda parameters: -float(at(parameters).log_density(weighed.errors, weighed.latent).sum()),
         first,
         method="Nelder-Mead",

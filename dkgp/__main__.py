@@ -1,4 +1,4 @@
-"""`python -m dkgp.cli`, the same as `dkgp`."""
+"""`python -m dkgp`, the same as `dkgp`."""
 
 from __future__ import annotations
 
