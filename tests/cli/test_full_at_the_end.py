@@ -13,10 +13,16 @@ from tests.cli.invoke import files_below, refused, run, run_json
 from tests.cli.runs import RUNS, bits
 from tests.full_disk import full_for
 
-CASES = [(part, True) for part in ("out/alpha/c/", "out/zarr.json", "out/dkgp-manifest.json", "run.png")]
+CASES = [
+    ("out/alpha/c/", True),
+    pytest.param("out/zarr.json", True, marks=pytest.mark.slow),
+    pytest.param("out/dkgp-manifest.json", True, marks=pytest.mark.slow),
+    ("run.png", True),
+    ("out/gradient/c/", False),
+]
 
 
-@pytest.mark.parametrize(("part", "earlier"), [*CASES, ("out/gradient/c/", False)])
+@pytest.mark.parametrize(("part", "earlier"), CASES)
 def test_a_disk_that_is_full_at_the_end_of_a_run(
     part: str, earlier: bool, stores: dict[str, Any], whole: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from tests.cli.invoke import document_of, refused, run, run_json
 from tests.cli.runs import RUNS, bits
 
 # As many rounds as others, in more time.
-SLOW = ("gp", "logistic on a basis", "gp on a basis, tuned")
+SLOW = ("gp", "logistic on a basis", "gp on a basis, tuned", "Student's t", "gbcd, linear mean")
 EVERY = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in RUNS]
 )

@@ -104,7 +104,13 @@ def test_noise_by_sample(rng: np.random.Generator) -> None:
         assert ratios(noisy, False)[1].max() < 1e-6
 
 
-@pytest.mark.parametrize("name", attacks())
+# Of four kinds of clusters one is enough for every run: in fifty digits each takes more than a second.
+HEAVY = [name for name in attacks() if name.startswith("clusters")][1:4]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in HEAVY else name for name in attacks()]
+)
 def test_attacks(name: str) -> None:
     attacked = attacks()[name]
     for latent in (None, True, False):
