@@ -80,9 +80,7 @@ def test_with_neighbours(train: str, tmp_path: Path) -> None:
     there = run_json("tune", train, "--out", tmp_path / "b.json", *options, "--cluster", "local", "--workers", 2)
     assert without_time(there) == without_time(here)
     assert here["objective"] == "vif"
-    by_default = run_json(
-        "tune", train, "--out", tmp_path / "c.json", *options[:2], *options[4:], "--max-iterations", 1
-    )
+    by_default = run_json("tune", train, "--out", tmp_path / "c.json", *options[:2], *options[4:])
     assert by_default["sparse"]["basis_size"] <= 200
 
 

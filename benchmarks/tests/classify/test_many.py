@@ -42,10 +42,8 @@ def test_a_problem_is_standardised_by_its_training_samples(tmp_path: Path) -> No
     np.testing.assert_array_equal(found.test_codes, np.arange(60)[mask] % 4)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["letter-like", *(pytest.param(name, marks=pytest.mark.evidence) for name in ("htru2-like", "covtype-like"))],
-)
+@pytest.mark.evidence
+@pytest.mark.parametrize("name", ["letter-like", "htru2-like", "covtype-like"])
 def test_every_contender_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     pytest.importorskip("sklearn")
     monkeypatch.setitem(MANY, name, replace(MANY[name], n=700, n_test=400))
