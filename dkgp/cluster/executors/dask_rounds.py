@@ -27,6 +27,8 @@ ROUND_ATTEMPTS = 4
 # Storage over a network has its hiccups. (Workers that die are counted by `Kills`.)
 TASK_RETRIES = 3
 FIRST_FETCH_SECONDS = 5.0
+# Between two looks for tasks that wait for a worker that is gone.
+WAIT_SECONDS = 5.0
 RECONNECT_POLL_SECONDS = 0.05
 ANSWER_SECONDS = 30.0
 WATCH_SECONDS = 1.0
@@ -94,7 +96,10 @@ class DaskRound(_Round):
         try:
             while True:
                 try:
-                    self._wait(max(0.001, min(until - time.monotonic(), patience)))
+                    while not self._is_settled(min(until - time.monotonic(), WAIT_SECONDS)):
+                        if time.monotonic() > until:
+                            raise TimeoutError
+                        self._move_on()
                     failures = self._failures()
                     parts = [] if failures else self._gather(min(until, time.monotonic() + patience))
                 except TimeoutError:
@@ -116,6 +121,13 @@ class DaskRound(_Round):
         finally:
             self._release()
 
+    def _is_settled(self, seconds: float) -> bool:
+        """Wait so long for all tasks to end, one way or the other."""
+        with suppress(TimeoutError):
+            self._wait(max(0.001, seconds))
+            return True
+        return False
+
     def _wait(self, seconds: float) -> None:
         with self._client.as_current():  # `wait` asks for a default client, which this need not be
             wait(self._futures, timeout=seconds)
@@ -131,7 +143,7 @@ class DaskRound(_Round):
         with suppress(OSError, TimeoutError):
             known = {"", *threads_by_worker(self._client)}
             for index, future in enumerate(self._futures):
-                if future.status == "pending" and self._owners[index] not in known:
+                if future.status in ("pending", "lost") and self._owners[index] not in known:
                     self._owners[index] = ""
                     self._moved += 1
                     self._futures[index] = self._begin(index)

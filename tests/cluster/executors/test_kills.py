@@ -178,7 +178,7 @@ def test_leaves_of_owners_that_are_gone_alone_start_again(monkeypatch: pytest.Mo
     with mortal_workers(2) as (executor, client):
         (first, second) = client.scheduler_info()["workers"]
         pending: Any = executor.submit_sum("sum", slow, (), [[0], [1], [2], [3]], added, [first, second] * 2)
-        monkeypatch.setattr("dkgp.cluster.executors.dask_rounds.FIRST_FETCH_SECONDS", 0.2)
+        monkeypatch.setattr("dkgp.cluster.executors.dask_rounds.WAIT_SECONDS", 0.2)
         monkeypatch.setattr("dkgp.cluster.executors.dask_rounds.threads_by_worker", lambda _: {second: 1})
         assert pending.result() == by_hand(["0", "1", "2", "3"])
         assert forgotten(client)
@@ -187,7 +187,7 @@ def test_leaves_of_owners_that_are_gone_alone_start_again(monkeypatch: pytest.Mo
 
 
 def test_what_belongs_to_nobody_is_not_started_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkgp.cluster.executors.dask_rounds.FIRST_FETCH_SECONDS", 0.05)
+    monkeypatch.setattr("dkgp.cluster.executors.dask_rounds.WAIT_SECONDS", 0.05)
     (first, second) = client.scheduler_info()["workers"]
     executor = DaskExecutor(client)
     assert executor.submit("round", slow, (), [[0], [1], [2]], ["", first, second]).result() == ["0", "1", "2"]
