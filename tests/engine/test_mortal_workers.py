@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import dask
 import numpy as np
 import pytest
 
@@ -99,9 +98,8 @@ def test_workers_that_live_no_longer_than_chance_has_it(
     expected = work(here, tmp_path / "expected")
     here.close()
     runs, until = 0, time.monotonic() + 100.0
-    # Here it is not the task that ends its workers, however often it was there; the rule against that has a test below.
-    patient = dask.config.set({"distributed.scheduler.allowed-failures": 30})
-    with patient, opened("processes", 2) as executor:
+    # Here it is not the task that ends its workers, however often it was there, which distributed may take it for.
+    with opened("processes", 2) as executor:
         client_of(executor).register_plugin(Mortal(str(deaths), mean_seconds))
         while len(list(deaths.iterdir())) < 2 and time.monotonic() < until:
             found = work(executor, tmp_path / f"run-{runs}")

@@ -25,14 +25,14 @@ from dkgp.cluster.arithmetic import (
 )
 from dkgp.cluster.executors.base import BlockExecutor, PendingRound, RoundTasks
 from dkgp.cluster.executors.dask_rounds import (
-    RESUMABLE,
     Calls,
     DaskRound,
-    DaskSum,
     InProcessRound,
     Label,
     threads_by_worker,
 )
+from dkgp.cluster.executors.dask_sums import DaskSum
+from dkgp.cluster.executors.kills import RESUMABLE
 from dkgp.cluster.executors.mailbox import Mailbox
 from dkgp.cluster.executors.sums import Combine, PendingSum, SumHere
 from dkgp.cluster.executors.worker_setup import WorkerSetup

@@ -1,38 +1,37 @@
-"""Rounds of block tasks on a Dask cluster, and sums: submit, wait with a deadline, gather in block order, release.
+"""Rounds of block tasks on a Dask cluster: submit, wait with a deadline, gather in block order, release.
 
 Nothing that matters lives on a worker. A round whose results went down with a worker between computing and fetching
-is submitted again; what the scheduler can repair by itself (a worker dies in mid-task, another joins) it does.
+is submitted again; what the scheduler can repair by itself (a worker dies in mid-task, another joins) it does. A task
+that it gives up, because too many workers died that held it, is submitted again while the round gets on (see `kills`).
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
-import dask
 from distributed import Client, Future, KilledWorker, wait
 
-from dkgp.cluster.executors.base import BlockTask, RoundTasks
+from dkgp.cluster.executors.base import RoundTasks
+from dkgp.cluster.executors.kills import RESUMABLE, Kills, TaskKey
 from dkgp.cluster.executors.mailbox import Desk, Mailbox, serve
-from dkgp.cluster.executors.sums import Combine, Progress, nodes_of
 from dkgp.errors import ClusterError
 
 ROUND_ATTEMPTS = 4
-# Storage over a network has its hiccups. (How many workers a task may kill is the scheduler's `allowed-failures`.)
+# Storage over a network has its hiccups. (Workers that die are counted by `Kills`.)
 TASK_RETRIES = 3
 FIRST_FETCH_SECONDS = 5.0
+# Between two looks for tasks that wait for a worker that is gone.
+WAIT_SECONDS = 5.0
 RECONNECT_POLL_SECONDS = 0.05
 ANSWER_SECONDS = 30.0
 WATCH_SECONDS = 1.0
-# distributed warns of large arguments, as if each task had them.
-MOST_SHARED = "1TB"
-RESUMABLE = "the last checkpoint can be resumed"
 
 # The name of a round's tasks on a dashboard, its executor, and its number.
 Label: TypeAlias = tuple[str, str, int]
@@ -51,9 +50,11 @@ class _Round:
 
     def __init__(self, client: Client, label: Label, tasks: RoundTasks, deadline_seconds: float) -> None:
         self._client, self._label, self._tasks = client, label, tasks
-        self._owners = None if tasks.owners is None else list(tasks.owners)
+        self._owners = list(tasks.owners or [""] * len(tasks.groups))
         self._deadline_seconds = deadline_seconds
         self._attempt = self._moved = 0
+        self._kills = Kills()
+        self._suspects: deque[int] = deque()
         self._futures = self._start()
 
     def _start(self) -> list[Future[Any]]:
@@ -61,17 +62,16 @@ class _Round:
 
     def _begin(self, index: int) -> Future[Any]:
         tasks = self._tasks
-        return self._submit(index, tasks.task, *tasks.arguments, list(tasks.groups[index]), retries=TASK_RETRIES)
+        return self._submit(index, self._owners[index], tasks.task, *tasks.arguments, list(tasks.groups[index]))
 
-    def _submit(self, index: int, task: Callable[..., Any], *arguments: Any, retries: int = 0) -> Future[Any]:
-        owner = self._owners[index] if self._owners else None
+    def _submit(self, index: int, owner: str, task: Callable[..., Any], *arguments: Any) -> Future[Any]:
         # Tuple keys: the scheduler keeps statistics by key prefix for ever, and a tuple's prefix is its first element.
         return self._client.submit(
             task,
             *arguments,
             key=(*self._label, self._attempt, index, self._moved),
             pure=False,
-            retries=retries,
+            retries=TASK_RETRIES,
             # A hint, never a condition: a task that only one worker may run hangs when that one is lost.
             workers=[owner] if owner else None,
             allow_other_workers=bool(owner),
@@ -96,9 +96,12 @@ class DaskRound(_Round):
         try:
             while True:
                 try:
-                    self._wait(max(0.001, min(until - time.monotonic(), patience)))
-                    failure = self._failure()
-                    parts = self._gather(min(until, time.monotonic() + patience)) if failure is None else []
+                    while not self._is_settled(min(until - time.monotonic(), WAIT_SECONDS)):
+                        if time.monotonic() > until:
+                            raise TimeoutError
+                        self._move_on()
+                    failures = self._failures()
+                    parts = [] if failures else self._gather(min(until, time.monotonic() + patience))
                 except TimeoutError:
                     if time.monotonic() < until:  # by now the lost results may be on their way on another worker
                         patience *= 2.0
@@ -106,17 +109,24 @@ class DaskRound(_Round):
                         continue
                     raise ClusterError(
                         f"round {self._label[2]} did not finish within {self._deadline_seconds:.0f} s; the cluster has "
-                        f"{self._known_workers()} workers. Add workers, see whether the scheduler answers, or "
-                        f"raise `round_deadline_seconds`; {RESUMABLE}"
+                        f"{self._known_workers()} workers{self._kills.told()}. Add workers, see whether the scheduler "
+                        f"answers, or raise `round_deadline_seconds`; {RESUMABLE}"
                     ) from None
                 except (CancelledError, OSError) as error:
                     self._start_over(error, until)
                     continue
-                if failure is not None:
-                    raise failure
-                return [value for part in parts for value in part]
+                if not failures:
+                    return [value for part in parts for value in part]
+                self._try_again(failures)
         finally:
             self._release()
+
+    def _is_settled(self, seconds: float) -> bool:
+        """Wait so long for all tasks to end, one way or the other."""
+        with suppress(TimeoutError):
+            self._wait(max(0.001, seconds))
+            return True
+        return False
 
     def _wait(self, seconds: float) -> None:
         with self._client.as_current():  # `wait` asks for a default client, which this need not be
@@ -128,12 +138,12 @@ class DaskRound(_Round):
         The scheduler does so itself while it has other workers. Where all workers were lost at once it forgets that the
         owner was a hint (distributed issue 7346).
         """
-        if self._owners is None:
+        if not any(self._owners):
             return
         with suppress(OSError, TimeoutError):
-            known = threads_by_worker(self._client)
+            known = {"", *threads_by_worker(self._client)}
             for index, future in enumerate(self._futures):
-                if future.status == "pending" and self._owners[index] not in known:
+                if future.status in ("pending", "lost") and self._owners[index] not in known:
                     self._owners[index] = ""
                     self._moved += 1
                     self._futures[index] = self._begin(index)
@@ -146,28 +156,57 @@ class DaskRound(_Round):
         parts: list[list[Any]] = self._client.sync(gather, callback_timeout=max(0.001, until - time.monotonic()))
         return parts
 
-    def _failure(self) -> BaseException | None:
-        """Return what a task of this round raised, as itself; what the scheduler has to say, as a `ClusterError`."""
-        failed = next((future for future in self._futures if future.status == "error"), None)
-        if failed is None:
-            return None
-        error: BaseException | None = failed.exception()
-        assert error is not None
-        if type(error).__module__ != KilledWorker.__module__:
-            return error.with_traceback(failed.traceback())
-        if isinstance(error, KilledWorker):
-            failure = ClusterError(
-                f"workers keep dying on the same task ({error}); out of memory is the usual cause. "
-                f"Lower the block size or give workers more memory; {RESUMABLE}"
-            )
-        else:
-            failure = ClusterError(f"round {self._label[2]} could not be run: {error}; {RESUMABLE}")
-        failure.__cause__ = error
-        return failure
+    def _erred(self) -> list[Future[Any]]:
+        return [future for future in self._futures if future.status == "error"]
+
+    def _failures(self) -> list[BaseException]:
+        """What tasks of this round raised, and what the scheduler says of them."""
+        failures = []
+        for future in self._erred():
+            error: BaseException | None = future.exception()
+            assert error is not None
+            scheduler = type(error).__module__ == KilledWorker.__module__
+            failures.append(error if scheduler else error.with_traceback(future.traceback()))
+        return failures
+
+    def _try_again(self, failures: list[BaseException]) -> None:
+        """Submit again what lost its workers; raise what a task raised, and a `ClusterError` for the scheduler."""
+        killed: dict[TaskKey, KilledWorker] = {}
+        for error in failures:
+            if isinstance(error, KilledWorker):
+                killed[cast(TaskKey, error.task)] = error
+            elif type(error).__module__ != KilledWorker.__module__:
+                raise error
+            else:
+                raise ClusterError(f"round {self._label[2]} could not be run: {error}; {RESUMABLE}") from error
+        self._begin_again(self._kills.judge(killed, self._count_done()))
+
+    def _count_done(self) -> int:
+        """Tasks that have finished at one time or another."""
+        return len(self._futures) - len(self._erred())
+
+    def _begin_again(self, indices: list[int]) -> None:
+        """Submit again what was given up, now that the others are done: one for each thread, the others then."""
+        self._suspects.extend(indices)
+        for index, worker in self._next_suspects():
+            self._owners[index] = worker
+            self._futures[index].release()
+            self._futures[index] = self._begin(index)
+
+    def _next_suspects(self) -> list[tuple[int, str]]:
+        """Tasks to submit again, as many as there are threads, and the worker of each."""
+        threads: dict[str, int] = {}
+        with suppress(OSError, TimeoutError):
+            threads = threads_by_worker(self._client)
+        self._moved += 1
+        most = max(threads.values(), default=0)
+        places = [worker for turn in range(most) for worker, count in threads.items() if turn < count] or [""]
+        return [(self._suspects.popleft(), worker) for worker in places if self._suspects]
 
     def _start_over(self, error: BaseException, until: float) -> None:
         """Submit the round again, if the client has its scheduler back in time."""
         self._release()
+        self._suspects.clear()
         self._attempt += 1
         while self._client.status == "connecting" and time.monotonic() < until:
             time.sleep(RECONNECT_POLL_SECONDS)
@@ -180,108 +219,6 @@ class DaskRound(_Round):
             return str(len(threads_by_worker(self._client)))
         except Exception:  # the message must not fail because the cluster has
             return "an unknown number of"
-
-
-class DaskSum(DaskRound):
-    """A sum on worker processes: tasks add what other tasks left on the workers, and the root alone is fetched.
-
-    A value is released once it is added. One that is lost with its worker before is computed again.
-    """
-
-    def __init__(
-        self, client: Client, label: Label, tasks: RoundTasks, deadline_seconds: float, combine: Combine
-    ) -> None:
-        self._combine = combine
-        self._progress: Progress | None = None
-        self._seen = 0
-        if tasks.owners is not None:  # of the leaves alone
-            nodes = nodes_of(len(tasks.groups))
-            tasks = replace(tasks, owners=["" if level else tasks.owners[index] for level, index in nodes])
-        super().__init__(client, label, tasks, deadline_seconds)
-
-    def _start(self) -> list[Future[Any]]:
-        # In the order in which values should be there: what was submitted first is run first.
-        nodes: dict[tuple[int, int], Future[Any]] = {}
-        leaves, root = len(self._tasks.groups), (0, 0)
-        # What all leaves take, factors of m^2 numbers among it, goes to the scheduler once; workers share it.
-        with dask.config.set({"distributed.admin.large-graph-warning-threshold": MOST_SHARED}):
-            shared = self._submit(-1, _shared, *self._tasks.arguments, retries=TASK_RETRIES)
-        self._parts: list[Future[Any]] = [shared]
-        for number, (level, index) in enumerate(nodes_of(leaves)):
-            root = level, index
-            if level == 0:
-                group = list(self._tasks.groups[index])
-                nodes[root] = self._submit(number, _only, self._tasks.task, shared, group, retries=TASK_RETRIES)
-                self._parts.append(nodes[root])
-                continue
-            below = [nodes[node] for node in ((level - 1, 2 * index), (level - 1, 2 * index + 1)) if node in nodes]
-            if len(below) == 1:
-                nodes[root] = below[0]
-            else:
-                nodes[root] = self._submit(number, self._combine, *below, retries=TASK_RETRIES)
-                self._parts.append(nodes[root])
-        self._parts.remove(nodes[root])
-        # They are watched until they are done, and not held beyond: their values belong to the tree.
-        self._leaves = [nodes[0, leaf] for leaf in range(leaves) if nodes[0, leaf] is not nodes[root]]
-        return [nodes[root]]
-
-    def result(self, progress: Progress | None = None) -> Any:
-        """Wait for the root, and fetch it."""
-        self._progress = progress
-        root, leaves = super().result()[0], len(self._tasks.groups)
-        if progress is not None and self._seen < leaves:
-            progress(leaves, leaves)
-        return root
-
-    def _wait(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while not self._futures[0].done():
-            remaining = until - time.monotonic()
-            if remaining <= 0.0:
-                raise TimeoutError
-            with suppress(TimeoutError):
-                super()._wait(min(remaining, WATCH_SECONDS))
-            self._look()
-
-    def _look(self) -> None:
-        """Let go of the values that are done, and report progress."""
-        for part in [part for part in self._parts if part.status == "finished"]:
-            self._parts.remove(part)
-            part.release()
-        done = sum(leaf not in self._parts for leaf in self._leaves)
-        if self._progress is not None and done > self._seen:
-            self._seen = done
-            self._progress(done, len(self._tasks.groups))
-
-    def _move_on(self) -> None:
-        """Start the sum again, for any worker, where owners of leaves are gone (see `DaskRound`)."""
-        if self._owners is None:
-            return
-        with suppress(OSError, TimeoutError):
-            known = threads_by_worker(self._client)
-            if any(owner and owner not in known for owner in self._owners):
-                self._release()
-                self._owners = None
-                self._moved += 1
-                self._futures = self._start()
-
-    def _gather(self, until: float) -> list[list[Any]]:
-        return [list(super()._gather(until))]
-
-    def _release(self) -> None:
-        super()._release()
-        for part in self._parts:
-            part.release()
-
-
-def _shared(*arguments: Any) -> tuple[Any, ...]:
-    return arguments
-
-
-def _only(task: BlockTask, arguments: tuple[Any, ...], group: list[Any]) -> Any:
-    """The one value of a task's list."""
-    (value,) = task(*arguments, group)
-    return value
 
 
 class InProcessRound:

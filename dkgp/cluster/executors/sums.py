@@ -44,6 +44,24 @@ def _up_from(leaf: int, leaves: int) -> Iterator[tuple[int, int]]:
         yield level, index
 
 
+def tree_of(leaves: int) -> list[int | tuple[int, int]]:
+    """Return the tree in the order of `nodes_of`, root last: a leaf as its index, a sum as the places of what it adds.
+
+    Nodes that go up as they are have no place of their own.
+    """
+    tree: list[int | tuple[int, int]] = []
+    places: dict[tuple[int, int], int] = {}
+    for level, index in nodes_of(leaves):
+        below = [(level - 1, 2 * index), (level - 1, 2 * index + 1)] if level else []
+        parts = [places[node] for node in below if node in places]
+        if len(parts) == 1:
+            places[level, index] = parts[0]
+            continue
+        tree.append((parts[0], parts[1]) if level else index)
+        places[level, index] = len(tree) - 1
+    return tree
+
+
 class _Tree:
     """Values on their way up."""
 

@@ -1,0 +1,252 @@
+"""Tasks whose workers died: submitted again while the round gets on, refused by name where they kill."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import dask
+import pytest
+from distributed import Client, KilledWorker, LocalCluster, Scheduler, get_worker
+from distributed.scheduler import WorkerState
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dkgp.cluster.executors.dask import DaskExecutor
+from dkgp.cluster.executors.kills import KILLS_IN_VAIN, MOST_KILLS, Kills
+from dkgp.cluster.executors.sums import nodes_of, tree_of
+from dkgp.errors import ClusterError
+from tests.cluster.executors.test_dask import forgotten
+from tests.cluster.executors.test_sums import added, by_hand
+
+pytestmark = pytest.mark.usefixtures("stage")
+
+begun: Counter[int] = Counter()
+lock = threading.Lock()
+scheduler: Scheduler
+
+
+@pytest.fixture
+def stage() -> None:
+    begun.clear()
+
+
+@contextmanager
+def mortal_workers(count: int, allowed_failures: int = 0) -> Iterator[tuple[DaskExecutor, Client]]:
+    """Workers of one thread in this process, none of whom is replaced; tasks go over the wire as to others."""
+    global scheduler
+    settings = {"distributed.scheduler.allowed-failures": allowed_failures, "distributed.worker.profile.enabled": False}
+    with (
+        warnings.catch_warnings(),
+        dask.config.set(settings),
+        LocalCluster(
+            n_workers=count,
+            threads_per_worker=1,
+            processes=False,
+            dashboard_address="127.0.0.1:0",
+            silence_logs=50,
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        warnings.simplefilter("ignore")
+        scheduler = cluster.scheduler
+        executor = DaskExecutor(client, round_deadline_seconds=30.0)
+        yield executor, client
+        executor.close()
+
+
+def end_this_worker() -> None:
+    """What the scheduler sees of a worker that dies in mid-task."""
+    removal = scheduler.remove_worker(get_worker().address, expected=False, stimulus_id="a test")
+    asyncio.run_coroutine_threadsafe(removal, scheduler.loop.asyncio_loop).result(10.0)
+
+
+def deadly(deaths: dict[int, int], group: list[int]) -> list[str]:
+    """Ends its worker so many times, by the group's first item; the others take their time."""
+    with lock:
+        begun[group[0]] += 1
+        times = begun[group[0]]
+    if times <= deaths.get(group[0], 0):
+        end_this_worker()
+    time.sleep(0.02)
+    return [str(item) for item in group]
+
+
+def test_a_round_goes_on_with_the_tasks_that_failed() -> None:
+    with mortal_workers(6) as (executor, client):
+        owners = list(client.scheduler_info()["workers"])[:4]
+        pending = executor.submit("round", deadly, ({2: 1},), [[0], [1], [2, 20], [3]], owners)
+        assert pending.result() == ["0", "1", "2", "20", "3"]
+        assert forgotten(client)
+    # One on each worker: nothing but what died was begun twice.
+    assert begun == {0: 1, 1: 1, 2: 2, 3: 1}
+
+
+def test_a_task_that_always_kills_is_refused_by_name_after_few_attempts() -> None:
+    with mortal_workers(6) as (executor, client):
+        with pytest.raises(
+            ClusterError, match=r"same task: \d of them on task 1 of round 1, the last one inproc:"
+        ) as caught:
+            executor.submit("round", deadly, ({1: 99},), [[0], [1], [2]]).result()
+        assert isinstance(caught.value.__cause__, KilledWorker)
+        assert "the last checkpoint can be resumed" in str(caught.value)
+        assert begun[1] == KILLS_IN_VAIN
+        assert max(begun.values()) == KILLS_IN_VAIN  # the others' results may have gone down with it
+        # The cluster is of use to others.
+        assert executor.submit("round", deadly, ({},), [[5], [6]]).result() == ["5", "6"]
+        del caught
+        assert forgotten(client)
+
+
+def test_the_only_task_of_a_round_is_tried_again_and_then_refused() -> None:
+    with mortal_workers(5) as (executor, _):
+        assert executor.submit("round", deadly, ({0: KILLS_IN_VAIN - 1},), [[0]]).result() == ["0"]
+        with pytest.raises(ClusterError, match="on task 0 of round 2"):
+            executor.submit("round", deadly, ({1: 99},), [[1]]).result()
+    assert begun == {0: KILLS_IN_VAIN, 1: KILLS_IN_VAIN}
+
+
+def test_each_attempt_has_the_failures_that_the_scheduler_allows() -> None:
+    with mortal_workers(7, allowed_failures=2) as (executor, _):
+        pending: Any = executor.submit("round", deadly, ({0: 5},), [[0]])
+        assert pending.result() == ["0"]
+        assert pending._kills._counts == {0: 1}
+    assert begun == {0: 6}
+
+
+def test_what_a_task_raises_comes_before_what_the_scheduler_says() -> None:
+    def raising(group: list[int]) -> list[str]:
+        if group[0] == 2:
+            raise ZeroDivisionError("a bug")
+        return deadly({0: 99}, group)
+
+    with (
+        mortal_workers(5) as (executor, _),
+        pytest.raises(ZeroDivisionError, match="a bug"),
+    ):
+        executor.submit("round", raising, (), [[0], [1], [2]]).result()
+
+
+@pytest.mark.parametrize("leaves", [1, 2, 7, 12])
+def test_a_sum_goes_on_with_the_leaves_that_failed(leaves: int) -> None:
+    """A queue of leaves on each worker: all of them are given up with the one that died."""
+    groups = [[leaf] for leaf in range(leaves)]
+    deaths = {leaf: 2 for leaf in (0, 4, 11) if leaf < leaves}
+    with mortal_workers(2 * len(deaths) + 2, allowed_failures=1) as (executor, client):
+        told: list[tuple[int, int]] = []
+        pending: Any = executor.submit_sum("sum", deadly, (deaths,), groups, added)
+        total = pending.result(lambda done, of: told.append((done, of)))
+        assert set(pending._kills._counts) >= {pending._tree.index(leaf) for leaf in deaths}
+        assert forgotten(client)
+    assert total == by_hand([str(leaf) for leaf in range(leaves)])
+    assert told[-1] == (leaves, leaves)
+    assert sorted(set(told)) == told
+    # What went down with a worker is done again, as often as workers died, and nothing beyond.
+    assert max(begun.values()) <= 1 + sum(deaths.values())
+
+
+def test_a_leaf_that_always_kills_is_refused_by_name() -> None:
+    with mortal_workers(8) as (executor, client):
+        with pytest.raises(ClusterError, match=r"same task: \d of them on task 8 of sum 1"):
+            executor.submit_sum("sum", deadly, ({5: 99},), [[leaf] for leaf in range(8)], added).result()
+        assert tree_of(8)[8] == 5
+        assert KILLS_IN_VAIN <= begun[5] <= KILLS_IN_VAIN + 2
+        assert forgotten(client)
+
+
+def test_an_addition_that_always_kills_is_refused_by_name() -> None:
+    def lethal(left: str, right: str) -> str:
+        if left == "2":
+            end_this_worker()
+        return added(left, right)
+
+    with (
+        mortal_workers(8) as (executor, _),
+        pytest.raises(ClusterError, match=r"same task: \d of them on task 5 of sum 1"),
+    ):
+        executor.submit_sum("sum", deadly, ({},), [[leaf] for leaf in range(5)], lethal).result()
+    assert tree_of(5)[5] == (3, 4)
+
+
+def test_leaves_of_owners_that_are_gone_alone_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with mortal_workers(2) as (executor, client):
+        (first, second) = client.scheduler_info()["workers"]
+        pending: Any = executor.submit_sum("sum", slow, (), [[0], [1], [2], [3]], added, [first, second] * 2)
+        monkeypatch.setattr("dkgp.cluster.executors.dask_rounds.WAIT_SECONDS", 0.2)
+        monkeypatch.setattr("dkgp.cluster.executors.dask_rounds.threads_by_worker", lambda _: {second: 1})
+        assert pending.result() == by_hand(["0", "1", "2", "3"])
+        assert forgotten(client)
+    # Those of the worker that is said to be gone were under way there, or done, before they were begun elsewhere.
+    assert begun[1] == begun[3] == 1
+
+
+def test_what_belongs_to_nobody_is_not_started_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dkgp.cluster.executors.dask_rounds.WAIT_SECONDS", 0.05)
+    (first, second) = client.scheduler_info()["workers"]
+    executor = DaskExecutor(client)
+    assert executor.submit("round", slow, (), [[0], [1], [2]], ["", first, second]).result() == ["0", "1", "2"]
+    assert executor.submit_sum("sum", slow, (), [[4], [5]], added, ["", second]).result() == "(4+5)"
+    assert set(begun.values()) == {1}
+    executor.close()
+
+
+def slow(group: list[int]) -> list[str]:
+    with lock:
+        begun[group[0]] += 1
+    time.sleep(0.3)
+    return [str(group[0])]
+
+
+@given(st.integers(1, 70))
+def test_the_tree_is_that_of_its_nodes(leaves: int) -> None:
+    tree = tree_of(leaves)
+    values: list[str] = []
+    for node in tree:
+        values.append(str(node) if isinstance(node, int) else added(values[node[0]], values[node[1]]))
+    assert values[-1] == by_hand([str(leaf) for leaf in range(leaves)])
+    assert len(tree) == 2 * leaves - 1
+    assert [node for node in tree if isinstance(node, int)] == [i for level, i in nodes_of(leaves) if level == 0]
+
+
+def killed(*keys: tuple[int, int]) -> dict[Any, KilledWorker]:
+    """What the scheduler says of tasks by index and move."""
+    told = {"server_id": "1", "services": {}, "versions": {}, "extra": {}, "local_directory": "", "nanny": ""}
+    counts = {"pid": 1, "nthreads": 1, "memory_limit": 1}
+    worker = WorkerState(address="tcp://10.0.0.1:1", status="closed", name="1", scheduler=None, **counts, **told)  # type: ignore[arg-type]
+    tasks = [("round", "run", 7, 0, index, move) for index, move in keys]
+    return {task: KilledWorker(task, worker, allowed_failures=3) for task in tasks}
+
+
+def test_the_same_failure_told_twice_counts_once() -> None:
+    kills = Kills()
+    for _ in range(5):
+        kills.judge(killed((3, 0)), done=0)
+    with pytest.raises(ClusterError, match="8 of them on task 3 of round 7"):
+        kills.judge(killed((3, 1)), done=0)
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=60))
+def test_rounds_that_get_on_are_refused_for_one_tasks_kills_alone(steps: list[int]) -> None:
+    """However the others get on, a task is submitted `MOST_KILLS` times at most, `KILLS_IN_VAIN` where they do not."""
+    kills, done, times, in_vain = Kills(), 0, 0, 0
+    for move, step in enumerate(steps):
+        done += step
+        times, in_vain = times + 1, 1 if step else in_vain + 1
+        if times == MOST_KILLS or in_vain == KILLS_IN_VAIN:
+            with pytest.raises(ClusterError, match=f"{4 * times} of them"):
+                kills.judge(killed((0, move)), done)
+            return
+        kills.judge(killed((0, move)), done)
+
+
+def test_a_round_that_takes_too_long_tells_of_the_task() -> None:
+    kills = Kills()
+    assert kills.told() == ""
+    kills.judge(killed((4, 0)), done=3)
+    assert "task 4, which was submitted 2 times" in kills.told()
