@@ -5,6 +5,7 @@ A message says what was got, what was expected and what to do. Anything that is 
 
 from __future__ import annotations
 
+import traceback
 from enum import IntEnum
 from pathlib import Path
 
@@ -124,3 +125,14 @@ class InterruptedRunError(DkgpError):
     def __init__(self, message: str, checkpoint: Path | str | None = None) -> None:
         super().__init__(message)
         self.checkpoint = checkpoint
+
+
+# What a mistake in a program ends in; libraries raise these about damaged files, too.
+_MISTAKES = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)
+_PACKAGE = Path(__file__).parent
+
+
+def is_mistake(error: BaseException) -> bool:
+    """True for what Python raises about a line of dkgp's own, not of a library that it called: a bug of dkgp's."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return isinstance(error, _MISTAKES) and bool(frames) and _PACKAGE in Path(frames[-1].f_code.co_filename).parents

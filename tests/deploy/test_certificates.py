@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from distributed import Client, LocalCluster, Security
 
-from tests.deploy.deployment import DEPLOY, python_snippets
+from tests.deploy.deployment import DEPLOY, command_lines, python_snippets
+from tests.deploy.wiring import free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -61,6 +66,48 @@ def test_five_lines(tmp_path: Path) -> None:
             assert client.submit(sum, (1, 2)).result() == 3
         with pytest.raises(OSError, match=r"TLS|[Tt]imed out|certificate"):
             Client(cluster.scheduler_address, security=Security.temporary(), timeout="5s")
+
+
+def test_the_charts_values_make_a_cluster_that_talks_tls_alone(tmp_path: Path) -> None:
+    """The command lines of the chart's pods and their environment, with a secret as the five lines make it."""
+    values = yaml.safe_load((DEPLOY / "helm" / "values.yaml").read_text())
+    made = Security.temporary()
+    secret = {"ca.crt": made.tls_ca_file, "tls.crt": made.tls_worker_cert, "tls.key": made.tls_worker_key}
+    lines = {line.place: line.arguments for line in command_lines() if line.place.startswith("helm ")}
+    port, _ = free_ports(2)
+
+    def environment(pod: str) -> dict[str, str]:
+        own = {}
+        for entry in values[pod]["env"]:
+            named = entry.get("valueFrom", {}).get("secretKeyRef", {})
+            if "value" in entry:
+                own[entry["name"]] = entry["value"]
+            elif named.get("name") == "dkgp-dask":
+                own[entry["name"]] = secret[named["key"]]
+        return {**os.environ, **own}
+
+    def start(pod: str) -> subprocess.Popen[bytes]:
+        words = [word.replace("dkgp-dask-scheduler", "127.0.0.1") for word in lines[f"helm {pod}"]]
+        words = [word.replace("8786", str(port)).replace("/tmp", str(tmp_path)) for word in words]
+        # In a pod the dashboards' ports are free.
+        words = [word if word not in (":8787", "8788") else ":0" for word in words]
+        with (tmp_path / f"{pod}.log").open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", *words], env=environment(pod), stdout=log, stderr=log, start_new_session=True
+            )
+
+    with contextlib.ExitStack() as stack:
+        for pod in ("scheduler", "worker"):
+            process = start(pod)
+            stack.callback(process.wait)
+            stack.callback(os.killpg, process.pid, signal.SIGKILL)
+        with Client(f"tls://127.0.0.1:{port}", security=made, timeout="60s") as client:
+            client.wait_for_workers(1, timeout=60)
+            assert client.submit(sum, (1, 2)).result() == 3
+            assert all(address.startswith("tls://") for address in client.scheduler_info()["workers"])
+        for address, shown in ((f"tcp://127.0.0.1:{port}", None), (f"tls://127.0.0.1:{port}", Security.temporary())):
+            with pytest.raises(OSError, match=r"TLS|[Tt]imed out|certificate|reset|closed"):
+                Client(address, security=shown, timeout="5s")
 
 
 def test_cloud_clusters_hand_their_certificates_over(tmp_path: Path) -> None:

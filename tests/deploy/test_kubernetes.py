@@ -300,5 +300,28 @@ def test_helm_policies_go_by_the_charts_labels() -> None:
         if path.parent.name == "helm":
             for selector in re.findall(r"'release': '(\w+)'", str(document)):
                 assert selector == release
-    assert f"tcp://{release}-dask-scheduler:8786" in text
+    assert f"tls://{release}-dask-scheduler:8786" in text
+    assert "tcp://" not in text
     assert yaml.safe_load(text)["jupyter"]["enabled"] is False
+
+
+def test_the_charts_pods_have_the_certificate_that_the_other_files_make() -> None:
+    values = yaml.safe_load((DEPLOY / "helm" / "values.yaml").read_text())
+    made = {d["spec"]["secretName"] for d in CERTIFICATES if not d["spec"].get("isCA") and d["kind"] == "Certificate"}
+    # What the operator's pods read from files, by name of the setting.
+    (settings,) = [d["data"] for _, d in CORE if d["metadata"]["name"] == "dkgp-tls"]
+    for pod in ("scheduler", "worker"):
+        assert values[pod].get("extraArgs", []).count("--protocol") == (pod == "scheduler")
+        entries = {entry["name"]: entry for entry in values[pod]["env"]}
+        tls = {name for name in settings if "__TLS__" not in name or f"__{pod.upper()}__" in name or "CA_FILE" in name}
+        assert len(tls) == 4
+        assert tls == {name for name in entries if name in settings}
+        for name in tls:
+            if "value" in entries[name]:
+                assert entries[name]["value"] == settings[name]
+            else:
+                named = entries[name]["valueFrom"]["secretKeyRef"]
+                assert {named["name"]} == made
+                assert settings[name] == f"/run/secrets/dask/{named['key']}"
+                assert "optional" not in named, "a pod without a certificate does not start"
+        assert entries["DASK_DISTRIBUTED__COMM__DEFAULT_SCHEME"]["value"] == "tls"

@@ -8,6 +8,8 @@ from typing import Annotated
 from dkgp.cluster import ClusterOptions
 from dkgp.commands.job_options import DATASET, OVERWRITE
 from dkgp.data.exports import table_suffix
+from dkgp.data.remote.storage import exists, is_local
+from dkgp.data.stores.manifest import is_committed
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.options import Part, check_ranges
 from dkgp.registry import FURTHER, Group, Option
@@ -69,9 +71,20 @@ class PredictJob:
         return table_suffix(self.out) is not None
 
     @property
+    def beside(self) -> str | None:
+        """The store beside a table, or beside a store that is replaced, until that is whole; None on object storage.
+
+        There a store has no other place: objects cannot be moved.
+        """
+        return f"{self.out}.partial.zarr" if self.is_table or is_local(self.out) else None
+
+    @property
     def store_url(self) -> str:
-        """The store that takes predictions as they are made; of a table beside it, until it is written."""
-        return f"{self.out}.partial.zarr" if self.is_table else self.out
+        """The store that takes predictions as they are made, as things stand: `beside`, or the output itself."""
+        if self.beside is None or self.is_table:
+            return self.beside or self.out
+        begun = (self.overwrite or self.resume) and exists(self.beside)
+        return self.beside if begun or (self.overwrite and not self.resume and is_committed(self.out)) else self.out
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from dkgp.data import (
 )
 from dkgp.data.remote.storage import exists, normalise_url, remove_tree
 from dkgp.data.stores.prediction_store import PREDICTION_KIND
+from dkgp.data.stores.writable import take_the_place
 from dkgp.errors import OutputExistsError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.context import RunContext
@@ -53,15 +54,18 @@ class PredictRun(Run):
 
     def check(self) -> None:
         """Refuse a store that is there already, or tell that there is none to go on with."""
-        job, store = self.job, self.job.store_url
+        job, beside = self.job, self.job.beside
+        self.store = store = job.store_url
         goes_on = job.resume and exists(store)
         if job.is_table:
             # Where predictions are gone on with, the table's place was looked at when they began.
             check_table(job.out, replace=job.overwrite or goes_on)
         if not job.resume:
-            if job.is_table and exists(store) and not job.overwrite:
+            if not job.is_table:
+                ensure_writable(job.out, job.overwrite, PREDICTION_KIND)
+            if beside is not None and exists(beside) and not job.overwrite:
                 raise OutputExistsError(
-                    f"predictions for '{job.out}' were interrupted, and lie in '{store}'; go on with `resume`, or "
+                    f"predictions for '{job.out}' were interrupted, and lie in '{beside}'; go on with `resume`, or "
                     "start afresh with `overwrite`"
                 )
             ensure_writable(store, job.overwrite, PREDICTION_KIND)
@@ -99,7 +103,7 @@ class PredictRun(Run):
             return predict(
                 self.model,
                 self.dataset,
-                Destination(job.store_url, job.chunk_rows, overwrite=job.overwrite, resume=job.resume),
+                Destination(self.store, job.chunk_rows, overwrite=job.overwrite, resume=job.resume),
                 RunContext(executor, tree_error=job.tree_error, within=show, interrupted=interruption),
                 variance=job.variance,
                 plug_in=job.plug_in,
@@ -122,8 +126,11 @@ class PredictRun(Run):
                 figures["variance"] = _variance_figures(result.variance, job.variance, reporter)
         table: Document = {}
         if job.is_table:
-            table["columns"] = export(open_prediction(job.store_url), self.dataset, job.out)
-            remove_tree(job.store_url)
+            table["columns"] = export(open_prediction(self.store), self.dataset, job.out)
+            remove_tree(self.store)
+        elif self.store != job.out:
+            take_the_place(self.store, job.out, PREDICTION_KIND)
+            figures["url"] = job.out
         return {
             "command": self.command,
             "out": job.out,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import shown
 from dkgp.data.types import FloatArray, quoted
-from dkgp.errors import DkgpError, InputError
+from dkgp.errors import DkgpError, InputError, is_mistake
 
 BLOCK_BYTES = 8 * 2**20
 
@@ -169,13 +169,16 @@ def _is_integer(text: str) -> bool:
 def refused_as(message: str) -> Iterator[None]:
     """Turn the errors that a library raises about a file into an `InputError`; dkgp's own stay as they are.
 
-    Of any kind: libraries raise what they like about what is damaged.
+    Of any kind: libraries raise what they like about what is damaged. A mistake in dkgp's lines (`is_mistake`) is none
+    of the file, and stays what it is.
     """
     try:
         yield
     except DkgpError:
         raise
     except Exception as error:
+        if is_mistake(error):
+            raise
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{message}: {reason[:500]}") from error
 

@@ -36,7 +36,7 @@ from dkgp.data.stores.manifest import (
     stored_checksum,
 )
 from dkgp.data.types import FloatArray, IntArray, Json, Location
-from dkgp.errors import InputError, StorageError, StoreError
+from dkgp.errors import InputError, StorageError, StoreError, is_mistake
 
 _MIB = 2**20
 
@@ -266,6 +266,8 @@ class StoredArray:
         except (StoreError, StorageError):
             raise
         except Exception as error:
+            if is_mistake(error):
+                raise
             self._blame(selection, start, stop)
             # No chunk fails on its own: the failure was the array's, or it has passed.
             try:
@@ -306,6 +308,8 @@ class StoredArray:
         except StorageError:
             raise
         except Exception as error:
+            if is_mistake(error):
+                raise
             raise StoreError(
                 f"The metadata of the array '{self.name}' of '{self.url}' cannot be read: {error}. "
                 "Write the store again."

@@ -54,6 +54,7 @@ FORMAT_VERSIONS = {
     "linear model": 2,
 }
 _KIND_ATTRIBUTE = "dkgp_store"
+_JSON_TYPES = (dict, list, str, bool, int, float, type(None))
 # A manifest names the bytes of each chunk, a dozen characters for each: of some millions of chunks.
 MOST_DESCRIPTION_BYTES = 64 * 2**20
 # Of a chunk once it is unpacked, which a worker holds whole.
@@ -313,7 +314,9 @@ def refuse_large_chunks(name: str, shape: tuple[int, ...], chunk_rows: int) -> N
 def described_whole(url: str, advice: str) -> Iterator[None]:
     """Turn errors about fields that a store's manifest lacks, or that are nothing of their kind, into a `StoreError`.
 
-    It ends with the advice.
+    It ends with the advice. The block makes values of what the manifest tells and does nothing else: what is read or
+    shown meanwhile would have its mistakes told as the store's. What asks an object that no JSON holds for what it has
+    not is a mistake for certain, and stays what it is.
     """
     try:
         yield
@@ -322,6 +325,8 @@ def described_whole(url: str, advice: str) -> Iterator[None]:
     except KeyError as error:
         raise StoreError(f"The manifest of '{url}' lacks {error}; {advice}.") from error
     except (TypeError, AttributeError, ValueError, IndexError, OverflowError, RecursionError) as error:
+        if isinstance(error, AttributeError) and not isinstance(error.obj, _JSON_TYPES):
+            raise
         reason = " ".join(str(error).split())[:200]
         raise StoreError(f"The manifest of '{url}' does not describe such a store ({reason}); {advice}.") from error
 

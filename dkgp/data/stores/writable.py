@@ -173,6 +173,27 @@ def new_store(url: str, kind: str, attributes: Json, overwrite: bool, version: i
         raise
 
 
+def take_the_place(store: str, url: str, kind: str) -> None:
+    """Move a finished local store to the place of an earlier one of its kind, which is there until then, and goes.
+
+    Errors as of `ensure_writable`: what has come to lie at the place is something else, or it cannot be written to;
+    both stores stay. A kill leaves both, too: this may be done again.
+    """
+    ensure_writable(url, True, kind)
+    store, url = normalise_url(store), normalise_url(url)
+    aside = _set_aside(url)
+    remove_tree(url)
+    with translate_write_errors(url):
+        try:
+            _move(Path(store), Path(url))
+        except BaseException:
+            if aside is not None:
+                _move(aside, Path(url))
+            raise
+    if aside is not None:
+        remove_tree(str(aside))
+
+
 def _set_aside(url: str) -> Path | None:
     """Move a finished local store out of the way; where it lies then, None where there is none.
 

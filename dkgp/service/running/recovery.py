@@ -146,7 +146,9 @@ def _tune(job: TuneJob, traces: Traces, reporter: Reporter) -> Job | Document:
 
 def _predict(job: PredictJob, traces: Traces, reporter: Reporter) -> Job | Document:
     _clear(job.store_url, traces, reporter)
-    if traces.made_by_job(job.store_url) and _can_be_resumed(job.store_url):
+    # The output itself is the job's own where it has taken an earlier one's place, whole.
+    stores = [job.store_url] if job.is_table else [job.store_url, job.out]
+    if any(traces.made_by_job(store) and _can_be_resumed(store) for store in stores):
         return replace(job, resume=True)
     if traces.made_by_job(job.store_url) or traces.made_by_job(job.out):
         return replace(job, overwrite=True)

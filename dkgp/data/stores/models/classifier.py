@@ -204,25 +204,25 @@ def open_classifier(url: Location, *, reference: str | None = None) -> Classifie
     address, content, arrays = open_arrays(url, CLASSIFIER_KIND)
     with described_whole(address, "save the model again"):
         described, classes = ClassifierRecord.description_in(address, content), texts(content["classes"])
-        require_shapes(address, arrays, _shapes_read(arrays, len(described["feature_names"]), len(classes)))
+        shapes = _shapes_read(arrays, len(described["feature_names"]), len(classes))
+        require_shapes(address, arrays, shapes, ("intercept",))
         support: StoredArray | Dataset | None = arrays.pop("inputs", None)
-        values = read_arrays(arrays)
         by_reference = bool(content["by_reference"])
-        if content["form"] not in get_args(ClassifierForm) or not (by_reference or support or "prototypes" in values):
+        if content["form"] not in get_args(ClassifierForm) or not (by_reference or support or "prototypes" in arrays):
             raise ValueError(f"the form {content['form']!r} and the arrays {', '.join(arrays)}")
-        return ClassifierRecord(
-            **described,
-            form=content["form"],
-            classes=classes,
-            by_reference=by_reference,
-            chunk_rows=int(content["chunk_rows"]),
+        described |= {
+            "form": content["form"],
+            "classes": classes,
+            "by_reference": by_reference,
+            "chunk_rows": int(content["chunk_rows"]),
             **{name: content[name] for name in _JSON},
             # Not in stores of format 1.
-            likelihood=content.get("likelihood"),
-            regularisation=content.get("regularisation"),
-            **values,
-            _support=referenced_training_set(address, content, reference) if by_reference else support,
-        )
+            "likelihood": content.get("likelihood"),
+            "regularisation": content.get("regularisation"),
+        }
+    if by_reference:
+        support = referenced_training_set(address, content, reference)
+    return ClassifierRecord(**described, **read_arrays(arrays), _support=support)
 
 
 _DIMENSIONS = {

@@ -6,7 +6,7 @@ A kind of model is a record that derives from `TrainedRecord`: its fields are th
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata as package_metadata
 from typing import Any, ClassVar, Required, TypedDict, Unpack
@@ -273,8 +273,16 @@ def require_targets(described: Mapping[str, Any]) -> None:
         raise ValueError(f"{len(names)} targets, a standardisation of {mapped}")
 
 
-def require_shapes(url: str, arrays: Mapping[str, StoredArray], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse a store whose arrays do not fit what its manifest tells of the model; `StoreError`."""
+def require_shapes(
+    url: str, arrays: Mapping[str, StoredArray], shapes: Mapping[str, tuple[int, ...]], needed: Collection[str] = ()
+) -> None:
+    """Refuse a store that lacks one of the `needed` arrays, or whose arrays do not fit what its manifest tells of it.
+
+    Raises `StoreError`.
+    """
+    for name in needed:
+        if name not in arrays:
+            raise StoreError(f"The manifest of '{url}' lacks the array '{name}'; save the model again.")
     for name, array in arrays.items():
         if array.shape != shapes.get(name):
             expected = shapes.get(name, "no such array")

@@ -202,19 +202,20 @@ def open_model(url: Location, *, reference: str | None = None) -> ModelRecord:
         if described["trend"] is not None:  # whose columns come after the targets'
             columns = len(described["target_names"]) + len(described["trend"]["coefficients"])
             shapes |= dict.fromkeys(("alpha", "gradient"), (n, columns))
-        inputs = (n, len(described["feature_names"]))
+        shapes |= {"sample_noise": (n,), "inputs": (n, len(described["feature_names"]))}
         require_targets(described)
-        require_shapes(address, arrays, {**shapes, "sample_noise": (n,), "inputs": inputs})
-        return ModelRecord(
-            **described,
-            alpha=arrays["alpha"].read(0, n).reshape(n, -1),
-            sample_noise=arrays["sample_noise"].read(0, n) if "sample_noise" in arrays else None,
-            chunk_rows=int(content["chunk_rows"]),
-            by_reference=by_reference,
-            _support=referenced_training_set(address, content, reference) if by_reference else arrays["inputs"],
-            _targets=arrays.get("targets"),
-            _gradient=arrays.get("gradient"),
-        )
+        require_shapes(address, arrays, shapes)
+        chunk_rows, inputs = int(content["chunk_rows"]), None if by_reference else arrays["inputs"]
+    return ModelRecord(
+        **described,
+        alpha=arrays["alpha"].read(0, n).reshape(n, -1),
+        sample_noise=arrays["sample_noise"].read(0, n) if "sample_noise" in arrays else None,
+        chunk_rows=chunk_rows,
+        by_reference=by_reference,
+        _support=inputs or referenced_training_set(address, content, reference),
+        _targets=arrays.get("targets"),
+        _gradient=arrays.get("gradient"),
+    )
 
 
 def _checked_noise(sample_noise: FloatArray, noise_variance: float, n: int) -> FloatArray:

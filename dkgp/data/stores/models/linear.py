@@ -10,7 +10,7 @@ from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import open_arrays
 from dkgp.data.stores.dataset import Dataset
 from dkgp.data.stores.manifest import described_whole
-from dkgp.data.stores.models.description import TrainedRecord, about_training, read_arrays
+from dkgp.data.stores.models.description import TrainedRecord, about_training, read_arrays, require_shapes
 from dkgp.data.stores.writable import new_store
 from dkgp.data.types import FloatArray, Json, Location
 from dkgp.errors import NumericalError
@@ -85,4 +85,8 @@ def open_linear_model(url: Location) -> LinearRecord:
     """
     address, content, arrays = open_arrays(url, LINEAR_MODEL_KIND)
     with described_whole(address, "save the model again"):
-        return LinearRecord(**LinearRecord.description_in(address, content), **read_arrays(arrays))
+        described = LinearRecord.description_in(address, content)
+    d, p = len(described["feature_names"]), len(described["target_names"])
+    shapes = {"coefficients": (d, p), "intercept": (p,)}
+    require_shapes(address, arrays, shapes, shapes)
+    return LinearRecord(**described, **read_arrays(arrays))

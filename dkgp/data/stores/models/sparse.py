@@ -109,13 +109,13 @@ def open_sparse_model(url: Location) -> SparseRecord:
         described = SparseRecord.description_in(address, content)
         m, d, p = arrays["prototypes"].shape[0], len(described["feature_names"]), len(described["target_names"])
         require_targets(described)
-        require_shapes(address, arrays, _shapes(m, d, p))
+        require_shapes(address, arrays, _shapes(m, d, p), ("weights", "lower"))
         typed(content, method=str)
-        values = read_arrays(arrays)
-        for name in {"lower", "normal"} & values.keys():
-            # As triangular solves take them, so that nobody copies them again.
-            values[name] = np.asfortranarray(values[name])
-        return SparseRecord(**described, method=content["method"], **values)
+    values = read_arrays(arrays)
+    for name in {"lower", "normal"} & values.keys():
+        # As triangular solves take them, so that nobody copies them again.
+        values[name] = np.asfortranarray(values[name])
+    return SparseRecord(**described, method=content["method"], **values)
 
 
 def _shapes(m: int, d: int, p: int) -> dict[str, tuple[int, ...]]:
