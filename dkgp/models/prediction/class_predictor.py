@@ -18,7 +18,7 @@ from dkgp.data import ClassifierRecord, standardised_inputs
 from dkgp.data.types import IntArray
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
-from dkgp.models.prediction.class_variances import ClassVariances, latent_settings
+from dkgp.models.prediction.class_variances import ClassVariances
 from dkgp.models.prediction.deciders import ClassifierSupport, decider_of
 from dkgp.models.prediction.predictor import standardised
 from dkgp.models.sums import PIECE_ROWS
@@ -136,7 +136,7 @@ class ClassPredictor:
             none = standardised_inputs(np.zeros((0, model.n_features)), model.feature_names)
             with single_threaded_blas():
                 self._variances = ClassVariances(
-                    model, self._context, none, executor, latent_settings(variance), n_test=n_test
+                    model, self._context, none, executor, variance, self._decider, n_test=n_test
                 )
 
     def __call__(self, inputs: FloatArray) -> ClassPredicted:

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from dkgp.cluster.executors.base import BlockExecutor, PendingRound
 from dkgp.data import ClassifierRecord
+from dkgp.errors import InputError
+from dkgp.models.classification.laplace.averages import settled
 from dkgp.models.classification.laplace.train import LEAST_CURVATURE
-from dkgp.models.prediction.deciders import ClassifierSupport
+from dkgp.models.prediction.deciders import ClassifierSupport, Decider
 from dkgp.models.prediction.streaming import Together
 from dkgp.models.rounding import EPS, outward
+from dkgp.models.variance.batch import Enough
 from dkgp.models.variance.scaled import ScaledInputs, ScaledSupport, ScaledTest, scaled_kernel
 from dkgp.models.variance.sizes import default_memory_bytes
 from dkgp.models.variance.variances import TestRows, VarianceRun, VarianceSettings
@@ -32,11 +35,31 @@ def latent_settings(settings: VarianceSettings | None) -> VarianceSettings:
     return replace(settings or VarianceSettings(), latent=True)
 
 
+@dataclass(frozen=True)
+class AverageNeeds:
+    """The precision that averaged probabilities have use for in the variances of a column; see `settled`."""
+
+    context: BlockContext  # of the model's points
+    decider: Decider
+    column: int
+    factor: float  # by which the curvature may differ
+
+    def at(self, inputs: FloatArray) -> Enough:
+        """The rule for standardised test samples (x, 1), by their decisions and these' bounds."""
+        values = self.decider.decide(self.context, np.ascontiguousarray(inputs[:, :-1]))
+        mean, bound = (values[name][:, self.column] for name in ("decision", "decision_error_bound"))
+        likelihood = self.decider.likelihood
+        return lambda which, lower, upper: settled(likelihood, mean[which], bound[which], lower, upper, self.factor)
+
+
 class ClassVariances:
     """The variances of one prediction by a Gaussian process of all samples; one `VarianceRun` for each column.
 
-    `context`: of the model's points. `test`: as the model sees them. `settings`: of all columns together. `stored`:
-    plans of the prediction that is resumed. `n_test`: test samples in all, where `test` is a part of them.
+    `context`: of the model's points. `test`: as the model sees them. `settings`: of all columns together, as they were
+    asked for; by default no variance is computed more precisely than averages have use for, by decisions of `decider`.
+    `stored`: plans of the prediction that is resumed. `n_test`: test samples in all, where `test` is a part of them.
+
+    Raises `InputError`: variances are asked for to a gap, and the prediction to resume was started without.
     """
 
     def __init__(
@@ -45,13 +68,21 @@ class ClassVariances:
         context: BlockContext,
         test: TestRows,
         executor: BlockExecutor,
-        settings: VarianceSettings,
+        settings: VarianceSettings | None,
+        decider: Decider,
         stored: Sequence[dict[str, Any]] | None = None,
         *,
         n_test: int | None = None,
     ) -> None:
         assert isinstance(context.source, ClassifierSupport)
         n, t = model.n_support, model.n_outputs
+        for_averages = settings is None if stored is None else "averages" in stored[0]
+        if for_averages and settings is not None:
+            raise InputError(
+                "the prediction to resume was started with variances as averages need them, not all to a gap; leave "
+                "their options out, or `overwrite`"
+            )
+        self._for_averages, settings = for_averages, latent_settings(settings)
         factors = model.certificate.get("curvature_factor") or [None] * t
         self._factors = np.array([math.inf if factor is None else float(factor) for factor in factors])
         self._kernel = context.kernel
@@ -76,7 +107,9 @@ class ClassVariances:
                 None if stored is None else stored[column],
                 n_test=n_test,
                 factors=t,
+                needs=AverageNeeds(context, decider, column, float(self._factors[column])) if for_averages else None,
             )
+            run.plan |= {"averages": True} if for_averages else {}
             self._supports.append(support)
             self._runs.append(run)
         # All runs go through the same regions, as long as the longest that one of them wants.
@@ -131,6 +164,7 @@ class ClassVariances:
             "gap_mean": float(np.mean([run["gap_mean"] for run in figures])),
             "gap_max": max(run["gap_max"] for run in figures),
             "unmet": sum(run["unmet"] for run in figures),
+            "for_averages": self._for_averages,
             "column_passes": sum(run["column_passes"] for run in figures),
             "rank": [run["rank"] for run in figures],
             "halo": [run["halo"] for run in figures],

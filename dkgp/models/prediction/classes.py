@@ -15,7 +15,7 @@ from dkgp.cluster.executors.base import BlockExecutor, PendingRound, split_evenl
 from dkgp.data import ClassifierRecord, Dataset
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
-from dkgp.models.prediction.class_variances import ClassVariances, latent_settings
+from dkgp.models.prediction.class_variances import ClassVariances
 from dkgp.models.prediction.deciders import ClassifierSupport, Decider, decider_of
 from dkgp.models.prediction.streaming import Rounds, Streamed, Together
 from dkgp.models.sums import EVERY_ENTRY, Piece, Sums
@@ -76,7 +76,7 @@ def class_rounds(
     decider = decider_of(model, plug_in=plug_in)
     variances = None
     if model.form == "gp" and not model.is_sparse and not plug_in:
-        variances = ClassVariances(model, context, test, executor, latent_settings(variance), stored)
+        variances = ClassVariances(model, context, test, executor, variance, decider, stored)
     elif variance is not None:
         raise InputError(
             f"`variance`: '{model.url}' is a classifier, which has no variances; leave it out. A Gaussian process of "

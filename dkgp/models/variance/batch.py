@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +45,11 @@ NARROW_GAP, VALUE_SHARE = 0.01, 0.2
 # Steps of refinement of a factor's z at most, each of which is a look at all samples, and the share of an interval's
 # width that rounding of z is to have for one. The first takes nearly all of it.
 REFINEMENTS, REFINED_SHARE = 2, 0.1
+# Of samples of a batch, by index: those that are done whatever their gap, by the lower and upper ends of variances.
+Enough = Callable[[IndexArray, FloatArray, FloatArray], NDArray[np.bool_]]
+# Of a batch with such a rule, which may be large: samples that a factor is tried on at once; and those that take the
+# first product together, over those that go on, which hold directions besides.
+AT_ONCE, FIRST_TOGETHER = 1024, 1.5
 # Parts in which samples that the first float64 product does not certify go on, at least: few are left as a rule.
 TAIL_PARTS = 5
 
@@ -95,8 +101,8 @@ class BatchOptions:
 class VarianceBounds:
     """Collects the best bounds so far on the function's variance; `noise` is part of what gaps are relative to."""
 
-    def __init__(self, highest: FloatArray, noise: float, gap: float) -> None:
-        self._noise = noise
+    def __init__(self, highest: FloatArray, noise: float, gap: float, enough: Enough | None = None) -> None:
+        self._noise, self._enough = noise, enough
         self._gap, self._goal = gap, value_error_goal(gap)
         self.lower, self.upper = np.zeros(highest.shape), highest.copy()
         self._error = self.upper - self.lower
@@ -122,9 +128,12 @@ class VarianceBounds:
         self._error[which] = np.fmin(np.fmin(self._error[which], error), width)
 
     def unfinished(self) -> IndexArray:
-        """Indices of the samples that have not met the gap."""
+        """Indices of the samples that have not met the gap, and for which what is known is not `enough` either."""
         imprecise = self._error > self._goal * (self.upper + self._noise)
-        return np.flatnonzero((self.gaps() > self._gap) | imprecise)
+        wide = np.flatnonzero((self.gaps() > self._gap) | imprecise)
+        if self._enough is None or not len(wide):
+            return wide
+        return wide[~self._enough(wide, self.lower[wide], self.upper[wide])]
 
     def allowance(self, which: IndexArray) -> FloatArray:
         """Widths at which these samples would be done."""
@@ -147,21 +156,31 @@ def solve_batch(
     inputs: FloatArray,
     options: BatchOptions,
     preconditioner: Preconditioner | None = None,
+    enough: Enough | None = None,
 ) -> BatchVariance:
     """Bound the variances at a batch of standardised test inputs (t, d).
 
-    With a preconditioner, a better M than the factor's own, solutions are first sought in float32.
+    With a preconditioner, a better M than the factor's own, solutions are first sought in float32. `enough` is asked
+    of all samples of the batch, and ends the work on those that it says are done.
     """
     test, threads, max_passes = Queries.of(factor, inputs), options.threads, options.max_passes
     noise = 0.0 if options.latent else factor.noise_variance
-    bounds = VarianceBounds(test.highest, noise, options.gap)
+    bounds = VarianceBounds(test.highest, noise, options.gap, enough)
     passes, tally = np.zeros(len(inputs)), ProductTally()
     if options.factor_first or max_passes < 1:
-        _by_the_factor(factor, test, bounds)
+        pieces = 1 if enough is None else -(-len(inputs) // AT_ONCE)
+        for which in np.array_split(np.arange(len(inputs)), pieces):
+            _by_the_factor(factor, test, bounds, which)
     todo = bounds.unfinished()
     if max_passes < 1 or not len(todo):
         return bounds.reported(passes, tally)
     preconditioned = preconditioner or factor.preconditioner(threads)
+    if enough is not None and preconditioner is None and max_passes >= 2:
+        # Most have had enough by one product; the others go on together.
+        first = None if options.together is None else int(FIRST_TOGETHER * options.together)
+        for group in _cut(todo, first):
+            _Batch(factor, test, bounds, passes, group, threads, preconditioned, tally).run(1)
+        todo, max_passes = bounds.unfinished(), max_passes - 1
     for group in _cut(todo, options.together):
         batch = _Batch(factor, test, bounds, passes, group, threads, preconditioned, tally)
         if preconditioner is None or max_passes < 2:
@@ -177,9 +196,9 @@ def solve_batch(
     return bounds.reported(passes, tally)
 
 
-def _by_the_factor(factor: NystromFactor, test: Queries, bounds: VarianceBounds) -> None:
-    """Tighten the bounds by the factor alone; where rounding of z is what keeps samples from the gap, z is refined."""
-    which, interval = np.arange(len(test.prior)), factor_interval(factor, test)
+def _by_the_factor(factor: NystromFactor, test: Queries, bounds: VarianceBounds, which: IndexArray) -> None:
+    """Tighten bounds by the factor alone; where rounding of z is what keeps samples from the gap, z is refined."""
+    interval = factor_interval(factor, test if len(which) == len(test.prior) else test.take(which))
     for _ in range(REFINEMENTS + 1):
         bounds.tighten(which, interval.lower, interval.upper, interval.excess)
         worth = np.isin(which, bounds.unfinished()) & (
@@ -193,6 +212,8 @@ def _by_the_factor(factor: NystromFactor, test: Queries, bounds: VarianceBounds)
 
 def _cut(indices: IndexArray, most: int | None) -> list[IndexArray]:
     """Groups of at most so many, of much the same size."""
+    if not len(indices):
+        return []
     return np.array_split(indices, -(-len(indices) // (most or len(indices))))
 
 

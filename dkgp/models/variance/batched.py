@@ -93,7 +93,8 @@ class BatchedRun(ABC):
         for tally in tallies:
             self._tally.add(tally)
         gap = relative_gap(lower, upper)
-        unmet = int(np.count_nonzero(gap > self._settings.gap))
+        settled = sum(tally.settled for tally in tallies)
+        unmet = int(np.count_nonzero(gap > self._settings.gap)) - settled
         self._met += len(gap) - unmet
         self._unmet += unmet
         self._gap_sum += float(gap.sum())

@@ -25,7 +25,7 @@ from dkgp.cluster.threads import in_parallel, process_threads
 from dkgp.kernels import Features, Kernel, TileEvaluator
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, sum_roundings
-from dkgp.models.variance.remainder import Interpolation, Remainder, remainder_bytes
+from dkgp.models.variance.remainder import GROUP, Interpolation, Remainder, remainder_bytes
 from dkgp.models.variance.row_scales import RowScales, differences, priors
 from dkgp.models.variance.whitening import Whitening
 from dkgp.operators.base import FloatArray
@@ -47,13 +47,16 @@ if TYPE_CHECKING:
 PIECE_ROWS = 512
 
 
-def factor_bytes(n: int, rank: int, precision: Precision = "single", *, held: bool = True, proves: bool = False) -> int:
+def factor_bytes(
+    n: int, rank: int, precision: Precision = "single", *, held: bool = True, proves: bool = False, group: int = GROUP
+) -> int:
     """Bytes that a worker process holds of a factor.
 
-    Two triangles, some n-vectors, F in float32, if that is, and blocks of what is left where it `proves` by itself.
+    Two triangles, some n-vectors, F in float32, if that is, and blocks of `group` samples of what is left where it
+    `proves` by itself.
     """
     triangles = (8 if precision == "single" else 16) * rank * rank
-    return 4 * n * rank * held + triangles + 24 * n + proves * remainder_bytes(n)
+    return 4 * n * rank * held + triangles + 24 * n + proves * remainder_bytes(n, group)
 
 
 def landmark_jitter(kernel: Kernel, inputs: FloatArray, centre: FloatArray | None = None) -> float:
@@ -77,17 +80,19 @@ class FactorSource:
     leaves: Leaves | None = None  # of the block-Vecchia factor that preconditions beside it, if one does
     # Whether the factor, in float64, certifies by itself: blocks of what it leaves are held for it.
     proves: bool = False
+    group: int = GROUP  # samples of a block
     factors: int = 1  # that a prediction takes in turn, this one among them: the cache is to hold them all
 
     def factor(self) -> NystromFactor:
         """Return this process's factor, built by whichever task needs it first."""
         rank = len(self.landmark_inputs)
         digest = hashlib.sha256(np.ascontiguousarray(self.landmark_inputs).tobytes()).hexdigest()[:16]
-        key = (self.context.run_id, "factor", self.precision, self.held, self.proves, rank, digest)
+        key = (self.context.run_id, "factor", self.precision, self.held, self.proves, self.group, rank, digest)
         cache = worker_cache()
         # Evicted, it would be built again for every batch; the run was planned with this memory in mind.
         features = 16 * self.context.n * (feature_width(self.context.kernel) + 1)
-        needed = factor_bytes(self.context.n, rank, self.precision, held=self.held, proves=self.proves)
+        holds: dict[str, Any] = {"held": self.held, "proves": self.proves, "group": self.group}
+        needed = factor_bytes(self.context.n, rank, self.precision, **holds)
         needed += features + self._leaf_bytes
         cache.budget_bytes = max(cache.budget_bytes, self.factors * needed)
         return cache.get(key, lambda: NystromFactor.of(self))
@@ -304,7 +309,8 @@ class _RowsOfF:
         self._errors = evaluator.row_errors(source.landmark_inputs)
         self._typical_error = float(np.median(self._errors))
         double = triangle.lower.dtype == np.float64
-        self.remainder = Remainder(source.context.n, self._typical_error) if source.proves and double else None
+        proves = source.proves and double
+        self.remainder = Remainder(source.context.n, self._typical_error, source.group) if proves else None
 
     def of(self, features: Features, where: slice, diagonal: FloatArray) -> NDArray[Any]:
         """The rows of some samples as columns (R, r); their part of `diagonal` and of the remainder is filled in."""

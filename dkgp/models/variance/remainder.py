@@ -27,15 +27,15 @@ from dkgp.kernels import Features, TileEvaluator
 from dkgp.models.rounding import EPS, EVALUATION, UNIT
 from dkgp.operators.base import FloatArray
 
-# Samples of a group.
-GROUP = 128
+# Samples of a group; and where intervals are bound to be narrow for most, which larger blocks then decide.
+GROUP, LARGE_GROUP = 128, 512
 # What a block in float32 is off by, and its quadratic form in float64, in units of its norm times |v_b|^2.
 STORED = 2.0**-22
 
 
-def remainder_bytes(n: int) -> int:
+def remainder_bytes(n: int, group: int) -> int:
     """Bytes that the blocks of n samples take."""
-    return 4 * n * GROUP + 24 * n
+    return 4 * n * group + 24 * n
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,13 @@ class Remainder:
         Samples.
     typical_error : float
         Row error that `scale` of `fill` is relative to.
+    group : int
+        Samples of a block at most.
     """
 
-    def __init__(self, n: int, typical_error: float) -> None:
-        self._typical_error = typical_error
-        self._blocks = np.zeros((n, GROUP), np.float32)  # over their norms
+    def __init__(self, n: int, typical_error: float, group: int) -> None:
+        self._typical_error, self._group = typical_error, group
+        self._blocks = np.zeros((n, group), np.float32)  # over their norms
         self._norms, self._p, self._a = np.zeros(n), np.zeros(n), np.zeros(n)
 
     @property
@@ -100,7 +102,7 @@ class Remainder:
         a = 3.0 * (rank + 2) * UNIT * weights.size + entries * weights.size + 2.0 * EPS * weights.errors
         a += ((rank + 8) * UNIT + entries) * p
         self._p[where], self._a[where] = EVALUATION * p, EVALUATION * a
-        for group in _groups(rows.n):
+        for group in _groups(rows.n, self._group):
             own = rows.slice(group.start, group.stop)
             block = evaluator.tile(own, own) - f[:, group].T @ f[:, group]
             norm = float(np.linalg.norm(block))
@@ -118,7 +120,7 @@ class Remainder:
             sqrt(e_i), where it is known to be enough.
         """
         total = np.zeros(v.shape[1])
-        for group in _groups(len(v)):
+        for group in _groups(len(v), self._group):
             own, first, count = v[group], where.start + group.start, group.stop - group.start
             size = np.abs(own)
             block = self._blocks[first : first + count, :count].astype(np.float64)
@@ -131,5 +133,5 @@ class Remainder:
         return total
 
 
-def _groups(count: int) -> list[slice]:
-    return [slice(start, min(start + GROUP, count)) for start in range(0, count, GROUP)]
+def _groups(count: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]

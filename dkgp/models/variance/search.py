@@ -60,6 +60,7 @@ class ProductTally:
     seconds: float = 0.0  # what the products took
     # What they would have taken by BLAS alone, kernel entries given: a thread's share of all threads' time in it.
     gemm_seconds: float = 0.0
+    settled: int = 0  # samples whose intervals stayed wider than the gap, since nothing needs them narrower
 
     def multiply(
         self,

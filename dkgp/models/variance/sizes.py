@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import psutil
 
 from dkgp.errors import MemoryBudgetError
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.models.variance.nystrom import factor_bytes
+from dkgp.models.variance.remainder import GROUP, LARGE_GROUP, remainder_bytes
 from dkgp.models.variance.search import vectors_at_once
 from dkgp.operators.low_rank.landmark_rows import ROWS_AT_ONCE
 from dkgp.operators.vecchia.factor import vecchia_bytes
@@ -22,8 +24,8 @@ from dkgp.operators.vecchia.factor import vecchia_bytes
 MEBIBYTE = 1024**2
 LEAST_MEMORY_BYTES = 704 * MEBIBYTE
 MEMORY_BYTES_PER_SAMPLE = 16384
-# Of the memory, the most that a factor may take while it is made, and the block-Vecchia factor.
-FACTOR_SHARE, HALO_SHARE = 0.5, 0.5
+# Of the memory, the most that a factor may take while it is made, the block-Vecchia factor, and large blocks.
+FACTOR_SHARE, HALO_SHARE, GROUP_SHARE = 0.5, 0.5, 0.125
 # Operations that a factor may cost in any case, two or three seconds of work: small problems get the whole matrix.
 FREE_OPERATIONS = 1e11
 # What a rank R saves is what it takes at R^2 + R t = 0.8 n t, and a halo at s^(11/4) = 110 n t, as measured on kin40k.
@@ -77,6 +79,11 @@ def chosen_rank(n: int, tests: int, requested: int | None, memory_bytes: int) ->
     return max(1, min(n, fits, max(balanced, free)))
 
 
+def chosen_group(n: int, memory_bytes: int) -> int:
+    """Samples of a block of what a factor leaves, where narrow intervals are worth their memory."""
+    return LARGE_GROUP if remainder_bytes(n, LARGE_GROUP) <= GROUP_SHARE * memory_bytes else GROUP
+
+
 def precision_of(proves: bool, residual: float, trace: float, noise_variance: float) -> Precision:
     """Precision of a factor's triangles, from trace(K - Q) and trace(K).
 
@@ -104,11 +111,13 @@ class Memory:
     width: int  # the kernel's `feature_width`
     batches: int  # solved at once
     proves: bool = False  # whether the factor certifies by itself
+    group: int = GROUP  # of its blocks, samples
 
     @property
     def fixed(self) -> int:
         """Bytes that do not depend on the samples."""
-        factor = factor_bytes(self.n, self.rank, self.precision, held=self.held, proves=self.proves)
+        holds: dict[str, Any] = {"held": self.held, "proves": self.proves, "group": self.group}
+        factor = factor_bytes(self.n, self.rank, self.precision, **holds)
         if not self.halo:
             return factor
         at_once = vectors_at_once(self.n)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,16 +23,18 @@ from dkgp.kernels import Kernel
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.models.certificate import Certificate
 from dkgp.models.support import certified_means
-from dkgp.models.variance.batch import BatchOptions, relative_gap, solve_batch, value_error_goal
+from dkgp.models.variance.batch import BatchOptions, Enough, relative_gap, solve_batch, value_error_goal
 from dkgp.models.variance.batched import UNPROVEN, BatchedRun
 from dkgp.models.variance.kept_factor import keep_factor, kept_factor, landmarks_of
 from dkgp.models.variance.landmarks import Landmarks, SupportSamples, choose_landmarks, judged
 from dkgp.models.variance.nystrom import FactorSource, factor_bytes, leaves_of
+from dkgp.models.variance.remainder import GROUP
 from dkgp.models.variance.search import ProductTally
 from dkgp.models.variance.settings import SentRows, TestRows, VarianceSettings
 from dkgp.models.variance.sizes import (
     FACTOR_SHARE,
     Memory,
+    chosen_group,
     chosen_halo,
     chosen_rank,
     default_memory_bytes,
@@ -44,6 +46,16 @@ from dkgp.operators.block_tasks import BlockContext, feature_width
 __all__ = ["TestRows", "VarianceRun", "VarianceSettings", "variance_task"]
 
 LARGEST_BATCH, LARGEST_JOINT_BATCH, LEAST_BATCH = 512, 1024, 32
+# Where a factor is expected to suffice for nearly all, and the others are to share their products: so many batches if
+# each has as many samples as that at least, and no more than that; whatever the number of workers.
+DECIDED_BATCHES, LEAST_DECIDED, MOST_DECIDED = 4, 512, 4096
+
+
+class Needs(Protocol):
+    """The precision that variances are of use to, beyond which they need not be known; travels with tasks."""
+
+    def at(self, inputs: FloatArray) -> Enough:
+        """The rule for test samples (t, d) as the run sees them."""
 
 
 @needs_one_arithmetic
@@ -62,17 +74,22 @@ def variance_task(
     certificate: Certificate | None,
     test: TestRows,
     options: BatchOptions,
+    needs: Needs | None,
     batches: list[tuple[int, int]],
 ) -> list[tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, ProductTally]]:
     """Mean and its error bound (rows, p), bounds of the variance and passes (rows,) of each batch: standardised.
 
-    Without a certificate there are no means: p = 0.
+    Without a certificate there are no means: p = 0. The tally counts the samples that `needs` ended the work on.
     """
     factor, preconditioner = source.factor(), source.preconditioner(options.threads)
     results = []
     for start, stop in batches:
         inputs = test.inputs(start, stop)
-        bounds = solve_batch(factor, inputs, options, preconditioner)
+        enough = None if needs is None else needs.at(inputs)
+        bounds = solve_batch(factor, inputs, options, preconditioner, enough)
+        if enough is not None:
+            wide = np.flatnonzero(relative_gap(bounds.lower, bounds.upper) > options.gap)
+            bounds.tally.settled = int(np.count_nonzero(enough(wide, bounds.lower[wide], bounds.upper[wide])))
         mean = error = np.zeros((len(inputs), 0))
         if certificate is not None:
             mean, error = certified_means(source.context, certificate, inputs)
@@ -99,6 +116,8 @@ class VarianceRun(BatchedRun):
         Runs with factors of their own that the prediction takes in turn, this one among them.
     landmarks : Landmarks, optional
         Those of another run of this model and these settings, so that they need not be drawn again.
+    needs : Needs, optional
+        What variances are of use to, where that is less than the gap.
 
     Attributes
     ----------
@@ -128,6 +147,7 @@ class VarianceRun(BatchedRun):
         n_test: int | None = None,
         landmarks: Landmarks | None = None,
         factors: int = 1,
+        needs: Needs | None = None,
     ) -> None:
         if settings.basis is not None:
             raise InputError(
@@ -135,6 +155,7 @@ class VarianceRun(BatchedRun):
             )
         executor.require_one_arithmetic()
         super().__init__(certificate, test, executor, settings, n_test)
+        self._needs = needs
         requested = {
             "gap": settings.gap,
             "max_passes": settings.max_passes,
@@ -192,6 +213,7 @@ class VarianceRun(BatchedRun):
             precision,
             held=False,
             proves=proves,
+            group=GROUP if needs is None else chosen_group(n, memory_bytes),
             width=feature_width(kernel),
             batches=1 if self._joint else executor.threads_per_process,
         )
@@ -208,6 +230,7 @@ class VarianceRun(BatchedRun):
             kept,
             leaves_of(context, model.noise_variance, executor, halo) if halo else None,
             proves,
+            self._memory.group,
             factors,
         )
         together = stored["together"] if stored else self._together(smooth)
@@ -271,7 +294,7 @@ class VarianceRun(BatchedRun):
     def tried(self, inputs: FloatArray, max_passes: float = 0.0) -> tuple[FloatArray, ProductTally]:
         """Relative gaps at a few test inputs after so many products, and those; what it takes is built, and stays."""
         options = replace(self._options, max_passes=max_passes, threads=self._executor.threads_per_process)
-        arguments = (self._source, None, SentRows(inputs), options)
+        arguments = (self._source, None, SentRows(inputs), options, None)
         pending = self._executor.submit("ktrial", variance_task, arguments, [[(0, len(inputs))]])
         ((_, _, lower, upper, _, tally),) = pending.result()
         return relative_gap(lower, upper), tally
@@ -280,7 +303,7 @@ class VarianceRun(BatchedRun):
         """Start a region: one task for each batch; one after the other where each takes all threads."""
         batches = self._batches(start, stop)
         groups = [batches] if self._joint else [[batch] for batch in batches]
-        arguments = (self._source, self._certificate, self._test, self._options)
+        arguments = (self._source, self._certificate, self._test, self._options, self._needs)
         return self._executor.submit("kvariance", variance_task, arguments, groups)
 
     def summary(self, seconds: float) -> dict[str, Any]:
@@ -331,6 +354,9 @@ class VarianceRun(BatchedRun):
         if self._settings.batch_size is not None:
             return min(self._settings.batch_size, self._n_test)
         n_test = self._n_test
+        if smooth and self._needs is not None:
+            batches = max(min(DECIDED_BATCHES, n_test // LEAST_DECIDED), math.ceil(n_test / MOST_DECIDED), 1)
+            return math.ceil(n_test / batches)
         most = LARGEST_BATCH if smooth else together
         at_least = max(
             math.ceil(n_test / most), 1 if self._joint else min(self._executor.parallelism, n_test // LEAST_BATCH)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.models.variance import remainder
 from dkgp.models.variance.bounds import Queries, factor_interval
 from dkgp.models.variance.nystrom import NystromFactor, factor_bytes
+from dkgp.models.variance.remainder import GROUP, LARGE_GROUP
 from tests.models.variance.test_batch import REGIMES, landmarks
 from tests.models.variance.variance_problems import VarianceProblem, draw, long_kernel, solve
 
@@ -38,13 +38,12 @@ def spread(factor: NystromFactor, v: np.ndarray, *, grouped: bool = True) -> np.
     return total**2
 
 
-@pytest.mark.parametrize("group", [7, 128])
+@pytest.mark.parametrize("group", [7, GROUP, LARGE_GROUP])
 @pytest.mark.parametrize("name", REGIMES)
-def test_the_bound_is_above_the_form(name: str, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bound_is_above_the_form(name: str, group: int) -> None:
     """Along vectors at random, the solutions that it is for, and the blocks' own leading ones."""
-    monkeypatch.setattr(remainder, "GROUP", group)
     problem = REGIMES[name]
-    factor = proving(problem, 30)
+    factor = proving(problem, 30, group=group)
     left = left_by(problem, factor)
     rng = np.random.default_rng(0)
     leading = np.linalg.eigh(left[:group, :group].astype(np.float64))[1]
@@ -57,12 +56,11 @@ def test_the_bound_is_above_the_form(name: str, group: int, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("name", REGIMES)
-def test_every_interval_contains_the_exact_variance(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_interval_contains_the_exact_variance(name: str) -> None:
     problem = REGIMES[name]
-    for group in (5, 128):
-        monkeypatch.setattr(remainder, "GROUP", group)
+    for group in (5, GROUP, LARGE_GROUP):
         for rank in (10, 60):
-            factor = proving(problem, min(rank, problem.n))
+            factor = proving(problem, min(rank, problem.n), group=group)
             for latent in (False, True):
                 problem.assert_holds(solve(problem, factor, gap=1e-3, max_passes=0, latent=latent), latent)
 
@@ -76,10 +74,12 @@ def test_a_smooth_kernels_intervals_are_several_times_narrower() -> None:
     assert np.median((found.upper - found.lower) / (before.upper - found.lower)) < 0.25
 
 
-def test_bytes_are_those_planned_for() -> None:
+@pytest.mark.parametrize("group", [GROUP, LARGE_GROUP])
+def test_bytes_are_those_planned_for(group: int) -> None:
     problem = draw(71, 1500, 4, gamma=0.3, noise=0.05, fresh=5)
     for held in (True, False):
-        factor, planned = proving(problem, 60, held=held), factor_bytes(1500, 60, "double", held=held, proves=True)
+        factor = proving(problem, 60, held=held, group=group)
+        planned = factor_bytes(1500, 60, "double", held=held, proves=True, group=group)
         assert planned <= factor.nbytes < 1.2 * planned
 
 

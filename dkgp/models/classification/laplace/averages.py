@@ -12,6 +12,7 @@ the second derivative of the sigmoid does, which is odd. So both ends are at cor
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkgp.errors import InputError
 from dkgp.models.classification.likelihoods import Likelihood
@@ -19,13 +20,16 @@ from dkgp.models.rounding import EPS
 from dkgp.models.tuning.laplace.expectation import RELATIVE_ERROR, averaged_sigmoid, averaged_softmax
 from dkgp.operators.base import FloatArray
 
-__all__ = ["averaged", "averaged_intervals", "averaged_softmax"]
+__all__ = ["averaged", "averaged_intervals", "averaged_softmax", "settled"]
 
 # SciPy's ndtr is within 2.3 eps (1 + z^2) of itself (`dkgp.models.classification.likelihoods`); its argument m / sqrt(1
 # + v) is off by three roundings, to which ndtr answers with z^2 + 1 times as much at most. Beyond -38.6 it is zero.
 PROBIT_ERROR, FARTHEST = 32.0 * EPS, 38.6
 # More than any value that is left without digits.
 TINY = 2.0**-1021
+# Of what an average's interval is for a decision's bound and a curvature's factor alone, the most that not knowing the
+# variance better may add.
+VARIANCE_SHARE = 0.1
 
 
 def averaged(likelihood: Likelihood, mean: FloatArray, variance: FloatArray) -> FloatArray:
@@ -103,6 +107,38 @@ def averaged_intervals(
         lower = a / (a + z.sum(axis=1, keepdims=True) - z)
         upper = z / (z + a.sum(axis=1, keepdims=True) - a)
     return _below(np.nan_to_num(lower, nan=0.0), rest), _above(np.nan_to_num(upper, nan=1.0), rest)
+
+
+def settled(
+    likelihood: Likelihood, mean: FloatArray, bound: FloatArray, lower: FloatArray, upper: FloatArray, factor: float
+) -> NDArray[np.bool_]:
+    """True where a variance between these ends is known as well as its average has use for: (r,).
+
+    An average's interval is wide by what the decision may miss and by `factor`, within which the curvature is known.
+    Where a variance's interval adds no more than `VARIANCE_SHARE` to that, a narrower one would hardly be seen. It
+    decides how far a computation goes; nothing is proven by it.
+
+    Parameters
+    ----------
+    mean, bound : (r,) float64
+        As of `averaged_intervals`, of one latent function.
+    lower, upper : (r,) float64
+        Between which the variance lies that the trained curvature gives.
+    factor : float
+        See `TrainedGP.curvature_factor`; perhaps infinite, and then there is no use for any variance.
+    """
+    if not np.isfinite(factor):
+        return np.ones(len(mean), dtype=bool)
+    alone = Likelihood(likelihood.name, 2)
+
+    def widths(low: FloatArray, high: FloatArray) -> FloatArray:
+        ends = averaged_intervals(
+            alone, mean[:, None], bound[:, None], (low / factor)[:, None], (high * factor)[:, None]
+        )
+        return np.asarray(ends[1][:, 1] - ends[0][:, 1])
+
+    least = np.minimum(widths(lower, lower), widths(upper, upper))
+    return np.asarray(widths(lower, upper) <= (1.0 + VARIANCE_SHARE) * least)
 
 
 def _average(likelihood: Likelihood, mean: FloatArray, variance: FloatArray) -> tuple[FloatArray, FloatArray]:
