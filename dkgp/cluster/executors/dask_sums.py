@@ -116,11 +116,11 @@ class DaskSum(DaskRound):
     def _begin_again(self, indices: list[int]) -> None:
         """Submit again what was given up, now that the rest is done, and sums that have their parts.
 
-        Leaves one for each thread; sums whose own workers died after all leaves, one by one.
+        Leaves one for each thread; sums whose own workers died after all leaves, one by one. Leaves that lacked what
+        all of them take, and sums that lacked a part, go out at once.
         """
         leaves = {place for place, node in enumerate(self._tree) if not isinstance(node, tuple)}
-        failed = {place for place in leaves if place in self._held and not self._is_sound(place)}
-        self._suspects.extend(sorted((failed | leaves.intersection(indices)).difference(self._suspects)))
+        self._suspects.extend(sorted(leaves.intersection(indices)))
         self._suspect_sums = sorted({*self._suspect_sums, *indices} - leaves - {SHARED})
         suspects = dict(self._next_suspects())
         if not suspects and self._suspect_sums:
@@ -128,14 +128,13 @@ class DaskSum(DaskRound):
         if SHARED in self._held and not self._is_sound(SHARED):
             self._renew(SHARED)
         for place, node in enumerate(self._tree):
-            if isinstance(node, tuple):
-                failed_sum = place in self._held and not self._is_sound(place) and place not in self._suspect_sums
-                if failed_sum and all(self._is_sound(part) for part in node):
-                    self._renew(place)
+            if isinstance(node, int):
+                self._owners[node] = suspects.get(place, self._owners[node])
+            failed = place in self._held and self._held[place].status == "error"
+            waits = place in self._suspects or place in self._suspect_sums
+            if failed and not waits and (isinstance(node, int) or all(self._is_sound(part) for part in node)):
+                self._renew(place)
             elif place in suspects:
-                self._owners[node] = suspects[place]
-                if place in self._held:
-                    self._renew(place)
                 self._need(place)
         self._futures = [self._held[self._root]]
 
