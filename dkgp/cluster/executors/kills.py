@@ -26,7 +26,7 @@ TaskKey = tuple[str, str, int, int, int, int]
 
 
 class Kills:
-    """How often the scheduler gave each task of a round up, and what finished in between."""
+    """Count how often the scheduler gave each task of a round up, and notice what finished in between."""
 
     def __init__(self) -> None:
         self._seen: set[TaskKey] = set()
@@ -59,7 +59,7 @@ class Kills:
         return [key[4] for key in new]
 
     def told(self) -> str:
-        """What the message of a round that took too long has to say of this."""
+        """Words on this for the message of a round that took too long."""
         if not self._counts:
             return ""
         ((index, times),) = self._counts.most_common(1)
