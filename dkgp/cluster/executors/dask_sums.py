@@ -84,7 +84,7 @@ class DaskSum(DaskRound):
             self._look()
 
     def _under_way(self) -> list[Future[Any]]:
-        """What to wait for: the root; where it has failed, whatever has not."""
+        """Futures to wait for: the root; where it has failed, whatever has not."""
         root = self._held[self._root]
         futures = list(self._held.values()) if root.status == "error" else [root]
         return [future for future in futures if not future.done()]
@@ -139,7 +139,7 @@ class DaskSum(DaskRound):
         self._futures = [self._held[self._root]]
 
     def _is_sound(self, place: int) -> bool:
-        """Whether what adds this node may be submitted."""
+        """True if what adds this node may be submitted."""
         if place in self._held:
             return self._held[place].status != "error"
         node = self._tree[place]  # it was let go, and is computed again

@@ -59,7 +59,7 @@ class Kills:
         return [key[4] for key in new]
 
     def told(self) -> str:
-        """What the message of a round that took too long has to say of this."""
+        """Words on this for the message of a round that took too long."""
         if not self._counts:
             return ""
         ((index, times),) = self._counts.most_common(1)
