@@ -160,7 +160,7 @@ class DaskRound(_Round):
         return [future for future in self._futures if future.status == "error"]
 
     def _failures(self) -> list[BaseException]:
-        """Collect what tasks of this round raised, and what the scheduler says of them."""
+        """Errors that tasks of this round raised, and what the scheduler says of others."""
         failures = []
         for future in self._erred():
             error: BaseException | None = future.exception()

@@ -139,7 +139,7 @@ class DaskSum(DaskRound):
         self._futures = [self._held[self._root]]
 
     def _is_sound(self, place: int) -> bool:
-        """Say whether what adds this node may be submitted."""
+        """True if what adds this node may be submitted."""
         if place in self._held:
             return self._held[place].status != "error"
         node = self._tree[place]  # it was let go, and is computed again

@@ -26,7 +26,7 @@ TaskKey = tuple[str, str, int, int, int, int]
 
 
 class Kills:
-    """Count how often the scheduler gave each task of a round up, and notice what finished in between."""
+    """Counts how often the scheduler gave each task of a round up, and what finished in between."""
 
     def __init__(self) -> None:
         self._seen: set[TaskKey] = set()
