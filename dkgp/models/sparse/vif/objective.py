@@ -73,6 +73,12 @@ class Neighbours:
                 f"{self.halo} and {self.leaf}"
             )
 
+    @classmethod
+    def of(cls, count: int) -> Neighbours:
+        """A leaf and its halo of so many samples together, a quarter of them the leaf's."""
+        leaf = max(1, count // 4)
+        return cls(leaf, count - leaf)
+
 
 def vif_bytes(n: int, d: int, m: int, p: int, threads: int, neighbours: Neighbours) -> int:
     """Bytes of a worker's process beside those of a whitened Gram: points, bundles, rows, its tasks' F, Phi and W."""
