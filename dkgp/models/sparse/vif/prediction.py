@@ -82,8 +82,9 @@ def fit_near(
     held = Neighbourhood(operator, neighbours)
     joint = held.joint(operator, held.described(operator, basis), targets)
     size = min(n, neighbours.leaf + neighbours.halo)
-    inputs = source.inputs(0, n)
-    return Near(inputs, targets, operator.noise, size, joint.whitened, joint.normal, held.leaves.embedding), joint.value
+    # As a store has them: another order of numbers in memory would be other bits of sums.
+    inputs, targets, whitened = map(np.ascontiguousarray, (source.inputs(0, n), targets, joint.whitened))
+    return Near(inputs, targets, operator.noise, size, whitened, joint.normal, held.leaves.embedding), joint.value
 
 
 class NearPredictor:
