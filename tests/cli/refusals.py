@@ -131,7 +131,11 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--certify-passes -1", 3, "--certify-passes must not be negative"),
         ("--neighbours 10", 3, "--neighbours belongs to the method vif, and this one is vfe; leave it out"),
         ("--method vif --neighbours 0", 3, "--neighbours must be at least 1; got 0"),
-        ("--method vif --target-distance 0.1", 3, "the mean of vif is proven where it predicts alone: give a --basis-size"),
+        (
+            "--method vif --target-distance 0.1",
+            3,
+            "the mean of vif is proven where it predicts alone: give a --basis-size",
+        ),
         ("--method vif --basis-size auto --target-distance 0.1", 3, "proven where it predicts alone"),
         ("--method vif --basis-size 100 --memory-limit 1MiB", 3, "100 basis samples is projected to need"),
         ("--basis-size 100 --memory-limit 1MiB", 3, "100 basis samples is projected to need"),

@@ -54,7 +54,14 @@ COLUMNS = (
     Column("to_exact", "all / exact", ".3f"),
     Column("peak_memory_bytes", "peak memory", "bytes"),
 )
-TIMED = ("choose_seconds", "solve_seconds", "certify_seconds", "predict_seconds", "processor_seconds", "peak_memory_bytes")
+TIMED = (
+    "choose_seconds",
+    "solve_seconds",
+    "certify_seconds",
+    "predict_seconds",
+    "processor_seconds",
+    "peak_memory_bytes",
+)
 KEPT = ("m", "rms_bound", "bound", "gap", "elbo", "risk", "rounds", "note")
 
 

@@ -105,9 +105,9 @@ class PredictionMemory:
             less = ", predict means alone" if self.variance else ""
             near = f" and {self.n:,} samples near" if self.n else ""
             raise MemoryBudgetError(
-                f"predicting with a sparse model of {self.m:,} basis samples{near} takes {self.worker_bytes / 1e6:,.4g} MB "
-                f"in each worker's process: {self.model_bytes / 1e6:,.4g} MB for the model, "
-                f"{self.making_bytes / 1e6:,.4g} MB while it is opened, {self.task_bytes / 1e6:,.4g} MB for each of "
+                f"predicting with a sparse model of {self.m:,} basis samples{near} takes "
+                f"{self.worker_bytes / 1e6:,.4g} MB in each worker's process: "
+                f"{self.model_bytes / 1e6:,.4g} MB for the model, {self.making_bytes / 1e6:,.4g} MB while it is opened, {self.task_bytes / 1e6:,.4g} MB for each of "
                 f"{self.threads} tasks; {budget / 1e6:,.4g} MB are {'free' if allowed_bytes is None else 'allowed'}. "
                 f"Raise `memory_bytes`{less}, or train with fewer basis samples"
             )

@@ -146,7 +146,7 @@ SCORE_ROWS = Option(
     help="Screen on a fresh random sample of so many rows.  [default: all]", metavar="ROWS", least=1, group=GREEDY
 )
 NEIGHBOURS = Option(
-    help="Of vif: nearest samples that a prediction is conditioned on, and a sample in the fit, in leaves of a quarter.",
+    help="Of vif: nearest samples that a prediction stands on; in the fit a quarter of them are in a leaf.",
     metavar="SAMPLES",
     least=1,
 )
@@ -235,6 +235,6 @@ class SparseSettings:
         """Refuse a proof that is asked for of a method whose own mean is proven where it predicts; `InputError`."""
         if self.sparse_method.neighbours:
             raise InputError(
-                f"`basis_size` auto and `target_distance` go by what is proven at the training samples, and the mean of "
-                f"{self.method} is proven where it predicts alone: give a `basis_size`, or take vfe"
+                f"`basis_size` auto and `target_distance` go by what is proven at the training samples, and the "
+                f"mean of {self.method} is proven where it predicts alone: give a `basis_size`, or take vfe"
             )

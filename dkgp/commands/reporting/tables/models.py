@@ -83,7 +83,9 @@ def _distances(document: Document) -> Rows:
     names = document["target_names"][:MOST_TARGETS]
     rows: Rows = []
     # Of a model with neighbours the basis' own mean is proven, and its own where it predicts.
-    what = "distance of the basis' mean from the exact one" if _has_neighbours(document) else "distance to the exact mean"
+    what = (
+        "distance of the basis' mean from the exact one" if _has_neighbours(document) else "distance to the exact mean"
+    )
     for target, name in enumerate(names):
         of = f" of {name}" if len(names) > 1 else ""
         bound = document["best"][target]

@@ -16,6 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 import scipy.linalg
+from numpy.typing import NDArray
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import single_threaded_blas
@@ -118,13 +119,16 @@ class NearPredictor:
         with single_threaded_blas():
             for start, stop in pairwise(bounds.tolist()):
                 rows = order[start:stop]
-                halos = [self._points.order[self._points.near(point, near.size)] for point in points[rows]]
+                halos = [self._near_to(point) for point in points[rows]]
                 mean[rows], variance[rows] = self._predicted(inputs[rows], halos)
         return mean, variance
 
+    def _near_to(self, point: NDArray[np.float32]) -> IndexArray:
+        return self._points.order[self._points.near(point, self._near.size)].astype(np.intp)
+
     def _predicted(self, inputs: FloatArray, halos: list[IndexArray]) -> tuple[FloatArray, FloatArray]:
         near, t, (rank, p) = self._near, len(inputs), self._near.whitened.shape
-        samples = np.unique(np.concatenate(halos)).astype(np.intp)
+        samples = np.unique(np.concatenate(halos))
         features = self._evaluator.prepare(np.concatenate([near.inputs[samples], inputs]))
         known = np.concatenate([near.targets[samples], np.zeros((t, p))])
         right = np.concatenate([self._factor_rows(features), known], axis=1)

@@ -84,7 +84,9 @@ def test_the_exact_mean_is_within_what_is_proven(
     """Of samples, too, and of inputs far from all."""
     dataset = problem(tmp_path)
     T = np.concatenate([np.random.default_rng(6).standard_normal((40, 2)), [[9.0, -9.0], [1e3, 0.0]]])
-    T = np.concatenate([T, dataset.inputs(0, 5) * dataset.standardisation.input_std + dataset.standardisation.input_mean])
+    T = np.concatenate(
+        [T, dataset.inputs(0, 5) * dataset.standardisation.input_std + dataset.standardisation.input_mean]
+    )
     mean, variance = exact(dataset, KERNEL, T, by_sample=by_sample)
     model = trained(dataset, KERNEL, one_thread, neighbours, by_sample=by_sample)
     found = predictions(model, dataset, T)
@@ -123,9 +125,7 @@ def test_what_was_saved_predicts_the_same_without_the_training_set(
         executor = LocalExecutor(threads)
         try:
             url = str(tmp_path / f"{threads}.zarr")
-            predict(
-                opened.record, test, Destination(url, chunk_rows), executor, variance=VarianceSettings(latent=True)
-            )
+            predict(opened.record, test, Destination(url, chunk_rows), executor, variance=VarianceSettings(latent=True))
         finally:
             executor.close()
         stores.append(open_prediction(url).read("mean", 0, 1500))

@@ -12,9 +12,9 @@ from dkgp.kernels import Kernel, Matern32, SquaredExponential, Sum
 from dkgp.models.context import RunContext
 from dkgp.models.sparse.vif.objective import Neighbourhood, Neighbours
 from dkgp.models.sparse.vif.prediction import Near, NearPredictor, fit_near
+from dkgp.operators import ArrayInputs
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
-from dkgp.operators import ArrayInputs
 from tests.models.sparse.dense_models import Dense
 from tests.models.sparse.vif.dense_vif import covariance, low_rank
 from tests.models.sparse.vif.test_objective import KERNEL, S2, N, rows
