@@ -107,7 +107,8 @@ class PredictionMemory:
             raise MemoryBudgetError(
                 f"predicting with a sparse model of {self.m:,} basis samples{near} takes "
                 f"{self.worker_bytes / 1e6:,.4g} MB in each worker's process: "
-                f"{self.model_bytes / 1e6:,.4g} MB for the model, {self.making_bytes / 1e6:,.4g} MB while it is opened, {self.task_bytes / 1e6:,.4g} MB for each of "
+                f"{self.model_bytes / 1e6:,.4g} MB for the model, "
+                f"{self.making_bytes / 1e6:,.4g} MB while it is opened, {self.task_bytes / 1e6:,.4g} MB for each of "
                 f"{self.threads} tasks; {budget / 1e6:,.4g} MB are {'free' if allowed_bytes is None else 'allowed'}. "
                 f"Raise `memory_bytes`{less}, or train with fewer basis samples"
             )

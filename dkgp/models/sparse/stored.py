@@ -60,7 +60,7 @@ def sparse_record(trained: TrainedSparse, dataset: Dataset) -> SparseRecord:
 
 
 def _of_near(near: Near | None) -> dict[str, Any]:
-    """What of a record models with neighbours have beside others."""
+    """The fields of a record that models with neighbours have beside others."""
     if near is None:
         return {}
     return {

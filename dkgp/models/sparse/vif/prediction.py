@@ -12,11 +12,8 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
-import scipy.linalg
-from numpy.typing import NDArray
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import single_threaded_blas
@@ -32,13 +29,10 @@ from dkgp.operators.low_rank.landmark_rows import whiten
 from dkgp.operators.vecchia.embedding import embed, embed_inputs
 from dkgp.operators.vecchia.halos import OrderedPoints, kd_order
 
-# Of new samples that are worked on together, neighbours of each other: how many at most, and numbers of their F.
-TOGETHER, ROOM = 64, 1 << 21
-
 
 @dataclass(frozen=True)
 class Near:
-    """What predictions take beside the basis: the samples, and what they all say of the basis' part."""
+    """Samples, and what they all say of the basis' part: all that predictions take beside the basis."""
 
     inputs: FloatArray  # (n, d): standardised
     targets: FloatArray  # (n, p)
@@ -60,15 +54,9 @@ def points_bytes(n: int, d: int) -> int:
     return n * (4 * d + 8)
 
 
-def rows_together(size: int, m: int) -> int:
-    """New samples that are worked on together, behind as many neighbours each."""
-    return max(1, min(TOGETHER, ROOM // max(1, size * m)))
-
-
 def near_task_bytes(size: int, d: int, m: int, p: int) -> int:
-    """Bytes of new samples that are worked on together."""
-    rows = rows_together(size, m) * (size + 1)
-    return 8 * rows * (3 * (m + p) + 5 * d) + 8 * 6 * (size + 1) ** 2
+    """Bytes of a prediction under way."""
+    return 8 * (size + 1) * (4 * (m + p) + 5 * d + 6 * (size + 1))
 
 
 def fit_near(
@@ -106,47 +94,34 @@ class NearPredictor:
         self._noise = float(np.min(near.noise))
 
     def __call__(self, inputs: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Means (r, p) and variances (r,) of the function at standardised inputs (r, d).
+        """Means (r, p) and variances (r,) of the function at standardised inputs (r, d); no bit depends on other rows.
 
         Raises `NumericalError`: rounding exceeds the noise variance.
         """
-        near = self._near
-        mean, variance = np.empty((len(inputs), near.targets.shape[1])), np.empty(len(inputs))
-        if not len(inputs):
-            return mean, variance
-        points = embed_inputs(self._context, near.embedding, inputs)
-        order, bounds = kd_order(points, rows_together(near.size, len(near.whitened)))
+        mean, variance = np.empty((len(inputs), self._near.targets.shape[1])), np.empty(len(inputs))
+        points = embed_inputs(self._context, self._near.embedding, inputs)
         with single_threaded_blas():
-            for start, stop in pairwise(bounds.tolist()):
-                rows = order[start:stop]
-                halos = [self._near_to(point) for point in points[rows]]
-                mean[rows], variance[rows] = self._predicted(inputs[rows], halos)
+            for row, point in enumerate(points):
+                halo = self._points.order[self._points.near(point, self._near.size)].astype(np.intp)
+                mean[row], variance[row] = self._predicted(inputs[row : row + 1], halo)
         return mean, variance
 
-    def _near_to(self, point: NDArray[np.float32]) -> IndexArray:
-        return self._points.order[self._points.near(point, self._near.size)].astype(np.intp)
-
-    def _predicted(self, inputs: FloatArray, halos: list[IndexArray]) -> tuple[FloatArray, FloatArray]:
-        near, t, (rank, p) = self._near, len(inputs), self._near.whitened.shape
-        samples = np.unique(np.concatenate(halos))
-        features = self._evaluator.prepare(np.concatenate([near.inputs[samples], inputs]))
-        known = np.concatenate([near.targets[samples], np.zeros((t, p))])
+    def _predicted(self, inputs: FloatArray, halo: IndexArray) -> tuple[FloatArray, float]:
+        near, (rank, p) = self._near, self._near.whitened.shape
+        features = self._evaluator.prepare(np.concatenate([near.inputs[halo], inputs]))
+        known = np.concatenate([near.targets[halo], np.zeros((1, p))])
         right = np.concatenate([self._factor_rows(features), known], axis=1)
-        mean, variance, means = np.empty((t, p)), np.empty(t), np.empty((t, rank))
-        for number, halo in enumerate(halos):
-            places = np.append(np.searchsorted(samples, halo), len(samples) + number)
-            noise = np.append(np.broadcast_to(noise_at(near.noise, halo), (len(halo),)), self._noise)
-            rows = right[places]
-            leaf = factor_leaf(self._evaluator, features.take(places), len(halo), noise, rows, rank)
-            if leaf is None:
-                raise refuse_leaf(len(halo), noise)
-            scale = 1.0 / leaf.rows[0, -1]
-            means[number] = scale * leaf.images[0, :rank]  # w
-            mean[number] = means[number] @ near.whitened - scale * leaf.images[0, rank:]
-            variance[number] = max(scale * scale - self._noise, 0.0)
+        noise = np.append(np.broadcast_to(noise_at(near.noise, halo), (len(halo),)), self._noise)
+        leaf = factor_leaf(self._evaluator, features, len(halo), noise, right, rank)
+        if leaf is None:
+            raise refuse_leaf(len(halo), noise)
+        scale = 1.0 / leaf.rows[0, -1]
+        means = scale * leaf.images[0, :rank]  # w
+        mean = means @ near.whitened - scale * leaf.images[0, rank:]
+        variance = max(scale * scale - self._noise, 0.0)
         if rank:
-            half = scipy.linalg.solve_triangular(near.normal, means.T, lower=True, check_finite=False)
-            variance += np.einsum("mi,mi->i", half, half)
+            half = whiten(near.normal, means[:, None], transposed=False)
+            variance += float(np.sum(half * half))
         return mean, variance
 
     def _factor_rows(self, features: Features) -> FloatArray:
