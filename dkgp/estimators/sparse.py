@@ -24,6 +24,7 @@ from dkgp.models.sparse.ladder import LadderTarget, climb
 from dkgp.models.sparse.problem import SparseProblem, noise_by_sample
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.sparse.train import train_sparse
+from dkgp.models.sparse.vif.objective import HALO, LEAF
 from dkgp.models.tuning.likelihood_search import SearchSettings
 from dkgp.models.tuning.problem import Choices
 from dkgp.models.variance.variances import VarianceSettings
@@ -32,7 +33,7 @@ from dkgp.operators.base import FloatArray, IndexArray
 # Basis samples where nothing is said, and there are as many.
 DEFAULT_BASIS_SIZE, AUTO = 1000, "auto"
 # Parameters that are settings of the same name below.
-_SETTINGS = ("method", "candidates", "per_round", "exhaustive", "screen", "score_rows", "certify_passes")
+_SETTINGS = ("method", "candidates", "per_round", "exhaustive", "screen", "score_rows", "certify_passes", "neighbours")
 
 
 class OverconfidenceWarning(UserWarning):
@@ -55,9 +56,10 @@ class SparseGPRegressor(GPEstimator):
         What is maximised to tune a kernel given as text: the first two on a subset of the samples; the variational
         bound, FITC's likelihood, or that of a model with neighbours ("vif"), on all of them, with `basis_size` basis
         samples that are chosen again as values move (`dkgp.models.sparse.bound`).
-    method : {"vfe", "sr", "dtc", "fitc", "sd", "sggp", "mpgp"}, default "vfe"
+    method : {"vfe", "sr", "dtc", "fitc", "sd", "vif", "sggp", "mpgp"}, default "vfe"
         "vfe", the variational bound's model; "sr", the subset of regressors, or Nystrom, whose variances are too small;
         "dtc", the same with the variance that the basis leaves; "fitc"; "sd", the exact model of a subset of the data;
+        "vif", in which the `neighbours` nearest samples say what the basis leaves of one, and which keeps them all;
         "sggp" and "mpgp", whose basis is chosen by the targets, greedily.
     basis_size : int or "auto", optional
         m, at most. By default 1,000, or all samples where there are fewer; "auto": as many as `target_distance` or
@@ -76,6 +78,8 @@ class SparseGPRegressor(GPEstimator):
         Of a greedy choice; see `dkgp.solvers.greedy_basis.settings.GreedySettings`.
     certify_passes : float, default 0
         Passes over the kernel matrix, of block coordinate descent, that tighten what is proven of the mean.
+    neighbours : int, default 128
+        Of "vif": samples that each prediction is conditioned on.
     client, store, random_state
         As of `GPRegressor`; the model itself is small, and is stored only where other processes have to read it.
 
@@ -88,13 +92,13 @@ class SparseGPRegressor(GPEstimator):
         Which samples the basis is; None where it is of other points, as centres of k-means.
     basis_inputs_ : (m, d) ndarray
         The basis, in the inputs' units; of the features that vary.
-    distance_ : float or (p,) ndarray
+    distance_ : float or (p,) ndarray, or None
         Bound on the root mean square, over the training samples, of the distance of the mean from the exact model's,
-        in the targets' units.
+        in the targets' units; None of "vif", whose mean is proven where it predicts (`return_bounds`).
     gap_ : float or (p,) ndarray
         Duality gap: what separates the bounds on the log posterior, relative to its size.
     elbo_ : float or None
-        Evidence lower bound, of standardised targets; None of "sd" and "fitc".
+        Evidence lower bound, of standardised targets; None of "sd", "fitc" and "vif".
     log_evidence_bounds_ : tuple of two floats, or None
         The log evidence of the exact model lies between them; the first is the lower bound above.
     certificate_ : dkgp.models.sparse.certificate.SparseCertificate
@@ -126,6 +130,7 @@ class SparseGPRegressor(GPEstimator):
     screen: int | None = None
     score_rows: int | None = None
     certify_passes: float = 0.0
+    neighbours: int = LEAF + HALO
 
     _optimizers: ClassVar[tuple[str, ...]] = (*OBJECTIVES, *EVIDENCES)
     _state: ClassVar[type[Fitted]] = FittedSparse
@@ -203,7 +208,7 @@ class SparseGPRegressor(GPEstimator):
         """Take in further samples, with basis, hyperparameters and standardisation as they are.
 
         The old samples need not be there: the weights are those of a fit to all, and what is proven is carried on, less
-        tightly. Evidence is not. Of "sd" and "fitc" there is no update.
+        tightly. Evidence is not. Of "sd", "fitc" and "vif" there is no update.
 
         Parameters
         ----------
@@ -296,6 +301,8 @@ class SparseGPRegressor(GPEstimator):
             raise InputError("a basis that is given does not grow; leave out basis=, or gap= and basis_size=")
         if self.basis_size != AUTO and self.gap is None and self.target_distance is None:
             return None
+        if self.basis_size == AUTO or self.target_distance is not None:
+            self._settings(DEFAULT_BASIS_SIZE, 0).refuse_target()
         return LadderTarget(self.target_distance, self.gap, self.largest_basis)
 
     def _user_basis(self, dataset: Dataset) -> IndexArray | FloatArray | None:
@@ -324,7 +331,8 @@ class SparseGPRegressor(GPEstimator):
         self.method_ = record.method
         self.basis_indices_ = record.indices
         self.basis_inputs_ = record.prototypes * to.input_std + to.input_mean
-        self.distance_ = self._by_target(certificate.rms_bound * to.target_std)
+        distance = certificate.rms_bound * to.target_std
+        self.distance_ = None if fitted.opened.near is not None else self._by_target(distance)
         self.gap_ = self._by_target(certificate.gap)
         evidence, upper = certificate.evidence, certificate.evidence_upper
         self.elbo_ = None if evidence is None else float(evidence.lower)
@@ -388,4 +396,5 @@ class SparseGPRegressor(GPEstimator):
     def _settings_from(cls, fitted: Fitted) -> dict[str, Any]:
         assert isinstance(fitted, FittedSparse)
         settings = super()._settings_from(fitted)
-        return {**settings, "method": fitted.record.method, "basis_size": fitted.record.basis_size}
+        neighbours = {} if (count := fitted.record.neighbours) is None else {"neighbours": count}
+        return {**settings, "method": fitted.record.method, "basis_size": fitted.record.basis_size, **neighbours}

@@ -203,8 +203,8 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     }
     if "method" in prediction.attributes:
         result["method"] = prediction.attributes["method"]
-        distance = np.asarray(prediction.attributes["rms_bound_raw"]) / scale
-        result["rms_bound"] = _root_mean_square(distance)
+        if "rms_bound_raw" in prediction.attributes:
+            result["rms_bound"] = _root_mean_square(np.asarray(prediction.attributes["rms_bound_raw"]) / scale)
     # A density of targets in their own units is that of normalised ones, over the unit, by the transform's slope.
     shift = np.log(scale) - slopes / n
     if units.transformed:

@@ -112,11 +112,12 @@ def foresee_sparse(
     """Foresee a sparse model of a dataset, its settings with the size that they mean for it."""
     n, d, p, m = dataset.n_samples, dataset.n_features, dataset.n_targets, settings.basis_size
     width, phases = feature_width(hyperparameters.kernel), sparse_phases(settings, n, d, p)
+    has_neighbours = settings.sparse_method.neighbours
     record = {
         **asdict(settings),
         "basis": settings.basis_name,
         "kernel_evaluations": _entries(phases),
-        "model_bytes": 8 * m * (2 * m + d + p),
+        "model_bytes": 8 * m * (2 * m + d + p) + (8 * (m * (m + p) + n * (d + p)) if has_neighbours else 0),
     }
     return Smaller(phases, record, lambda workers, free_bytes: settings.memory(n, d, p, workers, cache_bytes, width))
 

@@ -127,6 +127,7 @@ def stores(
     kinds.write_text("a,b,kind\n" + "".join(f"{i}.5,{i % 3},{'red' if i % 2 else 'blue'}\n" for i in range(20)))
     train, hyper = pipeline["ingest"]["train"], pipeline["tune"]["out"]
     run_json("sparse", train, "--hyper", hyper, "--out", sparse, "--basis-size", 40)
+    run_json("sparse", train, "--hyper", hyper, "--out", folder / "near.zarr", "--basis-size", 20, "--method", "vif")
     noisy = folder / "noisy.zarr"
     rows = np.loadtxt(friedman_csv(folder / "noisy.csv", 300, seed=1), delimiter=",", skiprows=1)
     rows = np.column_stack([rows, np.linspace(0.0, 9.0, 300)])
@@ -152,6 +153,7 @@ def stores(
         "kinds": kinds,
         "noisy": noisy,
         "sparse": sparse,
+        "near": folder / "near.zarr",
         **classifiers,
     }
 

@@ -20,6 +20,7 @@ COMMANDS = {
     "predict classes, logistic": "predict {logistic} {labels} --out {out} --cluster none",
     "predict classes, on a basis": "predict {basis} {labels} --out {out} --cluster none",
     "predict sparse": "predict {sparse} {test} --out {out} --cluster none",
+    "predict with neighbours": "predict {near} {test} --out {out} --cluster none",
     "pursue": "pursue {train} --out {out} --cluster none",
     "sparse": "sparse {train} --hyper {hyper} --out {out}",
     "train": "train {train} --hyper {hyper} --out {out}",
@@ -128,6 +129,15 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--given-basis nowhere.npy", 3, "no file or folder at"),
         ("--method sggp --plot p.jpeg", 3, ".png"),
         ("--certify-passes -1", 3, "--certify-passes must not be negative"),
+        ("--neighbours 10", 3, "--neighbours belongs to the method vif, and this one is vfe; leave it out"),
+        ("--method vif --neighbours 0", 3, "--neighbours must be at least 1; got 0"),
+        (
+            "--method vif --target-distance 0.1",
+            3,
+            "the mean of vif is proven where it predicts alone: give a --basis-size",
+        ),
+        ("--method vif --basis-size auto --target-distance 0.1", 3, "proven where it predicts alone"),
+        ("--method vif --basis-size 100 --memory-limit 1MiB", 3, "100 basis samples is projected to need"),
         ("--basis-size 100 --memory-limit 1MiB", 3, "100 basis samples is projected to need"),
     ],
     "classify": [
@@ -224,6 +234,11 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--variance --variance-gap 0.3", 3, ("--variance-gap", "of use with exact models only")),
         ("--variance --keep-factor", 3, ("--keep-factor", "of use with exact models only")),
         ("--variance --variance-memory 10KiB", 3, ("40 basis samples", "--variance-memory", "MB")),
+    ],
+    "predict with neighbours": [
+        ("--tree-error 1e-3", 3, "a sum over 20 basis samples, which takes no time"),
+        ("--variance --variance-rank 9", 3, ("--variance-rank", "of use with exact models only")),
+        ("--variance --variance-memory 10KiB", 3, ("20 basis samples", "600 samples near", "--variance-memory", "MB")),
     ],
     "predict classes": [
         ("--variance", 3, "is a classifier, which has no variances"),

@@ -51,6 +51,11 @@ RUNS = {
     "pcg, halo": Run(f"{TRAIN} --solver pcg --halo 24 --leaf 20 --rank 5", "--halo 30", "another preconditioner"),
     "tiled-cholesky": Run(f"{TRAIN} --solver tiled-cholesky", "--precision double", "another precision", rounds=1),
     "greedy basis": Run(f"{SPARSE} --method sggp --basis-size 25", "--seed 1", "another seed"),
+    "greedy basis, neighbours": Run(
+        f"{SPARSE} --method vif --basis greedy --basis-size 25 --per-round 1 --neighbours 20",
+        "--seed 1",
+        "another seed",
+    ),
     "growing basis": Run(
         f"{SPARSE} --method sggp --basis-size auto --target-distance 0.2 --largest-basis 600",
         "--seed 1",
@@ -74,6 +79,9 @@ RUNS = {
     ),
     "sparse predictions": Run(
         "predict {sparse} {test} --variance --chunk-rows 50 --cluster none", "--latent", "or with other settings"
+    ),
+    "predictions with neighbours": Run(
+        "predict {near} {test} --variance --chunk-rows 50 --cluster none", "--latent", "or with other settings"
     ),
 }
 

@@ -49,6 +49,8 @@ def everything(problem: Problem, executor: BlockExecutor, every: int = 1) -> dic
         arrays = {"prototypes": model.prototypes, "weights": model.weights, "lower": model.lower}
         if model.normal is not None:
             arrays["normal"] = model.normal
+        if trained.near is not None:
+            arrays |= {"near weights": trained.near.whitened, "near normal": trained.near.normal}
         found[method, basis] = {
             **{name: np.asarray(array).tobytes() for name, array in arrays.items()},
             "certificate": trained.certificate.to_json(),

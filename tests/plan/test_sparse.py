@@ -26,7 +26,15 @@ def dataset() -> Dataset:
     return memory_dataset(X, np.sin(3.0 * X[:, 0]) + X[:, 1] * X[:, 2] + 0.1 * rng.standard_normal(N))
 
 
-@pytest.mark.parametrize("settings", [SparseSettings("sr", 150), SparseSettings("sggp", 150, per_round=3)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SparseSettings("sr", 150),
+        SparseSettings("sggp", 150, per_round=3),
+        SparseSettings("vif", 30),
+        SparseSettings("vif", 150, neighbours=40),
+    ],
+)
 def test_entries_are_foreseen_as_a_run_takes_them(dataset: Dataset, settings: SparseSettings) -> None:
     foreseen = foresee_sparse(dataset, Hyperparameters(KERNEL, 0.05), settings, 2**30)
     with closing(LocalExecutor(1)) as executor:
@@ -34,8 +42,9 @@ def test_entries_are_foreseen_as_a_run_takes_them(dataset: Dataset, settings: Sp
     assert 0.5 * taken < foreseen.record["kernel_evaluations"] < 1.5 * taken
 
 
-def test_memory_is_what_the_run_asks_for(dataset: Dataset) -> None:
-    settings = SparseSettings("mpgp", 300)
+@pytest.mark.parametrize("method", ["mpgp", "vif"])
+def test_memory_is_what_the_run_asks_for(dataset: Dataset, method: str) -> None:
+    settings = SparseSettings(method, 300)
     foreseen = foresee_sparse(dataset, Hyperparameters(KERNEL, 0.05), settings, 2**20)
     with closing(LocalExecutor(2)) as executor:
         expected = settings.memory(N, 3, 1, executor, 2**20, feature_width(KERNEL))
@@ -51,6 +60,7 @@ def test_phases_are_those_of_the_basis(dataset: Dataset) -> None:
         return [phase.name for phase in foreseen.phases]
 
     assert names(SparseSettings("vfe", 100)) == ["fit", "algebra"]
+    assert names(SparseSettings("vif", 100)) == ["fit", "algebra", "neighbours"]
     assert names(SparseSettings("vfe", 100, "greedy")) == ["choice", "fit", "algebra"]
     one = foresee_sparse(dataset, Hyperparameters(KERNEL, 0.05), SparseSettings("sggp", 100, per_round=1), 2**30)
     many = foresee_sparse(dataset, Hyperparameters(KERNEL, 0.05), SparseSettings("sggp", 100, per_round=20), 2**30)

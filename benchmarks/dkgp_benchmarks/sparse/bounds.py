@@ -33,6 +33,7 @@ from dkgp.models.sparse.model import interval_of
 from dkgp.models.sparse.problem import TrainedSparse
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.sparse.train import train_sparse
+from dkgp.models.sparse.vif.prediction import NearPredictor
 from dkgp_benchmarks.sparse.job import BenchSparseJob
 
 FloatArray = NDArray[np.float64]
@@ -173,6 +174,10 @@ def judge(reference: Reference, dataset: Dataset, settings: SparseSettings, exec
         "least_risk": np.concatenate([np.asarray(values) <= least for values in certificate.least_risk.values()]),
         "gap": gap <= certificate.gap,
     }
+    if trained.near is not None:
+        mean, _ = NearPredictor(model.kernel, model.prototypes, model.lower, trained.near)(reference.inputs)
+        apart = np.abs(mean - model.mean(reference.inputs)) + bound
+        held["mean_with_neighbours"] = np.abs(mean - reference.mean) <= apart * (1.0 + 4.0 * np.finfo(float).eps)
     row: dict[str, Any] = {
         "n": dataset.n_samples,
         "m": model.m,

@@ -50,10 +50,18 @@ COLUMNS = (
     Column("solve_seconds", "solve, s", ".2f"),
     Column("certify_seconds", "certify, s", ".2f"),
     Column("predict_seconds", "predict, s", ".3f"),
+    Column("processor_seconds", "processor, s", ".2f"),
     Column("to_exact", "all / exact", ".3f"),
     Column("peak_memory_bytes", "peak memory", "bytes"),
 )
-TIMED = ("choose_seconds", "solve_seconds", "certify_seconds", "predict_seconds", "peak_memory_bytes")
+TIMED = (
+    "choose_seconds",
+    "solve_seconds",
+    "certify_seconds",
+    "predict_seconds",
+    "processor_seconds",
+    "peak_memory_bytes",
+)
 KEPT = ("m", "rms_bound", "bound", "gap", "elbo", "risk", "rounds", "note")
 
 

@@ -138,11 +138,11 @@ def main() -> None:
         given = {name: archive[name] for name in archive.files}
     began = time.perf_counter()
     __import__(peer.partition("-")[0])
-    imported = time.perf_counter()
+    imported, processor_began = time.perf_counter(), time.process_time()
     predict, said = PEERS[peer](given, description["threads"])
     fitted = time.perf_counter()
     mean, variance = predict(given["T"])
-    finished = time.perf_counter()
+    finished, processor_seconds = time.perf_counter(), time.process_time() - processor_began
     np.savez(description["predictions"], mean=np.reshape(mean, (-1, 1)), variance=np.asarray(variance))
     figures = {
         "m": len(given["Z"]),
@@ -150,6 +150,7 @@ def main() -> None:
         "solve_seconds": fitted - imported,
         "predict_seconds": finished - fitted,
         "seconds": finished - imported,
+        "processor_seconds": processor_seconds,
         "note": f"{metadata.version(peer.partition('-')[0])}; {said}",
         "peak_memory_bytes": _peak_bytes(),
     }

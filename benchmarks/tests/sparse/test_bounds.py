@@ -63,13 +63,14 @@ def test_a_folder_of_data_sets_and_an_ill_conditioned_one(tmp_path: Path) -> Non
         np.savez(tmp_path / f"{name}.npz", X=X, y=np.sin(X[:, 0]) + 0.1 * rng.standard_normal(200))
     problem = BenchProblem(data=str(tmp_path), n=150, n_test=20, subset=100)
     out = tmp_path / "bounds.json"
-    job = BenchSparseJob(problem=problem, methods=("vfe", "sggp"), sizes=(10, 40), out=str(out))
+    job = BenchSparseJob(problem=problem, methods=("vfe", "vif", "sggp"), sizes=(10, 40), out=str(out))
     document = bounds.run_bench_sparse_bounds(job, SilentReporter())
     assert [row["data"] for row in document["rows"]] == [
-        n for n in ("abalone", "airfoil", "ill-conditioned") for _ in "1234"
+        n for n in ("abalone", "airfoil", "ill-conditioned") for _ in "123456"
     ]
     assert document["figures"]["broken"] == 0
-    assert document["figures"]["mean_holds"] == f"{12 * 20} of {12 * 20}"
+    assert document["figures"]["mean_holds"] == f"{18 * 20} of {18 * 20}"
+    assert document["figures"]["mean_with_neighbours_holds"] == f"{6 * 20} of {6 * 20}"
     assert document["figures"]["statements"] == sum(row["statements"] for row in document["rows"])
     assert out.is_file()
     alone = replace(job, problem=replace(problem, data=str(tmp_path / "another.npz")), out=None, methods=("sd",))

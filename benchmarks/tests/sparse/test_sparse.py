@@ -200,7 +200,7 @@ def test_a_peer_runs_by_an_interpreter_that_has_it(problem: BenchProblem, tmp_pa
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
     job = BenchSparseJob(
         problem=problem,
-        methods=("vfe,basis=uniform",),
+        methods=("vfe,basis=uniform", "vif,basis=uniform,neighbours=40"),
         sizes=(30,),
         cluster=HERE,
         peers=True,

@@ -125,6 +125,8 @@ class SparseJob(TrainingJob):
             for name, value in other.items():
                 if value is not None:
                     raise UsageError(f"`given_basis` is the basis as it stands; leave out `{name}`, or `given_basis`")
+        if self.basis_size == "auto" or self.target_distance is not None:
+            self.settings.refuse_target()
         settled = self._settled(self.settings.basis_size)
         if self.is_greedy:
             settled.greedy()
@@ -162,8 +164,12 @@ class SparseJob(TrainingJob):
 
     def identity(self, given_digest: str | None) -> dict[str, Any]:
         """Return what determines the model beside data and hyperparameters, once the job is sized."""
+        settings = asdict(self.settings)
+        if not self.settings.sparse_method.neighbours:
+            # Models that were stored before there were any do not have it.
+            del settings["neighbours"]
         return {
-            **asdict(self.settings),
+            **settings,
             "gap": self._gap,
             "given_basis": given_digest,
             "target_distance": self.target_distance,

@@ -121,8 +121,7 @@ class RowTable:
                 raise InputError(f"`{name}` is of predictions in a store, and none is written here; leave it out")
         if isinstance(model, SparseRecord):
             refuse_exact_settings(variance)
-            memory = PredictionMemory(model.basis_size, model.n_features, model.n_targets, 1, True)
-            memory.require(variance.memory_bytes)
+            PredictionMemory.of(model, 1, True).require(variance.memory_bytes)
 
     def _predictor(self, variance: VarianceSettings | None) -> Callable[[FloatArray], Values]:
         model, scale = self._model, np.asarray(self._model.standardisation.target_std)

@@ -1,7 +1,8 @@
 """Predictions of a sparse model at rows in memory: the method's own mean and variance, beside what is proven.
 
 The mean comes with a bound on its distance from the exact model's, the variance with a proven interval of the exact
-one, all from the sparse model alone. Results do not depend on how many threads share the work.
+one, all from the sparse model alone. Of one with neighbours proofs are those of the basis' own mean f, and |m - f| is
+added to the bound of its mean m. Results do not depend on how many threads share the work.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from dkgp.cluster.threads import in_parallel, single_threaded_blas
 from dkgp.data.stores.models.memory import find_sparse_model
 from dkgp.models.metrics import outside_interval
 from dkgp.models.prediction.predictor import standardised
-from dkgp.models.rounding import mean_in_units, outward, variance_in_units
+from dkgp.models.rounding import EPS, mean_in_units, outward, variance_in_units
 from dkgp.models.sparse.errors import Points
 from dkgp.models.sparse.stored import OpenedSparse, opened_sparse
+from dkgp.models.sparse.vif.prediction import NearPredictor
 from dkgp.operators.base import FloatArray
 
 PIECE_ROWS = 1024
@@ -57,12 +59,15 @@ class SparsePredictor:
         self._opened, self._threads = opened, threads
         self._interval = opened.interval() if variance else None
         self._noise = 0.0 if latent else opened.record.noise_variance
+        model, near = opened.model, opened.near
+        self._near = None if near is None else NearPredictor(model.kernel, model.prototypes, model.lower, near)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the model's arrays and the interval's triangle; never more than a cache would keep."""
         m = self._opened.model.m
         nbytes = self._opened.model.nbytes + (0 if self._interval is None else 8 * m**2)
+        nbytes += 0 if self._opened.near is None else self._opened.near.nbytes
         return min(nbytes, worker_cache().budget_bytes)
 
     def __call__(self, inputs: FloatArray) -> SparsePredicted:
@@ -111,6 +116,11 @@ class SparsePredictor:
             lower[:], upper[:] = self._interval(rows)
             variance[:] = model.variance(rows)
         bound[:] = certificate.mean_error_bound(upper, points.prior, points.errors)
+        if self._near is not None:
+            near, variance[:] = self._near(rows)
+            # A difference of two numbers, and a sum.
+            bound[:] = (np.abs(near - mean) + bound) * (1.0 + 4.0 * EPS)
+            mean[:] = near
 
 
 @dataclass(frozen=True)

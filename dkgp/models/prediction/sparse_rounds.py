@@ -22,6 +22,7 @@ from dkgp.models.prediction.sparse import PIECE_ROWS, SparsePredicted, SparsePre
 from dkgp.models.prediction.streaming import MEANS, VARIANCES, Rounds, Streamed, Together
 from dkgp.models.rounding import assumptions, variance_in_units
 from dkgp.models.sparse.methods import method_named
+from dkgp.models.sparse.vif.prediction import near_task_bytes, points_bytes
 from dkgp.models.variance.greedy import BasisRun
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.base import FloatArray
@@ -43,7 +44,7 @@ def sparse_mean_task(
 def sparse_variance_task(
     source: SparsePredictorSource, test: Dataset, pieces: list[tuple[int, int]]
 ) -> list[SparsePredicted]:
-    """The same with variances, which take triangular solves of LAPACK's."""
+    """The same with variances, or neighbours, which take triangular solves of LAPACK's."""
     return sparse_mean_task(source, test, pieces)
 
 
@@ -57,22 +58,37 @@ class PredictionMemory:
     p: int
     threads: int  # tasks at once
     variance: bool
+    # Of a model with neighbours: samples, and neighbours of each prediction
+    n: int = 0
+    neighbours: int = 0
+
+    @classmethod
+    def of(cls, model: SparseRecord, threads: int, variance: bool) -> PredictionMemory:
+        """Of a stored model."""
+        n = 0 if model.near_inputs is None else len(model.near_inputs)
+        sizes = (model.basis_size, model.n_features, model.n_targets)
+        return cls(*sizes, threads, variance, n, model.neighbours or 0)
 
     @property
     def model_bytes(self) -> int:
         """Of the model: weights, prototypes and two triangles, and the subset's for intervals."""
-        return 8 * ((3 if self.variance else 2) * self.m**2 + self.m * (2 * self.d + self.p + 4))
+        basis = 8 * ((3 if self.variance else 2) * self.m**2 + self.m * (2 * self.d + self.p + 4))
+        if not self.n:
+            return basis
+        return basis + 8 * (self.m**2 + self.n * (self.d + self.p + 1)) + points_bytes(self.n, self.d)
 
     @property
     def making_bytes(self) -> int:
         """Further bytes while it is opened: chunks, arrays in two orders, and what judges a triangle."""
-        return 8 * self.m**2 * (4 if self.variance else 2)
+        # Points and their features, before they are in kd order.
+        return 8 * self.m**2 * (4 if self.variance else 2) + self.n * (12 * self.d + 40)
 
     @property
     def task_bytes(self) -> int:
         """Of one task: a few columns of the basis by rows of a piece, and the rows."""
         columns = 5 * self.m if self.variance else 0
-        return 8 * PIECE_ROWS * (columns + 4 * self.d + 8 * self.p + 16)
+        basis = 8 * PIECE_ROWS * (columns + 4 * self.d + 8 * self.p + 16)
+        return basis + (near_task_bytes(self.neighbours, self.d, self.m, self.p) if self.n else 0)
 
     @property
     def worker_bytes(self) -> int:
@@ -87,9 +103,11 @@ class PredictionMemory:
         budget = int(psutil.virtual_memory().available) if allowed_bytes is None else allowed_bytes
         if self.worker_bytes > budget:
             less = ", predict means alone" if self.variance else ""
+            near = f" and {self.n:,} samples near" if self.n else ""
             raise MemoryBudgetError(
-                f"predicting with a sparse model of {self.m:,} basis samples takes {self.worker_bytes / 1e6:,.4g} MB "
-                f"in each worker's process: {self.model_bytes / 1e6:,.4g} MB for the model, "
+                f"predicting with a sparse model of {self.m:,} basis samples{near} takes "
+                f"{self.worker_bytes / 1e6:,.4g} MB in each worker's process: "
+                f"{self.model_bytes / 1e6:,.4g} MB for the model, "
                 f"{self.making_bytes / 1e6:,.4g} MB while it is opened, {self.task_bytes / 1e6:,.4g} MB for each of "
                 f"{self.threads} tasks; {budget / 1e6:,.4g} MB are {'free' if allowed_bytes is None else 'allowed'}. "
                 f"Raise `memory_bytes`{less}, or train with fewer basis samples"
@@ -115,11 +133,12 @@ class SparseRounds(Rounds):
         self._executor, self._test, self._model = executor, test, model
         self._variance = variance is not None
         latent = variance is not None and variance.latent
+        self._solves = self._variance or method.neighbours
         if variance is not None:
             refuse_exact_settings(variance)
+        if self._solves:
             executor.require_one_arithmetic()
-        threads = executor.threads_per_process
-        memory = PredictionMemory(model.basis_size, model.n_features, model.n_targets, threads, self._variance)
+        memory = PredictionMemory.of(model, executor.threads_per_process, self._variance)
         memory.require(None if variance is None else variance.memory_bytes)
         self._source = SparsePredictorSource(model.url, version, self._variance, latent)
         self.n_support, self.assumes = model.basis_size, assumptions(kernel_from_json(model.kernel))
@@ -130,9 +149,10 @@ class SparseRounds(Rounds):
         self.attributes |= {
             "method": method.name,
             "basis_size": model.basis_size,
-            # In the targets' units, as `dkgp info` has it.
-            "rms_bound_raw": distance.tolist(),
         }
+        if not method.neighbours:
+            # In the targets' units, as `dkgp info` has it; of the mean of a model with neighbours there is none.
+            self.attributes["rms_bound_raw"] = distance.tolist()
         if variance is not None:
             scale = np.asarray(model.standardisation.target_std)
             self.attributes |= {
@@ -144,7 +164,7 @@ class SparseRounds(Rounds):
         """Start a region."""
         pieces = [(first, min(first + PIECE_ROWS, stop)) for first in range(start, stop, PIECE_ROWS)]
         groups = split_evenly(pieces, self._executor.parallelism)
-        task = sparse_variance_task if self._variance else sparse_mean_task
+        task = sparse_variance_task if self._solves else sparse_mean_task
         return self._executor.submit("ksparse", task, (self._source, self._test), groups)
 
     def values(self, results: list[Any]) -> dict[str, FloatArray]:

@@ -21,11 +21,12 @@ class SparseMethod:
     variance: Variance
     fitc: bool = False  # whether what the basis leaves of each sample's k(x, x) counts as noise of its own
     basis: str = "pivoted"  # how the basis is chosen unless a user says otherwise
+    neighbours: bool = False  # whether the nearest samples say what the basis leaves; see `dkgp.models.sparse.vif`
 
     @property
     def is_bound(self) -> bool:
         """True if the variational bound is this method's evidence: F F' stands for K, and what it leaves is counted."""
-        return self.variance != "subset" and not self.fitc
+        return self.variance != "subset" and not (self.fitc or self.neighbours)
 
     @property
     def caution(self) -> str | None:
@@ -45,6 +46,7 @@ _DECLARED = (
     SparseMethod("dtc", "subset of regressors with the variance that the basis leaves", "deterministic"),
     SparseMethod("fitc", "every sample's own share of what the basis leaves is noise", "deterministic", fitc=True),
     SparseMethod("vfe", "the variational bound's model", "deterministic"),
+    SparseMethod("vif", "the nearest samples besides, for what the basis leaves", "deterministic", neighbours=True),
     SparseMethod("sggp", "greedy choice by the risk after refitting", "deterministic", basis="greedy"),
     SparseMethod("mpgp", "greedy choice by matching pursuit", "deterministic", basis="greedy"),
 )

@@ -35,7 +35,7 @@ from dkgp.operators.low_rank.pivots import jittered
 
 @dataclass(frozen=True)
 class SparseModel:
-    """A fitted sparse GP, on the standardised scale."""
+    """A fitted sparse GP, on the standardised scale; of one with neighbours the part that its basis has."""
 
     method: SparseMethod
     kernel: Kernel

@@ -22,6 +22,7 @@ from dkgp.models.sparse.fit import Basis, SparseFit
 from dkgp.models.sparse.model import SparseModel
 from dkgp.models.sparse.risk import descent_bound, subset_bound
 from dkgp.models.sparse.settings import SparseSettings
+from dkgp.models.sparse.vif.prediction import Near
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, Noise, total_noise
 from dkgp.solvers import Solution
@@ -43,6 +44,7 @@ class TrainedSparse:
     # decrement, excess, rms_bound, best, gap, elbo, evidence_upper, divergence
     summary: dict[str, Any] = field(default_factory=dict)
     basis_noise: FloatArray | None = None  # (m,): of the basis samples, where the noise is by sample
+    near: Near | None = None  # of a model with neighbours
 
     @property
     def converged(self) -> bool:
@@ -116,6 +118,7 @@ class SparseProblem:
         greedy: GreedyBasis | None,
         certificate: SparseCertificate,
         record: dict[str, Any],
+        near: Near | None = None,
     ) -> TrainedSparse:
         """The trained model; in its summary what `record` says counts, in plain JSON types."""
         regressors, reason = fit.regressors, _reason(settings, basis, greedy)
@@ -137,7 +140,7 @@ class SparseProblem:
             **({} if isinstance(self.noise, float) else {"noise_by_sample": True}),
         }
         basis_noise = basis.noise_of(self.noise)
-        return TrainedSparse(fit.model, self.noise_variance, basis, certificate, greedy, summary, basis_noise)
+        return TrainedSparse(fit.model, self.noise_variance, basis, certificate, greedy, summary, basis_noise, near)
 
 
 def _reason(settings: SparseSettings, basis: Basis, greedy: GreedyBasis | None) -> StopReason:

@@ -11,6 +11,7 @@ from dkgp.errors import InputError
 from dkgp.models.memory import Memory, kept_that_fits, mib, remainder
 from dkgp.models.sparse.bases import BLIND_BASES
 from dkgp.models.sparse.methods import METHODS, SparseMethod, method_named
+from dkgp.models.sparse.vif.objective import HALO, LEAF, Neighbours, vif_bytes
 from dkgp.operators.cross.columns import slab_bytes
 from dkgp.operators.cross.runs import cross_bytes
 from dkgp.options import SEED, check_ranges, documented
@@ -144,6 +145,11 @@ SCREENED = Option(
 SCORE_ROWS = Option(
     help="Screen on a fresh random sample of so many rows.  [default: all]", metavar="ROWS", least=1, group=GREEDY
 )
+NEIGHBOURS = Option(
+    help="Of vif: nearest samples that a prediction stands on; in the fit a quarter of them are in a leaf.",
+    metavar="SAMPLES",
+    least=1,
+)
 CERTIFY_PASSES = Option(
     help="Spend passes of block coordinate descent over the kernel's columns on a tighter certificate; of "
     "`basis_size` auto, products on it at most.",
@@ -171,6 +177,7 @@ class SparseSettings:
     screen: Annotated[int | None, SCREENED] = None
     score_rows: Annotated[int | None, SCORE_ROWS] = None
     certify_passes: Annotated[float, CERTIFY_PASSES] = 0.0
+    neighbours: Annotated[int, NEIGHBOURS] = LEAF + HALO
     seed: Annotated[int, SEED] = 0
 
     def __post_init__(self) -> None:
@@ -180,6 +187,8 @@ class SparseSettings:
                 f"a duality gap is reached by a greedy basis; this one is {self.basis_name}. Choose `basis` greedy, "
                 "or leave out the gap"
             )
+        if self.neighbours != LEAF + HALO and not self.sparse_method.neighbours:
+            raise InputError(f"`neighbours` belongs to the method vif, and this one is {self.method}; leave it out")
 
     @property
     def sparse_method(self) -> SparseMethod:
@@ -212,4 +221,20 @@ class SparseSettings:
     def memory(self, n: int, d: int, p: int, executor: BlockExecutor, cache_bytes: int, width: int) -> SparseMemory:
         """Project what training takes."""
         greedy = self.greedy() if self.basis_name == "greedy" else None
-        return plan_sparse(n, d, min(self.basis_size, n), p, executor, cache_bytes, width=width, greedy=greedy)
+        m = min(self.basis_size, n)
+        plan = plan_sparse(n, d, m, p, executor, cache_bytes, width=width, greedy=greedy)
+        if not self.sparse_method.neighbours:
+            return plan
+        of_tasks = vif_bytes(n, d, m, p, executor.threads_per_process, Neighbours.of(self.neighbours))
+        # The inputs go to the store as a whole.
+        return replace(
+            plan, worker_bytes=plan.worker_bytes + of_tasks, vectors_bytes=plan.vectors_bytes + 8 * n * (d + p)
+        )
+
+    def refuse_target(self) -> None:
+        """Refuse a proof that is asked for of a method whose own mean is proven where it predicts; `InputError`."""
+        if self.sparse_method.neighbours:
+            raise InputError(
+                f"`basis_size` auto and `target_distance` go by what is proven at the training samples, and the "
+                f"mean of {self.method} is proven where it predicts alone: give a `basis_size`, or take vfe"
+            )

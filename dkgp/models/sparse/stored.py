@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from dkgp.models.sparse.certificate import SparseCertificate
 from dkgp.models.sparse.methods import method_named
 from dkgp.models.sparse.model import SparseModel, VarianceInterval, interval_of
 from dkgp.models.sparse.problem import TrainedSparse
+from dkgp.models.sparse.vif.prediction import Near
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class OpenedSparse:
     record: SparseRecord
     model: SparseModel
     certificate: SparseCertificate
+    near: Near | None = None  # of a model with neighbours
 
     def interval(self) -> VarianceInterval:
         """The proven interval of the exact variance; a few m^3 multiply-adds."""
@@ -52,7 +55,37 @@ def sparse_record(trained: TrainedSparse, dataset: Dataset) -> SparseRecord:
         normal=model.normal,
         indices=trained.basis.indices,
         basis_noise=trained.basis_noise,
+        **_of_near(trained.near),
     )
+
+
+def _of_near(near: Near | None) -> dict[str, Any]:
+    """The fields of a record that models with neighbours have beside others."""
+    if near is None:
+        return {}
+    return {
+        "neighbours": near.size,
+        "near_inputs": near.inputs,
+        "near_targets": near.targets,
+        "near_noise": None if isinstance(near.noise, float) else near.noise,
+        "near_weights": near.whitened,
+        "near_normal": near.normal,
+        "near_embedding": near.embedding,
+    }
+
+
+def _near(record: SparseRecord) -> Near | None:
+    """The neighbours of a record, and those of its method alone; `ValueError` where something is missing."""
+    if not method_named(record.method).neighbours:
+        return None
+    size, inputs, targets = record.neighbours, record.near_inputs, record.near_targets
+    weights, normal = record.near_weights, record.near_normal
+    if size is None or inputs is None or targets is None or weights is None or normal is None:
+        raise ValueError(f"the method {record.method} without its neighbours")
+    if not 0 <= size <= len(inputs):
+        raise ValueError(f"{size} neighbours of {len(inputs)} samples")
+    noise = record.noise_variance if record.near_noise is None else record.near_noise
+    return Near(inputs, targets, noise, size, weights, np.asfortranarray(normal), record.near_embedding)
 
 
 def save_sparse(trained: TrainedSparse, url: Location, dataset: Dataset, *, overwrite: bool = False) -> None:
@@ -74,7 +107,7 @@ def opened_sparse(record: SparseRecord) -> OpenedSparse:
         None if record.normal is None else np.asfortranarray(record.normal),
     )
     with described_whole(record.url, "train again"):
-        return OpenedSparse(record, model, SparseCertificate.from_json(record.certificate))
+        return OpenedSparse(record, model, SparseCertificate.from_json(record.certificate), _near(record))
 
 
 def open_sparse(url: Location) -> OpenedSparse:

@@ -69,6 +69,7 @@ class OrderedPoints:
 
     def __init__(self, points: NDArray[np.float32], order: NDArray[np.int32], bounds: IndexArray) -> None:
         self.order, self.bounds = order, bounds
+        self._smallest = int(np.diff(bounds).min())  # samples of a leaf
         self._low = np.minimum.reduceat(points, bounds[:-1], axis=0)
         self._high = np.maximum.reduceat(points, bounds[:-1], axis=0)
         n, features = points.shape
@@ -102,15 +103,15 @@ class OrderedPoints:
     ) -> NDArray[np.int32]:
         """Places of the `size` points before a leaf that are nearest to any of `points` (g, e), in a box low..high."""
         gaps = self._gaps(low, high, leaf)
-        nearest = np.argsort(gaps, kind="stable")
-        sizes = np.diff(self.bounds[: leaf + 1])[nearest]
         # Enough leaves for a first guess; then those that may hold anything nearer.
-        count = int(np.searchsorted(np.cumsum(sizes), 2 * size)) + 1
-        places, distances = self._distances(points, nearest[:count])
-        rest = nearest[count:]
-        if len(rest):
+        count = min(leaf, 2 * size // self._smallest + 1)
+        nearest = np.argpartition(gaps, count - 1)[:count]
+        places, distances = self._distances(points, nearest)
+        if count < leaf:
             farthest = np.partition(distances, size - 1)[size - 1]
-            more = self._distances(points, rest[gaps[rest] <= farthest])
+            near = gaps <= farthest
+            near[nearest] = False
+            more = self._distances(points, np.flatnonzero(near))
             places, distances = np.concatenate([places, more[0]]), np.concatenate([distances, more[1]])
         farthest = np.partition(distances, size - 1)[size - 1]
         within = places[distances < farthest]

@@ -78,7 +78,7 @@ class Leaves:
     @property
     def leaves_by_bundle(self) -> int:
         """Leaves of a bundle."""
-        return max(1, min(self.n_leaves // LEAST_BUNDLES, BUNDLE_ROWS // self.leaf))
+        return bundle_leaves(self.context.n, self.leaf)
 
     @property
     def n_bundles(self) -> int:
@@ -208,6 +208,11 @@ class OpenBundle:
         if features is None:
             features = self._prepared[precision] = gathered(self._leaves.context, self.bundle.samples, precision)
         return features
+
+
+def bundle_leaves(n: int, leaf: int) -> int:
+    """Leaves of a bundle, of n samples in leaves of at most `leaf`."""
+    return max(1, min(leaf_count(n, leaf) // LEAST_BUNDLES, BUNDLE_ROWS // leaf))
 
 
 def gathered(context: BlockContext, samples: NDArray[np.int32], precision: Precision) -> Features:

@@ -285,7 +285,7 @@ def test_rows_do_not_depend_on_their_neighbours(problem: Problem, sparse: Sparse
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"method": "nystrom"}, "`method` must be one of sd, sr, dtc, fitc, vfe, sggp, mpgp; got 'nystrom'"),
+        ({"method": "nystrom"}, "`method` must be one of sd, sr, dtc, fitc, vfe, vif, sggp, mpgp; got 'nystrom'"),
         ({"basis": "best"}, "`basis` must be one of .*; got 'best'"),
         ({"basis_size": 301}, "a basis has 1 to 300 samples here; 301 were asked for"),
         ({"basis_size": 301, "method": "sggp"}, "a basis has 1 to 300 samples here; 301 were asked for"),

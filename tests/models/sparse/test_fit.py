@@ -123,7 +123,9 @@ def test_a_factor_that_is_rough_is_refined_and_one_that_is_useless_refused(
 
 
 def test_an_unknown_method_is_told_of_those_there_are() -> None:
-    with pytest.raises(InputError, match="unknown sparse method 'nys'; there are sd, sr, dtc, fitc, vfe, sggp, mpgp"):
+    with pytest.raises(
+        InputError, match="unknown sparse method 'nys'; there are sd, sr, dtc, fitc, vfe, vif, sggp, mpgp"
+    ):
         method_named("nys")
 
 

@@ -79,7 +79,7 @@ def _certified(document: Document) -> Rows:
     if document["mean_error_bound"] is None:
         return []
     bounds, training = bounds_of(document, "mean_error_bound"), ""
-    if "method" in document:
+    if "rms_bound" in document:
         training = f" (at the training samples root mean square {document['rms_bound']:.3g})"
     return [("mean certified within", f"{bounds} standard deviations of the target{training}")]
 

@@ -1,7 +1,8 @@
 """Sparse models in a Zarr store: basis, weights and triangles, which predict without any training set.
 
 The arrays are those of the model alone, 8 (2 m^2 + m (d + p)) bytes for m basis samples; a fit to n of them leaves
-nothing of size n. What is proven of the model, and how it came about, is JSON.
+nothing of size n, but for a model with neighbours, whose samples are in its store. What is proven of the model, and how
+it came about, is JSON.
 """
 
 from __future__ import annotations
@@ -46,6 +47,18 @@ class SparseRecord(ModelDescription):
         Which training samples the basis samples are; None where they are none.
     basis_noise
         Their own noise, shape (m,); None where all samples have s2, or the basis samples are none of them.
+    neighbours
+        Samples that a prediction is conditioned on, of a model with neighbours; for others, this and what follows is
+        None.
+    near_inputs, near_targets
+        The training set, standardised, shapes (n, d) and (n, p).
+    near_noise
+        Its noise variances, shape (n,); None where all samples have s2.
+    near_weights, near_normal
+        What the samples say of the basis' part: its mean (m, p) in whitened form, and a triangle of its precision,
+        (m, m).
+    near_embedding
+        Inputs (e, d) that tell which samples are near, of a kernel that is no function of one distance.
     """
 
     method: str
@@ -55,6 +68,13 @@ class SparseRecord(ModelDescription):
     normal: FloatArray | None = None
     indices: IntArray | None = None
     basis_noise: FloatArray | None = None
+    neighbours: int | None = None
+    near_inputs: FloatArray | None = None
+    near_targets: FloatArray | None = None
+    near_noise: FloatArray | None = None
+    near_weights: FloatArray | None = None
+    near_normal: FloatArray | None = None
+    near_embedding: FloatArray | None = None
 
     @property
     def basis_size(self) -> int:
@@ -83,16 +103,18 @@ def save_sparse_model(url: Location, record: SparseRecord, *, overwrite: bool = 
     OutputExistsError, StorageError
         The place is taken, or cannot be written to; what was written is removed.
     """
-    shapes = _shapes(record.basis_size, record.n_features, record.n_targets)
+    n, e = (0 if values is None else len(values) for values in (record.near_inputs, record.near_embedding))
+    shapes = _shapes(record.basis_size, record.n_features, record.n_targets, n, e)
     present = {name: shape for name, shape in shapes.items() if getattr(record, name) is not None}
     arrays = checked_arrays(record, present, "the sparse model")
     require_noise(record.noise_variance)
     content: Json = {**record.described(), "method": record.method}
+    if record.neighbours is not None:
+        content["neighbours"] = record.neighbours
     shown = {name: content[name] for name in (*SHOWN, "method")}
     with new_store(normalise_url(url), SPARSE_MODEL_KIND, shown, overwrite) as store:
         for name, values in arrays.items():
-            columns = "feature" if name == "prototypes" else "target" if name == "weights" else "other"
-            store.write_array(name, values, ("basis", columns)[: values.ndim])
+            store.write_array(name, values, _DIMENSIONS[name][: values.ndim])
         store.commit(content)
 
 
@@ -109,16 +131,33 @@ def open_sparse_model(url: Location) -> SparseRecord:
         described = SparseRecord.description_in(address, content)
         m, d, p = arrays["prototypes"].shape[0], len(described["feature_names"]), len(described["target_names"])
         require_targets(described)
-        require_shapes(address, arrays, _shapes(m, d, p), ("weights", "lower"))
+        n, e = (arrays[name].shape[0] if name in arrays else 0 for name in ("near_inputs", "near_embedding"))
+        require_shapes(address, arrays, _shapes(m, d, p, n, e), ("weights", "lower"))
         typed(content, method=str)
+        if "neighbours" in content:
+            typed(content, neighbours=int)
     values = read_arrays(arrays)
-    for name in {"lower", "normal"} & values.keys():
+    for name in {"lower", "normal", "near_normal"} & values.keys():
         # As triangular solves take them, so that nobody copies them again.
         values[name] = np.asfortranarray(values[name])
-    return SparseRecord(**described, method=content["method"], **values)
+    return SparseRecord(**described, method=content["method"], neighbours=content.get("neighbours"), **values)
 
 
-def _shapes(m: int, d: int, p: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of all arrays that there may be, of m basis samples, d features and p targets."""
-    squares, vectors = dict.fromkeys(("lower", "normal"), (m, m)), dict.fromkeys(("indices", "basis_noise"), (m,))
-    return {"prototypes": (m, d), "weights": (m, p), **squares, **vectors}
+# Of all arrays that there may be.
+_DIMENSIONS = {
+    "prototypes": ("basis", "feature"),
+    "weights": ("basis", "target"),
+    **dict.fromkeys(("lower", "normal", "near_normal"), ("basis", "other")),
+    **dict.fromkeys(("indices", "basis_noise"), ("basis",)),
+    "near_inputs": ("sample", "feature"),
+    "near_targets": ("sample", "target"),
+    "near_noise": ("sample",),
+    "near_weights": ("basis", "target"),
+    "near_embedding": ("landmark", "feature"),
+}
+
+
+def _shapes(m: int, d: int, p: int, n: int, e: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of all arrays that there may be: m basis samples, d features, p targets, n samples and e landmarks."""
+    sizes = {"basis": m, "other": m, "feature": d, "target": p, "sample": n, "landmark": e}
+    return {name: tuple(sizes[of] for of in dimensions) for name, dimensions in _DIMENSIONS.items()}

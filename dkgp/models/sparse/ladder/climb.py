@@ -55,6 +55,7 @@ def climb(
     Raises `InputError`, `NumericalError`, `InterruptedRunError`: see `train_sparse`; `MemoryBudgetError`: not even the
     first rung fits.
     """
+    settings.refuse_target()
     if settings.gap is not None:
         raise InputError("the `gap` of a basis that grows by itself is its target's; it was given twice")
     dataset, kernel, run = problem.dataset, problem.kernel, problem.context(context)

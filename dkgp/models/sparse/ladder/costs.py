@@ -15,8 +15,11 @@ from dkgp.kernels import Kernel
 from dkgp.models.memory import Processes, plan_within
 from dkgp.models.solver_choice import choose_solver_for
 from dkgp.models.sparse.settings import SparseSettings
+from dkgp.models.sparse.vif.objective import Neighbours
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.cross.runs import MOST_RUNS
+from dkgp.operators.vecchia.halos import leaf_count
+from dkgp.operators.vecchia.leaves import BUNDLE_ROWS
 from dkgp.solvers import Choice, Solver
 from dkgp.solvers.auto import GREEDY_OVERHEAD
 from dkgp.solvers.block_descent.block_size import automatic_block_size, descent_phases
@@ -28,6 +31,8 @@ from dkgp.solvers.registry import build_solver, solver_memory
 
 # Passes over the entries of K_nm: whitening, what verifies the fit, and the certificate.
 FIT_PASSES = 3
+# Rows of F that a bundle makes for each of its own: those of halos are other bundles'.
+HALO_SHARE = 2.0
 # Cubes of m that a fit and its certificate take at the coordinator: factors, the subset's own model, L's inverse.
 COORDINATOR_CUBES = 4.0
 # Of a draw of candidates, as for `GreedyBlockCoordinateDescent`.
@@ -83,6 +88,8 @@ def sparse_phases(settings: SparseSettings, n: int, d: int, p: int) -> list[Phas
         ),
         algebra,
     ]
+    if settings.sparse_method.neighbours:
+        phases.append(_neighbours_phase(settings, n, d, p))
     if greedy is not None:
         each, count = choices[0], greedy.per_round
         looked_at = count * greedy.candidates + greedy.kept
@@ -98,6 +105,19 @@ def sparse_phases(settings: SparseSettings, n: int, d: int, p: int) -> list[Phas
         )
         phases.insert(0, choice)
     return phases
+
+
+def _neighbours_phase(settings: SparseSettings, n: int, d: int, p: int) -> Phase:
+    """A pass over leaves and their halos; rows of the basis' columns are made once for each bundle."""
+    sizes, m = Neighbours.of(settings.neighbours), settings.basis_size
+    rows, leaves = min(sizes.leaf + sizes.halo, n), leaf_count(n, sizes.leaf)
+    operations = rows**3 / 3.0 + 2.0 * sizes.leaf * rows * (sizes.leaf + m + p) + sizes.leaf * float(m) ** 2
+    work = Work(
+        double_entries=leaves * float(rows) ** 2 + HALO_SHARE * n * m,
+        double_operations=leaves * operations + HALO_SHARE * n * float(m) ** 2,
+    )
+    bundles, square = -(-n // BUNDLE_ROWS), 8.0 * (m + p) ** 2
+    return Phase("neighbours", 1.0, work, rounds=3, pieces=bundles, sent_to_each=8.0 * m * (d + p), returned=square)
 
 
 def product_seconds(n: int, d: int, p: int) -> float:

@@ -50,7 +50,7 @@ from dkgp.operators.low_rank.landmark_rows import whiten
 from dkgp.operators.low_rank.pivots import jitter, regularised_factor
 from dkgp.operators.vecchia.embedding import embedding_landmarks
 from dkgp.operators.vecchia.halos import leaf_count
-from dkgp.operators.vecchia.leaves import BUNDLE_ROWS, Leaves
+from dkgp.operators.vecchia.leaves import Leaves, bundle_leaves
 from dkgp.operators.vecchia.tasks import halo_task, order_task
 
 # Samples of a leaf, and of its halo: see `docs/experiments.md`.
@@ -73,11 +73,17 @@ class Neighbours:
                 f"{self.halo} and {self.leaf}"
             )
 
+    @classmethod
+    def of(cls, count: int) -> Neighbours:
+        """A leaf and its halo of so many samples together, a quarter of them the leaf's."""
+        leaf = max(1, count // 4)
+        return cls(leaf, count - leaf)
+
 
 def vif_bytes(n: int, d: int, m: int, p: int, threads: int, neighbours: Neighbours) -> int:
     """Bytes of a worker's process beside those of a whitened Gram: points, bundles, rows, its tasks' F, Phi and W."""
     leaf, halo = min(neighbours.leaf, n), min(neighbours.halo, n)
-    bundle = min(n + BUNDLE_ROWS, -(-BUNDLE_ROWS // leaf) * (leaf + halo))
+    bundle = min(n, bundle_leaves(n, leaf) * (leaf + halo))
     task = 8 * bundle * (4 * (m + p) + 2 * d) + 8 * (m + p) ** 2 * 3 + ARRAYS_OF_LEAF * 8 * (leaf + halo) ** 2
     return n * (12 * d + 16) + 12 * leaf_count(n, leaf) * (leaf + halo) + 8 * n * d + threads * task
 

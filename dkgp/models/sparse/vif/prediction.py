@@ -5,131 +5,127 @@ w = F_* - F_J'A, what is known of the basis' part, its mean z and covariance B^-
 
     mean = A'Y_J + w'z,      variance = k_** - |F_*|^2 - A'(K - F F')_J* + w'B^-1 w.
 
-Where halos are everything these are the exact model's; without them, FITC's. Neighbours are found in one round, and
-their rows sent with the next.
+Where halos are everything these are the exact model's; without them, FITC's.
 """
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
-import scipy.linalg
-from numpy.typing import NDArray
 
-from dkgp.cluster.arithmetic import needs_one_arithmetic
+from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.errors import InputError
-from dkgp.kernels import Features
+from dkgp.kernels import Features, Kernel
 from dkgp.models.sparse.vif.leaf import factor_leaf
-from dkgp.models.sparse.vif.objective import Joint, Neighbourhood
-from dkgp.models.sparse.vif.tasks import Described, refuse_leaf
+from dkgp.models.sparse.vif.objective import LEAF, Neighbourhood, Neighbours
+from dkgp.models.sparse.vif.tasks import refuse_leaf
 from dkgp.operators.base import FloatArray, IndexArray, Noise, noise_at
+from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.vecchia.embedding import embed_inputs
-from dkgp.operators.vecchia.halos import kd_order
-from dkgp.operators.vecchia.leaves import Leaves, gathered
-
-# New samples of a task: neighbours of each other, whose halos overlap.
-SAMPLES_A_TASK = 256
+from dkgp.operators.inputs import ArrayInputs
+from dkgp.operators.low_rank.landmark_rows import whiten
+from dkgp.operators.vecchia.embedding import embed, embed_inputs
+from dkgp.operators.vecchia.halos import OrderedPoints, kd_order
 
 
 @dataclass(frozen=True)
-class NewSamples:
-    """Some new samples, and what is known of the samples near them."""
+class Near:
+    """Samples, and what they all say of the basis' part: all that predictions take beside the basis."""
 
-    inputs: FloatArray  # (b, d)
-    samples: NDArray[np.int32]  # all of their halos: (u,)
-    places: tuple[IndexArray, ...]  # of each new sample, places of its halo in `samples`
-    right: FloatArray  # targets of these: (u, p)
-    noise: Noise
+    inputs: FloatArray  # (n, d): standardised
+    targets: FloatArray  # (n, p)
+    noise: Noise  # of the samples
+    size: int  # neighbours of a new sample, at most
+    whitened: FloatArray  # z: (m, p)
+    normal: FloatArray  # lower Cholesky factor of B: (m, m), Fortran order
+    embedding: FloatArray | None = None  # landmarks (e, d) of `dkgp.operators.vecchia.embedding`
 
-
-@needs_one_arithmetic
-def near_task(leaves: Leaves, size: int, pieces: list[FloatArray]) -> list[list[NDArray[np.int32]]]:
-    """Samples that are nearest to each of some inputs (b, d)."""
-    points = leaves.points()
-    return [
-        [points.order[points.near(point, size)] for point in embed_inputs(leaves.context, leaves.embedding, inputs)]
-        for inputs in pieces
-    ]
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays, and of the samples' points."""
+        arrays = (self.inputs, self.targets, self.whitened, self.normal)
+        return sum(array.nbytes for array in arrays) + points_bytes(*self.inputs.shape)
 
 
-@needs_one_arithmetic
-def vif_prediction_task(
-    model: Described, joint: Joint, noise_variance: float, pieces: list[NewSamples]
-) -> list[tuple[FloatArray, FloatArray]]:
-    """Means (b, p) and variances (b,) of the function at new samples."""
-    return [_predicted(model, joint, noise_variance, piece) for piece in pieces]
+def points_bytes(n: int, d: int) -> int:
+    """Bytes of the points of n samples in kd order, and of their order."""
+    return n * (4 * d + 8)
 
 
-def _predicted(model: Described, joint: Joint, noise_variance: float, new: NewSamples) -> tuple[FloatArray, FloatArray]:
-    context, rank, (t, p) = model.context, model.rank, (len(new.inputs), joint.whitened.shape[1])
-    evaluator = context.evaluator("double")
-    features = evaluator.prepare(new.inputs)
-    if len(new.samples):
-        near = gathered(context, new.samples, "double")
-        values = np.concatenate([near.values[:, : near.n], features.values[:, :t]], axis=1)
-        norms = np.concatenate([near.squared_norms[:, : near.n], features.squared_norms[:, :t]], axis=1)
-        features = Features(values, norms, near.n + t)
-    known = np.concatenate([new.right, np.zeros((t, p))])
-    rows = np.concatenate([model.factor_rows(evaluator, features.take(np.arange(len(known)))), known], axis=1)
-    mean, variance, means = np.empty((t, p)), np.empty(t), np.empty((t, rank))
-    for number, halo in enumerate(new.places):
-        places = np.append(halo, len(new.samples) + number)
-        right = rows[places]
+def near_task_bytes(size: int, d: int, m: int, p: int) -> int:
+    """Bytes of a prediction under way."""
+    return 8 * (size + 1) * (4 * (m + p) + 5 * d + 6 * (size + 1))
+
+
+def fit_near(
+    operator: BlockedKernelOperator, targets: FloatArray, basis: FloatArray, neighbours: Neighbours
+) -> tuple[Near, float]:
+    """Fit a basis (m, d) with neighbours to standardised targets (n, p); return also the log likelihood, in nats.
+
+    A new sample gets as many neighbours as a leaf and its halo have together. Raises `NumericalError`: rounding exceeds
+    the noise variance.
+    """
+    n, source = operator.n, operator.context.source
+    held = Neighbourhood(operator, neighbours)
+    joint = held.joint(operator, held.described(operator, basis), targets)
+    size = min(n, neighbours.leaf + neighbours.halo)
+    # As a store has them: another order of numbers in memory would be other bits of sums.
+    inputs, targets, whitened = map(np.ascontiguousarray, (source.inputs(0, n), targets, joint.whitened))
+    return Near(inputs, targets, operator.noise, size, whitened, joint.normal, held.leaves.embedding), joint.value
+
+
+class NearPredictor:
+    """Predicts rows in memory by a basis, its L (m, m), and what is near."""
+
+    def __init__(self, kernel: Kernel, prototypes: FloatArray, lower: FloatArray, near: Near) -> None:
+        self._near, self._lower = near, lower
+        self._context = BlockContext(f"near-{uuid.uuid4().hex}", ArrayInputs(near.inputs), kernel, len(near.inputs))
+        try:
+            points = embed(self._context, near.embedding)
+        finally:
+            worker_cache().discard_run(self._context.run_id)
+        order, bounds = kd_order(points, LEAF)
+        self._points = OrderedPoints(points[order], order, bounds)
+        self._evaluator = self._context.evaluator("double")
+        self._prototypes = self._evaluator.prepare(prototypes) if len(prototypes) else None
         # Of an observation: with its noise, no duplicate of a sample is without a variance.
-        noise = np.append(np.broadcast_to(noise_at(new.noise, halo), (len(halo),)), noise_variance)
-        leaf = factor_leaf(evaluator, features.take(places), len(halo), noise, right, rank)
+        self._noise = float(np.min(near.noise))
+
+    def __call__(self, inputs: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Means (r, p) and variances (r,) of the function at standardised inputs (r, d); no bit depends on other rows.
+
+        Raises `NumericalError`: rounding exceeds the noise variance.
+        """
+        mean, variance = np.empty((len(inputs), self._near.targets.shape[1])), np.empty(len(inputs))
+        points = embed_inputs(self._context, self._near.embedding, inputs)
+        with single_threaded_blas():
+            for row, point in enumerate(points):
+                halo = self._points.order[self._points.near(point, self._near.size)].astype(np.intp)
+                mean[row], variance[row] = self._predicted(inputs[row : row + 1], halo)
+        return mean, variance
+
+    def _predicted(self, inputs: FloatArray, halo: IndexArray) -> tuple[FloatArray, float]:
+        near, (rank, p) = self._near, self._near.whitened.shape
+        features = self._evaluator.prepare(np.concatenate([near.inputs[halo], inputs]))
+        known = np.concatenate([near.targets[halo], np.zeros((1, p))])
+        right = np.concatenate([self._factor_rows(features), known], axis=1)
+        noise = np.append(np.broadcast_to(noise_at(near.noise, halo), (len(halo),)), self._noise)
+        leaf = factor_leaf(self._evaluator, features, len(halo), noise, right, rank)
         if leaf is None:
             raise refuse_leaf(len(halo), noise)
         scale = 1.0 / leaf.rows[0, -1]
-        means[number] = scale * leaf.images[0, :rank]  # w
-        mean[number] = means[number] @ joint.whitened - scale * leaf.images[0, rank:]
-        variance[number] = max(scale * scale - noise_variance, 0.0)
-    if rank:
-        half = scipy.linalg.solve_triangular(joint.normal, means.T, lower=True, check_finite=False)
-        variance += np.einsum("mi,mi->i", half, half)
-    return mean, variance
-
-
-def predict(
-    held: Neighbourhood,
-    operator: BlockedKernelOperator,
-    model: Described,
-    joint: Joint,
-    targets: FloatArray,
-    inputs: FloatArray,
-    size: int,
-) -> tuple[FloatArray, FloatArray]:
-    """Means (t, p) and variances (t,) of the function at standardised inputs (t, d), behind `size` samples each.
-
-    `targets` (n, p) are those of `joint`. Raises `InputError` for inputs of another shape.
-    """
-    d = operator.kernel.n_features
-    if inputs.ndim != 2 or inputs.shape[1] != d:
-        raise InputError(f"expected inputs of shape (t, {d}); got {inputs.shape}")
-    t, p = len(inputs), targets.shape[1]
-    mean, variance = np.empty((t, p)), np.empty(t)
-    if not t:
+        means = scale * leaf.images[0, :rank]  # w
+        mean = means @ near.whitened - scale * leaf.images[0, rank:]
+        variance = max(scale * scale - self._noise, 0.0)
+        if rank:
+            half = whiten(near.normal, means[:, None], transposed=False)
+            variance += float(np.sum(half * half))
         return mean, variance
-    points = embed_inputs(held.leaves.context, held.leaves.embedding, inputs)
-    order, bounds = kd_order(points, SAMPLES_A_TASK)
-    cut = [order[start:stop] for start, stop in pairwise(bounds.tolist())]
-    noise_variance = float(np.min(operator.noise))
-    with single_threaded_blas():
-        groups = [[inputs[part]] for part in cut]
-        found = operator.submit("kvifnear", near_task, (held.leaves, size), groups).result()
-        pieces = []
-        for part, halos in zip(cut, found, strict=True):
-            samples = np.unique(np.concatenate(halos))
-            places = tuple(np.searchsorted(samples, halo) for halo in halos)
-            pieces.append(
-                [NewSamples(inputs[part], samples, places, targets[samples], noise_at(operator.noise, samples))]
-            )
-        arguments = (model, joint, noise_variance)
-        results = operator.submit("kvifpredict", vif_prediction_task, arguments, pieces).result()
-    for part, (means, variances) in zip(cut, results, strict=True):
-        mean[part], variance[part] = means, variances
-    return mean, variance
+
+    def _factor_rows(self, features: Features) -> FloatArray:
+        """Rows of F for some samples: (c, m)."""
+        if self._prototypes is None:
+            return np.empty((features.n, 0))
+        return np.asarray(whiten(self._lower, self._evaluator.tile(self._prototypes, features), transposed=False).T)

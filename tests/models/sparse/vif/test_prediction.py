@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.errors import InputError
 from dkgp.kernels import Kernel, Matern32, SquaredExponential, Sum
 from dkgp.models.context import RunContext
 from dkgp.models.sparse.vif.objective import Neighbourhood, Neighbours
-from dkgp.models.sparse.vif.prediction import predict
+from dkgp.models.sparse.vif.prediction import Near, NearPredictor, fit_near
 from dkgp.operators import ArrayInputs
+from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.cross.kernel import CrossKernel
 from tests.models.sparse.dense_models import Dense
 from tests.models.sparse.vif.dense_vif import covariance, low_rank
 from tests.models.sparse.vif.test_objective import KERNEL, S2, N, rows
@@ -31,13 +34,22 @@ def predicted(
         model = held.described(operator, basis)
         joint = held.joint(operator, model, Y)
         weights = held.weights(operator, model, joint, Y)
-        mean, variance = predict(held, operator, model, joint, Y, T, size)
+        mean, variance = of_basis(operator, Y, basis, neighbours, size)(T)
         leaves = []
         for number in range(held.leaves.n_bundles):
             bundle = held.leaves.bundle(number)
             for places, halo in zip(bundle.places, bundle.halos, strict=True):
                 leaves.append((bundle.samples[places[:halo]], bundle.samples[places[halo:]]))
     return mean, variance, leaves, weights
+
+
+def of_basis(
+    operator: BlockedKernelOperator, Y: np.ndarray, basis: np.ndarray, neighbours: Neighbours, size: int
+) -> NearPredictor:
+    """Predictions behind `size` neighbours, which need not be those of the fit."""
+    near: Near = replace(fit_near(operator, Y, basis, neighbours)[0], size=size)
+    lower = CrossKernel(operator, basis).lower if len(basis) else np.empty((0, 0))
+    return NearPredictor(operator.kernel, basis, lower, near)
 
 
 @pytest.mark.parametrize("basis", [0, 8])
@@ -95,15 +107,11 @@ def test_a_new_sample_where_one_is_has_a_variance_and_nothing_has_no_predictions
     X, Y, Z = rows()
     context = RunContext.of(one_thread)
     with context.operator(SquaredExponential((1.0, 1.0)), 1e-8, ArrayInputs(X)) as operator:
-        held = Neighbourhood(operator, Neighbours(4, 4))
-        model = held.described(operator, Z)
-        joint = held.joint(operator, model, Y)
-        mean, variance = predict(held, operator, model, joint, Y, X[:3], 20)
+        predict = of_basis(operator, Y, Z, Neighbours(4, 4), 20)
+        mean, variance = predict(X[:3])
         np.testing.assert_allclose(mean, Y[:3], atol=1e-2)
         assert (variance >= 0.0).all()
         assert (variance < 1e-3).all()
-        mean, variance = predict(held, operator, model, joint, Y, X[:0], 20)
+        mean, variance = predict(X[:0])
         assert mean.shape == (0, 2)
         assert variance.shape == (0,)
-        with pytest.raises(InputError, match=r"expected inputs of shape \(t, 2\); got \(4, 3\)"):
-            predict(held, operator, model, joint, Y, np.zeros((4, 3)), 20)
