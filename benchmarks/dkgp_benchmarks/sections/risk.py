@@ -69,8 +69,8 @@ section.SECTIONS.add(
             ),
             Option(
                 "n",
-                "Samples at most.  [default: 10000 of a file, 2000 of what is generated and for the root, 1000 of small "
-                "penalties]",
+                "Samples at most.  [default: 10000 of a file, 2000 of what is generated and for the root, 1000 of "
+                "small penalties]",
                 type=int,
                 spellings=("--samples", "--n"),
             ),
