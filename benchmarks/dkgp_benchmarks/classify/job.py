@@ -79,6 +79,8 @@ class BenchClassifyJob:
         By default all of a table that are here.
     splits, full
         How many splits of each problem; by default 20, or 100 if `full`, and 5 of the problems of Table 5.
+    tested
+        Test samples of probabilities at most, the first of a split.
     processes
         Units of Tables 2 to 4 that run at once, one thread each; by default one for each core.
     seed
@@ -94,6 +96,7 @@ class BenchClassifyJob:
     problems: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
     splits: int | None = None
+    tested: int | None = None
     full: bool = False
     processes: int | None = None
     seed: int = 0
@@ -116,7 +119,7 @@ class BenchClassifyJob:
         """Refuse, before any work, what makes no sense or is not here."""
         if self.full and self.splits is not None:
             raise UsageError(f"`full` is {FULL_SPLITS} splits; got `splits` {self.splits}, too: give one of them")
-        for name, value in (("splits", self.splits), ("processes", self.processes)):
+        for name, value in (("splits", self.splits), ("tested", self.tested), ("processes", self.processes)):
             if value is not None and value < 1:
                 raise UsageError(f"`{name}` must be at least 1; got {value}")
         for problem in self.problems:
@@ -249,7 +252,15 @@ def _measured(
     large = table in ("5", PROBABILITIES)
     folder = None if job.folder is None else str(job.folder)
     units = [
-        Unit(problem, split, method, folder, job.seed, None if large else 1)
+        Unit(
+            problem,
+            split,
+            method,
+            folder,
+            job.seed,
+            None if large else 1,
+            job.tested if table == PROBABILITIES else None,
+        )
         for problem in problems
         for split in range(_count(job, table, problem))
         for method in methods

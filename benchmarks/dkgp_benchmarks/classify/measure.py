@@ -9,7 +9,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ class Unit:
         Of splits and of all that methods draw.
     threads
         Of BLAS.
+    tested
+        Test samples at most, the first ones.
     """
 
     problem: str
@@ -55,11 +57,13 @@ class Unit:
     folder: str | None
     seed: int
     threads: int | None = 1
+    tested: int | None = None
 
     @property
     def key(self) -> str:
         """In a record."""
-        return f"{self.problem}/{self.split}/{self.method}"
+        few = "" if self.tested is None else f"/{self.tested}"
+        return f"{self.problem}/{self.split}/{self.method}{few}"
 
 
 def measure(unit: Unit) -> dict[str, Any]:
@@ -67,6 +71,8 @@ def measure(unit: Unit) -> dict[str, Any]:
     problem = PROBLEMS[unit.problem]
     samples = _samples(problem, unit.folder, unit.seed)
     (split,) = splits(problem, samples, [unit.split], unit.seed)
+    if unit.tested is not None:
+        split = replace(split, test=split.test[: unit.tested])
     trial = trial_of(samples, split, unit.seed)
     method = MethodSpec.read(unit.method).made()
     with threadpool_limits(unit.threads):
@@ -79,9 +85,15 @@ def measure(unit: Unit) -> dict[str, Any]:
         began = time.perf_counter()
         decisions = classifier.decide(trial.test_inputs)
         predict_seconds = time.perf_counter() - began
-        probable = getattr(classifier, "probable", None)
-        probabilities = None if probable is None else probable(trial.test_inputs)
-        probability_seconds = time.perf_counter() - began - predict_seconds
+        probable, within = getattr(classifier, "probable", None), getattr(classifier, "within", None)
+        began, cores_began = time.perf_counter(), time.process_time()
+        probabilities = widths = None
+        if within is not None:
+            probabilities, widths = within(trial.test_inputs)
+        elif probable is not None:
+            probabilities = probable(trial.test_inputs)
+        probability_seconds = time.perf_counter() - began
+        core_seconds = time.process_time() - cores_began
     return {
         **asdict(unit),
         "folder": None,
@@ -96,6 +108,9 @@ def measure(unit: Unit) -> dict[str, Any]:
         "grow_seconds": grow_seconds,
         "predict_seconds": predict_seconds,
         "probability_seconds": None if probabilities is None else probability_seconds,
+        "probability_core_seconds": None if probabilities is None else core_seconds,
+        "width_mean": None if widths is None else float(widths.mean()),
+        "width_largest": None if widths is None else float(widths.max()),
         "found": tuning,
     }
 

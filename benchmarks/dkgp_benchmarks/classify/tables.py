@@ -112,7 +112,11 @@ PROBABILITY_COLUMNS = (
     Column("tune_seconds", "search, s", ",.1f"),
     Column("fit_seconds", "training, s", ",.1f"),
     Column("probability_seconds", "testing, s", ",.1f"),
+    Column("probability_core_seconds", "of all cores", ",.1f"),
+    Column("width_mean", "intervals: mean", ".1e"),
+    Column("width_largest", "widest", ".1e"),
 )
+WIDTHS = ("width_mean", "width_largest")
 # A split on which a random choice errs by so many percentage points more than the choice among all is an outlier.
 OUTLIER_POINTS = 3.0
 
@@ -190,7 +194,8 @@ def probability_table(figures: Figures) -> Document:
             row[f"{name}_std"] = float(np.std(values, ddof=1)) if len(values) > 1 else None
         sizes = [run["size"] for run in runs if run["size"] is not None]
         row["size"] = float(np.mean(sizes)) if sizes else None
-        row |= {f"{name}_seconds": _median(runs, f"{name}_seconds") for name in ("tune", "fit", "probability")}
+        measured = *(f"{name}_seconds" for name in ("tune", "fit", "probability", "probability_core")), *WIDTHS
+        row |= {name: _median_of_some(runs, name) for name in measured}
         rows.append(row)
     best = {
         f"least_{name}": ", ".join(
@@ -331,6 +336,12 @@ def _percent(runs: Sequence[Mapping[str, Any]]) -> FloatArray:
 
 def _median(runs: Sequence[Mapping[str, Any]], name: str) -> float:
     return median([run[name] for run in runs])
+
+
+def _median_of_some(runs: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """The median of a figure that not every method, or record, has; None where no run has it."""
+    values = [run for run in runs if run.get(name) is not None]
+    return _median(values, name) if values else None
 
 
 def _size(runs: Sequence[Mapping[str, Any]]) -> float | None:

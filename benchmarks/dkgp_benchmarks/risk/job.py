@@ -22,6 +22,8 @@ from dkgp.operators import BlockedKernelOperator, DenseKernelOperator
 from dkgp.operators.inputs import ArrayInputs
 from dkgp.solvers.risk import RISK_METHODS
 from dkgp_benchmarks.classify.problems import PROBLEMS
+from dkgp_benchmarks.risk.penalties import SAMPLES as PENALTY_SAMPLES
+from dkgp_benchmarks.risk.penalties import small_penalties
 from dkgp_benchmarks.risk.problems import RiskProblem, read_problem, with_tuned_kernel
 from dkgp_benchmarks.risk.runs import LABELS, LOSSES, RiskRun, RiskWithin, iterations_to, minimise
 
@@ -83,9 +85,10 @@ class BenchRiskJob:
     problems, methods, losses
         By default those of `FILES` that are here, else the generated ones; all methods; the logistic loss.
     parts
-        "methods", the race to one gap; "root", iterations over a table of lambdas. Both where none is named.
+        "methods", the race to one gap; "root", iterations over a table of lambdas; "penalties", twelve problems of
+        small lambdas. The first two where none is named.
     n
-        Samples at most: 10,000 of a file, 2,000 of what is generated, and 2,000 for the root.
+        Samples at most: 10,000 of a file, 2,000 of what is generated and for the root, 1,000 of small penalties.
     regularisation, gap
         Of the race.
     lambdas, share
@@ -184,6 +187,8 @@ def run_bench_risk(job: BenchRiskJob, reporter: Reporter) -> Document:
     if "root" in parts:
         found = [row for problem in _problems(job, reporter, ROOT_SAMPLES) for row in roots(problem, job, reporter)]
         sections.append(_root_section(found, job.share))
+    if "penalties" in parts:
+        sections.append(small_penalties(job.n or PENALTY_SAMPLES, job.max_seconds, job.seed, reporter))
     document["warnings"] = list(reporter.warnings)
     document["complete"] = True
     return write_record(document, job.out)

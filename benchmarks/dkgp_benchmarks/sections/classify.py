@@ -52,8 +52,8 @@ section.SECTIONS.add(
                 "methods",
                 "In Tables 3 to 5: scdp, scdp-pool, scdpp, ls-svm, svm, spsvm or boosting, with settings of its own if "
                 "need be, as in scdpp,candidates=118. With probabilities, and in all but Table 2: logistic, gp, either "
-                "of a basis as in gp,basis=2000, svc-calibrated, hist-boosting, lightgbm or sklearn-gp.  [default: "
-                "all of the table]",
+                "of a basis as in gp,basis=2000, gp with all variances to a gap as in "
+                "gp,gap=0.02, svc-calibrated, hist-boosting, lightgbm or sklearn-gp.  [default: all of the table]",
                 spellings=("--method", "--methods"),
                 multiple=True,
                 metavar="NAME",
@@ -63,6 +63,13 @@ section.SECTIONS.add(
                 "Of each problem.  [default: 20; 5 in Table 5 and of probabilities, or the file's one]",
                 type=int,
                 least=1,
+            ),
+            Option(
+                "tested",
+                "Test samples of probabilities at most, the first of a split.  [default: all]",
+                type=int,
+                least=1,
+                spellings=("--test-samples",),
             ),
             Option("full", "100 splits, as in the paper; 5 in Table 5.", type=bool, default=False),
             Option(
@@ -91,6 +98,8 @@ section.SECTIONS.add(
             "dkgp bench classify --data benchmark-data --table 5 --problem magic --out table5.json",
             "dkgp bench classify --table many --problem letter-like --problem htru2-like",
             "dkgp bench classify --data benchmark-data --table probabilities --record adult.jsonl",
+            "dkgp bench classify --data benchmark-data --table probabilities --method gp --method gp,gap=0.02 "
+            "--test-samples 1000",
         ),
         without_null="its figures stand beside those that the paper prints, not beside a baseline of this run",
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -56,6 +56,12 @@ class Needs(Protocol):
 
     def at(self, inputs: FloatArray) -> Enough:
         """The rule for test samples (t, d) as the run sees them."""
+
+
+def decided_batch(n_test: int) -> int:
+    """Samples of a batch where a factor is expected to suffice for nearly all of so many."""
+    batches = max(min(DECIDED_BATCHES, n_test // LEAST_DECIDED), math.ceil(n_test / MOST_DECIDED), 1)
+    return max(1, math.ceil(n_test / batches))
 
 
 @needs_one_arithmetic
@@ -252,6 +258,13 @@ class VarianceRun(BatchedRun):
                 f"{landmarks.rank}; start afresh with `overwrite`"
             )
 
+    def at(self, test: TestRows) -> Self:
+        """As of `BatchedRun`; batches that share products are cut anew."""
+        run = super().at(test)
+        if self._needs is not None and self.plan["smooth"] and self._settings.batch_size is None:
+            run.plan = {**self.plan, "batch_size": decided_batch(test.n_samples)}
+        return run
+
     @property
     def landmarks(self) -> Landmarks:
         """The training samples that the factor is built on."""
@@ -355,8 +368,7 @@ class VarianceRun(BatchedRun):
             return min(self._settings.batch_size, self._n_test)
         n_test = self._n_test
         if smooth and self._needs is not None:
-            batches = max(min(DECIDED_BATCHES, n_test // LEAST_DECIDED), math.ceil(n_test / MOST_DECIDED), 1)
-            return math.ceil(n_test / batches)
+            return decided_batch(n_test)
         most = LARGEST_BATCH if smooth else together
         at_least = max(
             math.ceil(n_test / most), 1 if self._joint else min(self._executor.parallelism, n_test // LEAST_BATCH)

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from dkgp.errors import InputError
 from dkgp.models.classification.laplace import averages
-from dkgp.models.classification.laplace.averages import averaged, averaged_intervals, averaged_softmax
+from dkgp.models.classification.laplace.averages import averaged, averaged_intervals, averaged_softmax, settled
 from dkgp.models.classification.likelihoods import Likelihood
 
 LOGIT, PROBIT = Likelihood("logit", 2), Likelihood("probit", 2)
@@ -177,3 +177,36 @@ def test_what_is_no_interval_is_refused():
         averaged(LOGIT, np.ones((1, 2)), np.ones((1, 2)))
     with pytest.raises(InputError, match="no proven intervals"):
         averaged_intervals(Likelihood("softmax", 3), *(np.ones((1, 3)) for _ in range(4)))
+
+
+@pytest.mark.parametrize("likelihood", [LOGIT, PROBIT, Likelihood("logit", 3)])
+@pytest.mark.parametrize("factor", [1.0, 1.05])
+def test_a_variance_is_settled_where_its_part_of_an_interval_is_small(likelihood, factor, rng):
+    count = 400
+    mean, bound = 4.0 * rng.standard_normal(count), 10.0 ** rng.uniform(-6, -1, count)
+    upper = 10.0 ** rng.uniform(-2, 2, count)
+    lower = upper * (1.0 - 10.0 ** rng.uniform(-6, 0, count))
+    found = settled(likelihood, mean, bound, lower, upper, factor)
+    assert 0.2 < found.mean() < 0.8
+    alone = Likelihood(likelihood.name, 2)
+    for at in range(count):
+        # Widths by the exact average at the four corners, in either order.
+        def width(low, high, at=at):
+            values = [
+                averaged(alone, np.array([[mean[at] + side * bound[at]]]), np.array([[variance]]))[0, 1]
+                for side in (-1.0, 1.0)
+                for variance in (low / factor, high * factor)
+            ]
+            return max(values) - min(values)
+
+        least = min(width(lower[at], lower[at]), width(upper[at], upper[at]))
+        if least > 1e-9:  # beyond it averages have too few digits to tell
+            added = width(lower[at], upper[at]) / least - 1.0
+            if abs(added - averages.VARIANCE_SHARE) > 1e-3:
+                assert found[at] == (added <= averages.VARIANCE_SHARE)
+
+
+def test_nothing_is_gained_by_a_variance_whose_curvature_is_not_known():
+    nothing, all_of_it = np.zeros(1), np.full(1, 50.0)
+    assert settled(LOGIT, nothing, nothing, nothing, all_of_it, np.inf).all()
+    assert not settled(LOGIT, nothing + 1.0, nothing, nothing, all_of_it, 1.0).any()

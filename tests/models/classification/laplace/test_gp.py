@@ -32,6 +32,7 @@ from dkgp.models.tuning.laplace.columns import (
     column_mode,
     latent_predictions,
 )
+from dkgp.models.variance import batch, variances
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.solvers.losses import LogisticLoss, ProbitLoss
 from tests.models.classification.problems import noisy_sine
@@ -141,9 +142,74 @@ def test_probabilities_are_scikit_learns(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(found.probability, theirs.predict_proba(seen), atol=2e-3)
 
 
-def test_stores_are_resumed_and_have_the_same_bits_on_any_number_of_workers(
-    rng: np.random.Generator, tmp_path: Path
+def few_landmarks(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """Factors that do not suffice everywhere, tried on a few samples at a time; small batches, and groups of them."""
+    monkeypatch.setattr(variances, "chosen_rank", lambda *_: rank)
+    monkeypatch.setattr(variances, "judged", lambda landmarks, *_, **__: (landmarks, True))
+    monkeypatch.setattr(variances, "MOST_DECIDED", 30)
+    monkeypatch.setattr(variances, "LARGEST_BATCH", 4)
+    monkeypatch.setattr(batch, "AT_ONCE", 16)
+
+
+@pytest.mark.parametrize("name", ["logit", "probit"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_variances_are_as_precise_as_averages_have_use_for(
+    name: str, classes: int, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Intervals hold, those of averages are hardly wider than with all variances to the gap, and less is done."""
+    few_landmarks(monkeypatch, 40)
+    data, labels = noisy_sine(rng, 300, classes)
+    record = memory_classifier(trained(data, labels, name, tolerance=0.3).record(LabelledData(data, labels)), data)
+    rows = 2.0 * rng.standard_normal((90, 3))
+    test = dataset_from_arrays(tmp_path / "test.zarr", rows, None)
+    seen = (rows - data.standardisation.input_mean) / data.standardisation.input_std
+    expected = exact(data, labels, name, KERNEL, seen)
+    likelihood = Likelihood.of(name, "ovr", classes)  # type: ignore[arg-type]
+    figures, ends = [], []
+    for settings in (None, VarianceSettings()):
+        executor, place = LocalExecutor(2), str(tmp_path / f"{settings is None}.zarr")
+        try:
+            summary = predict(record, test, place, executor, variance=settings)
+        finally:
+            executor.close()
+        stored = open_prediction(place)
+        mean, bound, lower, upper, low, high = (
+            stored.read(variable)
+            for variable in (
+                "decision",
+                "decision_error_bound",
+                "latent_variance_lower",
+                "latent_variance_upper",
+                "probability_lower",
+                "probability_upper",
+            )
+        )
+        assert (lower <= expected[1] * (1.0 + 1e-8)).all()
+        assert (expected[1] * (1.0 - 1e-8) <= upper).all()
+        probabilities = averaged(likelihood, *expected)
+        assert (low <= probabilities + 1e-9).all()
+        assert (probabilities <= high + 1e-9).all()
+        assert summary.classes is not None
+        figures.append(summary.classes["latent_variance"])
+        ends.append((lower, upper, high - low))
+        assert (np.abs(mean - expected[0]) <= bound + 1e-9 * (1.0 + np.abs(mean))).all()
+    needed, asked = figures
+    assert needed["for_averages"]
+    assert not asked["for_averages"]
+    assert needed["unmet"] == asked["unmet"] == 0
+    assert needed["gap_max"] > 0.1
+    assert needed["column_passes"] < 0.8 * asked["column_passes"]
+    widths, at_most = ends[0][2], ends[1][2]
+    assert (widths <= 1.15 * at_most).all()
+    assert widths.mean() <= 1.05 * at_most.mean()
+
+
+@pytest.mark.parametrize("settings", [VarianceSettings(batch_size=16), None])
+def test_stores_are_resumed_and_have_the_same_bits_on_any_number_of_workers(
+    settings: VarianceSettings | None, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if settings is None:
+        few_landmarks(monkeypatch, 60)
     data, labels = noisy_sine(rng, 150, 3)
     train = dataset_from_arrays(
         tmp_path / "train.zarr", data.inputs(0, 150), labels.codes.astype(np.float64), chunk_rows=60
@@ -151,8 +217,7 @@ def test_stores_are_resumed_and_have_the_same_bits_on_any_number_of_workers(
     test = dataset_from_arrays(tmp_path / "test.zarr", rng.standard_normal((90, 3)), None, chunk_rows=30)
     url = str(tmp_path / "model.zarr")
     save_classifier(url, trained(train, labels, "logit").record(LabelledData(train, labels)), dataset=train)
-    model, settings = open_classifier(url), VarianceSettings(batch_size=16)
-    stored = []
+    model, stored = open_classifier(url), []
 
     def begin(place: str, executor: LocalExecutor) -> None:
         """Interrupted after the first regions; other settings may not go on from there."""
@@ -189,7 +254,7 @@ def test_stores_are_resumed_and_have_the_same_bits_on_any_number_of_workers(
     inside = ClassPredictor(model, f"gp-{next(VERSIONS)}", variance=settings, n_test=90)(
         test.inputs(0, 90, standardised=False)
     )
-    np.testing.assert_allclose(inside.probability, stored[0]["probability"], rtol=1e-6)
+    np.testing.assert_allclose(inside.probability, stored[0]["probability"], rtol=1e-3 if settings is None else 1e-6)
 
 
 def test_what_is_refused(rng: np.random.Generator, tmp_path: Path) -> None:
