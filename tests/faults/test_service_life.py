@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,13 @@ class Level:
 
 
 def bytes_in(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """Bytes of the files below a folder, from which a service may remove some meanwhile."""
+    size = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += os.stat(os.path.join(parent, name)).st_size
+    return size
 
 
 def live(service: ServiceProcess, options: list[dict[str, Any]], moments: random.Random) -> tuple[list[str], Level]:
