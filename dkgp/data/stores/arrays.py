@@ -177,11 +177,11 @@ class StoredArray:
         self._limits = active()
         self._opened: Any = None
         # Of the manifest that describes a finished store's array: its mark (`manifest_mark`), and its checksum.
-        self._described_by: tuple[tuple[int, int], str] | None = None
+        self._described_by: tuple[str, str] | None = None
 
     @classmethod
     def from_manifest(cls, url: str, name: str, manifest: Manifest) -> StoredArray:
-        """The array as the manifest of a finished store describes it; on a disk, of that store and no other."""
+        """The array as the manifest of a finished store describes it, of that store and no other."""
         entry = manifest["arrays"][name]
         array = cls(url, name, tuple(int(size) for size in entry["shape"]), int(entry["chunk_rows"]))
         if manifest.mark is not None:
@@ -262,6 +262,16 @@ class StoredArray:
 
     def _checked(self, selection: slice | IntArray, start: int, stop: int) -> NDArray[Any]:
         try:
+            block = self._whole(selection, start, stop)
+        except StoreError:
+            # Not damaged, but gone, or another one's: that is told first.
+            self._require_same_store()
+            raise
+        self._require_same_store()
+        return block
+
+    def _whole(self, selection: slice | IntArray, start: int, stop: int) -> NDArray[Any]:
+        try:
             block = self._get(selection)
         except (StoreError, StorageError):
             raise
@@ -278,14 +288,14 @@ class StoredArray:
                 raise StoreError(f"The array '{self.name}' of '{self.url}' cannot be read: {error}") from error
         if _holds_fill_value(block):
             self._blame(selection, start, stop)
-        self._require_same_store()
         return block
 
     def _require_same_store(self) -> None:
         """Refuse what was read where another store has come to lie there, whose chunks fit as well; `StoreError`.
 
         A store is overwritten by one whose manifest comes last: while the manifest is the one that was read when the
-        store was opened, so were the chunks that were read before this look.
+        store was opened, so were the chunks that were read before this look. One look for all the rows that are read at
+        once; on object storage it is a request beside one for each chunk.
         """
         if self._described_by is None:
             return

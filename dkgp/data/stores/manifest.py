@@ -22,6 +22,7 @@ import numpy as np
 import zarr
 
 from dkgp.data.remote.claims import CLAIM_NAME, Claim
+from dkgp.data.remote.object_store import tag_of
 from dkgp.data.remote.storage import (
     exists,
     is_file,
@@ -177,18 +178,22 @@ def is_committed(url: str) -> bool:
 class Manifest(dict[str, Any]):
     """A manifest, with the `mark` of its file, by which one that took its place is known."""
 
-    mark: tuple[int, int] | None = None
+    mark: str | None = None
 
 
-def manifest_mark(url: str) -> tuple[int, int] | None:
-    """The mark of a local store's manifest, unlike that of one that takes its place; None where there is none."""
+def manifest_mark(url: str) -> str | None:
+    """The mark of a store's manifest, unlike that of one that takes its place; None where there is none.
+
+    Of a remote store its tag, by one request for the object's description. `StorageError`: the storage gives no answer.
+    """
+    place = join(url, MANIFEST_NAME)
     if not is_local(url):
-        return None
+        return tag_of(place)
     try:
-        status = os.stat(join(url, MANIFEST_NAME))
+        status = os.stat(place)
     except OSError:
         return None
-    return status.st_mtime_ns, status.st_size
+    return f"{status.st_mtime_ns}|{status.st_size}"
 
 
 def read_manifest(url: str, kind: str) -> Manifest:

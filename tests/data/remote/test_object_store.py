@@ -135,12 +135,13 @@ def test_an_open_is_one_listing_and_a_slice_reads_its_chunks_alone(s3: Place, mo
 
     monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", counted)
     dataset = open_dataset(s3("d.zarr"))
-    assert [method for method, _ in calls] == ["get_object", "list_objects_v2"]
+    assert [method for method, _ in calls] == ["head_object", "get_object", "list_objects_v2"]
     calls.clear()
     dataset.inputs(60, 140)
     chunks = sorted(key for method, key in calls if "/c/" in key)
     assert [key.rsplit("/X/")[1] for key in chunks] == ["c/1/0", "c/2/0"]
-    assert len(calls) == 3
+    # The array's description, two chunks, and a look whether the store is still the same.
+    assert sorted(method for method, _ in calls) == ["get_object"] * 3 + ["head_object"]
     assert zarr.config.get("async.concurrency") == 4
 
 
