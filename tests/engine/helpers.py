@@ -122,7 +122,7 @@ def hyperparameters(problem: Problem, folder: Path) -> Path:
 
 
 def train_command(problem: Problem, folder: Path, *more: object) -> list[str]:
-    given = ("dkgp.cli", "train", problem.dataset.url, "--hyper", hyperparameters(problem, folder))
+    given = ("dkgp", "train", problem.dataset.url, "--hyper", hyperparameters(problem, folder))
     given += ("--out", folder / "model.zarr", "--log-json", folder / "run.jsonl", "--json")
     return [str(argument) for argument in (*given, "--block-size", 150, "--tol", 1e-3, *more)]
 

@@ -113,7 +113,7 @@ def test_kill_9_of_a_solver_resumes_to_the_same_bits(
     expected = of_one_thread(name)
     checkpoints, model = tmp_path / "model.zarr.checkpoint", tmp_path / "model.zarr"
     # On a busy machine the test is to have its turn before the run's end.
-    process = start_process("dkgp.cli", *solver_command(problem, tmp_path, options), preexec_fn=lambda: os.nice(3))
+    process = start_process("dkgp", *solver_command(problem, tmp_path, options), preexec_fn=lambda: os.nice(3))
     wanted = min(10, expected[2] // 3)
     until = time.monotonic() + 180.0
     while rounds_saved(checkpoints) < wanted:

@@ -27,7 +27,7 @@ def train(start_process: Callable[..., subprocess.Popen[str]], tmp_path: Path) -
         hyper.write_text(
             json.dumps({"kernel": {"type": "rbf", "variance": 1.0, "gamma": [0.3] * d}, "noise_variance": 0.1})
         )
-        command = ("dkgp.cli", "train", tmp_path / "train.zarr", "--hyper", hyper, "--out", tmp_path / "model.zarr")
+        command = ("dkgp", "train", tmp_path / "train.zarr", "--hyper", hyper, "--out", tmp_path / "model.zarr")
         process = start_process(*command, "--json", *options, stdout=subprocess.PIPE, environment=environment or {})
         document = json.loads(process.communicate(timeout=200)[0])
         assert process.returncode in (0, 4), document
