@@ -228,7 +228,7 @@ def test_a_batch_script_gives_every_option_again(labelled: Labelled, out: Path) 
     script = out.parent / "job.sh"
     train = labelled(2)["train"]
     run("submit", "--slurm", "--write-only", script, "classify", train, "--out", out, *options)
-    (line,) = re.findall(r"dkgp\.cli classify (.*)\)$", script.read_text(), flags=re.MULTILINE)
+    (line,) = re.findall(r"-m dkgp classify (.*)\)$", script.read_text(), flags=re.MULTILINE)
     with main.commands["classify"].make_context("classify", shlex.split(line)) as context:
         found = dict(context.params)
     for name in OUTPUT_NAMES:

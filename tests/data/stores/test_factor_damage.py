@@ -59,7 +59,7 @@ def test_a_finished_factor_stays_until_the_next_is_finished(model: str, factor: 
     second = writer.commit(**small(factor))
     assert opened(model).metadata["seed"] == second.metadata["seed"] == 2
     assert len(folders(model)) == 1
-    with pytest.raises(StoreError, match="is missing"):
+    with pytest.raises(StoreError, match="was overwritten or removed"):
         first.columns(0, N)
     with pytest.raises(StoreError, match="is finished"):
         writer.write_columns(0, factor["columns"])
