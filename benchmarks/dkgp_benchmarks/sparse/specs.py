@@ -17,6 +17,7 @@ _SETTINGS = {
     "screen": int,
     "score_rows": int,
     "certify_passes": float,
+    "neighbours": int,
 }
 
 
