@@ -252,10 +252,10 @@ def _scales(document: Document) -> str:
     if not known:
         return ""
     # On a logarithmic axis: of a feature that is switched on or off any short one means the same.
-    shortest, longest = known[0][1], 1.5 * known[-1][1]
+    shortest, longest = known[0][1], 1.5 * max((scale for _, scale in known if scale < math.inf), default=1.0)
     lines = []
     for item, scale in known[:MOST_FEATURES]:
-        width = 100.0 * math.log(longest / scale) / math.log(longest / shortest)
+        width = 100.0 * math.log(longest / scale) / math.log(longest / shortest) if scale < math.inf else 0.0
         name, shown = item.feature or item.name, "irrelevant" if item.idle else f"{scale:.3g}"
         lines.append(
             f'<tr><th scope="row">{escape(name)}</th><td class="track"><span class="bar" '

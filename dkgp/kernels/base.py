@@ -194,7 +194,7 @@ class Kernel(ABC):
 
     @abstractmethod
     def with_parameters(self, values: ArrayLike) -> Kernel:
-        """The same kernel with these values (q,), not logarithms, in the order of `parameters`.
+        """The same kernel with these values (q,), not logarithms, in the order of `parameters`; a gamma may be zero.
 
         Raises
         ------
@@ -340,14 +340,16 @@ class Kernel(ABC):
         return array
 
     def checked_values(self, values: ArrayLike) -> list[float]:
-        """Values for `with_parameters` as a list of floats; `InputError` where they do not fit."""
+        """Values for `with_parameters` as a floats; only a gamma may be zero. `InputError` where they do not fit."""
         array = np.asarray(values, dtype=np.float64)
-        expected = len(self.parameters())
+        parameters = self.parameters()
+        expected = len(parameters)
         if array.shape != (expected,):
             raise InputError(
                 f"a kernel of type {self.type_name!r} has {expected} parameters; got values of shape {array.shape}"
             )
-        if not bool(np.all((array > 0.0) & np.isfinite(array))):
+        may_be_zero = np.array([parameter.name.rpartition(".")[2] == "gamma" for parameter in parameters], dtype=bool)
+        if not bool(np.all(((array > 0.0) | (may_be_zero & (array == 0.0))) & np.isfinite(array))):
             raise InputError(f"a kernel's parameters must be positive and finite; got {array.tolist()}")
         return [float(value) for value in array]
 

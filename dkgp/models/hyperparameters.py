@@ -342,12 +342,15 @@ def _positive(name: str, value: object) -> float:
 
 
 def _numbers_of(kernel: Mapping[str, Any], path: str = "") -> list[tuple[str, object]]:
-    """The length scales and amplitudes in the description of a kernel and of its parts, by name."""
-    # A kernel object may switch a feature off with a gamma of zero; in a file that is taken for a mistake.
+    """Numbers that must be positive in the description of a kernel and of its parts, by name.
+
+    These are amplitudes, and gammas but for those that are zero, whose features are switched off; all of them are not.
+    """
     gamma = kernel.get("gamma", [])
     numbers: list[tuple[str, object]] = []
     if isinstance(gamma, list):
-        numbers += [(f"{path}gamma[{index}]", value) for index, value in enumerate(gamma)]
+        some = any(value != 0 for value in gamma)
+        numbers += [(f"{path}gamma[{k}]", value) for k, value in enumerate(gamma) if value != 0 or not some]
     if "variance" in kernel:
         numbers.append((f"{path}variance" if path else "the kernel's variance", kernel["variance"]))
     parts = kernel.get("parts")

@@ -26,6 +26,7 @@ class TunedParameter:
     name : str
         What `bounds`, `fixed` and `priors` address it by, such as `gamma.lat` or `noise_variance`.
     value, start, lower, upper : float
+        A value of zero is a gamma's that was switched off.
     feature : str or None
         Name of the feature that it belongs to, where it belongs to one.
     fixed : bool
@@ -112,6 +113,16 @@ def stopped(parameters: Iterable[TunedParameter]) -> str:
     return ", ".join(held[:2]) + (f", and {len(held) - 2} more" if len(held) > 2 else "")
 
 
+def with_switched_off(
+    parameters: Iterable[TunedParameter], before: Iterable[TunedParameter]
+) -> tuple[TunedParameter, ...]:
+    """Add the gammas that the search `before`, which this one started from, switched off: they are zero still."""
+    tuned, before = list(parameters), list(before)
+    moved, places = {item.name for item in tuned}, {item.name: place for place, item in enumerate(before)}
+    off = [item for item in before if item.is_gamma and item.value == 0.0 and item.name not in moved]
+    return tuple(sorted((*tuned, *off), key=lambda item: places.get(item.name, len(places))))
+
+
 def length_scale(gamma: float) -> float:
-    """1 / sqrt(2 gamma)."""
-    return 1.0 / math.sqrt(2.0 * gamma)
+    """1 / sqrt(2 gamma); infinite for a gamma that is switched off."""
+    return math.inf if gamma == 0.0 else 1.0 / math.sqrt(2.0 * gamma)

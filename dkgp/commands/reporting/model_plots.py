@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -216,9 +217,10 @@ def _name(parameter: TunedParameter) -> str:
 
 def _draw_bars(axis: Axes, bars: Sequence[_Bar]) -> None:
     places = range(len(bars))
-    values = [bar.value for bar in bars]
-    seen = [*values, *(bar.start for bar in bars)]
+    seen = [value for bar in bars for value in (bar.value, bar.start) if value < math.inf]
     low, high = min(seen) / 3.0, max(seen) * 3.0
+    # Of a feature that is switched off the length scale is infinite: its bar goes to the end.
+    values = [min(bar.value, high) for bar in bars]
     colours = ["tab:grey" if bar.fixed else "tab:blue" for bar in bars]
     axis.barh(places, [value - low for value in values], left=low, color=colours, height=0.7)
     axis.plot([bar.start for bar in bars], places, "|", color="black", markersize=10, label="start")

@@ -10,7 +10,7 @@ import numpy as np
 
 from dkgp.kernels import Kernel
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.tuned_parameter import TunedParameter
+from dkgp.models.tuned_parameter import TunedParameter, with_switched_off
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.search_space import LogNormal, SearchSpace, search_space
 from dkgp.operators.base import FloatArray
@@ -93,4 +93,5 @@ class RefineSpace:
         """All parameters by name, each with the start of the first search that moved it."""
         before = {parameter.name: parameter.start for parameter in self.start.parameters or ()}
         tuned = self.space.tuned(parameters, self.first, self.feature_names)
-        return tuple(replace(parameter, start=before.get(parameter.name, parameter.start)) for parameter in tuned)
+        moved = (replace(parameter, start=before.get(parameter.name, parameter.start)) for parameter in tuned)
+        return with_switched_off(moved, self.start.parameters or ())

@@ -109,7 +109,7 @@ class ComposedFamily:
         """sum_ij weights_ij dK_ij / dparameter for each parameter: (parameters,); uses the lower triangle alone."""
         kernel = self.kernel(parameters)
         rows_of_weights = weights.T
-        gradient = np.zeros(len(self._values))
+        gradient = np.zeros(len(kernel.parameters()))
         for start, stop in self._blocks():
             rows, below = self._inputs[start:stop], self._inputs[stop:]
             square = np.triu(rows_of_weights[start:stop, start:stop])
@@ -118,7 +118,15 @@ class ComposedFamily:
             gradient += kernel.contract(rows, rows, square)
             if stop < len(self._inputs):
                 gradient += 2.0 * kernel.contract(rows, below, rows_of_weights[start:stop, stop:])
-        return gradient[self._free]
+        whole = np.zeros(len(self._values))
+        # Those that are switched off, at minus infinity, the kernel does not have any more.
+        whole[self._in_use(parameters)] = gradient
+        return whole[self._free]
+
+    def _in_use(self, parameters: FloatArray) -> NDArray[np.bool_]:
+        in_use = np.ones(len(self._values), dtype=bool)
+        in_use[self._free] = np.exp(parameters) > 0.0
+        return in_use
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
         n_samples = len(self._inputs)

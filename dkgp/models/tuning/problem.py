@@ -19,7 +19,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, fold_white, parse_kernel
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.trend.columns import CENTRED, MeanKind, checked_mean
-from dkgp.models.tuned_parameter import TunedParameter
+from dkgp.models.tuned_parameter import TunedParameter, with_switched_off
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.likelihood_search import (
     LikelihoodSearch,
@@ -171,6 +171,8 @@ class SearchProblem:
         kernel, noise_variance = self.point(best.parameters)
         rest = Rest.of(self.space, best.parameters, best.slopes, sum(summary.n_targets for summary in summaries))
         tuned = rest.judged(self.space.tuned(best.parameters, self.space.within(self.first), self.feature_names))
+        start = self.choices.start
+        shown = tuned if self.choices.likelihood is None else tuned[:-1]
         rested = best.rested and rest.is_optimum(best.gain, self.settings.tolerance)
         return Hyperparameters(
             kernel=kernel,
@@ -179,7 +181,7 @@ class SearchProblem:
             projected_gradient=rest.projected_norm,
             likelihood=self.choices.likelihood,
             log_prior=best.log_prior if self.space.priors else None,
-            parameters=tuned if self.choices.likelihood is None else tuned[:-1],
+            parameters=with_switched_off(shown, () if start is None else start.parameters or ()),
             seed=self.settings.seed,
             feature_names=self.feature_names,
             warnings=(*self._warnings(best, rest, rested, tuned, summaries), *further_warnings),
@@ -241,8 +243,10 @@ def is_mere_noise(best: Optimum | None, summaries: Sequence[SubsetSummary]) -> b
 
 
 def _same_structure(first: Kernel, second: Kernel) -> bool:
-    names = [[(item.name, item.feature) for item in kernel.parameters()] for kernel in (first, second)]
-    return first.type_name == second.type_name and names[0] == names[1]
+    """True if they are one kernel with other values; of the second, a search may have switched gammas off."""
+    names, others = ([(item.name, item.feature) for item in kernel.parameters()] for kernel in (first, second))
+    kept = [item for item in names if item in others or item[0].rpartition(".")[2] != "gamma"]
+    return first.type_name == second.type_name and kept == others
 
 
 def _span(values: FloatArray) -> str:

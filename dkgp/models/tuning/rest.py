@@ -4,12 +4,14 @@ A maximum within a box of bounds has a projected gradient of zero: the gradient 
 of the box at a bound (Nocedal and Wright 2006, section 16.7; the conditions of Karush, Kuhn and Tucker, whose
 multipliers are the components left out). A component that is left out and large says that the objective itself has its
 maximum elsewhere: such a search has not converged, it was stopped. Where the parameter no longer changes the model, as
-the gamma of a feature that does not matter does at 1e-8, it is one that the model can do without.
+the gamma of a feature that does not matter does at 1e-8, it is one that the model can do without; and so the model does
+(`switch_off`), for every feature of a kernel costs time in every entry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,12 +19,16 @@ from numpy.typing import NDArray
 
 from dkgp.data.types import FloatArray
 from dkgp.models.tuned_parameter import TunedParameter
-from dkgp.models.tuning.likelihood_search import projected
+from dkgp.models.tuning.likelihood_search import Optimum, projected
 from dkgp.models.tuning.search_space import NOISE_NAME, SearchSpace
 from dkgp.models.tuning.tasks import SubsetSummary
 
 # Nats a sample, for a factor of e: by how much the objective rises beyond a bound that matters.
 PRESSING = 1e-3
+# Nats, of all subsets together, that switching features off may cost.
+MOST_LOST = 0.1
+# A gamma whose length scale is a hundred deviations; features that matter more are not tried.
+LARGEST_GAMMA = 1.0 / (2.0 * 100.0**2)
 
 
 @dataclass(frozen=True)
@@ -123,3 +129,58 @@ def _cause(parameter: TunedParameter, summaries: Sequence[SubsetSummary]) -> str
     if parameter.name == NOISE_NAME:
         return "The noise exceeds the targets' own variance: standardise them, or look for outliers"
     return "Widen its range by `bounds`, hold it at a value by `fixed`, or take another `kernel`"
+
+
+def candidates(space: SearchSpace, parameters: FloatArray) -> list[int]:
+    """Positions of gammas that are worth a try, the least first: free, of one feature, and small.
+
+    Of a part of a kernel at least one stays, and none is tried that was given bounds or a prior.
+    """
+    small: list[int] = []
+    kept = set()
+    for position, (name, feature) in enumerate(zip(space.names, space.features, strict=True)):
+        part, _, last = name.partition("gamma.")
+        if feature is None or not last:
+            continue
+        if position not in space.restricted and parameters[position] <= math.log(LARGEST_GAMMA):
+            small.append(position)
+        else:
+            kept.add(part)
+    in_parts_kept = [position for position in small if space.names[position].partition("gamma.")[0] in kept]
+    return sorted(in_parts_kept, key=lambda position: (parameters[position], position))
+
+
+def switch_off(
+    likelihood: Callable[[FloatArray], tuple[float, FloatArray] | None], space: SearchSpace, best: Optimum
+) -> tuple[Optimum, int]:
+    """Switch off as many features as a few tries show to be dispensable; return the optimum, and evaluations taken.
+
+    The gamma of a feature that does not matter ends at some small number, and every kernel entry goes on paying for it.
+    What may be lost is a tenth of a nat: a linear effect of size b is worth n b^2 / (2 s2) of them, n samples of a
+    subset. A gamma that is switched off is minus infinity among the optimum's log parameters. All candidates are tried
+    together, then by bisection the most of the smallest.
+
+    Parameters
+    ----------
+    likelihood : callable
+        As of `LikelihoodSearch`.
+    space : SearchSpace
+    best : Optimum
+        The end of a search.
+    """
+    positions = candidates(space, best.parameters)
+    evaluations, passed, failed = 0, 0, len(positions) + 1
+    found, (_, prior_slopes) = best, space.log_prior(best.parameters)
+    while failed - passed > 1:
+        count = len(positions) if not evaluations else (passed + failed) // 2
+        trial = best.parameters.copy()
+        trial[positions[:count]] = -np.inf
+        outcome = likelihood(trial)
+        evaluations += 1
+        if outcome is None or outcome[0] < best.log_likelihood - MOST_LOST:
+            failed = count
+            continue
+        passed, value = count, best.value + outcome[0] - best.log_likelihood
+        slopes = np.where(space.free, outcome[1] + prior_slopes, 0.0)
+        found = replace(best, parameters=trial, log_likelihood=outcome[0], value=value, slopes=slopes)
+    return found, evaluations

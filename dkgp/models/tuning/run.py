@@ -21,6 +21,7 @@ from dkgp.models.tuning.kernel_family import family_bytes
 from dkgp.models.tuning.likelihood_search import LikelihoodSearch, Optimum, SearchSettings
 from dkgp.models.tuning.marginal_likelihood import projected_peak_bytes
 from dkgp.models.tuning.problem import Choices, SearchProblem
+from dkgp.models.tuning.rest import switch_off
 from dkgp.models.tuning.scores import (
     check_folds,
     fold_task,
@@ -75,6 +76,7 @@ def run_tuning(
                 "the kernel matrix was not positive definite at any starting point. Look for inputs that are not "
                 "standardised, or give the hyperparameters yourself"
             )
+        best, further_evaluations = switch_off(rounds.likelihood, problem.space, best)
         scores = _scores(rounds, best, plan, choices)
     further = []
     if plan.overlaps:
@@ -89,7 +91,7 @@ def run_tuning(
         further,
         log_marginal_likelihood=best.log_likelihood if is_likelihood else None,
         leave_one_out_log_likelihood=None if is_likelihood else best.log_likelihood,
-        evaluations=search.evaluations,
+        evaluations=search.evaluations + further_evaluations,
         seconds=time.perf_counter() - started,
         subset_size=plan.size,
         n_samples=plan.n_samples,

@@ -108,6 +108,7 @@ class SearchSpace:
     # Where the kernel's are among all its `parameters`, (q - 1,): an amplitude that is not learnt is not there.
     positions: IntArray
     priors: tuple[tuple[int, LogNormal], ...] = field(default=())  # by position
+    restricted: frozenset[int] = frozenset()  # positions that were given bounds, a prior or a value
 
     @property
     def free(self) -> NDArray[np.bool_]:
@@ -228,6 +229,7 @@ def search_space(
         fixed=held,
         positions=positions,
         priors=tuple(sorted(densities.items(), key=lambda item: item[0])),
+        restricted=frozenset(restricted) | frozenset(np.flatnonzero(~np.isnan(held)).tolist()),
     )
 
 
