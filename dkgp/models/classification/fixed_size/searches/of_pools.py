@@ -22,7 +22,7 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data.types import Progress
 from dkgp.errors import NumericalError
 from dkgp.kernels import Kernel
-from dkgp.models.classification.fixed_size.budget import WIDTHS, ForeseenSearch
+from dkgp.models.classification.fixed_size.budget import PENALTIES, WIDTHS, ForeseenSearch
 from dkgp.models.classification.fixed_size.chosen import Chosen, choose
 from dkgp.models.classification.fixed_size.paths import PathModel, candidate_draws
 from dkgp.models.classification.fixed_size.searches.asked import Point, RecordedSearch
@@ -49,6 +49,8 @@ from dkgp.solvers.checkpointing import Checkpoints
 # log10 of s2 over k(x, x): of every width, and about the best of these for the whole pool.
 DECADES, FINER = (-5.0, -4.0, -3.0, -2.0, -1.0, 0.0), (0.5,)
 ABOUT = (-1.0, 0.0, 1.0)
+# The same of every width of a grid.
+GRID = tuple(0.5 * half - 3.5 for half in range(PENALTIES["grid"]))
 # Of what could not be fitted, in records.
 WORST = 1e300
 # Weight of the squared error beside the error, in the search.
@@ -93,7 +95,7 @@ class PoolSearch:
         state, search = self.state, self.state.search
         assert isinstance(search, RecordedSearch)
         self._before = len(state.history) * self.foreseen.width_seconds
-        while search.passes < len(WIDTHS) and (points := search.ask()):
+        while search.passes < len(WIDTHS[self.settings.search]) and (points := search.ask()):
             scores: list[float] = []
             for batch in split_evenly(points, -(-len(points) // max(1, together))):
                 scores += self._widths(operator, batch)
@@ -154,6 +156,8 @@ class PoolSearch:
             if self.settings.noise_variances is not None:
                 return [validate_pool(system, value, heed) for value in sorted(self.settings.noise_variances)]
             scale = mean_diagonal(system) if about is None else about
+            if about is None and self.settings.search == "grid":
+                return [validate_pool(system, scale * 10.0**place, heed) for place in GRID]
             places = DECADES if about is None else ABOUT
             return spread_noise(
                 lambda place: validate_pool(system, scale * 10.0**place, heed), places, FINER, chosen_noise
