@@ -52,8 +52,7 @@ def test_each_fold_is_that_of_dense_least_squares(
 ) -> None:
     problem = Problem(rng, one_thread, 3, weighted)
     for kernel, system in zip(KERNELS, problem.systems(intercept), strict=True):
-        for s2 in (1e-3, 0.3):
-            found = validate_pool(system, s2)
+        for s2, found in zip((1e-3, 0.3), validate_pool(system, (1e-3, 0.3)), strict=True):
             for fold, model in enumerate(found.folds):
                 own = problem.folds == fold
                 decisions = dense(problem, kernel, fold, s2, intercept == "first")
@@ -75,9 +74,12 @@ def test_an_intercept_that_is_a_regressor_is_no_prototype(rng: np.random.Generat
 
 def test_sums_that_overflow_are_no_model(rng: np.random.Generator, one_thread: LocalExecutor) -> None:
     system = Problem(rng, one_thread, 1, weighted=False).systems("first")[0]
-    found = validate_pool(system, float("inf"))
+    found, after = validate_pool(system, (float("inf"), 0.1))
     assert found.score == float("inf")
     assert found.folds == ()
+    # What could not be factored leaves nothing behind for the next one.
+    np.testing.assert_array_equal(after.errors, validate_pool(system, (0.1,))[0].errors)
+    assert len(after.folds) == FOLDS
 
 
 def letters(rng: np.random.Generator, n: int, classes: int = 12) -> tuple[np.ndarray[Any, Any], Labels]:

@@ -149,19 +149,22 @@ class PoolSearch:
 
     def _penalties(self, system: FoldSystem, about: float | None = None) -> list[PoolValidation]:
         """The whole pool at each penalty that there is to choose from, or at those about one."""
-        heed = self._heed
+        given = self.settings.noise_variances
+        if self.noise_variance is not None:
+            given = (self.noise_variance,)
         with single_threaded_blas():
-            if self.noise_variance is not None:
-                return [validate_pool(system, self.noise_variance, heed)]
-            if self.settings.noise_variances is not None:
-                return [validate_pool(system, value, heed) for value in sorted(self.settings.noise_variances)]
+            if given is not None:
+                return validate_pool(system, sorted(given), self._heed)
             scale = mean_diagonal(system) if about is None else about
-            if about is None and self.settings.search == "grid":
-                return [validate_pool(system, scale * 10.0**place, heed) for place in GRID]
-            places = DECADES if about is None else ABOUT
-            return spread_noise(
-                lambda place: validate_pool(system, scale * 10.0**place, heed), places, FINER, chosen_noise
-            )
+            places = ABOUT if about is not None else GRID if self.settings.search == "grid" else DECADES
+
+            def at(places: Sequence[float]) -> list[PoolValidation]:
+                return validate_pool(system, [scale * 10.0**place for place in places], self._heed)
+
+            known = dict(zip(places, at(places), strict=True))
+            if places is GRID:
+                return list(known.values())
+            return spread_noise(lambda place: known.get(place) or at([place])[0], places, FINER, chosen_noise)
 
     def _conclude(self, operator: BlockedKernelOperator) -> None:
         """All prototypes at the best width, with the samples' weights and with those that are considered."""
