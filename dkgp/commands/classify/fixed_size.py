@@ -106,7 +106,7 @@ class FixedSizeRun(ClassifyRun):
         """Say what the search will take."""
         settings, n, outputs = self.job.settings, self.dataset.n_samples, self.labels.n_outputs
         foreseen = foresee_search(
-            n, self.dataset.n_features, outputs, settings.pool_size(n, outputs), folds=settings.folds,
+            (n, self.dataset.n_features, outputs), settings.pool_size(n, outputs), folds=settings.folds,
             threads=executor.parallelism, together=together, search=settings.search, weighings=weighings,
         )  # fmt: skip
         balanced = " with and without class weights" if weighings > 1 else ""

@@ -41,9 +41,7 @@ def factor_operations(m: float, outputs: int, folds: int, penalties: int) -> flo
 
 
 def foresee_search(
-    n: int,
-    d: int,
-    outputs: int,
+    shape: tuple[int, int, int],
     pool: int,
     *,
     folds: int,
@@ -52,7 +50,11 @@ def foresee_search(
     search: str = "shared",
     weighings: int = 1,
 ) -> ForeseenSearch:
-    """Foresee the search of n samples: `together` widths a pass, and `weighings` of the samples at the best width."""
+    """Foresee the search of n samples: `together` widths a pass, and `weighings` of the samples at the best width.
+
+    `shape` is n, features and outputs.
+    """
+    n, d, outputs = shape
     prices, judging = Prices.nominal(d), min(pool, JUDGING)
 
     def seconds(m: int, penalties: int) -> float:

@@ -189,7 +189,7 @@ def train_fixed_size(
             state.restore(checkpoint.metadata["state"], checkpoint.arrays)
         if shared:
             foreseen = foresee_search(
-                data.n, dataset.n_features, targets.outputs, len(prototypes), folds=settings.folds,
+                (data.n, dataset.n_features, targets.outputs), len(prototypes), folds=settings.folds,
                 threads=context.executor.parallelism, together=together, search=settings.search,
                 weighings=1 if considered is None else 2,
             )  # fmt: skip

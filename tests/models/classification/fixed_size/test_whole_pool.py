@@ -223,15 +223,15 @@ def test_pools_grow_with_the_classes_as_far_as_the_work_allows() -> None:
 
 
 def test_what_is_foreseen_grows_with_samples_and_pool() -> None:
-    one = foresee_search(16_000, 16, 26, 3000, folds=FOLDS, threads=2)
+    one = foresee_search((16_000, 16, 26), 3000, folds=FOLDS, threads=2)
     assert (one.pool, one.judging, one.passes) == (3000, JUDGING, 4)
     assert one.seconds == pytest.approx(most_widths("shared") * one.width_seconds + one.pool_seconds)
-    assert foresee_search(32_000, 16, 26, 3000, folds=FOLDS, threads=2).seconds > 1.3 * one.seconds
-    assert foresee_search(16_000, 16, 26, 3000, folds=FOLDS, threads=1).seconds == pytest.approx(2.0 * one.seconds)
-    both = foresee_search(16_000, 16, 26, 3000, folds=FOLDS, threads=2, weighings=2)
+    assert foresee_search((32_000, 16, 26), 3000, folds=FOLDS, threads=2).seconds > 1.3 * one.seconds
+    assert foresee_search((16_000, 16, 26), 3000, folds=FOLDS, threads=1).seconds == pytest.approx(2.0 * one.seconds)
+    both = foresee_search((16_000, 16, 26), 3000, folds=FOLDS, threads=2, weighings=2)
     assert both.seconds == pytest.approx(one.seconds + one.pool_seconds)
     assert both.passes == one.passes + 1
-    assert foresee_search(16_000, 16, 26, 3000, folds=FOLDS, threads=2, together=1).passes == 8
+    assert foresee_search((16_000, 16, 26), 3000, folds=FOLDS, threads=2, together=1).passes == 8
 
 
 def test_columns_that_are_alike_are_mended_by_a_ridge(rng: np.random.Generator, one_thread: LocalExecutor) -> None:
