@@ -46,7 +46,7 @@ class PoolValidation:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """What the models of all samples, or of all but a fold, share at every noise variance.
+    """All that models of all samples, or of all but a fold, share at every noise variance.
 
     `matrix` (D, D) is the Gram of its samples, `projected` (D, t), `sums` (D,) and `start` (t,) its right side, sums
     and intercept before any prototype; `weight` 1'D1.
