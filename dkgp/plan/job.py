@@ -66,7 +66,7 @@ BASIS_SIZE = Option(
 BASIS = Option(help="How these are chosen, as for that command.  [default: the method's own]", metavar="NAME")
 CLASSIFY = Option(
     help="Foresee a classifier of the labels too, as `dkgp classify` trains it: a fixed-size one by a search (shared, "
-    "profile, annealing, none), or logistic or gp, on all samples or with `basis_size`.",
+    "grid, profile, annealing, none), or logistic or gp, on all samples or with `basis_size`.",
 )
 POOL = Option(help="Of a fixed-size one: prototypes to choose among.  [default: as that command's]", metavar="M")
 VALIDATE = Option(help="Also train with 1 and 2 workers on this machine, and compare.")
@@ -103,7 +103,9 @@ class PlanJob:
     sparse: Annotated[str | None, SPARSE] = None
     basis_size: Annotated[int | None, BASIS_SIZE] = None
     basis: Annotated[str | None, BASIS] = None
-    classify: Annotated[Literal["shared", "profile", "annealing", "none", "logistic", "gp"] | None, CLASSIFY] = None
+    classify: Annotated[
+        Literal["shared", "grid", "profile", "annealing", "none", "logistic", "gp"] | None, CLASSIFY
+    ] = None
     pool: Annotated[int | None, POOL] = None
     validate: Annotated[bool, VALIDATE] = False
     plot: Annotated[str | None, PLOT] = None

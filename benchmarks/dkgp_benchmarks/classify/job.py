@@ -20,6 +20,7 @@ from dkgp.commands.reporting.measurements import Column, check_record_file, repo
 from dkgp.commands.reporting.outputs import check_side_files
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError, MissingExtraError, UsageError
+from dkgp_benchmarks.classify.many.grid import grid_table
 from dkgp_benchmarks.classify.many.problems import MANY, many_problems
 from dkgp_benchmarks.classify.many.race import many_table
 from dkgp_benchmarks.classify.measure import Unit, measure_all
@@ -40,7 +41,9 @@ from dkgp_benchmarks.classify.tables import (
 )
 
 SPLITS, FULL_SPLITS, PARTITIONS = 20, 100, 5
-MANY_CLASSES = "many"
+# Tables of problems of any number of classes, and the problems of each where none is named.
+MANY_TABLES = {"many": many_table, "grid": grid_table}
+GRID_PROBLEMS = ("covtype-like",)
 # Of the table of probabilities, where no problem is named: a file with a split of its own, else what is generated.
 PROBABLE, PROBABLE_MADE = "adult-official", "made-ringnorm"
 
@@ -143,8 +146,8 @@ def run_bench_classify(job: BenchClassifyJob, reporter: Reporter) -> Document:
     check_record_file(job.out)
     check_side_files(job.plot, None, replace=job.overwrite)
     folder, tables = job.folder, tuple(dict.fromkeys(job.tables or ("3", "4")))
-    many = _many_problems(job, folder) if MANY_CLASSES in tables else []
-    tables_of_two = tuple(table for table in tables if table != MANY_CLASSES)
+    many = {table: _many_problems(job, folder, table) for table in tables if table in MANY_TABLES}
+    tables_of_two = tuple(table for table in tables if table not in MANY_TABLES)
     problems = {table: _problems(job, folder, table) for table in tables_of_two}
     methods = {table: _methods(job, table) for table in tables_of_two}
     rows = [_here(name, folder, job.seed) for name in dict.fromkeys(chain.from_iterable(problems.values()))]
@@ -156,8 +159,8 @@ def run_bench_classify(job: BenchClassifyJob, reporter: Reporter) -> Document:
     document |= {"sections": sections, "cautions": CAUTIONS, "plot": None, "complete": False}
     measured: dict[str, Figures] = {}
     for table in tables:
-        if table == MANY_CLASSES:
-            sections.append(many_table(many, folder, job.seed, record, reporter))
+        if table in MANY_TABLES:
+            sections.append(MANY_TABLES[table](many[table], folder, job.seed, record, reporter))
             write_record(document, job.out)
             continue
         kind = "3" if table == "4" else table
@@ -195,12 +198,12 @@ def _problems(job: BenchClassifyJob, folder: Path | None, table: str) -> list[st
     return named or here
 
 
-def _many_problems(job: BenchClassifyJob, folder: Path | None) -> list[str]:
+def _many_problems(job: BenchClassifyJob, folder: Path | None, table: str) -> list[str]:
     here = many_problems(folder)
     named = [name for name in dict.fromkeys(job.problems) if name in here]
     if job.problems and not named:
-        raise UsageError(f"table {MANY_CLASSES} has the problems {', '.join(here)}; got {', '.join(job.problems)}")
-    return named or here
+        raise UsageError(f"table {table} has the problems {', '.join(here)}; got {', '.join(job.problems)}")
+    return named or [name for name in here if (name in GRID_PROBLEMS if table == "grid" else not MANY[name].large)]
 
 
 def _methods(job: BenchClassifyJob, table: str) -> list[str]:

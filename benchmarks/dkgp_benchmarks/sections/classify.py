@@ -35,15 +35,17 @@ section.SECTIONS.add(
                 "Of the paper: 2, what its parameters do; 3, errors and sizes; 4, milliseconds of training; 5, adult "
                 "and magic; or scdpp, the outliers of a random choice and what mends them. Not of the paper: "
                 "probabilities, log loss and calibration on adult's own split or any problem; many, dkgp classify at "
-                "its defaults on many classes and a rare one.  [default: 3 and 4]",
+                "its defaults on many classes and a rare one; grid, its search over ten widths by ten penalties, "
+                "beside SVC over the same.  [default: 3 and 4]",
                 spellings=("--table",),
-                choices=("2", "3", "4", "5", "scdpp", "probabilities", "many"),
+                choices=("2", "3", "4", "5", "scdpp", "probabilities", "many", "grid"),
                 multiple=True,
             ),
             Option(
                 "problems",
                 "A data set of the paper, adult-codes, made-twonorm, made-ringnorm, or of many "
-                "letter-like, htru2-like, covtype-like, usps.  [default: those of the table that are here]",
+                "and grid letter-like, htru2-like, covtype-like, covtype-large, usps, adult-official.  [default: those "
+                "of the table that are here and not large; of grid covtype-like]",
                 spellings=("--problem",),
                 multiple=True,
                 metavar="NAME",
@@ -97,6 +99,7 @@ section.SECTIONS.add(
             "dkgp bench classify --data benchmark-data --table scdpp --table 2 --splits 10",
             "dkgp bench classify --data benchmark-data --table 5 --problem magic --out table5.json",
             "dkgp bench classify --table many --problem letter-like --problem htru2-like",
+            "dkgp bench classify --table grid",
             "dkgp bench classify --data benchmark-data --table probabilities --record adult.jsonl",
             "dkgp bench classify --data benchmark-data --table probabilities --method gp --method gp,gap=0.02 "
             "--test-samples 1000",

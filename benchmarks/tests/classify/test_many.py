@@ -11,8 +11,8 @@ import pytest
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.errors import UsageError
 from dkgp_benchmarks.classify.job import BenchClassifyJob, run_bench_classify
-from dkgp_benchmarks.classify.many import race
-from dkgp_benchmarks.classify.many.problems import LETTERS, MANY, classes_of, htru2_like, letter_like
+from dkgp_benchmarks.classify.many import grid, race
+from dkgp_benchmarks.classify.many.problems import LETTERS, MANY, ManyProblem, classes_of, htru2_like, letter_like
 from dkgp_benchmarks.classify.many.race import CONTENDERS
 
 
@@ -70,8 +70,54 @@ def test_every_contender_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_problems_of_other_tables_are_refused() -> None:
     with pytest.raises(
-        UsageError, match="table many has the problems letter-like, htru2-like, covtype-like; got banana"
+        UsageError, match="table many has the problems letter-like, htru2-like, covtype-like, covtype-large; got banana"
     ):
         run_bench_classify(BenchClassifyJob(tables=("many",), problems=("banana",)), SilentReporter())
     with pytest.raises(UsageError, match="unknown problem 'letters'"):
         run_bench_classify(BenchClassifyJob(tables=("many",), problems=("letters",)), SilentReporter())
+
+
+@pytest.mark.parametrize("cut_off", [pytest.param(False, marks=pytest.mark.evidence), True])
+def test_a_grid_is_gone_over_by_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cut_off: bool) -> None:
+    pytest.importorskip("sklearn")
+    monkeypatch.setitem(MANY, "covtype-like", replace(MANY["covtype-like"], n=200, n_test=300))
+    if cut_off:
+        monkeypatch.setattr(grid, "PEER_SECONDS", 0.0)
+    job = BenchClassifyJob(tables=("grid",), record=str(tmp_path / "record.jsonl"))
+    (section,) = run_bench_classify(job, SilentReporter())["sections"]
+    rows = section["rows"]
+    assert [row["method"] for row in rows] == [
+        "dkgp, one length scale", "all samples", "dkgp, one a feature", "all samples", "SVC"
+    ]  # fmt: skip
+    for row in rows:
+        assert row["error"] < 45.0
+        assert (row["search_cpu_seconds"] or row["fit_seconds"]) > 0.0
+    assert all(99.0 <= row["certified"] <= 100.0 for row in rows if row["method"] == "all samples")
+    # Fits that were not made are told of.
+    assert ("10 of 500 fits" in rows[-1]["remark"], "EXTRAPOLATED" in rows[-1]["remark"]) == (cut_off, cut_off)
+    (again,) = run_bench_classify(job, SilentReporter())["sections"]
+    assert again["rows"] == rows
+    with pytest.raises(UsageError, match="table grid has the problems"):
+        run_bench_classify(BenchClassifyJob(tables=("grid",), problems=("banana",)), SilentReporter())
+
+
+def test_the_peers_grid_is_that_of_the_search() -> None:
+    places = grid._widths()
+    np.testing.assert_allclose(places, np.log(2.0) * (np.arange(10) - 4.5))
+    assert len(grid.GRID) == 10
+    assert (grid.GRID[0], grid.GRID[-1]) == (-3.5, 1.0)
+
+
+def test_a_large_problem_is_run_where_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def measured(problem: ManyProblem, method: str, *_: object) -> dict[str, object]:
+        asked.append((problem.name, method))
+        return {"problem": problem.name, "method": method}
+
+    monkeypatch.setattr(race, "measure_many", measured)
+    run_bench_classify(BenchClassifyJob(tables=("many",)), SilentReporter())
+    assert {name for name, _ in asked} == {"letter-like", "htru2-like", "covtype-like"}
+    asked.clear()
+    run_bench_classify(BenchClassifyJob(tables=("many",), problems=("covtype-large",)), SilentReporter())
+    assert asked == [("covtype-large", "dkgp classify"), ("covtype-large", "hist-boosting")]

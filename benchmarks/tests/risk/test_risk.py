@@ -15,6 +15,7 @@ from dkgp.commands.reporting.tables import tables
 from dkgp.errors import InputError, NumericalError, UsageError
 from dkgp.operators import DenseKernelOperator
 from dkgp.solvers.losses import LogisticLoss
+from dkgp_benchmarks.risk import penalties
 from dkgp_benchmarks.risk.job import BenchRiskJob, compared, run_bench_risk
 from dkgp_benchmarks.risk.problems import PIXEL_GAMMA, read_problem, with_tuned_kernel
 from dkgp_benchmarks.risk.runs import RiskWithin, iterations_to, minimise
@@ -159,3 +160,36 @@ def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is no folder"):
         run_bench_risk(BenchRiskJob(data=str(tmp_path / "none")), SilentReporter())
+
+
+def test_small_penalties_are_raced_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Two of the twelve, of few samples.
+    monkeypatch.setattr(penalties, "KERNELS", {"rough": penalties.KERNELS["rough"]})
+    monkeypatch.setattr(penalties, "LOSSES", {"logit": penalties.LOSSES["logit"]})
+    monkeypatch.setattr(penalties, "REPEATS", 1)
+    (section,) = run_bench_risk(BenchRiskJob(parts=("penalties",), n=100), SilentReporter())["sections"]
+    assert [(row["labels"], row["kernel"], row["loss"]) for row in section["rows"]] == [
+        ("clean", "rough", "logit"), ("noisy", "rough", "logit")
+    ]  # fmt: skip
+    for row in section["rows"]:
+        named = [row[method] for method in penalties.METHODS if row[method] is not None]
+        assert row["to_best"] == pytest.approx(row["auto"] / min(named))
+        assert row["note"].startswith("took ")
+    largest = max(row["to_best"] for row in section["rows"])
+    assert section["figures"]["auto_over_the_best_at_most"] == pytest.approx(largest)
+    assert section["figures"]["auto_reached"] == "2 of 2"
+    within = sum(row["to_best"] <= 1.5 for row in section["rows"])
+    assert section["figures"]["auto_within_1.5"] == f"{within} of 2"
+
+
+def test_problems_of_small_penalties_are_as_described() -> None:
+    problems = list(penalties.penalty_problems(300, 0))
+    assert len({(problem.labels, problem.kernel, problem.loss) for problem in problems}) == 12
+    for problem in problems:
+        values = np.sin(problem.inputs[:, 0]) * problem.inputs[:, 1]
+        if problem.loss == "softmax":
+            np.testing.assert_array_equal(problem.targets.sum(axis=1), 1.0)
+            assert problem.targets.sum(axis=0).min() > 90
+        else:
+            right = np.mean((problem.targets[:, 0] > 0.0) == (values > 0.0))
+            assert right == 1.0 if problem.labels == "clean" else 0.6 < right < 0.95

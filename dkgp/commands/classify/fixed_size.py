@@ -16,8 +16,8 @@ from dkgp.data import ClassifierRecord
 from dkgp.errors import UsageError
 from dkgp.kernels import Kernel, SquaredExponential, fold_white
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.fixed_size.budget import MOST_WIDTHS, foresee_search
-from dkgp.models.classification.fixed_size.settings import DEFAULT_SEARCH, FixedSizeMemory
+from dkgp.models.classification.fixed_size.budget import foresee_search, most_widths
+from dkgp.models.classification.fixed_size.settings import FixedSizeMemory
 from dkgp.models.classification.fixed_size.train import train_fixed_size
 from dkgp.models.classification.fixed_size.weighings import considered_weights, weighing_words
 from dkgp.models.classification.labels import stratified_folds
@@ -74,7 +74,7 @@ class FixedSizeRun(ClassifyRun):
                 log.write({"iteration": record["pass"], **record})
 
             considered = self._considered()
-            if job.settings.search == DEFAULT_SEARCH:
+            if job.settings.judges_by_pools:
                 self._announce(executor, plan.together, 1 if considered is None else 2)
             trained = train_fixed_size(
                 self.data,
@@ -106,19 +106,19 @@ class FixedSizeRun(ClassifyRun):
         """Say what the search will take."""
         settings, n, outputs = self.job.settings, self.dataset.n_samples, self.labels.n_outputs
         foreseen = foresee_search(
-            n, self.dataset.n_features, outputs, settings.pool_size(n, outputs), folds=settings.folds,
-            threads=executor.parallelism, together=together, weighings=weighings,
+            (n, self.dataset.n_features, outputs), settings.pool_size(n, outputs), folds=settings.folds,
+            threads=executor.parallelism, together=together, search=settings.search, weighings=weighings,
         )  # fmt: skip
         balanced = " with and without class weights" if weighings > 1 else ""
         self.reporter.note(
             f"foreseen: {foreseen.passes} passes over {n:,} samples at most, about {shown_seconds(foreseen.seconds)} "
-            f"of idle cores: up to {MOST_WIDTHS} widths judged by {foreseen.judging:,} prototypes, then all "
-            f"{foreseen.pool:,}{balanced}"
+            f"of idle cores: up to {most_widths(settings.search)} widths judged by {foreseen.judging:,} prototypes, "
+            f"then all {foreseen.pool:,}{balanced}"
         )
 
     def of_rare(self, summary: Mapping[str, Any]) -> str:
         """Say which class weights were taken, and what they change."""
-        if self.job.settings.search != DEFAULT_SEARCH:
+        if not self.job.settings.judges_by_pools:
             return super().of_rare(summary)
         return f"{weighing_words(summary)}. `class_weight` none or balanced decides it"
 

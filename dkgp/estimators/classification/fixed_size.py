@@ -67,7 +67,7 @@ class FixedSizeLSSVC(CalibratedClassifier):
         Prototypes drawn at random that each step looks at (59 in the paper); by default all.
     folds : int, default 5
         Folds of the cross-validation at most; fewer where a class has fewer samples.
-    search : {"shared", "profile", "annealing", "none"}, default "shared"
+    search : {"shared", "grid", "profile", "annealing", "none"}, default "shared"
         For the kernel's scale: in one dimension, judged by a whole pool for all classes at once, of which a few are
         taken in the end where they do nearly as well; the same, judged by the best few; coupled simulated annealing,
         as in the paper; or not at all.
@@ -82,7 +82,7 @@ class FixedSizeLSSVC(CalibratedClassifier):
     class_weight : "auto", "balanced", dict or None, default "auto"
         As of `LSSVC`; "auto" considers balanced weights where a class has less than 0.4 of an even share of the
         samples, takes them where they bring the balanced error of samples that were left out down, and warns of it.
-        Only the search "shared" considers any.
+        Only the searches "shared" and "grid" consider any.
     probability, client, store, random_state
         As of `LSSVC`.
 
@@ -120,7 +120,7 @@ class FixedSizeLSSVC(CalibratedClassifier):
     max_basis: int | None = None
     candidates: int | None = None
     folds: int = 5
-    search: Literal["shared", "profile", "annealing", "none"] = "shared"
+    search: Literal["shared", "grid", "profile", "annealing", "none"] = "shared"
     cardinality: Literal["tenth", "best", "one-standard-error"] = "tenth"
     isotropic: bool = False
     intercept: Literal["first", "selected", "none"] = "first"

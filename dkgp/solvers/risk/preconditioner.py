@@ -25,14 +25,19 @@ from dkgp.solvers.prices import ROUND_SECONDS, Prices
 
 # The factor's algebra, anew for every step, may take as long as so many products.
 PRODUCTS_A_STEP = 4.0
+# Of a round's nominal seconds, what cores work for it.
+WORK_OF_A_ROUND = 0.25
 # The largest is that of F'W F, all columns that it couples together.
 LEAST_RANK, LARGEST_RANK = 32, 3000
 
 
 def affordable_rank(n: int, d: int, p: int, coupled: bool = False) -> int:
-    """Return a rank whose algebra for a step, n R^2 operations a block of F'W F, takes as long as a few products."""
+    """Return a rank whose algebra for a step, n R^2 operations a block of F'W F, takes as long as a few products.
+
+    What is compared is the work of cores, and most of a round is waiting, which is no reason for them to work more.
+    """
     prices = Prices.nominal(d)
-    product = n * n * (0.5 * prices.entries + 2.0 * p * prices.operations) + ROUND_SECONDS
+    product = n * n * (0.5 * prices.entries + 2.0 * p * prices.operations) + WORK_OF_A_ROUND * ROUND_SECONDS
     blocks = p * (p + 1) // 2 if coupled else p
     rank = math.floor(math.sqrt(PRODUCTS_A_STEP * product / (n * blocks * prices.double_operations)))
     most = LARGEST_RANK // p if coupled else LARGEST_RANK

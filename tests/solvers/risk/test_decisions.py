@@ -11,6 +11,7 @@ import pytest
 
 from dkgp.operators.low_rank.pivots import samples_drawn_from
 from dkgp.solvers.losses import LogisticLoss
+from dkgp.solvers.prices import Prices
 from dkgp.solvers.risk import RiskNewton, method, risk_memory
 from dkgp.solvers.risk.auto import USUAL_GAP, WINDOW, AutoState, RiskAuto
 from dkgp.solvers.risk.descent import RiskConjugateGradient, RiskParameterConjugateGradient
@@ -151,3 +152,13 @@ def test_a_step_that_is_given_up_leaves_nothing(rng: np.random.Generator) -> Non
     held = (state.newton_image, state.along, state.along_image, state.residual, state.search, state.energy)
     assert [array.size for array in held] == [0] * 6
     assert (state.inner, state.root, state.refreshed) == (0, None, False)
+
+
+@pytest.mark.parametrize(("n", "d", "p"), [(1000, 2, 1), (1000, 2, 3), (30_000, 104, 1)])
+def test_a_steps_algebra_takes_as_long_as_a_few_products(n: int, d: int, p: int) -> None:
+    rank, prices = affordable_rank(n, d, p), Prices.nominal(d)
+    # A product evaluates half of the entries, and meets a fraction of a round's nominal seconds.
+    product = n * n * (0.5 * prices.entries + 2.0 * p * prices.operations) + 5e-4
+    assert n * rank**2 * p * prices.double_operations == pytest.approx(4.0 * product, rel=0.02)
+    # The wait for a round does not pay for an algebra that grows with a cube, where there are few samples.
+    assert rank < n / 3

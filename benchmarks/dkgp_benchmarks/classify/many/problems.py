@@ -2,8 +2,8 @@
 
 Three are generated, of the sizes of three of UCI's: "letter-like" of 26 classes, each of some clusters on a curved
 sheet of whole numbers from 0 to 15, "htru2-like" of two, of which one has a twelfth of the samples and half of the
-features are skewed, and "covtype-like" of two with an uneven boundary in ten smooth features and 44 that are 0 or 1.
-Beside these USPS' ten digits where its file is.
+features are skewed, and "covtype-like" of two with an uneven boundary in ten smooth features and 44 that are 0 or 1,
+which "covtype-large" has more samples of. Beside these USPS' ten digits and adult's own split where their files are.
 """
 
 from __future__ import annotations
@@ -73,13 +73,18 @@ def covtype_like(n: int, rng: np.random.Generator) -> tuple[FloatArray, IntArray
 
 @dataclass(frozen=True)
 class ManyProblem:
-    """Training and test samples of a problem; `draw` makes it, or a `file` has it with a split of its own."""
+    """Training and test samples of a problem; `draw` makes it, or a `file` has it with a split of its own.
+
+    One that is `large` is run where it is named. Methods that would not end in hours are `beyond` it.
+    """
 
     name: str
     n: int
     n_test: int
     draw: Callable[[int, np.random.Generator], tuple[FloatArray, IntArray]] | None = None
     file: str | None = None
+    large: bool = False
+    beyond: tuple[str, ...] = ()
 
 
 MANY: dict[str, ManyProblem] = {
@@ -88,7 +93,9 @@ MANY: dict[str, ManyProblem] = {
         ManyProblem("letter-like", 16_000, 4_000, letter_like),
         ManyProblem("htru2-like", 17_000, 9_000, htru2_like),
         ManyProblem("covtype-like", 10_000, 10_000, covtype_like),
+        ManyProblem("covtype-large", 460_000, 100_000, covtype_like, large=True, beyond=("svm with its grid",)),
         ManyProblem("usps", 7291, 2007, file="usps"),
+        ManyProblem("adult-official", 30_162, 15_060, file="adult", large=True),
     )
 }
 

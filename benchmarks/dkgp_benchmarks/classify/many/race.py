@@ -6,7 +6,7 @@ All are run one after the other, in this process, on the same samples.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -121,18 +121,35 @@ def measure_many(problem: ManyProblem, method: str, folder: Path | None, seed: i
 
 
 def many_table(names: list[str], folder: Path | None, seed: int, record: Record, reporter: Reporter) -> Document:
-    """Every contender on every problem, what is on record left as it is."""
-    units = [(name, method) for name in names for method in CONTENDERS]
-    rows = []
-    with reporter.work("many classes") as show:
+    """Every contender on every problem that it takes, what is on record left as it is."""
+    title = "Many classes, or a rare one: errors on test samples, and seconds of search, fit and prediction"
+    units = [(name, method) for name in names for method in CONTENDERS if method not in MANY[name].beyond]
+
+    def measure(name: str, method: str) -> list[dict[str, Any]]:
+        return [measure_many(MANY[name], method, folder, seed)]
+
+    return table_of("many", title, COLUMNS, units, measure, record, reporter)
+
+
+def table_of(
+    section: str,
+    title: str,
+    columns: Sequence[Column],
+    units: list[tuple[str, str]],
+    measure: Callable[[str, str], list[dict[str, Any]]],
+    record: Record,
+    reporter: Reporter,
+) -> Document:
+    """A section of the rows that each unit, a problem and a method, measures; of what is on record no other."""
+    rows: list[dict[str, Any]] = []
+    with reporter.work(title.partition(":")[0].lower()) as show:
         for number, (name, method) in enumerate(units):
             show(WorkProgress(f"{name}: {method}", number, len(units), "runs"))
-            key = f"{name}/many/{method}"
+            key = f"{name}/{section}/{method}"
             figures = record.get(key)
             if figures is None:
-                figures = measure_many(MANY[name], method, folder, seed)
+                figures = {"rows": measure(name, method)}
                 record.add(key, figures)
-            rows.append(figures)
-    title = "Many classes, or a rare one: errors on test samples, and seconds of search, fit and prediction"
-    columns = [asdict(column) for column in COLUMNS]
-    return {"section": "many", "title": title, "columns": columns, "rows": plain(rows), "figures": {}}
+            rows += figures["rows"]
+    shown = [asdict(column) for column in columns]
+    return {"section": section, "title": title, "columns": shown, "rows": plain(rows), "figures": {}}

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from dkgp.solvers.prices import Prices, Work
 
-# Widths that a search looks at: three, and twice two at most. Penalties of each, and of the whole pool.
-WIDTHS = (3, 2, 2)
-MOST_WIDTHS = sum(WIDTHS)
-PENALTIES, POOL_PENALTIES = 8, 5
+# Widths that a search by whole pools looks at, as many as it asks for at a time. Penalties of each, and of the whole
+# pool in the end.
+WIDTHS = {"shared": (3, 2, 2), "grid": (2,) * 5}
+PENALTIES, POOL_PENALTIES = {"shared": 8, "grid": 10}, 5
 # Prototypes that widths are judged by, at most.
 JUDGING = 1000
 
@@ -30,15 +30,31 @@ class ForeseenSearch:
     seconds: float
 
 
+def most_widths(search: str) -> int:
+    """Widths that a search by whole pools looks at, at most."""
+    return sum(WIDTHS[search])
+
+
 def factor_operations(m: float, outputs: int, folds: int, penalties: int) -> float:
     """Operations of fitting all m prototypes to all but each fold, at every penalty."""
     return penalties * folds * (m**3 / 3.0 + 4.0 * m**2 * outputs)
 
 
 def foresee_search(
-    n: int, d: int, outputs: int, pool: int, *, folds: int, threads: int, together: int = 3, weighings: int = 1
+    shape: tuple[int, int, int],
+    pool: int,
+    *,
+    folds: int,
+    threads: int,
+    together: int = 3,
+    search: str = "shared",
+    weighings: int = 1,
 ) -> ForeseenSearch:
-    """Foresee the search of n samples: `together` widths a pass, and `weighings` of the samples at the best width."""
+    """Foresee the search of n samples: `together` widths a pass, and `weighings` of the samples at the best width.
+
+    `shape` is n, features and outputs.
+    """
+    n, d, outputs = shape
     prices, judging = Prices.nominal(d), min(pool, JUDGING)
 
     def seconds(m: int, penalties: int) -> float:
@@ -48,6 +64,6 @@ def foresee_search(
         work = Work(double_entries=2.0 * n * m, double_operations=sums + factors + errors)
         return prices.seconds(work) / threads
 
-    width, whole = seconds(judging, PENALTIES), seconds(pool, POOL_PENALTIES)
-    passes = sum(-(-count // max(1, together)) for count in WIDTHS) + weighings
-    return ForeseenSearch(pool, judging, passes, width, whole, MOST_WIDTHS * width + weighings * whole)
+    width, whole = seconds(judging, PENALTIES[search]), seconds(pool, POOL_PENALTIES)
+    passes = sum(-(-count // max(1, together)) for count in WIDTHS[search]) + weighings
+    return ForeseenSearch(pool, judging, passes, width, whole, most_widths(search) * width + weighings * whole)

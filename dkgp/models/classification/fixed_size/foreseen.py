@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dkgp.models.classification.fixed_size.budget import (
     JUDGING,
-    MOST_WIDTHS,
     PENALTIES,
     POOL_PENALTIES,
     factor_operations,
+    most_widths,
 )
-from dkgp.models.classification.fixed_size.settings import DEFAULT_SEARCH, FixedSizeSettings
+from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.operators.cross.runs import MOST_RUNS
 from dkgp.solvers.prices import Phase, Work
 
 # Kernels that a search looks at, about, and how many of them share a pass over the data.
-KERNELS = {"shared": MOST_WIDTHS, "profile": 7, "annealing": 110, "none": 1}
-TOGETHER = {"shared": 2, "profile": 2, "annealing": 3, "none": 1}
+KERNELS = {"shared": most_widths("shared"), "grid": most_widths("grid"), "profile": 7, "annealing": 110, "none": 1}
+TOGETHER = {"shared": 2, "grid": 2, "profile": 2, "annealing": 3, "none": 1}
 # Noise variances that each is validated with: decades, and finer about the best.
 NOISES = 11
 # A path that stops where it gains little takes about this many times the root of the pool: 150 of 2,000 on adult.
@@ -45,7 +45,7 @@ def taken(settings: FixedSizeSettings, n: int, t: int = 1) -> float:
 def fixed_size_phases(settings: FixedSizeSettings, n: int, d: int, t: int) -> list[Phase]:
     """The work on n samples of d features in its order, of t columns of decisions; a sum's leaves are its tasks."""
     samples, m, k, folds = float(n), float(settings.pool_size(n, t)), taken(settings, n, t), settings.folds
-    shared = settings.search == DEFAULT_SEARCH
+    shared = settings.judges_by_pools
     judging, model_bytes = min(m, float(JUDGING)) if shared else m, 8.0 * k * (d + t)
     kernels, passes = foreseen_passes(settings)
     # Of each fold and noise, a path to cardinality k: a column of the system for each prototype, and its triangle.
@@ -53,7 +53,7 @@ def fixed_size_phases(settings: FixedSizeSettings, n: int, d: int, t: int) -> li
     return [
         Phase("prototypes", 1.0, Work(double_entries=samples * m), pieces=MOST_RUNS, returned=8.0 * m * d),
         _sums("search", float(kernels), (samples, judging, d, t), folds, -(-kernels // passes)),
-        *(_whole_pool(samples, m, d, t, folds) if shared else ()),
+        *(_whole_pool(settings.search, samples, m, d, t, folds) if shared else ()),
         Phase("paths", 1.0 if shared else float(kernels), threaded=Work(double_operations=NOISES * (folds + 1) * path)),
         Phase(
             "fit",
@@ -81,10 +81,10 @@ def _sums(name: str, times: float, sizes: tuple[float, float, int, int], folds: 
     )
 
 
-def _whole_pool(n: float, m: float, d: int, t: int, folds: int) -> list[Phase]:
+def _whole_pool(search: str, n: float, m: float, d: int, t: int, folds: int) -> list[Phase]:
     """The pass of all m prototypes, errors of samples that are left out, and factors of every penalty."""
     small, errors = min(m, float(JUDGING)), Work(double_entries=n * m, double_operations=2.0 * n * m * t)
-    factors = MOST_WIDTHS * factor_operations(small, t, folds, PENALTIES)
+    factors = most_widths(search) * factor_operations(small, t, folds, PENALTIES[search])
     factors += factor_operations(m, t, folds, POOL_PENALTIES)
     return [
         _sums("all prototypes", 1.0, (n, m, d, t), folds),

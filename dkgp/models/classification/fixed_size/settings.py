@@ -11,7 +11,7 @@ import numpy as np
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.threads import available_cores
 from dkgp.errors import InputError
-from dkgp.models.classification.fixed_size.budget import JUDGING, POOL_PENALTIES
+from dkgp.models.classification.fixed_size.budget import JUDGING, POOL_PENALTIES, WIDTHS
 from dkgp.models.classification.fixed_size.paths import path_bytes
 from dkgp.models.classification.fixed_size.validation import CARDINALITY_RULES, Stop, stop_rule
 from dkgp.models.classification.fixed_size.whole_pool import pool_bytes
@@ -22,7 +22,7 @@ from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import Group, Option
 
 DEFAULT_SEARCH = "shared"
-SEARCHES = (DEFAULT_SEARCH, "profile", "annealing", "none")
+SEARCHES = (DEFAULT_SEARCH, "grid", "profile", "annealing", "none")
 # A pool where none is asked for; of several classes as many more as keep n M^2 + 5 M^3 below so many operations, which
 # are some fifteen seconds of two cores: classes that lie closely together take many prototypes.
 FEWEST_POOL, LARGEST_POOL, POOL_STEP, POOL_WORK = 2000, 4000, 100, 4.5e11
@@ -66,7 +66,8 @@ CANDIDATES = Option(
 FOLDS = Option(help="Of cross-validation, stratified.", least=2, group=FIXED_SIZE)
 SEARCH = Option(
     help="For the factor of the kernel's length scales. shared: a line search, each width judged by a whole pool, of "
-    "which a few are taken in the end where they do nearly as well; profile: each width judged by its best few; "
+    "which a few are taken in the end where they do nearly as well; grid: ten widths by ten noise variances, judged "
+    "and taken likewise; profile: each width judged by its best few; "
     "annealing: coupled simulated annealing and Nelder-Mead, the paper's; none: the kernel as it starts.",
     choices=SEARCHES,
     group=FIXED_SIZE,
@@ -146,9 +147,14 @@ class FixedSizeSettings:
         return None if self.stop is None else Stop(*self.stop)
 
     @property
+    def judges_by_pools(self) -> bool:
+        """True where a whole pool judges each width."""
+        return self.search in WIDTHS
+
+    @property
     def takes_whole_pool(self) -> bool:
         """True where the model may have all prototypes: nothing was asked for that only a pursuit has."""
-        return self.search == DEFAULT_SEARCH and self.max_basis is None and self.candidates is None
+        return self.judges_by_pools and self.max_basis is None and self.candidates is None
 
     def pool_size(self, n: int, outputs: int) -> int:
         """Prototypes to choose among, for so many samples and columns of decisions (one for two classes)."""
@@ -191,7 +197,7 @@ class FixedSizeSettings:
         """
         m, width = self.pool_size(n, t), width or d
         most = min(self.max_basis or m, m)
-        shared = self.search == DEFAULT_SEARCH
+        shared = self.judges_by_pools
         if self.takes_whole_pool:
             most = min(most, MOST_STEPS)
         paths = (self.folds + 1) * path_bytes(m, most, t)

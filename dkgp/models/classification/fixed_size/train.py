@@ -19,11 +19,11 @@ from dkgp.data import ClassifierRecord
 from dkgp.errors import CheckpointError, InputError
 from dkgp.kernels import Kernel, fold_white, kernel_from_json
 from dkgp.models.classification.calibration import fit_calibration
-from dkgp.models.classification.fixed_size.budget import MOST_WIDTHS, foresee_search
+from dkgp.models.classification.fixed_size.budget import foresee_search, most_widths
 from dkgp.models.classification.fixed_size.chosen import Chosen, fold_arrays
 from dkgp.models.classification.fixed_size.fit import FixedSizeModel, fit_fixed_size
 from dkgp.models.classification.fixed_size.searches.annealing import AnnealingSearch
-from dkgp.models.classification.fixed_size.searches.asked import ProfileSearch, Search
+from dkgp.models.classification.fixed_size.searches.asked import GridSearch, ProfileSearch, Search
 from dkgp.models.classification.fixed_size.searches.of_paths import PathSearch
 from dkgp.models.classification.fixed_size.searches.of_pools import PoolSearch
 from dkgp.models.classification.fixed_size.settings import DEFAULT_SEARCH, FixedSizeSettings
@@ -181,7 +181,7 @@ def train_fixed_size(
                 settings.prototypes, operator, size, settings.seed, targets=targets.signs
             )
         laps.end("prototypes")
-        shared = search is None and settings.search == DEFAULT_SEARCH
+        shared = search is None and settings.judges_by_pools
         if search is None:
             search = _search(settings, noise_variance)
         state = SearchState(start, started_by, prototypes, indices, search, settings.folds, labels_digest)
@@ -189,8 +189,9 @@ def train_fixed_size(
             state.restore(checkpoint.metadata["state"], checkpoint.arrays)
         if shared:
             foreseen = foresee_search(
-                data.n, dataset.n_features, targets.outputs, len(prototypes), folds=settings.folds,
-                threads=context.executor.parallelism, together=together, weighings=1 if considered is None else 2,
+                (data.n, dataset.n_features, targets.outputs), len(prototypes), folds=settings.folds,
+                threads=context.executor.parallelism, together=together, search=settings.search,
+                weighings=1 if considered is None else 2,
             )  # fmt: skip
             PoolSearch(
                 state, targets, labels, settings, foreseen, noise_variance, considered, checkpoints, context.callback,
@@ -284,7 +285,11 @@ def _search(settings: FixedSizeSettings, noise_variance: float | None) -> Search
             return AnnealingSearch((0.0,), seed=settings.seed)
         return AnnealingSearch((0.0, START_NOISE), seed=settings.seed)
     if settings.search == DEFAULT_SEARCH:
-        return ProfileSearch(together=2, tolerance=WIDTHS_APART, negligible=WIDTHS_ALIKE, evaluations=MOST_WIDTHS)
+        return ProfileSearch(
+            together=2, tolerance=WIDTHS_APART, negligible=WIDTHS_ALIKE, evaluations=most_widths(DEFAULT_SEARCH)
+        )
+    if settings.search == "grid":
+        return GridSearch(most_widths("grid"))
     return ProfileSearch(together=2)
 
 

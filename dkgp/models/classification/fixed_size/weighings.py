@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from dkgp.models.classification.fixed_size.settings import DEFAULT_SEARCH, FixedSizeSettings
+from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.labels import Labels, label_weights, rare_class
 from dkgp.operators.base import FloatArray
 
@@ -20,7 +20,7 @@ def considered_weights(
     None where no class is rare, or the search is one that looks at a single weighing. Errors are those of
     `label_weights`.
     """
-    if settings.search != DEFAULT_SEARCH or rare_class(labels) is None:
+    if not settings.judges_by_pools or rare_class(labels) is None:
         return None
     return label_weights(labels, "balanced", sample_weight)
 

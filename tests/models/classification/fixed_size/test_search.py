@@ -11,7 +11,7 @@ import pytest
 
 from dkgp.errors import InputError
 from dkgp.models.classification.fixed_size.searches.annealing import AnnealingSearch, acceptances
-from dkgp.models.classification.fixed_size.searches.asked import ProfileSearch, RecordedSearch
+from dkgp.models.classification.fixed_size.searches.asked import GridSearch, ProfileSearch, RecordedSearch
 from tests.models.classification.fixed_size.letter import annealed, rounded
 
 Score = Callable[..., float]
@@ -84,6 +84,24 @@ class TestProfile:
             ProfileSearch(**wrong)  # type: ignore[arg-type]
         with pytest.raises(InputError, match="finite coordinates"):
             ProfileSearch(math.nan)
+
+
+class TestGrid:
+    @pytest.mark.parametrize("count", [1, 2, 9, 10])
+    def test_places_are_even_about_the_start_whatever_their_scores(self, count: int) -> None:
+        search = run(GridSearch(count, 1.0), lambda u: math.nan if u > 1.0 else -u)
+        places = [point[0] for point, _ in search.trail]
+        assert len(places) == count
+        np.testing.assert_allclose(np.diff(places), math.log(2.0), rtol=1e-12)
+        assert np.mean(places) == pytest.approx(1.0)
+        assert search.passes == (count + 1) // 2
+        assert search.best[0] == (min(places, key=lambda u: math.inf if u > 1.0 else -u),)
+
+    def test_settings_that_make_no_grid(self) -> None:
+        with pytest.raises(InputError, match="one place at least, and a step above 0; got 0"):
+            GridSearch(0)
+        with pytest.raises(InputError, match="got 3 and -1"):
+            GridSearch(3, step=-1.0)
 
 
 class TestAnnealing:
@@ -170,6 +188,7 @@ class TestAnnealing:
 
 SEARCHES: dict[str, tuple[Callable[[], RecordedSearch], Score]] = {
     "profile": (lambda: ProfileSearch(together=2), CURVES["with a kink"][0]),
+    "grid": (lambda: GridSearch(7, 0.3), CURVES["with a kink"][0]),
     "annealing": (lambda: AnnealingSearch((0.5, -0.5), seed=3), rastrigin),
     "annealing, holes": (
         lambda: AnnealingSearch((0.5, -0.5), seed=4, steps=6),

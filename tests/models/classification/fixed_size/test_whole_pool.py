@@ -12,14 +12,14 @@ import pytest
 from dkgp.cluster import LocalExecutor
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.kernels import SquaredExponential
-from dkgp.models.classification.fixed_size.budget import JUDGING, MOST_WIDTHS, foresee_search
+from dkgp.models.classification.fixed_size.budget import JUDGING, foresee_search, most_widths
 from dkgp.models.classification.fixed_size.searches import of_pools
 from dkgp.models.classification.fixed_size.settings import LARGEST_POOL, FixedSizeSettings
 from dkgp.models.classification.fixed_size.steps import DEPENDENT
 from dkgp.models.classification.fixed_size.train import TrainedFixedSize, train_fixed_size
 from dkgp.models.classification.fixed_size.whole_pool import pool_model, validate_pool
 from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels, decided, label_weights, rare_class
+from dkgp.models.classification.labels import Labels, decided, label_weights, rare_class, stratified_folds
 from dkgp.models.context import RunContext
 from tests.models.classification.fixed_size.test_validation import FOLDS, KERNELS, M, Problem
 
@@ -52,8 +52,7 @@ def test_each_fold_is_that_of_dense_least_squares(
 ) -> None:
     problem = Problem(rng, one_thread, 3, weighted)
     for kernel, system in zip(KERNELS, problem.systems(intercept), strict=True):
-        for s2 in (1e-3, 0.3):
-            found = validate_pool(system, s2)
+        for s2, found in zip((1e-3, 0.3), validate_pool(system, (1e-3, 0.3)), strict=True):
             for fold, model in enumerate(found.folds):
                 own = problem.folds == fold
                 decisions = dense(problem, kernel, fold, s2, intercept == "first")
@@ -75,9 +74,12 @@ def test_an_intercept_that_is_a_regressor_is_no_prototype(rng: np.random.Generat
 
 def test_sums_that_overflow_are_no_model(rng: np.random.Generator, one_thread: LocalExecutor) -> None:
     system = Problem(rng, one_thread, 1, weighted=False).systems("first")[0]
-    found = validate_pool(system, float("inf"))
+    found, after = validate_pool(system, (float("inf"), 0.1))
     assert found.score == float("inf")
     assert found.folds == ()
+    # What could not be factored leaves nothing behind for the next one.
+    np.testing.assert_array_equal(after.errors, validate_pool(system, (0.1,))[0].errors)
+    assert len(after.folds) == FOLDS
 
 
 def letters(rng: np.random.Generator, n: int, classes: int = 12) -> tuple[np.ndarray[Any, Any], Labels]:
@@ -89,13 +91,15 @@ def letters(rng: np.random.Generator, n: int, classes: int = 12) -> tuple[np.nda
 
 
 def trained(
-    X: Any, labels: Labels, executor: LocalExecutor, considered: Any = None, **options: Any
+    X: Any, labels: Labels, executor: LocalExecutor, considered: Any = None, kernel: Any = None, **options: Any
 ) -> tuple[TrainedFixedSize, list[dict[str, Any]]]:
     records: list[dict[str, Any]] = []
     dataset = memory_dataset(X, labels.codes.astype(float))
     context = RunContext(executor, callback=records.append)
     settings = FixedSizeSettings(**options)
-    return train_fixed_size(LabelledData(dataset, labels), settings, context, considered=considered), records
+    return train_fixed_size(
+        LabelledData(dataset, labels), settings, context, considered=considered, kernel=kernel
+    ), records
 
 
 def test_many_classes_take_the_whole_pool_in_the_passes_that_were_foreseen(
@@ -112,11 +116,49 @@ def test_many_classes_take_the_whole_pool_in_the_passes_that_were_foreseen(
     assert wrong.mean() < pursued.summary["misclassification"] - 0.02
     assert abs(wrong.mean() - found.summary["misclassification"]) < 0.02
     assert found.summary["passes"] == records[-1]["pass"] <= records[-1]["passes_at_most"] == 4
-    assert len(records) <= MOST_WIDTHS + 1
+    assert len(records) <= most_widths("shared") + 1
     assert records[-1]["seconds_left"] == 0.0
     assert all(record["seconds_left"] > 0.0 for record in records[:-1])
     # What a store holds has no times.
     assert not {"seconds_left", "passes_at_most"} & set(found.history[0])
+
+
+def test_a_grid_looks_at_every_width_and_penalty_and_takes_the_best_of_them(
+    rng: np.random.Generator, one_thread: LocalExecutor
+) -> None:
+    n = 90
+    X, labels = letters(rng, n, 3)
+    options: dict[str, Any] = {"pool": n, "search": "grid", "probability": False}
+    found, records = trained(X, labels, one_thread, kernel=SquaredExponential((2.0, 2.0)), **options)
+    widths = records[:-1]
+    assert len(widths) == most_widths("grid") == 10
+    np.testing.assert_allclose(np.diff(np.log2([record["scale"] for record in widths])), 1.0, rtol=1e-9)
+    assert found.summary["passes"] == records[-1]["pass"] == records[-1]["passes_at_most"] == 6
+    for record in widths:
+        np.testing.assert_allclose(np.log10(record["noise_variances"]), np.linspace(-3.5, 1.0, 10), atol=1e-9)
+    # Every score of a width is that of dense least squares on all but each fold, with a column of ones.
+    inputs, folds = (
+        memory_dataset(X, labels.codes.astype(float)).standardisation.inputs(X),
+        stratified_folds(labels, 5, 0),
+    )
+    record = widths[9]
+    K = SquaredExponential((2.0 * record["scale"],) * 2)(inputs, inputs)
+    for s2, score in zip(record["noise_variances"], record["scores"], strict=True):
+        squares = 0.0
+        for fold in range(5):
+            train, own = folds != fold, folds == fold
+            signs, matrix = labels.signs()[train], K[np.ix_(train, train)] + s2 * np.eye(train.sum())
+            solved = np.linalg.solve(matrix, np.column_stack([signs, np.ones(len(signs))]))
+            level = solved[:, :-1].sum(axis=0) / solved[:, -1].sum()
+            decisions = K[np.ix_(own, train)] @ (solved[:, :-1] - solved[:, -1:] * level) + level
+            squares += float(np.sum((labels.signs()[own] - decisions) ** 2))
+        assert score == pytest.approx(squares / n, rel=1e-3)
+    # The kernel that is taken has the least squared error among those that err about as little.
+    least = min(record["error"] for record in widths)
+    near = [record for record in widths if record["error"] <= least + np.sqrt(least * (1.0 - least) / n)]
+    assert found.summary["scale"] == min(near, key=lambda record: record["score"])["scale"]
+    other, _ = trained(X, labels, one_thread, noise_variances=(0.1, 2.0), **options)
+    assert all(record["noise_variances"] == [0.1, 2.0] for record in other.history[:-1])
 
 
 def test_the_fit_of_a_whole_pool_is_that_of_all_samples(
@@ -181,15 +223,15 @@ def test_pools_grow_with_the_classes_as_far_as_the_work_allows() -> None:
 
 
 def test_what_is_foreseen_grows_with_samples_and_pool() -> None:
-    one = foresee_search(16_000, 16, 26, 3000, folds=FOLDS, threads=2)
+    one = foresee_search((16_000, 16, 26), 3000, folds=FOLDS, threads=2)
     assert (one.pool, one.judging, one.passes) == (3000, JUDGING, 4)
-    assert one.seconds == pytest.approx(MOST_WIDTHS * one.width_seconds + one.pool_seconds)
-    assert foresee_search(32_000, 16, 26, 3000, folds=FOLDS, threads=2).seconds > 1.3 * one.seconds
-    assert foresee_search(16_000, 16, 26, 3000, folds=FOLDS, threads=1).seconds == pytest.approx(2.0 * one.seconds)
-    both = foresee_search(16_000, 16, 26, 3000, folds=FOLDS, threads=2, weighings=2)
+    assert one.seconds == pytest.approx(most_widths("shared") * one.width_seconds + one.pool_seconds)
+    assert foresee_search((32_000, 16, 26), 3000, folds=FOLDS, threads=2).seconds > 1.3 * one.seconds
+    assert foresee_search((16_000, 16, 26), 3000, folds=FOLDS, threads=1).seconds == pytest.approx(2.0 * one.seconds)
+    both = foresee_search((16_000, 16, 26), 3000, folds=FOLDS, threads=2, weighings=2)
     assert both.seconds == pytest.approx(one.seconds + one.pool_seconds)
     assert both.passes == one.passes + 1
-    assert foresee_search(16_000, 16, 26, 3000, folds=FOLDS, threads=2, together=1).passes == 8
+    assert foresee_search((16_000, 16, 26), 3000, folds=FOLDS, threads=2, together=1).passes == 8
 
 
 def test_columns_that_are_alike_are_mended_by_a_ridge(rng: np.random.Generator, one_thread: LocalExecutor) -> None:

@@ -232,6 +232,32 @@ class ProfileSearch(RecordedSearch):
         return [sections[side], sections[1 - side]]
 
 
+class GridSearch(RecordedSearch):
+    """So many scales that all inverse squared length scales share, in factors of two, as far below `start` as above.
+
+    Places are their logarithms. They are asked for two at a time, whatever their scores.
+    """
+
+    name = "grid"
+
+    def __init__(self, count: int, start: float = 0.0, *, step: float = math.log(2.0)) -> None:
+        if count < 1 or not step > 0.0:
+            raise InputError(f"a grid needs one place at least, and a step above 0; got {count} and {step}")
+        self._count, self._step = count, step
+        super().__init__((start,))
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that determines the search, beside the scores, as JSON."""
+        return {"start": self.start[0], "count": self._count, "step": self._step}
+
+    def plan(self) -> Plan:
+        """Go from the smallest scale to the largest."""
+        middle = 0.5 * (self._count - 1)
+        places: list[Point] = [(self.start[0] + self._step * (place - middle),) for place in range(self._count)]
+        for first in range(0, self._count, 2):
+            yield places[first : first + 2]
+
+
 def _vertex(places: tuple[float, float, float], values: tuple[float, float, float]) -> tuple[float, float] | None:
     """The minimum of the parabola through three points, and what it lies below the middle one; None without one."""
     if not all(math.isfinite(value) for value in values):

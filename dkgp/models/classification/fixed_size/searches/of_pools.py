@@ -22,7 +22,7 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data.types import Progress
 from dkgp.errors import NumericalError
 from dkgp.kernels import Kernel
-from dkgp.models.classification.fixed_size.budget import WIDTHS, ForeseenSearch
+from dkgp.models.classification.fixed_size.budget import PENALTIES, WIDTHS, ForeseenSearch
 from dkgp.models.classification.fixed_size.chosen import Chosen, choose
 from dkgp.models.classification.fixed_size.paths import PathModel, candidate_draws
 from dkgp.models.classification.fixed_size.searches.asked import Point, RecordedSearch
@@ -49,6 +49,8 @@ from dkgp.solvers.checkpointing import Checkpoints
 # log10 of s2 over k(x, x): of every width, and about the best of these for the whole pool.
 DECADES, FINER = (-5.0, -4.0, -3.0, -2.0, -1.0, 0.0), (0.5,)
 ABOUT = (-1.0, 0.0, 1.0)
+# The same of every width of a grid.
+GRID = tuple(0.5 * half - 3.5 for half in range(PENALTIES["grid"]))
 # Of what could not be fitted, in records.
 WORST = 1e300
 # Weight of the squared error beside the error, in the search.
@@ -93,7 +95,7 @@ class PoolSearch:
         state, search = self.state, self.state.search
         assert isinstance(search, RecordedSearch)
         self._before = len(state.history) * self.foreseen.width_seconds
-        while search.passes < len(WIDTHS) and (points := search.ask()):
+        while search.passes < len(WIDTHS[self.settings.search]) and (points := search.ask()):
             scores: list[float] = []
             for batch in split_evenly(points, -(-len(points) // max(1, together))):
                 scores += self._widths(operator, batch)
@@ -147,17 +149,22 @@ class PoolSearch:
 
     def _penalties(self, system: FoldSystem, about: float | None = None) -> list[PoolValidation]:
         """The whole pool at each penalty that there is to choose from, or at those about one."""
-        heed = self._heed
+        given = self.settings.noise_variances
+        if self.noise_variance is not None:
+            given = (self.noise_variance,)
         with single_threaded_blas():
-            if self.noise_variance is not None:
-                return [validate_pool(system, self.noise_variance, heed)]
-            if self.settings.noise_variances is not None:
-                return [validate_pool(system, value, heed) for value in sorted(self.settings.noise_variances)]
+            if given is not None:
+                return validate_pool(system, sorted(given), self._heed)
             scale = mean_diagonal(system) if about is None else about
-            places = DECADES if about is None else ABOUT
-            return spread_noise(
-                lambda place: validate_pool(system, scale * 10.0**place, heed), places, FINER, chosen_noise
-            )
+            places = ABOUT if about is not None else GRID if self.settings.search == "grid" else DECADES
+
+            def at(places: Sequence[float]) -> list[PoolValidation]:
+                return validate_pool(system, [scale * 10.0**place for place in places], self._heed)
+
+            known = dict(zip(places, at(places), strict=True))
+            if places is GRID:
+                return list(known.values())
+            return spread_noise(lambda place: known.get(place) or at([place])[0], places, FINER, chosen_noise)
 
     def _conclude(self, operator: BlockedKernelOperator) -> None:
         """All prototypes at the best width, with the samples' weights and with those that are considered."""
