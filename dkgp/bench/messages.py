@@ -26,7 +26,7 @@ from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.full_products import FullProducts, PieceProduct, PieceWork
 from dkgp.plan.fleet import Fleet, product_parts
 from dkgp.plan.network import measure_cluster
-from dkgp.solvers.prices import Prices, Sizes, Work
+from dkgp.solvers.prices import Prices, Sizes
 
 COLUMNS = (
     Column("samples", "samples", ",d"),
@@ -69,7 +69,9 @@ class BenchMessagesJob:
 
     def __post_init__(self) -> None:
         if min((*self.samples, *self.workers, self.repeats), default=0) < 1 or min(self.entry_ns, self.seconds) <= 0.0:
-            raise UsageError("messages need numbers of samples, of workers and repeats of at least 1, and times above 0")
+            raise UsageError(
+                "messages need numbers of samples, of workers and repeats of at least 1, and times above 0"
+            )
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def measure(executor: BlockExecutor, n: int, entry_seconds: float, share: float)
     products = FullProducts(context, executor, submit)
     V, result = np.ones((n, 1)), np.zeros((n, 1))
     began, done, total = time.perf_counter(), 0, 1
-    for done, total in products.add(V, "single", result):  # noqa: B007
+    for done, total in products.add(V, "single", result):
         if done >= share * total:
             break
     return time.perf_counter() - began, done / total

@@ -3,8 +3,8 @@
 Every contender takes its turn within each repeat, in this process: without Dask, on a Dask cluster in this process, on
 one worker process and on several of one thread each. All come to the same bits, or the benchmark fails. The two
 baselines, no Dask and one worker, take another turn at the end of each repeat: what they come to against themselves is
-the noise of the ratios to them. As many bare processes (`dkgp.bench.bare`) say what the machine allows. Worker processes
-also build a block-Vecchia factor, each time anew.
+the noise of the ratios to them. As many bare processes (`dkgp.bench.bare`) say what the machine allows. Worker
+processes also build a block-Vecchia factor, each time anew.
 """
 
 from __future__ import annotations

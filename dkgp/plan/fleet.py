@@ -178,8 +178,8 @@ def _ranges_of_a_task(ranges: int, length: int, tasks: int, workers: int) -> flo
         numbers = np.arange(start, min(start + length, len(rows)))
         for worker in range(min(workers, LOOKED_AT)):
             held = numbers[numbers % workers == worker]
-            for part in np.array_split(held, max(1, min(tasks // workers, len(held)))):
-                named.append(len(np.union1d(rows[part], columns[part])))
+            parts = np.array_split(held, max(1, min(tasks // workers, len(held))))
+            named += [len(np.union1d(rows[part], columns[part])) for part in parts]
     return float(np.mean(named))
 
 
