@@ -87,7 +87,7 @@ class NoInputs:
 
 
 def sleeping_task(context: BlockContext, entry_seconds: float, work: list[PieceWork]) -> list[list[PieceProduct]]:
-    """What `matmat_task` brings back, after as long as its entries take."""
+    """Bring back as much as `matmat_task` does, after as long as its entries take."""
     results = []
     for share in work:
         entries, found = 0.0, []

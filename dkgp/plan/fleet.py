@@ -112,7 +112,7 @@ def product_seconds(sizes: Sizes, prices: Prices, fleet: Fleet, *, kept: float =
 
 
 def product_parts(sizes: Sizes, prices: Prices, fleet: Fleet) -> Parts:
-    """What one float32 product with all of K is made of."""
+    """Lay one float32 product with all of K out."""
     return _paired(product_phase("products", sizes, 1.0), prices, fleet)
 
 
