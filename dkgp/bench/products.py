@@ -3,7 +3,8 @@
 Every contender takes its turn within each repeat, in this process: without Dask, on a Dask cluster in this process, on
 one worker process and on several of one thread each. All come to the same bits, or the benchmark fails. The two
 baselines, no Dask and one worker, take another turn at the end of each repeat: what they come to against themselves is
-the noise of the ratios to them. Worker processes also build a block-Vecchia factor, each time anew.
+the noise of the ratios to them. As many bare processes (`dkgp.bench.bare`) say what the machine allows. Worker
+processes also build a block-Vecchia factor, each time anew.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dkgp.bench.bare import BareProcesses
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
 from dkgp.cluster.tile_budget import TileBudget
 from dkgp.commands.reporting.documents import Document
@@ -43,6 +45,7 @@ from dkgp.operators.vecchia.factor import VecchiaFactor
 VECTORS = (1, 4, 8)
 # Factors that are built stay in the workers' caches.
 FACTORS, LEAF_TO_HALO = 3, 0.5
+BARE = "bare"
 
 COLUMNS = (
     Column("cluster", "cluster", text=True),
@@ -102,6 +105,8 @@ def run_bench_products(job: BenchProductsJob, reporter: Reporter) -> Document:
     contenders = [baseline, _Contender("none", job.workers, True), _Contender("local", job.workers, False)]
     one_worker, workers = (_Contender("processes", count, False) for count in (1, job.workers))
     contenders += dict.fromkeys((one_worker, workers))
+    bare = {count: _Contender(BARE, count, False) for count in (1, job.workers)}
+    contenders += dict.fromkeys(bare.values())
     seconds, factors, kept_bytes = _measure(job, contenders, (baseline, one_worker), reporter)
     entries = job.samples * (job.samples + 1) / 2
     rows = []
@@ -132,10 +137,12 @@ def run_bench_products(job: BenchProductsJob, reporter: Reporter) -> Document:
     def speedup(took: dict[_Contender, list[float]]) -> Ratio:
         return with_null(median_ratio(took[one_worker], took[workers]), *null(one_worker))
 
+    allowed = median_ratio(seconds[bare[1], one], seconds[bare[job.workers], one])
     figures = {
         "read_to_evaluated": ratio(contenders[1], baseline),
         "in_process_dask_to_none": ratio(contenders[2], baseline),
         f"speedup_of_{job.workers}_workers": speedup({each: seconds[each, one] for each in (one_worker, workers)}),
+        f"speedup_of_{job.workers}_bare_processes": allowed,
         **({f"factor_speedup_of_{job.workers}_workers": speedup(factors)} if factors else {}),
     }
     most = max(job.vectors)
@@ -168,7 +175,7 @@ def _measure(
         dataset = dataset_from_arrays(str(folder / "samples.zarr"), X, X[:, :1])
         products: dict[_Contender, Callable[[FloatArray], FloatArray]] = {}
         executors: dict[_Contender, BlockExecutor] = {}
-        for contender in contenders:
+        for contender in (each for each in contenders if each.cluster != BARE):
             executor = executors[contender] = stack.enter_context(open_executor(contender.options(), job.samples))
             executor.tiles = TileBudget(kept_bytes_of(job.samples) if contender.kept else 0)
             operator = stack.enter_context(BlockedKernelOperator(kernel, 0.1, dataset, executor))
@@ -176,9 +183,15 @@ def _measure(
             products[contender](vectors[job.vectors[0]])
             if contender.kept:
                 keeping = operator
+        for each in (each for each in contenders if each.cluster == BARE):
+            run = stack.enter_context(BareProcesses(each.workers, dataset.url, kernel, vectors[min(job.vectors)]))
+            products[each] = partial(_nothing_of, run)
         expected = {t: products[contenders[0]](V) for t, V in vectors.items()}
         seconds: dict[tuple[_Contender, int], list[float]] = {
-            (contender, t): [] for contender in contenders for t in job.vectors
+            (contender, t): []
+            for contender in contenders
+            for t in job.vectors
+            if contender.cluster != BARE or t == min(job.vectors)
         }
         for baseline in baselines:
             seconds[replace(baseline, again=True), min(job.vectors)] = []
@@ -200,10 +213,16 @@ def _measure(
                 began = time.perf_counter()
                 product = products[contender](vectors[t])
                 times.append(time.perf_counter() - began)
-                if not np.array_equal(product, expected[t]):
+                if contender.cluster != BARE and not np.array_equal(product, expected[t]):
                     raise NumericalError(f"{contender} comes to other bits than {contenders[0]}")
             if repeat < FACTORS:
                 for contender, times in building.items():
                     times.append(build(contender, job.halo))
             show(WorkProgress("products", repeat + 1, job.repeats, "repeats"))
         return seconds, building, keeping.kept_bytes
+
+
+def _nothing_of(run: Callable[[], int], V: FloatArray) -> FloatArray:
+    """A turn of bare processes, which have the vectors and keep what they come to."""
+    run()
+    return V

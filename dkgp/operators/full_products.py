@@ -61,9 +61,24 @@ class Piece:
         return sorted({*range(*self.rows), *range(*self.columns)})
 
 
+def side_of(n_blocks: int) -> int:
+    """Blocks of a piece's side, for a matrix of so many blocks."""
+    return 1 if n_blocks <= SINGLE_BLOCKS else 2
+
+
+def round_length(side: int, block_bytes: float, threads: int) -> int:
+    """Pieces of a round, for vectors of so many bytes a block."""
+    return max(LEAST_PIECES * threads, int(ROUND_BYTES // max(1, 2 * side * block_bytes)))
+
+
+def tasks_a_thread(pieces: int, entries: float, threads: int) -> int:
+    """Tasks of a round for each thread of worker processes, for pieces of so many entries."""
+    return max(1, min(int(pieces * entries // (TASK_ENTRIES * threads)), MOST_TASKS))
+
+
 def pieces_of(n_blocks: int) -> list[Piece]:
     """The lower half of a matrix of so many blocks: row after row, and in each from the left to the diagonal."""
-    side = 1 if n_blocks <= SINGLE_BLOCKS else 2
+    side = side_of(n_blocks)
     ranges = [(first, min(first + side, n_blocks)) for first in range(0, n_blocks, side)]
     return [Piece(rows, columns) for at, rows in enumerate(ranges) for columns in ranges[: at + 1]]
 
@@ -196,8 +211,7 @@ class FullProducts:
         keeping, began = self._keeping(precision), time.perf_counter()
         rows = self._context.block_rows
         side = self._pieces[0].rows[1] - self._pieces[0].rows[0]
-        bytes_each = 16 * side * rows * V.shape[1]
-        length = max(LEAST_PIECES * self._executor.parallelism, ROUND_BYTES // max(1, bytes_each))
+        length = round_length(side, 8 * rows * V.shape[1], self._executor.parallelism)
         waiting: deque[tuple[range, list[list[int]], PendingRound]] = deque()
         read = evaluated = done = 0
         starts = deque(range(0, len(self._pieces), length))
@@ -228,8 +242,7 @@ class FullProducts:
     ) -> tuple[list[list[int]], PendingRound]:
         threads, workers = self._executor.parallelism, self._executor.workers
         # In one process a task costs next to nothing.
-        parts = len(numbers) * entries // (TASK_ENTRIES * threads)
-        parts = len(numbers) if self._executor.shares_memory else max(1, min(parts, MOST_TASKS))
+        parts = len(numbers) if self._executor.shares_memory else tasks_a_thread(len(numbers), entries, threads)
         groups, owners = self._homes.groups(workers, numbers, parts)
         work = [[self._work([self._pieces[number] for number in group], V)] for group in groups]
         hints = owners if len(workers) > 1 else None

@@ -12,11 +12,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from dkgp.operators.full_products import round_length, side_of, tasks_a_thread
 from dkgp.plan.network import Network
 from dkgp.solvers.prices import Phase, Prices, Sizes, Work, product_phase
 
 # More workers are worth having while they save this share of the time.
 WORTHWHILE_SHARE = 0.1
+# Tasks of a product whose results are not fetched before the last one is done, at most.
+LAST_TASKS = 3
+# Rounds, and workers, that are looked at to see what tasks carry.
+LOOKED_AT = 8
 
 
 @dataclass(frozen=True)
@@ -104,20 +111,90 @@ def product_seconds(sizes: Sizes, prices: Prices, fleet: Fleet, *, kept: float =
     return _workers_seconds(product, prices, fleet)[0] + prices.seconds(product.alone)
 
 
+def product_parts(sizes: Sizes, prices: Prices, fleet: Fleet) -> Parts:
+    """Lay one float32 product with all of K out."""
+    return _paired(product_phase("products", sizes, 1.0), prices, fleet)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Seconds of a product with all of K, by what takes them, and its messages.
+
+    Computing and messages run beside each other, but share the cores of one machine.
+    """
+
+    computing: float  # of the workers, side by side
+    scheduling: float  # of all tasks, at the scheduler and the coordinator
+    moving: float  # of all bytes, through the coordinator's link
+    ends: float  # the first tasks' way out, the last ones' way back, and a round trip
+    rounds: int
+    tasks: int
+    moved_bytes: float
+
+    @property
+    def total(self) -> float:
+        """Seconds in all."""
+        return max(self.computing, self.scheduling + self.moving) + self.ends
+
+
+def _paired(phase: Phase, prices: Prices, fleet: Fleet) -> Parts:
+    """A product's rounds, as `dkgp.operators.full_products` cuts them; two are under way at any time."""
+    blocks = (math.isqrt(8 * phase.pieces + 1) - 1) // 2
+    side = side_of(blocks)
+    ranges = -(-blocks // side)
+    pieces = ranges * (ranges + 1) // 2
+    # Each range of blocks comes back once for every range.
+    block_bytes = phase.returned / (ranges * blocks)
+    work = phase.shared
+    entries = (work.entries + work.double_entries + work.kept + work.filled) / phase.pieces * side**2
+    threads, network = fleet.threads, fleet.network
+    length = min(pieces, round_length(side, block_bytes, threads))
+    rounds = math.ceil(pieces / length)
+    tasks = min(length, threads * tasks_a_thread(length, entries, threads))
+    sent = _ranges_of_a_task(ranges, length, tasks, fleet.workers) * blocks / ranges * block_bytes
+    returned = phase.returned / (rounds * tasks)
+    scheduling = rounds * tasks * (network.task_seconds + network.submit_seconds)
+    moving = rounds * tasks * sent / network.bytes_per_second + phase.returned / network.bytes_per_second
+    uneven = math.ceil(pieces / min(threads, pieces)) * min(threads, pieces) / pieces
+    computing = prices.seconds(work) * uneven / fleet.workers_speed(min(threads, pieces))
+    if fleet.one_machine and threads >= len(fleet.speedups):  # messages take the workers' cores
+        computing += (scheduling + moving) / fleet.speedups[-1]
+    # Each worker's first task goes out before the others'; what the last ones bring is waited for.
+    first = fleet.workers * (network.task_seconds + network.submit_seconds + sent / network.bytes_per_second)
+    last = min(tasks, LAST_TASKS) * returned / network.bytes_per_second
+    ends = min(first, scheduling + moving) + last + network.round_trip_seconds
+    return Parts(computing, scheduling, moving, ends, rounds, rounds * tasks, rounds * tasks * sent + phase.returned)
+
+
+def _ranges_of_a_task(ranges: int, length: int, tasks: int, workers: int) -> float:
+    """Ranges of blocks that a task's pieces name, on average over some of the rounds.
+
+    A worker has every so many-th piece (`dkgp.cluster.executors.homes`), of which a task has consecutive ones.
+    """
+    rows, columns = np.tril_indices(ranges)
+    starts = range(0, len(rows), length)
+    named = []
+    for start in starts[:: -(-len(starts) // LOOKED_AT)]:
+        numbers = np.arange(start, min(start + length, len(rows)))
+        for worker in range(min(workers, LOOKED_AT)):
+            held = numbers[numbers % workers == worker]
+            parts = np.array_split(held, max(1, min(tasks // workers, len(held))))
+            named += [len(np.union1d(rows[part], columns[part])) for part in parts]
+    return float(np.mean(named))
+
+
 def _workers_seconds(phase: Phase, prices: Prices, fleet: Fleet) -> tuple[float, str]:
     """Seconds of a phase's rounds of tasks, each time it comes about, and their limit."""
     if not phase.rounds:
         return 0.0, "workers"
+    if phase.paired:
+        parts = _paired(phase, prices, fleet)
+        return parts.total, "workers" if parts.computing >= parts.total / 2.0 else "messages"
     tasks, rounds = min(fleet.threads, phase.pieces), phase.rounds
     evaluations = phase.shared.entries + phase.shared.double_entries
-    if phase.paired:
-        # As `BlockedKernelOperator.matmat` cuts them: several small tasks a thread, in rounds of bounded size.
-        rounds *= math.ceil(phase.pieces / max(8 * fleet.threads, math.isqrt(2 * phase.pieces)))
-        messages = min(phase.pieces, 2 * fleet.threads * rounds)
-    else:
-        if fleet.least_task_evaluations and evaluations:
-            tasks = min(tasks, max(1, round(evaluations / fleet.least_task_evaluations)))
-        messages = tasks * rounds
+    if fleet.least_task_evaluations and evaluations:
+        tasks = min(tasks, max(1, round(evaluations / fleet.least_task_evaluations)))
+    messages = tasks * rounds
     network = fleet.network
     # A worker with one piece more than another is waited for.
     uneven = math.ceil(phase.pieces / tasks) * tasks / phase.pieces

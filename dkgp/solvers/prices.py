@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
+from dkgp.operators.full_products import side_of
+
 # A round of tasks at nominal prices: messages, and adding up.
 ROUND_SECONDS = 2e-3
 
@@ -151,10 +153,20 @@ def check_phase(sizes: Sizes, times: float) -> Phase:
 
 def product_phase(name: str, sizes: Sizes, times: float, *, kept: float = 0.0) -> Phase:
     """Float32 products with all of K, a share of which is read from kept tiles."""
-    # Each pair of blocks takes a block of the vectors, more or less, and brings back two.
-    blocks, numbers = sizes.blocks, float(sizes.n * sizes.p)
-    pairs = blocks * (blocks + 1) // 2
-    moved = 8.0 * numbers * pairs / blocks
-    adding, whole = Work(vectors=2.0 * numbers * pairs / blocks), sizes.whole()
-    work = replace(whole, entries=(1.0 - kept) * whole.entries, kept=kept * whole.entries)
-    return Phase(name, times, work, alone=adding, rounds=1, pieces=pairs, paired=True, sent=moved, returned=2.0 * moved)
+    blocks, side = sizes.blocks, side_of(sizes.blocks)
+    ranges = -(-blocks // side)
+    # A piece brings back the vectors of its rows and, off the diagonal, of its columns; at most as many go out.
+    numbers = float(sizes.n * sizes.p) * ranges
+    work = sizes.whole()
+    work = replace(work, entries=(1.0 - kept) * work.entries, kept=kept * work.entries)
+    return Phase(
+        name,
+        times,
+        work,
+        alone=Work(vectors=numbers),
+        rounds=1,
+        pieces=blocks * (blocks + 1) // 2,
+        paired=True,
+        sent=8.0 * numbers,
+        returned=8.0 * numbers,
+    )

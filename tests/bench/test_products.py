@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dkgp.bench.bare import share_of
 from dkgp.bench.products import BenchProductsJob, run_bench_products
 from dkgp.commands.reporting.progress import SilentReporter
 
@@ -25,5 +26,15 @@ def test_ratios_stand_beside_their_noise() -> None:
         ("local", 2),
         ("processes", 1),
         ("processes", 2),
+        ("bare", 1),
+        ("bare", 2),
     ]
+    assert found["figures"]["speedup_of_2_bare_processes"] > 0.0
     assert set(found["settings"]["factor_seconds"]) == {"1", "2"}
+
+
+@pytest.mark.parametrize("of", [1, 2, 5])
+def test_bare_processes_share_all_pieces_out(of: int) -> None:
+    shares = [share_of(91, share, of)[0] for share in range(of)]
+    assert sorted(number for share in shares for number in share) == list(range(91))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1

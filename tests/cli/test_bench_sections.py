@@ -29,7 +29,7 @@ def test_a_section_that_is_not_installed_says_what_to_install(arguments: tuple[s
 @pytest.mark.usefixtures("alone")
 def test_help_lists_what_is_there_and_names_the_rest() -> None:
     shown, _, missing = run("bench", "--help").stdout.partition("Not installed:")
-    for name in ("tiles", "products", "solve", "overhead", "scaling"):
+    for name in ("tiles", "products", "solve", "overhead", "scaling", "messages"):
         assert f"  {name} " in shown
     for name in ELSEWHERE:
         assert name in missing

@@ -54,7 +54,7 @@ def test_the_commands_of_this_release() -> None:
         group: {names[1] for names in ALL if names[0] == group and len(names) == 2}
         for group in ("bench", "submit", "token")
     }
-    assert below["bench"] == {"tiles", "products", "solve", "overhead", "scaling", *ELSEWHERE}
+    assert below["bench"] == {"tiles", "products", "solve", "overhead", "scaling", "messages", *ELSEWHERE}
     assert below["token"] == {"add", "list", "revoke"}
     assert below["submit"] == {"train", "sparse", "classify", "tune", "predict", "evaluate", "fit"}
 

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from dkgp.plan.fleet import Fleet, most_useful_workers, product_seconds, project
+from dkgp.bench.messages import NoInputs
+from dkgp.cluster.tile_budget import TileBudget
+from dkgp.kernels import SquaredExponential
+from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.full_products import FullProducts, PieceProduct
+from dkgp.plan.fleet import Fleet, most_useful_workers, product_parts, product_seconds, project
 from dkgp.plan.network import Network
 from dkgp.solvers.block_descent.block_size import descent_phases
 from dkgp.solvers.conjugate.phases import conjugate_phases
@@ -84,12 +92,56 @@ def test_small_tasks_are_not_cut_further() -> None:
     assert found.limit == "tasks"
 
 
-def test_pairs_of_blocks_go_out_in_rounds_of_bounded_size() -> None:
-    network = Network(1.0, 0.0, 0.0, 1e30)
-    phase = Phase("work", 1.0, Work(operations=0.001), rounds=1, pieces=123 * 124 // 2, paired=True)
-    # 7,626 pairs, 123 a round for few workers, 8 for each of 100 threads.
-    assert seconds_of([phase], fleet(1, network=network)) == pytest.approx(62.0, rel=0.01)
-    assert seconds_of([phase], fleet(100, network=network)) == pytest.approx(10.0, rel=0.01)
+class Counting:
+    """An executor's face that runs nothing, and counts what products send and bring back."""
+
+    tiles, shares_memory = TileBudget(), False
+
+    def __init__(self, workers: int, bounds: Callable[[int], tuple[int, int]]) -> None:
+        self.parallelism = workers
+        self.workers = {f"worker-{number:03d}": 1 for number in range(workers)}
+        self.rounds = self.tasks = 0
+        self.sent = self.returned = 0.0
+        self._bounds = bounds
+
+    def submit(self, name: str, task: Any, arguments: Any, work: Any, owners: Any = None) -> Any:
+        self.rounds += 1
+        self.tasks += len(work)
+        results = []
+        for (share,) in work:
+            self.sent += 8.0 * sum(len(values) for values in share.vectors.values())
+            for piece in share.pieces:
+                self.returned += sum(8.0 * (stop - start) for start, stop in map(self._bounds, piece.blocks))
+            results.append([PieceProduct({}, 0, 0) for _ in share.pieces])
+        return SimpleNamespace(result=lambda: results)
+
+
+@pytest.mark.parametrize(("n", "workers"), [(30_000, 2), (100_000, 2), (100_000, 16), (300_000, 4), (1_000_000, 16)])
+def test_a_products_messages_are_those_that_it_sends(n: int, workers: int) -> None:
+    context = BlockContext("counted", NoInputs(n), SquaredExponential(gamma=(1.0,)), n)
+    counting = Counting(workers, context.bounds)
+    products = FullProducts(context, counting, counting.submit)  # type: ignore[arg-type]
+    for _ in products.add(np.ones((n, 1)), "single", np.zeros((n, 1))):
+        pass
+    parts = product_parts(Sizes(n, 1, blocks=context.n_blocks), PRICES, fleet(workers, network=Network(0, 0, 0, 1.0)))
+    assert parts.rounds == counting.rounds
+    assert parts.tasks == pytest.approx(counting.tasks, rel=0.1)
+    # A byte a second: what moves in seconds is what moves in bytes. Which blocks a task names is known roughly.
+    assert parts.moving == pytest.approx(counting.sent + counting.returned, rel=0.15)
+    assert parts.moved_bytes == pytest.approx(parts.moving)
+
+
+def test_a_product_ends_a_round_trip_and_its_last_bytes_after_its_work() -> None:
+    sizes = Sizes(100_000, 1, blocks=13)
+    slow = Network(0.5, 0.01, 0.01, 1e6)
+    free, taken = (product_parts(sizes, PRICES, fleet(2, network=each)) for each in (FREE, slow))
+    assert free.total == pytest.approx(free.computing) == pytest.approx(taken.computing)
+    assert taken.scheduling == pytest.approx(0.02 * taken.tasks)
+    assert taken.total == pytest.approx(taken.scheduling + taken.moving + taken.ends)
+    # On one machine of two cores, messages are work for the same two.
+    shared = product_parts(sizes, PRICES, fleet(2, network=slow, one_machine=True, speedups=(1.0, 2.0)))
+    alone = product_parts(sizes, PRICES, fleet(2, one_machine=True, speedups=(1.0, 2.0)))
+    assert shared.computing == pytest.approx(alone.computing + (shared.scheduling + shared.moving) / 2.0)
 
 
 def test_reading_is_everyones_own() -> None:

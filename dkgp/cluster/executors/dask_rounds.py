@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias, cast
 
+import dask
 from distributed import Client, Future, KilledWorker, wait
 
 from dkgp.cluster.executors.base import RoundTasks
@@ -32,6 +33,10 @@ WAIT_SECONDS = 5.0
 RECONNECT_POLL_SECONDS = 0.05
 ANSWER_SECONDS = 30.0
 WATCH_SECONDS = 1.0
+# Results are fetched while at least so many tasks are still under way, half of what is missing at a time.
+FETCH_TASKS = 4
+# distributed warns of large arguments, as if each task had them.
+MOST_SHARED = "1TB"
 
 # The name of a round's tasks on a dashboard, its executor, and its number.
 Label: TypeAlias = tuple[str, str, int]
@@ -45,6 +50,19 @@ def threads_by_worker(client: Client) -> dict[str, int]:
     return threads
 
 
+def _terms(owner: str) -> dict[str, Any]:
+    """Keywords of a submission."""
+    # The owner is a hint, never a condition: a task that only one worker may run hangs when that one is lost.
+    return {
+        "pure": False,
+        "retries": TASK_RETRIES,
+        "workers": [owner] if owner else None,
+        "allow_other_workers": bool(owner),
+        # What is submitted within a tenth of a second would otherwise run in any order: two rounds in turns.
+        "fifo_timeout": "0 ms",
+    }
+
+
 class _Round:
     """The tasks of a round on their way, until they are let go."""
 
@@ -55,27 +73,45 @@ class _Round:
         self._attempt = self._moved = 0
         self._kills = Kills()
         self._suspects: deque[int] = deque()
+        self._fetched: dict[int, list[Any]] = {}  # results by task, whose futures were let go
         self._futures = self._start()
 
     def _start(self) -> list[Future[Any]]:
-        return [self._begin(index) for index in range(len(self._tasks.groups))]
+        """Submit all tasks: of each owner one, so that all have work at once, and then the others of each together.
+
+        A message of many tasks costs the scheduler a quarter of what as many messages do.
+        """
+        firsts = [self._owners.index(owner) for owner in dict.fromkeys(self._owners) if owner]
+        futures = dict(zip(firsts, map(self._begin, firsts), strict=True))
+        for owner in dict.fromkeys(self._owners):
+            others = [index for index, each in enumerate(self._owners) if each == owner and index not in futures]
+            if others:
+                futures.update(zip(others, self._begin_together(others, owner), strict=True))
+        return [futures[index] for index in range(len(self._owners))]
 
     def _begin(self, index: int) -> Future[Any]:
         tasks = self._tasks
         return self._submit(index, self._owners[index], tasks.task, *tasks.arguments, list(tasks.groups[index]))
 
+    def _begin_together(self, indices: list[int], owner: str) -> list[Future[Any]]:
+        tasks, count = self._tasks, len(indices)
+        groups = [list(tasks.groups[index]) for index in indices]
+        with dask.config.set({"distributed.admin.large-graph-warning-threshold": MOST_SHARED}):
+            return self._client.map(
+                tasks.task,
+                *[[argument] * count for argument in tasks.arguments],
+                groups,
+                key=[self._key(index) for index in indices],
+                **_terms(owner),
+            )
+
     def _submit(self, index: int, owner: str, task: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        with dask.config.set({"distributed.admin.large-graph-warning-threshold": MOST_SHARED}):
+            return self._client.submit(task, *arguments, key=self._key(index), **_terms(owner))
+
+    def _key(self, index: int) -> tuple[Any, ...]:
         # Tuple keys: the scheduler keeps statistics by key prefix for ever, and a tuple's prefix is its first element.
-        return self._client.submit(
-            task,
-            *arguments,
-            key=(*self._label, self._attempt, index, self._moved),
-            pure=False,
-            retries=TASK_RETRIES,
-            # A hint, never a condition: a task that only one worker may run hangs when that one is lost.
-            workers=[owner] if owner else None,
-            allow_other_workers=bool(owner),
-        )
+        return (*self._label, self._attempt, index, self._moved)
 
     def _release(self) -> None:
         for future in self._futures:
@@ -87,7 +123,11 @@ class DaskRound(_Round):
 
     def done(self) -> bool:
         """True if `result` would return without waiting."""
-        return all(future.status == "finished" for future in self._futures)
+        return all(self._futures[index].status == "finished" for index in self._missing())
+
+    def _missing(self) -> list[int]:
+        """Tasks whose results are not here."""
+        return [index for index in range(len(self._futures)) if index not in self._fetched]
 
     def result(self) -> list[Any]:
         """Wait for all groups; return one result for each block, in block order."""
@@ -129,8 +169,16 @@ class DaskRound(_Round):
         return False
 
     def _wait(self, seconds: float) -> None:
-        with self._client.as_current():  # `wait` asks for a default client, which this need not be
-            wait(self._futures, timeout=seconds)
+        """Wait for all tasks, and fetch early what is done: workers compute the others meanwhile."""
+        until = time.monotonic() + seconds
+        while under_way := [index for index in self._missing() if not self._futures[index].done()]:
+            early = len(under_way) >= FETCH_TASKS
+            with self._client.as_current():  # `wait` asks for a default client, which this need not be
+                awaited = [self._futures[index] for index in (under_way[::2] if early else under_way)]
+                wait(awaited, timeout=max(0.001, until - time.monotonic()))
+            done = [index for index in self._missing() if self._futures[index].status == "finished"]
+            if early and done and not self._erred():
+                self._fetch(done, min(time.monotonic() + FIRST_FETCH_SECONDS, until + WAIT_SECONDS))
 
     def _move_on(self) -> None:
         """Start tasks again whose owners are gone, for any worker to take.
@@ -142,7 +190,8 @@ class DaskRound(_Round):
             return
         with suppress(OSError, TimeoutError):
             known = {"", *threads_by_worker(self._client)}
-            for index, future in enumerate(self._futures):
+            for index in self._missing():
+                future = self._futures[index]
                 if future.status in ("pending", "lost") and self._owners[index] not in known:
                     self._owners[index] = ""
                     self._moved += 1
@@ -150,11 +199,19 @@ class DaskRound(_Round):
                     future.release()
 
     def _gather(self, until: float) -> list[list[Any]]:
+        """All results; those that are not here are fetched."""
+        self._fetch(self._missing(), until)
+        return [self._fetched[index] for index in range(len(self._futures))]
+
+    def _fetch(self, indices: list[int], until: float) -> None:
+        """Fetch results of tasks that are done, and let their futures go: nothing computes them again."""
         # By itself the client's `gather` has no timeout: it would wait for ever on a worker that is frozen, and for one
         # and a half minutes on one that died with its results, to which the scheduler keeps trying to connect.
-        gather = partial(self._client.gather, self._futures, asynchronous=True)
+        gather = partial(self._client.gather, [self._futures[index] for index in indices], asynchronous=True)
         parts: list[list[Any]] = self._client.sync(gather, callback_timeout=max(0.001, until - time.monotonic()))
-        return parts
+        self._fetched.update(zip(indices, parts, strict=True))
+        for index in indices:
+            self._futures[index].release()
 
     def _erred(self) -> list[Future[Any]]:
         return [future for future in self._futures if future.status == "error"]
@@ -207,6 +264,7 @@ class DaskRound(_Round):
         """Submit the round again, if the client has its scheduler back in time."""
         self._release()
         self._suspects.clear()
+        self._fetched.clear()
         self._attempt += 1
         while self._client.status == "connecting" and time.monotonic() < until:
             time.sleep(RECONNECT_POLL_SECONDS)

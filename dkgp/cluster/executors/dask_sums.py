@@ -6,15 +6,12 @@ import time
 from contextlib import suppress
 from typing import Any
 
-import dask
 from distributed import Client, Future, wait
 
 from dkgp.cluster.executors.base import BlockTask, RoundTasks
 from dkgp.cluster.executors.dask_rounds import WATCH_SECONDS, DaskRound, Label, threads_by_worker
 from dkgp.cluster.executors.sums import Combine, Progress, tree_of
 
-# distributed warns of large arguments, as if each task had them.
-MOST_SHARED = "1TB"
 # The place in a sum's tree of what all leaves take.
 SHARED = -1
 
@@ -53,8 +50,7 @@ class DaskSum(DaskRound):
     def _begin(self, index: int) -> Future[Any]:
         if index == SHARED:
             # What all leaves take, factors of m^2 numbers among it, goes to the scheduler once; workers share it.
-            with dask.config.set({"distributed.admin.large-graph-warning-threshold": MOST_SHARED}):
-                return self._submit(SHARED, "", _shared, *self._tasks.arguments)
+            return self._submit(SHARED, "", _shared, *self._tasks.arguments)
         node = self._tree[index]
         if isinstance(node, tuple):
             return self._submit(index, "", self._combine, *[self._need(part) for part in node])

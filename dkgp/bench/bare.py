@@ -1,0 +1,77 @@
+"""Processes that evaluate a product's pieces and do nothing else, without Dask: what a machine's cores allow.
+
+They hold the vectors already, and bring nothing back; the pieces are shared out as workers would have them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from typing import Self
+
+import numpy as np
+
+from dkgp.cluster.executors.homes import Homes
+from dkgp.cluster.threads import limit_blas_threads
+from dkgp.data import open_dataset
+from dkgp.errors import DkgpError
+from dkgp.kernels import Kernel
+from dkgp.operators.base import FloatArray
+from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.full_products import PieceWork, matmat_task, pieces_of
+
+STOP_SECONDS = 5.0
+
+
+class BareProcesses(ExitStack):
+    """So many processes, started once; each call evaluates K V for the samples of the store at `url`."""
+
+    def __init__(self, count: int, url: str, kernel: Kernel, V: FloatArray) -> None:
+        super().__init__()
+        self._count, self._work = count, (url, kernel, V)
+        self._ends: list[Connection] = []
+
+    def __enter__(self) -> Self:
+        start = multiprocessing.get_context("spawn")
+        for share in range(self._count):
+            near, far = start.Pipe()
+            process = start.Process(target=_serve, args=(far, share, self._count, *self._work), daemon=True)
+            process.start()
+            far.close()
+            self.callback(process.join, STOP_SECONDS)
+            self.callback(near.close)
+            self._ends.append(near)
+        self()  # compiled code is loaded, features are there
+        return self
+
+    def __call__(self) -> int:
+        """Evaluate; return the number of pieces."""
+        try:
+            for end in self._ends:
+                end.send(True)
+            return sum(end.recv() for end in self._ends)
+        except (EOFError, OSError) as error:
+            raise DkgpError(f"a process of the benchmark ended by itself: {error!r}") from error
+
+
+def _serve(end: Connection, share: int, of: int, url: str, kernel: Kernel, V: FloatArray) -> None:
+    limit_blas_threads(1)
+    dataset = open_dataset(url)
+    context = BlockContext(f"bare-{os.getpid()}", dataset, kernel, dataset.n_samples)
+    pieces = pieces_of(context.n_blocks)
+    (mine,) = share_of(len(pieces), share, of)
+    vectors = {block: np.ascontiguousarray(V[slice(*context.bounds(block))]) for block in range(context.n_blocks)}
+    work = [PieceWork([pieces[number] for number in mine], vectors)]
+    try:
+        while end.recv():
+            end.send(len(matmat_task(context, "single", None, work)[0]))
+    except (EOFError, OSError, KeyboardInterrupt):
+        pass
+
+
+def share_of(pieces: int, share: int, of: int) -> list[list[int]]:
+    """The pieces of one of so many workers of a thread each, as a list of one list."""
+    groups, owners = Homes(pieces).groups({f"{each:09d}": 1 for each in range(of)}, range(pieces))
+    return [group for group, owner in zip(groups, owners, strict=True) if owner == f"{share:09d}"]

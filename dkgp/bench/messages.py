@@ -1,0 +1,176 @@
+"""`dkgp bench messages`: rounds of more worker processes than there are cores, against the plan's forecast.
+
+Tasks sleep for as long as their entries would take, and bring back as many bytes as products do: scheduler, messages
+and coordinator are what they are on a cluster whose workers compute, on a machine of two cores. Links are this
+machine's own.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
+from dkgp.cluster.executors.base import PendingRound
+from dkgp.cluster.tile_budget import TileBudget
+from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.measurements import Column, check_record_file, median, report, write_record
+from dkgp.commands.reporting.progress import Reporter, WorkProgress
+from dkgp.errors import UsageError
+from dkgp.kernels import SquaredExponential
+from dkgp.operators.base import FloatArray
+from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.full_products import FullProducts, PieceProduct, PieceWork
+from dkgp.plan.fleet import Fleet, product_parts
+from dkgp.plan.network import measure_cluster
+from dkgp.solvers.prices import Prices, Sizes
+
+COLUMNS = (
+    Column("samples", "samples", ",d"),
+    Column("workers", "workers", "d"),
+    Column("share", "of a product", ".3f"),
+    Column("seconds", "seconds", ".3f"),
+    Column("forecast", "forecast, s", ".3f"),
+    Column("ratio", "measured / forecast", ".2f"),
+    Column("computing", "computing, s", ".3f"),
+    Column("scheduling", "scheduler, s", ".3f"),
+    Column("moving", "bytes, s", ".3f"),
+    Column("tasks", "tasks", ",d"),
+    Column("task_ms", "ms a task", ".2f"),
+    Column("mb_per_second", "MB/s", ".0f"),
+)
+
+
+@dataclass(frozen=True)
+class BenchMessagesJob:
+    """Products whose tasks sleep; medians of repeats.
+
+    Attributes
+    ----------
+    samples
+        Of the products; each of them takes n²/2 entries.
+    workers
+        Numbers of worker processes of a thread each.
+    entry_ns
+        What an entry of half the matrix takes, in nanoseconds, asleep.
+    seconds
+        A product of which its forecast takes longer is cut off after so many.
+    """
+
+    samples: tuple[int, ...] = (100_000, 1_000_000)
+    workers: tuple[int, ...] = (2, 4, 16)
+    entry_ns: float = 0.2
+    seconds: float = 5.0
+    repeats: int = 3
+    out: str | None = None
+
+    def __post_init__(self) -> None:
+        if min((*self.samples, *self.workers, self.repeats), default=0) < 1 or min(self.entry_ns, self.seconds) <= 0.0:
+            raise UsageError(
+                "messages need numbers of samples, of workers and repeats of at least 1, and times above 0"
+            )
+
+
+@dataclass(frozen=True)
+class NoInputs:
+    """Stands for inputs that nobody reads."""
+
+    n_samples: int
+    n_features: int = 1
+
+    def inputs(self, start: int, stop: int) -> FloatArray:
+        """Zeros: (stop - start, 1)."""
+        return np.zeros((stop - start, 1))
+
+
+def sleeping_task(context: BlockContext, entry_seconds: float, work: list[PieceWork]) -> list[list[PieceProduct]]:
+    """Bring back as much as `matmat_task` does, after as long as its entries take."""
+    results = []
+    for share in work:
+        entries, found = 0.0, []
+        for piece in share.pieces:
+            parts = {block: np.zeros_like(share.vectors[block]) for block in piece.blocks}
+            entries += sum(_entries(context, pair) for pair in piece.pairs)
+            found.append(PieceProduct(parts, 0, 0))
+        time.sleep(entries * entry_seconds)
+        results.append(found)
+    return results
+
+
+def _entries(context: BlockContext, pair: tuple[int, int]) -> float:
+    (first, last), (start, stop) = (context.bounds(block) for block in pair)
+    return (last - first) * (stop - start) / (2.0 if pair[0] == pair[1] else 1.0)
+
+
+def run_bench_messages(job: BenchMessagesJob, reporter: Reporter) -> Document:
+    """Measure; return seconds and what the plan says of them, for each number of workers and samples."""
+    check_record_file(job.out)
+    rows: list[dict[str, Any]] = []
+    networks: dict[str, Any] = {}
+    total = len(job.workers) * len(job.samples) * job.repeats
+    with reporter.work("bench messages") as show:
+        for count in job.workers:
+            options = ClusterOptions(kind="processes", workers=count, threads_per_worker=1)
+            with open_executor(options, max(job.samples), reporter) as executor:
+                executor.tiles = TileBudget()
+                network = measure_cluster(executor).network
+                networks[str(count)] = asdict(network)
+                for n in job.samples:
+                    sizes = Sizes(n, 1, blocks=_context(n).n_blocks)
+                    prices = replace(Prices(), entries=1e-9 * job.entry_ns)
+                    parts = product_parts(sizes, prices, Fleet(count, 1, (1.0,), network))
+                    runs = []
+                    for _ in range(job.repeats):
+                        runs.append(measure(executor, n, 1e-9 * job.entry_ns, min(1.0, job.seconds / parts.total)))
+                        show(WorkProgress(f"{count} workers", len(rows) * job.repeats + len(runs), total, "products"))
+                    share = runs[-1][1]
+                    seconds = median([each for each, _ in runs])
+                    forecast = (parts.total - parts.ends) * share + parts.ends
+                    rows.append(
+                        {
+                            "samples": n,
+                            "workers": count,
+                            "share": share,
+                            "seconds": seconds,
+                            "forecast": forecast,
+                            "ratio": seconds / forecast,
+                            "computing": share * parts.computing,
+                            "scheduling": share * parts.scheduling,
+                            "moving": share * parts.moving,
+                            "tasks": round(share * parts.tasks),
+                            "task_ms": 1e3 * (network.task_seconds + network.submit_seconds),
+                            "mb_per_second": network.bytes_per_second / 1e6,
+                        }
+                    )
+    figures = {f"worst_of_{count}_workers": _worst(rows, count) for count in job.workers}
+    title = f"Products whose tasks sleep {job.entry_ns:g} ns an entry, against the plan; median of {job.repeats}"
+    settings = {"entry_ns": job.entry_ns, "repeats": job.repeats, "network": networks}
+    return write_record(report("messages", title, COLUMNS, rows, figures, **settings), job.out)
+
+
+def _worst(rows: list[dict[str, Any]], count: int) -> float:
+    """The ratio that is farthest from 1."""
+    return float(max((row["ratio"] for row in rows if row["workers"] == count), key=lambda ratio: abs(np.log(ratio))))
+
+
+def _context(n: int) -> BlockContext:
+    return BlockContext("messages", NoInputs(n), SquaredExponential(gamma=(1.0,)), n)
+
+
+def measure(executor: BlockExecutor, n: int, entry_seconds: float, share: float) -> tuple[float, float]:
+    """Seconds of about that share of a product whose tasks sleep, and the share of the pieces that it came to."""
+    context = _context(n)
+
+    def submit(name: str, task: Any, arguments: Any, work: Any, owners: Any = None) -> PendingRound:
+        return executor.submit(name, sleeping_task, (context, entry_seconds), work, owners)
+
+    products = FullProducts(context, executor, submit)
+    V, result = np.ones((n, 1)), np.zeros((n, 1))
+    began, done, total = time.perf_counter(), 0, 1
+    for done, total in products.add(V, "single", result):
+        if done >= share * total:
+            break
+    return time.perf_counter() - began, done / total

@@ -1,0 +1,37 @@
+"""`dkgp bench messages`: rounds of many worker processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from dkgp.bench import section
+from dkgp.registry import Option, whole_numbers
+
+
+def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
+    from dkgp.bench.messages import BenchMessagesJob, run_bench_messages
+
+    return run_bench_messages(BenchMessagesJob(**values), reporter)
+
+
+section.SECTIONS.add(
+    section.Section(
+        "messages",
+        """Rounds of many worker processes, whose tasks sleep for what they would compute, against the plan's forecast.
+
+        What scheduler, messages and coordinator take for 16 or 64 workers can so be measured on two cores.
+        """,
+        _run,
+        (
+            Option("samples", "Samples.", type=whole_numbers, default="100000,1000000", metavar="N,N,..."),
+            Option("workers", "Worker processes.", type=whole_numbers, default="2,4,16", metavar="N,N,..."),
+            Option("entry_ns", "Nanoseconds of a kernel entry, asleep.", type=float, default=0.2),
+            Option("seconds", "A product is cut off after so many.", type=float, default=5.0),
+            replace(section.REPEATS, default=3),
+            section.OUT,
+        ),
+        without_null="it races a forecast",
+        examples=("dkgp bench messages --workers 2,16", "dkgp bench messages --samples 10000000 --workers 16,64"),
+    )
+)
