@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 from threadpoolctl import threadpool_limits
 
+from tests.covering import thin_out
 from tests.fault_table import FaultTable
 
 # Compiled code is slow when first called, so a deadline per example would say nothing; derandomised, a failure
@@ -61,6 +62,11 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    thin_out(items)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -91,6 +91,7 @@ def test_every_method_and_basis_has_the_same_bits(
     assert apart == []
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("method", ["sd", "vfe", "fitc"])
 @pytest.mark.parametrize("noise", [0.05, 1e-9])
 def test_what_is_proven_holds_on_this_processor(method: str, noise: float) -> None:

@@ -146,6 +146,7 @@ def test_what_is_exchanged_after_the_check_is_not_read(
     assert contents(outside) == before
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("command", "name"),
     [
