@@ -26,14 +26,14 @@ from dkgp.models.variance.variances import VarianceRun, VarianceSettings
 from dkgp.solvers import MaxIterations
 from tests.engine.helpers import AfterSubmit, Problem, opened
 
-# Six batches that take several passes each, and a plan that depends on no executor.
+# Three batches, the last of them short, that take several passes each, and a plan that depends on no executor.
 PLANS = {
     "conjugate": VarianceSettings(gap=1e-3, rank=150, halo=0, batch_size=30),
     "searched": VarianceSettings(gap=1e-3, rank=150, halo=90, batch_size=30),
     "smooth": VarianceSettings(gap=0.9, rank=700, batch_size=30),
     "whole": VarianceSettings(gap=1e-3, way="cholesky", batch_size=30),
 }
-TESTS = 170
+TESTS = 80
 
 Content = dict[str, bytes]
 Expected = dict[str, Content]
