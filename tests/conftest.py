@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import zlib
 from collections.abc import Generator, Iterator
@@ -45,6 +46,21 @@ def one_blas_thread() -> Iterator[None]:
     """On matrices this small a second BLAS thread gains nothing, and beside other busy processes it costs minutes."""
     with threadpool_limits(1, "blas"):
         yield
+
+
+_MODULES = itertools.count(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_stays_is_not_looked_through() -> Iterator[None]:
+    """After every so many modules, what outlived them goes where the garbage collector does not look.
+
+    Reports, compiled code and imports become millions of objects, and each call of `gc.collect` would take seconds.
+    """
+    yield
+    if next(_MODULES) % 16 == 0:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture

@@ -111,6 +111,7 @@ def test_the_same_bits_in_other_processes(
     assert process_threads() == available_cores()
 
 
+@pytest.mark.portable
 def test_a_trial_takes_its_samples_along_to_other_processes(
     model: ModelRecord, tests: Dataset, tmp_path: Path, processes: BlockExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +130,7 @@ def test_a_trial_takes_its_samples_along_to_other_processes(
     np.testing.assert_array_equal(gaps[0], gaps[1])
 
 
+@pytest.mark.portable
 def test_no_tiles_are_put_where_workers_do_not_see_them(
     model: ModelRecord, tests: Dataset, tmp_path: Path, processes: BlockExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
