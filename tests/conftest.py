@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import zlib
 from collections.abc import Generator, Iterator
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import settings
 from threadpoolctl import threadpool_limits
 
+from tests.covering import thin_out
 from tests.fault_table import FaultTable
 
 # Compiled code is slow when first called, so a deadline per example would say nothing; derandomised, a failure
@@ -46,6 +48,21 @@ def one_blas_thread() -> Iterator[None]:
         yield
 
 
+_MODULES = itertools.count(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_stays_is_not_looked_through() -> Iterator[None]:
+    """After every so many modules, what outlived them goes where the garbage collector does not look.
+
+    Reports, compiled code and imports become millions of objects, and each call of `gc.collect` would take seconds.
+    """
+    yield
+    if next(_MODULES) % 16 == 0:
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """A generator whose seed is the test's own name: the same numbers in every run and any order."""
@@ -61,6 +78,11 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    thin_out(items)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

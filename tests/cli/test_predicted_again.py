@@ -77,6 +77,7 @@ def test_the_earlier_are_read_while_the_new_are_made(
     only_the_new(arguments)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("error", "exit_code"), [(NumericalError("none"), 3), (ClusterError("lost"), 5), (ZeroDivisionError("none"), 1)]
 )

@@ -89,6 +89,7 @@ def test_every_round_is_the_papers(name: str, n: int, gamma: float, noise: float
         assert len({tuple(B) for B in moved}) > count // 4
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("n", "gamma", "noise"), PROBLEMS)
 @pytest.mark.parametrize("name", ["bcdc", "bcdg", "smo", "cg"])
 def test_dense_rivals_end_where_the_gbcd_paper_ends_them(

@@ -120,6 +120,10 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return dataset_from_arrays(str(tmp_path_factory.mktemp("same") / "data.zarr"), X, X[:, 0], chunk_rows=700)
 
 
+# What is the same in other processes is the same on other processors: `make test-portable` asks both.
+EXECUTORS = [("none", 3), ("here", 3), ("local", 5), pytest.param(("processes", 2), marks=pytest.mark.portable)]
+
+
 @pytest.fixture(scope="module")
 def of_one_thread(dataset: Dataset) -> Callable[[str], Arrays]:
     @cache
@@ -133,7 +137,7 @@ def of_one_thread(dataset: Dataset) -> Callable[[str], Arrays]:
     return computed
 
 
-@pytest.fixture(scope="module", params=[("none", 3), ("here", 3), ("local", 5), ("processes", 2)], ids=str)
+@pytest.fixture(scope="module", params=EXECUTORS, ids=str)
 def executor(request: pytest.FixtureRequest) -> Iterator[Any]:
     kind, workers = request.param
     if kind == "here":

@@ -78,7 +78,11 @@ def expected(problem: Problem) -> Iterator[dict[tuple[str, str], dict[str, Any]]
 
 @pytest.mark.parametrize(
     ("kind", "workers"),
-    [("none", 3), ("local", 5), pytest.param("processes", 2, marks=pytest.mark.slow)],
+    [
+        ("none", 3),
+        pytest.param("local", 5, marks=pytest.mark.portable),
+        pytest.param("processes", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_every_method_and_basis_has_the_same_bits(
     problem: Problem, expected: dict[tuple[str, str], dict[str, Any]], kind: str, workers: int
@@ -91,6 +95,7 @@ def test_every_method_and_basis_has_the_same_bits(
     assert apart == []
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("method", ["sd", "vfe", "fitc"])
 @pytest.mark.parametrize("noise", [0.05, 1e-9])
 def test_what_is_proven_holds_on_this_processor(method: str, noise: float) -> None:

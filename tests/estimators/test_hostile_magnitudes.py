@@ -121,6 +121,7 @@ def test_parts_beyond_float32_are_no_trouble(solver: str, samples: tuple[np.ndar
     assert (bounds.mean_error < 0.01).all()
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize("kernel", ["rbf", "linear + periodic"])
 def test_inputs_of_all_magnitudes_tuned(kernel: str, inputs: str, samples: tuple[np.ndarray, np.ndarray]) -> None:

@@ -56,12 +56,17 @@ def name_of(check: Callable[..., Any]) -> str:
 
 def checks_of(estimator: Any, *, slow: bool = False, **known: Any) -> list[Any]:
     """Estimator and check as parameters of a test, under the check's name."""
-    checks = []
+    checks: list[Any] = []
+    of_copy: set[str] = set()
     for pair in estimator_checks_generator(estimator, **known):
         (copy, check), marks = getattr(pair, "values", pair), tuple(getattr(pair, "marks", ()))
         name = name_of(check)
-        # Of a search by cross-validation this one alone takes seconds.
-        if slow or (isinstance(copy, FixedSizeLSSVC) and name == "check_classifiers_train"):
+        # This one takes seconds of a search by cross-validation, and half of one of a likelihood's. There it is not run
+        # again on memory that is read only and on single precision, which LSSVC goes through as they do.
+        trains = name == "check_classifiers_train"
+        again = trains and isinstance(copy, GPClassifier | KernelLogisticClassifier) and name in of_copy
+        of_copy.add(name)
+        if slow or again or (trains and isinstance(copy, FixedSizeLSSVC)):
             marks = (*marks, pytest.mark.slow)
         checks.append(pytest.param(copy, check, marks=marks, id=f"{len(checks)}-{type(copy).__name__}-{name}"))
     return checks

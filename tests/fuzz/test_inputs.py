@@ -50,7 +50,7 @@ def taken_well(cases: list[dict[str, Any]], count: int) -> None:
 
 
 def test_damaged_inputs_are_refused_in_words(tmp_path: Path) -> None:
-    taken_well(campaign(tmp_path / "some", 108, 200.0), 108)
+    taken_well(campaign(tmp_path / "some", 54, 200.0), 54)
 
 
 @pytest.mark.slow

@@ -150,6 +150,7 @@ def test_it_has_a_name_settings_and_a_description(wendland: Any) -> None:
         kernel_from_json({"type": "wendland", "gamma": [1.0, 1.0, 1.0], "power": 3.0})
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("expanded", [None, True])
 def test_tiles_are_within_the_declared_error_of_a_plain_loop(
     wendland: Any, precision: Any, expanded: bool | None, rng: np.random.Generator

@@ -60,6 +60,7 @@ def test_the_bound_of_a_rough_solution_holds_at_every_sample(fitted: Fitted, exe
     assert np.linalg.norm(trained.solution.alpha - fitted.alpha) <= trained.certificate.alpha_error_bound[0]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     "settings",
     [

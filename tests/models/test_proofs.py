@@ -336,7 +336,7 @@ def test_directions_that_say_nothing_any_more_end_a_batch() -> None:
 
 
 def test_any_small_problem() -> None:
-    judge_many(100)
+    judge_many(50)
 
 
 @pytest.mark.slow

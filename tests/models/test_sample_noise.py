@@ -81,6 +81,7 @@ def trained_on(case: Case, context: RunContext | BlockExecutor, **options: Any) 
     return train(dataset, case.kernel, case.noise_variance, context, sample_noise=case.sample_noise, **options)
 
 
+@pytest.mark.covering
 @every_case
 # Parameter CG, which squares the condition number, is a rival and not for such data.
 @pytest.mark.parametrize("name", [name for name in SOLVERS if name not in (*CHOICES, "paramcg")])

@@ -71,6 +71,7 @@ def test_pieces_cover_the_lower_half_once(n_blocks: int) -> None:
     assert all({i, j} <= set(piece.blocks) for piece in pieces_of(n_blocks) for i, j in piece.pairs)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kernel", [KERNEL, parse_kernel("matern32 + linear", D)])
 @pytest.mark.parametrize("t", [1, 5])
 def test_products_are_the_naive_ones(

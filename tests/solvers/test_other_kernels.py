@@ -45,6 +45,7 @@ def problem(outliers: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
     return X, np.sin(2.0 * X[:, :1]) + 0.3 * rng.normal(size=(N, 1))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("text", KERNELS)
 @pytest.mark.parametrize("name", SOLVERS)
 def test_all_solvers_agree_with_dense_algebra(name: str, text: str, executor: LocalExecutor) -> None:

@@ -39,6 +39,7 @@ def exact(ingested: dict[str, Any], out: Path, *more: object) -> list[object]:
     return ["classify", ingested["train"], "--out", out, "--json", "--cluster", "none", "--method", "exact", *more]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("n_classes", [2, 3])
 @pytest.mark.parametrize("method", ["fixed-size", "exact"])
 def test_from_text_labels_to_an_evaluation(labelled: Labelled, out: Path, n_classes: int, method: str) -> None:

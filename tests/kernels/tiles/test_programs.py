@@ -46,6 +46,7 @@ def check(
         assert np.all(np.abs(found - expected) <= bound * np.abs(weights).sum(axis=0))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("d", [1, 2, 3, 4, 5, 8, 13, 40, 90])
 @pytest.mark.parametrize("profile", KINDS, ids=lambda profile: profile.name.lower())
 def test_every_profile_agrees_with_plain_numpy(
@@ -177,6 +178,7 @@ def exact_inputs(rng: np.random.Generator, n: int, d: int, precision: str) -> np
     )
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("d", [1, 3, 20, 90])
 @pytest.mark.parametrize("profile", KINDS, ids=lambda profile: profile.name.lower())
 def test_entry_error_bounds_every_entry(rng: np.random.Generator, profile: Profile, d: int, precision: str) -> None:

@@ -58,6 +58,7 @@ def alone(function: Any, d: int = 3, *, pair: bool = False) -> ProgramKernel:
     return kernel_of(d, [group], Leaf(0, USER_PAIR if pair else USER, (), function), amplitude=1.3)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("function", [cauchy, wendland, damped], ids=lambda f: f.__name__)
 def test_functions_of_the_distance(rng: np.random.Generator, function: Any, precision: str) -> None:
     X = rng.standard_normal((83, 3))

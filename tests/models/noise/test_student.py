@@ -31,6 +31,7 @@ def convolved(t: StudentT, error: float, latent: float) -> float:
     return float(integrate.quad(integrand, *ends, points=inside, limit=400, epsabs=1e-13)[0])
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("t", CASES)
 @pytest.mark.parametrize(("error", "latent"), [(0.0, 0.01), (0.3, 0.5), (-2.0, 0.02), (8.0, 1.0)])
 def test_density_is_the_convolution(t: StudentT, error: float, latent: float) -> None:

@@ -42,6 +42,7 @@ def gaps(bounds: BatchVariance) -> np.ndarray:
 # ----------------------------------------------------------------------------------------------------- the certificate
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("rank", [1, pytest.param(4, marks=pytest.mark.slow), 50])
 @pytest.mark.parametrize("name", REGIMES)
 def test_every_interval_contains_the_exact_variance(name: str, rank: int) -> None:

@@ -95,6 +95,7 @@ def test_it_is_algorithm_1_to_the_letter(kernel: Any, gap: float, rng: np.random
     search.close()
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("gap", [0.3, 1e-4])
 def test_intervals_hold_the_exact_variance(name: str, gap: float) -> None:

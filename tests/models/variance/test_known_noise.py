@@ -56,6 +56,7 @@ def places(case: Case) -> np.ndarray:
     return np.vstack([case.X[:20], middle, case.X[:5] + 3.0 * case.X.std(axis=0)])
 
 
+@pytest.mark.covering(2)
 @every_case
 @pytest.mark.parametrize("settings", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("latent", [True, False])
@@ -89,6 +90,7 @@ def test_one_noise_for_all_would_be_too_sure(case: Case, executor: LocalExecutor
     assert (plain.variance[:, 0] < 0.9 * dense(case, places(case))[1]).any()
 
 
+@pytest.mark.covering
 @every_case
 @pytest.mark.parametrize("settings", [{}, {"basis": 100, "gap": 0.05}, {"way": "cholesky"}])
 def test_predictions_of_a_store(case: Case, settings: dict[str, Any], executor: LocalExecutor, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def spread(factor: NystromFactor, v: np.ndarray, *, grouped: bool = True) -> np.
     return total**2
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("group", [7, GROUP, LARGE_GROUP])
 @pytest.mark.parametrize("name", REGIMES)
 def test_the_bound_is_above_the_form(name: str, group: int) -> None:

@@ -100,6 +100,7 @@ def test_few_samples(executor: LocalExecutor, n: int, factor: FactorPrecondition
     solved(executor, np.ones((n, 3)) if equal else drawn(n), factor=factor)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     "factor",
     [

@@ -70,6 +70,7 @@ def require_same(found: Solution, whole: Solution) -> None:
     assert [each.gradient_norm for each in found.history] == [each.gradient_norm for each in whole.history]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
 def test_tiles_kept_or_not(whole: Solution, threads: int, share: float) -> None:

@@ -80,6 +80,7 @@ class SmolaBartlett:
                 return S, S_star, gaps
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("kappa", [9, CANDIDATES])  # the paper's 59 are all but one of so few samples
 @pytest.mark.parametrize("p", [1, 3])
 @pytest.mark.parametrize("name", KERNELS)

@@ -157,6 +157,7 @@ every_loss = pytest.mark.parametrize(
 every_method = pytest.mark.parametrize("method", RISK_METHODS)
 
 
+@pytest.mark.covering
 @every_loss
 @every_method
 def test_every_method_finds_the_least_of_every_loss(

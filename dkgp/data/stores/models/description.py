@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import metadata as package_metadata
 from typing import Any, ClassVar, Required, TypedDict, Unpack
 
@@ -235,6 +236,12 @@ def about_training(dataset: Dataset, summary: Json, url: str = "") -> dict[str, 
 
 def software_versions() -> dict[str, str]:
     """Versions of what a model is made with."""
+    return dict(_versions_at_first())
+
+
+@cache
+def _versions_at_first() -> dict[str, str]:
+    """As they are installed when this process first asks: reading their metadata takes milliseconds."""
     versions = {"python": platform.python_version()}
     for package in ("dkgp", "numpy", "scipy", "numba", "zarr", "dask"):
         try:

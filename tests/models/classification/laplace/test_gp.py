@@ -151,6 +151,7 @@ def few_landmarks(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     monkeypatch.setattr(batch, "AT_ONCE", 16)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("name", ["logit", "probit"])
 @pytest.mark.parametrize("classes", [2, 3])
 def test_variances_are_as_precise_as_averages_have_use_for(

@@ -33,6 +33,7 @@ def rows(n: int = N, d: int = 3) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return X, Y, np.concatenate([X[:: n // M][: M - 3], rng.standard_normal((3, d))])
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("fitc", [False, True], ids=["bound", "fitc"])
 @pytest.mark.parametrize(
     ("gamma", "variance", "s2", "accuracy"),
@@ -54,6 +55,7 @@ def test_value_and_gradient_are_those_in_many_digits(
     np.testing.assert_allclose(found.gradient, gradient, rtol=0.0, atol=accuracy * np.abs(gradient).max())
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("fitc", [False, True], ids=["bound", "fitc"])
 @pytest.mark.parametrize("case", [case for case in CASES if case.kernel.pairwise], ids=lambda case: case.name)
 def test_gradient_of_every_kernel_is_the_slope_of_the_value(

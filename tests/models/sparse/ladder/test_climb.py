@@ -103,6 +103,7 @@ def test_rungs_are_nested(settings: dict[str, Any], one_thread: LocalExecutor) -
         assert found[-1].summary["rounds"] == sum(rounds)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("method", ["vfe", "fitc", "sggp"])
 @pytest.mark.parametrize(("kernel", "distance"), [(SMOOTH, 0.01), (SMOOTH, 0.001), (ROUGH, 0.1)])
 def test_a_target_that_is_met_is_true_of_the_dense_exact_model(

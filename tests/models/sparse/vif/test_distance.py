@@ -36,6 +36,7 @@ def exact_means(
         return np.array(columns).T
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("leaf", "halo", "size", "farthest"), [(4, 6, 8, np.inf), (1, 0, 0, np.inf), (4, 40, 40, 1e-9)]
 )

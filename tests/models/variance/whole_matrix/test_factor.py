@@ -152,6 +152,7 @@ def test_every_sum_of_a_tile_is_counted() -> None:
 # ------------------------------------------------------------------------------------------------------------ solves
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("count", [1, 2, 37])
 @pytest.mark.parametrize("rows", [1, 7, 64, 200])
 def test_substitution_against_scipy(count: int, rows: int, rng: np.random.Generator) -> None:
