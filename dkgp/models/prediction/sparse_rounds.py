@@ -130,6 +130,7 @@ class SparseRounds(Rounds):
         variance: VarianceSettings | None,
     ) -> None:
         method = method_named(model.method)
+        self._computed = self._unproven = 0
         self._executor, self._test, self._model = executor, test, model
         self._variance = variance is not None
         latent = variance is not None and variance.latent
@@ -167,8 +168,20 @@ class SparseRounds(Rounds):
         task = sparse_variance_task if self._solves else sparse_mean_task
         return self._executor.submit("ksparse", task, (self._source, self._test), groups)
 
+    def conclude(self) -> str | None:
+        """Say of how many samples the neighbours may not be the nearest, if of any."""
+        if not self._unproven:
+            return None
+        share = 100.0 * self._unproven / self._computed
+        return (
+            f"of {share:.3g} % of these samples the neighbours may not be the nearest: each search looked at "
+            f"{self._model.search_samples:,} samples at most, and is exact with more"
+        )
+
     def values(self, results: list[Any]) -> dict[str, FloatArray]:
         """Join a region's pieces."""
+        self._computed += sum(len(piece.mean) for piece in results)
+        self._unproven += sum(piece.unproven for piece in results)
         names = {name: "mean_error" if name == "mean_error_bound" else name for name in self.variables}
         return {name: np.concatenate([getattr(piece, field) for piece in results]) for name, field in names.items()}
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,8 @@ from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.inputs import ArrayInputs
 from dkgp.operators.low_rank.landmark_rows import whiten
 from dkgp.operators.vecchia.embedding import embed, embed_inputs
-from dkgp.operators.vecchia.halos import OrderedPoints, kd_order
+from dkgp.operators.vecchia.halos import OrderedPoints, kd_order, leaf_count
+from dkgp.operators.vecchia.leaf_tree import tree_bytes
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Near:
     whitened: FloatArray  # z: (m, p)
     normal: FloatArray  # lower Cholesky factor of B: (m, m), Fortran order
     embedding: FloatArray | None = None  # landmarks (e, d) of `dkgp.operators.vecchia.embedding`
+    searched: int | None = None  # samples that a search for neighbours looks at, at most; None: as many as it takes
 
     @property
     def nbytes(self) -> int:
@@ -50,8 +53,8 @@ class Near:
 
 
 def points_bytes(n: int, d: int) -> int:
-    """Bytes of the points of n samples in kd order, and of their order."""
-    return n * (4 * d + 8)
+    """Bytes of the points of n samples in kd order, of their order, and of the tree of their leaves."""
+    return n * (4 * d + 8) + tree_bytes(leaf_count(n, LEAF), d)
 
 
 def near_task_bytes(size: int, d: int, m: int, p: int) -> int:
@@ -59,10 +62,27 @@ def near_task_bytes(size: int, d: int, m: int, p: int) -> int:
     return 8 * (size + 1) * (4 * (m + p) + 5 * d + 6 * (size + 1))
 
 
+@dataclass(frozen=True)
+class FittedNear:
+    """What is near, and what the fit says."""
+
+    near: Near
+    log_likelihood: float  # in nats
+    unproven: float  # share of samples whose neighbours may not be the nearest
+
+    def summary(self) -> dict[str, Any]:
+        """In a record's plain JSON types."""
+        return {
+            "neighbours": self.near.size,
+            "neighbours_unproven": self.unproven,
+            "log_likelihood": self.log_likelihood,
+        }
+
+
 def fit_near(
     operator: BlockedKernelOperator, targets: FloatArray, basis: FloatArray, neighbours: Neighbours
-) -> tuple[Near, float]:
-    """Fit a basis (m, d) with neighbours to standardised targets (n, p); return also the log likelihood, in nats.
+) -> FittedNear:
+    """Fit a basis (m, d) with neighbours to standardised targets (n, p).
 
     A new sample gets as many neighbours as a leaf and its halo have together. Raises `NumericalError`: rounding exceeds
     the noise variance.
@@ -73,7 +93,10 @@ def fit_near(
     size = min(n, neighbours.leaf + neighbours.halo)
     # As a store has them: another order of numbers in memory would be other bits of sums.
     inputs, targets, whitened = map(np.ascontiguousarray, (source.inputs(0, n), targets, joint.whitened))
-    return Near(inputs, targets, operator.noise, size, whitened, joint.normal, held.leaves.embedding), joint.value
+    near = Near(
+        inputs, targets, operator.noise, size, whitened, joint.normal, held.leaves.embedding, neighbours.searched
+    )
+    return FittedNear(near, joint.value, held.unproven)
 
 
 class NearPredictor:
@@ -87,7 +110,8 @@ class NearPredictor:
         finally:
             worker_cache().discard_run(self._context.run_id)
         order, bounds = kd_order(points, LEAF)
-        self._points = OrderedPoints(points[order], order, bounds)
+        searched = None if near.searched is None else leaf_count(near.searched, LEAF)
+        self._points = OrderedPoints(points[order], order, bounds, searched)
         self._evaluator = self._context.evaluator("double")
         self._prototypes = self._evaluator.prepare(prototypes) if len(prototypes) else None
         # Of an observation: with its noise, no duplicate of a sample is without a variance.
@@ -98,13 +122,21 @@ class NearPredictor:
 
         Raises `NumericalError`: rounding exceeds the noise variance.
         """
+        mean, variance, _ = self.predicted(inputs)
+        return mean, variance
+
+    def predicted(self, inputs: FloatArray) -> tuple[FloatArray, FloatArray, int]:
+        """The same, and of how many rows the neighbours may not be the nearest."""
+        unproven = 0
         mean, variance = np.empty((len(inputs), self._near.targets.shape[1])), np.empty(len(inputs))
         points = embed_inputs(self._context, self._near.embedding, inputs)
         with single_threaded_blas():
             for row, point in enumerate(points):
-                halo = self._points.order[self._points.near(point, self._near.size)].astype(np.intp)
+                places, is_proven = self._points.near(point, self._near.size)
+                unproven += not is_proven
+                halo = self._points.order[places].astype(np.intp)
                 mean[row], variance[row] = self._predicted(inputs[row : row + 1], halo)
-        return mean, variance
+        return mean, variance, unproven
 
     def _predicted(self, inputs: FloatArray, halo: IndexArray) -> tuple[FloatArray, float]:
         near, (rank, p) = self._near, self._near.whitened.shape

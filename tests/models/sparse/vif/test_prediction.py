@@ -47,7 +47,7 @@ def of_basis(
     operator: BlockedKernelOperator, Y: np.ndarray, basis: np.ndarray, neighbours: Neighbours, size: int
 ) -> NearPredictor:
     """Predictions behind `size` neighbours, which need not be those of the fit."""
-    near: Near = replace(fit_near(operator, Y, basis, neighbours)[0], size=size)
+    near: Near = replace(fit_near(operator, Y, basis, neighbours).near, size=size)
     lower = CrossKernel(operator, basis).lower if len(basis) else np.empty((0, 0))
     return NearPredictor(operator.kernel, basis, lower, near)
 
