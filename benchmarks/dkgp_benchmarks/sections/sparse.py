@@ -72,6 +72,13 @@ section.SECTIONS.add(
                 default=False,
             ),
             Option(
+                "peer_names",
+                "Of these alone, such as gpboost-vif.",
+                spellings=("--peer",),
+                multiple=True,
+                metavar="NAME",
+            ),
+            Option(
                 "peer_pythons",
                 "Interpreter of an environment that has peers, which may have needs of their own.  [default: this one]",
                 spellings=("--peer-python",),
