@@ -99,7 +99,11 @@ def _of_problem(
         subset, seed = problem.subset, problem.seed
         return measured(SUBSET, lambda: tune_dataset(dataset, kernel=KERNEL, subset=subset, seed=seed))
 
-    prepared = prepare_problem(small_enough(problem), folder, reporter, by_subset)
+    # As many as were asked for, or as there are.
+    largest = small_enough(replace(problem, n=None))
+    if problem.n is not None and largest.n is not None:
+        largest = replace(largest, n=min(problem.n, largest.n))
+    prepared = prepare_problem(largest, folder, reporter, by_subset)
     dataset = open_dataset(prepared.train)
     size = min(job.sizes[0] if job.sizes else BASIS_SIZES["vif"], dataset.n_samples)
     search = SearchSettings(problem.seed)

@@ -23,7 +23,7 @@ def test_both_searches_are_scored_by_one_model(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     X = rng.uniform(-2.0, 2.0, (700, 1))
     np.savez(tmp_path / "airfoil.npz", X=X, y=np.sin(9.0 * X[:, 0]) + 0.1 * rng.standard_normal(700))
-    problem = BenchProblem(data=str(tmp_path / "airfoil.npz"), n_test=100, subset=60)
+    problem = BenchProblem(data=str(tmp_path / "airfoil.npz"), n=100_000, n_test=100, subset=60)
     job = BenchSparseJob(problem=problem, sizes=(10,), cluster=HERE, out=str(tmp_path / "tuned.json"))
     document = run_bench_sparse_tuned(job, SilentReporter())
     subset, neighbours = document["rows"]

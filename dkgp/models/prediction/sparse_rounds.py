@@ -22,7 +22,7 @@ from dkgp.models.prediction.sparse import PIECE_ROWS, SparsePredicted, SparsePre
 from dkgp.models.prediction.streaming import MEANS, VARIANCES, Rounds, Streamed, Together
 from dkgp.models.rounding import assumptions, variance_in_units
 from dkgp.models.sparse.methods import method_named
-from dkgp.models.sparse.vif.prediction import near_task_bytes, points_bytes
+from dkgp.models.sparse.vif.prediction import held_bytes, near_task_bytes, points_bytes
 from dkgp.models.variance.greedy import BasisRun
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.base import FloatArray
@@ -75,7 +75,8 @@ class PredictionMemory:
         basis = 8 * ((3 if self.variance else 2) * self.m**2 + self.m * (2 * self.d + self.p + 4))
         if not self.n:
             return basis
-        return basis + 8 * (self.m**2 + self.n * (self.d + self.p + 1)) + points_bytes(self.n, self.d)
+        rows = held_bytes(self.n, self.m) + points_bytes(self.n, self.d)
+        return basis + 8 * (self.m**2 + self.n * (self.d + self.p + 1)) + rows
 
     @property
     def making_bytes(self) -> int:
