@@ -97,7 +97,7 @@ def _distances(document: Document) -> Rows:
 
 
 def _neighbours(document: Document) -> Rows:
-    """How many are near, and of how many samples the search may have missed nearer ones."""
+    """The share of samples for which the search may have missed nearer ones, if there are any."""
     if not document.get("neighbours_unproven"):
         return []
     share, searched = 100.0 * document["neighbours_unproven"], document["settings"]["search_samples"]

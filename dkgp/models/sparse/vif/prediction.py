@@ -75,7 +75,7 @@ def near_task_bytes(size: int, d: int, m: int, p: int) -> int:
 
 @dataclass(frozen=True)
 class FittedNear:
-    """What is near, and what the fit says."""
+    """The samples that predictions take, and the figures of their fit."""
 
     near: Near
     log_likelihood: float  # in nats
