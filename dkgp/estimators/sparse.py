@@ -22,9 +22,9 @@ from dkgp.models import Hyperparameters
 from dkgp.models.sparse.bound.search import EVIDENCES, tune_by_bound
 from dkgp.models.sparse.ladder import LadderTarget, climb
 from dkgp.models.sparse.problem import SparseProblem, noise_by_sample
-from dkgp.models.sparse.settings import SparseSettings
+from dkgp.models.sparse.settings import NEAR_SETTINGS, SparseSettings
 from dkgp.models.sparse.train import train_sparse
-from dkgp.models.sparse.vif.objective import HALO, LEAF
+from dkgp.models.sparse.vif.objective import HALO, LEAF, SEARCHED
 from dkgp.models.tuning.likelihood_search import SearchSettings
 from dkgp.models.tuning.problem import Choices
 from dkgp.models.variance.variances import VarianceSettings
@@ -33,7 +33,8 @@ from dkgp.operators.base import FloatArray, IndexArray
 # Basis samples where nothing is said, and there are as many.
 DEFAULT_BASIS_SIZE, AUTO = 1000, "auto"
 # Parameters that are settings of the same name below.
-_SETTINGS = ("method", "candidates", "per_round", "exhaustive", "screen", "score_rows", "certify_passes", "neighbours")
+_GREEDY_SETTINGS = ("candidates", "per_round", "exhaustive", "screen", "score_rows")
+_SETTINGS = ("method", *_GREEDY_SETTINGS, "certify_passes", *NEAR_SETTINGS)
 
 
 class OverconfidenceWarning(UserWarning):
@@ -80,6 +81,8 @@ class SparseGPRegressor(GPEstimator):
         Passes over the kernel matrix, of block coordinate descent, that tighten what is proven of the mean.
     neighbours : int, default 128
         Of "vif": samples that each prediction is conditioned on.
+    search_samples : int, default 32768
+        Of "vif": samples that each search for these looks at, at most; the number of all makes it exact.
     client, store, random_state
         As of `GPRegressor`; the model itself is small, and is stored only where other processes have to read it.
 
@@ -131,6 +134,7 @@ class SparseGPRegressor(GPEstimator):
     score_rows: int | None = None
     certify_passes: float = 0.0
     neighbours: int = LEAF + HALO
+    search_samples: int = SEARCHED
 
     _optimizers: ClassVar[tuple[str, ...]] = (*OBJECTIVES, *EVIDENCES)
     _state: ClassVar[type[Fitted]] = FittedSparse
@@ -396,5 +400,6 @@ class SparseGPRegressor(GPEstimator):
     def _settings_from(cls, fitted: Fitted) -> dict[str, Any]:
         assert isinstance(fitted, FittedSparse)
         settings = super()._settings_from(fitted)
-        neighbours = {} if (count := fitted.record.neighbours) is None else {"neighbours": count}
-        return {**settings, "method": fitted.record.method, "basis_size": fitted.record.basis_size, **neighbours}
+        record = fitted.record
+        near = {name: value for name in NEAR_SETTINGS if (value := getattr(record, name)) is not None}
+        return {**settings, "method": record.method, "basis_size": record.basis_size, **near}

@@ -131,6 +131,8 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--certify-passes -1", 3, "--certify-passes must not be negative"),
         ("--neighbours 10", 3, "--neighbours belongs to the method vif, and this one is vfe; leave it out"),
         ("--method vif --neighbours 0", 3, "--neighbours must be at least 1; got 0"),
+        ("--search-samples 5", 3, "--search-samples belongs to the method vif, and this one is vfe; leave it out"),
+        ("--method vif --search-samples 0", 3, "--search-samples must be at least 1; got 0"),
         (
             "--method vif --target-distance 0.1",
             3,

@@ -126,6 +126,21 @@ def test_an_interrupted_search_goes_on_from_its_checkpoint(
     assert without_time(document_of(again)) == without_time(reference)
 
 
+def test_an_interrupted_search_with_neighbours_goes_on_to_the_same_values(
+    train: str, tmp_path: Path, interrupting: Callable[[int], None]
+) -> None:
+    """Neighbours are no part of the checkpoint: they are found again, the same."""
+    options = ("--objective", "vif", "--basis-size", 10, "--tol", "0.1", "--cluster", "none")
+    whole = run_json("tune", train, "--out", tmp_path / "whole.json", *options)
+    out = tmp_path / "hyper.json"
+    interrupting(60)
+    refused(run("tune", train, "--out", out, *options), "same command and --resume", exit_code=130)
+    held = json.loads((tmp_path / "hyper.json.checkpoint").read_text())
+    assert len(held["evaluations"]) >= 1
+    interrupting(10**9)
+    assert without_time(run_json("tune", train, "--out", out, *options, "--resume")) == without_time(whole)
+
+
 def test_a_checkpoint_of_another_search_is_not_gone_on_from(
     train: str, tmp_path: Path, interrupting: Callable[[int], None]
 ) -> None:

@@ -23,6 +23,8 @@ from dkgp.models.sparse.bases import blind_basis
 from dkgp.models.sparse.certificate import certify
 from dkgp.models.sparse.fit import Basis, fit_sparse
 from dkgp.models.sparse.methods import METHODS
+from dkgp.models.sparse.vif.objective import Neighbours, VifObjective
+from dkgp.models.sparse.vif.prediction import fit_near
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.solvers.basis_risk.minimise import BasisDescent
@@ -41,6 +43,19 @@ def fitted(operator: BlockedKernelOperator, y: np.ndarray, method: str) -> list[
     fit = fit_sparse(operator, y, Basis(operator.inputs(chosen), chosen), METHODS[method])
     said = json.dumps(certify(operator, fit, y, subset=chosen).to_json(), sort_keys=True)
     return [fit.model.weights, fit.model.lower, np.frombuffer(said.encode(), dtype=np.uint8)]
+
+
+def near(operator: BlockedKernelOperator, y: np.ndarray) -> list[np.ndarray]:
+    fitted = fit_near(operator, y, some(operator), Neighbours(8, 24, searched=400))
+    assert 0.0 < fitted.unproven < 1.0
+    return [fitted.near.whitened, fitted.near.normal, np.array([fitted.log_likelihood, fitted.unproven])]
+
+
+def sloped(operator: BlockedKernelOperator, y: np.ndarray) -> list[np.ndarray]:
+    evidence = VifObjective(operator.context.source, y, operator.executor, Neighbours(8, 24))
+    found = evidence(operator.kernel, operator.noise_variance, some(operator))
+    evidence.close()
+    return [np.append(found.gradient, found.value)]
 
 
 def chosen_greedily(operator: BlockedKernelOperator, y: np.ndarray) -> list[np.ndarray]:
@@ -67,6 +82,8 @@ SUMS: dict[str, tuple[str, Work]] = {
     "centres": ("lloyd", lambda operator, y: [blind_basis(operator, "k-means", 20).inputs]),
     "projection": ("crossproject", lambda operator, y: [CrossKernel(operator, some(operator)).project(y)]),
     "loss": ("basisrisk", classified),
+    "neighbours": ("vifsums", near),
+    "slopes of neighbours": ("vifslopes", sloped),
     "gram": ("crossgram", lambda operator, y: [CrossKernel(operator, some(operator)).gram(y).matrix]),
 }
 

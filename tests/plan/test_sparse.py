@@ -11,6 +11,7 @@ from dkgp.cluster import LocalExecutor
 from dkgp.data import Dataset, memory_dataset
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
+from dkgp.models.sparse.ladder.costs import sparse_phases
 from dkgp.models.sparse.train import SparseSettings, train_sparse
 from dkgp.operators.block_tasks import feature_width
 from dkgp.plan.smaller import foresee_sparse
@@ -64,5 +65,11 @@ def test_phases_are_those_of_the_basis(dataset: Dataset) -> None:
     assert names(SparseSettings("vfe", 100, "greedy")) == ["choice", "fit", "algebra"]
     one = foresee_sparse(dataset, Hyperparameters(KERNEL, 0.05), SparseSettings("sggp", 100, per_round=1), 2**30)
     many = foresee_sparse(dataset, Hyperparameters(KERNEL, 0.05), SparseSettings("sggp", 100, per_round=20), 2**30)
+    # A search that has a limit is in proportion to n beyond it.
+    settings = SparseSettings("vif", 100, search_samples=2_000)
+    searched = [phase.shared for n in (10**5, 10**6) for phase in sparse_phases(settings, n, 20, 1)[-1:]]
+    assert 9.5 < searched[1].operations / searched[0].operations < 11.0
+    everything = sparse_phases(SparseSettings("vif", 100, search_samples=10**6), 10**6, 20, 1)[-1].shared
+    assert everything.operations > 100.0 * searched[1].operations
     rounds = [each.phases[0].times * each.phases[0].rounds for each in (one, many)]
     assert rounds == [100.0, 10.0]

@@ -16,12 +16,14 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
     from dkgp_benchmarks.sparse.job import BenchSparseJob
     from dkgp_benchmarks.sparse.measure import run_bench_sparse
     from dkgp_benchmarks.sparse.speed import run_bench_sparse_speed
+    from dkgp_benchmarks.sparse.tuned import run_bench_sparse_tuned
 
     problem = BenchProblem(**section.take(values, *section.problem_options(test_samples=1000)))
-    bounds, speed = values.pop("bounds"), values.pop("speed")
-    if bounds and speed:
-        raise UsageError("`bounds` and `speed` are two benchmarks; ask for one")
-    run = run_bench_sparse_bounds if bounds else run_bench_sparse_speed if speed else run_bench_sparse
+    others = {"bounds": run_bench_sparse_bounds, "speed": run_bench_sparse_speed, "tuned": run_bench_sparse_tuned}
+    asked = [name for name in others if values.pop(name)]
+    if len(asked) > 1:
+        raise UsageError(f"`{asked[0]}` and `{asked[1]}` are two benchmarks; ask for one")
+    run = others[asked[0]] if asked else run_bench_sparse
     return run(BenchSparseJob(problem=problem, **values), reporter)
 
 
@@ -72,6 +74,13 @@ section.SECTIONS.add(
                 default=False,
             ),
             Option(
+                "peer_names",
+                "Of these alone, such as gpboost-vif.",
+                spellings=("--peer",),
+                multiple=True,
+                metavar="NAME",
+            ),
+            Option(
                 "peer_pythons",
                 "Interpreter of an environment that has peers, which may have needs of their own.  [default: this one]",
                 spellings=("--peer-python",),
@@ -90,6 +99,13 @@ section.SECTIONS.add(
                 type=bool,
                 default=False,
             ),
+            Option(
+                "tuned",
+                "Hyperparameters by vif's likelihood on all samples beside a subset's; --data may be a folder of .npz "
+                "files.",
+                type=bool,
+                default=False,
+            ),
             replace(section.REPEATS, default=1),
             section.NULL,
             Option("plot", "Draw errors and coverage by size into a .png, .pdf or .svg.", metavar="FILE"),
@@ -101,6 +117,7 @@ section.SECTIONS.add(
             "dkgp bench sparse --data kin40k.npz --method vfe --method fitc --basis pivoted --basis k-means",
             "dkgp bench sparse --method vfe --method fitc --basis uniform --peers --peer-python ~/peers/bin/python",
             "dkgp bench sparse --bounds --data benchmark-data --out bounds.json",
+            "dkgp bench sparse --tuned --data benchmark-data --out tuned.json",
             "dkgp bench sparse --speed --samples 100000 --basis-size 2000 --repeats 3 --null",
         ),
         on_cluster=True,

@@ -247,7 +247,7 @@ def _prepared(
         flat = Hyperparameters(SquaredExponential(gamma=(FLAT_GAMMA,) * 10), LITTLE_NOISE)
         problem = replace(problem, hyper=str(folder / "flat.json"))
         write_hyperparameters(folder / "flat.json", flat)
-    prepared = prepare_problem(_small_enough(problem), folder, reporter)
+    prepared = prepare_problem(small_enough(problem), folder, reporter)
     dataset, found = open_dataset(prepared.train), read_hyperparameters(prepared.hyper)
     if prepared.test is None:
         inputs = dataset.inputs(0, min(problem.n_test, dataset.n_samples))
@@ -257,7 +257,7 @@ def _prepared(
     return dataset, found, inputs
 
 
-def _small_enough(problem: BenchProblem) -> BenchProblem:
+def small_enough(problem: BenchProblem) -> BenchProblem:
     """Samples that the reference can hold: `LARGEST` at most."""
     if problem.n is not None:
         return replace(problem, n=min(problem.n, LARGEST))

@@ -56,7 +56,7 @@ def sparse_model(description: dict[str, Any], dataset: Dataset, found: Hyperpara
     with open_executor(ClusterOptions(**description["cluster"]), dataset.n_samples, reporter) as executor:
         # Compiled code is loaded here and in the workers before the clock starts.
         train_sparse(warm, found.kernel, found.noise_variance, executor, few)
-        processor_began = _processor_seconds()
+        processor_began = processor_seconds()
         trained = train_sparse(dataset, found.kernel, found.noise_variance, executor, settings)
     parts = trained.summary["seconds_by_part"]
     solve_seconds = parts["fit"] + parts.get("neighbours", 0.0)
@@ -86,7 +86,7 @@ def sparse_model(description: dict[str, Any], dataset: Dataset, found: Hyperpara
         predictions.append((model.mean(rows), model.variance(rows)) if by_near is None else by_near(rows))
     mean, variance = (np.concatenate(values) for values in zip(*predictions, strict=True))
     figures["predict_seconds"] = time.perf_counter() - began
-    figures["processor_seconds"] = _processor_seconds() - processor_began
+    figures["processor_seconds"] = processor_seconds() - processor_began
     figures["all_seconds"] = figures["seconds"] + figures["predict_seconds"]
     np.savez(description["predictions"], mean=mean, variance=variance)
     return figures
@@ -105,7 +105,7 @@ def exact(description: dict[str, Any], dataset: Dataset, found: Hyperparameters)
             return train(data, found.kernel, found.noise_variance, executor, solver=solver, stopping=stopping)
 
         solved(open_dataset(description["warm"]))
-        began, processor_began = time.perf_counter(), _processor_seconds()
+        began, processor_began = time.perf_counter(), processor_seconds()
         trained = solved(dataset)
         seconds = time.perf_counter() - began
         # Its copy, where the noise is wanted, writes the same.
@@ -124,7 +124,7 @@ def exact(description: dict[str, Any], dataset: Dataset, found: Hyperparameters)
         settings = VarianceSettings(gap=VARIANCE_GAP, latent=True)
         predict(open_model(model), test, Destination(out, overwrite=True), executor, variance=settings)
         predict_seconds = time.perf_counter() - began
-        processor_seconds = _processor_seconds() - processor_began
+        taken = processor_seconds() - processor_began
     prediction, scale = open_prediction(out), dataset.standardisation
     mean = (prediction.read("mean") - scale.target_mean) / scale.target_std
     variance = prediction.read("variance")[:, 0] / scale.target_std[0] ** 2
@@ -135,13 +135,13 @@ def exact(description: dict[str, Any], dataset: Dataset, found: Hyperparameters)
         "solve_seconds": seconds,
         "predict_seconds": predict_seconds,
         "all_seconds": seconds + predict_seconds,
-        "processor_seconds": processor_seconds,
+        "processor_seconds": taken,
         "rms_bound": 0.0,
         "cluster_warnings": reporter.warnings,
     }
 
 
-def _processor_seconds() -> float:
+def processor_seconds() -> float:
     """Of this process' threads and of its processes that have ended, so far."""
     taken = os.times()
     return taken.user + taken.system + taken.children_user + taken.children_system

@@ -33,8 +33,9 @@ class BenchSparseJob(ProblemJob):
         Whether the baseline is raced against its own copy too, for the noise of the ratios.
     with_exact
         Whether the exact model takes part.
-    peers, peer_pythons
-        Whether other libraries' models do, and the interpreters of environments that may have them.
+    peers, peer_names, peer_pythons
+        Whether all of other libraries' models do, or which of them, and the interpreters of environments that may have
+        them.
     plot
         Where errors and coverage by size are drawn.
     """
@@ -47,6 +48,7 @@ class BenchSparseJob(ProblemJob):
     null: bool = False
     with_exact: bool = True
     peers: bool = False
+    peer_names: tuple[str, ...] = ()
     peer_pythons: tuple[str, ...] = ()
     plot: str | None = None
     overwrite: bool = False

@@ -20,7 +20,7 @@ from dkgp.commands.reporting.measurements import Column, median, report, write_r
 from dkgp.commands.reporting.outputs import check_side_files
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import open_dataset
-from dkgp.errors import InputError
+from dkgp.errors import InputError, UsageError
 from dkgp.kernels import fold_white
 from dkgp.models import read_hyperparameters
 from dkgp.models.sparse.methods import METHODS
@@ -72,9 +72,14 @@ def run_bench_sparse(job: BenchSparseJob, reporter: Reporter) -> Document:
     ------
     MissingExtraError
         A peer that is not installed.
+    UsageError
+        A peer that there is not.
     """
     specs, sizes = job.specs(tuple(METHODS)), job.sizes or SIZES
-    interpreters = find_interpreters(tuple(PEERS), job.peer_pythons) if job.peers else {}
+    peers = job.peer_names or (tuple(PEERS) if job.peers else ())
+    if unknown := [name for name in peers if name not in PEERS]:
+        raise UsageError(f"there is no peer '{unknown[0]}'; there are {', '.join(PEERS)}")
+    interpreters = find_interpreters(peers, job.peer_pythons)
     check_side_files(job.plot, None, replace=job.overwrite)
     with job.prepared(reporter) as (prepared, folder):
         if prepared.test is None:

@@ -192,12 +192,18 @@ def test_bare_products_are_those_of_the_fit_and_the_scores(monkeypatch: pytest.M
     assert found["score_seconds"] == {"s": 5 * 8.0}
 
 
+def fake_python(folder: Path) -> Path:
+    """An interpreter that has every peer."""
+    fake = folder / "python"
+    fake.write_text(FAKE.format(python=sys.executable))
+    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+    return fake
+
+
 @pytest.mark.evidence
 @pytest.mark.usefixtures("contenders_in_process")
 def test_a_peer_runs_by_an_interpreter_that_has_it(problem: BenchProblem, tmp_path: Path) -> None:
-    fake = tmp_path / "python"
-    fake.write_text(FAKE.format(python=sys.executable))
-    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+    fake = fake_python(tmp_path)
     job = BenchSparseJob(
         problem=problem,
         methods=("vfe,basis=uniform", "vif,basis=uniform,neighbours=40"),
@@ -216,6 +222,16 @@ def test_a_peer_runs_by_an_interpreter_that_has_it(problem: BenchProblem, tmp_pa
             assert theirs[name] == pytest.approx(ours[name], rel=1e-5)
         assert (theirs["solve_seconds"], theirs["peak_memory_bytes"]) == (1.5, 1)
         assert document["figures"][peer] == "fake"
+
+
+@pytest.mark.usefixtures("contenders_in_process")
+def test_peers_that_are_named_run_alone_and_others_are_refused(problem: BenchProblem, tmp_path: Path) -> None:
+    job = BenchSparseJob(problem=problem, sizes=(20,), methods=("vfe",), cluster=HERE, with_exact=False)
+    with pytest.raises(UsageError, match=r"there is no peer 'gpboost'; there are gpytorch-sgpr, .*gpboost-vif"):
+        run_bench_sparse(replace(job, peer_names=("gpboost",)), SilentReporter())
+    named = replace(job, peer_names=("gpboost-vif",), peer_pythons=(str(fake_python(tmp_path)),))
+    document = run_bench_sparse(named, SilentReporter())
+    assert [each["model"] for each in document["rows"]] == ["vfe", "gpboost-vif"]
 
 
 def test_a_missing_peer_is_named_with_its_extra(problem: BenchProblem, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dkgp.commands.job_options import AS_IN_THE_PAPER, DATASET, HYPER, MODEL_OUT
 from dkgp.errors import InputError, UsageError
 from dkgp.models.sparse.ladder import LadderTarget
 from dkgp.models.sparse.ladder.plan import LadderPlan
-from dkgp.models.sparse.settings import GREEDY, SparseSettings
+from dkgp.models.sparse.settings import GREEDY, NEAR_SETTINGS, SparseSettings
 from dkgp.options import Part, options_of
 from dkgp.registry import FURTHER, Option
 
@@ -166,8 +166,9 @@ class SparseJob(TrainingJob):
         """Return what determines the model beside data and hyperparameters, once the job is sized."""
         settings = asdict(self.settings)
         if not self.settings.sparse_method.neighbours:
-            # Models that were stored before there were any do not have it.
-            del settings["neighbours"]
+            # Models that were stored before there were any do not have these.
+            for name in NEAR_SETTINGS:
+                del settings[name]
         return {
             **settings,
             "gap": self._gap,

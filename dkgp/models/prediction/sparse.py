@@ -36,6 +36,7 @@ class SparsePredicted:
     # (r, p): the proven interval of the exact model's.
     variance_lower: FloatArray | None = None
     variance_upper: FloatArray | None = None
+    unproven: int = 0  # samples whose neighbours may not be the nearest
 
     @property
     def outside(self) -> float | None:
@@ -82,21 +83,24 @@ class SparsePredictor:
         r, p = len(rows), self._opened.record.n_targets
         mean, bound = np.empty((r, p)), np.empty((r, p))
         variance_of_method, lower, upper = np.empty(r), np.empty(r), np.empty(r)
+        unproven = np.zeros(-(-r // PIECE_ROWS), np.intp)
 
         def work(piece: int) -> None:
             where = slice(piece * PIECE_ROWS, (piece + 1) * PIECE_ROWS)
-            self._predict(rows[where], mean[where], bound[where], variance_of_method[where], lower[where], upper[where])
+            parts = (values[where] for values in (rows, mean, bound, variance_of_method, lower, upper))
+            unproven[piece] = self._predict(*parts)
 
         with single_threaded_blas():
-            in_parallel(work, -(-r // PIECE_ROWS), self._threads)
+            in_parallel(work, len(unproven), self._threads)
         to = self._opened.record.standardisation
         means = mean_in_units(mean, bound, to.target_std, to.target_mean)
         if self._interval is None:
-            return SparsePredicted(*means)
+            return SparsePredicted(*means, unproven=int(unproven.sum()))
         low, high = outward(lower + self._noise, upper + self._noise)
         with np.errstate(over="ignore"):  # as the interval's ends: infinite beyond the largest number
             variance = (variance_of_method + self._noise)[:, None] * np.asarray(to.target_std) ** 2
-        return SparsePredicted(*means, variance, *variance_in_units(np.maximum(low, 0.0), high, to.target_std))
+        interval = variance_in_units(np.maximum(low, 0.0), high, to.target_std)
+        return SparsePredicted(*means, variance, *interval, unproven=int(unproven.sum()))
 
     def _predict(
         self,
@@ -106,8 +110,8 @@ class SparsePredictor:
         variance: FloatArray,
         lower: FloatArray,
         upper: FloatArray,
-    ) -> None:
-        """Write the predictions at standardised rows into the arrays."""
+    ) -> int:
+        """Write the predictions at standardised rows into the arrays; return of how many neighbours are unproven."""
         model, certificate = self._opened.model, self._opened.certificate
         points = Points.of(model.kernel, model.evaluator(), rows)
         mean[:] = model.mean(rows)
@@ -116,11 +120,13 @@ class SparsePredictor:
             lower[:], upper[:] = self._interval(rows)
             variance[:] = model.variance(rows)
         bound[:] = certificate.mean_error_bound(upper, points.prior, points.errors)
-        if self._near is not None:
-            near, variance[:] = self._near(rows)
-            # A difference of two numbers, and a sum.
-            bound[:] = (np.abs(near - mean) + bound) * (1.0 + 4.0 * EPS)
-            mean[:] = near
+        if self._near is None:
+            return 0
+        near, variance[:], unproven = self._near.predicted(rows)
+        # A difference of two numbers, and a sum.
+        bound[:] = (np.abs(near - mean) + bound) * (1.0 + 4.0 * EPS)
+        mean[:] = near
+        return unproven
 
 
 @dataclass(frozen=True)

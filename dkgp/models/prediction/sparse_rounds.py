@@ -22,7 +22,7 @@ from dkgp.models.prediction.sparse import PIECE_ROWS, SparsePredicted, SparsePre
 from dkgp.models.prediction.streaming import MEANS, VARIANCES, Rounds, Streamed, Together
 from dkgp.models.rounding import assumptions, variance_in_units
 from dkgp.models.sparse.methods import method_named
-from dkgp.models.sparse.vif.prediction import near_task_bytes, points_bytes
+from dkgp.models.sparse.vif.prediction import held_bytes, near_task_bytes, points_bytes
 from dkgp.models.variance.greedy import BasisRun
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.base import FloatArray
@@ -75,7 +75,8 @@ class PredictionMemory:
         basis = 8 * ((3 if self.variance else 2) * self.m**2 + self.m * (2 * self.d + self.p + 4))
         if not self.n:
             return basis
-        return basis + 8 * (self.m**2 + self.n * (self.d + self.p + 1)) + points_bytes(self.n, self.d)
+        rows = held_bytes(self.n, self.m) + points_bytes(self.n, self.d)
+        return basis + 8 * (self.m**2 + self.n * (self.d + self.p + 1)) + rows
 
     @property
     def making_bytes(self) -> int:
@@ -130,6 +131,7 @@ class SparseRounds(Rounds):
         variance: VarianceSettings | None,
     ) -> None:
         method = method_named(model.method)
+        self._computed = self._unproven = 0
         self._executor, self._test, self._model = executor, test, model
         self._variance = variance is not None
         latent = variance is not None and variance.latent
@@ -167,8 +169,20 @@ class SparseRounds(Rounds):
         task = sparse_variance_task if self._solves else sparse_mean_task
         return self._executor.submit("ksparse", task, (self._source, self._test), groups)
 
+    def conclude(self) -> str | None:
+        """Say of how many samples the neighbours may not be the nearest, if of any."""
+        if not self._unproven:
+            return None
+        share = 100.0 * self._unproven / self._computed
+        return (
+            f"of {share:.3g} % of these samples the neighbours may not be the nearest: each search looked at "
+            f"{self._model.search_samples:,} samples at most, and is exact with more"
+        )
+
     def values(self, results: list[Any]) -> dict[str, FloatArray]:
         """Join a region's pieces."""
+        self._computed += sum(len(piece.mean) for piece in results)
+        self._unproven += sum(piece.unproven for piece in results)
         names = {name: "mean_error" if name == "mean_error_bound" else name for name in self.variables}
         return {name: np.concatenate([getattr(piece, field) for piece in results]) for name, field in names.items()}
 

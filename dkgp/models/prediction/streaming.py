@@ -58,6 +58,10 @@ class Rounds(ABC):
         """Prepare what all regions need; return a line on that."""
         return None
 
+    def conclude(self) -> str | None:
+        """Return a line on the regions that were computed."""
+        return None
+
     @abstractmethod
     def submit(self, start: int, stop: int) -> PendingRound:
         """Start a region."""
@@ -87,6 +91,10 @@ class WithTestNoise(Rounds):
     def prepare(self) -> str | None:
         """As of the rounds."""
         return self._rounds.prepare()
+
+    def conclude(self) -> str | None:
+        """As of the rounds."""
+        return self._rounds.conclude()
 
     def submit(self, start: int, stop: int) -> PendingRound:
         """Start a region."""
@@ -218,6 +226,8 @@ def stream(writer: PredictionWriter, rounds: Rounds, watch: Watch, note: Callabl
                 note(preparation)
         regions = _write(writer, rounds, watch)
         writer.commit()
+        if note is not None and (conclusion := rounds.conclude()) is not None:
+            note(conclusion)
     except BaseException:
         if not writer.done_regions():
             writer.abort()

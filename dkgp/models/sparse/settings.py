@@ -11,11 +11,11 @@ from dkgp.errors import InputError
 from dkgp.models.memory import Memory, kept_that_fits, mib, remainder
 from dkgp.models.sparse.bases import BLIND_BASES
 from dkgp.models.sparse.methods import METHODS, SparseMethod, method_named
-from dkgp.models.sparse.vif.objective import HALO, LEAF, Neighbours, vif_bytes
+from dkgp.models.sparse.vif.objective import HALO, LEAF, SEARCHED, Neighbours, vif_bytes
 from dkgp.operators.cross.columns import slab_bytes
 from dkgp.operators.cross.runs import cross_bytes
 from dkgp.options import SEED, check_ranges, documented
-from dkgp.registry import Group, Option
+from dkgp.registry import FURTHER, Group, Option
 from dkgp.solvers.greedy_basis.engine import CANDIDATES_AT_ONCE
 from dkgp.solvers.greedy_basis.settings import CANDIDATES, GreedySettings
 
@@ -112,6 +112,8 @@ def plan_sparse(
 ROUNDS, SCREEN = 50, 2
 # Of matching pursuit: earlier candidates that are scored again.
 KEPT = 59
+# Settings of models with neighbours alone, by default.
+NEAR_SETTINGS = {"neighbours": LEAF + HALO, "search_samples": SEARCHED}
 # Of a basis that is chosen greedily.
 GREEDY = Group("Options of a greedy basis")
 
@@ -150,6 +152,13 @@ NEIGHBOURS = Option(
     metavar="SAMPLES",
     least=1,
 )
+SEARCH_SAMPLES = Option(
+    help="Of vif: samples that each search for nearest ones looks at, at most, those that seem nearest first; in few "
+    "features it needs fewer. The number of all makes it exact.",
+    metavar="SAMPLES",
+    least=1,
+    group=FURTHER,
+)
 CERTIFY_PASSES = Option(
     help="Spend passes of block coordinate descent over the kernel's columns on a tighter certificate; of "
     "`basis_size` auto, products on it at most.",
@@ -178,6 +187,7 @@ class SparseSettings:
     score_rows: Annotated[int | None, SCORE_ROWS] = None
     certify_passes: Annotated[float, CERTIFY_PASSES] = 0.0
     neighbours: Annotated[int, NEIGHBOURS] = LEAF + HALO
+    search_samples: Annotated[int, SEARCH_SAMPLES] = SEARCHED
     seed: Annotated[int, SEED] = 0
 
     def __post_init__(self) -> None:
@@ -187,8 +197,9 @@ class SparseSettings:
                 f"a duality gap is reached by a greedy basis; this one is {self.basis_name}. Choose `basis` greedy, "
                 "or leave out the gap"
             )
-        if self.neighbours != LEAF + HALO and not self.sparse_method.neighbours:
-            raise InputError(f"`neighbours` belongs to the method vif, and this one is {self.method}; leave it out")
+        for name, default in NEAR_SETTINGS.items():
+            if getattr(self, name) != default and not self.sparse_method.neighbours:
+                raise InputError(f"`{name}` belongs to the method vif, and this one is {self.method}; leave it out")
 
     @property
     def sparse_method(self) -> SparseMethod:
@@ -199,6 +210,11 @@ class SparseSettings:
     def basis_name(self) -> str:
         """The name of the basis: the user's, or the method's default."""
         return self.basis or self.sparse_method.basis
+
+    @property
+    def near(self) -> Neighbours:
+        """Sizes of leaves and halos, and of searches for these."""
+        return Neighbours.of(self.neighbours, self.search_samples)
 
     def greedy(self) -> GreedySettings:
         """Settings of the greedy choice: by the risk after refitting, or for matching pursuit with the others held."""
@@ -225,7 +241,7 @@ class SparseSettings:
         plan = plan_sparse(n, d, m, p, executor, cache_bytes, width=width, greedy=greedy)
         if not self.sparse_method.neighbours:
             return plan
-        of_tasks = vif_bytes(n, d, m, p, executor.threads_per_process, Neighbours.of(self.neighbours))
+        of_tasks = vif_bytes(n, d, m, p, executor.threads_per_process, self.near)
         # The inputs go to the store as a whole.
         return replace(
             plan, worker_bytes=plan.worker_bytes + of_tasks, vectors_bytes=plan.vectors_bytes + 8 * n * (d + p)

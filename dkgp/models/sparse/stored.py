@@ -65,6 +65,7 @@ def _of_near(near: Near | None) -> dict[str, Any]:
         return {}
     return {
         "neighbours": near.size,
+        "search_samples": near.searched,
         "near_inputs": near.inputs,
         "near_targets": near.targets,
         "near_noise": None if isinstance(near.noise, float) else near.noise,
@@ -85,7 +86,10 @@ def _near(record: SparseRecord) -> Near | None:
     if not 0 <= size <= len(inputs):
         raise ValueError(f"{size} neighbours of {len(inputs)} samples")
     noise = record.noise_variance if record.near_noise is None else record.near_noise
-    return Near(inputs, targets, noise, size, weights, np.asfortranarray(normal), record.near_embedding)
+    if record.search_samples is not None and record.search_samples < 1:
+        raise ValueError(f"a search of {record.search_samples} samples")
+    normal = np.asfortranarray(normal)
+    return Near(inputs, targets, noise, size, weights, normal, record.near_embedding, record.search_samples)
 
 
 def save_sparse(trained: TrainedSparse, url: Location, dataset: Dataset, *, overwrite: bool = False) -> None:

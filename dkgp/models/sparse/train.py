@@ -15,8 +15,7 @@ from dkgp.models.sparse.certificate import SparseCertificate
 from dkgp.models.sparse.fit import Basis, fit_sparse, require_range
 from dkgp.models.sparse.problem import PartSeconds, SparseProblem, TrainedSparse
 from dkgp.models.sparse.settings import SparseSettings
-from dkgp.models.sparse.vif.objective import Neighbours
-from dkgp.models.sparse.vif.prediction import Near, fit_near
+from dkgp.models.sparse.vif.prediction import FittedNear, fit_near
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.solvers import GreedyBlockCoordinateDescent, MaxPasses, solve
@@ -99,10 +98,10 @@ def train_sparse(
                     watch=replace(run, callback=None, checkpointing=None),
                 )
                 certificate = problem.with_descent(operator, certificate, fit.model, solution)
-        near: Near | None = None
+        near: FittedNear | None = None
         if settings.sparse_method.neighbours:
             with seconds.measured("neighbours"):
-                near, log_likelihood = fit_near(operator, targets, basis.inputs, Neighbours.of(settings.neighbours))
+                near = fit_near(operator, targets, basis.inputs, settings.near)
         entries = operator.kernel_evaluations
     if greedy is not None and settings.gap is not None:
         greedy = replace(greedy, reason=_judged(greedy.reason, certificate, settings.gap, len(basis.inputs)))
@@ -112,10 +111,10 @@ def train_sparse(
         "seconds_by_part": seconds.to_json(),
     }
     if near is not None:
-        record |= {"neighbours": near.size, "log_likelihood": log_likelihood}
+        record |= near.summary()
     if given is not None:
         record |= {"basis": "given", "reason": f"{len(basis.inputs):,} basis samples"}
-    return problem.trained(settings, fit, basis, greedy, certificate, record, near)
+    return problem.trained(settings, fit, basis, greedy, certificate, record, None if near is None else near.near)
 
 
 def _choose(

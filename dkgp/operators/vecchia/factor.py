@@ -143,7 +143,8 @@ class VecchiaProduct:
 
     def _find_halos(self) -> None:
         if not self._samples:
-            self._samples = self._results("kvhalo", halo_task, lambda bundles: (self.recipe.leaves,))
+            results = self._results("kvhalo", halo_task, lambda bundles: (self.recipe.leaves,))
+            self._samples = [samples for samples, _ in results]
 
 
 class VecchiaFactor(VecchiaProduct):

@@ -4,7 +4,8 @@ Points are cut in two at the median of their widest feature, recursively. Equal 
 number, so that the order is the same in every process, duplicates included.
 
 Distances are those of the kernel's tiles: differences squared and summed in one order, so that the nearest samples do
-not depend on the processor. Leaves whose box is farther away than the nearest samples so far are skipped.
+not depend on the processor. Leaves whose box is farther away than the nearest samples so far are skipped; of the others
+a search looks at a limited number, where there is a limit.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dkgp.kernels.tiles.blocks import LANES, TILE_COLUMNS, fill_differences
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.vector_math import FAST_MATH, prefer_full_vectors
 from dkgp.operators.base import IndexArray
+from dkgp.operators.vecchia.leaf_tree import LeafTree
 
 # Points that are compared with a leaf's own at a time.
 _ROWS = 256
@@ -65,13 +67,24 @@ def _keys(values: NDArray[np.float32]) -> NDArray[Any]:
 
 
 class OrderedPoints:
-    """Points (n, e) in kd order with the boxes of their leaves; `order` and `bounds` as from `kd_order`."""
+    """Points (n, e) in kd order with a tree of their leaves; `order` and `bounds` as from `kd_order`.
 
-    def __init__(self, points: NDArray[np.float32], order: NDArray[np.int32], bounds: IndexArray) -> None:
+    `searched` is how many leaves a search looks at, at most; by default as many as it takes to be exact.
+    """
+
+    def __init__(
+        self,
+        points: NDArray[np.float32],
+        order: NDArray[np.int32],
+        bounds: IndexArray,
+        searched: int | None = None,
+    ) -> None:
         self.order, self.bounds = order, bounds
         self._smallest = int(np.diff(bounds).min())  # samples of a leaf
+        self._searched = len(bounds) if searched is None else searched
         self._low = np.minimum.reduceat(points, bounds[:-1], axis=0)
         self._high = np.maximum.reduceat(points, bounds[:-1], axis=0)
+        self._tree = LeafTree(self._low, self._high)
         n, features = points.shape
         self._panels = np.zeros((-(-n // LANES), features, LANES), np.float32)
         whole = n // LANES
@@ -82,51 +95,46 @@ class OrderedPoints:
     def nbytes(self) -> int:
         """Bytes held."""
         arrays = (self.order, self.bounds, self._panels, self._low, self._high)
-        return sum(array.nbytes for array in arrays)
+        return sum(array.nbytes for array in arrays) + self._tree.nbytes
 
     def halo(self, leaf: int, size: int) -> NDArray[np.int32]:
         """Places of the `size` points before a leaf that are nearest to any of its own, ascending; all, where fewer."""
+        return self.searched_halo(leaf, size)[0]
+
+    def searched_halo(self, leaf: int, size: int) -> tuple[NDArray[np.int32], bool]:
+        """The same, and if they are proven to be the nearest: always, where the search has no limit."""
         start = int(self.bounds[leaf])
         if start <= size or not size:
-            return np.arange(min(start, size), dtype=np.int32)
+            return np.arange(min(start, size), dtype=np.int32), True
         of_leaf = self._points(np.arange(start, self.bounds[leaf + 1]))
         return self._nearest(of_leaf, self._low[leaf], self._high[leaf], leaf, size)
 
-    def near(self, point: NDArray[np.float32], size: int) -> NDArray[np.int32]:
-        """Places of the `size` points that are nearest to one (e,), ascending; all, where fewer."""
+    def near(self, point: NDArray[np.float32], size: int) -> tuple[NDArray[np.int32], bool]:
+        """Places of the `size` points that are nearest to one (e,), ascending, all, where fewer; and if they are."""
         if len(self.order) <= size or not size:
-            return np.arange(min(len(self.order), size), dtype=np.int32)
+            return np.arange(min(len(self.order), size), dtype=np.int32), True
         return self._nearest(point[None], point, point, len(self._low), size)
 
     def _nearest(
         self, points: NDArray[np.float32], low: NDArray[np.float32], high: NDArray[np.float32], leaf: int, size: int
-    ) -> NDArray[np.int32]:
+    ) -> tuple[NDArray[np.int32], bool]:
         """Places of the `size` points before a leaf that are nearest to any of `points` (g, e), in a box low..high."""
-        gaps = self._gaps(low, high, leaf)
-        # Enough leaves for a first guess; then those that may hold anything nearer.
+        # Enough leaves for a first guess; then those that may hold anything nearer, as far as they are looked at.
         count = min(leaf, 2 * size // self._smallest + 1)
-        nearest = np.argpartition(gaps, count - 1)[:count]
-        places, distances = self._distances(points, nearest)
-        if count < leaf:
+        first, unseen = self._tree.near(low, high, leaf, np.inf, count)
+        places, distances = self._distances(points, first)
+        if len(first) < leaf:
             farthest = np.partition(distances, size - 1)[size - 1]
-            near = gaps <= farthest
-            near[nearest] = False
-            more = self._distances(points, np.flatnonzero(near))
+            near, unseen = self._tree.near(low, high, leaf, farthest, max(self._searched, count))
+            more = self._distances(points, np.setdiff1d(near, first, assume_unique=True))
             places, distances = np.concatenate([places, more[0]]), np.concatenate([distances, more[1]])
         farthest = np.partition(distances, size - 1)[size - 1]
         within = places[distances < farthest]
         ties = np.sort(places[distances == farthest])[: size - len(within)]
-        return np.sort(np.concatenate([within, ties]))
+        return np.sort(np.concatenate([within, ties])), bool(unseen > farthest)
 
     def _points(self, places: IndexArray) -> NDArray[np.float32]:
         return np.ascontiguousarray(self._panels[places // LANES, :, places % LANES])
-
-    def _gaps(self, low: NDArray[np.float32], high: NDArray[np.float32], leaf: int) -> NDArray[np.float32]:
-        """Squared distances between a box and those of the leaves before one, rounded down."""
-        gap = np.maximum(self._low[:leaf] - high, low - self._high[:leaf])
-        np.maximum(gap, 0.0, out=gap)
-        gaps: NDArray[np.float32] = np.einsum("le,le->l", gap, gap) * np.float32(1.0 - 1e-4)
-        return gaps
 
     def _distances(
         self, of_leaf: NDArray[np.float32], leaves: IndexArray

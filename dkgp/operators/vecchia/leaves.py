@@ -44,6 +44,7 @@ class Bundle:
     """Samples of some neighbouring leaves and of their halos."""
 
     samples: NDArray[np.int32]  # in kd order, the leaves' own last: (u,)
+    unproven: int  # of the leaves' own, whose halo may not be the nearest
     first: int  # number of the first leaf
     places: tuple[IndexArray, ...]  # of each leaf, places in `samples` of its halo and then its own samples: (m,)
     halos: tuple[int, ...]  # samples of each leaf's halo
@@ -64,6 +65,7 @@ class Leaves:
     landmark_inputs: FloatArray  # of F: (R, d)
     embedding: FloatArray | None  # inputs (e, d) of the landmarks of `embed`; None for distances between features
     label: str  # tells factors of one run apart
+    searched: int | None = None  # leaves that a search for a halo looks at, at most; None: as many as it takes
 
     @property
     def rank(self) -> int:
@@ -98,7 +100,7 @@ class Leaves:
             worker_cache().discard(self.context.run_id, "vecchia", but=self.label)
             points = embed(self.context, self.embedding)
             order, bounds = kd_order(points, self.leaf)
-            return OrderedPoints(points[order], order, bounds)
+            return OrderedPoints(points[order], order, bounds, self.searched)
 
         return worker_cache().get(self.key("points"), build)
 
@@ -110,12 +112,12 @@ class Leaves:
             first = number * self.leaves_by_bundle
             leaves = range(first, min(first + self.leaves_by_bundle, self.n_leaves))
             start, stop = points.bounds[leaves[0]], points.bounds[leaves[-1] + 1]
-            halos = [points.halo(leaf, self.halo) for leaf in leaves]
+            halos, proven = zip(*(points.searched_halo(leaf, self.halo) for leaf in leaves), strict=True)
             union = np.union1d(np.concatenate(halos), np.arange(start, stop, dtype=np.int32))
             members = [np.arange(points.bounds[leaf], points.bounds[leaf + 1], dtype=np.int32) for leaf in leaves]
             places = tuple(np.searchsorted(union, np.concatenate(pair)) for pair in zip(halos, members, strict=True))
-            sizes = tuple(len(halo) for halo in halos)
-            return Bundle(points.order[union], first, places, sizes)
+            unproven = sum(len(own) for own, is_proven in zip(members, proven, strict=True) if not is_proven)
+            return Bundle(points.order[union], unproven, first, places, tuple(len(halo) for halo in halos))
 
         return worker_cache().get(self.key("bundle", number), build)
 

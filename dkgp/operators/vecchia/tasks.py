@@ -28,9 +28,9 @@ def order_task(leaves: Leaves, bundles: list[int]) -> list[None]:
 
 
 @needs_one_arithmetic
-def halo_task(leaves: Leaves, bundles: list[int]) -> list[NDArray[np.int32]]:
-    """Samples that each bundle needs."""
-    return [leaves.bundle(number).samples for number in bundles]
+def halo_task(leaves: Leaves, bundles: list[int]) -> list[tuple[NDArray[np.int32], int]]:
+    """Samples that each bundle needs, and of how many of its own the halo may not be the nearest."""
+    return [(bundle.samples, bundle.unproven) for bundle in map(leaves.bundle, bundles)]
 
 
 @needs_one_arithmetic

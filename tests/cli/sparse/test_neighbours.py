@@ -52,6 +52,18 @@ def test_a_model_predicts_is_evaluated_and_told_of(pipeline: dict[str, Any], tmp
     np.testing.assert_array_equal(open_prediction(tmp_path / "lean.zarr").read("mean", 0, 40), mean)
 
 
+def test_a_search_that_was_limited_is_told_of(pipeline: dict[str, Any], tmp_path: Path) -> None:
+    options = ("--neighbours", 20, "--search-samples", 45)
+    share = made(pipeline, tmp_path, *options)["neighbours_unproven"]
+    assert 0.2 < share < 1.0
+    train, hyper, model = pipeline["ingest"]["train"], pipeline["tune"]["out"], tmp_path / "vif.zarr"
+    again = ("--hyper", hyper, "--out", model, "--method", "vif", "--basis-size", 30, "--overwrite", *options)
+    shown = " ".join(run("sparse", train, *again).stdout.split())
+    assert f"neighbours not proven nearest {100.0 * share:.3g} % of the samples (of 45 looked at)" in shown
+    predicted = run("predict", model, pipeline["ingest"]["test"], "--out", tmp_path / "pred.zarr")
+    assert "each search looked at 45 samples at most, and is exact with more" in " ".join(predicted.output.split())
+
+
 def test_what_is_finished_is_known_and_other_neighbours_are_another_run(
     pipeline: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -68,12 +68,14 @@ SGGP = {"settings": {"method": "sggp", "basis_size": 20}}
 DONE = {
     "train": ("train", {"solver": {"block_size": 50}}, "done"),
     "sparse": ("sparse", SGGP, "done"),
+    "neighbours": ("sparse", {"settings": {"method": "vif", "basis_size": 20, "neighbours": 20}}, "done"),
     "sparse, short": ("sparse", {**SGGP, "gap": 1e-9}, "not_converged"),
     "fixed-size": ("classify", {"method": "fixed-size", **FIXED_SIZE}, "done"),
     "exact": ("classify", {"method": "exact", "settings": {"isotropic": True}}, "done"),
     "logistic": ("classify", {"method": "logistic", "settings": {"isotropic": True}, "tolerance": 0.01}, "done"),
     "gp": ("classify", {"method": "gp", "settings": {"isotropic": True}, "basis_size": 20}, "done"),
     "tune": ("tune", {"subset": 60}, "done"),
+    "tune, neighbours": ("tune", {"objective": "vif", "basis_size": 10}, "done"),
     "predict": ("predict", {}, "done"),
 }
 

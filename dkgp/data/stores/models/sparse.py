@@ -27,6 +27,8 @@ from dkgp.data.stores.writable import new_store
 from dkgp.data.types import FloatArray, IntArray, Json, Location
 
 SPARSE_MODEL_KIND = "sparse model"
+# Of models with neighbours.
+_COUNTS = ("neighbours", "search_samples")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -50,6 +52,9 @@ class SparseRecord(ModelDescription):
     neighbours
         Samples that a prediction is conditioned on, of a model with neighbours; for others, this and what follows is
         None.
+    search_samples
+        Samples that a search for these looks at, at most; None: as many as it takes, in stores of before there was a
+        limit.
     near_inputs, near_targets
         The training set, standardised, shapes (n, d) and (n, p).
     near_noise
@@ -69,6 +74,7 @@ class SparseRecord(ModelDescription):
     indices: IntArray | None = None
     basis_noise: FloatArray | None = None
     neighbours: int | None = None
+    search_samples: int | None = None
     near_inputs: FloatArray | None = None
     near_targets: FloatArray | None = None
     near_noise: FloatArray | None = None
@@ -108,9 +114,8 @@ def save_sparse_model(url: Location, record: SparseRecord, *, overwrite: bool = 
     present = {name: shape for name, shape in shapes.items() if getattr(record, name) is not None}
     arrays = checked_arrays(record, present, "the sparse model")
     require_noise(record.noise_variance)
-    content: Json = {**record.described(), "method": record.method}
-    if record.neighbours is not None:
-        content["neighbours"] = record.neighbours
+    counts = {name: value for name in _COUNTS if (value := getattr(record, name)) is not None}
+    content: Json = {**record.described(), "method": record.method, **counts}
     shown = {name: content[name] for name in (*SHOWN, "method")}
     with new_store(normalise_url(url), SPARSE_MODEL_KIND, shown, overwrite) as store:
         for name, values in arrays.items():
@@ -134,13 +139,13 @@ def open_sparse_model(url: Location) -> SparseRecord:
         n, e = (arrays[name].shape[0] if name in arrays else 0 for name in ("near_inputs", "near_embedding"))
         require_shapes(address, arrays, _shapes(m, d, p, n, e), ("weights", "lower"))
         typed(content, method=str)
-        if "neighbours" in content:
-            typed(content, neighbours=int)
+        counts = {name: content[name] for name in _COUNTS if name in content}
+        typed(content, **dict.fromkeys(counts, int))
     values = read_arrays(arrays)
     for name in {"lower", "normal", "near_normal"} & values.keys():
         # As triangular solves take them, so that nobody copies them again.
         values[name] = np.asfortranarray(values[name])
-    return SparseRecord(**described, method=content["method"], neighbours=content.get("neighbours"), **values)
+    return SparseRecord(**described, method=content["method"], **counts, **values)
 
 
 # Of all arrays that there may be.

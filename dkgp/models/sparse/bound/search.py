@@ -259,6 +259,8 @@ class _Run:
             if not isinstance(self._evidence, VifObjective):
                 return _DrawnBasis(basis.inputs, basis.indices)
             self._evidence.hold(kernel)
+            if self.note is not None and (unproven := self._evidence.unproven):
+                self.note(f"of {100.0 * unproven:.3g} % of the samples the neighbours may not be the nearest")
             return _DrawnBasis(basis.inputs, basis.indices, parameters)
         except (NumericalError, np.linalg.LinAlgError):
             return None

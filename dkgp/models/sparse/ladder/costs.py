@@ -6,6 +6,7 @@ every machine. Messages scale them by the time that the rungs so far took, over 
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,7 +16,6 @@ from dkgp.kernels import Kernel
 from dkgp.models.memory import Processes, plan_within
 from dkgp.models.solver_choice import choose_solver_for
 from dkgp.models.sparse.settings import SparseSettings
-from dkgp.models.sparse.vif.objective import Neighbours
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.cross.runs import MOST_RUNS
 from dkgp.operators.vecchia.halos import leaf_count
@@ -109,12 +109,17 @@ def sparse_phases(settings: SparseSettings, n: int, d: int, p: int) -> list[Phas
 
 def _neighbours_phase(settings: SparseSettings, n: int, d: int, p: int) -> Phase:
     """A pass over leaves and their halos; rows of the basis' columns are made once for each bundle."""
-    sizes, m = Neighbours.of(settings.neighbours), settings.basis_size
+    sizes, m = settings.near, settings.basis_size
     rows, leaves = min(sizes.leaf + sizes.halo, n), leaf_count(n, sizes.leaf)
+    # Of the leaves before one, as many as a search looks at where no distance spares it any.
+    most = min(leaf_count(sizes.searched, sizes.leaf), leaves)
+    looked_at = most - most**2 / (2.0 * leaves)
     operations = rows**3 / 3.0 + 2.0 * sizes.leaf * rows * (sizes.leaf + m + p) + sizes.leaf * float(m) ** 2
     work = Work(
         double_entries=leaves * float(rows) ** 2 + HALO_SHARE * n * m,
         double_operations=leaves * operations + HALO_SHARE * n * float(m) ** 2,
+        operations=3.0 * d * n * looked_at * sizes.leaf,
+        vectors=2.0 * d * leaves * looked_at * max(1.0, math.log2(leaves / looked_at)),
     )
     bundles, square = -(-n // BUNDLE_ROWS), 8.0 * (m + p) ** 2
     return Phase("neighbours", 1.0, work, rounds=3, pieces=bundles, sent_to_each=8.0 * m * (d + p), returned=square)

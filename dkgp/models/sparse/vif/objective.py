@@ -50,21 +50,25 @@ from dkgp.operators.low_rank.landmark_rows import whiten
 from dkgp.operators.low_rank.pivots import jitter, regularised_factor
 from dkgp.operators.vecchia.embedding import embedding_landmarks
 from dkgp.operators.vecchia.halos import leaf_count
+from dkgp.operators.vecchia.leaf_tree import search_bytes, tree_bytes
 from dkgp.operators.vecchia.leaves import Leaves, bundle_leaves
 from dkgp.operators.vecchia.tasks import halo_task, order_task
 
 # Samples of a leaf, and of its halo: see `docs/experiments.md`.
 LEAF, HALO = 32, 96
+# Samples that a search for neighbours looks at, at most.
+SEARCHED = 32_768
 # Of a leaf's size squared, while its slopes are taken: C, G, X, and those of a kernel's derivatives.
 ARRAYS_OF_LEAF = 16
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Sizes of leaves and of their halos, at most."""
+    """Sizes of leaves and of their halos, at most, and how many samples a search for a halo looks at, at most."""
 
     leaf: int = LEAF
     halo: int = HALO
+    searched: int = SEARCHED
 
     def __post_init__(self) -> None:
         if self.halo < 0 or self.leaf < 1:
@@ -74,10 +78,10 @@ class Neighbours:
             )
 
     @classmethod
-    def of(cls, count: int) -> Neighbours:
+    def of(cls, count: int, searched: int = SEARCHED) -> Neighbours:
         """A leaf and its halo of so many samples together, a quarter of them the leaf's."""
         leaf = max(1, count // 4)
-        return cls(leaf, count - leaf)
+        return cls(leaf, count - leaf, searched)
 
 
 def vif_bytes(n: int, d: int, m: int, p: int, threads: int, neighbours: Neighbours) -> int:
@@ -85,7 +89,10 @@ def vif_bytes(n: int, d: int, m: int, p: int, threads: int, neighbours: Neighbou
     leaf, halo = min(neighbours.leaf, n), min(neighbours.halo, n)
     bundle = min(n, bundle_leaves(n, leaf) * (leaf + halo))
     task = 8 * bundle * (4 * (m + p) + 2 * d) + 8 * (m + p) ** 2 * 3 + ARRAYS_OF_LEAF * 8 * (leaf + halo) ** 2
-    return n * (12 * d + 16) + 12 * leaf_count(n, leaf) * (leaf + halo) + 8 * n * d + threads * task
+    leaves = leaf_count(n, leaf)
+    task += search_bytes(leaves, d, leaf_count(neighbours.searched, leaf)) + 16 * min(n, neighbours.searched)
+    order = n * (12 * d + 16) + 12 * leaves * (leaf + halo) + tree_bytes(leaves, d)
+    return order + 8 * n * d + threads * task
 
 
 @dataclass(frozen=True)
@@ -116,13 +123,19 @@ class Neighbourhood:
         context, n = operator.context, operator.n
         halo, leaf = min(neighbours.halo, n), min(neighbours.leaf, n)
         none = np.empty((0, context.kernel.n_features))
-        self.leaves = Leaves(context, halo, leaf, none, embedding_landmarks(operator), f"vif-{halo}-{leaf}")
+        searched = leaf_count(neighbours.searched, leaf)
+        label = f"vif-{halo}-{leaf}-{searched}"
+        self.leaves = Leaves(context, halo, leaf, none, embedding_landmarks(operator), label, searched)
         self._shared = executor.shares_memory
         with single_threaded_blas():
             operator.tell("order", 0, n, "samples")
             operator.submit("kvorder", order_task, (self.leaves,), [[0]]).result()
             groups = [[number] for number in range(self.leaves.n_bundles)]
-            self.samples: list[IndexArray] = operator.submit("kvhalo", halo_task, (self.leaves,), groups).result()
+            found = operator.submit("kvhalo", halo_task, (self.leaves,), groups).result()
+        self.samples: list[IndexArray] = [samples for samples, _ in found]
+        self.unproven = (
+            sum(unproven for _, unproven in found) / n
+        )  # share of samples; others' neighbours are the nearest
 
     def described(self, operator: BlockedKernelOperator, basis: FloatArray | None) -> Described:
         """The model of an operator's kernel and a basis (m, d)."""
@@ -220,6 +233,11 @@ class VifObjective:
         operator = self._context.operator(kernel, 1.0, self._source)
         with operator.watched(self._context.within):
             self._held, self._operator_held = Neighbourhood(operator, self._neighbours), operator
+
+    @property
+    def unproven(self) -> float:
+        """Share of samples whose neighbours may not be the nearest, of the order that is held."""
+        return 0.0 if self._held is None else self._held.unproven
 
     def close(self) -> None:
         """Forget the order."""

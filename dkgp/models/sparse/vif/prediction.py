@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import single_threaded_blas
@@ -21,13 +23,18 @@ from dkgp.kernels import Features, Kernel
 from dkgp.models.sparse.vif.leaf import factor_leaf
 from dkgp.models.sparse.vif.objective import LEAF, Neighbourhood, Neighbours
 from dkgp.models.sparse.vif.tasks import refuse_leaf
-from dkgp.operators.base import FloatArray, IndexArray, Noise, noise_at
+from dkgp.operators.base import FloatArray, Noise, noise_at
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.inputs import ArrayInputs
 from dkgp.operators.low_rank.landmark_rows import whiten
 from dkgp.operators.vecchia.embedding import embed, embed_inputs
-from dkgp.operators.vecchia.halos import OrderedPoints, kd_order
+from dkgp.operators.vecchia.halos import OrderedPoints, kd_order, leaf_count
+from dkgp.operators.vecchia.leaf_tree import tree_bytes
+
+# Bytes of F, of all samples, up to which a predictor holds its rows once they are made; settled by sizes, not by memory
+# at hand, since rows that are made together have other last bits.
+MOST_HELD = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -41,17 +48,24 @@ class Near:
     whitened: FloatArray  # z: (m, p)
     normal: FloatArray  # lower Cholesky factor of B: (m, m), Fortran order
     embedding: FloatArray | None = None  # landmarks (e, d) of `dkgp.operators.vecchia.embedding`
+    searched: int | None = None  # samples that a search for neighbours looks at, at most; None: as many as it takes
 
     @property
     def nbytes(self) -> int:
         """Bytes of its arrays, and of the samples' points."""
         arrays = (self.inputs, self.targets, self.whitened, self.normal)
-        return sum(array.nbytes for array in arrays) + points_bytes(*self.inputs.shape)
+        held = held_bytes(len(self.inputs), len(self.whitened))
+        return sum(array.nbytes for array in arrays) + points_bytes(*self.inputs.shape) + held
 
 
 def points_bytes(n: int, d: int) -> int:
-    """Bytes of the points of n samples in kd order, and of their order."""
-    return n * (4 * d + 8)
+    """Bytes of the points of n samples in kd order, of their order, and of the tree of their leaves."""
+    return n * (4 * d + 8) + tree_bytes(leaf_count(n, LEAF), d)
+
+
+def held_bytes(n: int, m: int) -> int:
+    """Bytes of the samples' rows of F, where those that predictions need are held; else 0."""
+    return size if (size := 8 * n * m) <= MOST_HELD else 0
 
 
 def near_task_bytes(size: int, d: int, m: int, p: int) -> int:
@@ -59,10 +73,27 @@ def near_task_bytes(size: int, d: int, m: int, p: int) -> int:
     return 8 * (size + 1) * (4 * (m + p) + 5 * d + 6 * (size + 1))
 
 
+@dataclass(frozen=True)
+class FittedNear:
+    """The samples that predictions take, and the figures of their fit."""
+
+    near: Near
+    log_likelihood: float  # in nats
+    unproven: float  # share of samples whose neighbours may not be the nearest
+
+    def summary(self) -> dict[str, Any]:
+        """In a record's plain JSON types."""
+        return {
+            "neighbours": self.near.size,
+            "neighbours_unproven": self.unproven,
+            "log_likelihood": self.log_likelihood,
+        }
+
+
 def fit_near(
     operator: BlockedKernelOperator, targets: FloatArray, basis: FloatArray, neighbours: Neighbours
-) -> tuple[Near, float]:
-    """Fit a basis (m, d) with neighbours to standardised targets (n, p); return also the log likelihood, in nats.
+) -> FittedNear:
+    """Fit a basis (m, d) with neighbours to standardised targets (n, p).
 
     A new sample gets as many neighbours as a leaf and its halo have together. Raises `NumericalError`: rounding exceeds
     the noise variance.
@@ -73,7 +104,10 @@ def fit_near(
     size = min(n, neighbours.leaf + neighbours.halo)
     # As a store has them: another order of numbers in memory would be other bits of sums.
     inputs, targets, whitened = map(np.ascontiguousarray, (source.inputs(0, n), targets, joint.whitened))
-    return Near(inputs, targets, operator.noise, size, whitened, joint.normal, held.leaves.embedding), joint.value
+    near = Near(
+        inputs, targets, operator.noise, size, whitened, joint.normal, held.leaves.embedding, neighbours.searched
+    )
+    return FittedNear(near, joint.value, held.unproven)
 
 
 class NearPredictor:
@@ -87,9 +121,14 @@ class NearPredictor:
         finally:
             worker_cache().discard_run(self._context.run_id)
         order, bounds = kd_order(points, LEAF)
-        self._points = OrderedPoints(points[order], order, bounds)
+        searched = None if near.searched is None else leaf_count(near.searched, LEAF)
+        self._points = OrderedPoints(points[order], order, bounds, searched)
         self._evaluator = self._context.evaluator("double")
         self._prototypes = self._evaluator.prepare(prototypes) if len(prototypes) else None
+        n, m = len(near.inputs), len(prototypes)
+        # Rows of F in kd order, and of which leaves they are made.
+        self._held = np.empty((n, m)) if held_bytes(n, m) else None
+        self._made = np.zeros(len(bounds) - 1, dtype=bool)
         # Of an observation: with its noise, no duplicate of a sample is without a variance.
         self._noise = float(np.min(near.noise))
 
@@ -98,19 +137,27 @@ class NearPredictor:
 
         Raises `NumericalError`: rounding exceeds the noise variance.
         """
+        mean, variance, _ = self.predicted(inputs)
+        return mean, variance
+
+    def predicted(self, inputs: FloatArray) -> tuple[FloatArray, FloatArray, int]:
+        """The same, and of how many rows the neighbours may not be the nearest."""
+        unproven = 0
         mean, variance = np.empty((len(inputs), self._near.targets.shape[1])), np.empty(len(inputs))
         points = embed_inputs(self._context, self._near.embedding, inputs)
         with single_threaded_blas():
             for row, point in enumerate(points):
-                halo = self._points.order[self._points.near(point, self._near.size)].astype(np.intp)
-                mean[row], variance[row] = self._predicted(inputs[row : row + 1], halo)
-        return mean, variance
+                places, is_proven = self._points.near(point, self._near.size)
+                unproven += not is_proven
+                mean[row], variance[row] = self._predicted(inputs[row : row + 1], places)
+        return mean, variance, unproven
 
-    def _predicted(self, inputs: FloatArray, halo: IndexArray) -> tuple[FloatArray, float]:
+    def _predicted(self, inputs: FloatArray, places: NDArray[np.int32]) -> tuple[FloatArray, float]:
         near, (rank, p) = self._near, self._near.whitened.shape
+        halo = self._points.order[places].astype(np.intp)
         features = self._evaluator.prepare(np.concatenate([near.inputs[halo], inputs]))
         known = np.concatenate([near.targets[halo], np.zeros((1, p))])
-        right = np.concatenate([self._factor_rows(features), known], axis=1)
+        right = np.concatenate([self._rows_with(places, features), known], axis=1)
         noise = np.append(np.broadcast_to(noise_at(near.noise, halo), (len(halo),)), self._noise)
         leaf = factor_leaf(self._evaluator, features, len(halo), noise, right, rank)
         if leaf is None:
@@ -123,6 +170,23 @@ class NearPredictor:
             half = whiten(near.normal, means[:, None], transposed=False)
             variance += float(np.sum(half * half))
         return mean, variance
+
+    def _rows_with(self, places: NDArray[np.int32], features: Features) -> FloatArray:
+        """Rows of F for the samples at some places and one new one, whose features these are: (c + 1, m).
+
+        Held rows are made leaf by leaf: by any thread and in any order they are the same.
+        """
+        if self._held is None:
+            return self._factor_rows(features)
+        bounds = self._points.bounds
+        leaves = np.unique(np.searchsorted(bounds, places, side="right") - 1)
+        for leaf in leaves[~self._made[leaves]]:
+            start, stop = bounds[leaf], bounds[leaf + 1]
+            members = self._near.inputs[self._points.order[start:stop]]
+            self._held[start:stop] = self._factor_rows(self._evaluator.prepare(members))
+            self._made[leaf] = True
+        last = features.take(np.array([len(places)]))
+        return np.concatenate([self._held[places], self._factor_rows(last)])
 
     def _factor_rows(self, features: Features) -> FloatArray:
         """Rows of F for some samples: (c, m)."""

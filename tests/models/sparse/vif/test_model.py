@@ -141,6 +141,7 @@ def test_a_store_without_its_neighbours_is_refused(tmp_path: Path, one_thread: L
         replace(record, near_normal=None),
         replace(record, neighbours=None),
         replace(record, neighbours=N + 1),
+        replace(record, search_samples=0),
     ):
         with pytest.raises(StoreError, match="train again"):
             opened_sparse(damaged)
@@ -168,11 +169,40 @@ def test_what_has_no_meaning_is_refused(tmp_path: Path, one_thread: LocalExecuto
         climb(SparseProblem.of(dataset, KERNEL, S2), one_thread, SparseSettings("vif"), LadderTarget(0.1, None, None))
     with pytest.raises(InputError, match="`neighbours` belongs to the method vif, and this one is vfe"):
         SparseSettings("vfe", neighbours=5)
+    with pytest.raises(InputError, match="`search_samples` belongs to the method vif, and this one is sr"):
+        SparseSettings("sr", search_samples=5)
     with pytest.raises(InputError, match="`neighbours` must be at least 1; got 0"):
         SparseSettings("vif", neighbours=0)
     close = dataset_from_arrays(tmp_path / "close.zarr", np.linspace(0.0, 1.0, 200)[:, None], np.arange(200.0))
     with pytest.raises(NumericalError, match="what the basis leaves of .* samples is not positive definite"):
         train_sparse(close, SquaredExponential((0.1,)), 1e-17, one_thread, SparseSettings("vif", 2))
+
+
+def test_a_limited_search_says_of_how_many_it_may_have_missed_nearer_ones(
+    tmp_path: Path, one_thread: LocalExecutor
+) -> None:
+    """A model of all of them where the limit is large enough, and else another one that predicts nearly as well."""
+    dataset, T = problem(tmp_path, n=800, d=9), np.random.default_rng(9).standard_normal((40, 9))
+    kernel, found, shares = Matern32((0.4,) * 9), [], []
+    for limit in (40, 800, 32_768):
+        settings = SparseSettings("vif", 12, neighbours=16, search_samples=limit, seed=1)
+        model = train_sparse(dataset, kernel, S2, one_thread, settings)
+        shares.append(model.summary["neighbours_unproven"])
+        save_sparse(model, tmp_path / f"{limit}.zarr", dataset)
+        stored = open_sparse(tmp_path / f"{limit}.zarr")
+        assert stored.record.search_samples == limit
+        found.append(SparsePredictor(stored)(T))
+    limited, enough, default = found
+    assert 0.5 < shares[0] <= 1.0
+    assert shares[1:] == [0.0, 0.0]
+    assert 0.5 * len(T) < limited.unproven <= len(T)
+    assert enough.unproven == default.unproven == 0
+    np.testing.assert_array_equal(enough.mean, default.mean)
+    assert np.abs(limited.mean - enough.mean).max() > 0.0
+    assert np.sqrt(np.mean((limited.mean - enough.mean) ** 2)) < 0.3 * enough.mean.std()
+    # A store of before there was a limit is exact.
+    old = opened_sparse(replace(open_sparse(tmp_path / "40.zarr").record, search_samples=None))
+    assert SparsePredictor(old)(T).unproven == 0
 
 
 @pytest.mark.parametrize("d", [2, 12])

@@ -10,6 +10,7 @@ import pytest
 from dkgp.cluster import LocalExecutor
 from dkgp.kernels import Kernel, Matern32, SquaredExponential, Sum
 from dkgp.models.context import RunContext
+from dkgp.models.sparse.vif import prediction
 from dkgp.models.sparse.vif.objective import Neighbourhood, Neighbours
 from dkgp.models.sparse.vif.prediction import Near, NearPredictor, fit_near
 from dkgp.operators import ArrayInputs
@@ -47,7 +48,7 @@ def of_basis(
     operator: BlockedKernelOperator, Y: np.ndarray, basis: np.ndarray, neighbours: Neighbours, size: int
 ) -> NearPredictor:
     """Predictions behind `size` neighbours, which need not be those of the fit."""
-    near: Near = replace(fit_near(operator, Y, basis, neighbours)[0], size=size)
+    near: Near = replace(fit_near(operator, Y, basis, neighbours).near, size=size)
     lower = CrossKernel(operator, basis).lower if len(basis) else np.empty((0, 0))
     return NearPredictor(operator.kernel, basis, lower, near)
 
@@ -115,3 +116,29 @@ def test_a_new_sample_where_one_is_has_a_variance_and_nothing_has_no_predictions
         mean, variance = predict(X[:0])
         assert mean.shape == (0, 2)
         assert variance.shape == (0,)
+
+
+def test_rows_that_are_held_are_those_that_are_made_for_each(
+    one_thread: LocalExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the same bits in any order, one by one or together; to roundings without any that are held."""
+    X, Y, Z = rows()
+    T = np.random.default_rng(11).standard_normal((30, 2))
+    with RunContext.of(one_thread).operator(KERNEL, S2, ArrayInputs(X)) as operator:
+
+        def predictor() -> NearPredictor:
+            return of_basis(operator, Y, Z, Neighbours(4, 6), 9)
+
+        together = predictor()
+        mean, variance = together(T)
+        assert together._made.any()
+        backwards = predictor()
+        for row in range(len(T))[::-1]:
+            one, spread = backwards(T[row : row + 1])
+            np.testing.assert_array_equal(one[0], mean[row])
+            assert spread[0] == variance[row]
+        monkeypatch.setattr(prediction, "MOST_HELD", 0)
+        without = predictor()
+        for found, expected in zip(without(T), (mean, variance), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
+        assert not without._made.any()
