@@ -117,7 +117,19 @@ def test_parameters_go_round(case: Case) -> None:
     with pytest.raises(InputError, match=rf"has {len(values)} parameters; got values of shape"):
         case.kernel.with_parameters([*values, 1.0])
     with pytest.raises(InputError, match="must be positive and finite"):
-        case.kernel.with_parameters([*values[:-1], 0.0])
+        case.kernel.with_parameters([*values[:-1], -1.0])
+    for place, parameter in enumerate(parameters):
+        zero = [*values[:place], 0.0, *values[place + 1 :]]
+        if parameter.name.endswith("gamma"):
+            kept = case.kernel.with_parameters(zero).parameters()
+            gone = [item for item in parameters if item not in kept]
+            assert kept == tuple(item for item in parameters if item not in gone)
+            # With a periodic one goes its period.
+            assert parameter in gone
+            assert all(item.name.endswith(("gamma", "period")) for item in gone)
+        else:
+            with pytest.raises(InputError, match="must be positive and finite"):
+                case.kernel.with_parameters(zero)
 
 
 @every_kernel

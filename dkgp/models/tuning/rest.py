@@ -131,27 +131,35 @@ def _cause(parameter: TunedParameter, summaries: Sequence[SubsetSummary]) -> str
     return "Widen its range by `bounds`, hold it at a value by `fixed`, or take another `kernel`"
 
 
-def candidates(space: SearchSpace, parameters: FloatArray) -> list[int]:
+def candidates(space: SearchSpace, parameters: FloatArray, feature_names: Sequence[str]) -> list[int]:
     """Positions of gammas that are worth a try, the least first: free, of one feature, and small.
 
-    Of a part of a kernel at least one stays, and none is tried that was given bounds or a prior.
+    Of a part of a kernel at least one stays, and none is tried that was given bounds or a prior, or with which a period
+    would go.
     """
-    small: list[int] = []
-    kept = set()
-    for position, (name, feature) in enumerate(zip(space.names, space.features, strict=True)):
-        part, _, last = name.partition("gamma.")
-        if feature is None or not last:
+    of_feature = [
+        (position, feature, name.removesuffix(f".{feature_names[feature]}").rpartition("."))
+        for position, (name, feature) in enumerate(zip(space.names, space.features, strict=True))
+        if feature is not None
+    ]
+    periodic = {(part, feature) for _, feature, (part, _, kind) in of_feature if kind == "period"}
+    small, kept = {}, set()
+    for position, feature, (part, _, kind) in of_feature:
+        if kind != "gamma":
             continue
-        if position not in space.restricted and parameters[position] <= math.log(LARGEST_GAMMA):
-            small.append(position)
+        flat = parameters[position] <= math.log(LARGEST_GAMMA)
+        if flat and position not in space.restricted and (part, feature) not in periodic:
+            small[position] = part
         else:
             kept.add(part)
-    in_parts_kept = [position for position in small if space.names[position].partition("gamma.")[0] in kept]
-    return sorted(in_parts_kept, key=lambda position: (parameters[position], position))
+    return sorted((place for place, part in small.items() if part in kept), key=lambda at: (parameters[at], at))
 
 
 def switch_off(
-    likelihood: Callable[[FloatArray], tuple[float, FloatArray] | None], space: SearchSpace, best: Optimum
+    likelihood: Callable[[FloatArray], tuple[float, FloatArray] | None],
+    space: SearchSpace,
+    best: Optimum,
+    feature_names: Sequence[str],
 ) -> tuple[Optimum, int]:
     """Switch off as many features as a few tries show to be dispensable; return the optimum, and evaluations taken.
 
@@ -167,8 +175,9 @@ def switch_off(
     space : SearchSpace
     best : Optimum
         The end of a search.
+    feature_names : sequence of d str
     """
-    positions = candidates(space, best.parameters)
+    positions = candidates(space, best.parameters, feature_names)
     evaluations, passed, failed = 0, 0, len(positions) + 1
     found, (_, prior_slopes) = best, space.log_prior(best.parameters)
     while failed - passed > 1:

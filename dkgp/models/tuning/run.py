@@ -76,7 +76,7 @@ def run_tuning(
                 "the kernel matrix was not positive definite at any starting point. Look for inputs that are not "
                 "standardised, or give the hyperparameters yourself"
             )
-        best, further_evaluations = switch_off(rounds.likelihood, problem.space, best)
+        best, further_evaluations = switch_off(rounds.likelihood, problem.space, best, feature_names)
         scores = _scores(rounds, best, plan, choices)
     further = []
     if plan.overlaps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,12 +53,13 @@ def test_as_many_are_switched_off_as_cost_a_tenth_of_a_nat(kernel: str, seed: in
     assert found.noise_variance == before.noise_variance
     order = [index for index in np.argsort(gamma) if gamma[index] <= LARGEST_GAMMA]
     assert sorted(order[: off.sum()]) == np.flatnonzero(off).tolist()
+    assert isinstance(before.kernel, SquaredExponential | Matern52)
     best = density(before.kernel, before.noise_variance, inputs, targets)
     lost = []
     for count in range(1, len(order) + 1):
         values = gamma.copy()
         values[order[:count]] = 0.0
-        off_kernel = type(before.kernel)(gamma=tuple(values.tolist()))
+        off_kernel = replace(before.kernel, gamma=tuple(values.tolist()))
         lost.append(best - density(off_kernel, before.noise_variance, inputs, targets))
     assert off.sum() == sum(loss <= MOST_LOST for loss in lost) >= 1
     assert found.log_marginal_likelihood == pytest.approx(best - lost[off.sum() - 1], abs=1e-6)
@@ -75,41 +77,53 @@ def test_a_bisection_finds_the_most() -> None:
         return 5.0 - 0.03 * off, np.full(13, 0.5)
 
     best = Optimum(parameters, 5.0, 5.0, np.zeros(13))
-    found, evaluations = switch_off(likelihood, space, best)
+    found, evaluations = switch_off(likelihood, space, best, names(12))
     assert np.flatnonzero(np.isinf(found.parameters)).tolist() == [0, 1, 2]
     assert (found.log_likelihood, found.value) == pytest.approx((4.91, 4.91))
     assert evaluations == len(tried) <= 1 + math.ceil(math.log2(11))
     assert tried[0] == 11
     np.testing.assert_array_equal(best.parameters, parameters)
-    nowhere, _ = switch_off(lambda at: None, space, best)
+    nowhere, _ = switch_off(lambda at: None, space, best, names(12))
     assert nowhere is best
 
 
+def names(d: int) -> tuple[str, ...]:
+    """One with what looks like a parameter's."""
+    return tuple(f"x{index}" if index else "a.gamma.b" for index in range(d))
+
+
 def _space(d: int, expression: str = "rbf", **choices: object) -> SearchSpace:
-    names = tuple(f"x{index}" for index in range(d))
-    made = SearchProblem.of(names, Choices(kernel=expression, **choices), SearchSettings())  # type: ignore[arg-type]
+    made = SearchProblem.of(names(d), Choices(kernel=expression, **choices), SearchSettings())  # type: ignore[arg-type]
     return made.space
 
 
 def test_what_was_given_bounds_a_prior_or_a_value_stays() -> None:
     flat = np.full(5, math.log(1e-7))
-    assert candidates(_space(4), np.append(flat[:3], [0.0, 0.0])) == [0, 1, 2]
+    assert candidates(_space(4), np.append(flat[:3], [0.0, 0.0]), names(4)) == [0, 1, 2]
     given = _space(
         4,
-        bounds={"gamma.x0": (1e-8, 1.0)},
+        bounds={"gamma.a.gamma.b": (1e-8, 1.0)},
         fixed={"gamma.x1": 1e-7},
         priors={"gamma.x2": "lognormal(1e-7, 1)"},
     )
-    assert candidates(given, flat) == [3]
+    assert candidates(given, flat, names(4)) == [3]
+
+
+def test_a_weight_and_what_has_a_period_stay() -> None:
+    for expression in ("linear", "periodic"):
+        space = _space(4, expression)
+        logs = np.full(len(space.names), math.log(1e-7))
+        logs[space.gamma_like.nonzero()[0][-1]] = 0.0
+        assert candidates(space, logs, names(4)) == []
 
 
 def test_a_part_of_a_kernel_keeps_a_feature() -> None:
     space = _space(2, "rbf + matern32")
     logs = np.full(len(space.names), math.log(1e-7))
-    assert candidates(space, logs) == []
+    assert candidates(space, logs, names(2)) == []
     second = [place for place, name in enumerate(space.names) if "gamma" in name][2]
     logs[second] = 0.0
-    named = [space.names[place] for place in candidates(space, logs)]
+    named = [space.names[place] for place in candidates(space, logs, names(2))]
     assert len(named) == 1
     assert named[0] == space.names[second + 1]
 
