@@ -151,7 +151,7 @@ def _paired(phase: Phase, prices: Prices, fleet: Fleet) -> Parts:
     length = min(pieces, round_length(side, block_bytes, threads))
     rounds = math.ceil(pieces / length)
     tasks = min(length, threads * tasks_a_thread(length, entries, threads))
-    sent = _ranges_of_a_task(ranges, length, tasks, fleet.workers) * blocks / ranges * block_bytes
+    sent = _ranges_named(ranges, length, tasks, fleet.workers) * blocks / ranges * block_bytes
     returned = phase.returned / (rounds * tasks)
     scheduling = rounds * tasks * (network.task_seconds + network.submit_seconds)
     moving = rounds * tasks * sent / network.bytes_per_second + phase.returned / network.bytes_per_second
@@ -166,7 +166,7 @@ def _paired(phase: Phase, prices: Prices, fleet: Fleet) -> Parts:
     return Parts(computing, scheduling, moving, ends, rounds, rounds * tasks, rounds * tasks * sent + phase.returned)
 
 
-def _ranges_of_a_task(ranges: int, length: int, tasks: int, workers: int) -> float:
+def _ranges_named(ranges: int, length: int, tasks: int, workers: int) -> float:
     """Ranges of blocks that a task's pieces name, on average over some of the rounds.
 
     A worker has every so many-th piece (`dkgp.cluster.executors.homes`), of which a task has consecutive ones.

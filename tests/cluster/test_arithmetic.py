@@ -38,7 +38,7 @@ PORTABLE = {
     "apply_columns_task", "diagonal_task", "forget_task", "matmat_task", "row_errors_task", "rows_task",
     "mean_task", "means_task", "sparse_mean_task", "linear_task", "decision_task",
     "digest_task", "verify_task",
-    "echo_task", "resident_task",
+    "echo_task", "resident_task", "sleeping_task",
     "fold_columns_task", "fold_errors_task",
     "farthest_task", "lloyd_task", "row_moments_task",
     "counted_task",  # runs another one, whose mark counts

@@ -142,20 +142,20 @@ def test_a_slower_machine_has_a_sparse_model_and_says_why(
 ) -> None:
     def ways(self: Forecasts) -> Iterator[Way]:
         yield Way("exact", None, 0.02, 7000.0, 300.0, 2**29)
-        yield Way("sparse", 40, None, 3.0, 1.0, 2**29)
+        yield Way("sparse", 20, None, 3.0, 1.0, 2**29)
         raise AssertionError("what comes after the way that is taken is not foreseen")
 
     monkeypatch.setattr(Forecasts, "ways", ways)
     arguments = ("fit", table, "--target", PRICE, "--drop", "kind", "--kernel", "rbf", "--out", tmp_path / "fit")
     document = run_json(*arguments, "--time", "5min")
     assert document["train"]["command"] == "sparse"
-    assert document["choice"]["way"]["size"] == document["train"]["basis_size"] == 40
+    assert document["choice"]["way"]["size"] == document["train"]["basis_size"] == 20
     assert "would take 2.0 h" in document["choice"]["reason"]
     assert "longer than the time" in document["choice"]["reason"]
-    assert "--basis-size 40" in document["commands"][2]
+    assert "--basis-size 20" in document["commands"][2]
     page = Path(document["report"]).read_text(encoding="utf-8")
     check_page(page)
-    assert "sparse with 40 basis samples" in page
+    assert "sparse with 20 basis samples" in page
 
 
 def test_a_budget_that_is_too_small_is_refused_and_a_larger_one_goes_on(table: Path, tmp_path: Path) -> None:

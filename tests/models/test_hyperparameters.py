@@ -96,7 +96,7 @@ def test_existing_file_is_kept_unless_overwriting(tmp_path: Path) -> None:
         (by_hand(noise_variance="0.1"), "noise_variance must be a number; got '0.1'"),
         (by_hand(noise_variance=True), "noise_variance must be a number; got True"),
         (with_kernel(gamma=[0.5, -2.0, 0.25]), r"gamma\[1\] must be positive and finite; got -2\.0"),
-        (with_kernel(gamma=[0.5, 2.0, 0]), r"gamma\[2\] must be positive and finite; got 0\.0"),
+        (with_kernel(gamma=[0, 0.0, 0]), r"gamma\[0\] must be positive and finite; got 0\.0"),
         (with_kernel(gamma=[float("nan"), 2.0]), r"gamma\[0\] must be positive and finite; got nan"),
         (with_kernel(gamma=[float("inf")]), r"gamma\[0\] must be positive and finite; got inf"),
         (with_kernel(gamma=[0.5, "wide"]), r"gamma\[1\] must be a number; got 'wide'"),

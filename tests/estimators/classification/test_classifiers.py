@@ -188,7 +188,7 @@ def test_settings_of_prototypes_are_checked(labelled: Labelled) -> None:
     with pytest.raises(InputError, match="folds= takes a whole number"):
         FixedSizeLSSVC(folds="many").fit(X, y)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="`search` must be one of"):
-        FixedSizeLSSVC(search="grid").fit(X, y)  # type: ignore[arg-type]
+        FixedSizeLSSVC(search="best").fit(X, y)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"`stop` takes a window and a share.*; got 5"):
         FixedSizeLSSVC(stop=5).fit(X, y)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="kernel= takes an expression"):

@@ -184,7 +184,7 @@ def test_what_is_refused(rng: np.random.Generator, one_thread: LocalExecutor) ->
         trained(X, Labels(("a", "b"), np.arange(60) // 56), one_thread)
     with pytest.raises(InputError, match="`noise_variance` must be positive and finite; got 0.0"):
         trained(X, labels, one_thread, noise_variance=0.0)
-    with pytest.raises(InputError, match=r"`search` must be one of shared, profile, annealing, none; got 'best'"):
+    with pytest.raises(InputError, match=r"`search` must be one of shared, grid, profile, annealing, none; got 'best'"):
         FixedSizeSettings(search="best")
     with pytest.raises(InputError, match="`folds` must be at least 2; got 1"):
         FixedSizeSettings(folds=1)
