@@ -193,7 +193,7 @@ def test_wrong_types_and_names_are_refused_by_field(command: str, options: Any, 
         (
             "classify",
             {**CLASSIFY, "settings": {"search": "best"}},
-            "settings: `search` must be one of shared, grid, profile",
+            "settings: `search` must be one of shared, grid",
         ),
         ("classify", {**CLASSIFY, "settings": {"prototypes": "best"}}, "prototypes.*best"),
         ("classify", {**CLASSIFY, "settings": {"seed": -1}}, "seed"),
