@@ -10,10 +10,10 @@ import pytest
 
 from dkgp.cluster import LocalExecutor
 from dkgp.data import CheckpointStore
-from dkgp.kernels import SquaredExponential
+from dkgp.kernels import SquaredExponential, TileEvaluator
 from dkgp.solvers import ConjugateGradient, FactorPreconditioning, GradientInfNorm, MaxIterations, choose_solver, solve
 from dkgp.solvers.checkpointing import Checkpointing
-from dkgp.solvers.conjugate.probe import Probe
+from dkgp.solvers.conjugate.probe import Probe, _least_at
 from dkgp.solvers.registry import build_solver
 from dkgp.solvers.watch import Watch
 from tests.solvers.problems import Problem
@@ -133,9 +133,41 @@ class TestTheLook:
         # And counts come to an end, that of float64 where float32 has none.
         assert 2 <= probe.iterations(500, 250, 0) <= 200
 
+    @pytest.mark.parametrize("variance", [1.0, 400.0])
+    @pytest.mark.parametrize(
+        ("n", "noise", "double"),
+        [
+            (4_000, 1e-8, False),
+            (10_000, 1e-8, True),
+            (10_000, 1e-4, False),
+            (30_000, 1e-8, True),
+            (30_000, 1e-4, False),
+        ],
+    )
+    def test_it_says_what_float32_takes_of_all_samples_and_not_of_the_few(
+        self, n: int, noise: float, double: bool, variance: float
+    ) -> None:
+        kernel = SquaredExponential((0.12,) * 8, variance)
+        inputs = np.random.default_rng(0).uniform(-(3**0.5), 3**0.5, (1250, 8))  # of variance one
+        probe = Probe(kernel, noise * variance, inputs, n)
+        assert probe.double is double
+        # The few alone, which are positive definite in float32 by far, say nothing of it.
+        single = TileEvaluator(kernel, "single")
+        features = single.prepare(inputs)
+        matrix = np.asarray(single.tile(features, features), dtype=np.float64)
+        assert np.linalg.eigvalsh(matrix)[0] > 1e-5 * variance
+
+    def test_the_least_eigenvalue_of_all_is_foreseen_from_the_few(self) -> None:
+        inputs = np.random.default_rng(1).standard_normal((2000, 8))
+        matrix = SquaredExponential((0.2,) * 8)(inputs, inputs)
+        foreseen = _least_at(2000, np.linalg.cholesky(matrix[:500, :500]))
+        few, known = (np.linalg.eigvalsh(matrix[:size, :size])[0] for size in (500, 2000))
+        assert known / 2.0 < foreseen < 8.0 * known < 0.5 * few
+        assert _least_at(500, np.linalg.cholesky(matrix[:500, :500])) == pytest.approx(few, rel=0.2)
+
     def test_a_breakdown_is_no_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
         found = problem(1000, 3, 0.3, 1e-8)
-        monkeypatch.setattr("dkgp.solvers.conjugate.probe._Subset.takes_double", lambda self, noise: False)
+        monkeypatch.setattr("dkgp.solvers.conjugate.probe._Subset.takes_double", lambda self, noise, n: False)
         assert Probe(found.kernel, 1e-8, found.X, 2000).iterations(100, 50, 0) == np.inf
 
     def test_what_it_says_is_what_the_solver_is_told(self) -> None:

@@ -21,6 +21,10 @@ to nothing (usps, and three Gaussian features, n from 500 to 4,000: 0.03 to 0.08
 subset's matrix as float32 has it, with a quarter of s2 m / n on its diagonal, is not positive definite, float32 rounds
 would not come to their end, and counts are those of float64.
 
+So they are where the subset's matrix is positive definite, but what float32 takes at n is more than s2 and the least
+eigenvalue at n: there a float64 gradient finds most of the one before it again. That eigenvalue goes on falling as it
+does from half of the subset to all of it (kin40k, gamma 0.12: 1.8e-3, 4.4e-4, 9.9e-5 of 500, 1,000, 2,000 samples).
+
 The subset's matrix is held, and so are its factors: a run takes some hundredths of a second. Nothing is timed: the same
 seed comes to the same counts, but for what another processor's roundings change.
 """
@@ -76,6 +80,10 @@ DAMPING, DAMPING_IN_DOUBLE = 1e-6, 1e-10
 SHARE_OF_NOISE = 0.25
 # They take no more than this for each sample, of the largest k(x, x).
 MOST_TAKEN = 2.0**-24
+# And about so much, of the root mean square of the entries. Rounds of float32 were slower than those of float64 from
+# 1.5 times s2 and the least eigenvalue on, and not up to 1.1 times (kin40k, n from 2,000 to 10,000).
+TAKEN = 0.05 * 2.0**-24
+INVERSE_ITERATIONS = 8
 
 
 @dataclass(frozen=True)
@@ -123,13 +131,30 @@ class _Landmarks:
         self.rows: FloatArray = factor.rows
 
 
+def _least_at(n: int, lower: FloatArray) -> float:
+    """The least eigenvalue that n samples should have, by the Cholesky factor of m in a random order.
+
+    It falls the faster the more samples there are, so that it is foreseen too large: up to eight times at n = 4 m.
+    """
+    half, whole = (_least_eigenvalue(lower[:size, :size]) for size in (len(lower) // 2, len(lower)))
+    return whole * min(1.0, whole / half) ** max(0.0, math.log2(n / len(lower)))
+
+
+def _least_eigenvalue(lower: FloatArray) -> float:
+    """The least eigenvalue of L L', from above, by inverse iteration."""
+    vector = np.random.default_rng(0).standard_normal(len(lower))
+    for _ in range(INVERSE_ITERATIONS):
+        vector = scipy.linalg.lapack.dpotrs(lower, vector / np.linalg.norm(vector), lower=1)[0].ravel()
+    return 1.0 / float(np.linalg.norm(vector))
+
+
 class _Subset:
     """Some samples, their matrix, and conjugate gradients on it."""
 
     def __init__(self, kernel: Kernel, inputs: FloatArray, p: int, seed: int) -> None:
         self.m = len(inputs)
         self.double = False
-        self._kernel, self._inputs = kernel, inputs
+        self._kernel, self._inputs, self._seed = kernel, inputs, seed
         evaluator, double = TileEvaluator(kernel, "single"), TileEvaluator(kernel, "double")
         features = evaluator.prepare(inputs)
         self.matrix = np.ascontiguousarray(evaluator.tile(features, features))
@@ -147,13 +172,20 @@ class _Subset:
         self._rough = drawn[1]
         self._leaves: dict[tuple[int, int], _Leaves] = {}
 
-    def takes_double(self, noise: float) -> bool:
-        """True if float32 leaves no positive definite matrix with so little on its diagonal."""
-        if noise >= MOST_TAKEN * self.m * float(self.prior.max()):
+    def takes_double(self, noise: float, n: int) -> bool:
+        """True if float32 rounds on n samples with this noise would come to no end, or to a late one."""
+        scaled = SHARE_OF_NOISE * noise * self.m / n
+        if scaled >= MOST_TAKEN * self.m * float(self.prior.max()):
             return False
-        matrix = self.matrix.astype(np.float64, order="F")
-        matrix[np.diag_indices(self.m)] += noise
-        return bool(scipy.linalg.lapack.dpotrf(matrix, lower=1, overwrite_a=1)[1])
+        # In a random order, so that the factor's first half is that of a random half.
+        order = np.random.default_rng([self._seed, 5]).permutation(self.m)
+        matrix = self.matrix[np.ix_(order, order)].astype(np.float64, order="F")
+        taken = TAKEN * n * math.sqrt(max(0.0, float(np.mean(matrix**2) - np.mean(matrix.diagonal() ** 2) / self.m)))
+        matrix[np.diag_indices(self.m)] += scaled
+        lower, trouble = scipy.linalg.lapack.dpotrf(matrix, lower=1, overwrite_a=1)
+        if trouble:
+            return True
+        return taken > noise and taken > noise + _least_at(n, lower)
 
     def go_on_in_double(self) -> None:
         """Evaluate the matrix in float64."""
@@ -372,7 +404,7 @@ class Probe:
     def _whole(self) -> _Subset:
         with single_threaded_blas():
             subset = _Subset(self.kernel, self.inputs, self.p, self._seed)
-            if subset.takes_double(SHARE_OF_NOISE * self._noise * subset.m / self.n):
+            if subset.takes_double(self._noise, self.n):
                 subset.go_on_in_double()
             return subset
 
