@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.data import Dataset
+from dkgp.data import Dataset, open_classifier, open_prediction, save_classifier
 from dkgp.data.sources.synthetic import friedman1
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.kernels import SquaredExponential
 from dkgp.models.classification.exact.train import ExactSettings, train_exact
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import labels_of
+from dkgp.models.classification.laplace.train import train_gp
+from dkgp.models.classification.likelihoods import Likelihood
+from dkgp.models.classification.logistic.stopping import RiskSettings
 from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.models.prediction.predict import predict
 from dkgp.operators import BlockedKernelOperator
 from dkgp.solvers import ConjugateGradient, FactorPreconditioning, GreedyBlockCoordinateDescent
 from dkgp.solvers.losses import LogisticLoss, SoftmaxLoss
@@ -60,6 +65,22 @@ def exact(solver: Any) -> Callable[[Dataset, Any], Bits]:
     return trained
 
 
+def probabilities(dataset: Dataset, executor: Any) -> Bits:
+    """Averaged probabilities, by variances as precise as these have use for, in two batches."""
+    data = LabelledData(dataset, labels_of(dataset))
+    settings = RiskSettings(Likelihood.of("logit", "ovr", 3), tolerance=0.1)
+    model = train_gp(data, Hyperparameters(KERNEL, 1.0), executor, settings)
+    X, _ = friedman1(1200, n_features=6, seed=8, test=True)
+    with TemporaryDirectory() as folder:
+        save_classifier(f"{folder}/model.zarr", model.record(data), dataset=dataset)
+        tests = dataset_from_arrays(f"{folder}/test.zarr", X, None, chunk_rows=200)
+        predict(open_classifier(f"{folder}/model.zarr"), tests, f"{folder}/p.zarr", executor)
+        stored = open_prediction(f"{folder}/p.zarr")
+        plans = stored.attributes["latent_variance"]
+        assert all(plan["averages"] and plan["batch_size"] < len(X) for plan in plans)
+        return tuple(stored.read(name).tobytes() for name in stored.variables)
+
+
 @dataclass(frozen=True)
 class Model:
     """How it is trained, and rounds in which a worker is killed: their name, and the how-manieth."""
@@ -77,6 +98,7 @@ MODELS = {
     "coupled risk, newton": Model(risk("newton", True)),
     "coupled risk, majorisation": Model(risk("majorisation", True)),
     "coupled risk, auto": Model(risk("auto", True)),
+    "averaged probabilities": Model(probabilities, (("kvariance", 4),)),
     "exact, gbcd": Model(exact(GreedyBlockCoordinateDescent(block_size=100)), (("kblock", 3),)),
     "exact, pcg": Model(exact(ConjugateGradient(FactorPreconditioning(halo=100, leaf=50))), (("kvforward", 3),)),
 }
