@@ -80,8 +80,8 @@ DAMPING, DAMPING_IN_DOUBLE = 1e-6, 1e-10
 SHARE_OF_NOISE = 0.25
 # They take no more than this for each sample, of the largest k(x, x).
 MOST_TAKEN = 2.0**-24
-# And about so much, of the root mean square of the entries. Where that was six times s2 and the least eigenvalue, rounds
-# of float32 took twice as many or came to no end; where it was 1.1 times, a quarter more (kin40k, n from 2,000 on).
+# And about so much, of the root mean square of the entries. Where that was six times s2 and the least eigenvalue, twice
+# as many rounds of float32 were taken or these came to no end; where 1.1 times, a quarter more (kin40k, n >= 2,000).
 TAKEN = 0.05 * 2.0**-24
 INVERSE_ITERATIONS = 8
 
