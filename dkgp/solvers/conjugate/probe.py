@@ -137,7 +137,7 @@ def _least_at(n: int, lower: FloatArray) -> float:
     It falls the faster the more samples there are, so that it is foreseen too large: up to eight times at n = 4 m.
     """
     half, whole = (_least_eigenvalue(lower[:size, :size]) for size in (len(lower) // 2, len(lower)))
-    return whole * min(1.0, whole / half) ** max(0.0, math.log2(n / len(lower)))
+    return whole * math.pow(min(1.0, whole / half), max(0.0, math.log2(n / len(lower))))
 
 
 def _least_eigenvalue(lower: FloatArray) -> float:
