@@ -130,11 +130,20 @@ class Parts:
     rounds: int
     tasks: int
     moved_bytes: float
+    disturbing: float = 0.0  # of the computing's seconds, what messages take of the same cores
+    all_at_work: bool = True  # whether there is a piece for each thread
 
     @property
     def total(self) -> float:
         """Seconds in all."""
         return max(self.computing, self.scheduling + self.moving) + self.ends
+
+    @property
+    def limit(self) -> str:
+        """What it would be shorter without: "workers" or "tasks", or "messages"."""
+        if self.computing - self.disturbing < self.scheduling + self.moving + self.ends:
+            return "messages"
+        return "workers" if self.all_at_work else "tasks"
 
 
 def _paired(phase: Phase, prices: Prices, fleet: Fleet) -> Parts:
@@ -157,13 +166,24 @@ def _paired(phase: Phase, prices: Prices, fleet: Fleet) -> Parts:
     moving = rounds * tasks * sent / network.bytes_per_second + phase.returned / network.bytes_per_second
     uneven = math.ceil(pieces / min(threads, pieces)) * min(threads, pieces) / pieces
     computing = prices.seconds(work) * uneven / fleet.workers_speed(min(threads, pieces))
+    disturbing = 0.0
     if fleet.one_machine and threads >= len(fleet.speedups):  # messages take the workers' cores
-        computing += (scheduling + moving) / fleet.speedups[-1]
+        disturbing = (scheduling + moving) / fleet.speedups[-1]
     # Each worker's first task goes out before the others'; what the last ones bring is waited for.
     first = fleet.workers * (network.task_seconds + network.submit_seconds + sent / network.bytes_per_second)
     last = min(tasks, LAST_TASKS) * returned / network.bytes_per_second
     ends = min(first, scheduling + moving) + last + network.round_trip_seconds
-    return Parts(computing, scheduling, moving, ends, rounds, rounds * tasks, rounds * tasks * sent + phase.returned)
+    return Parts(
+        computing + disturbing,
+        scheduling,
+        moving,
+        ends,
+        rounds,
+        rounds * tasks,
+        rounds * tasks * sent + phase.returned,
+        disturbing,
+        threads <= pieces,
+    )
 
 
 def _ranges_named(ranges: int, length: int, tasks: int, workers: int) -> float:
@@ -189,7 +209,7 @@ def _workers_seconds(phase: Phase, prices: Prices, fleet: Fleet) -> tuple[float,
         return 0.0, "workers"
     if phase.paired:
         parts = _paired(phase, prices, fleet)
-        return parts.total, "workers" if parts.computing >= parts.total / 2.0 else "messages"
+        return parts.total, parts.limit
     tasks, rounds = min(fleet.threads, phase.pieces), phase.rounds
     evaluations = phase.shared.entries + phase.shared.double_entries
     if fleet.least_task_evaluations and evaluations:
