@@ -2,18 +2,23 @@
 
 Tasks sleep for as long as their entries would take, and bring back as many bytes as products do: scheduler, messages
 and coordinator are what they are on a cluster whose workers compute, on a machine of two cores. Links are this
-machine's own.
+machine's own, or between the coordinator and the scheduler a slow one (`dkgp.bench.links`).
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
+from dkgp.bench.links import SlowLink
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
+from dkgp.cluster.connect import start_cluster
 from dkgp.cluster.executors.base import PendingRound
 from dkgp.cluster.tile_budget import TileBudget
 from dkgp.commands.reporting.documents import Document
@@ -58,12 +63,17 @@ class BenchMessagesJob:
         What an entry of half the matrix takes, in nanoseconds, asleep.
     seconds
         A product of which its forecast takes longer is cut off after so many.
+    latency_seconds, bytes_per_second
+        Of a link between the coordinator and the scheduler, on whose machine the workers are: one way, and in each
+        direction. Zero and None for this machine's own.
     """
 
     samples: tuple[int, ...] = (100_000, 1_000_000)
     workers: tuple[int, ...] = (2, 4, 16)
     entry_ns: float = 0.2
     seconds: float = 5.0
+    latency_seconds: float = 0.0
+    bytes_per_second: float | None = None
     repeats: int = 3
     out: str | None = None
 
@@ -71,6 +81,12 @@ class BenchMessagesJob:
         if min((*self.samples, *self.workers, self.repeats), default=0) < 1 or min(self.entry_ns, self.seconds) <= 0.0:
             raise UsageError(
                 "messages need numbers of samples, of workers and repeats of at least 1, and times above 0"
+            )
+        rate = self.bytes_per_second
+        if self.latency_seconds < 0.0 or (rate is not None and rate <= 0.0):
+            raise UsageError(
+                f"a link needs a `latency` of at least 0 s and a `bandwidth` above 0 bytes a second; got "
+                f"{self.latency_seconds:g} and {'none' if rate is None else f'{rate:g}'}"
             )
 
 
@@ -113,8 +129,7 @@ def run_bench_messages(job: BenchMessagesJob, reporter: Reporter) -> Document:
     total = len(job.workers) * len(job.samples) * job.repeats
     with reporter.work("bench messages") as show:
         for count in job.workers:
-            options = ClusterOptions(kind="processes", workers=count, threads_per_worker=1)
-            with open_executor(options, max(job.samples), reporter) as executor:
+            with workers(job, count, reporter) as executor:
                 executor.tiles = TileBudget()
                 network = measure_cluster(executor).network
                 networks[str(count)] = asdict(network)
@@ -147,8 +162,23 @@ def run_bench_messages(job: BenchMessagesJob, reporter: Reporter) -> Document:
                     )
     figures = {f"worst_of_{count}_workers": _worst(rows, count) for count in job.workers}
     title = f"Products whose tasks sleep {job.entry_ns:g} ns an entry, against the plan; median of {job.repeats}"
-    settings = {"entry_ns": job.entry_ns, "repeats": job.repeats, "network": networks}
+    names = ("entry_ns", "latency_seconds", "bytes_per_second", "repeats")
+    settings = {**{name: getattr(job, name) for name in names}, "network": networks}
     return write_record(report("messages", title, COLUMNS, rows, figures, **settings), job.out)
+
+
+@contextmanager
+def workers(job: BenchMessagesJob, count: int, reporter: Reporter) -> Iterator[BlockExecutor]:
+    """So many worker processes, behind the job's link if it has one."""
+    with ExitStack() as stack:
+        options = ClusterOptions(kind="processes", workers=count, threads_per_worker=1)
+        if job.latency_seconds or job.bytes_per_second is not None:
+            address = urlsplit(start_cluster(options, None, stack).scheduler_address)
+            target = (str(address.hostname), int(address.port or 0))
+            rate = job.bytes_per_second or float("inf")
+            link = stack.enter_context(SlowLink(target, job.latency_seconds, rate))
+            options = ClusterOptions(scheduler=f"tcp://127.0.0.1:{link.port}", workers=count)
+        yield stack.enter_context(open_executor(options, max(job.samples), reporter))
 
 
 def _worst(rows: list[dict[str, Any]], count: int) -> float:

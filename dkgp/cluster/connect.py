@@ -89,7 +89,7 @@ def open_executor(
 def _dask(options: ClusterOptions, address: str | None, stack: ExitStack, announcer: Announcer) -> BlockExecutor:
     from dkgp.cluster.executors.worker_setup import forget_orphans
 
-    stack.enter_context(dask.config.set({**patience(options), **QUIET}))
+    stack.enter_context(dask.config.set(patience(options)))
     if address is None:
         client = _started(options, security_for_start(options), stack)
     else:
@@ -139,6 +139,7 @@ def start_cluster(options: ClusterOptions, security: Security | None, stack: Exi
         raise UsageError(f"`cluster` {kind.name} needs the number of workers: give `workers` N or `adaptive` MIN MAX")
     if kind.extra is not None:
         kind.extra.require(f"`cluster` {kind.name}")
+    stack.enter_context(dask.config.set(QUIET))
     try:
         cluster = kind.start(options, security, stack)
         if options.adaptive is not None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -107,20 +108,21 @@ def project(phases: Sequence[Phase], sizes: Sizes, prices: Prices, fleet: Fleet)
 
 def product_seconds(sizes: Sizes, prices: Prices, fleet: Fleet, *, kept: float = 0.0) -> float:
     """Seconds of one float32 product with all of K, a share of which is read from kept tiles."""
+    return product_parts(sizes, prices, fleet, kept=kept).seconds
+
+
+def product_parts(sizes: Sizes, prices: Prices, fleet: Fleet, *, kept: float = 0.0) -> Parts:
+    """Lay one float32 product with all of K out, a share of which is read from kept tiles."""
     product = product_phase("products", sizes, 1.0, kept=kept)
-    return _workers_seconds(product, prices, fleet)[0] + prices.seconds(product.alone)
-
-
-def product_parts(sizes: Sizes, prices: Prices, fleet: Fleet) -> Parts:
-    """Lay one float32 product with all of K out."""
-    return _paired(product_phase("products", sizes, 1.0), prices, fleet)
+    return replace(_paired(product, prices, fleet), adding=prices.seconds(product.alone))
 
 
 @dataclass(frozen=True)
 class Parts:
     """Seconds of a product with all of K, by what takes them, and its messages.
 
-    Computing and messages run beside each other, but share the cores of one machine.
+    Computing and messages run beside each other, but share the cores of one machine. `total` are the workers' seconds
+    and the messages', `seconds` those and the coordinator's.
     """
 
     computing: float  # of the workers, side by side
@@ -130,11 +132,35 @@ class Parts:
     rounds: int
     tasks: int
     moved_bytes: float
+    disturbing: float = 0.0  # of the computing's seconds, what messages take of the same cores
+    all_at_work: bool = True  # whether there is a piece for each thread
+    adding: float = 0.0  # of the coordinator: the pieces' products, one after another
 
     @property
     def total(self) -> float:
-        """Seconds in all."""
+        """Seconds until the last result has come."""
         return max(self.computing, self.scheduling + self.moving) + self.ends
+
+    @property
+    def seconds(self) -> float:
+        """Seconds in all."""
+        return self.total + self.adding
+
+    @property
+    def limit(self) -> str:
+        """What it would be shorter without: "workers" or "tasks", or "messages"."""
+        if self.computing - self.disturbing < self.scheduling + self.moving + self.ends:
+            return "messages"
+        return "workers" if self.all_at_work else "tasks"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        names = ("computing", "scheduling", "moving", "ends", "adding")
+        return {
+            "seconds": self.seconds,
+            **{f"{name}_seconds": getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in ("rounds", "tasks", "moved_bytes", "limit")},
+        }
 
 
 def _paired(phase: Phase, prices: Prices, fleet: Fleet) -> Parts:
@@ -157,13 +183,24 @@ def _paired(phase: Phase, prices: Prices, fleet: Fleet) -> Parts:
     moving = rounds * tasks * sent / network.bytes_per_second + phase.returned / network.bytes_per_second
     uneven = math.ceil(pieces / min(threads, pieces)) * min(threads, pieces) / pieces
     computing = prices.seconds(work) * uneven / fleet.workers_speed(min(threads, pieces))
+    disturbing = 0.0
     if fleet.one_machine and threads >= len(fleet.speedups):  # messages take the workers' cores
-        computing += (scheduling + moving) / fleet.speedups[-1]
+        disturbing = (scheduling + moving) / fleet.speedups[-1]
     # Each worker's first task goes out before the others'; what the last ones bring is waited for.
     first = fleet.workers * (network.task_seconds + network.submit_seconds + sent / network.bytes_per_second)
     last = min(tasks, LAST_TASKS) * returned / network.bytes_per_second
     ends = min(first, scheduling + moving) + last + network.round_trip_seconds
-    return Parts(computing, scheduling, moving, ends, rounds, rounds * tasks, rounds * tasks * sent + phase.returned)
+    return Parts(
+        computing + disturbing,
+        scheduling,
+        moving,
+        ends,
+        rounds,
+        rounds * tasks,
+        rounds * tasks * sent + phase.returned,
+        disturbing,
+        threads <= pieces,
+    )
 
 
 def _ranges_named(ranges: int, length: int, tasks: int, workers: int) -> float:
@@ -189,7 +226,7 @@ def _workers_seconds(phase: Phase, prices: Prices, fleet: Fleet) -> tuple[float,
         return 0.0, "workers"
     if phase.paired:
         parts = _paired(phase, prices, fleet)
-        return parts.total, "workers" if parts.computing >= parts.total / 2.0 else "messages"
+        return parts.total, parts.limit
     tasks, rounds = min(fleet.threads, phase.pieces), phase.rounds
     evaluations = phase.shared.entries + phase.shared.double_entries
     if fleet.least_task_evaluations and evaluations:

@@ -23,7 +23,7 @@ from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import labels_of
 from dkgp.models.variance.ways.forecast import whole_phases
 from dkgp.plan.figures import MachineFigures, measure_machine
-from dkgp.plan.fleet import Fleet, Projection, most_useful_workers, product_seconds, project
+from dkgp.plan.fleet import Fleet, Projection, most_useful_workers, product_parts, product_seconds, project
 from dkgp.plan.foreseen import Foreseen, foresee
 from dkgp.plan.job import PlanJob
 from dkgp.plan.network import ClusterFigures, measure_cluster
@@ -229,9 +229,8 @@ class _Layout:
             self._projected(foreseen.phases(count, spilled=spilled, kept=tiles.share), fleet)
             for count in (counts.expected, counts.low, counts.high)
         )
-        evaluated, read = (
-            product_seconds(foreseen.sizes, machine.prices, fleet, kept=kept) for kept in (0.0, tiles.share)
-        )
+        evaluated = product_seconds(foreseen.sizes, machine.prices, fleet)
+        product = product_parts(foreseen.sizes, machine.prices, fleet, kept=tiles.share)
         worker_plan = replace(memory, tiles_bytes=tiles.most_bytes)
         return {
             "workers": workers,
@@ -243,7 +242,12 @@ class _Layout:
             "phases": expected.seconds,
             "limit": expected.limit,
             "spilled_share": spilled,
-            "tiles": {**asdict(tiles), "product_seconds": read, "saved_seconds": evaluated - read},
+            "product": product.to_json(),
+            "tiles": {
+                **asdict(tiles),
+                "product_seconds": product.seconds,
+                "saved_seconds": evaluated - product.seconds,
+            },
             "worker_memory_bytes": worker_plan.worker_process_bytes(cluster.worker_resident_bytes),
             "coordinator_memory_bytes": memory.coordinator_bytes,
             "variance": None if self.variances is None else self._variances(self.variances, fleet),

@@ -146,6 +146,7 @@ def test_tables_say_what_the_document_says(problem: tuple[Path, Path]) -> None:
     assert result.exit_code == 0, result.stderr
     for words in ("passes", "4.0", "worker-hours", "Beyond 1 worker less than a tenth is saved"):
         assert words in result.stdout
+    assert "A product with" not in result.stdout
 
 
 @pytest.mark.usefixtures("quick")
@@ -166,11 +167,18 @@ def test_variances_and_kept_tiles_are_foreseen(problem: tuple[Path, Path]) -> No
         assert 0.0 < own["seconds_low"] <= own["seconds"] <= own["seconds_high"]
         assert sum(own["phases"].values()) == pytest.approx(own["seconds"])
         assert own["worker_memory_bytes"] > variance["factor_bytes"]
+        product = row["product"]
+        assert product["seconds"] == pytest.approx(tiles["product_seconds"])
+        longer = max(product["computing_seconds"], product["scheduling_seconds"] + product["moving_seconds"])
+        assert product["seconds"] == pytest.approx(longer + product["ends_seconds"] + product["adding_seconds"])
+        assert (product["rounds"], product["tasks"]) == (1, row["workers"])
+        assert product["moved_bytes"] >= 3 * 300 * 8  # of two blocks out, of three pairs of them back
     one, two = (row["tiles"]["share"] for row in found["workers"])
     assert 0.0 < one < two <= 1.0
     assert "first product" in found["workers"][0]["phases"]
     shown = run("plan", train, *solver, *options, "--passes", 9)
     assert shown.exit_code == 0, shown.stderr
+    assert "A product with the matrix" in shown.stdout
     for words in ("Kept between products", "saved", "Variances", "products in float64", "samples a batch", "30, 0"):
         assert words in shown.stdout
     none = run("plan", train, *solver, "--cache-tiles", "none", "--passes", 9)

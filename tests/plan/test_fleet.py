@@ -116,7 +116,18 @@ class Counting:
         return SimpleNamespace(result=lambda: results)
 
 
-@pytest.mark.parametrize(("n", "workers"), [(30_000, 2), (100_000, 2), (100_000, 16), (300_000, 4), (1_000_000, 16)])
+@pytest.mark.parametrize(
+    ("n", "workers"),
+    [
+        (30_000, 2),
+        (100_000, 2),
+        (100_000, 16),
+        (300_000, 4),
+        (1_000_000, 16),
+        pytest.param(10_000_000, 16, marks=pytest.mark.slow),
+        pytest.param(10_000_000, 64, marks=pytest.mark.slow),
+    ],
+)
 def test_a_products_messages_are_those_that_it_sends(n: int, workers: int) -> None:
     context = BlockContext("counted", NoInputs(n), SquaredExponential(gamma=(1.0,)), n)
     counting = Counting(workers, context.bounds)
@@ -142,6 +153,82 @@ def test_a_product_ends_a_round_trip_and_its_last_bytes_after_its_work() -> None
     shared = product_parts(sizes, PRICES, fleet(2, network=slow, one_machine=True, speedups=(1.0, 2.0)))
     alone = product_parts(sizes, PRICES, fleet(2, one_machine=True, speedups=(1.0, 2.0)))
     assert shared.computing == pytest.approx(alone.computing + (shared.scheduling + shared.moving) / 2.0)
+
+
+def by_hand(pieces: list[tuple[int, int]], workers: int, a_round: int, a_thread: int, side: int) -> tuple[int, ...]:
+    """Rounds, tasks, and blocks of vectors that go out and come back, a piece at a time."""
+    rounds = tasks = sent = returned = 0
+    for first in range(0, len(pieces), a_round):
+        rounds += 1
+        for worker in range(workers):
+            mine = [pieces[at] for at in range(first, min(first + a_round, len(pieces))) if at % workers == worker]
+            each = -(-len(mine) // a_thread)
+            for start in range(0, len(mine), each):
+                tasks += 1
+                sent += side * len({part for piece in mine[start : start + each] for part in piece})
+            returned += side * sum(len(set(piece)) for piece in mine)
+    return rounds, tasks, sent, returned
+
+
+@pytest.mark.parametrize("workers", [16, 64])
+def test_parts_of_a_product_are_those_of_its_pieces_one_by_one(workers: int) -> None:
+    """At n = 10,000,000, by the rules as the documentation has them: pieces of two by two blocks, 32 MiB a round."""
+    n, blocks = 10_000_000, 1222
+    network = Network(0.01, 0.002, 0.001, 1.25e8)
+    parts = product_parts(Sizes(n, 1, blocks=blocks), PRICES, fleet(workers, network=network))
+    pieces = [(row, column) for row in range(blocks // 2) for column in range(row + 1)]
+    block_bytes = 8.0 * n / blocks
+    a_round = max(4 * workers, int(32 * 2**20 / (4 * block_bytes)))
+    entries = n * n / 2.0 / len(pieces)
+    a_thread = max(1, min(8, int(a_round * entries // (5e8 * workers))))
+    rounds, tasks, sent, returned = by_hand(pieces, workers, a_round, a_thread, 2)
+    assert parts.rounds == rounds
+    assert parts.tasks == pytest.approx(tasks, rel=0.02)
+    assert parts.moved_bytes == pytest.approx((sent + returned) * block_bytes, rel=0.05)
+    assert parts.scheduling == pytest.approx(tasks * 0.003, rel=0.02)
+    assert parts.moving == pytest.approx((sent + returned) * block_bytes / 1.25e8, rel=0.05)
+    one = Sizes(n, 1).whole()
+    assert parts.computing == pytest.approx(PRICES.seconds(one) / workers, rel=0.01)
+    assert parts.limit == {16: "workers", 64: "messages"}[workers]
+
+
+@pytest.mark.parametrize(
+    ("workers", "gigabits", "seconds", "link", "tasks", "limit"),
+    [
+        (16, 1, 1431, 696, 93_504, "workers"),
+        (64, 1, 839, 711, 93_568, "messages"),
+        (64, 10, 363, 71, 93_568, "workers"),
+    ],
+)
+def test_the_guides_table_of_ten_million_samples(
+    workers: int, gigabits: int, seconds: int, link: int, tasks: int, limit: str
+) -> None:
+    network = Network(0.008, 0.001, 0.0003, 1.25e8 * gigabits)
+    parts = product_parts(Sizes(10_000_000, 1, blocks=1221), PRICES, fleet(workers, network=network))
+    assert (round(parts.seconds), round(parts.moving)) == (seconds, link)
+    assert (parts.tasks, parts.limit) == (tasks, limit)
+
+
+def test_a_product_is_limited_by_what_it_would_be_shorter_without() -> None:
+    """Computing that takes less than messages is not the limit, though it is more than half of the product."""
+    sizes = Sizes(100_000, 1, blocks=13)
+    computing = product_parts(sizes, PRICES, fleet(2)).computing
+
+    def limited(share: float, **others: Any) -> str:
+        """Messages take this share of the computing's time."""
+        tasks = product_parts(sizes, PRICES, fleet(2)).tasks
+        return product_parts(
+            sizes, PRICES, fleet(2, network=Network(0.0, share * computing / tasks, 0.0, 1e30), **others)
+        ).limit
+
+    assert limited(0.5) == "workers"
+    assert limited(1.1) == "messages"
+    # More workers than pieces.
+    assert product_parts(sizes, PRICES, fleet(200)).limit == "tasks"
+    # The cores of one machine compute and pass messages on: without these it would be as much shorter.
+    shared = {"one_machine": True, "speedups": (1.0, 2.0)}
+    assert limited(0.5, **shared) == "workers"
+    assert limited(1.1, **shared) == "messages"
 
 
 def test_reading_is_everyones_own() -> None:

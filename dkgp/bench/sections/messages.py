@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from dkgp.bench import section
-from dkgp.registry import Option, whole_numbers
+from dkgp.registry import Option, byte_count, whole_numbers
 
 
 def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
@@ -28,10 +28,29 @@ section.SECTIONS.add(
             Option("workers", "Worker processes.", type=whole_numbers, default="2,4,16", metavar="N,N,..."),
             Option("entry_ns", "Nanoseconds of a kernel entry, asleep.", type=float, default=0.2),
             Option("seconds", "A product is cut off after so many.", type=float, default=5.0),
+            Option(
+                "latency_seconds",
+                "Of a link between this process and the scheduler, one way.",
+                type=float,
+                default=0.0,
+                spellings=("--latency",),
+                metavar="SECONDS",
+            ),
+            Option(
+                "bytes_per_second",
+                "Bytes a second of that link in each direction, such as 119MiB for 1 Gbit/s.  [default: unlimited]",
+                type=byte_count,
+                spellings=("--bandwidth",),
+                metavar="SIZE",
+            ),
             replace(section.REPEATS, default=3),
             section.OUT,
         ),
         without_null="it races a forecast",
-        examples=("dkgp bench messages --workers 2,16", "dkgp bench messages --samples 10000000 --workers 16,64"),
+        examples=(
+            "dkgp bench messages --workers 2,16",
+            "dkgp bench messages --samples 10000000 --workers 16,64",
+            "dkgp bench messages --workers 16 --latency 0.001 --bandwidth 119MiB",
+        ),
     )
 )

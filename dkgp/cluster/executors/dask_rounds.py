@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from typing import Any, TypeAlias, cast
 
 import dask
@@ -69,11 +70,15 @@ class _Round:
     def __init__(self, client: Client, label: Label, tasks: RoundTasks, deadline_seconds: float) -> None:
         self._client, self._label, self._tasks = client, label, tasks
         self._owners = list(tasks.owners or [""] * len(tasks.groups))
+        seen: defaultdict[str, Iterator[int]] = defaultdict(count)
+        self._turns = [next(seen[owner]) for owner in self._owners]  # each owner runs its tasks in their order
         self._deadline_seconds = deadline_seconds
         self._attempt = self._moved = 0
         self._kills = Kills()
         self._suspects: deque[int] = deque()
-        self._fetched: dict[int, list[Any]] = {}  # results by task, whose futures were let go
+        self._fetched: dict[int, Any] = {}  # results by task, whose futures were let go
+        self._fetches_early = True
+        self._until = float("inf")  # the deadline's moment, once somebody waits
         self._futures = self._start()
 
     def _start(self) -> list[Future[Any]]:
@@ -94,12 +99,12 @@ class _Round:
         return self._submit(index, self._owners[index], tasks.task, *tasks.arguments, list(tasks.groups[index]))
 
     def _begin_together(self, indices: list[int], owner: str) -> list[Future[Any]]:
-        tasks, count = self._tasks, len(indices)
+        tasks = self._tasks
         groups = [list(tasks.groups[index]) for index in indices]
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": MOST_SHARED}):
             return self._client.map(
                 tasks.task,
-                *[[argument] * count for argument in tasks.arguments],
+                *[[argument] * len(indices) for argument in tasks.arguments],
                 groups,
                 key=[self._key(index) for index in indices],
                 **_terms(owner),
@@ -131,7 +136,7 @@ class DaskRound(_Round):
 
     def result(self) -> list[Any]:
         """Wait for all groups; return one result for each block, in block order."""
-        until = time.monotonic() + self._deadline_seconds
+        until = self._until = time.monotonic() + self._deadline_seconds
         patience = FIRST_FETCH_SECONDS
         try:
             while True:
@@ -141,7 +146,8 @@ class DaskRound(_Round):
                             raise TimeoutError
                         self._move_on()
                     failures = self._failures()
-                    parts = [] if failures else self._gather(min(until, time.monotonic() + patience))
+                    if not failures:
+                        self._fetch(self._missing(), patience)
                 except TimeoutError:
                     if time.monotonic() < until:  # by now the lost results may be on their way on another worker
                         patience *= 2.0
@@ -155,9 +161,10 @@ class DaskRound(_Round):
                 except (CancelledError, OSError) as error:
                     self._start_over(error, until)
                     continue
-                if not failures:
-                    return [value for part in parts for value in part]
-                self._try_again(failures)
+                if failures:
+                    self._try_again(failures)
+                elif not self._missing():
+                    return self._values()
         finally:
             self._release()
 
@@ -172,13 +179,16 @@ class DaskRound(_Round):
         """Wait for all tasks, and fetch early what is done: workers compute the others meanwhile."""
         until = time.monotonic() + seconds
         while under_way := [index for index in self._missing() if not self._futures[index].done()]:
-            early = len(under_way) >= FETCH_TASKS
+            early = self._fetches_early and len(under_way) >= FETCH_TASKS
             with self._client.as_current():  # `wait` asks for a default client, which this need not be
-                awaited = [self._futures[index] for index in (under_way[::2] if early else under_way)]
+                in_turn = sorted(under_way, key=self._turns.__getitem__)
+                awaited = [self._futures[index] for index in in_turn[: len(in_turn) // (1 + early)]]
                 wait(awaited, timeout=max(0.001, until - time.monotonic()))
             done = [index for index in self._missing() if self._futures[index].status == "finished"]
             if early and done and not self._erred():
-                self._fetch(done, min(time.monotonic() + FIRST_FETCH_SECONDS, until + WAIT_SECONDS))
+                self._fetches_early = False  # what takes too long is not asked for every few seconds from now on
+                self._fetch(done, FIRST_FETCH_SECONDS)
+                self._fetches_early = True
 
     def _move_on(self) -> None:
         """Start tasks again whose owners are gone, for any worker to take.
@@ -198,17 +208,26 @@ class DaskRound(_Round):
                     self._futures[index] = self._begin(index)
                     future.release()
 
-    def _gather(self, until: float) -> list[list[Any]]:
-        """All results; those that are not here are fetched."""
-        self._fetch(self._missing(), until)
-        return [self._fetched[index] for index in range(len(self._futures))]
+    def _values(self) -> list[Any]:
+        """All results, in block order."""
+        return [value for index in range(len(self._futures)) for value in self._fetched[index]]
 
-    def _fetch(self, indices: list[int], until: float) -> None:
-        """Fetch results of tasks that are done, and let their futures go: nothing computes them again."""
+    def _fetch(self, indices: list[int], seconds: float) -> None:
+        """Fetch results of tasks that are done, and let their futures go: nothing computes them again.
+
+        What was lost is waited for; where it fails as it is computed again, nothing is fetched, and `_failures` tells.
+        `TimeoutError` where it takes longer.
+        """
         # By itself the client's `gather` has no timeout: it would wait for ever on a worker that is frozen, and for one
         # and a half minutes on one that died with its results, to which the scheduler keeps trying to connect.
+        seconds = min(seconds, self._until - time.monotonic())
         gather = partial(self._client.gather, [self._futures[index] for index in indices], asynchronous=True)
-        parts: list[list[Any]] = self._client.sync(gather, callback_timeout=max(0.001, until - time.monotonic()))
+        try:
+            parts: list[Any] = self._client.sync(gather, callback_timeout=max(0.001, seconds))
+        except Exception:
+            if any(self._futures[index].status == "error" for index in indices):
+                return
+            raise
         self._fetched.update(zip(indices, parts, strict=True))
         for index in indices:
             self._futures[index].release()

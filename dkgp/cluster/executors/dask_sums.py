@@ -166,8 +166,8 @@ class DaskSum(DaskRound):
                     renewed.add(place)
             self._futures = [self._held[self._root]]
 
-    def _gather(self, until: float) -> list[list[Any]]:
-        return [list(super()._gather(until))]
+    def _values(self) -> list[Any]:
+        return [self._fetched[0]]  # of the root
 
     def _release(self) -> None:
         for future in self._held.values():

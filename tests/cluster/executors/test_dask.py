@@ -96,6 +96,42 @@ def test_equal_rounds_are_computed_each_time(client: Client) -> None:
     assert noted == [1, 1, 1]
 
 
+def late_from_the_sixth(group: list[int]) -> list[int]:
+    time.sleep(0.05)
+    if group[0] >= 6:
+        released.wait(30.0)
+    return group
+
+
+@pytest.mark.parametrize("takes_too_long", [False, True])
+def test_what_is_done_is_fetched_while_the_rest_is_computed(
+    client: Client, monkeypatch: pytest.MonkeyPatch, takes_too_long: bool
+) -> None:
+    """Where that takes too long, everything is fetched at the end, and the wire is not filled until then."""
+    monkeypatch.setattr("dkgp.cluster.executors.dask_rounds.WAIT_SECONDS", 0.5)
+    released.clear()
+    pending: Any = DaskExecutor(client).submit("blocks", late_from_the_sixth, (), [[item] for item in range(12)])
+    fetch, asked = pending._fetch, []
+
+    def watched(indices: list[int], seconds: float) -> None:
+        asked.append(list(indices))
+        threading.Timer(0.6, released.set).start()
+        if takes_too_long and len(asked) == 1:
+            raise TimeoutError
+        fetch(indices, seconds)
+
+    monkeypatch.setattr(pending, "_fetch", watched)
+    assert pending.result() == list(range(12))
+    together = [index for indices in asked for index in indices]
+    if takes_too_long:
+        assert asked[1] == list(range(12))
+        assert len(asked) == 2
+    else:
+        assert 1 <= len(asked[0]) <= 6
+        assert sorted(together) == list(range(12))
+    assert forgotten(client)
+
+
 def test_two_executors_on_one_client_do_not_meet(client: Client) -> None:
     pending = [DaskExecutor(client).submit("blocks", late_first, (factor,), [[0], [1]]) for factor in (1, 2, 3)]
     assert [round_.result() for round_ in pending] == [[0, 1], [0, 2], [0, 3]]

@@ -120,6 +120,41 @@ def test_each_attempt_has_the_failures_that_the_scheduler_allows() -> None:
     assert begun == {0: 6}
 
 
+def second_time_deadly(group: list[int]) -> list[str]:
+    """Ends its worker where it computes the first item again."""
+    with lock:
+        begun[group[0]] += 1
+        times = begun[group[0]]
+    if group[0] == 0 and times == 2:
+        end_this_worker()
+    return [str(item) for item in group]
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_a_result_that_is_lost_before_it_is_fetched_and_kills_when_computed_again(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of few tasks, which are fetched at the end, and of many, some of which are fetched early."""
+    with mortal_workers(6) as (executor, client):
+        pending: Any = executor.submit("round", second_time_deadly, (), [[item] for item in range(count)])
+        fetch, fetched = pending._fetch, []
+
+        def fetch_late(indices: list[int], seconds: float) -> None:
+            if 0 in indices and not fetched:
+                fetched.append(indices)
+                ((holder,),) = client.who_has([pending._futures[0]]).values()
+                removal = scheduler.remove_worker(holder, expected=False, stimulus_id="a test")
+                asyncio.run_coroutine_threadsafe(removal, scheduler.loop.asyncio_loop).result(10.0)
+            fetch(indices, seconds)
+
+        monkeypatch.setattr(pending, "_fetch", fetch_late)
+        assert pending.result() == [str(item) for item in range(count)]
+        assert fetched
+        assert pending._kills._counts == {0: 1}
+        assert forgotten(client)
+    assert begun[0] == 3
+
+
 def test_what_a_task_raises_comes_before_what_the_scheduler_says() -> None:
     def raising(group: list[int]) -> list[str]:
         if group[0] == 2:

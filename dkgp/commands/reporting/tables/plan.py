@@ -16,6 +16,7 @@ def plan_tables(document: Document) -> list[RenderableType]:
         _summary(document),
         _workers(document),
         Text(_sentence(document)),
+        *_product(document),
         *_kept(document),
         *_sparse(document),
         *_classifier(document),
@@ -70,6 +71,25 @@ def _times(costs: Document, workers: int, phases: list[str]) -> list[str]:
 def _phases(document: Document) -> list[str]:
     """Names in their order; with fewer workers there may be fewer."""
     return max((list(row["phases"]) for row in document["workers"]), key=len)
+
+
+def _product(document: Document) -> list[RenderableType]:
+    """What a product with the matrix takes, and its messages; no table for a solver that takes few."""
+    if not any("product" in name for name in _phases(document)) or document["solver"] == "gbcd":
+        return []
+    parts = ("computing", "scheduling", "moving", "ends", "adding")
+    rows = []
+    for row in document["workers"]:
+        product = row["product"]
+        seconds = (f"{product[name]:.3g} s" for name in ("seconds", *(f"{part}_seconds" for part in parts)))
+        messages = f"{product['tasks']:,}", size(product["moved_bytes"])
+        rows.append((f"{row['workers']:,}", *seconds, *messages, product["limit"]))
+    headings = ("workers", "a product", "computing", "scheduler", "link", "ends", "adding", "tasks", "moved", "limit")
+    words = (
+        "Workers compute while tasks pass the scheduler and bytes the coordinator's link: the longer one counts. "
+        "At the ends the first tasks go out and the last results come back, and the coordinator adds up."
+    )
+    return [Text("A product with the matrix", style="bold"), grid(headings, rows, left=("limit",)), Text(words)]
 
 
 def _kept(document: Document) -> list[RenderableType]:
