@@ -199,8 +199,8 @@ demo = JobCommand(
 
     Generates noisy training data and noise-free test data straight into stores, tunes, trains, predicts (variances
     included) and evaluates, each step as its own command would; ends with a table and a plot. Run again, it replaces
-    its own results; with --resume it goes on from them, also in the middle of its training. A million samples take most
-    of an hour on two cores.
+    its own results; with --resume it goes on from them, also in the middle of its training. A million samples take a
+    quarter of an hour on two cores.
     """,
     (
         "dkgp demo --out demo-output",
