@@ -54,7 +54,7 @@ class Lane:
         self._free_at, self._lock = 0.0, threading.Lock()
 
     def arrival(self, count: int) -> float:
-        """When so many bytes, sent now, will have arrived, by `time.perf_counter`."""
+        """Moment at which so many bytes, sent now, will have arrived, by `time.perf_counter`."""
         with self._lock:
             self._free_at = max(time.perf_counter(), self._free_at) + count / self._rate
             return self._free_at + self._latency

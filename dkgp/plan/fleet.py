@@ -148,7 +148,7 @@ class Parts:
 
     @property
     def limit(self) -> str:
-        """What it would be shorter without: "workers" or "tasks", or "messages"."""
+        """The part that it would be shorter without: "workers" or "tasks", or "messages"."""
         if self.computing - self.disturbing < self.scheduling + self.moving + self.ends:
             return "messages"
         return "workers" if self.all_at_work else "tasks"

@@ -74,7 +74,7 @@ def _phases(document: Document) -> list[str]:
 
 
 def _product(document: Document) -> list[RenderableType]:
-    """What a product with the matrix takes, and its messages; no table for a solver that takes few."""
+    """Seconds of a product with the matrix, and its messages; no table for a solver that takes few."""
     if not any("product" in name for name in _phases(document)) or document["solver"] == "gbcd":
         return []
     parts = ("computing", "scheduling", "moving", "ends", "adding")
