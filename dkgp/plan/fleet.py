@@ -128,7 +128,7 @@ class Parts:
     computing: float  # of the workers, side by side
     scheduling: float  # of all tasks, at the scheduler and the coordinator
     moving: float  # of all bytes, through the coordinator's link
-    ends: float  # the first tasks' way out, the last ones' way back, and a round trip
+    ends: float  # the first tasks' way out, the last ones' way back (or their work), and a round trip
     rounds: int
     tasks: int
     moved_bytes: float
@@ -186,12 +186,15 @@ def _paired(phase: Phase, prices: Prices, fleet: Fleet) -> Parts:
     disturbing = 0.0
     if fleet.one_machine and threads >= len(fleet.speedups):  # messages take the workers' cores
         disturbing = (scheduling + moving) / fleet.speedups[-1]
-    # Each worker's first task goes out before the others'; what the last ones bring is waited for.
+    computing, messages = computing + disturbing, scheduling + moving
+    # Each worker's first task goes out before the others', and what the last ones bring is waited for; where messages
+    # take longer, both are among them, and the last task's work is waited for.
     first = fleet.workers * (network.task_seconds + network.submit_seconds + sent / network.bytes_per_second)
     last = min(tasks, LAST_TASKS) * returned / network.bytes_per_second
-    ends = min(first, scheduling + moving) + last + network.round_trip_seconds
+    with_ends = max(computing + min(first, messages) + last, messages + computing * min(1.0, threads / (rounds * tasks)))
+    ends = with_ends - max(computing, messages) + network.round_trip_seconds
     return Parts(
-        computing + disturbing,
+        computing,
         scheduling,
         moving,
         ends,

@@ -20,14 +20,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.cluster.executors.base import BlockTask, HereExecutor, PendingRound, Rounds
+from dkgp.cluster.executors.base import BlockTask, HereExecutor, Rounds
 from dkgp.cluster.executors.homes import Homes
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
@@ -51,6 +51,9 @@ from dkgp.operators.vecchia.tasks import (
 # Vectors that are multiplied at once: enough for BLAS to be quick; fewer where results on their way would take more.
 VECTORS_AT_ONCE = 128
 BYTES_AT_ONCE = 2**28
+# Bundles of a task that builds, at most; fewer where those take more operations, a second or two, or where all tasks
+# together bring more bytes of matrices.
+MOST_BUNDLES, TASK_OPERATIONS, LOT_BYTES = 4, 4e10, 2**26
 
 
 @dataclass(frozen=True)
@@ -121,19 +124,28 @@ class VecchiaProduct:
             out[samples] += part
 
     def _results(self, name: str, task: BlockTask, arguments: Callable[[list[int]], tuple[Any, ...]]) -> list[Any]:
-        """One result of each bundle, in their order; a bundle goes to the worker that has its leaves."""
-        bundles = list(range(self.recipe.leaves.n_bundles))
+        """One result of each bundle, in their order."""
+        return self._begin(name, task, arguments, range(self.recipe.leaves.n_bundles))()
+
+    def _begin(
+        self, name: str, task: BlockTask, arguments: Callable[[list[int]], tuple[Any, ...]], bundles: Sequence[int]
+    ) -> Callable[[], list[Any]]:
+        """Start tasks on bundles, each on the worker that has its leaves; what is returned waits for their results."""
         groups, owners = self._homes.groups(self._workers(), bundles)
         if self._shares_memory:
-            results = self._rounds.submit(name, task, arguments(bundles), groups, owners).result()
+            pending = [self._rounds.submit(name, task, arguments(list(bundles)), groups, owners)]
         else:
             pending = [
                 self._rounds.submit(name, task, arguments(group), [group], [owner])
                 for group, owner in zip(groups, owners, strict=True)
             ]
-            results = [result for round_ in pending for result in round_.result()]
-        by_bundle = dict(zip((bundle for group in groups for bundle in group), results, strict=True))
-        return [by_bundle[bundle] for bundle in bundles]
+
+        def results() -> list[Any]:
+            found = [result for round_ in pending for result in round_.result()]
+            by_bundle = dict(zip((bundle for group in groups for bundle in group), found, strict=True))
+            return [by_bundle[bundle] for bundle in bundles]
+
+        return results
 
     def _rows(self, values: Any, bundles: list[int]) -> Any:
         """Rows of an n-vector for tasks on some bundles: their samples', or all where that costs nothing."""
@@ -148,7 +160,7 @@ class VecchiaProduct:
 
 
 class VecchiaFactor(VecchiaProduct):
-    """The factor of an operator's Kbar, built by its executor's workers, a bundle of leaves a task.
+    """The factor of an operator's Kbar, built by its executor's workers, a few bundles of leaves a task.
 
     At most `halo` samples condition a leaf, and at most `leaf` are in it; F is built on the samples `landmarks` (R,),
     none by default. `memory_bytes` and `disk_bytes` are the leaves', of all workers together.
@@ -176,25 +188,43 @@ class VecchiaFactor(VecchiaProduct):
     def _build(self, tell: Callable[[str, int, int, str], None]) -> None:
         leaves, lower = self.recipe.leaves, self.recipe.lower
         tell("order", 0, leaves.context.n, "samples")
-        self._rounds.submit("kvorder", order_task, (leaves,), [[0]]).result()
+        # Each worker brings them into order for itself, and all do at once: none is waited for by the others later.
+        workers = list(self._workers())
+        self._rounds.submit("kvorder", order_task, (leaves,), [[0] for _ in workers], workers).result()
         tell("halos", 0, leaves.n_leaves, "leaves")
         self._find_halos()
-        # As many bundles on their way as keep everyone busy: each brings a matrix back.
-        waiting: deque[PendingRound] = deque()
-        for number in range(leaves.n_bundles):
-            groups, owners = self._homes.groups(self._workers(), [number])
-            arguments = (leaves, self._rows(self.recipe.noise, [number]))
-            waiting.append(self._rounds.submit("kvbuild", build_task, arguments, groups, owners))
-            last = number == leaves.n_bundles - 1
-            while waiting and (last or len(waiting) > 2 * sum(self._workers().values())):
-                memory, disk, gram = waiting.popleft().result()[0]
+
+        def arguments(bundles: list[int]) -> tuple[Any, ...]:
+            return leaves, self._rows(self.recipe.noise, bundles)
+
+        # Bundles in two lots: workers are busy with one while the other comes back, a matrix of each.
+        waiting: deque[Callable[[], list[Any]]] = deque()
+        start = done = 0
+        while start < leaves.n_bundles or waiting:
+            while start < leaves.n_bundles and len(waiting) < 2:
+                lot = range(start, min(start + self._bundles_at_once(), leaves.n_bundles))
+                waiting.append(self._begin("kvbuild", build_task, arguments, lot))
+                start = lot.stop
+            for memory, disk, gram in waiting.popleft()():
                 self.memory_bytes += memory
                 self.disk_bytes += disk
                 lower += gram
-                done = (number + 1 - len(waiting)) * leaves.leaves_by_bundle
-                tell("factor", min(done, leaves.n_leaves), leaves.n_leaves, "leaves")
+                done += leaves.leaves_by_bundle
+            tell("factor", min(done, leaves.n_leaves), leaves.n_leaves, "leaves")
         if leaves.rank:
             lower[...] = regularised_factor(lower, 1.0)
+
+    def _bundles_at_once(self) -> int:
+        """Bundles of a lot: one for each thread, of worker processes a few where they are done soon and bring little.
+
+        A task costs the coordinator 4 ms of Python, on cores that workers may share.
+        """
+        leaves, threads = self.recipe.leaves, sum(self._workers().values())
+        if self._shares_memory:
+            return threads
+        operations = leaves.leaves_by_bundle * (leaves.halo + leaves.leaf) ** 3 / 3
+        matrices = LOT_BYTES / (8 * threads * max(1, leaves.rank) ** 2)
+        return threads * max(1, int(min(MOST_BUNDLES, TASK_OPERATIONS / operations, matrices)))
 
 
 def _leaves(operator: BlockedKernelOperator, halo: int, leaf: int, landmarks: IndexArray | None) -> Leaves:

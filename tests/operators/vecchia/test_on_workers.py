@@ -13,7 +13,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from dkgp.cluster.cache import worker_cache
-from dkgp.cluster.executors.base import LocalExecutor
+from dkgp.cluster.executors.base import HereExecutor, LocalExecutor, RoundTasks
 from dkgp.cluster.executors.dask import DaskExecutor
 from dkgp.data import Dataset, dataset_from_arrays
 from dkgp.kernels import SquaredExponential
@@ -72,6 +72,49 @@ def dask_executor(workers: int, processes: bool, cache_bytes: int = 2**30) -> It
         executor = DaskExecutor(client, in_process=not processes, cache_bytes=cache_bytes)
         yield executor, client
         executor.close()
+
+
+class Watched(HereExecutor):
+    """Notes the bundles of each task that builds."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.tasks: list[list[int]] = []
+
+    def start(self, tasks: RoundTasks) -> Any:
+        if tasks.name == "kvbuild":
+            self.tasks += [list(group) for group in tasks.groups]
+        return super().start(tasks)
+
+
+@pytest.mark.parametrize("rank", [0, len(MARKS)])
+@pytest.mark.parametrize(
+    ("limits", "most"),
+    [
+        ({}, 4),
+        ({"MOST_BUNDLES": 7}, 7),
+        ({"TASK_OPERATIONS": 1.0}, 1),
+        ({"LOT_BYTES": 2 * 2 * 8 * len(MARKS) ** 2}, 2),
+    ],
+)
+def test_tasks_build_a_few_bundles_each_to_the_same_bits(
+    limits: dict[str, float],
+    most: int,
+    rank: int,
+    dataset: Dataset,
+    expected: dict[int, np.ndarray],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in limits.items():
+        monkeypatch.setattr(f"dkgp.operators.vecchia.factor.{name}", value)
+    executor = Watched()
+    factor = VecchiaFactor(operator(dataset, executor), 80, 35, MARKS[:rank])
+    np.testing.assert_array_equal(factor.apply(vectors()), expected[rank])
+    built = [bundle for task in executor.tasks for bundle in task]
+    assert sorted(built) == list(range(factor.recipe.leaves.n_bundles))
+    # Without landmarks no matrices come back.
+    assert max(map(len, executor.tasks)) == (4 if "LOT_BYTES" in limits and not rank else most)
+    assert factor.memory_bytes + factor.disk_bytes == factor.nbytes > 0
 
 
 @pytest.mark.faults
