@@ -191,7 +191,8 @@ def _paired(phase: Phase, prices: Prices, fleet: Fleet) -> Parts:
     # take longer, both are among them, and the last task's work is waited for.
     first = fleet.workers * (network.task_seconds + network.submit_seconds + sent / network.bytes_per_second)
     last = min(tasks, LAST_TASKS) * returned / network.bytes_per_second
-    with_ends = max(computing + min(first, messages) + last, messages + computing * min(1.0, threads / (rounds * tasks)))
+    at_last = computing * min(1.0, threads / (rounds * tasks))
+    with_ends = max(computing + min(first, messages) + last, messages + at_last)
     ends = with_ends - max(computing, messages) + network.round_trip_seconds
     return Parts(
         computing,
