@@ -13,7 +13,7 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import Client, KilledWorker, LocalCluster, Scheduler, get_worker
+from distributed import Client, KilledWorker, LocalCluster, Scheduler, get_worker, wait
 from distributed.scheduler import WorkerState
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,11 +138,17 @@ def test_a_result_that_is_lost_before_it_is_fetched_and_kills_when_computed_agai
     with mortal_workers(6) as (executor, client):
         pending: Any = executor.submit("round", second_time_deadly, (), [[item] for item in range(count)])
         fetch, fetched = pending._fetch, []
+        lost: list[int] = []
 
         def fetch_late(indices: list[int], seconds: float) -> None:
             if 0 in indices and not fetched:
                 fetched.append(indices)
-                ((holder,),) = client.who_has([pending._futures[0]]).values()
+                with client.as_current():
+                    wait(pending._futures, timeout=10.0)
+                keys = {future.key: index for index, future in enumerate(pending._futures)}
+                places = {keys[key]: workers for key, workers in client.who_has(pending._futures).items()}
+                (holder,) = places[0]
+                lost.extend(index for index, workers in places.items() if holder in workers)
                 removal = scheduler.remove_worker(holder, expected=False, stimulus_id="a test")
                 asyncio.run_coroutine_threadsafe(removal, scheduler.loop.asyncio_loop).result(10.0)
             fetch(indices, seconds)
@@ -150,7 +156,10 @@ def test_a_result_that_is_lost_before_it_is_fetched_and_kills_when_computed_agai
         monkeypatch.setattr(pending, "_fetch", fetch_late)
         assert pending.result() == [str(item) for item in range(count)]
         assert fetched
-        assert pending._kills._counts == {0: 1}
+        # With it go others that the worker held; whether they are begun twice before they are fetched is chance.
+        counts = pending._kills._counts
+        assert counts[0] == 1
+        assert set(counts) <= set(lost)
         assert forgotten(client)
     assert begun[0] == 3
 
