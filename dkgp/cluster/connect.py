@@ -139,6 +139,9 @@ def start_cluster(options: ClusterOptions, security: Security | None, stack: Exi
         raise UsageError(f"`cluster` {kind.name} needs the number of workers: give `workers` N or `adaptive` MIN MAX")
     if kind.extra is not None:
         kind.extra.require(f"`cluster` {kind.name}")
+    # First: defaults that come with an import while settings are held would go with these.
+    import distributed  # noqa: F401
+
     stack.enter_context(dask.config.set(QUIET))
     try:
         cluster = kind.start(options, security, stack)
