@@ -179,17 +179,17 @@ def switch_off(
     """
     positions = candidates(space, best.parameters, feature_names)
     evaluations, passed, failed = 0, 0, len(positions) + 1
-    found, (_, prior_slopes) = best, space.log_prior(best.parameters)
+    reduced, (_, prior_slopes) = best, space.log_prior(best.parameters)
     while failed - passed > 1:
         count = len(positions) if not evaluations else (passed + failed) // 2
         trial = best.parameters.copy()
         trial[positions[:count]] = -np.inf
         outcome = likelihood(trial)
         evaluations += 1
-        if outcome is None or outcome[0] < best.log_likelihood - MOST_LOST:
+        if outcome is None or not outcome[0] >= best.log_likelihood - MOST_LOST:  # what is no number is no gain
             failed = count
             continue
         passed, value = count, best.value + outcome[0] - best.log_likelihood
         slopes = np.where(space.free, outcome[1] + prior_slopes, 0.0)
-        found = replace(best, parameters=trial, log_likelihood=outcome[0], value=value, slopes=slopes)
-    return found, evaluations
+        reduced = replace(best, parameters=trial, log_likelihood=outcome[0], value=value, slopes=slopes)
+    return reduced, evaluations

@@ -85,6 +85,8 @@ def test_a_bisection_finds_the_most() -> None:
     np.testing.assert_array_equal(best.parameters, parameters)
     nowhere, _ = switch_off(lambda at: None, space, best, names(12))
     assert nowhere is best
+    nowhere, _ = switch_off(lambda at: (math.nan, np.zeros(13)), space, best, names(12))
+    assert nowhere is best
 
 
 def names(d: int) -> tuple[str, ...]:
