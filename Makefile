@@ -100,9 +100,10 @@ format: $(STAMP) ## Format the code and apply the lint rules' safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# From nothing each time (--fresh-env): a page that did not change itself shows what changed code prints and draws.
 docs: $(STAMP) ## Build the documentation site, into docs-output/html; a warning is an error
 	@rm -rf docs/generated
-	$(BIN)/sphinx-build --fail-on-warning --keep-going --jobs 2 --quiet -c docs -d $(DOCS_OUTPUT)/doctrees . $(DOCS_OUTPUT)/html
+	$(BIN)/sphinx-build --fresh-env --fail-on-warning --keep-going --jobs 2 --quiet -c docs -d $(DOCS_OUTPUT)/doctrees . $(DOCS_OUTPUT)/html
 	@echo "$(DOCS_OUTPUT)/html/index.html"
 
 notebook: $(STAMP) ## Run a notebook, NOTEBOOK=error-bars, and write it with its pictures into notebook-output/
