@@ -27,7 +27,14 @@ from numpy.typing import NDArray
 from dkgp.cluster.threads import in_parallel
 from dkgp.errors import NumericalError
 from dkgp.models.rounding import EPS, EVALUATION, outward
-from dkgp.models.variance.bounds import Queries, factor_interval, residual_bound
+from dkgp.models.variance.bounds import (
+    Queries,
+    best_weights,
+    factor_interval,
+    loses_digits,
+    plain_weights,
+    residual_bound,
+)
 from dkgp.models.variance.nystrom import NystromFactor
 from dkgp.models.variance.search import ProductTally, Wanted, column_dots, expected_widths, search
 from dkgp.operators.base import FloatArray, IndexArray
@@ -42,9 +49,6 @@ STALLED_FACTOR = 0.5
 # The proof is attempted where the expected width is within this factor of what is wanted.
 PROMISING = 1.25
 NARROW_GAP, VALUE_SHARE = 0.01, 0.2
-# Steps of refinement of a factor's z at most, each of which is a look at all samples, and the share of an interval's
-# width that rounding of z is to have for one. The first takes nearly all of it.
-REFINEMENTS, REFINED_SHARE = 2, 0.1
 # Of samples of a batch, by index: those that are done whatever their gap, by the lower and upper ends of variances.
 Enough = Callable[[IndexArray, FloatArray, FloatArray], NDArray[np.bool_]]
 # Of a batch with such a rule, which may be large: samples that a factor is tried on at once; and those that take the
@@ -197,17 +201,14 @@ def solve_batch(
 
 
 def _by_the_factor(factor: NystromFactor, test: Queries, bounds: VarianceBounds, which: IndexArray) -> None:
-    """Tighten bounds by the factor alone; where rounding of z is what keeps samples from the gap, z is refined."""
-    interval = factor_interval(factor, test if len(which) == len(test.prior) else test.take(which))
-    for _ in range(REFINEMENTS + 1):
+    """Tighten bounds by the factor alone; where rounding of z is what keeps samples from the gap, by the best z."""
+    for weights in (best_weights,) if loses_digits(factor) else (plain_weights, best_weights):
+        some = test if len(which) == len(test.prior) else test.take(which)
+        interval = factor_interval(factor, some, weights(factor, some))
         bounds.tighten(which, interval.lower, interval.upper, interval.excess)
-        worth = np.isin(which, bounds.unfinished()) & (
-            interval.lost > REFINED_SHARE * (interval.upper - interval.lower)
-        )
-        if not worth.any():
+        which = which[interval.rounded & np.isin(which, bounds.unfinished())]
+        if not len(which):
             return
-        which, z = which[worth], interval.refined(factor, worth)
-        interval = factor_interval(factor, test.take(which), z)
 
 
 def _cut(indices: IndexArray, most: int | None) -> list[IndexArray]:

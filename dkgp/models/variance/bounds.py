@@ -39,6 +39,9 @@ from dkgp.models.variance.nystrom import PIECE_ROWS, NystromFactor
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.low_rank.landmark_rows import whiten
 
+# The share of an interval's width that rounding of z is to have for a better z; and samples that tell whether it has.
+ROUNDED_SHARE, PROBES = 0.1, 8
+
 
 @dataclass(frozen=True)
 class Queries:
@@ -64,50 +67,87 @@ class Queries:
 
 @dataclass(frozen=True)
 class FactorInterval:
-    """Bounds that a factor proves of test samples by v = (k_x - F z) / s2, and what a better z would add."""
+    """Bounds that a factor proves of test samples by v = (k_x - F z) / s2."""
 
     # (t,) float64: lower <= V <= upper, of the function.
     lower: FloatArray
     upper: FloatArray
     excess: FloatArray  # (t,) float64: by how much `upper` may exceed V; an estimate, not a bound
-    z: FloatArray  # (R, t)
-    # (R, t) float64: F'v - z, zero for the best z; zero, too, where a float32 factor proves nothing from above.
-    miss: FloatArray
+    # (t,) float64: the part of it that is due to z not being the best, to first order; zero, too, where a float32
+    # factor proves nothing from above.
+    lost: FloatArray
 
     @property
-    def lost(self) -> FloatArray:
-        """The length by which `upper` exceeds that of the best z at most, to first order: (t,)."""
-        return np.asarray(np.einsum("rt,rt->t", self.miss, self.miss))
-
-    def refined(self, factor: NystromFactor, chosen: NDArray[np.bool_]) -> FloatArray:
-        """Return the chosen samples' z, after a step of refinement: (R, t)."""
-        correction = factor.preconditioner().weights(factor.noise_variance * self.miss[:, chosen])
-        return np.asarray(self.z[:, chosen] + correction)
+    def rounded(self) -> NDArray[np.bool_]:
+        """Whether a better z would make the interval narrower by more than a tenth: (t,)."""
+        return np.asarray(self.lost > ROUNDED_SHARE * (self.upper - self.lower))
 
 
-def factor_interval(factor: NystromFactor, test: Queries, z: FloatArray | None = None) -> FactorInterval:
-    """Bounds from the factor alone: n R kernel entries and 5 n R multiply-adds a sample, nothing quadratic in n.
+def plain_weights(factor: NystromFactor, test: Queries) -> FloatArray:
+    """Return z = (F'F + s2 I)^-1 F'k_x, with F'k_x = L^-1 K_In k_x summed as it stands: (R, t) float64.
+
+    n R kernel entries, and as many multiply-adds a sample. It loses as many digits as L^-1 amplifies.
+    """
+    evaluator, features = factor.evaluator, test.features
+    projected = np.zeros((factor.rank, features.n))
+    for rows, _ in factor.pieces():
+        projected += evaluator.tile(rows, factor.landmarks).T @ evaluator.tile(rows, features)
+    return factor.preconditioner().weights(whiten(factor.lower, projected, transposed=False))
+
+
+def best_weights(factor: NystromFactor, test: Queries) -> FloatArray:
+    """Return the same z to nearly all of its digits: (R, t) float64.
+
+    It costs n R multiply-adds a sample more.
+
+    Notes
+    -----
+    With f = L^-1 k_Ix, the row of F that x would have, k_x = F f + e, where e is the column of E = K - Q that x would
+    have, and
+
+        z = f + (F'F + s2 I)^-1 (L^-1 K_In e - s2 f).
+
+    Entries of e are as small as the factor is good, and so are the roundings of sums over them.
+    """
+    evaluator, features = factor.evaluator, test.features
+    f = whiten(factor.lower, evaluator.tile(factor.landmarks, features), transposed=False)
+    beta = factor.landmark_weights(f)
+    projected = np.zeros((factor.rank, features.n))
+    for rows, _ in factor.pieces():
+        columns = evaluator.tile(rows, factor.landmarks)
+        projected += columns.T @ (evaluator.tile(rows, features) - columns @ beta)
+    towards = whiten(factor.lower, projected, transposed=False) - factor.noise_variance * f
+    return np.asarray(f + factor.preconditioner().weights(towards), dtype=np.float64)
+
+
+def loses_digits(factor: NystromFactor) -> bool:
+    """Whether intervals by `plain_weights` are wide for rounding; told by a few training samples, once for a factor."""
+    if factor.loses_digits is None:
+        some = np.arange(PROBES) * factor.n // PROBES
+        inputs = np.concatenate([factor.context.source.inputs(int(row), int(row) + 1) for row in some])
+        test = Queries.of(factor, inputs)
+        interval = factor_interval(factor, test, plain_weights(factor, test))
+        factor.loses_digits = bool(np.mean(interval.rounded) > 0.5)
+    return factor.loses_digits
+
+
+def factor_interval(factor: NystromFactor, test: Queries, z: FloatArray) -> FactorInterval:
+    """Bounds from the factor alone: n R kernel entries and 2 n R multiply-adds a sample, nothing quadratic in n.
 
     Parameters
     ----------
     test : Queries
         t test samples.
-    z : (R, t), optional
-        Near (F'F + s2 I)^-1 F'k_x, which is computed by default: a look at all samples, n R multiply-adds.
+    z : (R, t)
+        Near `best_weights`; the bounds hold for any.
 
     Notes
     -----
     With A = F'F and z off by h, F'v - z = -(A + s2 I) h / s2 = m, and the upper end is too high by v's part of the
-    quadratic form that is least for the best z: (F h)' (F F' + s2 I) (F h) / s2^2 = m' A (A + s2 I)^-1 m <= |m|^2. What
-    rounding makes of F'k_x = L^-1 K_In k_x is u |k_x| times how much L^-1 amplifies; F'v is off by u |v|, so that s2 m,
-    which refinement corrects z by, is as good as |k_x| to |k_x - F z|. The bounds hold for any z.
+    quadratic form that is least for the best z: (F h)' (F F' + s2 I) (F h) / s2^2 = m' A (A + s2 I)^-1 m <= |m|^2. It
+    is as small as rounding of z lets it be.
     """
     evaluator, s2, t = factor.evaluator, factor.noise_variance, test.features.n
-    if z is None:
-        projected = np.zeros((factor.rank, t))
-        for rows, _ in factor.pieces():
-            projected += evaluator.tile(rows, factor.landmarks).T @ evaluator.tile(rows, test.features)
-        z = factor.preconditioner().weights(whiten(factor.lower, projected, transposed=False))
     beta = factor.landmark_weights(z)
     square, cross, spread, absolute = np.zeros(t), np.zeros(t), np.zeros(t), np.zeros(t)
     image = np.zeros((factor.rank, t))
@@ -126,7 +166,7 @@ def factor_interval(factor: NystromFactor, test: Queries, z: FloatArray | None =
     largest, prior, share, unit = factor.largest, test.prior, test.share, factor.unit
     if factor.whitening is None:
         upper = test.highest  # the Q of a float32 L may exceed K: from above it proves nothing
-        miss = np.zeros_like(image)
+        lost = np.zeros(t)
     else:
         error = unit * np.sqrt(largest) * absolute
         quadratic = factor.whitening.square(factor.lower, image, factor.landmark_scale, np.sqrt(largest), error)
@@ -134,12 +174,13 @@ def factor_interval(factor: NystromFactor, test: Queries, z: FloatArray | None =
         slack = largest * share * (share + absolute) + quadratic + s2 * square + spread**2
         upper += 4.0 * EVALUATION * unit * slack
         miss = whiten(factor.lower, image, transposed=False) - z
+        lost = np.einsum("rt,rt->t", miss, miss)
     # The lower bound is the residual's for v = 0, r = k_x; (k_x - K_nI beta) = s2 v as computed.
     left = s2 * np.sqrt(square) * (1.0 + unit)
     left += factor.weight_norm * (_column_rounding(factor, beta) + EVALUATION * unit * largest * share)
     lower = prior - (left**2 / s2 + _landmark_quadratic(factor, beta)) * (1.0 + 8.0 * EPS)
     lower -= 4.0 * EVALUATION * unit * largest * share**2
-    return FactorInterval(lower, upper, spread**2 + np.einsum("rt,rt->t", miss, miss), z, miss)
+    return FactorInterval(lower, upper, spread**2 + lost, lost)
 
 
 def residual_bound(

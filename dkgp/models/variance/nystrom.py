@@ -167,6 +167,8 @@ class NystromFactor:
         How errors grow on their way through L; None where L is too ill-conditioned, or float32, to prove anything.
     remainder : Remainder or None
         Blocks of K - Q, of a factor that proves.
+    loses_digits : bool or None
+        See `dkgp.models.variance.bounds.loses_digits`; None until it is asked.
     """
 
     def __init__(
@@ -183,6 +185,7 @@ class NystromFactor:
         scales = self.scales = RowScales.of(source.context, source.noise_variance)
         self.evaluator = scales.evaluator
         self._landmark_inputs = source.landmark_inputs
+        self.loses_digits: bool | None = None
         self.landmarks = self.evaluator.prepare(source.landmark_inputs)
         self.lower, self.gram_lower = lower, gram_lower
         self.columns, self.residual_diagonal, self.remainder = columns, residual_diagonal, remainder

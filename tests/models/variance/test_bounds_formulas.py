@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.models.variance.bounds import Queries, _landmark_quadratic, factor_interval, residual_bound
+from dkgp.models.variance.bounds import Queries, _landmark_quadratic, factor_interval, plain_weights, residual_bound
 from tests.models.variance.variance_problems import VarianceProblem, draw
 
 EPS, U = 2.0**-52, 2.0**-53
@@ -55,7 +55,7 @@ def test_intervals_of_a_factor(problem: VarianceProblem, precision: Any) -> None
         precision == "double",
     )
     queries = Queries.of(factor, problem.T)
-    found = factor_interval(Loud(factor), queries)  # type: ignore[arg-type]
+    found = factor_interval(Loud(factor), queries, plain_weights(factor, queries))  # type: ignore[arg-type]
     lower, upper, excess = found.lower, found.upper, found.excess
 
     k, columns = problem.kernel(problem.X, problem.T), problem.kernel(problem.X, problem.X[:12])
@@ -117,6 +117,6 @@ def test_queries_are_taken_with_all_that_they_are(problem: VarianceProblem) -> N
     taken = queries.take(np.array([2, 0]))
     for name in ("prior", "highest", "share"):
         np.testing.assert_array_equal(getattr(taken, name), getattr(queries, name)[[2, 0]])
-    interval, whole = factor_interval(factor, taken), factor_interval(factor, queries)
+    interval, whole = (factor_interval(factor, these, plain_weights(factor, these)) for these in (taken, queries))
     for name in ("lower", "upper", "excess"):
         np.testing.assert_allclose(getattr(interval, name), getattr(whole, name)[[2, 0]], rtol=1e-9)

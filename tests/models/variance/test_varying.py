@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dkgp.kernels import parse_kernel
-from dkgp.models.variance.bounds import Queries, factor_interval
+from dkgp.models.variance.bounds import Queries, best_weights, factor_interval, plain_weights
 from tests.models.variance.variance_problems import Coarse, Long, VarianceProblem, query_inputs, solve
 
 D = 3
@@ -69,10 +69,12 @@ def test_the_factors_interval_allows_for_roundings(
         factor = problem.factor(np.arange(rank), precision="double")
         coarse = Coarse(factor, coarseness, of_landmarks=of_landmarks, of_tests=of_tests, n_tests=len(problem.T))
         monkeypatch.setattr(factor, "evaluator", coarse)
-        found = factor_interval(factor, Queries.of(factor, problem.T))
-        lower, upper = found.lower + problem.noise_variance, found.upper + problem.noise_variance
-        assert (lower <= exact + problem.digit).all()
-        assert (upper >= exact - problem.digit).all()
+        test = Queries.of(factor, problem.T)
+        for weights in (plain_weights, best_weights):
+            found = factor_interval(factor, test, weights(factor, test))
+            lower, upper = found.lower + problem.noise_variance, found.upper + problem.noise_variance
+            assert (lower <= exact + problem.digit).all()
+            assert (upper >= exact - problem.digit).all()
 
 
 @pytest.mark.parametrize("coarseness", [1e-10, 1e-8])
