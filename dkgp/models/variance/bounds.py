@@ -79,7 +79,7 @@ class FactorInterval:
 
     @property
     def rounded(self) -> NDArray[np.bool_]:
-        """Whether a better z would make the interval narrower by more than a tenth: (t,)."""
+        """True where a better z would make the interval narrower by more than a tenth: (t,)."""
         return np.asarray(self.lost > ROUNDED_SHARE * (self.upper - self.lower))
 
 
@@ -121,7 +121,7 @@ def best_weights(factor: NystromFactor, test: Queries) -> FloatArray:
 
 
 def loses_digits(factor: NystromFactor) -> bool:
-    """Whether intervals by `plain_weights` are wide for rounding; told by a few training samples, once for a factor."""
+    """True where intervals by `plain_weights` are wide for rounding: a few training samples tell, once for a factor."""
     if factor.loses_digits is None:
         some = np.arange(PROBES) * factor.n // PROBES
         inputs = np.concatenate([factor.context.source.inputs(int(row), int(row) + 1) for row in some])
