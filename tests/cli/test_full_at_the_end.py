@@ -58,6 +58,7 @@ def test_a_disk_that_is_full_at_the_end_of_a_run(
 GRID_PLACES = [("out.checkpoint", 1), ("out.checkpoint", 4), ("out/weights/c/", 1)]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(("part", "number"), GRID_PLACES)
 def test_a_disk_that_fills_up_under_a_grid(
     part: str, number: int, stores: dict[str, Any], whole: Callable[[str], Path], tmp_path: Path
