@@ -62,6 +62,7 @@ RUNS = {
         "another seed",
     ),
     "fixed-size": Run(f"{CLASSIFY} --pool 30 --folds 3 --search annealing", *OTHER_WEIGHTS, rounds=8),
+    "grid": Run(f"{CLASSIFY} --pool 30 --folds 3 --search grid", *OTHER_WEIGHTS, rounds=4),
     "exact": Run(f"{CLASSIFY} --method exact --solver cg --tol 1e-6", *OTHER_WEIGHTS),
     "exact by trees": Run(
         f"{LIKELY} --method exact --solver cg --no-probability --tree-error 1e-7",

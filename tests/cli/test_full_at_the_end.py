@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +52,46 @@ def test_a_disk_that_is_full_at_the_end_of_a_run(
     assert plot.read_bytes().startswith(b"\x89PNG")
     # Nothing set aside and nothing half written remains.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run.png"]
+
+
+# Where there is no room, and how often it is met: in the first checkpoint, in the fourth, in the model.
+GRID_PLACES = [("out.checkpoint", 1), ("out.checkpoint", 4), ("out/weights/c/", 1)]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("part", "number"), GRID_PLACES)
+def test_a_disk_that_fills_up_under_a_grid(
+    part: str, number: int, stores: dict[str, Any], whole: Callable[[str], Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    command = RUNS["grid"].typed(stores, out, "--checkpoint-every", 0)
+    saved: list[int] = []
+    save = CheckpointStore.save
+
+    def counted(self: CheckpointStore, *args: Any, **options: Any) -> Any:
+        saved.append(1)
+        if part != "out.checkpoint" or len(saved) < number:
+            return save(self, *args, **options)
+        with full_for(part) as met:
+            try:
+                return save(self, *args, **options)
+            finally:
+                assert met
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        nullcontext([part]) if part == "out.checkpoint" else full_for(part) as met,
+    ):
+        patch.setattr(CheckpointStore, "save", counted)
+        result = run(*command)
+    assert met
+    refused(result, "Cannot write", "the disk is full")
+    assert not out.exists()
+    # Five passes of two widths, and one of the best: what was saved of them is whole, and gone on from.
+    held = len(saved) - (part == "out.checkpoint")
+    assert held == (number - 1 if part == "out.checkpoint" else 6)
+    assert (CheckpointStore(f"{out}.checkpoint").load_latest() is not None) == (held > 0)
+    resumed = run(*command, "--resume")
+    assert ("resuming after round" if held else "there is no checkpoint") in resumed.stderr
+    assert bits(out) == bits(whole("grid"))
+    assert list(tmp_path.iterdir()) == [out]

@@ -20,6 +20,7 @@ from tests.cli.runs import CLASSIFY, RUNS, SPARSE, TRAIN, bits
 REPORT = "dkgp.commands.training:TrainingRun.report"
 SAVE = "dkgp.data.stores.checkpoint:CheckpointStore.save"
 PASS = "dkgp.models.classification.fixed_size.searches.of_paths:fold_systems"
+GRID_PASS = "dkgp.models.classification.fixed_size.searches.of_pools:fold_systems"
 # A model is being laid out, and about to be whole.
 LAYOUT, COMMIT = "dkgp.data.stores.writable:create_array", "dkgp.data.stores.writable:commit"
 FRESH, RESUMING, COMPLETE = "there is no checkpoint", "resuming after round", "was complete when an earlier run ended"
@@ -50,6 +51,13 @@ KILLS = [
     ("fixed-size", f"{PASS} 1", FRESH),
     ("fixed-size", f"{PASS} 3", RESUMING),
     ("fixed-size", f"{PASS} 9", RESUMING),
+    # Of a grid's, and between all of them and the model.
+    ("grid", f"{GRID_PASS} 1", FRESH),
+    ("grid", f"{GRID_PASS} 4", RESUMING),
+    ("grid", f"{SAVE} 6", RESUMING),
+    ("grid", LAYOUT, RESUMING),
+    ("grid", COMMIT, RESUMING),
+    ("grid", REPORT, COMPLETE),
     # When a checkpoint was saved.
     *[
         (name, f"{SAVE} {number}", RESUMING)

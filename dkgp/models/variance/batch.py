@@ -54,6 +54,8 @@ Enough = Callable[[IndexArray, FloatArray, FloatArray], NDArray[np.bool_]]
 # Of a batch with such a rule, which may be large: samples that a factor is tried on at once; and those that take the
 # first product together, over those that go on, which hold directions besides.
 AT_ONCE, FIRST_TOGETHER = 1024, 1.5
+# Of fewer samples, parts for as many threads, each of so many at least: landmarks' columns are evaluated for each.
+PARTS, LEAST_AT_ONCE = 4, 128
 # Parts in which samples that the first float64 product does not certify go on, at least: few are left as a rule.
 TAIL_PARTS = 5
 
@@ -131,10 +133,11 @@ class VarianceBounds:
             )
         self._error[which] = np.fmin(np.fmin(self._error[which], error), width)
 
-    def unfinished(self) -> IndexArray:
+    def unfinished(self, among: IndexArray | None = None) -> IndexArray:
         """Indices of the samples that have not met the gap, and for which what is known is not `enough` either."""
-        imprecise = self._error > self._goal * (self.upper + self._noise)
-        wide = np.flatnonzero((self.gaps() > self._gap) | imprecise)
+        which = np.arange(len(self.upper)) if among is None else among
+        imprecise = self._error[which] > self._goal * (self.upper[which] + self._noise)
+        wide = which[(self.gaps(which) > self._gap) | imprecise]
         if self._enough is None or not len(wide):
             return wide
         return wide[~self._enough(wide, self.lower[wide], self.upper[wide])]
@@ -143,9 +146,9 @@ class VarianceBounds:
         """Widths at which these samples would be done."""
         return np.asarray(self._gap * (self.upper[which] + self._noise))
 
-    def gaps(self) -> FloatArray:
+    def gaps(self, which: IndexArray) -> FloatArray:
         """Relative widths, noise included where it is."""
-        return relative_gap(self.lower + self._noise, self.upper + self._noise)
+        return relative_gap(self.lower[which] + self._noise, self.upper[which] + self._noise)
 
     def reported(self, passes: FloatArray, tally: ProductTally) -> BatchVariance:
         """The bounds, with the noise where it is wanted, and what they took."""
@@ -172,9 +175,9 @@ def solve_batch(
     bounds = VarianceBounds(test.highest, noise, options.gap, enough)
     passes, tally = np.zeros(len(inputs)), ProductTally()
     if options.factor_first or max_passes < 1:
-        pieces = 1 if enough is None else -(-len(inputs) // AT_ONCE)
-        for which in np.array_split(np.arange(len(inputs)), pieces):
-            _by_the_factor(factor, test, bounds, which)
+        pieces = 1 if enough is None else max(-(-len(inputs) // AT_ONCE), min(PARTS, len(inputs) // LEAST_AT_ONCE), 1)
+        groups = np.array_split(np.arange(len(inputs)), pieces)
+        in_parallel(lambda number: _by_the_factor(factor, test, bounds, groups[number]), pieces, threads)
     todo = bounds.unfinished()
     if max_passes < 1 or not len(todo):
         return bounds.reported(passes, tally)
@@ -206,7 +209,7 @@ def _by_the_factor(factor: NystromFactor, test: Queries, bounds: VarianceBounds,
         some = test if len(which) == len(test.prior) else test.take(which)
         interval = factor_interval(factor, some, weights(factor, some))
         bounds.tighten(which, interval.lower, interval.upper, interval.excess)
-        which = which[interval.rounded & np.isin(which, bounds.unfinished())]
+        which = which[interval.rounded & np.isin(which, bounds.unfinished(which))]
         if not len(which):
             return
 
@@ -246,9 +249,13 @@ class _Batch:
         are not done go on together; in so many parts, lest they take more memory than the product did.
         """
         factor = self._factor
-        r = np.empty((factor.n, len(self._todo)))
-        for rows, where in factor.pieces():
+        r, pieces = np.empty((factor.n, len(self._todo))), factor.pieces()
+
+        def fill(index: int) -> None:
+            rows, where = pieces[index]
             r[where] = factor.evaluator.tile(rows, self._test.features)
+
+        in_parallel(fill, len(pieces), self._threads)
         v: NDArray[Any] = self._preconditioner.apply(r) if start is None else start.pop()
         along = column_dots(v, r, self._threads)  # v'k_x
         absolute = _lengths(v, factor.weights, self._threads)
@@ -334,7 +341,7 @@ class _Batch:
         if len(worth):
             width = residual_bound(factor, r, z[:, worth], EVALUATION * rounding[worth], worth, self._threads)
             self._bounds.tighten(self._todo[worth], (raw - slack)[worth] - width, (raw + slack)[worth], error[worth])
-        unmet = np.isin(self._todo, self._bounds.unfinished())
+        unmet = np.isin(self._todo, self._bounds.unfinished(self._todo))
         return np.flatnonzero(unmet & ~ending & (not last))
 
     def _product(self, vectors: NDArray[Any]) -> FloatArray:
@@ -345,7 +352,7 @@ class _Batch:
 
     def _add_product(self, images: FloatArray, vectors: NDArray[Any], scale: float) -> None:
         factor, pieces = self._factor, self._factor.pieces()
-        self._tally.multiply(factor.evaluator, pieces, pieces, vectors, images, self._threads, scale)
+        self._tally.multiply(factor.evaluator, pieces, None, vectors, images, self._threads, scale)
         # Last, where it is rounded once: it may be far larger than all the rest.
         noise = scale * factor.noise_variance
         for rows in row_pieces(len(images)):

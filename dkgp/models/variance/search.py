@@ -25,7 +25,7 @@ from dkgp.models.variance.bounds import Queries
 from dkgp.models.variance.nystrom import PIECE_ROWS, NystromFactor
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import lapack
-from dkgp.operators.low_rank.landmark_rows import Pieces, multiply_pieces
+from dkgp.operators.low_rank.landmark_rows import Pieces, multiply_pieces, multiply_symmetric
 from dkgp.solvers.conjugate.block import BlockDirections, add_product, row_pieces
 from dkgp.solvers.conjugate.preconditioner import Preconditioner
 
@@ -66,15 +66,18 @@ class ProductTally:
         self,
         evaluator: TileEvaluator,
         rows: Pieces,
-        columns: Pieces,
+        columns: Pieces | None,
         vectors: NDArray[Any],
         images: NDArray[Any],
         threads: int,
         scale: float = 1.0,
     ) -> None:
-        """Add `scale` K V to the images in place; see `multiply_pieces`."""
+        """Add `scale` K V to the images in place; see `multiply_pieces`. Without columns, K of the rows alone."""
         started = time.perf_counter()
-        gemm = multiply_pieces(evaluator, rows, columns, vectors, images, threads, scale)
+        if columns is None:
+            gemm = multiply_symmetric(evaluator, rows, vectors, images, threads, scale)
+        else:
+            gemm = multiply_pieces(evaluator, rows, columns, vectors, images, threads, scale)
         self.seconds += time.perf_counter() - started
         self.gemm_seconds += gemm / max(1, min(threads, len(rows)))
         if images.dtype.itemsize == 4:

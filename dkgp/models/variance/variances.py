@@ -47,8 +47,9 @@ __all__ = ["TestRows", "VarianceRun", "VarianceSettings", "variance_task"]
 
 LARGEST_BATCH, LARGEST_JOINT_BATCH, LEAST_BATCH = 512, 1024, 32
 # Where a factor is expected to suffice for nearly all, and the others are to share their products: so many batches if
-# each has as many samples as that at least, and no more than that; whatever the number of workers.
-DECIDED_BATCHES, LEAST_DECIDED, MOST_DECIDED = 4, 512, 4096
+# each has as many samples as that at least, and no more than that; whatever the number of workers. One that all threads
+# of a process share may have more.
+DECIDED_BATCHES, LEAST_DECIDED, MOST_DECIDED, MOST_JOINT_DECIDED = 4, 512, 4096, 8192
 
 
 class Needs(Protocol):
@@ -58,9 +59,11 @@ class Needs(Protocol):
         """The rule for test samples (t, d) as the run sees them."""
 
 
-def decided_batch(n_test: int) -> int:
-    """Samples of a batch where a factor is expected to suffice for nearly all of so many."""
-    batches = max(min(DECIDED_BATCHES, n_test // LEAST_DECIDED), math.ceil(n_test / MOST_DECIDED), 1)
+def decided_batch(n_test: int, *, joint: bool = False) -> int:
+    """Samples of a batch where a factor is expected to suffice for nearly all of so many; `joint` of all threads."""
+    batches = math.ceil(n_test / MOST_JOINT_DECIDED)
+    if not joint:
+        batches = max(min(DECIDED_BATCHES, n_test // LEAST_DECIDED), math.ceil(n_test / MOST_DECIDED), 1)
     return max(1, math.ceil(n_test / batches))
 
 
@@ -204,7 +207,7 @@ class VarianceRun(BatchedRun):
             goal = value_error_goal(settings.gap)
             landmarks, smooth = judged(landmarks, model, kernel, gap=goal, latent=settings.latent)
         # In one process a batch of all threads takes the memory of one: it can be larger, and needs fewer passes.
-        self._joint = executor.shares_memory and not smooth and settings.max_passes >= 1
+        self._joint = executor.shares_memory and settings.max_passes >= 1 and (not smooth or needs is not None)
         self._landmarks = landmarks
         traces = landmarks.residual_trace, landmarks.kernel_trace
         precision: Precision = precision_of(smooth or settings.max_passes < 1, *traces, model.noise_variance)
@@ -262,7 +265,7 @@ class VarianceRun(BatchedRun):
         """As of `BatchedRun`; batches that share products are cut anew."""
         run = super().at(test)
         if self._needs is not None and self.plan["smooth"] and self._settings.batch_size is None:
-            run.plan = {**self.plan, "batch_size": decided_batch(test.n_samples)}
+            run.plan = {**self.plan, "batch_size": decided_batch(test.n_samples, joint=self._joint)}
         return run
 
     @property
@@ -368,7 +371,7 @@ class VarianceRun(BatchedRun):
             return min(self._settings.batch_size, self._n_test)
         n_test = self._n_test
         if smooth and self._needs is not None:
-            return decided_batch(n_test)
+            return decided_batch(n_test, joint=self._joint)
         most = LARGEST_BATCH if smooth else together
         at_least = max(
             math.ceil(n_test / most), 1 if self._joint else min(self._executor.parallelism, n_test // LEAST_BATCH)

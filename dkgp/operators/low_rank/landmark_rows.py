@@ -64,6 +64,51 @@ def multiply_pieces(
     return float(seconds.sum())
 
 
+def multiply_symmetric(
+    evaluator: TileEvaluator,
+    pieces: Pieces,
+    vectors: NDArray[Any],
+    images: NDArray[Any],
+    threads: int,
+    scale: float = 1.0,
+) -> float:
+    """Add `scale` K V to the images as `multiply_pieces` does, K of the pieces among themselves: each entry once.
+
+    A tile of two pieces adds to the images of both. Pieces meet in rounds, i with the j for which i + j is the round's
+    number modulo theirs, so that no two pairs of a round share one: threads do not get in each other's way, and each
+    image takes its additions in the same order on any number of them.
+    """
+    count, dtype = vectors.shape[1], images.dtype
+    if not images.flags.c_contiguous:
+        raise AssertionError("images must lie row by row")
+    if not count:
+        return 0.0
+    meetings = len(pieces) + 1 - len(pieces) % 2
+    seconds = np.zeros(len(pieces))
+
+    def weights(where: slice) -> NDArray[Any]:
+        return np.ascontiguousarray(vectors[where], dtype=dtype)
+
+    def meet(i: int, j: int) -> None:
+        (features, where), (others, others_where) = pieces[i], pieces[j]
+        stored = evaluator.tile(features, others).T
+        if stored.strides[1] != stored.itemsize:
+            stored = np.ascontiguousarray(stored)
+        stride, started = leading_dimension(stored), time.perf_counter()
+        sizes = count, features.n, others.n
+        blas("gemm", b"N", b"T", *sizes, scale, weights(others_where), count, stored, stride, 1.0, images[where], count)
+        if i != j:
+            sizes, target = (count, others.n, features.n), images[others_where]
+            blas("gemm", b"N", b"N", *sizes, scale, weights(where), count, stored, stride, 1.0, target, count)
+        seconds[i] += time.perf_counter() - started
+
+    for number in range(meetings):
+        partners = ((i, (number - i) % meetings) for i in range(len(pieces)))
+        pairs = [(i, j) for i, j in partners if i <= j < len(pieces)]
+        in_parallel(lambda index, pairs=pairs: meet(*pairs[index]), len(pairs), threads)  # type: ignore[misc]
+    return float(seconds.sum())
+
+
 def whiten(lower: NDArray[Any], right: NDArray[Any], *, transposed: bool) -> NDArray[Any]:
     """L^-1 B, or L^-T B, for L (R, R) in Fortran order and B (R, t): in L's type, Fortran order."""
     result = np.array(right, dtype=lower.dtype, order="F")

@@ -38,8 +38,8 @@ from dkgp_benchmarks.classify.rivals import CACHE_MIB
 from dkgp_benchmarks.classify.trial import median_gamma
 
 FOLDS = 5
-# Of the whole grid of `SVC`, seconds that go by; it is looked at after so many settings.
-PEER_SECONDS, SETTINGS_AT_ONCE = 120.0, 10
+# Of the whole grid of `SVC`, seconds that go by; they are looked at after a setting for each core.
+PEER_SECONDS = 120.0
 
 COLUMNS = (
     Column("problem", "problem", text=True),
@@ -130,11 +130,12 @@ def peer_grid(classes: Classes, seed: int, start: float) -> tuple[IntArray, Figu
         stratified_folds(classes.labels, FOLDS, seed),
     )
     right, seen, done, clock = np.zeros(len(grid)), np.zeros(len(grid)), 0, _Clock.start()
-    with parallel_backend("threading", n_jobs=available_cores()):
+    at_once = available_cores()
+    with parallel_backend("threading", n_jobs=at_once):
         for part in range(FOLDS):
             fold = [(np.flatnonzero(parts != part), np.flatnonzero(parts == part))]
-            for first in range(0, len(grid), SETTINGS_AT_ONCE):
-                which = order[first : first + SETTINGS_AT_ONCE]
+            for first in range(0, len(grid), at_once):
+                which = order[first : first + at_once]
                 search = GridSearchCV(SVC(cache_size=CACHE_MIB), [grid[at] for at in which], cv=fold, refit=False)
                 search.fit(inputs, codes)
                 right[which] += search.cv_results_["split0_test_score"]

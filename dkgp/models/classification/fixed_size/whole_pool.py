@@ -14,13 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.linalg
 
 from dkgp.cluster.threads import in_parallel
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.models.classification.fixed_size.paths import PathModel
 from dkgp.models.classification.fixed_size.steps import DEPENDENT
 from dkgp.models.classification.fixed_size.system import FoldSystem
+from dkgp.models.tuning.dense_algebra import factor, solve_factored
 from dkgp.operators.base import FloatArray
 from dkgp.operators.cross.folds import take_off
 
@@ -48,8 +48,8 @@ class PoolValidation:
 class _Part:
     """All that models of all samples, or of all but a fold, share at every noise variance.
 
-    `matrix` (D, D) is the Gram of its samples, `projected` (D, t), `sums` (D,) and `start` (t,) its right side, sums
-    and intercept before any prototype; `weight` 1'D1.
+    `matrix` (D, D) is the Gram of its samples, `projected` (D, t) in Fortran order, `sums` (D,) and `start` (t,) its
+    right side, sums and intercept before any prototype; `weight` 1'D1.
     """
 
     system: FoldSystem
@@ -73,7 +73,7 @@ class _Part:
             take_off(system.held[fold], matrix)
         if system.centred:
             projected = projected - np.outer(sums, start)
-        return cls(system, fold, matrix, projected, sums, start, weight)
+        return cls(system, fold, matrix, np.asfortranarray(projected), sums, start, weight)
 
     def fitted(self, noise_variance: float, ridged: FloatArray) -> tuple[PathModel, float]:
         """The model, and its sum of squares on the fold; `ridged` (D, D) is memory for the factor."""
@@ -85,8 +85,9 @@ class _Part:
         if not np.isfinite(ridged[:, -1]).all():
             raise np.linalg.LinAlgError("not finite")
         # Its upper triangle, which is the lower one in LAPACK's order.
-        factor = scipy.linalg.cho_factor(ridged.T, lower=True, overwrite_a=True, check_finite=False)
-        weights = scipy.linalg.cho_solve(factor, self.projected, check_finite=False)
+        if not factor(ridged.T):
+            raise np.linalg.LinAlgError("not positive definite")
+        weights = solve_factored(ridged.T, self.projected)
         level = self.start - self.sums @ weights / self.weight if system.centred else self.start
         squares = 0.0
         if self.fold is not None:
@@ -112,9 +113,14 @@ def _ridge(
 ) -> None:
     """Fill the upper triangle of s2 K_mm + G - s s' / w."""
     for i in range(matrix.shape[0]):
-        for j in range(i, matrix.shape[0]):
-            value = noise_variance * ridge[i, j] + matrix[i, j]
-            ridged[i, j] = value - sums[i] * scaled[j] if centred else value
+        # Rows as arrays of their own, and nothing to decide within one: compiled to vectors, in a quarter of the time.
+        gram, of_ridge, share, out = matrix[i, i:], ridge[i, i:], scaled[i:], ridged[i, i:]
+        if centred:
+            for j in range(len(out)):
+                out[j] = noise_variance * of_ridge[j] + gram[j] - sums[i] * share[j]
+        else:
+            for j in range(len(out)):
+                out[j] = noise_variance * of_ridge[j] + gram[j]
 
 
 def pool_model(system: FoldSystem, noise_variance: float, fold: int | None = None) -> tuple[PathModel, float]:
