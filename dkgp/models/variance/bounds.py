@@ -122,6 +122,8 @@ def best_weights(factor: NystromFactor, test: Queries) -> FloatArray:
 
 def loses_digits(factor: NystromFactor) -> bool:
     """True where intervals by `plain_weights` are wide for rounding: a few training samples tell, once for a factor."""
+    if factor.whitening is None:
+        return False  # there is no upper end to be narrowed
     if factor.loses_digits is None:
         some = np.arange(PROBES) * factor.n // PROBES
         inputs = np.concatenate([factor.context.source.inputs(int(row), int(row) + 1) for row in some])
