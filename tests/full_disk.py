@@ -16,18 +16,21 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 @contextmanager
 def full_for(part: str) -> Iterator[list[str]]:
-    """No room for whatever has a part in its name: chunks, descriptions, and files that take others' places."""
+    """No room for whatever has a part in its name: chunks, descriptions, and files that take others' places.
+
+    A "$" at the part's end stands for the name's.
+    """
     met: list[str] = []
     put, replaced = zarr.storage.LocalStore.set, os.replace
 
     async def full(self: Any, key: str, value: Any) -> None:
-        if part in f"{self.root}/{key}":
+        if part in f"{self.root}/{key}$":
             met.append(key)
             raise FULL
         await put(self, key, value)
 
     def moved(source: Any, target: Any, **options: Any) -> None:
-        if part in f"{target}":
+        if part in f"{target}$":
             met.append(str(target))
             raise FULL
         replaced(source, target, **options)
