@@ -1,11 +1,13 @@
-"""A disk that is full for what has a certain name: at the moment at which a run writes what it came to."""
+"""Disks that are full: for what has a certain name, just as a run writes it; or small ones, in earnest."""
 
 from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,3 +41,22 @@ def full_for(part: str) -> Iterator[list[str]]:
         patch.setattr(zarr.storage.LocalStore, "set", full)
         patch.setattr(os, "replace", moved)
         yield met
+
+
+@contextmanager
+def mounted(folder: Path, size: str) -> Iterator[Path]:
+    """A file system of so many bytes, "8m", at a new folder; the test is skipped where none can be mounted."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    tried = subprocess.run(mount, check=False, capture_output=True, text=True)
+    if tried.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {tried.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(folder: Path, but: int) -> Path:
+    """Fill its disk, except for so many bytes; the file that does."""
+    free, ballast = os.statvfs(folder), folder / "ballast"
+    ballast.write_bytes(bytes(free.f_bavail * free.f_frsize - but))
+    return ballast

@@ -181,7 +181,8 @@ def _measure_cluster(job: PlanJob, reporter: Reporter) -> ClusterFigures:
     if job.round_trip_seconds is not None:
         network = replace(network, round_trip_seconds=job.round_trip_seconds)
     if job.bytes_per_second is not None:
-        network = replace(network, bytes_per_second=job.bytes_per_second)
+        # No link is faster than the coordinator encrypts and copies.
+        network = replace(network, bytes_per_second=min(job.bytes_per_second, network.bytes_per_second))
     return replace(cluster, network=network)
 
 

@@ -13,7 +13,7 @@ import pytest
 from dkgp.models.sparse.bound.trail import Trail
 from tests.cli.invoke import files_below, refused, run, run_json
 from tests.cli.runs import bits
-from tests.full_disk import full_for
+from tests.full_disk import fill, full_for, mounted
 
 PIECES = "--chunk-rows 40 --cluster none"
 # Refined variances, averaged probabilities, and variances with neighbours, and an array that each of them writes.
@@ -51,6 +51,22 @@ def test_a_disk_that_fills_up_among_predictions(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
 
 
+@pytest.mark.faults
+@pytest.mark.parametrize(("command", "part"), [*PREDICTIONS[:2], pytest.param(*PREDICTIONS[2].values, id="neighbours")])
+def test_a_small_disk_fills_up_among_predictions(
+    command: str, part: str, places: dict[str, Any], tmp_path: Path
+) -> None:
+    typed = shlex.split(f"{command} {PIECES}".format(**places))
+    run_json(*typed, "--out", tmp_path / "whole")
+    with mounted(tmp_path / "disk", "8m") as disk:
+        ballast = fill(disk, 64 * 1024)
+        refused(run(*typed, "--out", disk / "out", "--json"), "Cannot write", "the disk is full")
+        assert not (disk / "out/dkgp-manifest.json").exists()
+        ballast.unlink()
+        run_json(*typed, "--out", disk / "out", "--resume")
+        assert bits(disk / "out") == bits(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("part", ["hyper.json.checkpoint$", "hyper.json$"])
 def test_a_disk_that_fills_up_in_a_search_with_neighbours(part: str, places: dict[str, Any], tmp_path: Path) -> None:
     """Where evaluations cannot be written, the search ends; where its result cannot, none is evaluated again."""
@@ -68,6 +84,7 @@ def test_a_disk_that_fills_up_in_a_search_with_neighbours(part: str, places: dic
         if checkpoint.exists():
             patch.setattr(Trail, "add", lambda *evaluation: pytest.fail("evaluated again"))
         again = run_json(*command, "--resume")
-    assert again["sparse"] == whole["sparse"] and again["kernel"] == whole["kernel"]
+    assert again["sparse"] == whole["sparse"]
+    assert again["kernel"] == whole["kernel"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hyper.json", "whole.json"]
     assert json.loads((tmp_path / "hyper.json").read_text())["noise_variance"] == whole["noise_variance"]
