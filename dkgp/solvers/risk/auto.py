@@ -149,7 +149,7 @@ class RiskAuto(RiskNewton):
         return max(MOST_PRODUCTS, self._whole_products(operator, state) - (state.descents - state.handed))
 
     def _take_too_much(self, state: AutoState) -> bool:
-        """True where steps that succeed, by a little each, cost more than conjugate gradients, which might do better."""
+        """True where steps that succeed, by a little each, have had more than their share of the products."""
         if not state.failures or state.whole or state.handed >= 0 or state.descents < state.until:
             return False
         return state.iteration - state.descents > MOST_SHARE_OF_STEPS * state.descents

@@ -74,5 +74,6 @@ def test_rounds_of_the_same_workers_take_no_time_for_the_pieces_of_others() -> N
     began = time.process_time()
     for start in range(256, 100 * 256, 256):
         groups, owners = homes.groups(dict(reversed(workers.items())), range(start, start + 256))
-        assert sorted(owners) == sorted(workers) and all(len(group) == 4 for group in groups)
+        assert sorted(owners) == sorted(workers)
+        assert all(len(group) == 4 for group in groups)
     assert time.process_time() - began < 1.0

@@ -149,7 +149,8 @@ def test_steps_have_half_of_the_products_where_no_whole_matrix_is_to_come(
             options: dict[str, Any] = {"method": method, "max_iterations": 600}
             runs[method] = minimised_by(operator, y, loss=LogisticLoss(), regularisation=1e-8, **options)
     run = runs["auto"]
-    assert run.solution.converged and run.choice["failed_steps"] >= 1
+    assert run.solution.converged
+    assert run.choice["failed_steps"] >= 1
     gradients = run.choice["iterations"]
     steps = run.solution.progress.iteration - gradients
     # The step that failed, and the one under way when the share was used up, come on top.
