@@ -57,6 +57,8 @@ COLUMNS = (
     Column("solver", "solver", text=True),
     Column("seconds", "seconds", ".2f"),
     Column("to_best", "over the best", ".2f"),
+    Column("processor_seconds", "processor s", ".2f"),
+    Column("processor_to_best", "over the least", ".2f"),
     Column("column_passes", "passes", ".1f"),
     ENTRIES,
     Column("note", "", text=True),
@@ -218,13 +220,19 @@ def run_bench_solvers(job: BenchSolversJob, reporter: Reporter) -> Document:
                 # The first samples of the draw, as a smaller problem would have them.
                 data = replace(largest, inputs=largest.inputs[:n], targets=largest.targets[:n])
                 rows += _rows(job, problem, data, reporter)
-    ratios = [row["to_best"] for row in rows if row["solver"] == AUTO]
+    automatic = [row for row in rows if row["solver"] == AUTO]
+    ratios = [row["to_best"] for row in automatic]
     document = report(
         "solvers",
         f"Solvers to max |g| <= {job.solver.tolerance:g}, medians of {job.repeats}, and the one that auto picks",
         COLUMNS,
         rows,
-        {"auto_over_best_largest": max(ratios), "auto_over_best_median": median(ratios)},
+        {
+            "auto_over_best_largest": max(ratios),
+            "auto_over_best_median": median(ratios),
+            "auto_over_least_processor_largest": max(row["processor_to_best"] for row in automatic),
+            "auto_over_least_processor_median": median([row["processor_to_best"] for row in automatic]),
+        },
         asked={**asdict(job), "solver": job.solver.to_json()},
     )
     document["warnings"] = list(reporter.warnings)
@@ -236,6 +244,7 @@ class _Taken:
     """Figures of a solver on one problem, repeat by repeat; one that was refused or cut off is not tried again."""
 
     seconds: list[float] = field(default_factory=list)
+    processor_seconds: list[float] = field(default_factory=list)
     column_passes: float = float("nan")
     entries: float = float("nan")
     note: str = ""
@@ -257,7 +266,7 @@ def _rows(job: BenchSolversJob, problem: ProblemSpec, data: PreparedData, report
             for name, taken in all_taken.items():
                 if taken.gave_up:
                     continue
-                began = time.perf_counter()
+                began, own = time.perf_counter(), time.process_time()
                 options = rival_options(job.solver, name).changed(seed=job.seed)
                 if name == AUTO:
                     options, choice = options.decided(data, data.found)
@@ -269,6 +278,7 @@ def _rows(job: BenchSolversJob, problem: ProblemSpec, data: PreparedData, report
                     taken.gave_up, taken.note = True, f"refused: {error}"
                     continue
                 taken.seconds.append(time.perf_counter() - began)
+                taken.processor_seconds.append(time.process_time() - own)
                 if run.last is not None and run.entries is not None:
                     taken.column_passes, taken.entries = run.last.column_passes, run.entries
                 if not run.converged:
@@ -287,12 +297,19 @@ def _rows(job: BenchSolversJob, problem: ProblemSpec, data: PreparedData, report
         (typical[name] for name, taken in all_taken.items() if name != AUTO and not taken.gave_up),
         default=typical[AUTO],
     )
+    processor = {name: median(all_taken[name].processor_seconds) for name in typical}
+    least = min(
+        (processor[name] for name in typical if name != AUTO and not all_taken[name].gave_up),
+        default=processor[AUTO],
+    )
     order = sorted(typical, key=lambda name: (name == AUTO, all_taken[name].gave_up, typical[name]))
     rows: list[dict[str, Any]] = [
         {
             "solver": name,
             "seconds": typical[name],
             "to_best": _ratio(typical[name], best, bests),
+            "processor_seconds": processor[name],
+            "processor_to_best": processor[name] / least,
             "column_passes": all_taken[name].column_passes,
             "entries": all_taken[name].entries,
             "converged": not all_taken[name].gave_up,

@@ -45,6 +45,8 @@ COLUMNS = (
     Column("moving", "bytes, s", ".3f"),
     Column("tasks", "tasks", ",d"),
     Column("task_ms", "ms a task", ".2f"),
+    Column("coordinator", "coordinator, processor s", ".3f"),
+    Column("coordinator_ms", "ms a task", ".2f"),
     Column("mb_per_second", "MB/s", ".0f"),
 )
 
@@ -142,7 +144,7 @@ def run_bench_messages(job: BenchMessagesJob, reporter: Reporter) -> Document:
                         runs.append(measure(executor, n, 1e-9 * job.entry_ns, min(1.0, job.seconds / parts.total)))
                         show(WorkProgress(f"{count} workers", len(rows) * job.repeats + len(runs), total, "products"))
                     share = runs[-1][1]
-                    seconds = median([each for each, _ in runs])
+                    seconds, coordinator = (median([run[at] for run in runs]) for at in (0, 2))
                     forecast = (parts.total - parts.ends) * share + parts.ends
                     rows.append(
                         {
@@ -156,6 +158,8 @@ def run_bench_messages(job: BenchMessagesJob, reporter: Reporter) -> Document:
                             "scheduling": share * parts.scheduling,
                             "moving": share * parts.moving,
                             "tasks": round(share * parts.tasks),
+                            "coordinator": coordinator,
+                            "coordinator_ms": 1e3 * coordinator / (share * parts.tasks),
                             "task_ms": 1e3 * (network.task_seconds + network.submit_seconds),
                             "mb_per_second": network.bytes_per_second / 1e6,
                         }
@@ -190,17 +194,21 @@ def _context(n: int) -> BlockContext:
     return BlockContext("messages", NoInputs(n), SquaredExponential(gamma=(1.0,)), n)
 
 
-def measure(executor: BlockExecutor, n: int, entry_seconds: float, share: float) -> tuple[float, float]:
-    """Seconds of about that share of a product whose tasks sleep, and the share of the pieces that it came to."""
+def measure(executor: BlockExecutor, n: int, entry_seconds: float, share: float) -> tuple[float, float, float]:
+    """Time about that share of a product whose tasks sleep.
+
+    Returns seconds, the share of the pieces that it came to, and processor seconds of this process, the scheduler's
+    included where it is in it.
+    """
     context = _context(n)
 
     def submit(name: str, task: Any, arguments: Any, work: Any, owners: Any = None) -> PendingRound:
         return executor.submit(name, sleeping_task, (context, entry_seconds), work, owners)
 
+    V, result = np.ones((n, 1)), np.ones((n, 1))
+    began, own, done, total = time.perf_counter(), time.process_time(), 0, 1
     products = FullProducts(context, executor, submit)
-    V, result = np.ones((n, 1)), np.zeros((n, 1))
-    began, done, total = time.perf_counter(), 0, 1
     for done, total in products.add(V, "single", result):
         if done >= share * total:
             break
-    return time.perf_counter() - began, done / total
+    return time.perf_counter() - began, done / total, time.process_time() - own

@@ -42,7 +42,8 @@ ROUND_TRIP = Option(
     help="Of an empty task.  [default: measured]", spellings=("--round-trip",), metavar="SECONDS", above=0
 )
 BANDWIDTH = Option(
-    help="Bytes a second between scheduler and workers, such as 100MiB.  [default: measured]",
+    help="Bytes a second between scheduler and workers, such as 100MiB; more than the coordinator moves on this "
+    "machine counts as that.  [default: measured]",
     type=byte_count,
     spellings=("--bandwidth",),
     metavar="SIZE",

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dkgp.data import dataset_from_arrays, open_dataset, write_friedman1
+from dkgp.plan.network import ClusterFigures, Network
 from tests.cli.invoke import document_of, refused, run, run_json
 
 
@@ -67,6 +68,19 @@ def test_a_plan_for_1_to_256_workers(problem: tuple[Path, Path], tmp_path: Path)
     # 4 passes of 300 samples by blocks of 30, and two float64 products, each a round trip at least.
     assert again["workers"][0]["seconds"] > 42 * 0.5
     assert again["workers"][0]["limit"] == "messages"
+
+
+@pytest.mark.usefixtures("quick")
+def test_no_link_is_faster_than_what_the_coordinator_moves(
+    problem: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, hyper = problem
+    network = Network(1e-3, 1e-3, 1e-4, 5e8)
+    monkeypatch.setattr("dkgp.plan.plan.measure_cluster", lambda _: ClusterFigures(network, 1, 2**27, 0))
+    options = ("--hyper", hyper, "--cluster", "local", "--solver", "gbcd", "--block-size", 30, "--workers", 1)
+    for bandwidth, expected in (("1GiB", 5e8), ("100MiB", 100 * 2**20)):
+        found = run_json("plan", train, *options, "--bandwidth", bandwidth)
+        assert found["network"]["bytes_per_second"] == expected
 
 
 @pytest.mark.usefixtures("quick")

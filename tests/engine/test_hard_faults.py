@@ -32,6 +32,7 @@ from tests.engine.helpers import (
     wait_for_rounds,
     worker_pids,
 )
+from tests.full_disk import fill, mounted
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("quiet_dask")]
 
@@ -236,15 +237,8 @@ def test_two_jobs_at_once_on_one_cluster(
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 8 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], check=False, capture_output=True, text=True
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
+    with mounted(tmp_path / "disk", "8m") as folder:
+        yield folder
 
 
 def test_a_disk_that_fills_up_leaves_a_checkpoint_that_resumes(
@@ -275,9 +269,7 @@ def test_a_disk_too_full_for_the_model_keeps_the_checkpoint(
     problem: Problem, reference: Bits, start_process: StartProcess, small_disk: Path, tmp_path: Path
 ) -> None:
     """The model does not fit where it is to go; nothing that looks like one is left, and the work is not lost."""
-    ballast = small_disk / "ballast"
-    free = os.statvfs(small_disk)
-    ballast.write_bytes(bytes(free.f_bavail * free.f_frsize - 16 * 1024))
+    ballast = fill(small_disk, 16 * 1024)
     (small_disk / "out").mkdir()
     options = (
         "--checkpoint",

@@ -6,6 +6,7 @@ home is busy or gone.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import count
@@ -22,6 +23,7 @@ class Homes:
 
     def __init__(self, pieces: int) -> None:
         self._homes: list[str | None] = [None] * pieces
+        self._settled: dict[str, int] = {}
 
     def groups(
         self, workers: Mapping[str, int], pieces: Sequence[int], parts: int = 1
@@ -47,6 +49,9 @@ class Homes:
         return [home or "" for home in self._homes]
 
     def _settle(self, workers: Mapping[str, int]) -> None:
+        if workers == self._settled:  # as in nearly every round; a large matrix has 200,000 pieces
+            return
+        self._settled = dict(workers)
         total = sum(workers.values())
         held = Counter(home for home in self._homes if home in workers)
         # A worker that has more than its share gives some of it up: not its first ones, but one in so many.
@@ -60,8 +65,11 @@ class Homes:
             if (place + 1) * surplus // held[home] > place * surplus // held[home]:
                 self._homes[piece] = None
         held = Counter(home for home in self._homes if home is not None)
+        fullness = [((held[worker] + 1) / threads, worker) for worker, threads in workers.items()]
+        heapq.heapify(fullness)
         for piece, home in enumerate(self._homes):
             if home is None:
-                worker = min(workers, key=lambda one: ((held[one] + 1) / workers[one], one))
+                worker = fullness[0][1]
                 self._homes[piece] = worker
                 held[worker] += 1
+                heapq.heapreplace(fullness, ((held[worker] + 1) / workers[worker], worker))

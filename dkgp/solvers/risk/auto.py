@@ -8,7 +8,8 @@ nothing that is timed: a run comes to the same bits wherever it runs.
 
 A step that its factor does not serve hands over to conjugate gradients from where it has come to. They take a quarter
 of the time that factors of the whole matrix would take, and go on as long as they are foretold to arrive sooner than
-these; then Newton's steps are solved by these, where they fit into memory.
+these; then Newton's steps are solved by these, where they fit into memory. Where they do not, Newton's method comes
+back after a while, and has half as many products as conjugate gradients have taken.
 
 Not among the choices: majorisation (above Newton's count where lambda is large, and far above where it is small),
 gradient descent and conjugate gradients on parameters.
@@ -24,7 +25,7 @@ import numpy as np
 
 from dkgp.operators.base import KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.solvers.risk.newton import NewtonState, RiskNewton
+from dkgp.solvers.risk.newton import PATIENCE, NewtonState, RiskNewton
 from dkgp.solvers.risk.whole import WholeCurvature, whole_products
 
 # Iterations that are looked at: the best of the later half against the best of the earlier one.
@@ -34,6 +35,9 @@ MOST_PRODUCTS = 40
 # What conjugate gradients have taken over may take, as a share of the whole matrix's factors, whatever is foretold:
 # widths go up and down.
 LEAST_SHARE_OF_WHOLE = 0.25
+# What Newton's steps may take beside conjugate gradients, as a share of their products, where a step has failed and no
+# factors of the whole matrix are to come.
+MOST_SHARE_OF_STEPS = 0.5
 # Where the stopping rule does not say by how much the gradient must fall.
 USUAL_GAP = 1e-4
 
@@ -119,6 +123,9 @@ class RiskAuto(RiskNewton):
         assert isinstance(state, AutoState)
         if state.search.size:
             return False
+        if state.steps and self._take_too_much(state):
+            least = math.ceil((state.iteration - state.descents) / MOST_SHARE_OF_STEPS)
+            state.until = max(least, state.descents + PATIENCE)
         if state.steps and state.descents < state.until:
             state.steps, state.widths = False, []
         if state.steps:
@@ -140,6 +147,12 @@ class RiskAuto(RiskNewton):
         if state.handed < 0:
             return MOST_PRODUCTS
         return max(MOST_PRODUCTS, self._whole_products(operator, state) - (state.descents - state.handed))
+
+    def _take_too_much(self, state: AutoState) -> bool:
+        """True where steps that succeed, by a little each, have had more than their share of the products."""
+        if not state.failures or state.whole or state.handed >= 0 or state.descents < state.until:
+            return False
+        return state.iteration - state.descents > MOST_SHARE_OF_STEPS * state.descents
 
     def _whole_products(self, operator: KernelOperator, state: NewtonState) -> float:
         return whole_products(operator.n, operator.kernel.n_features, state.rhs.shape[1], self.risk.loss.coupled)

@@ -21,6 +21,8 @@ from dkgp.operators import ArrayInputs, BlockedKernelOperator, TreeKernelOperato
 from dkgp.solvers import Checkpointing
 from dkgp.solvers.losses import LogisticLoss, Loss, SoftmaxLoss, SquaredHingeLoss
 from dkgp.solvers.risk import Risk, RiskSolution, risk_memory
+from dkgp.solvers.risk.auto import MOST_SHARE_OF_STEPS
+from dkgp.solvers.risk.newton import MOST_ITERATIONS
 from dkgp.solvers.risk.whole import MOST_BYTES, WholeCurvature, whole_bytes
 from tests.solvers.risk.running import minimised_by
 
@@ -132,6 +134,29 @@ def test_it_is_told_when_factors_of_the_whole_matrix_took_over(executor: LocalEx
     assert "factors of the whole matrix" in hard.choice["reason"]
     options: dict[str, Any] = {"method": "kcg", "max_iterations": 500}
     assert not minimised(executor, "noisy", "smooth", "logit", **options).solution.converged
+
+
+def test_steps_have_half_of_the_products_where_no_whole_matrix_is_to_come(
+    executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Separable labels, a rough kernel: steps of 20 to 40 products each bring less than gradients do."""
+    monkeypatch.setattr("dkgp.solvers.risk.whole.MOST_BYTES", 0)
+    x = np.random.default_rng(12).uniform(-3.0, 3.0, (1000, 2))
+    y = np.sign(np.sin(x[:, 0]) * x[:, 1])[:, None]
+    runs = {}
+    for method in ("auto", "kcg"):
+        with BlockedKernelOperator(SquaredExponential((10.0, 10.0)), 1.0, ArrayInputs(x), executor) as operator:
+            options: dict[str, Any] = {"method": method, "max_iterations": 600}
+            runs[method] = minimised_by(operator, y, loss=LogisticLoss(), regularisation=1e-8, **options)
+    run = runs["auto"]
+    assert run.solution.converged
+    assert run.choice["failed_steps"] >= 1
+    gradients = run.choice["iterations"]
+    steps = run.solution.progress.iteration - gradients
+    # The step that failed, and the one under way when the share was used up, come on top.
+    assert steps <= MOST_SHARE_OF_STEPS * gradients + 2 * (MOST_ITERATIONS + 1)
+    passes = {method: run.solution.progress.column_passes for method, run in runs.items()}
+    assert passes["auto"] <= 1.5 * passes["kcg"]
 
 
 @pytest.mark.parametrize("stop", [9, 14, 30, 55])
