@@ -125,7 +125,8 @@ class OrderedPoints:
         padding = np.repeat(points[-1:], -len(points) % _COLUMNS, axis=0)
         points = np.concatenate([points, padding]) if len(padding) else np.ascontiguousarray(points)
         places, at = np.empty(size, np.int32), np.stack([low, high])
-        is_proven, _ = _search(self._tree.arrays, self._panels, self.bounds, points, at, leaf, count, budget, places)
+        samples = self._tree.arrays, self._panels, self.bounds
+        is_proven, _ = _search(samples, points, at, leaf, count, budget, places)
         return np.sort(places), bool(is_proven)
 
     def _points(self, places: IndexArray) -> NDArray[np.float32]:
@@ -144,15 +145,14 @@ def _address(typing_context, array, offset):  # type: ignore[no-untyped-def]
 
 
 @cached_njit(nogil=True)
-def _search(
-    tree: Any, panels: Any, bounds: Any, points: Any, at: Any, before: Any, count: Any, budget: Any, places: Any
-) -> Any:
+def _search(samples: Any, points: Any, at: Any, before: Any, count: Any, budget: Any, places: Any) -> Any:
     """Fill `places` with those of the nearest before a leaf, in a heap: of equal distances, the first places.
 
     A first guess looks at `count` leaves, the search at `budget` of those that may hold anything nearer. Return if the
-    places are proven to be the nearest, and how many points were looked at. `at` (2, e) is the box of `points`.
+    places are proven to be the nearest, and how many points were looked at. `samples` are the leaves' tree, panels and
+    bounds; `at` (2, e) is the box of `points`.
     """
-    firsts, children, lows, highs = tree
+    (firsts, children, lows, highs), panels, bounds = samples
     distances = np.full(len(places), np.float32(np.inf))
     places[:] = np.iinfo(np.int32).max
     first, near = np.empty(count, np.intp), np.empty(budget, np.intp)
