@@ -37,7 +37,10 @@ def test_a_fit_with_neighbours_that_is_killed_without_a_checkpoint_begins_again(
     assert {path.name for path in tmp_path.iterdir()} == {"out", "whole"}
 
 
-@pytest.mark.parametrize("part", ["out.checkpoint/", "out/near_inputs/", "out/near_normal/c/", "out/dkgp-manifest.json"])
+PARTS = ("out.checkpoint/", "out/near_inputs/", "out/near_normal/c/", "out/dkgp-manifest.json")
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_a_disk_that_fills_up_under_a_fit_with_neighbours(
     part: str, stores: dict[str, Any], whole: Callable[[str], Path], tmp_path: Path
 ) -> None:
