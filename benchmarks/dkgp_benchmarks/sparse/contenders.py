@@ -83,7 +83,8 @@ def sparse_model(description: dict[str, Any], dataset: Dataset, found: Hyperpara
     predictions = []
     for start in range(0, len(inputs), PREDICTED_TOGETHER):
         rows = inputs[start : start + PREDICTED_TOGETHER]
-        predictions.append((model.mean(rows), model.variance(rows)) if by_near is None else by_near(rows))
+        of_rows = (model.mean(rows), model.variance(rows)) if by_near is None else by_near.predicted(rows, None)[:2]
+        predictions.append(of_rows)
     mean, variance = (np.concatenate(values) for values in zip(*predictions, strict=True))
     figures["predict_seconds"] = time.perf_counter() - began
     figures["processor_seconds"] = processor_seconds() - processor_began

@@ -83,24 +83,28 @@ class SparsePredictor:
         r, p = len(rows), self._opened.record.n_targets
         mean, bound = np.empty((r, p)), np.empty((r, p))
         variance_of_method, lower, upper = np.empty(r), np.empty(r), np.empty(r)
-        unproven = np.zeros(-(-r // PIECE_ROWS), np.intp)
 
         def work(piece: int) -> None:
             where = slice(piece * PIECE_ROWS, (piece + 1) * PIECE_ROWS)
             parts = (values[where] for values in (rows, mean, bound, variance_of_method, lower, upper))
-            unproven[piece] = self._predict(*parts)
+            self._predict(*parts)
 
         with single_threaded_blas():
-            in_parallel(work, len(unproven), self._threads)
+            in_parallel(work, -(-r // PIECE_ROWS), self._threads)
+        unproven = 0
+        if self._near is not None:
+            near, variance_of_method, unproven = self._near.predicted(rows, self._threads)
+            # A difference of two numbers, and a sum.
+            mean, bound = near, (np.abs(near - mean) + bound) * (1.0 + 4.0 * EPS)
         to = self._opened.record.standardisation
         means = mean_in_units(mean, bound, to.target_std, to.target_mean)
         if self._interval is None:
-            return SparsePredicted(*means, unproven=int(unproven.sum()))
+            return SparsePredicted(*means, unproven=unproven)
         low, high = outward(lower + self._noise, upper + self._noise)
         with np.errstate(over="ignore"):  # as the interval's ends: infinite beyond the largest number
             variance = (variance_of_method + self._noise)[:, None] * np.asarray(to.target_std) ** 2
         interval = variance_in_units(np.maximum(low, 0.0), high, to.target_std)
-        return SparsePredicted(*means, variance, *interval, unproven=int(unproven.sum()))
+        return SparsePredicted(*means, variance, *interval, unproven)
 
     def _predict(
         self,
@@ -110,8 +114,8 @@ class SparsePredictor:
         variance: FloatArray,
         lower: FloatArray,
         upper: FloatArray,
-    ) -> int:
-        """Write the predictions at standardised rows into the arrays; return of how many neighbours are unproven."""
+    ) -> None:
+        """Write the basis' predictions at standardised rows into the arrays."""
         model, certificate = self._opened.model, self._opened.certificate
         points = Points.of(model.kernel, model.evaluator(), rows)
         mean[:] = model.mean(rows)
@@ -120,13 +124,6 @@ class SparsePredictor:
             lower[:], upper[:] = self._interval(rows)
             variance[:] = model.variance(rows)
         bound[:] = certificate.mean_error_bound(upper, points.prior, points.errors)
-        if self._near is None:
-            return 0
-        near, variance[:], unproven = self._near.predicted(rows)
-        # A difference of two numbers, and a sum.
-        bound[:] = (np.abs(near - mean) + bound) * (1.0 + 4.0 * EPS)
-        mean[:] = near
-        return unproven
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from dkgp.kernels.tiles.blocks import LANES, TILE_COLUMNS, fill_differences
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.vector_math import FAST_MATH, prefer_full_vectors
 from dkgp.operators.base import IndexArray
-from dkgp.operators.vecchia.leaf_tree import LeafTree
+from dkgp.operators.vecchia.leaf_tree import LeafTree, find_near
 
-# Points that are compared with a leaf's own at a time.
-_ROWS = 256
+# Points that are compared with a leaf's own at a time, and a multiple of which these are.
+_ROWS, _COLUMNS = 256, 4
 # Points that the widest feature is estimated from.
 _SAMPLED = 4096
 
@@ -121,31 +121,16 @@ class OrderedPoints:
         """Places of the `size` points before a leaf that are nearest to any of `points` (g, e), in a box low..high."""
         # Enough leaves for a first guess; then those that may hold anything nearer, as far as they are looked at.
         count = min(leaf, 2 * size // self._smallest + 1)
-        first, unseen = self._tree.near(low, high, leaf, np.inf, count)
-        places, distances = self._distances(points, first)
-        if len(first) < leaf:
-            farthest = np.partition(distances, size - 1)[size - 1]
-            near, unseen = self._tree.near(low, high, leaf, farthest, max(self._searched, count))
-            more = self._distances(points, np.setdiff1d(near, first, assume_unique=True))
-            places, distances = np.concatenate([places, more[0]]), np.concatenate([distances, more[1]])
-        farthest = np.partition(distances, size - 1)[size - 1]
-        within = places[distances < farthest]
-        ties = np.sort(places[distances == farthest])[: size - len(within)]
-        return np.sort(np.concatenate([within, ties])), bool(unseen > farthest)
+        budget = min(leaf, max(self._searched, count))
+        padding = np.repeat(points[-1:], -len(points) % _COLUMNS, axis=0)
+        points = np.concatenate([points, padding]) if len(padding) else np.ascontiguousarray(points)
+        places, at = np.empty(size, np.int32), np.stack([low, high])
+        samples = self._tree.arrays, self._panels, self.bounds
+        is_proven, _ = _search(samples, points, at, leaf, count, budget, places)
+        return np.sort(places), bool(is_proven)
 
     def _points(self, places: IndexArray) -> NDArray[np.float32]:
         return np.ascontiguousarray(self._panels[places // LANES, :, places % LANES])
-
-    def _distances(
-        self, of_leaf: NDArray[np.float32], leaves: IndexArray
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Places of the points of some leaves, and each one's squared distance from the nearest of `of_leaf` (g, e)."""
-        of_leaf = np.concatenate([of_leaf, np.repeat(of_leaf[-1:], -len(of_leaf) % TILE_COLUMNS, axis=0)])
-        starts, stops = self.bounds[leaves], self.bounds[leaves + 1]
-        places = np.empty(int((stops - starts).sum()), np.int32)
-        distances = np.empty(len(places), np.float32)
-        _least_distances(self._panels, starts, stops, of_leaf, places, distances)
-        return places, distances
 
 
 @intrinsic
@@ -159,36 +144,86 @@ def _address(typing_context, array, offset):  # type: ignore[no-untyped-def]
     return types.CPointer(array.dtype)(array, types.intp), generate
 
 
-@cached_njit(nogil=True, fastmath=FAST_MATH)
-def _least_distances(panels: Any, starts: Any, stops: Any, leaf_points: Any, places: Any, distances: Any) -> None:
-    """Fill `places` with the ranges' places, and `distances` with min_j |point - leaf_points[j]|^2 of each.
+@cached_njit(nogil=True)
+def _search(samples: Any, points: Any, at: Any, before: Any, count: Any, budget: Any, places: Any) -> Any:
+    """Fill `places` with those of the nearest before a leaf, in a heap: of equal distances, the first places.
 
-    Points lie in panels of `LANES`, feature by feature; `leaf_points` in whole tiles of columns, the last one repeated.
+    A first guess looks at `count` leaves, the search at `budget` of those that may hold anything nearer. Return if the
+    places are proven to be the nearest, and how many points were looked at. `samples` are the leaves' tree, panels and
+    bounds; `at` (2, e) is the box of `points`.
+    """
+    (firsts, children, lows, highs), panels, bounds = samples
+    distances = np.full(len(places), np.float32(np.inf))
+    places[:] = np.iinfo(np.int32).max
+    first, near = np.empty(count, np.intp), np.empty(budget, np.intp)
+    taken, unseen = find_near(firsts, children, lows, highs, at, before, np.float32(np.inf), first)
+    looked = _look_at(panels, bounds, first[:taken], points, distances, places)
+    if taken < before:
+        more, unseen = find_near(firsts, children, lows, highs, at, before, distances[0], near)
+        seen, rest = np.sort(first[:taken]), 0
+        for i in range(more):
+            place = np.searchsorted(seen, near[i])
+            if place == taken or seen[place] != near[i]:
+                near[rest] = near[i]
+                rest += 1
+        looked += _look_at(panels, bounds, near[:rest], points, distances, places)
+    return unseen > distances[0], looked
+
+
+@cached_njit(nogil=True, fastmath=FAST_MATH - {"ninf"})
+def _look_at(panels: Any, bounds: Any, leaves: Any, points: Any, distances: Any, places: Any) -> Any:
+    """Put the points of some leaves into a heap where they are nearer to any of `points` than its farthest, its first.
+
+    Points lie in panels of `LANES`, feature by feature; `points` are a multiple of `_COLUMNS`, the last one repeated.
+    Return how many there were.
     """
     prefer_full_vectors()
-    features = panels.shape[1]
-    tile, greatest = np.empty((TILE_COLUMNS, _ROWS), leaf_points.dtype), np.empty(_ROWS, leaf_points.dtype)
-    filled = 0
-    for k in range(len(starts)):
-        first = starts[k] // LANES * LANES
-        while first < stops[k]:
-            rows = min(_ROWS, -(-(stops[k] - first) // LANES) * LANES)
+    features, columns = panels.shape[1], points.shape[0]
+    tile, greatest = np.empty((TILE_COLUMNS, _ROWS), points.dtype), np.empty(_ROWS, points.dtype)
+    looked = 0
+    for k in range(len(leaves)):
+        start, stop = bounds[leaves[k]], bounds[leaves[k] + 1]
+        looked += stop - start
+        first = start // LANES * LANES
+        while first < stop:
+            rows = min(_ROWS, -(-(stop - first) // LANES) * LANES)
             greatest[:] = -np.inf
-            for column in range(0, leaf_points.shape[0], TILE_COLUMNS):
+            for column in range(0, columns, TILE_COLUMNS):
+                width = min(TILE_COLUMNS, columns - column)
                 fill_differences(
                     _address(tile, 0),
                     _ROWS,
-                    TILE_COLUMNS,
+                    width,
                     rows,
                     _address(panels, first * features),
                     features,
-                    _address(leaf_points, column * features),
+                    _address(points, column * features),
                 )
-                for j in range(TILE_COLUMNS):
+                for j in range(width):
                     for i in range(rows):
                         greatest[i] = max(greatest[i], tile[j, i])
-            for i in range(max(starts[k] - first, 0), min(rows, stops[k] - first)):
-                places[filled] = first + i
-                distances[filled] = -greatest[i]
-                filled += 1
+            for i in range(max(start - first, 0), min(rows, stop - first)):
+                distance = -greatest[i]
+                if distance < distances[0] or (distance == distances[0] and first + i < places[0]):
+                    _put_first(distances, places, distance, first + i)
             first += rows
+    return looked
+
+
+@cached_njit(nogil=True)
+def _put_first(distances: Any, places: Any, distance: Any, place: Any) -> None:
+    """Put a point where a heap's first is, the farthest, or of those as far the last place; and let it sink."""
+    at, size = 0, len(distances)
+    while 2 * at + 1 < size:
+        child = 2 * at + 1
+        other = child + 1
+        if other < size and (
+            distances[other] > distances[child]
+            or (distances[other] == distances[child] and places[other] > places[child])
+        ):
+            child = other
+        if distances[child] < distance or (distances[child] == distance and places[child] < place):
+            break
+        distances[at], places[at] = distances[child], places[child]
+        at = child
+    distances[at], places[at] = distance, place

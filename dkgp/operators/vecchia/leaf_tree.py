@@ -57,7 +57,12 @@ class LeafTree:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return sum(array.nbytes for array in (self._firsts, self._children, self._low, self._high))
+        return sum(array.nbytes for array in self.arrays)
+
+    @property
+    def arrays(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
+        """As `find_near` takes them."""
+        return self._firsts, self._children, self._low, self._high
 
     def near(
         self, low: NDArray[np.float32], high: NDArray[np.float32], before: int, radius: float, budget: int
@@ -68,13 +73,12 @@ class LeafTree:
         was left out: infinite where there is none.
         """
         places = np.empty(min(budget, before), np.intp)
-        tree = (self._firsts, self._children, self._low, self._high)
-        count, unseen = _near(*tree, np.stack([low, high]), before, np.float32(radius), places)
+        count, unseen = find_near(*self.arrays, np.stack([low, high]), before, np.float32(radius), places)
         return np.sort(places[:count]), unseen
 
 
 @cached_njit(nogil=True, fastmath=FAST_MATH - {"ninf"})
-def _near(
+def find_near(
     firsts: Any,
     children: Any,
     lows: Any,

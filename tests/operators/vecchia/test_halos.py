@@ -46,14 +46,15 @@ def test_the_first_leaves_have_all_that_come_before_them(rng: np.random.Generato
 def test_far_leaves_are_not_looked_at(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     found = ordered(rng.uniform(size=(20_000, 2)).astype(np.float32), 50)
     looked = 0
-    distances = halos._least_distances
+    search = halos._search
 
-    def counting(points: object, starts: object, stops: object, own: object, places: np.ndarray, out: object) -> None:
+    def counting(*arguments: object) -> tuple[bool, int]:
         nonlocal looked
-        looked += len(places)
-        distances(points, starts, stops, own, places, out)
+        is_proven, of_one = search(*arguments)
+        looked += of_one
+        return is_proven, of_one
 
-    monkeypatch.setattr(halos, "_least_distances", counting)
+    monkeypatch.setattr(halos, "_search", counting)
     for number in range(len(found.bounds) - 1):
         found.halo(number, 100)
     assert looked < 400 * 1000  # of 400 leaves times 10,000 samples before them on average

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.cluster.cache import worker_cache
-from dkgp.cluster.threads import single_threaded_blas
+from dkgp.cluster.threads import in_parallel, single_threaded_blas
 from dkgp.kernels import Features, Kernel
 from dkgp.models.sparse.vif.leaf import factor_leaf
 from dkgp.models.sparse.vif.objective import LEAF, Neighbourhood, Neighbours
@@ -35,6 +35,8 @@ from dkgp.operators.vecchia.leaf_tree import tree_bytes
 # Bytes of F, of all samples, up to which a predictor holds its rows once they are made; settled by sizes, not by memory
 # at hand, since rows that are made together have other last bits.
 MOST_HELD = 1 << 28
+# New samples that a thread takes at a time.
+ROWS_AT_ONCE = 32
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ def points_bytes(n: int, d: int) -> int:
 
 
 def held_bytes(n: int, m: int) -> int:
-    """Bytes of the samples' rows of F, where those that predictions need are held; else 0."""
-    return size if (size := 8 * n * m) <= MOST_HELD else 0
+    """Bytes of the samples' rows of F, where those that predictions need are held, and of which are; else 0."""
+    return size + n if (size := 8 * n * m) <= MOST_HELD else 0
 
 
 def near_task_bytes(size: int, d: int, m: int, p: int) -> int:
@@ -126,9 +128,9 @@ class NearPredictor:
         self._evaluator = self._context.evaluator("double")
         self._prototypes = self._evaluator.prepare(prototypes) if len(prototypes) else None
         n, m = len(near.inputs), len(prototypes)
-        # Rows of F in kd order, and of which leaves they are made.
+        # Rows of F in kd order, and which of them are made.
         self._held = np.empty((n, m)) if held_bytes(n, m) else None
-        self._made = np.zeros(len(bounds) - 1, dtype=bool)
+        self._made = np.zeros(n if self._held is not None else 0, dtype=bool)
         # Of an observation: with its noise, no duplicate of a sample is without a variance.
         self._noise = float(np.min(near.noise))
 
@@ -140,24 +142,29 @@ class NearPredictor:
         mean, variance, _ = self.predicted(inputs)
         return mean, variance
 
-    def predicted(self, inputs: FloatArray) -> tuple[FloatArray, FloatArray, int]:
-        """The same, and of how many rows the neighbours may not be the nearest."""
-        unproven = 0
+    def predicted(self, inputs: FloatArray, threads: int | None = 1) -> tuple[FloatArray, FloatArray, int]:
+        """The same, and of how many rows the neighbours may not be the nearest; by all cores where threads are None."""
         mean, variance = np.empty((len(inputs), self._near.targets.shape[1])), np.empty(len(inputs))
+        unproven = np.zeros(len(inputs), dtype=bool)
         points = embed_inputs(self._context, self._near.embedding, inputs)
-        with single_threaded_blas():
-            for row, point in enumerate(points):
-                places, is_proven = self._points.near(point, self._near.size)
-                unproven += not is_proven
+
+        def work(piece: int) -> None:
+            for row in range(piece * ROWS_AT_ONCE, min((piece + 1) * ROWS_AT_ONCE, len(inputs))):
+                places, is_proven = self._points.near(points[row], self._near.size)
+                unproven[row] = not is_proven
                 mean[row], variance[row] = self._predicted(inputs[row : row + 1], places)
-        return mean, variance, unproven
+
+        with single_threaded_blas():
+            in_parallel(work, -(-len(inputs) // ROWS_AT_ONCE), threads)
+        return mean, variance, int(unproven.sum())
 
     def _predicted(self, inputs: FloatArray, places: NDArray[np.int32]) -> tuple[FloatArray, float]:
         near, (rank, p) = self._near, self._near.whitened.shape
         halo = self._points.order[places].astype(np.intp)
         features = self._evaluator.prepare(np.concatenate([near.inputs[halo], inputs]))
-        known = np.concatenate([near.targets[halo], np.zeros((1, p))])
-        right = np.concatenate([self._rows_with(places, features), known], axis=1)
+        right = np.zeros((features.n, rank + p))
+        self._write_rows(places, features, right[:, :rank])
+        right[:-1, rank:] = near.targets[halo]
         noise = np.append(np.broadcast_to(noise_at(near.noise, halo), (len(halo),)), self._noise)
         leaf = factor_leaf(self._evaluator, features, len(halo), noise, right, rank)
         if leaf is None:
@@ -171,22 +178,24 @@ class NearPredictor:
             variance += float(np.sum(half * half))
         return mean, variance
 
-    def _rows_with(self, places: NDArray[np.int32], features: Features) -> FloatArray:
-        """Rows of F for the samples at some places and one new one, whose features these are: (c + 1, m).
+    def _write_rows(self, places: NDArray[np.int32], features: Features, rows: FloatArray) -> None:
+        """Write rows of F for the samples at some places and one new one, whose features these are: (c + 1, m).
 
         Held rows are made leaf by leaf: by any thread and in any order they are the same.
         """
         if self._held is None:
-            return self._factor_rows(features)
-        bounds = self._points.bounds
-        leaves = np.unique(np.searchsorted(bounds, places, side="right") - 1)
-        for leaf in leaves[~self._made[leaves]]:
-            start, stop = bounds[leaf], bounds[leaf + 1]
-            members = self._near.inputs[self._points.order[start:stop]]
-            self._held[start:stop] = self._factor_rows(self._evaluator.prepare(members))
-            self._made[leaf] = True
-        last = features.take(np.array([len(places)]))
-        return np.concatenate([self._held[places], self._factor_rows(last)])
+            rows[:] = self._factor_rows(features)
+            return
+        made = self._made[places]
+        if not made.all():
+            bounds = self._points.bounds
+            for leaf in np.unique(np.searchsorted(bounds, places[~made], side="right") - 1):
+                start, stop = bounds[leaf], bounds[leaf + 1]
+                members = self._near.inputs[self._points.order[start:stop]]
+                self._held[start:stop] = self._factor_rows(self._evaluator.prepare(members))
+                self._made[start:stop] = True
+        rows[:-1] = self._held[places]
+        rows[-1:] = self._factor_rows(features.take(np.array([len(places)])))
 
     def _factor_rows(self, features: Features) -> FloatArray:
         """Rows of F for some samples: (c, m)."""

@@ -121,7 +121,7 @@ def test_a_new_sample_where_one_is_has_a_variance_and_nothing_has_no_predictions
 def test_rows_that_are_held_are_those_that_are_made_for_each(
     one_thread: LocalExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the same bits in any order, one by one or together; to roundings without any that are held."""
+    """To the same bits in any order, one by one, together or by threads; to roundings without any that are held."""
     X, Y, Z = rows()
     T = np.random.default_rng(11).standard_normal((30, 2))
     with RunContext.of(one_thread).operator(KERNEL, S2, ArrayInputs(X)) as operator:
@@ -132,6 +132,9 @@ def test_rows_that_are_held_are_those_that_are_made_for_each(
         together = predictor()
         mean, variance = together(T)
         assert together._made.any()
+        shared = predictor().predicted(np.repeat(T, 4, axis=0), 3)
+        for found, expected in zip(shared, (mean, variance), strict=False):
+            np.testing.assert_array_equal(found, np.repeat(expected, 4, axis=0))
         backwards = predictor()
         for row in range(len(T))[::-1]:
             one, spread = backwards(T[row : row + 1])
