@@ -151,8 +151,6 @@ class SolverOptions:
 
         Parameters
         ----------
-        dataset : Probed
-        hyperparameters : Hyperparameters
         more_columns : int
             Right-hand sides beside the targets.
         tree_error : float, optional

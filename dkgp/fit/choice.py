@@ -186,10 +186,8 @@ class Forecasts:
         Samples to predict.
     memory_bytes : int
         What may be held.
-    seed : int
     cluster : ClusterOptions
         Whose caches count.
-    reporter : Reporter
     measured : bool
         Whether at prices that are measured here, in some seconds; at those of a nominal machine otherwise.
 

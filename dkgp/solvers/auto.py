@@ -164,7 +164,6 @@ def choose_solver(
 
     Parameters
     ----------
-    kernel : Kernel
     noise_variance : float
         s2.
     inputs : (m, d) float64

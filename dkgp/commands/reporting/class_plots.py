@@ -29,9 +29,7 @@ def plot_classes(
     ----------
     path : path
         .png, .pdf or .svg.
-    metrics : ClassMetrics
     curves : sequence of OperatingCurve
-    title : str
     """
     panels = 1 + bool(curves) + (metrics.reliability is not None)
     with drawn(path, 5.2 * panels, 5.0, title) as figure:
@@ -118,7 +116,6 @@ def plot_path(
         What the search looked at: scale, noise_variance and score of each.
     summary : mapping
         Of the model: cardinality is that which was chosen, best_cardinality that of the least score.
-    title : str
     """
     # The axis has no place for none at all.
     some = [record for record in cardinalities if record["cardinality"] > 0]
@@ -160,7 +157,6 @@ def plot_risk(path: str | os.PathLike[str], history: History, *, title: str, goa
         .png, .pdf or .svg.
     history : sequence of mappings
         Records of the rounds: `duality_gap` is relative, `objective` the risk.
-    title : str
     goal : float, optional
         Relative gap at which the search was to stop.
     """

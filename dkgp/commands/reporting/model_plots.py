@@ -43,7 +43,6 @@ def plot_basis(
         Records of the rounds of a greedy choice (`dkgp.solvers.greedy_basis.settings.GreedyProgress.to_json`).
     summary, certificate : mapping
         Of the model that it ended in: what is proven of it and of the rungs before, with all roundings, are points.
-    title : str
     """
     known = [record for record in history if record["least"] is not None]
     excess = np.maximum(column(known, "risk") - column(known, "least"), 0.0)
@@ -109,7 +108,6 @@ def plot_weights(path: str | os.PathLike[str], targets: Sequence[PathOfTarget], 
     targets : sequence of PathOfTarget
         Of the first few there is a row each.
     names : Dataset, or what else has their names
-    title : str
     """
     shown = targets[:MOST_TARGETS]
     with drawn(path, 11.0, 4.2 * len(shown), title) as figure:

@@ -148,7 +148,6 @@ def plot_residuals(
         Residuals in units of a standard deviation, of a transformed target on the scale that is modelled.
     of_prediction : bool
         Whether these deviations are the predicted ones, or the residuals' own.
-    title : str
     """
     truth, mean = truth.reshape(len(truth), -1)[:, :MOST_NAMES], mean.reshape(len(mean), -1)[:, :MOST_NAMES]
     residuals = truth - mean

@@ -28,7 +28,6 @@ def require_varying_targets(names: Sequence[str], constant: BoolArray, values: F
     constant : (p,) bool
     values : (p,) float64
         Of any sample.
-    n_samples : int
 
     Raises
     ------

@@ -97,7 +97,6 @@ def search(
         See `Objective`.
     kernel : sklearn.gaussian_process.kernels.Kernel
     optimizer : "fmin_l_bfgs_b" or callable
-    restarts : int
     rng : numpy.random.RandomState
 
     Raises

@@ -350,7 +350,6 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         ----------
         X
             As for `predict`.
-        n_samples : int
         random_state : int, RandomState instance or None
 
         Returns

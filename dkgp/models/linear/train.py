@@ -180,7 +180,6 @@ def train_linear(
     ----------
     dataset : Dataset
         With targets.
-    settings : LinearSettings
     executor : BlockExecutor
         Reads the rows and adds up.
     memory_bytes : int

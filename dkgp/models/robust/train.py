@@ -94,7 +94,6 @@ def train_student(
     ----------
     dataset, kernel, context, solver, stopping, initial
         As for `dkgp.models.exact.train`. Checkpoints are of turns: an interrupted one begins again, to the same bits.
-    likelihood : StudentT
 
     Returns
     -------

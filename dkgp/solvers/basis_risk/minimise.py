@@ -72,7 +72,6 @@ class BasisRiskSolution:
         Of the Hessian at this point, where it was asked for.
     explained : float
         Sum of the squares of F: the share of sum k(x, x) that the basis accounts for.
-    reason : StopReason
     history : list of Progress
     passes, gram_passes : int
         Times that all entries were evaluated, and those that summed Grams.
@@ -111,9 +110,7 @@ def minimise_on_basis(
 
     Parameters
     ----------
-    cross : CrossKernel
     targets : (n, t) float64
-    loss : Loss
     regularisation : float
         lambda.
     weights : (n,) float64, optional
@@ -141,10 +138,8 @@ class BasisDescent:
 
     Parameters
     ----------
-    problem : BasisRisk
     tolerance : float
         See `minimise_on_basis`.
-    max_iterations : int
     hessian : bool
         Also factor the Hessian where it ends; of a coupled loss the whole one.
 

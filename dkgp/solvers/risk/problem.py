@@ -30,7 +30,6 @@ class Risk:
 
     Parameters
     ----------
-    loss : Loss
     regularisation : float
         lambda.
     weights : (n,) float64, optional

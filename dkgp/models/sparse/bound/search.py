@@ -104,7 +104,6 @@ def tune_by_bound(
 
     Parameters
     ----------
-    dataset : Dataset
     context : RunContext or BlockExecutor
         Its executor goes through the samples, `within` is called in each pass, `interrupted` may end the search.
     choices, settings
