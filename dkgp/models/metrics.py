@@ -234,9 +234,9 @@ def _r_squared(rmse: FloatArray, deviation: FloatArray) -> list[float | None]:
         return [1.0 - float(np.square(of)) if np.isfinite(of) else None for of in rmse / deviation]
 
 
-def coverage_band(n: int, level: float = 0.95) -> tuple[float, float]:
-    """Shares of n test samples between which the coverage of true `level` intervals lies in 95 of 100 test sets."""
-    low, high = scipy.stats.binom.interval(0.95, n, level)
+def coverage_band(n: int) -> tuple[float, float]:
+    """Shares of n test samples between which the coverage of true 95 % intervals lies in 95 of 100 test sets."""
+    low, high = scipy.stats.binom.interval(0.95, n, 0.95)
     return float(low) / n, float(high) / n
 
 
