@@ -37,8 +37,6 @@ def plot_basis(
 
     Parameters
     ----------
-    path : path
-        .png, .pdf or .svg.
     history : sequence of mappings
         Records of the rounds of a greedy choice (`dkgp.solvers.greedy_basis.settings.GreedyProgress.to_json`).
     summary, certificate : mapping
@@ -103,8 +101,6 @@ def plot_weights(path: str | os.PathLike[str], targets: Sequence[PathOfTarget], 
 
     Parameters
     ----------
-    path : path
-        .png, .pdf or .svg.
     targets : sequence of PathOfTarget
         Of the first few there is a row each.
     names : Dataset, or what else has their names
@@ -155,8 +151,6 @@ def plot_tuning(path: str | os.PathLike[str], tuned: Hyperparameters) -> None:
 
     Parameters
     ----------
-    path : path
-        .png, .pdf or .svg; matplotlib is installed, which `check_side_files` sees to.
     tuned : Hyperparameters
         With `parameters`, as `tune` returns them.
     """

@@ -90,14 +90,10 @@ def plot_convergence(
 
     Parameters
     ----------
-    path : path
-        .png, .pdf or .svg.
     history : sequence of mappings
         Records of the rounds (`dkgp.solvers.Progress.to_json`).
     tolerance : float
         Drawn as a line; where a run stopped above it, the end at its recent rate is foreseen.
-    title : str
-        Of the figure.
     """
     with drawn(path, 8.0, 4.5, title) as figure:
         _draw_error(figure.subplots(), history, tolerance)
@@ -140,8 +136,6 @@ def plot_residuals(
 
     Parameters
     ----------
-    path : path
-        .png, .pdf or .svg.
     truth, mean : (n, p) float64
         In the units of the targets.
     standardised : (n, p) float64
@@ -194,8 +188,6 @@ def plot_plan(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]], *
 
     Parameters
     ----------
-    path : path
-        .png, .pdf or .svg; matplotlib is installed, which `check_side_files` sees to.
     rows : sequence of mappings
         Of the plan's document.
     """

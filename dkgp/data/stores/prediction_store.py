@@ -148,8 +148,6 @@ class PredictionWriter(_Planned):
 
         Parameters
         ----------
-        url
-            Local path or fsspec URL.
         n_samples, target_names, variables
             How many samples are predicted, of which targets, and what of `VARIABLES`.
         chunk_rows

@@ -164,8 +164,6 @@ class GaussianProcessClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
 
         Parameters
         ----------
-        X, y
-            As for `fit`.
         sample_weight : (r,) array_like, optional
         """
         return float(super().score(X, y, sample_weight))

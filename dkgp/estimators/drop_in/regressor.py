@@ -337,8 +337,6 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
         Parameters
         ----------
-        X, y
-            As for `fit`.
         sample_weight : (r,) array_like, optional
         """
         return float(super().score(X, y, sample_weight))
@@ -348,8 +346,6 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
         Parameters
         ----------
-        X
-            As for `predict`.
         random_state : int, RandomState instance or None
 
         Returns

@@ -111,8 +111,6 @@ def minimise_on_basis(
     Parameters
     ----------
     targets : (n, t) float64
-    regularisation : float
-        lambda.
     weights : (n,) float64, optional
         Of each sample's loss.
     intercept : bool

@@ -152,8 +152,6 @@ def minimise_risk(
         Its noise plays no part.
     targets : (n,) or (n, p) array_like
         Each column is a problem of its own, unless the loss couples them; kernel products are shared.
-    regularisation : float
-        lambda.
     weights : (n,) array_like, optional
         w, how often each sample counts; once by default.
     method : str or RiskMethod
