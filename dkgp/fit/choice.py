@@ -119,19 +119,14 @@ def spoken(seconds: float) -> str:
 def decide(ways: Iterator[Way] | Sequence[Way], seconds: float, memory_bytes: int) -> Decision:
     """Take the first way that fits; those after it are not foreseen.
 
+    Raises `InputError`: none fits the time; `MemoryBudgetError`: none of them fits the memory.
+
     Parameters
     ----------
     ways : iterable of Way
         Best first.
     seconds, memory_bytes : float, int
         What training and predicting may take, and what may be held.
-
-    Raises
-    ------
-    InputError
-        None fits the time.
-    MemoryBudgetError
-        None of them fits the memory.
     """
     passed: list[Way] = []
     for way in ways:

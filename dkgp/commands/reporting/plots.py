@@ -44,12 +44,7 @@ BAND = 0.95
 def check_plot_file(path: str | os.PathLike[str]) -> None:
     """Make sure, before any work, that a plot can be drawn into this file.
 
-    Raises
-    ------
-    MissingExtraError
-        Matplotlib is not installed.
-    InputError
-        Another suffix than .png, .pdf or .svg.
+    Raises `MissingExtraError`: Matplotlib is not installed; `InputError`: another suffix than .png, .pdf or .svg.
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingExtraError("matplotlib", "plot", "Drawing a plot")
@@ -62,12 +57,7 @@ def check_plot_file(path: str | os.PathLike[str]) -> None:
 def drawn(path: str | os.PathLike[str], width: float, height: float, title: str) -> Iterator[Figure]:
     """Open a figure of so many inches to draw on, and write it to a .png, .pdf or .svg.
 
-    Raises
-    ------
-    MissingExtraError
-        Matplotlib is not installed.
-    StorageError
-        The file cannot be written.
+    Raises `MissingExtraError`: Matplotlib is not installed; `StorageError`: the file cannot be written.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -108,6 +108,9 @@ def minimise_on_basis(
 ) -> BasisRiskSolution:
     """Minimise a regularised risk over the span of K_nm's columns; `BasisDescent` has what a long run takes besides.
 
+    Raises `InputError`: arguments that do not fit; `NumericalError`: a Hessian that is not positive definite in
+    float64, or a risk that overflows.
+
     Parameters
     ----------
     targets : (n, t) float64
@@ -119,13 +122,6 @@ def minimise_on_basis(
         Stop where f(x) is within this of the basis' best function for all x: |g| sqrt(max k(x, x)) / lambda.
     initial : (q, t) float64, optional
         Whitened coefficients to start from; zero by default.
-
-    Raises
-    ------
-    InputError
-        Arguments that do not fit.
-    NumericalError
-        A Hessian that is not positive definite in float64, or a risk that overflows.
     """
     problem = BasisRisk(cross, targets, Risk(loss, regularisation, weights), intercept)
     return BasisDescent(problem, tolerance).run(initial)
