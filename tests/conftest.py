@@ -80,9 +80,24 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+# Files with a test of several seconds. They come first: one that began when the others are done would be waited for.
+FIRST = (
+    "tests/cli/test_interruption.py",
+    "tests/cli/test_runs.py",
+    "tests/cluster/executors/test_sums.py",
+    "tests/models/linear/test_train.py",
+    "tests/service/queue/test_earlier_queue.py",
+    "tests/service/running/test_runner.py",
+    "tests/service/test_certificate.py",
+    "tests/service/test_serve.py",
+    "tests/service/web/test_generated_calls.py",
+)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     thin_out(items)
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

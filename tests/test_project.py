@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import dkgp
+from tests.conftest import FIRST
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "dkgp"
@@ -50,13 +52,30 @@ def sources(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*.py") if "__pycache__" not in path.parts)
 
 
-def imported_modules(path: Path) -> Iterator[str]:
-    """Dotted names that a file imports, whether as modules or as names from them."""
+@dataclass
+class Told:
+    """What tests ask of a file's syntax tree, which is not kept: those of all files are a million objects."""
+
+    imports: list[str] = field(default_factory=list)  # dotted names, whether of modules or of names from them
+    functions: list[tuple[str, int]] = field(default_factory=list)  # with how many parameters each takes
+    docstrings: list[str] = field(default_factory=list)  # their first lines
+
+
+@cache
+def told(path: Path) -> Told:
+    """Read a file, once."""
+    result = Told()
     for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            result.docstrings += text.splitlines()[:1] if text else []
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            result.imports += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            result.imports += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name != "__init__":
+            result.functions.append((node.name, len(parameters(node))))
+    return result
 
 
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -180,7 +199,7 @@ def test_collections_of_dask_stay_in_data_and_estimators() -> None:
         layer = path.relative_to(PACKAGE).parts[0]
         if layer in {"data", "estimators"}:
             continue
-        used = {name.split(".")[1] for name in imported_modules(path) if name.startswith("dask.")}
+        used = {name.split(".")[1] for name in told(path).imports if name.startswith("dask.")}
         assert not used & DASK_COLLECTIONS, f"{path} imports dask collections: {sorted(used & DASK_COLLECTIONS)}"
 
 
@@ -188,7 +207,7 @@ def test_layers_read_only_the_version_of_the_top_level() -> None:
     # The import contract lets every layer import `dkgp` itself, for its version; more would be a way around the layers.
     layers = {path.name.removesuffix(".py") for path in PACKAGE.iterdir()} | {"__version__"}
     for path in sources(PACKAGE):
-        names = {name.split(".")[1] for name in imported_modules(path) if name.startswith("dkgp.")}
+        names = {name.split(".")[1] for name in told(path).imports if name.startswith("dkgp.")}
         assert path.parent == PACKAGE or names <= layers, f"{path} imports {sorted(names - layers)} from dkgp itself"
 
 
@@ -214,6 +233,10 @@ def test_the_spine_is_read_in_an_evening() -> None:
     assert min(places) > 0
 
 
+def test_files_that_are_run_first_are_there() -> None:
+    assert [path for path in FIRST if not (ROOT / path).exists()] == []
+
+
 def test_every_room_says_where_it_hangs() -> None:
     rooms = [path for path in sources(PACKAGE) if path.name == "__init__.py" and path.parent != PACKAGE]
     hangs = {path: re.findall(r"^# Hangs on dkgp/(.+)\.$", path.read_text(), flags=re.MULTILINE) for path in rooms}
@@ -237,24 +260,20 @@ def test_functions_take_few_parameters() -> None:
     long: set[str] = set()
     for path in sources(PACKAGE):
         place = str(path.relative_to(PACKAGE))
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name == "__init__":
-                continue
-            if len(parameters(node)) > MOST_PARAMETERS and not place.startswith(COMPILED):
-                long.add(node.name)
+        if not place.startswith(COMPILED):
+            long |= {name for name, count in told(path).functions if count > MOST_PARAMETERS}
     assert long <= LONG
 
 
 def test_docstrings_open_with_what_the_thing_is_or_does() -> None:
     """With a noun, a verb, or "True if": not with a question."""
     asking = {"How", "What", "When", "Where", "Whether", "Which", "Who", "Why"}
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     found = [
-        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+        f"{path.relative_to(ROOT)}: {line}"
         for package in PACKAGES
         for path in sources(package)
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, documented) and (text := ast.get_docstring(node)) and text.split()[0] in asking
+        for line in told(path).docstrings
+        if line.split()[0] in asking
     ]
     assert not found, "\n".join(found)
 

@@ -51,7 +51,6 @@ def open_executor(
 
     Parameters
     ----------
-    options : ClusterOptions
     n_samples : int
         Size of the problem; decides whether "auto" needs Dask at all.
     announcer : Announcer, optional

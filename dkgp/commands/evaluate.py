@@ -62,12 +62,8 @@ def run_evaluate(job: EvaluateJob, reporter: Reporter) -> Document:
     The `verdict` is a list of findings, each with `kind`, `text` and `advice`, and of several targets with `target`;
     empty where nothing is wrong.
 
-    Raises
-    ------
-    InputError
-        The stores do not belong together, or the dataset has no targets; a label that the model does not know.
-    StoreError
-        The training set to compare on is gone, has changed or may not be named.
+    Raises `InputError`: the stores do not belong together, or the dataset has no targets; a label that the model does
+    not know; `StoreError`: the training set to compare on is gone, has changed or may not be named.
     """
     check_side_files(job.plot, None, replace=job.overwrite)
     prediction = open_prediction(job.prediction)

@@ -162,10 +162,7 @@ def settled(command: str, job: Job) -> Job:
 
     A job that was settled stays as it is.
 
-    Raises
-    ------
-    UsageError
-        A solver or method that no paper prints settings of, or an option that none has a say in.
+    Raises `UsageError`: a solver or method that no paper prints settings of, or an option that none has a say in.
     """
     asked: bool | tuple[str, ...] = getattr(job, "as_in_the_paper", False)
     if asked is False:

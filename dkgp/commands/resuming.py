@@ -30,18 +30,14 @@ def checkpointing_of(
 ) -> Checkpointing:
     """Check the place of a job's checkpoints, and what is there: one to go on from, or one to be replaced.
 
+    Raises `CheckpointError`: what is there belongs to another run; `InputError`, `StorageError`: the place cannot be
+    written to.
+
     Parameters
     ----------
     identity, solver : dict
         The run's and its solver's settings, as checkpoints hold them; without the latter, what determines the run is
         in the former, and a checkpoint may hold more.
-
-    Raises
-    ------
-    CheckpointError
-        What is there belongs to another run.
-    InputError, StorageError
-        The place cannot be written to.
     """
     url = job.checkpoint_url
     store = CheckpointStore(url)

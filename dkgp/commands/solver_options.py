@@ -151,8 +151,6 @@ class SolverOptions:
 
         Parameters
         ----------
-        dataset : Probed
-        hyperparameters : Hyperparameters
         more_columns : int
             Right-hand sides beside the targets.
         tree_error : float, optional
@@ -190,10 +188,7 @@ class SolverOptions:
 
         `folder` is where a solver that needs one keeps what outgrows memory; a temporary folder by default.
 
-        Raises
-        ------
-        InputError, UsageError
-            Settings out of range, or that do not belong to the solver chosen.
+        Raises `InputError`, `UsageError`: settings out of range, or that do not belong to the solver chosen.
         """
         self.check()
         declared = dict(self.own)

@@ -42,6 +42,8 @@ def planned_solve(
 ) -> MemoryPlan:
     """Project a solve's memory, tiles kept in what remains, and give workers leave to keep these.
 
+    Raises `MemoryBudgetError`: it does not fit.
+
     Parameters
     ----------
     columns : int
@@ -52,11 +54,6 @@ def planned_solve(
         The solver's name, where it needs all inputs at the coordinator.
     products : float, optional
         With the whole matrix, as far as they are foreseen.
-
-    Raises
-    ------
-    MemoryBudgetError
-        It does not fit.
     """
     tree_error, n, width = run.job.tree_error, run.dataset.n_samples, feature_width(kernel)
     resident, budget = room(run, kernel)
@@ -199,6 +196,8 @@ def require_tree_room(n: int, width: int, cache_bytes: int) -> int:
 def add_tree_memory(memory: SolverMemory, n: int, width: int, shares_process: bool, cache_bytes: int) -> SolverMemory:
     """Add a tree in each process, the coordinator's included, to what `solver_memory` says.
 
+    Raises `MemoryBudgetError`: it does not.
+
     Parameters
     ----------
     memory : SolverMemory
@@ -209,11 +208,6 @@ def add_tree_memory(memory: SolverMemory, n: int, width: int, shares_process: bo
         Whether the workers share the coordinator's process, and so its tree.
     cache_bytes : int
         Budget of a worker's cache, which the tree has to fit in.
-
-    Raises
-    ------
-    MemoryBudgetError
-        It does not.
     """
     needed = require_tree_room(n, width, cache_bytes)
     peak = needed + building_bytes(n, width)

@@ -42,12 +42,8 @@ class WarmUpJob:
 def run_warm_up(job: WarmUpJob, reporter: Reporter) -> Document:
     """Compile; return where it is, for which processor, and the seconds of each piece.
 
-    Raises
-    ------
-    InputError
-        A target without a folder, or one that is for another kind of machine.
-    StorageError
-        The folder cannot be written, or a piece could not be compiled.
+    Raises `InputError`: a target without a folder, or one that is for another kind of machine; `StorageError`: the
+    folder cannot be written, or a piece could not be compiled.
     """
     from dkgp.kernels.tiles.code_cache import FILLED_FOLDER, cache_folder
     from dkgp.kernels.tiles.kept_code import DESCRIPTION, VARIABLE, compile_target, require_target, target_environment

@@ -78,12 +78,8 @@ def write_table(location: Location, blocks: Iterable[TableBlock]) -> None:
 
     CSV and Parquet take the memory of a block, NetCDF that of the table. All bits depend on the values alone.
 
-    Raises
-    ------
-    InputError, MissingExtraError
-        As of `require_table_format`.
-    StorageError
-        The storage refused; what was there is as it was.
+    Raises `InputError`, `MissingExtraError`: as of `require_table_format`; `StorageError`: the storage refused; what
+    was there is as it was.
     """
     form = require_table_format(location)
     with (

@@ -70,8 +70,6 @@ class TargetsRegressor(RegressorMixin, ClientEstimator):  # type: ignore[misc]  
 
         Parameters
         ----------
-        X, y
-            As for `fit`.
         sample_weight : (r,) array_like, optional
         """
         from sklearn.metrics import r2_score

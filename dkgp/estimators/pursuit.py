@@ -279,13 +279,7 @@ class ConjugateDirectionsPursuit(TargetsRegressor):
     # --------------------------------------------------------------------------------------------------- predictions
 
     def predict(self, X: Any) -> Any:
-        """X coef_ + intercept_, lazily where X is lazy: (r,) or (r, p).
-
-        Parameters
-        ----------
-        X
-            As for `fit`.
-        """
+        """X coef_ + intercept_, lazily where X is lazy: (r,) or (r, p)."""
         check_is_fitted(self)
         names = self._target_names or tuple(f"y{target}" for target in range(len(self._offset)))
         if is_plain(X):

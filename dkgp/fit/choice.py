@@ -119,19 +119,14 @@ def spoken(seconds: float) -> str:
 def decide(ways: Iterator[Way] | Sequence[Way], seconds: float, memory_bytes: int) -> Decision:
     """Take the first way that fits; those after it are not foreseen.
 
+    Raises `InputError`: none fits the time; `MemoryBudgetError`: none of them fits the memory.
+
     Parameters
     ----------
     ways : iterable of Way
         Best first.
     seconds, memory_bytes : float, int
         What training and predicting may take, and what may be held.
-
-    Raises
-    ------
-    InputError
-        None fits the time.
-    MemoryBudgetError
-        None of them fits the memory.
     """
     passed: list[Way] = []
     for way in ways:
@@ -186,10 +181,8 @@ class Forecasts:
         Samples to predict.
     memory_bytes : int
         What may be held.
-    seed : int
     cluster : ClusterOptions
         Whose caches count.
-    reporter : Reporter
     measured : bool
         Whether at prices that are measured here, in some seconds; at those of a nominal machine otherwise.
 

@@ -102,12 +102,12 @@ def _rows(rows: Iterable[Row]) -> str:
     return f"<table>\n{lines}</table>\n" if lines else ""
 
 
-def _grid(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """A table of figures under headings; the first `left` columns hold words."""
+def _grid(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of figures under headings; the first column holds words."""
 
     def cells(tag: str, texts: Sequence[str]) -> str:
         return "".join(
-            f"<{tag}>{escape(text)}</{tag}>" if place < left else f'<{tag} class="number">{escape(text)}</{tag}>'
+            f"<{tag}>{escape(text)}</{tag}>" if place == 0 else f'<{tag} class="number">{escape(text)}</{tag}>'
             for place, text in enumerate(texts)
         )
 

@@ -87,13 +87,11 @@ def compare_transforms(
 
     Parameters
     ----------
-    samples : Samples
     kernel : str or Kernel
         That each is tuned with.
     feature_names : tuple of str
     seconds : float
         What it may take; a transform that would take longer, by what the first has taken, is left out.
-    seed : int
     note : callable, optional
         Called with a line for each that is scored.
 

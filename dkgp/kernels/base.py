@@ -42,7 +42,6 @@ class Parameter:
     ----------
     name : str
         "gamma", "variance", "alpha" ...; in a composite with the path of its part, "product.rbf.gamma".
-    value : float
     lower, upper : float
         Bounds for a search on standardised inputs.
     feature : int or None
@@ -272,7 +271,6 @@ class Kernel(ABC):
 
         Parameters
         ----------
-        builder : ProgramBuilder
         columns : tuple of d int
             The columns of X that are this kernel's features.
 

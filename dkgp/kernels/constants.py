@@ -135,7 +135,6 @@ def fold_white(kernel: Kernel, noise_variance: float) -> tuple[Kernel, float]:
 
     Parameters
     ----------
-    kernel : Kernel
     noise_variance : float
         s2.
 

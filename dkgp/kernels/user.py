@@ -304,7 +304,6 @@ def check_positive_definite(kernel: Kernel, inputs: ArrayLike, *, samples: int =
 
     Parameters
     ----------
-    kernel : Kernel
     inputs : (n, d) array_like
     samples : int, default 256
         How many of the inputs are drawn; all where there are fewer. O(samples^3).

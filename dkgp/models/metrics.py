@@ -115,6 +115,8 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     function values, that of the function; which of the two the store holds makes no difference. Of an exact model's
     proven intervals they take the middle.
 
+    Raises `InputError`: other samples or targets than were predicted.
+
     Parameters
     ----------
     dataset : Dataset
@@ -141,11 +143,6 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
         certified intervals as they are stored, relative to their upper ends: `variance_gap_mean`,
         `variance_gap_max`, `variance_gap_wanted`, `variance_unmet` (samples above the wanted gap), `variance_outside`
         (share of samples whose own variance is proven wrong: none but a sparse model's are).
-
-    Raises
-    ------
-    InputError
-        Other samples or targets than were predicted.
     """
     check_belonging(prediction, dataset)
     names = tuple(prediction.target_names)
@@ -234,9 +231,9 @@ def _r_squared(rmse: FloatArray, deviation: FloatArray) -> list[float | None]:
         return [1.0 - float(np.square(of)) if np.isfinite(of) else None for of in rmse / deviation]
 
 
-def coverage_band(n: int, level: float = 0.95) -> tuple[float, float]:
-    """Shares of n test samples between which the coverage of true `level` intervals lies in 95 of 100 test sets."""
-    low, high = scipy.stats.binom.interval(0.95, n, level)
+def coverage_band(n: int) -> tuple[float, float]:
+    """Shares of n test samples between which the coverage of true 95 % intervals lies in 95 of 100 test sets."""
+    low, high = scipy.stats.binom.interval(0.95, n, 0.95)
     return float(low) / n, float(high) / n
 
 

@@ -51,8 +51,6 @@ def choose_solver_for(
     ----------
     dataset : Probed
         Of which at most `PROBE_SAMPLES` rows are read.
-    noise_variance : float
-        s2.
     sample_noise : (n,) float64, optional
         Known noise of the samples beside it, standardised.
     more_columns : int

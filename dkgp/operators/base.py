@@ -53,7 +53,6 @@ class KernelOperator(ABC):
 
     Parameters
     ----------
-    kernel : Kernel
     noise_variance : float or (n,) array_like
         s2, or s2_i of each sample, on the scale of the standardised targets.
     n : int

@@ -57,7 +57,6 @@ class BlockedKernelOperator(KernelOperator, Rounds):
 
     Parameters
     ----------
-    kernel : Kernel
     noise_variance : float or (n,) array_like
     source : InputSource
         Standardised inputs, readable by range from wherever the tasks run.
@@ -69,7 +68,6 @@ class BlockedKernelOperator(KernelOperator, Rounds):
 
     Attributes
     ----------
-    executor : BlockExecutor
     context : BlockContext
         What block tasks of this run share.
     """

@@ -30,7 +30,6 @@ class DenseKernelOperator(KernelOperator):
 
     Parameters
     ----------
-    kernel : Kernel
     noise_variance : float or (n,) array_like
     X : (n, d) array_like
         Standardised inputs.

@@ -164,9 +164,6 @@ def choose_solver(
 
     Parameters
     ----------
-    kernel : Kernel
-    noise_variance : float
-        s2.
     inputs : (m, d) float64
         A random subset of the standardised inputs, about `probed_samples(n)`; not looked at for small n.
     n, p : int

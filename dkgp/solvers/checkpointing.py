@@ -48,8 +48,6 @@ class Checkpointing:
 
     Parameters
     ----------
-    store : CheckpointStore
-    every_seconds : float
     identity : dict
         What the solve is of (data fingerprint, kernel, noise); compared on resume.
     resume : bool

@@ -27,7 +27,6 @@ def solve(
 
     Parameters
     ----------
-    operator : KernelOperator
     rhs : (n,) or (n, p) array_like
         y, standardised; several targets share kernel columns.
     solver : Solver, optional

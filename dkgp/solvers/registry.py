@@ -118,10 +118,7 @@ _DECLARED = _Solvers("solver", "dkgp.solvers", "dkgp.solvers")
 def register_solver(declaration: SolverDeclaration) -> SolverDeclaration:
     """Make a solver known by its name; at the end of the module that defines it.
 
-    Raises
-    ------
-    UsageError
-        Its name, or an option's, means something else already.
+    Raises `UsageError`: its name, or an option's, means something else already.
     """
     return _DECLARED.add(declaration)
 
@@ -200,12 +197,7 @@ def build_solver(
 ) -> Solver:
     """Return the solver of this name; its own options have their defaults where `values` has no other.
 
-    Raises
-    ------
-    UsageError
-        There is no such solver, or it has no such option.
-    InputError
-        A value out of range.
+    Raises `UsageError`: there is no such solver, or it has no such option; `InputError`: a value out of range.
     """
     declared, options = declaration_of(name), values or {}
     check_options(name, options)

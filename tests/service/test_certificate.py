@@ -70,7 +70,7 @@ def test_plain_http_beyond_this_machine_has_to_be_asked_for(tmp_path: Path) -> N
         ServiceSettings(folder, token=token, https_key="k.pem")
 
 
-def test_a_service_with_tls_is_trusted_by_its_users_commands_alone(
+def test_a_service_with_tls_is_trusted_by_its_users_commands_alone_and_starts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -93,3 +93,11 @@ def test_a_service_with_tls_is_trusted_by_its_users_commands_alone(
     assert code == 0
     assert "SSL_CERT_FILE=" in err
     assert "Traceback" not in err
+    # With the certificate that it has made.
+    made = (tmp_path / "queue" / "certificate.pem").read_bytes()
+    with service_process(tmp_path / "queue", tmp_path, "--https") as service:
+        assert service.url.startswith("https://")
+        context = ssl.create_default_context(cafile=str(tmp_path / "queue" / "certificate.pem"))
+        assert httpx.get(f"{service.url}/healthz", verify=context, trust_env=False).status_code == 200
+        assert service.stop()[0] == 0
+    assert (tmp_path / "queue" / "certificate.pem").read_bytes() == made

@@ -71,6 +71,9 @@ SBATCH_SECONDS = 120.0
 def batch_script(command: Sequence[str], *, name: str, settings: Mapping[str, str], resume: bool) -> str:
     """Write the script that runs a command.
 
+    Raises `UsageError`: a name or setting that SLURM or bash could misread, or a command that cannot run on several
+    nodes.
+
     Parameters
     ----------
     command : sequence of str
@@ -89,11 +92,6 @@ def batch_script(command: Sequence[str], *, name: str, settings: Mapping[str, st
     Returns
     -------
     str
-
-    Raises
-    ------
-    UsageError
-        A name or setting that SLURM or bash could misread, or a command that cannot run on several nodes.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise UsageError(
@@ -142,6 +140,9 @@ def batch_script(command: Sequence[str], *, name: str, settings: Mapping[str, st
 def submit_batch_script(script: str, folder: str | Path) -> str:
     """Hand a script to SLURM.
 
+    Raises `UsageError`: there is no `sbatch` here, the folder does not exist, or SLURM refuses the script; in its own
+    words.
+
     Parameters
     ----------
     folder : path
@@ -151,11 +152,6 @@ def submit_batch_script(script: str, folder: str | Path) -> str:
     -------
     str
         SLURM's job id.
-
-    Raises
-    ------
-    UsageError
-        There is no `sbatch` here, the folder does not exist, or SLURM refuses the script; in its own words.
     """
     if not Path(folder).is_dir():
         raise UsageError(f"the folder '{folder}' to submit from does not exist; create it or name another")

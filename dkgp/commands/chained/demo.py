@@ -74,11 +74,8 @@ class DemoJob:
 def run_demo(job: DemoJob, reporter: Reporter) -> Document:
     """Generate, tune, train, predict, evaluate, draw; return the figures of the whole run.
 
-    Raises
-    ------
-    InputError
-        Sizes that make no problem, a folder that holds something else, or another demo than the one to resume; nothing
-        has been written.
+    Raises `InputError`: sizes that make no problem, a folder that holds something else, or another demo than the one to
+    resume; nothing has been written.
     """
     job = job.sized()
     folder = Path(job.out)

@@ -57,8 +57,6 @@ class Steps:
         What a run that goes on must share.
     earlier : Document, optional
         The record of the run that this one goes on with.
-    memory : PeakMemory
-    reporter : Reporter
     """
 
     def __init__(

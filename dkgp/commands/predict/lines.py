@@ -60,6 +60,8 @@ def answer(
 
     What has arrived at once is predicted at once, and written before more is waited for.
 
+    Raises `InputError`: a header that lacks columns, or a line without end.
+
     Parameters
     ----------
     columns, table
@@ -75,11 +77,6 @@ def answer(
     -------
     total, bad
         Lines with values, and those of them that could not be predicted.
-
-    Raises
-    ------
-    InputError
-        A header that lacks columns, or a line without end.
     """
     # The first call compiles, and tells what columns there are.
     example = table(table.middle[None])

@@ -23,16 +23,7 @@ MOST_WRITTEN = 12
 def plot_classes(
     path: str | os.PathLike[str], metrics: ClassMetrics, curves: Sequence[OperatingCurve], *, title: str
 ) -> None:
-    """Draw the confusion matrix, and beside it the operating curves and the reliability, of those that there are.
-
-    Parameters
-    ----------
-    path : path
-        .png, .pdf or .svg.
-    metrics : ClassMetrics
-    curves : sequence of OperatingCurve
-    title : str
-    """
+    """Draw the confusion matrix, and beside it the operating curves and the reliability, of those that there are."""
     panels = 1 + bool(curves) + (metrics.reliability is not None)
     with drawn(path, 5.2 * panels, 5.0, title) as figure:
         axes = list(np.ravel(np.asarray(figure.subplots(1, panels), dtype=object)))
@@ -109,8 +100,6 @@ def plot_path(
 
     Parameters
     ----------
-    path : path
-        .png, .pdf or .svg.
     cardinalities : sequence of mappings
         Of the kernel and noise that were chosen: cardinality, score (mean squared error of cross-validation) and std
         (over folds) of each.
@@ -118,7 +107,6 @@ def plot_path(
         What the search looked at: scale, noise_variance and score of each.
     summary : mapping
         Of the model: cardinality is that which was chosen, best_cardinality that of the least score.
-    title : str
     """
     # The axis has no place for none at all.
     some = [record for record in cardinalities if record["cardinality"] > 0]
@@ -156,11 +144,8 @@ def plot_risk(path: str | os.PathLike[str], history: History, *, title: str, goa
 
     Parameters
     ----------
-    path : path
-        .png, .pdf or .svg.
     history : sequence of mappings
         Records of the rounds: `duality_gap` is relative, `objective` the risk.
-    title : str
     goal : float, optional
         Relative gap at which the search was to stop.
     """

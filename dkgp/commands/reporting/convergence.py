@@ -39,6 +39,16 @@ class ConvergenceEstimate:
         self._seconds.append(progress.seconds)
         self._log_best.append(min(norm, self._log_best[-1]) if self._log_best else norm)
 
+    def to_json(self) -> dict[str, Any]:
+        """Figures of the rounds so far, which `solve_line` takes beside the last one."""
+        return {
+            "measure": self._measure,
+            "tolerance": self.tolerance,
+            "fraction": self.fraction,
+            "decades_per_minute": self.decades_per_minute,
+            "seconds_left": self.seconds_left,
+        }
+
     @property
     def fraction(self) -> float:
         """Share of the way from the first gradient norm to the tolerance, 0 to 1; it never falls."""

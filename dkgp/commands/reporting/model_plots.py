@@ -37,13 +37,10 @@ def plot_basis(
 
     Parameters
     ----------
-    path : path
-        .png, .pdf or .svg.
     history : sequence of mappings
         Records of the rounds of a greedy choice (`dkgp.solvers.greedy_basis.settings.GreedyProgress.to_json`).
     summary, certificate : mapping
         Of the model that it ended in: what is proven of it and of the rungs before, with all roundings, are points.
-    title : str
     """
     known = [record for record in history if record["least"] is not None]
     excess = np.maximum(column(known, "risk") - column(known, "least"), 0.0)
@@ -104,12 +101,9 @@ def plot_weights(path: str | os.PathLike[str], targets: Sequence[PathOfTarget], 
 
     Parameters
     ----------
-    path : path
-        .png, .pdf or .svg.
     targets : sequence of PathOfTarget
         Of the first few there is a row each.
     names : Dataset, or what else has their names
-    title : str
     """
     shown = targets[:MOST_TARGETS]
     with drawn(path, 11.0, 4.2 * len(shown), title) as figure:
@@ -157,8 +151,6 @@ def plot_tuning(path: str | os.PathLike[str], tuned: Hyperparameters) -> None:
 
     Parameters
     ----------
-    path : path
-        .png, .pdf or .svg; matplotlib is installed, which `check_side_files` sees to.
     tuned : Hyperparameters
         With `parameters`, as `tune` returns them.
     """

@@ -26,6 +26,9 @@ _OPENINGS: dict[str, tuple[bytes, ...]] = {
 def check_output_file(path: str | os.PathLike[str], *, replace: bool, option: str, local: bool = True) -> None:
     """Make sure that a file can be written, before any work is done.
 
+    Raises `OutputExistsError`: it is there already, or begins as no file of its kind does; `InputError`: it is a
+    folder, no local path, or inside a dkgp store; `StorageError`: its folder cannot be written to.
+
     Parameters
     ----------
     replace : bool
@@ -34,15 +37,6 @@ def check_output_file(path: str | os.PathLike[str], *, replace: bool, option: st
         What the user gave the path with, for messages.
     local : bool
         Whether it must lie on this machine's file systems.
-
-    Raises
-    ------
-    OutputExistsError
-        It is there already, or begins as no file of its kind does.
-    InputError
-        It is a folder, no local path, or inside a dkgp store.
-    StorageError
-        Its folder cannot be written to.
     """
     if not local and not is_local(path):
         if exists(path) and not replace:

@@ -44,12 +44,7 @@ BAND = 0.95
 def check_plot_file(path: str | os.PathLike[str]) -> None:
     """Make sure, before any work, that a plot can be drawn into this file.
 
-    Raises
-    ------
-    MissingExtraError
-        Matplotlib is not installed.
-    InputError
-        Another suffix than .png, .pdf or .svg.
+    Raises `MissingExtraError`: Matplotlib is not installed; `InputError`: another suffix than .png, .pdf or .svg.
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingExtraError("matplotlib", "plot", "Drawing a plot")
@@ -62,12 +57,7 @@ def check_plot_file(path: str | os.PathLike[str]) -> None:
 def drawn(path: str | os.PathLike[str], width: float, height: float, title: str) -> Iterator[Figure]:
     """Open a figure of so many inches to draw on, and write it to a .png, .pdf or .svg.
 
-    Raises
-    ------
-    MissingExtraError
-        Matplotlib is not installed.
-    StorageError
-        The file cannot be written.
+    Raises `MissingExtraError`: Matplotlib is not installed; `StorageError`: the file cannot be written.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -90,14 +80,10 @@ def plot_convergence(
 
     Parameters
     ----------
-    path : path
-        .png, .pdf or .svg.
     history : sequence of mappings
         Records of the rounds (`dkgp.solvers.Progress.to_json`).
     tolerance : float
         Drawn as a line; where a run stopped above it, the end at its recent rate is foreseen.
-    title : str
-        Of the figure.
     """
     with drawn(path, 8.0, 4.5, title) as figure:
         _draw_error(figure.subplots(), history, tolerance)
@@ -140,15 +126,12 @@ def plot_residuals(
 
     Parameters
     ----------
-    path : path
-        .png, .pdf or .svg.
     truth, mean : (n, p) float64
         In the units of the targets.
     standardised : (n, p) float64
         Residuals in units of a standard deviation, of a transformed target on the scale that is modelled.
     of_prediction : bool
         Whether these deviations are the predicted ones, or the residuals' own.
-    title : str
     """
     truth, mean = truth.reshape(len(truth), -1)[:, :MOST_NAMES], mean.reshape(len(mean), -1)[:, :MOST_NAMES]
     residuals = truth - mean
@@ -195,8 +178,6 @@ def plot_plan(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]], *
 
     Parameters
     ----------
-    path : path
-        .png, .pdf or .svg; matplotlib is installed, which `check_side_files` sees to.
     rows : sequence of mappings
         Of the plan's document.
     """

@@ -115,14 +115,7 @@ class TerminalReporter:
                         show(label, estimate.fraction, f"{reached}{share}{pace.left(progress)}")
                     return
                 estimate.update(progress)
-                event = {
-                    **vars(progress),
-                    "measure": measure,
-                    "tolerance": tolerance,
-                    "decades_per_minute": estimate.decades_per_minute,
-                    "seconds_left": estimate.seconds_left,
-                }
-                details = solve_line(event, verbose=self._verbose)
+                details = solve_line(vars(progress) | estimate.to_json(), verbose=self._verbose)
                 show(label, estimate.fraction, details)
                 reached = f"{details}; "
 

@@ -33,10 +33,8 @@ INDEX = "index"
 def read_given_basis(location: str, dataset: Dataset) -> IndexArray | FloatArray:
     """Read a given basis for a training set: sample numbers (m,), or standardised inputs (m, d).
 
-    Raises
-    ------
-    InputError
-        Nothing there, a number that is missing or not finite, other features, a sample that does not exist.
+    Raises `InputError`: nothing there, a number that is missing or not finite, other features, a sample that does not
+    exist.
     """
     location = normalise_url(location)
     kind = recognise(location)

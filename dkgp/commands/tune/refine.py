@@ -22,12 +22,8 @@ from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_
 def check_refinement_memory(run: Run, settings: RefineSettings, executor: BlockExecutor) -> RefineMemory:
     """Project the memory of a refinement; the coordinator holds all inputs only where that fits too.
 
-    Raises
-    ------
-    MemoryBudgetError
-        It does not fit either way.
-    InputError
-        A preconditioner's rank that does not fit its memory.
+    Raises `MemoryBudgetError`: it does not fit either way; `InputError`: a preconditioner's rank that does not fit its
+    memory.
     """
     dataset = run.dataset
     resident, budget = memory_budget()
@@ -111,10 +107,7 @@ def refined(run: Run, start: Hyperparameters, executor: BlockExecutor) -> Hyperp
 def raise_if_interrupted(tuned: Hyperparameters, out: str) -> None:
     """Say how to go on, once the hyperparameters so far have been written to `out`.
 
-    Raises
-    ------
-    InterruptedRunError
-        The refinement was interrupted.
+    Raises `InterruptedRunError`: the refinement was interrupted.
     """
     refinement = tuned.refinement
     if refinement is not None and refinement["interrupted"]:

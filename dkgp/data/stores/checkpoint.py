@@ -60,13 +60,7 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """A folder of checkpoints; it is created by the first `save`.
-
-    Parameters
-    ----------
-    url
-        Local folder or fsspec URL.
-    """
+    """A folder of checkpoints; it is created by the first `save`."""
 
     def __init__(self, url: Location) -> None:
         self.url = normalise_url(url)
@@ -84,8 +78,6 @@ class CheckpointStore:
             they belong to a run that was given up.
         arrays
             Name -> array of numbers, of any shape.
-        metadata
-            JSON.
 
         Returns
         -------

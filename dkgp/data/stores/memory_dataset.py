@@ -245,7 +245,6 @@ def append_rows(dataset: Dataset, X: ArrayLike, y: ArrayLike) -> Dataset:
 
     Parameters
     ----------
-    dataset : Dataset
     X : (m, d_raw) array_like
         Raw inputs, in the order of `dataset.raw_feature_names`.
     y : (m,) or (m, p) array_like

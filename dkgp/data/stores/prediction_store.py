@@ -148,8 +148,6 @@ class PredictionWriter(_Planned):
 
         Parameters
         ----------
-        url
-            Local path or fsspec URL.
         n_samples, target_names, variables
             How many samples are predicted, of which targets, and what of `VARIABLES`.
         chunk_rows
@@ -279,9 +277,9 @@ class PredictionWriter(_Planned):
         """Row ranges [start, stop) in which all the given variables (default: all) are written, joined and in order."""
         return self._joined(self._done(variables))
 
-    def pending_regions(self, variables: Sequence[str] | None = None) -> list[Region]:
+    def pending_regions(self) -> list[Region]:
         """Row ranges [start, stop) that `done_regions` leaves out."""
-        return self._joined(~self._done(variables))
+        return self._joined(~self._done(None))
 
     def commit(self) -> Prediction:
         """Write the manifest and return the finished store; `StoreError` where a region is still pending."""

@@ -22,18 +22,14 @@ LEAST_VARIANCE = 1e-280
 def require_varying_targets(names: Sequence[str], constant: BoolArray, values: FloatArray, n_samples: int) -> None:
     """Refuse targets that are constant: their spread, by which errors and variances would be measured, is none.
 
+    Raises `InputError`: naming the first of them.
+
     Parameters
     ----------
     names : sequence of p str
     constant : (p,) bool
     values : (p,) float64
         Of any sample.
-    n_samples : int
-
-    Raises
-    ------
-    InputError
-        Naming the first of them.
     """
     for index in np.flatnonzero(constant).tolist():
         others = " or leave this one out" if len(names) > 1 else ""

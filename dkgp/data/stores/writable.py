@@ -39,8 +39,6 @@ def ensure_writable(location: Location, overwrite: bool, kind: str | None = None
 
     Parameters
     ----------
-    location
-        Local path or fsspec URL.
     overwrite
         Whether a dkgp store that is already there may be replaced.
     kind

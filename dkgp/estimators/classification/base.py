@@ -137,11 +137,6 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
         """Labels, (r,), in the form in which they were given: the class of the largest decision.
 
         Of a pandas DataFrame they are a Series with its index.
-
-        Parameters
-        ----------
-        X
-            As for `decision_function`.
         """
         return self._predicted(X, "label")[0]
 
@@ -195,11 +190,6 @@ class CalibratedClassifier(KernelClassifier):
         They are fitted to decisions at samples that were left out, with an offset for each class. So where two classes
         are about as likely, the label, which is the decision's, need not be the likelier one (as of scikit-learn's
         `SVC`); `classes_[predict_proba(X).argmax(axis=1)]` are the labels by probability.
-
-        Parameters
-        ----------
-        X
-            As for `decision_function`.
 
         Raises
         ------
@@ -272,8 +262,6 @@ class CertifiedClassifier(KernelClassifier):
 
         Parameters
         ----------
-        X
-            As for `decision_function`.
         return_certified : bool
             Also whether each label is proven to be that of the exact solution; of a model of all samples.
 

@@ -25,7 +25,6 @@ def class_predictions(
 
     Parameters
     ----------
-    fitted : FittedClassifier
     table : Table
         Inputs.
     names : tuple of str

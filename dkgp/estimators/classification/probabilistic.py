@@ -151,8 +151,6 @@ class LikelihoodClassifier(CertifiedClassifier):
 
         Parameters
         ----------
-        X
-            As for `decision_function`.
         return_intervals : bool
             Also between which two numbers each probability of the exact minimiser lies, proven; of a model of all
             samples.

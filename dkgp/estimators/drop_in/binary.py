@@ -11,7 +11,7 @@ import numpy as np
 from dkgp.errors import InputError, NumericalError
 from dkgp.estimators.drop_in.laplace import average_logistic, evidence_gradient, posterior_mode
 from dkgp.estimators.drop_in.leaves import tree_of
-from dkgp.estimators.drop_in.likelihood import search
+from dkgp.estimators.drop_in.likelihood import asked_for, search, tree_under
 from dkgp.estimators.drop_in.parameters import GIBIBYTE, searched_rows
 from dkgp.estimators.drop_in.theirs import kernels as sk
 from dkgp.estimators.drop_in.tree import Node, Pair, filled
@@ -73,18 +73,13 @@ class BinaryGaussianProcessClassifier(ClassifierMixin, BaseEstimator):  # type: 
             X, y = np.asarray(X)[rows], y[rows]
         pair, labels = Pair(X, X), y.astype(np.float64)
 
-        def objective(theta: FloatArray, eval_gradient: bool = True) -> Any:
-            tree.move(theta)
+        def evidence(tree: Node, *, gradient: bool) -> tuple[float, FloatArray]:
             try:
-                value, gradient = self._evidence(tree, pair, labels, gradient=eval_gradient)
+                return self._evidence(tree, pair, labels, gradient=gradient)
             except NumericalError:  # a step too far: nowhere to go to
-                value, gradient = -math.inf, np.zeros(tree.size)
-            return (-value, -gradient) if eval_gradient else -value
+                return -math.inf, np.zeros(tree.size)
 
-        theta, least = search(objective, self.kernel_, self.optimizer, restarts=self.n_restarts_optimizer, rng=rng)
-        self.kernel_.theta = theta
-        self.kernel_._check_bounds_params()
-        return -least
+        return search(self, tree, evidence, rng)
 
     def _evidence(self, tree: Node, pair: Pair, labels: FloatArray, *, gradient: bool) -> tuple[float, FloatArray]:
         """log Z, and its gradient (q,), of zeros where none is asked for."""
@@ -146,15 +141,10 @@ class BinaryGaussianProcessClassifier(ClassifierMixin, BaseEstimator):  # type: 
 
     def log_marginal_likelihood(self, theta: Any = None, eval_gradient: bool = False, clone_kernel: bool = True) -> Any:
         """As of `GaussianProcessClassifier`."""
-        check_is_fitted(self)
-        if theta is None:
-            if eval_gradient:
-                raise InputError("Gradient can only be evaluated for theta!=None")
+        values = asked_for(self, theta, eval_gradient)
+        if values is None:
             return self.log_marginal_likelihood_value_
-        values = np.asarray(theta, dtype=np.float64)
-        kernel = self.kernel_.clone_with_theta(values) if clone_kernel else self.kernel_
-        if not clone_kernel:
-            kernel.theta = values
+        tree = tree_under(self.kernel_, values, clone=clone_kernel)
         pair, labels = Pair(self.X_train_, self.X_train_), self.y_train_.astype(np.float64)
-        value, gradient = self._evidence(tree_of(kernel), pair, labels, gradient=bool(eval_gradient))
+        value, gradient = self._evidence(tree, pair, labels, gradient=bool(eval_gradient))
         return (np.float64(value), gradient) if eval_gradient else np.float64(value)

@@ -9,6 +9,7 @@ import numpy as np
 
 from dkgp.errors import InputError
 from dkgp.estimators.drop_in.binary import BinaryGaussianProcessClassifier
+from dkgp.estimators.drop_in.likelihood import asked_for
 from dkgp.estimators.drop_in.parameters import (
     GIBIBYTE,
     check_parameters,
@@ -164,8 +165,6 @@ class GaussianProcessClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
 
         Parameters
         ----------
-        X, y
-            As for `fit`.
         sample_weight : (r,) array_like, optional
         """
         return float(super().score(X, y, sample_weight))
@@ -220,12 +219,9 @@ class GaussianProcessClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
         clone_kernel : bool
             If False, the classifiers' kernels themselves take these numbers.
         """
-        check_is_fitted(self)
-        if theta is None:
-            if eval_gradient:
-                raise InputError("Gradient can only be evaluated for theta!=None")
+        values, parts = asked_for(self, theta, eval_gradient), self._parts()
+        if values is None:
             return self.log_marginal_likelihood_value_
-        values, parts = np.asarray(theta, dtype=np.float64), self._parts()
         if self.n_classes_ == 2:
             return parts[0].log_marginal_likelihood(values, eval_gradient, clone_kernel=clone_kernel)
         if eval_gradient:

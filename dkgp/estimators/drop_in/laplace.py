@@ -69,7 +69,6 @@ def posterior_mode(K: FloatArray, y: FloatArray, start: FloatArray, max_iteratio
     y : (n,) float64
         0 or 1.
     start : (n,) float64
-    max_iterations : int
 
     Raises
     ------

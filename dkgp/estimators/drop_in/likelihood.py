@@ -21,8 +21,9 @@ import numpy as np
 import scipy.optimize
 
 from dkgp.errors import InputError
+from dkgp.estimators.drop_in.leaves import tree_of
 from dkgp.estimators.drop_in.tree import Entries, Node, Pair
-from dkgp.estimators.scikit_learn import ConvergenceWarning
+from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted
 from dkgp.models.tuning.dense_algebra import factor, fill_upper, invert_factored, rank_update, solve_factored
 from dkgp.operators.base import FloatArray
 
@@ -81,32 +82,25 @@ def with_noise(K: FloatArray, noise: FloatArray) -> FloatArray:
     return K.T
 
 
-def search(
-    objective: Objective,
-    kernel: Any,
-    optimizer: Any,
-    *,
-    restarts: int,
-    rng: Any,
-) -> tuple[FloatArray, float]:
-    """The theta of the least objective, from the kernel's own theta and from `restarts` drawn within its bounds.
+def search(estimator: Any, tree: Node, evidence: Callable[..., tuple[float, FloatArray]], rng: Any) -> float:
+    """Give `kernel_` the numbers of the highest evidence, and return that.
 
-    Parameters
-    ----------
-    objective
-        See `Objective`.
-    kernel : sklearn.gaussian_process.kernels.Kernel
-    optimizer : "fmin_l_bfgs_b" or callable
-    restarts : int
-    rng : numpy.random.RandomState
+    From the kernel's own theta, and from `n_restarts_optimizer` drawn within its bounds.
 
     Raises
     ------
     InputError
         Starting points to be drawn between bounds that are not finite.
     """
+
+    def objective(theta: FloatArray, eval_gradient: bool = True) -> Any:
+        tree.move(theta)
+        value, gradient = evidence(tree, gradient=eval_gradient)
+        return (-value, -gradient) if eval_gradient else -value
+
+    kernel, restarts = estimator.kernel_, estimator.n_restarts_optimizer
     bounds = np.asarray(kernel.bounds)
-    starts = [kernel.theta]
+    first = kernel.theta
     if restarts > 0 and not np.isfinite(bounds).all():
         raise InputError(
             "Multiple optimizer restarts (n_restarts_optimizer>0) requires that all bounds are finite; got "
@@ -114,10 +108,27 @@ def search(
         )
     optima = []
     for number in range(restarts + 1):
-        start = starts[0] if number == 0 else rng.uniform(bounds[:, 0], bounds[:, 1])
-        optima.append(_minimum(objective, start, bounds, optimizer))
-    best = int(np.argmin([value for _, value in optima]))
-    return optima[best]
+        start = first if number == 0 else rng.uniform(bounds[:, 0], bounds[:, 1])
+        optima.append(_minimum(objective, start, bounds, estimator.optimizer))
+    kernel.theta, least = optima[int(np.argmin([value for _, value in optima]))]
+    kernel._check_bounds_params()
+    return -least
+
+
+def asked_for(estimator: Any, theta: Any, gradient: bool) -> FloatArray | None:
+    """The numbers (q,) whose likelihood is asked for; None where it is that of `kernel_`, which is known."""
+    check_is_fitted(estimator)
+    if theta is None and gradient:
+        raise InputError("Gradient can only be evaluated for theta!=None")
+    return None if theta is None else np.asarray(theta, dtype=np.float64)
+
+
+def tree_under(kernel: Any, theta: FloatArray, *, clone: bool) -> Node:
+    """The tree of a kernel with these numbers, which the kernel itself takes where it is not cloned."""
+    if clone:
+        return tree_of(kernel.clone_with_theta(theta))
+    kernel.theta = theta
+    return tree_of(kernel)
 
 
 def _minimum(objective: Objective, start: FloatArray, bounds: FloatArray, optimizer: Any) -> tuple[FloatArray, float]:

@@ -12,7 +12,7 @@ import numpy as np
 from dkgp.errors import InputError, MemoryBudgetError, NumericalError
 from dkgp.estimators.drop_in.engine import EnginePosterior
 from dkgp.estimators.drop_in.leaves import tree_of
-from dkgp.estimators.drop_in.likelihood import Evidence, search
+from dkgp.estimators.drop_in.likelihood import Evidence, asked_for, search, tree_under
 from dkgp.estimators.drop_in.parameters import (
     GIBIBYTE,
     check_parameters,
@@ -32,7 +32,6 @@ from dkgp.estimators.scikit_learn import (
     BaseEstimator,
     MultiOutputMixin,
     RegressorMixin,
-    check_is_fitted,
     check_random_state,
     clone,
 )
@@ -204,16 +203,7 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             part = np.asarray(self.X_train_)[rows]
             noise = alpha[rows] if isinstance(alpha, np.ndarray) else alpha
             evidence = Evidence(Pair(part, part), evidence.targets[rows], noise)
-
-        def objective(theta: FloatArray, eval_gradient: bool = True) -> Any:
-            tree.move(theta)
-            value, gradient = evidence(tree, gradient=eval_gradient)
-            return (-value, -gradient) if eval_gradient else -value
-
-        theta, least = search(objective, self.kernel_, self.optimizer, restarts=self.n_restarts_optimizer, rng=rng)
-        self.kernel_.theta = theta
-        self.kernel_._check_bounds_params()
-        return -least
+        return search(self, tree, evidence, rng)
 
     def _train_dense(self, evidence: Evidence, value: float | None) -> float:
         """Factorise; returns the log marginal likelihood, which comes along."""
@@ -337,8 +327,6 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
         Parameters
         ----------
-        X, y
-            As for `fit`.
         sample_weight : (r,) array_like, optional
         """
         return float(super().score(X, y, sample_weight))
@@ -348,9 +336,6 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
         Parameters
         ----------
-        X
-            As for `predict`.
-        n_samples : int
         random_state : int, RandomState instance or None
 
         Returns
@@ -387,16 +372,10 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         MemoryBudgetError
             The samples' kernel matrix does not fit `dense_bytes`.
         """
-        check_is_fitted(self)
-        if theta is None:
-            if eval_gradient:
-                raise InputError("Gradient can only be evaluated for theta!=None")
+        values = asked_for(self, theta, eval_gradient)
+        if values is None:
             return self.log_marginal_likelihood_value_
-        values = np.asarray(theta, dtype=np.float64)
-        kernel = self.kernel_.clone_with_theta(values) if clone_kernel else self.kernel_
-        if not clone_kernel:
-            kernel.theta = values
-        tree, n = tree_of(kernel), len(self.X_train_)
+        tree, n = tree_under(self.kernel_, values, clone=clone_kernel), len(self.X_train_)
         needed = search_bytes(n, tree) if eval_gradient else solve_bytes(n)
         require_dense("the likelihood", n, needed, self.dense_bytes, "Raise it, or fit fewer samples")
         value, gradient = self._evidence()(tree, gradient=bool(eval_gradient))

@@ -54,7 +54,6 @@ class TileEvaluator:
 
     Parameters
     ----------
-    kernel : Kernel
     precision : {"single", "double"}
         Type of the tile entries. Results of `matmat` are float64 either way.
     expanded : bool, optional

@@ -176,24 +176,19 @@ def train_linear(
 ) -> TrainedLinear:
     """Find the path of each target, and the cardinality to stop at.
 
+    Raises `InputError`: settings that do not fit the data, or data that are not finite; `MemoryBudgetError`: what the
+    choice takes does not fit.
+
     Parameters
     ----------
     dataset : Dataset
         With targets.
-    settings : LinearSettings
     executor : BlockExecutor
         Reads the rows and adds up.
     memory_bytes : int
         What sums and columns may take in one process.
     told : callable, optional
         What it raises ends the run.
-
-    Raises
-    ------
-    InputError
-        Settings that do not fit the data, or data that are not finite.
-    MemoryBudgetError
-        What the choice takes does not fit.
     """
     began = time.perf_counter()
     n, d, p = dataset.n_samples, dataset.n_features, dataset.n_targets

@@ -33,12 +33,10 @@ class PredictSummary:
     ----------
     n_samples, n_support : int
         Test samples, and those that a mean is a sum over: all of the training set's, or a sparse model's basis.
-    seconds : float
     largest_mean_error_bound : float or None
         In the targets' own units; the largest over samples and targets. None of a classifier or a linear regression.
     mean_error_bound_rms : float or None
         The root mean square of the bounds, in the same units.
-    url : str
     variance : dict, optional
         With variances: `VarianceRun.summary`, or of a sparse model method, latent, and the share of samples `outside`,
         whose own variance is proven wrong; gaps are those of the whole store, `computed` counts this run's samples.

@@ -47,7 +47,6 @@ class PredictionTable:
 
     Parameters
     ----------
-    prediction : Prediction
     dataset : Dataset, optional
         What the predictions were made for.
 

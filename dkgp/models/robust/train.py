@@ -90,11 +90,13 @@ def train_student(
 ) -> TrainedModel:
     """Fit an exact GP whose noise has Student's t.
 
+    Raises `InputError`: several targets, known noise, or as `dkgp.models.exact.train`; `InterruptedRunError`: the turns
+    before are in the checkpoint, where there is one.
+
     Parameters
     ----------
     dataset, kernel, context, solver, stopping, initial
         As for `dkgp.models.exact.train`. Checkpoints are of turns: an interrupted one begins again, to the same bits.
-    likelihood : StudentT
 
     Returns
     -------
@@ -102,13 +104,6 @@ def train_student(
         With the samples' noise of the last turn. Its `summary` has `student_t` and `weights`: the number of turns, by
         how much the last one would change a weight, the least weight, and how many samples weigh less than a half. Not
         converged where weights still change after 60 turns.
-
-    Raises
-    ------
-    InputError
-        Several targets, known noise, or as `dkgp.models.exact.train`.
-    InterruptedRunError
-        The turns before are in the checkpoint, where there is one.
     """
     require_one_target(dataset)
     context, n = RunContext.of(context), dataset.n_samples

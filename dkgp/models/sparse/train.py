@@ -51,7 +51,6 @@ def train_sparse(
         s2, on the standardised scale.
     context : RunContext or BlockExecutor
         Who computes, and who watches; rounds and checkpoints are those of the greedy choice.
-    settings : SparseSettings
     given : (m,) int or (m, d) float64, optional
         A basis of the user's own, samples or standardised inputs.
     relative_noise : (n,) float64, optional

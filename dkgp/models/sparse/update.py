@@ -48,7 +48,6 @@ def update_sparse(
 
     Parameters
     ----------
-    opened : OpenedSparse
     dataset : Dataset
         The new samples, as the model sees them.
     relative_noise : (n,) float64, optional

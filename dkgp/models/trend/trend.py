@@ -222,6 +222,8 @@ def found_trend(
 ) -> tuple[Trend, Certificate]:
     """The trend of a solved system, and the certificate that its predictions take.
 
+    Raises `NumericalError`: the solve stopped so far from a solution that nothing is known of G.
+
     Parameters
     ----------
     alpha, gradient, right : (n, p + q) float64
@@ -238,11 +240,6 @@ def found_trend(
     Trend
     Certificate
         That of k_x'(A_y - A_H beta), of which no sum is ever formed, in the place of k_x'A_y; the others as they were.
-
-    Raises
-    ------
-    NumericalError
-        The solve stopped so far from a solution that nothing is known of G.
     """
     deviation = np.sqrt(certificate.noise_variance)
     residuals = known(certificate.proven_residual_norm[p:] / deviation * (1.0 + 4.0 * EPS))

@@ -172,7 +172,6 @@ def switch_off(
     ----------
     likelihood : callable
         As of `LikelihoodSearch`.
-    space : SearchSpace
     best : Optimum
         The end of a search.
     feature_names : sequence of d str

@@ -58,7 +58,6 @@ class TreeKernelOperator(BlockedKernelOperator):
     source : InputSource
         Standardised inputs, of at most 6 features that the kernel looks at; each worker, and the coordinator, holds
         those of all samples.
-    executor : BlockExecutor
     error : float
         Largest error of an entry of K V that pruning may cause, in the units of K V. Where the entries of a column of V
         are all below one, the error is in proportion to the largest of them, so that the short steps near the end of a

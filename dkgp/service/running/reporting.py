@@ -72,14 +72,7 @@ class EventReporter:
                     show(label=label, **latest, **vars(progress))
                     return
                 estimate.update(progress)
-                latest.update(
-                    progress.to_json(),
-                    tolerance=tolerance,
-                    measure=measure,
-                    fraction=estimate.fraction,
-                    decades_per_minute=estimate.decades_per_minute,
-                    seconds_left=estimate.seconds_left,
-                )
+                latest.update(progress.to_json(), **estimate.to_json())
                 del latest["timings"]
                 show(label=label, **latest)
 

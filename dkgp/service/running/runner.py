@@ -198,18 +198,18 @@ def _record(queue: Any, job_id: str, attempt: int, generation: int, outcome: _Ou
     return False
 
 
-def _told_cluster(handle: int = 0) -> dict[str, Any]:
+def _told_cluster() -> dict[str, Any]:
     """Read from standard input where the job is to run; then nothing can be read from there any more.
 
     Nothing is waited for: whoever starts this process has said it by then, or does not.
     """
-    if not stat.S_ISFIFO(os.fstat(handle).st_mode):
+    if not stat.S_ISFIFO(os.fstat(0).st_mode):
         return {}
     content = b""
-    while piece := os.read(handle, 2**16):
+    while piece := os.read(0, 2**16):
         content += piece
     nowhere = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nowhere, handle)
+    os.dup2(nowhere, 0)
     os.close(nowhere)
     options: dict[str, Any] = json.loads(content) if content else {}
     return options

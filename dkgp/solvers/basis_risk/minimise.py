@@ -72,7 +72,6 @@ class BasisRiskSolution:
         Of the Hessian at this point, where it was asked for.
     explained : float
         Sum of the squares of F: the share of sum k(x, x) that the basis accounts for.
-    reason : StopReason
     history : list of Progress
     passes, gram_passes : int
         Times that all entries were evaluated, and those that summed Grams.
@@ -109,13 +108,12 @@ def minimise_on_basis(
 ) -> BasisRiskSolution:
     """Minimise a regularised risk over the span of K_nm's columns; `BasisDescent` has what a long run takes besides.
 
+    Raises `InputError`: arguments that do not fit; `NumericalError`: a Hessian that is not positive definite in
+    float64, or a risk that overflows.
+
     Parameters
     ----------
-    cross : CrossKernel
     targets : (n, t) float64
-    loss : Loss
-    regularisation : float
-        lambda.
     weights : (n,) float64, optional
         Of each sample's loss.
     intercept : bool
@@ -124,13 +122,6 @@ def minimise_on_basis(
         Stop where f(x) is within this of the basis' best function for all x: |g| sqrt(max k(x, x)) / lambda.
     initial : (q, t) float64, optional
         Whitened coefficients to start from; zero by default.
-
-    Raises
-    ------
-    InputError
-        Arguments that do not fit.
-    NumericalError
-        A Hessian that is not positive definite in float64, or a risk that overflows.
     """
     problem = BasisRisk(cross, targets, Risk(loss, regularisation, weights), intercept)
     return BasisDescent(problem, tolerance).run(initial)
@@ -141,10 +132,8 @@ class BasisDescent:
 
     Parameters
     ----------
-    problem : BasisRisk
     tolerance : float
         See `minimise_on_basis`.
-    max_iterations : int
     hessian : bool
         Also factor the Hessian where it ends; of a coupled loss the whole one.
 

@@ -7,7 +7,7 @@ which read a tile at the speed of memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from dkgp.cluster.threads import in_parallel
 from dkgp.operators.base import FloatArray
@@ -15,44 +15,23 @@ from dkgp.operators.blas import blas
 from dkgp.solvers.cholesky.factor_tasks import TileContext
 
 
-def solve_forward(tiles: TileContext, right: FloatArray, threads: int = 1) -> None:
-    """C becomes F = L^-1 C, for float64 C (n, t) in rows."""
-    layout = tiles.layout
+def substitute(tiles: TileContext, right: FloatArray, threads: int, *, transposed: bool = False) -> None:
+    """C becomes F = L^-1 C, or transposed F becomes V = L^-T F, for float64 (n, t) in rows.
 
-    def corner(k: int) -> None:
-        rows = slice(*layout.bounds(k))
-        _solve(tiles.read(k, k), right[rows], transposed=False)
-
-    def take_off(i: int, k: int) -> None:
-        first, done = slice(*layout.bounds(i)), slice(*layout.bounds(k))
-        _subtract(tiles.read(i, k), right[done], right[first], transposed=False)
-
-    _sweep(range(layout.n_panels), corner, take_off, threads)
-
-
-def solve_backward(tiles: TileContext, right: FloatArray, threads: int = 1) -> None:
-    """F becomes V = L^-T F, for float64 F (n, t) in rows."""
-    layout = tiles.layout
-
-    def corner(k: int) -> None:
-        rows = slice(*layout.bounds(k))
-        _solve(tiles.read(k, k), right[rows], transposed=True)
-
-    def take_off(i: int, k: int) -> None:
-        first, done = slice(*layout.bounds(i)), slice(*layout.bounds(k))
-        _subtract(tiles.read(k, i), right[done], right[first], transposed=True)
-
-    _sweep(range(layout.n_panels)[::-1], corner, take_off, threads)
-
-
-def _sweep(
-    order: Sequence[int], corner: Callable[[int], None], take_off: Callable[[int, int], None], threads: int
-) -> None:
-    """Solve with each corner in turn, and take what it gave off the block rows to come, which threads share."""
+    Each corner is solved with in turn, and what it gave is taken off the block rows to come, which threads share.
+    """
+    rows = [slice(*tiles.layout.bounds(k)) for k in range(tiles.layout.n_panels)]
+    order = range(len(rows))[::-1] if transposed else range(len(rows))
     for position, k in enumerate(order):
-        corner(k)
+        _solve(tiles.read(k, k), right[rows[k]], transposed=transposed)
         later = order[position + 1 :]
-        in_parallel(lambda index, k=k, later=later: take_off(later[index], k), len(later), threads)  # type: ignore[misc]
+
+        def take_off(index: int, k: int = k, later: Sequence[int] = later) -> None:
+            i = later[index]
+            tile = tiles.read(k, i) if transposed else tiles.read(i, k)
+            _subtract(tile, right[rows[k]], right[rows[i]], transposed=transposed)
+
+        in_parallel(take_off, len(later), threads)
 
 
 def _subtract(tile: FloatArray, done: FloatArray, rest: FloatArray, *, transposed: bool) -> None:

@@ -139,7 +139,6 @@ class FactorPreconditioning:
     memory_bytes : int or None
         What the factor may take in all workers together. By default automatic choices stay within a gibibyte, or 2,560
         bytes a sample, and what is named is refused by nobody but the plan of a run's memory.
-    seed : int
 
     References
     ----------

@@ -32,7 +32,6 @@ class PursuitPath:
         L^-1 b_S by right-hand side.
     square : (t,) float64 or None
         Squared length of the right-hand side that the residual is of, where the system knows it.
-    reason : StopReason
     history : list of PursuitProgress
     misfits : dict of int to float
         Squared residuals that were found from residuals, by cardinality; others are differences.

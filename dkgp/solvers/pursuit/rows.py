@@ -265,7 +265,6 @@ class RowSystem:
             y.
         group_of : (n,) int
             Which group a row is of, from 0.
-        groups : int
 
         Raises
         ------

@@ -152,9 +152,6 @@ def minimise_risk(
         Its noise plays no part.
     targets : (n,) or (n, p) array_like
         Each column is a problem of its own, unless the loss couples them; kernel products are shared.
-    loss : Loss
-    regularisation : float
-        lambda.
     weights : (n,) array_like, optional
         w, how often each sample counts; once by default.
     method : str or RiskMethod
@@ -199,7 +196,6 @@ def minimise_by(
         As of `minimise_risk`.
     method : RiskMethod
         See `method_for`.
-    stopping : StoppingRule
     watch : Watch
         Callbacks, checkpoints and interruption; none by default.
 

@@ -30,9 +30,6 @@ class Risk:
 
     Parameters
     ----------
-    loss : Loss
-    regularisation : float
-        lambda.
     weights : (n,) float64, optional
         w, not negative: how often each sample counts.
 

@@ -96,10 +96,16 @@ def weighed(heavy: bytearray, group: list[int]) -> list[str]:
     return [f"{len(heavy)}:{group[0]}"]
 
 
-def test_what_all_leaves_take_is_sent_once() -> None:
+@pytest.fixture(scope="module")
+def on_processes() -> Iterator[tuple[DaskExecutor, Client]]:
+    """Two processes."""
+    with on_dask(2, processes=True) as executor_and_client:
+        yield executor_and_client
+
+
+def test_what_all_leaves_take_is_sent_once(on_processes: tuple[DaskExecutor, Client]) -> None:
     Heavy.pickled = 0
-    with on_dask(2, processes=True) as (executor, _):
-        found = executor.submit_sum("sum", weighed, (Heavy(),), groups_of(16), added).result()
+    found = on_processes[0].submit_sum("sum", weighed, (Heavy(),), groups_of(16), added).result()
     assert found == by_hand([f"2000000:{leaf}" for leaf in range(16)])
     assert Heavy.pickled <= 2  # distributed may try once more, by cloudpickle
 
@@ -175,24 +181,26 @@ def test_on_any_number_of_workers_in_this_process(workers: int) -> None:
         check(executor)
 
 
-def test_on_processes_and_nothing_is_left_on_the_scheduler() -> None:
-    with on_dask(2, processes=True) as (executor, client):
-        check(executor)
-        until = time.monotonic() + 5.0
-        left = 1
-        while left and time.monotonic() < until:
-            left = client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
-        assert left == 0
+def test_on_processes_and_nothing_is_left_on_the_scheduler(on_processes: tuple[DaskExecutor, Client]) -> None:
+    executor, client = on_processes
+    check(executor)
+    until = time.monotonic() + 5.0
+    left = 1
+    while left and time.monotonic() < until:
+        left = client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
+    assert left == 0
 
 
-@pytest.mark.parametrize("processes", [False, True])
-def test_a_sum_that_hangs_is_an_error_by_its_deadline(processes: bool) -> None:
-    with on_dask(1, processes) as (executor, _):
-        executor._deadline = 0.5
-        began = time.monotonic()
-        with pytest.raises(ClusterError, match=r"did not finish within [01] s"):
-            executor.submit_sum("sum", hanging, (), groups_of(3), added).result()
-        assert time.monotonic() - began < 10.0
+def test_a_sum_that_hangs_is_an_error_by_its_deadline(
+    on_processes: tuple[DaskExecutor, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with on_dask(1, processes=False) as here:
+        for executor, _ in (here, on_processes):
+            monkeypatch.setattr(executor, "_deadline", 0.5)
+            began = time.monotonic()
+            with pytest.raises(ClusterError, match=r"did not finish within [01] s"):
+                executor.submit_sum("sum", hanging, (), groups_of(3), added).result()
+            assert time.monotonic() - began < 10.0
 
 
 def hanging(group: list[int]) -> list[str]:

@@ -25,6 +25,7 @@ from dkgp.cluster import ClusterOptions
 from dkgp.service.queue.events import EventReader
 from dkgp.service.queue.job_queue import JobQueue
 from dkgp.service.queue.records import JobRecord
+from dkgp.service.running import supervisor as supervisor_module
 from dkgp.service.running.memory import held_bytes, machine_bytes, session_bytes
 from dkgp.service.running.supervisor import Supervisor
 from tests.service.problem import Problem, until
@@ -35,8 +36,10 @@ GROWN = "import time; held = b'x' * (60 << 20); print('grown', flush=True); time
 
 
 @pytest.fixture
-def start(queue: JobQueue, stand_in: str) -> Iterator[Start]:
-    """Starts supervisors of stand-ins, and stops them at the end."""
+def start(queue: JobQueue, stand_in: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Starts supervisors of stand-ins, which look ten times as often as a service's, and stops them at the end."""
+    for name in ("POLL_SECONDS", "WEIGH_EVERY_SECONDS"):
+        monkeypatch.setattr(supervisor_module, name, getattr(supervisor_module, name) / 10.0)
     made: list[Supervisor] = []
 
     def start(**settings: Any) -> Supervisor:
@@ -174,7 +177,7 @@ def test_one_that_grows_on_is_killed_at_once_and_one_within_its_limit_is_left_al
     assert record.error is not None
     assert record.error["type"] == "MemoryExceededError"
     assert "SIGKILL" in record.error["message"]
-    time.sleep(1.5)
+    time.sleep(5.0 * supervisor_module.WEIGH_EVERY_SECONDS)
     assert queue.get(modest.id).state == "running"
 
 

@@ -84,9 +84,9 @@ def gaps(mean: float | None, largest: float | None) -> str:
     return f"{100 * mean:.3g} % on average, {100 * largest:.3g} % at most"
 
 
-def bounds_of(document: Mapping[str, Any], worst: str, root_mean_square: str = "mean_error_bound_rms") -> str:
+def bounds_of(document: Mapping[str, Any], worst: str) -> str:
     """Bounds on errors of means: of the worst, and of their root mean square where the record has it."""
-    rms = document.get(root_mean_square)
+    rms = document.get("mean_error_bound_rms")
     return f"worst case {document[worst]:.3g}" + ("" if rms is None else f", root mean square {rms:.3g}")
 
 

@@ -132,22 +132,15 @@ def save_classifier(
     by_reference: bool = False,
     overwrite: bool = False,
 ) -> None:
-    """Write a classifier's store.
+    """Write a classifier's store; places, references and errors as of `save_model`.
 
     Parameters
     ----------
-    url
-        Local path or fsspec URL.
     record
         Written but for its own address, and where the inputs of one of all samples lie: `dataset` and `by_reference`
         say that.
     dataset
         The training set; a classifier of all samples needs it.
-    by_reference
-        Refer to the training set's store instead of copying its inputs. The model is then of use only as long as that
-        store is where it is now, unchanged.
-    overwrite
-        Replace a classifier's store that is there. Anything else that is there is left alone.
 
     Raises
     ------
@@ -155,8 +148,6 @@ def save_classifier(
         Arrays that do not fit each other, the classes or the training set; a noise variance that is not positive.
     NumericalError
         An array holds a NaN or infinity.
-    OutputExistsError, StorageError
-        The place is taken, or cannot be written to; what was written is removed.
     """
     _check_classes(record)
     arrays = checked_arrays(record, _shapes(record, dataset), "the classifier")
@@ -188,18 +179,7 @@ def save_classifier(
 def open_classifier(url: Location, *, reference: str | None = None) -> ClassifierRecord:
     """Open a classifier's store; support inputs of all samples are read when they are asked for, all else at once.
 
-    Parameters
-    ----------
-    url
-        Local path or fsspec URL.
-    reference
-        Where the training set lies that a model by reference has to name; as of `open_model`.
-
-    Raises
-    ------
-    StoreError
-        Nothing there, another kind of store, unfinished, or with a missing or damaged chunk; for a model by reference
-        also a training set that is gone, has changed or may not be named.
+    Reference and errors as of `open_model`.
     """
     address, content, arrays = open_arrays(url, CLASSIFIER_KIND)
     with described_whole(address, "save the model again"):

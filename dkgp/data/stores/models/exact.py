@@ -102,8 +102,6 @@ def save_model(
 
     Parameters
     ----------
-    url
-        Local path or fsspec URL.
     alpha
         Coefficients on the standardised scale, shape (n, p) or (n,) for one target; (n, p + q) with a `trend`.
     dataset
@@ -180,8 +178,6 @@ def open_model(url: Location, *, reference: str | None = None) -> ModelRecord:
 
     Parameters
     ----------
-    url
-        Local path or fsspec URL.
     reference
         Where the training set lies that a model by reference has to name, "" where it may name none: what another
         process has found and checked. By default whatever `require_reference` lets pass.

@@ -43,28 +43,7 @@ def save_linear_model(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Write a linear regression's store.
-
-    Parameters
-    ----------
-    url
-        Local path or fsspec URL.
-    dataset
-        The training set.
-    coefficients, intercept
-        On the standardised scale, shape (d, p) and (p,).
-    summary
-        JSON.
-    overwrite
-        Replace such a store that is there. Anything else that is there is left alone.
-
-    Raises
-    ------
-    NumericalError
-        A weight is a NaN or infinity.
-    OutputExistsError, StorageError
-        The place is taken, or cannot be written to; what was written is removed.
-    """
+    """Write a linear regression's store; places and errors as of `save_model`."""
     if not (np.isfinite(coefficients).all() and np.isfinite(intercept).all()):
         raise NumericalError("the weights are not finite; the model is not saved")
     content = TrainedRecord(**about_training(dataset, summary)).described()
@@ -76,13 +55,7 @@ def save_linear_model(
 
 
 def open_linear_model(url: Location) -> LinearRecord:
-    """Open a linear regression's store; all of it is read.
-
-    Raises
-    ------
-    StoreError
-        Nothing there, another kind of store, unfinished, or with a missing or damaged chunk.
-    """
+    """Open a linear regression's store; all of it is read. Errors as of `open_model`."""
     address, content, arrays = open_arrays(url, LINEAR_MODEL_KIND)
     with described_whole(address, "save the model again"):
         described = LinearRecord.description_in(address, content)

@@ -89,26 +89,7 @@ class SparseRecord(ModelDescription):
 
 
 def save_sparse_model(url: Location, record: SparseRecord, *, overwrite: bool = False) -> None:
-    """Write a sparse model's store.
-
-    Parameters
-    ----------
-    url
-        Local path or fsspec URL.
-    record
-        Written but for its own address.
-    overwrite
-        Replace a sparse model's store that is there. Anything else that is there is left alone.
-
-    Raises
-    ------
-    InputError
-        Arrays that do not fit each other or the training set; a noise variance that is not positive.
-    NumericalError
-        An array holds a NaN or infinity.
-    OutputExistsError, StorageError
-        The place is taken, or cannot be written to; what was written is removed.
-    """
+    """Write a sparse model's store; places and errors as of `save_model`."""
     n, e = (0 if values is None else len(values) for values in (record.near_inputs, record.near_embedding))
     shapes = _shapes(record.basis_size, record.n_features, record.n_targets, n, e)
     present = {name: shape for name, shape in shapes.items() if getattr(record, name) is not None}
@@ -124,13 +105,7 @@ def save_sparse_model(url: Location, record: SparseRecord, *, overwrite: bool = 
 
 
 def open_sparse_model(url: Location) -> SparseRecord:
-    """Open a sparse model's store; all of it is read.
-
-    Raises
-    ------
-    StoreError
-        Nothing there, another kind of store, unfinished, or with a missing or damaged chunk.
-    """
+    """Open a sparse model's store; all of it is read. Errors as of `open_model`."""
     address, content, arrays = open_arrays(url, SPARSE_MODEL_KIND)
     with described_whole(address, "save the model again"):
         described = SparseRecord.description_in(address, content)

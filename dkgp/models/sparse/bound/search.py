@@ -102,9 +102,12 @@ def tune_by_bound(
 ) -> Hyperparameters:
     """Find a kernel's hyperparameters and the noise variance by a sparse model's evidence on all samples.
 
+    Raises `InputError`: no targets, NaN or infinity, names that do not exist, settings out of range, or a basis larger
+    than the data; `NumericalError`: the evidence existed at no starting point; `InterruptedRunError`: the context asked
+    for the end; what was evaluated is on the trail.
+
     Parameters
     ----------
-    dataset : Dataset
     context : RunContext or BlockExecutor
         Its executor goes through the samples, `within` is called in each pass, `interrupted` may end the search.
     choices, settings
@@ -126,15 +129,6 @@ def tune_by_bound(
     -------
     Hyperparameters
         On the standardised scale; `sparse` tells of the bases, and names the samples of the last one.
-
-    Raises
-    ------
-    InputError
-        No targets, NaN or infinity, names that do not exist, settings out of range, or a basis larger than the data.
-    NumericalError
-        The evidence existed at no starting point.
-    InterruptedRunError
-        The context asked for the end; what was evaluated is on the trail.
     """
     problem = check_bound(dataset, choices, settings, basis_size)
     run = _Run(dataset, RunContext.of(context), problem, objective, basis_size)

@@ -36,6 +36,9 @@ def tune_noise(
 ) -> Hyperparameters:
     """Find how the noise depends on the inputs, and move the kernel with it.
 
+    Raises `InputError`: a noise variance that is held fixed, known noise of the samples, or fewer than 20 of them for
+    `auto`; `NumericalError`: a kernel matrix is not positive definite.
+
     Parameters
     ----------
     dataset : Dataset
@@ -55,13 +58,6 @@ def tune_noise(
     -------
     Hyperparameters
         With a noise model, or `start` where there is to be none; after `auto` with the comparison.
-
-    Raises
-    ------
-    InputError
-        A noise variance that is held fixed, known noise of the samples, or fewer than 20 of them for `auto`.
-    NumericalError
-        A kernel matrix is not positive definite.
     """
     if kind == "none":
         return start

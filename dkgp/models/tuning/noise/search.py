@@ -36,6 +36,8 @@ def fit_noise(
 ) -> Hyperparameters:
     """Find a noise model of `kind`, and move the kernel with it, from `start` on.
 
+    Raises `NumericalError`: the kernel matrix is not positive definite at the start.
+
     Parameters
     ----------
     kind : {"linear", "gp"}
@@ -50,11 +52,6 @@ def fit_noise(
     -------
     Hyperparameters
         With a noise model; `noise_variance` is its mean over the subset.
-
-    Raises
-    ------
-    NumericalError
-        The kernel matrix is not positive definite at the start.
     """
     names = start.feature_names or tuple(f"x{index}" for index in range(start.n_features))
     problem = SearchProblem.of(names, replace(choices, kernel=None, start=start), settings)

@@ -173,6 +173,9 @@ def tune_likelihood(
 ) -> Hyperparameters:
     """Find Student's t for the noise, and move the kernel with it.
 
+    Raises `InputError`: several targets, known noise of the samples, a noise variance that is held fixed, or too few
+    samples for `auto`; `NumericalError`: a kernel matrix is not positive definite.
+
     Parameters
     ----------
     dataset, start, choices, settings, subset, note
@@ -184,13 +187,6 @@ def tune_likelihood(
     -------
     Hyperparameters
         With `student_t`, or `start`; after `auto` with the comparison.
-
-    Raises
-    ------
-    InputError
-        Several targets, known noise of the samples, a noise variance that is held fixed, or too few samples for `auto`.
-    NumericalError
-        A kernel matrix is not positive definite.
     """
     if likelihood == "gaussian":
         return start

@@ -27,7 +27,7 @@ from dkgp.models.variance.row_scales import RowScales
 from dkgp.models.variance.search import ProductTally
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.solvers.cholesky.factor_tasks import TileContext, TileLayout
-from dkgp.solvers.cholesky.substitution import solve_backward, solve_forward
+from dkgp.solvers.cholesky.substitution import substitute
 
 # Rows of a tile: what is proven is in proportion to them, and to n over them.
 TILE_ROWS, LARGE_TILE_ROWS, LARGE_FROM = 512, 1024, 40_000
@@ -116,7 +116,7 @@ class WholeFactor:
         if known.least <= 0.0:
             return bounds.reported(*reported)
         f = self._columns(inputs, threads)
-        solve_forward(self.tiles, f, threads)
+        substitute(self.tiles, f, threads)
         square = self._squares(f)
         share = scales.share(highest, inputs) * np.sqrt(scales.largest)
         everything = np.arange(len(inputs))
@@ -125,7 +125,7 @@ class WholeFactor:
         wide = bounds.unfinished()
         if len(wide):
             v = np.ascontiguousarray(f[:, wide])
-            solve_backward(self.tiles, v, threads)
+            substitute(self.tiles, v, threads, transposed=True)
             spread = np.fmin(spread[wide], self._spread(v, square[wide]))
             self._tighten(bounds, wide, (prior[wide], highest[wide]), square[wide], share[wide], spread)
         return bounds.reported(*reported)
@@ -138,10 +138,10 @@ class WholeFactor:
         known, scales = self.roundings, self.roundings.scales
         highest = highest_prior(self.tiles.context.kernel, np.asarray(self.tiles.context.kernel.diagonal(inputs)))
         w = self._columns(inputs, threads)
-        solve_forward(self.tiles, w, threads)
+        substitute(self.tiles, w, threads)
         share = scales.share(highest, inputs) * np.sqrt(scales.largest)
         tau = (known.entry + known.gamma) * share + known.gamma * np.sqrt(self._squares(w))
-        solve_backward(self.tiles, w, threads)
+        substitute(self.tiles, w, threads, transposed=True)
         spread = np.sqrt(scales.largest) * (scales.weights @ np.abs(w))
         residual = EVALUATION * known.length * ((known.backward + known.gamma) * spread + tau)
         return w, np.asarray(residual if known.least > 0.0 else np.full_like(residual, np.inf))

@@ -25,7 +25,7 @@ from dkgp.operators import ArrayInputs
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers.cholesky.factor_tasks import TileContext, TileLayout
 from dkgp.solvers.cholesky.memory_tiles import MemoryTiles
-from dkgp.solvers.cholesky.substitution import solve_backward, solve_forward
+from dkgp.solvers.cholesky.substitution import substitute
 from dkgp.solvers.cholesky.tile_factor import SystemOf, TileFactor
 from tests.models.variance.variance_problems import KINDS, Long, VarianceProblem, draw, exact_in_50_digits, long_kernel
 from tests.models.variance.variance_world import TESTS, N, World, content
@@ -167,8 +167,8 @@ def test_substitution_against_scipy(count: int, rows: int, rng: np.random.Genera
     np.testing.assert_allclose(L @ L.T, problem.kernel(problem.X, problem.X) + 0.1 * np.eye(n), atol=1e-13)
     right = rng.normal(size=(n, count))
     forward, backward = right.copy(), right.copy()
-    solve_forward(tiles, forward, threads=2)
-    solve_backward(tiles, backward, threads=2)
+    substitute(tiles, forward, threads=2)
+    substitute(tiles, backward, threads=2, transposed=True)
     np.testing.assert_allclose(forward, scipy.linalg.solve_triangular(L, right, lower=True), rtol=1e-11, atol=1e-12)
     expected = scipy.linalg.solve_triangular(L, right, lower=True, trans=1)
     np.testing.assert_allclose(backward, expected, rtol=1e-10, atol=1e-11)
