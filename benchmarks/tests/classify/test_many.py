@@ -83,6 +83,7 @@ def test_a_grid_is_gone_over_by_all(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setitem(MANY, "covtype-like", replace(MANY["covtype-like"], n=200, n_test=300))
     if cut_off:
         monkeypatch.setattr(grid, "PEER_SECONDS", 0.0)
+        monkeypatch.setattr(grid, "available_cores", lambda: 10)
     job = BenchClassifyJob(tables=("grid",), record=str(tmp_path / "record.jsonl"))
     (section,) = run_bench_classify(job, SilentReporter())["sections"]
     rows = section["rows"]
