@@ -33,6 +33,7 @@ from dkgp.data.remote.storage import (
 from dkgp.data.remote.zarr_store import zarr_place
 from dkgp.data.sources.formats import open_source
 from dkgp.data.stores.tile_store import TileStore
+from dkgp.data.stores.writable import ensure_writable
 from dkgp.errors import StorageError
 from dkgp.service.queue.events import EventWriter
 from dkgp.service.queue.job_queue import JobQueue
@@ -261,6 +262,20 @@ def test_what_dkgp_keeps_for_itself_is_not_concerned(places: tuple[Path, Path], 
         for place in (Path(folder) / "link", inner, Path("/etc/hostname").parent):
             with pytest.raises(StorageError, match="leads outside the folders"):
                 read_object(place / ("hostname" if place == Path("/etc") else "note"))
+
+
+def test_whether_a_place_can_be_written_is_not_tried_outside(tmp_path: Path) -> None:
+    """Such a trial leaves its file behind where a link turns between its making and its removal."""
+    inner, outside, link = tmp_path / "root" / "inner", tmp_path / "outside", tmp_path / "root" / "link"
+    for folder in (inner, outside):
+        folder.mkdir(parents=True)
+    link.symlink_to(outside)
+    before = outside.stat().st_mtime_ns
+    with limited_to(Roots([str(tmp_path / "root")]).limits):
+        ensure_writable(inner / "p.zarr", overwrite=False)
+        with pytest.raises(StorageError, match="leads outside the folders"):
+            ensure_writable(link / "p.zarr", overwrite=False)
+    assert outside.stat().st_mtime_ns == before
 
 
 @contextlib.contextmanager

@@ -223,9 +223,10 @@ def _check_local_folder(target: Path) -> None:
     with translate_write_errors(target):
         if not folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
-        # Permission bits mislead (root, network mounts, read-only mounts): try.
-        with tempfile.TemporaryFile(prefix=TEMPORARY_PREFIX, dir=folder):
-            pass
+        # Permission bits mislead (root, network mounts, read-only mounts): try, and in the folder as it is now. Where a
+        # link turns in between, a file would be made in one folder and looked for in another.
+        with held(folder / TEMPORARY_PREFIX) as place:
+            tempfile.TemporaryFile(prefix=TEMPORARY_PREFIX, dir=place.parent).close()
 
 
 def _check_remote_place(url: str) -> None:
