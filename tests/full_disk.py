@@ -51,8 +51,10 @@ def mounted(folder: Path, size: str) -> Iterator[Path]:
     tried = subprocess.run(mount, check=False, capture_output=True, text=True)
     if tried.returncode != 0:
         pytest.skip(f"no file system can be mounted here: {tried.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def fill(folder: Path, but: int) -> Path:
