@@ -5,7 +5,8 @@ w = F_* - F_J'A, what is known of the basis' part, its mean z and covariance B^-
 
     mean = A'Y_J + w'z,      variance = k_** - |F_*|^2 - A'(K - F F')_J* + w'B^-1 w.
 
-Where halos are everything these are the exact model's; without them, FITC's.
+Where halos are everything these are the exact model's; without them, FITC's. Targets share C, or each has its own: a
+classifier's latent functions, whose noise is what a label leaves unknown (`dkgp.models.classification.near`).
 """
 
 from __future__ import annotations
@@ -45,10 +46,12 @@ class Near:
 
     inputs: FloatArray  # (n, d): standardised
     targets: FloatArray  # (n, p)
-    noise: Noise  # of the samples
+    noise: Noise  # of the samples; (n, p) where each target has its own
     size: int  # neighbours of a new sample, at most
     whitened: FloatArray  # z: (m, p)
-    normal: FloatArray  # lower Cholesky factor of B: (m, m), Fortran order
+    normal: (
+        FloatArray  # lower Cholesky factor of B: (m, m), Fortran order; (p, m, m), each in C order, with noise (n, p)
+    )
     embedding: FloatArray | None = None  # landmarks (e, d) of `dkgp.operators.vecchia.embedding`
     searched: int | None = None  # samples that a search for neighbours looks at, at most; None: as many as it takes
 
@@ -112,6 +115,27 @@ def fit_near(
     return FittedNear(near, joint.value, held.unproven)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Targets that share their noise, and so C and B."""
+
+    targets: slice
+    noise: Noise  # of the samples
+    least: float  # an observation's: with its noise, no duplicate of a sample is without a variance
+    normal: FloatArray
+
+
+def _parts_of(near: Near) -> list[_Part]:
+    noise = near.noise
+    if isinstance(noise, float) or noise.ndim == 1:
+        return [_Part(slice(0, near.targets.shape[1]), noise, float(np.min(noise)), near.normal)]
+    columns = enumerate(zip(np.ascontiguousarray(noise.T), near.normal, strict=True))
+    return [
+        _Part(slice(column, column + 1), by_sample, float(by_sample.min()), np.asfortranarray(normal))
+        for column, (by_sample, normal) in columns
+    ]
+
+
 class NearPredictor:
     """Predicts rows in memory by a basis, its L (m, m), and what is near."""
 
@@ -131,20 +155,21 @@ class NearPredictor:
         # Rows of F in kd order, and which of them are made.
         self._held = np.empty((n, m)) if held_bytes(n, m) else None
         self._made = np.zeros(n if self._held is not None else 0, dtype=bool)
-        # Of an observation: with its noise, no duplicate of a sample is without a variance.
-        self._noise = float(np.min(near.noise))
+        self._parts = _parts_of(near)
 
     def __call__(self, inputs: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Means (r, p) and variances (r,) of the function at standardised inputs (r, d); no bit depends on other rows.
 
-        Raises `NumericalError`: rounding exceeds the noise variance.
+        Variances are (r, p) where each target has its own noise. Raises `NumericalError`: rounding exceeds the noise
+        variance.
         """
         mean, variance, _ = self.predicted(inputs)
         return mean, variance
 
     def predicted(self, inputs: FloatArray, threads: int | None = 1) -> tuple[FloatArray, FloatArray, int]:
         """The same, and of how many rows the neighbours may not be the nearest; by all cores where threads are None."""
-        mean, variance = np.empty((len(inputs), self._near.targets.shape[1])), np.empty(len(inputs))
+        mean = np.empty((len(inputs), self._near.targets.shape[1]))
+        variance = np.empty((len(inputs), len(self._parts)))
         unproven = np.zeros(len(inputs), dtype=bool)
         points = embed_inputs(self._context, self._near.embedding, inputs)
 
@@ -152,31 +177,34 @@ class NearPredictor:
             for row in range(piece * ROWS_AT_ONCE, min((piece + 1) * ROWS_AT_ONCE, len(inputs))):
                 places, is_proven = self._points.near(points[row], self._near.size)
                 unproven[row] = not is_proven
-                mean[row], variance[row] = self._predicted(inputs[row : row + 1], places)
+                self._predict(inputs[row : row + 1], places, mean[row], variance[row])
 
         with single_threaded_blas():
             in_parallel(work, -(-len(inputs) // ROWS_AT_ONCE), threads)
-        return mean, variance, int(unproven.sum())
+        return mean, variance if np.ndim(self._near.noise) == 2 else variance[:, 0], int(unproven.sum())
 
-    def _predicted(self, inputs: FloatArray, places: NDArray[np.int32]) -> tuple[FloatArray, float]:
-        near, (rank, p) = self._near, self._near.whitened.shape
+    def _predict(self, inputs: FloatArray, places: NDArray[np.int32], mean: FloatArray, variance: FloatArray) -> None:
+        """Write the means (p,) at one input, and a variance for each part."""
+        near, rank = self._near, len(self._near.whitened)
         halo = self._points.order[places].astype(np.intp)
         features = self._evaluator.prepare(np.concatenate([near.inputs[halo], inputs]))
-        right = np.zeros((features.n, rank + p))
-        self._write_rows(places, features, right[:, :rank])
-        right[:-1, rank:] = near.targets[halo]
-        noise = np.append(np.broadcast_to(noise_at(near.noise, halo), (len(halo),)), self._noise)
-        leaf = factor_leaf(self._evaluator, features, len(halo), noise, right, rank)
-        if leaf is None:
-            raise refuse_leaf(len(halo), noise)
-        scale = 1.0 / leaf.rows[0, -1]
-        means = scale * leaf.images[0, :rank]  # w
-        mean = means @ near.whitened - scale * leaf.images[0, rank:]
-        variance = max(scale * scale - self._noise, 0.0)
-        if rank:
-            half = whiten(near.normal, means[:, None], transposed=False)
-            variance += float(np.sum(half * half))
-        return mean, variance
+        rows = np.empty((features.n, rank))
+        self._write_rows(places, features, rows)
+        for number, part in enumerate(self._parts):
+            targets = near.targets[halo, part.targets]
+            right = np.zeros((features.n, rank + targets.shape[1]))
+            right[:, :rank], right[:-1, rank:] = rows, targets
+            noise = np.append(np.broadcast_to(noise_at(part.noise, halo), (len(halo),)), part.least)
+            leaf = factor_leaf(self._evaluator, features, len(halo), noise, right, rank)
+            if leaf is None:
+                raise refuse_leaf(len(halo), noise)
+            scale = 1.0 / leaf.rows[0, -1]
+            means = scale * leaf.images[0, :rank]  # w
+            mean[part.targets] = means @ near.whitened[:, part.targets] - scale * leaf.images[0, rank:]
+            variance[number] = max(scale * scale - part.least, 0.0)
+            if rank:
+                half = whiten(part.normal, means[:, None], transposed=False)
+                variance[number] += float(np.sum(half * half))
 
     def _write_rows(self, places: NDArray[np.int32], features: Features, rows: FloatArray) -> None:
         """Write rows of F for the samples at some places and one new one, whose features these are: (c + 1, m).

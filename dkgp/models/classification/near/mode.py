@@ -1,0 +1,174 @@
+"""The mode of labels in a sparse model with neighbours: Newton's steps, each a fit to targets with noise by sample.
+
+At values f of one latent function, g = -w l'(y, f) and W = w l''(y, f) with weights w, Newton's step for the mode of a
+Gaussian process with covariance K is a fit of least squares (Rasmussen and Williams 2006, section 3.4): to the targets
+u, whose noise variances are W^-1,
+
+    u = f + W^-1 g,      a = (K + W^-1)^-1 u,      f+ = u - W^-1 a = K a.
+
+Here K + W^-1 is Sigma, the covariance of targets in `dkgp.models.sparse.vif`, as for regression: what the basis leaves
+of a leaf's targets, their noise included, depends on its halo alone. Where it ends, a = g and f = (Sigma - W^-1) g, with
+W at f itself: a fixed point, and where halos are everything the exact model's mode. Noise is at least the loss' 1 / c,
+4 of a logit, so that no leaf is near to singular, whatever the kernel. Sigma - W^-1 moves with W unless halos are
+everything, so that the steps are Newton's but for that: near the end each leaves a small share of the way, not a square.
+
+A step longer than one, in the largest value, is halved until what it lowers falls, or rises by no more than the two
+steps' covariances may differ in,
+
+    psi(f, a) = sum_i w_i l(y_i, f_i) + a'f / 2,
+
+which is the mode's objective where f = K a. Laplace's evidence, with Sigma for K + W^-1 as everywhere here, is
+
+    log q(y) = -psi - (log|Sigma| + log|W|) / 2.
+
+References
+----------
+D. Zilber, M. Katzfuss, Vecchia-Laplace approximations of generalized Gaussian processes for big non-Gaussian spatial
+data (2021), algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.errors import NumericalError
+from dkgp.models.sparse.vif.objective import Joint, Neighbourhood
+from dkgp.models.sparse.vif.tasks import Described
+from dkgp.operators.base import FloatArray
+from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.solvers.losses import Loss
+from dkgp.solvers.stopping import Progress
+
+# Curvatures are taken to be at least this: a sample whose label says next to nothing has a noise variance of 1e10, of
+# which roundings leave a step 1e-6.
+LEAST_CURVATURE = 1e-10
+# Steps of no more than this in any value are taken whole: of a logit, no curvature changes by more than e.
+FREE_STEP = 1.0
+MOST_HALVINGS = 20
+# Of psi: by so much it may rise in a step, since the covariance is not that of the step before.
+SLACK = 1e-3
+
+
+@dataclass(frozen=True)
+class ColumnLabels:
+    """The labels of one latent function: signs (n,), weights (n,) or none, and their loss."""
+
+    signs: FloatArray
+    loss: Loss
+    weights: FloatArray | None = None
+
+    def _weighted(self, values: FloatArray) -> FloatArray:
+        return values if self.weights is None else self.weights * values
+
+    def risk(self, values: FloatArray) -> float:
+        """sum_i w_i l(y_i, f_i), -log p(y | f)."""
+        return float(np.sum(self._weighted(self.loss.value(self.signs, values))))
+
+    def force(self, values: FloatArray) -> FloatArray:
+        """G: (n,)."""
+        return -self._weighted(self.loss.slope(self.signs, values))
+
+    def curvature(self, values: FloatArray) -> FloatArray:
+        """W, not below `LEAST_CURVATURE`: (n,)."""
+        return np.maximum(self._weighted(self.loss.curvature(self.signs, values)), LEAST_CURVATURE)
+
+
+@dataclass
+class ColumnState:
+    """One latent function on the way to its mode.
+
+    Attributes
+    ----------
+    values, weights : (n,) float64
+        f and a.
+    psi : float
+    targets, noise : (n,) float64
+        u and W^-1 of the last step, and so of `joint`; none before the first.
+    joint : Joint or None
+    change : float
+        The largest of |f+ - f| of the last step, whole.
+    ended : str
+        "" while it goes on; "mode", "stalled" or "steps".
+    """
+
+    values: FloatArray
+    weights: FloatArray
+    psi: float
+    targets: FloatArray | None = None
+    noise: FloatArray | None = None
+    joint: Joint | None = None
+    change: float = math.inf
+    steps: int = 0
+    ended: str = ""
+
+    @classmethod
+    def start(cls, labels: ColumnLabels) -> ColumnState:
+        """At zero."""
+        zero = np.zeros(len(labels.signs))
+        return cls(zero, zero, labels.risk(zero))
+
+
+class ModeSearch:
+    """Newton's steps of one model's latent functions.
+
+    `operator` is of the kernel, with any noise; `held` are its samples' leaves and halos, `model` these with the basis.
+    """
+
+    def __init__(self, operator: BlockedKernelOperator, held: Neighbourhood, model: Described) -> None:
+        self._operator, self._held, self._model = operator, held, model
+
+    def step(self, state: ColumnState, labels: ColumnLabels, tolerance: float, most_steps: int) -> None:
+        """Take a step, in place, and say whether it was the last.
+
+        Raises `NumericalError`: values overflow, or rounding exceeds the noise.
+        """
+        f, a = state.values, state.weights
+        noise = 1.0 / labels.curvature(f)
+        targets = f + noise * labels.force(f)
+        noisy = self._operator.with_noise(noise)
+        joint = self._held.joint(noisy, self._model, targets[:, None])
+        towards = self._held.weights(noisy, self._model, joint, targets[:, None])[:, 0]
+        change, turn = targets - noise * towards - f, towards - a
+        state.targets, state.noise, state.joint = targets, noise, joint
+        state.steps, state.change = state.steps + 1, float(np.abs(change).max())
+        if not math.isfinite(state.change):
+            raise NumericalError("the labels' mode overflows: bring inputs that are far out closer")
+
+        def psi(length: float) -> float:
+            values = f + length * change
+            return labels.risk(values) + 0.5 * float((a + length * turn) @ values)
+
+        length, reached = 1.0, psi(1.0)
+        if state.change > FREE_STEP:
+            for _ in range(MOST_HALVINGS):
+                if reached <= state.psi + SLACK * abs(state.psi):
+                    break
+                length *= 0.5
+                reached = psi(length)
+            else:
+                state.ended = "stalled"
+                return
+        state.values, state.weights, state.psi = f + length * change, a + length * turn, reached
+        if state.change <= tolerance:
+            state.ended = "mode"
+        elif state.steps >= most_steps:
+            state.ended = "steps"
+
+
+def evidence(state: ColumnState) -> float:
+    """Laplace's log q(y) at a mode, in nats."""
+    targets, noise, joint = state.targets, state.noise, state.joint
+    assert targets is not None
+    assert noise is not None
+    assert joint is not None
+    n = len(targets)
+    # -log|Sigma| / 2, of the log likelihood of the targets.
+    determinant = joint.value + 0.5 * n * math.log(2.0 * math.pi) + 0.5 * float(targets @ state.weights)
+    return -state.psi + determinant + 0.5 * float(np.log(noise).sum())
