@@ -193,6 +193,7 @@ def _classifier(model: ClassifierRecord) -> Document:
         "classes": model.classes,
         "n": model.summary.get("n"),
         "basis_size": model.n_support if model.is_sparse else None,
+        "neighbours": model.neighbours,
         "by_reference": model.by_reference,
         "intercept": model.intercept,
         "class_weights": model.class_weights,

@@ -22,6 +22,7 @@ from dkgp.models.classification.exact.train import DECISION_TOLERANCE
 from dkgp.models.classification.fixed_size.settings import FIXED_SIZE, FixedSizeSettings
 from dkgp.models.classification.labels import Labels
 from dkgp.models.classification.likelihoods import Likelihood, Link, MultiClass
+from dkgp.models.sparse.vif.objective import SEARCHED
 from dkgp.options import Part
 from dkgp.registry import Group, Option
 from dkgp.solvers.registry import AUTO, solver_names
@@ -115,6 +116,20 @@ CERTIFY = Option(
     help="Also prove how far decisions are from those of the minimiser over all functions: a product more.",
     group=BASIS,
 )
+NEAR = Group("Options of gp on a basis", ("gp on a basis",))
+NEIGHBOURS = Option(
+    help="Also stand each prediction on so many nearest samples: the basis has what reaches far, they what is near.",
+    metavar="SAMPLES",
+    least=1,
+    group=NEAR,
+)
+SEARCH_SAMPLES = Option(
+    help="Of `neighbours`: samples that each search for them looks at, at most, those that seem nearest first.  "
+    f"[default: {SEARCHED}]",
+    metavar="SAMPLES",
+    least=1,
+    group=NEAR,
+)
 
 
 @dataclass(frozen=True)
@@ -146,6 +161,8 @@ class ClassifyJob(TrainingJob):
     basis_size: Annotated[int | None, BASIS_SIZE] = None
     basis: Annotated[str | None, BASIS_CHOICE] = None
     certify: Annotated[bool, CERTIFY] = False
+    neighbours: Annotated[int | None, NEIGHBOURS] = None
+    search_samples: Annotated[int | None, SEARCH_SAMPLES] = None
 
     @property
     def fit_intercept(self) -> bool:

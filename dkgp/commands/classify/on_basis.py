@@ -10,10 +10,17 @@ from dkgp.commands.classify.run import ClassifyRun
 from dkgp.commands.reporting.class_plots import plot_newton
 from dkgp.commands.solving import inputs_within, room, solving
 from dkgp.data import ClassifierRecord
+from dkgp.errors import UsageError
 from dkgp.kernels import Kernel, fold_white
 from dkgp.models.classification.basis.settings import DEFAULT_BASIS, BasisMemory, BasisSettings
 from dkgp.models.classification.basis.train import train_on_basis
 from dkgp.models.classification.likelihoods import Likelihood
+from dkgp.models.classification.near.settings import NearSettings
+from dkgp.models.classification.near.train import train_near
+from dkgp.models.classification.trained import TrainedClassifier
+from dkgp.models.context import RunContext
+from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.models.sparse.vif.objective import SEARCHED
 from dkgp.operators.block_tasks import feature_width
 
 
@@ -58,17 +65,20 @@ class LogisticOnBasisRun(ClassifyRun):
             fold_white(hyperparameters.kernel, hyperparameters.noise_variance)[0], executor
         )
         with solving(self, executor, inputs_bytes, job.tolerance, measure="relative_residual") as context:
-            trained = train_on_basis(
-                self.data,
-                hyperparameters,
-                context,
-                self.settings,
-                likelihood=self.likelihood,
-                form=self.form,
-                regularisation=job.regularisation,
-            )
+            trained = self._trained(hyperparameters, context)
         summary = {**trained.summary, "method": self.form, "memory_plan": plan.to_json()}
         return trained.record(self.data, summary)
+
+    def _trained(self, hyperparameters: Hyperparameters, context: RunContext) -> TrainedClassifier:
+        return train_on_basis(
+            self.data,
+            hyperparameters,
+            context,
+            self.settings,
+            likelihood=self.likelihood,
+            form=self.form,
+            regularisation=self.job.regularisation,
+        )
 
     def _planned(self, kernel: Kernel, executor: BlockExecutor) -> tuple[BasisMemory, int]:
         """The projected memory, and bytes of inputs that the coordinator may hold; `MemoryBudgetError` beyond it."""
@@ -85,6 +95,43 @@ class LogisticOnBasisRun(ClassifyRun):
 
 
 class GPOnBasisRun(LogisticOnBasisRun):
-    """A run of a Gaussian process classifier on a basis."""
+    """A run of a Gaussian process classifier on a basis, or on one with neighbours."""
 
     method, form = "gp on a basis", "gp"
+
+    @classmethod
+    def check_options(cls, job: ClassifyJob) -> None:
+        """Refuse what does not go with neighbours, or without."""
+        super().check_options(job)
+        if job.neighbours is None:
+            if job.search_samples is not None:
+                raise UsageError("`search_samples` is of `neighbours`: give those, or leave it out")
+        elif job.certify:
+            raise UsageError("nothing is proven of a basis with `neighbours`: leave `certify` out, or the neighbours")
+        elif job.multi_class == "softmax":
+            raise UsageError(
+                "`neighbours` are of one latent function, and softmax couples the classes: take `multi_class` ovr, or "
+                "leave the neighbours out"
+            )
+
+    @property
+    def settings(self) -> BasisSettings:
+        """Settings of the basis, and of neighbours where the job has some."""
+        settings, job = super().settings, self.job
+        if job.neighbours is None:
+            return settings
+        searched = SEARCHED if job.search_samples is None else job.search_samples
+        return NearSettings(
+            settings.size,
+            settings.basis,
+            tolerance=settings.tolerance,
+            seed=settings.seed,
+            neighbours=job.neighbours,
+            searched=searched,
+        )
+
+    def _trained(self, hyperparameters: Hyperparameters, context: RunContext) -> TrainedClassifier:
+        settings = self.settings
+        if isinstance(settings, NearSettings):
+            return train_near(self.data, hyperparameters, context, settings, likelihood=self.likelihood)
+        return super()._trained(hyperparameters, context)

@@ -10,10 +10,13 @@ from dkgp.errors import InputError
 from dkgp.estimators.classification.probabilistic import LikelihoodClassifier
 from dkgp.estimators.fitted import Fitted, FittedClassifier
 from dkgp.models import Hyperparameters
+from dkgp.models.classification.basis.settings import BasisSettings
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.laplace.train import train_gp
 from dkgp.models.classification.likelihoods import Likelihood, Link, MultiClass
 from dkgp.models.classification.logistic.stopping import RiskSettings
+from dkgp.models.classification.near.settings import NearSettings
+from dkgp.models.classification.near.train import train_near
 from dkgp.models.classification.trained import TrainedClassifier
 
 
@@ -34,6 +37,9 @@ class GPClassifier(LikelihoodClassifier):
         From the latent function to a probability.
     multi_class : {"ovr", "softmax"}, default "ovr"
         Of more than two classes: one against the rest, probabilities divided by their sum; or all in one problem.
+    neighbours : int, optional
+        Of a basis: also stand each prediction on so many nearest samples (128, say), which the model keeps. The basis
+        has what reaches far, they what is near; nothing is proven of it.
     optimizer, subset_size, n_basis, basis, certify, class_weight, tol, solver, max_passes, client, store, random_state
         As of `KernelLogisticClassifier`.
 
@@ -55,6 +61,7 @@ class GPClassifier(LikelihoodClassifier):
 
     link: Link = "logit"
     multi_class: MultiClass = "ovr"
+    neighbours: int | None = None
 
     _form = "gp"
 
@@ -63,6 +70,26 @@ class GPClassifier(LikelihoodClassifier):
 
     def _likelihood(self, n_classes: int) -> Likelihood:
         return Likelihood.of(self.link, self.multi_class, n_classes)
+
+    def _check_settings(self, seed: int) -> None:
+        super()._check_settings(seed)
+        if self.neighbours is not None and self.n_basis is None:
+            raise InputError(f"neighbours={self.neighbours} is of a basis: give n_basis= too, such as 200")
+
+    def _trained_on_basis(
+        self,
+        data: LabelledData,
+        hyperparameters: Hyperparameters,
+        executor: BlockExecutor,
+        settings: BasisSettings,
+        likelihood: Likelihood,
+    ) -> TrainedClassifier:
+        if self.neighbours is None:
+            return super()._trained_on_basis(data, hyperparameters, executor, settings, likelihood)
+        near = NearSettings(
+            settings.size, settings.basis, settings.certify, seed=settings.seed, neighbours=self.neighbours
+        )
+        return train_near(data, hyperparameters, executor, near, likelihood=likelihood)
 
     def _trained_on_all(
         self, data: LabelledData, hyperparameters: Hyperparameters, executor: BlockExecutor, settings: RiskSettings
@@ -84,4 +111,5 @@ class GPClassifier(LikelihoodClassifier):
             **settings,
             "link": "logit" if softmax else likelihood["name"],
             "multi_class": "softmax" if softmax else "ovr",
+            "neighbours": fitted.record.neighbours,
         }

@@ -103,11 +103,28 @@ class LikelihoodClassifier(CertifiedClassifier):
             return self._trained_on_all(data, hyperparameters, executor, settings)
         if self.n_basis < 1:
             raise InputError(f"`n_basis` must be at least 1; got {self.n_basis}")
-        return train_on_basis(
+        return self._trained_on_basis(
             data,
             hyperparameters,
             executor,
             BasisSettings(size=self.n_basis, basis=self.basis, certify=self.certify, seed=seed),
+            likelihood,
+        )
+
+    def _trained_on_basis(
+        self,
+        data: LabelledData,
+        hyperparameters: Hyperparameters,
+        executor: BlockExecutor,
+        settings: BasisSettings,
+        likelihood: Likelihood,
+    ) -> TrainedClassifier:
+        """Train a model on a basis."""
+        return train_on_basis(
+            data,
+            hyperparameters,
+            executor,
+            settings,
             likelihood=likelihood,
             form=self._form,
             regularisation=self._lambda(),

@@ -17,6 +17,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.prediction.class_variances import ClassVariances
 from dkgp.models.prediction.deciders import ClassifierSupport, Decider, decider_of
+from dkgp.models.prediction.sparse_rounds import PredictionMemory
 from dkgp.models.prediction.streaming import Rounds, Streamed, Together
 from dkgp.models.sums import EVERY_ENTRY, Piece, Sums
 from dkgp.models.variance.variances import VarianceSettings
@@ -74,6 +75,8 @@ def class_rounds(
     sums.require(context, executor)
     model.inputs(0, min(1, model.n_support))  # points that are gone are found out before anything is written
     decider = decider_of(model, plug_in=plug_in)
+    if model.neighbours is not None:
+        PredictionMemory.of(model, executor.threads_per_process, variance=True).require(None)
     variances = None
     if model.form == "gp" and not model.is_sparse and not plug_in:
         variances = ClassVariances(model, context, test, executor, variance, decider, stored)

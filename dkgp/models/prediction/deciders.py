@@ -28,6 +28,8 @@ from dkgp.models.classification.laplace.train import LEAST_CURVATURE
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic.certificate import RiskCertificate
 from dkgp.models.rounding import assumptions, certified_row_errors
+from dkgp.models.sparse.vif.prediction import NearPredictor
+from dkgp.models.sparse.vif.stored import near_of
 from dkgp.models.sums import EVERY_ENTRY, Sums
 from dkgp.models.support import CachedModel, StoredPoints
 from dkgp.operators.base import FloatArray
@@ -169,6 +171,45 @@ class BasisProcessDecider(Decider):
         return {**values, "class": classes, "probability": probability, **dict.fromkeys(LATENT_VARIABLES, variances)}
 
 
+@dataclass(frozen=True)
+class NearDecider(Decider):
+    """Of a Gaussian process on a basis with neighbours: no decision is a sum over the basis, and none is proven."""
+
+    takes_blas: ClassVar[bool] = True
+
+    def decide(self, context: BlockContext, inputs: FloatArray, sums: Sums = EVERY_ENTRY) -> Values:
+        """Decisions, and the latent variances that come with them."""
+        decision, latent = _near_predictor(context).predictor(inputs)
+        return {"decision": decision, "latent": latent}
+
+
+@dataclass(frozen=True)
+class NearProcessDecider(NearDecider, BasisProcessDecider):
+    """The same, with averaged probabilities."""
+
+
+@dataclass(frozen=True)
+class _HeldNear:
+    predictor: NearPredictor
+    nbytes: int  # never more than a cache would keep
+
+
+def _near_predictor(context: BlockContext) -> _HeldNear:
+    """The samples near, from this worker's cache or the model."""
+
+    def made() -> _HeldNear:
+        model = _record(context)
+        with described_whole(model.url, "train again"):
+            near = near_of(model)
+            if model.kernel_lower is None or model.prototypes is None:
+                raise ValueError("a basis without its factor")
+        lower = np.asfortranarray(model.kernel_lower)
+        predictor = NearPredictor(context.kernel, model.prototypes, lower, near)
+        return _HeldNear(predictor, min(near.nbytes + lower.nbytes, worker_cache().budget_bytes))
+
+    return worker_cache().get((context.run_id, "near"), made)
+
+
 def _basis_variances(context: BlockContext, inputs: FloatArray) -> FloatArray:
     """Latent variances of a Gaussian process on a basis at standardised inputs (r, d): (r, t), or (r, t, t)."""
     evaluator, posterior = context.evaluator("double"), _posterior(context)
@@ -241,8 +282,10 @@ def _decider_of(model: ClassifierRecord, plug_in: bool) -> Decider:
         return Decider(probabilities, DecisionCertificate.from_json(dict(model.certificate)), _assumes(model))
     # A classifier of prototypes has a certificate if it was trained with `certify`.
     certificate = RiskCertificate.from_json(dict(model.certificate)) if model.certificate else None
-    kind = Decider
-    if model.form == "gp" and not plug_in:
+    kind: type[Decider] = Decider
+    if model.neighbours is not None:
+        kind = NearDecider if plug_in else NearProcessDecider
+    elif model.form == "gp" and not plug_in:
         kind = BasisProcessDecider if model.is_sparse else GaussianDecider
     assumes = None if certificate is None else _assumes(model)
     return kind(Likelihood.from_json(model.likelihood), certificate, assumes)

@@ -13,7 +13,7 @@ import psutil
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors.base import BlockExecutor, PendingRound, split_evenly
-from dkgp.data import Dataset, SparseRecord
+from dkgp.data import ClassifierRecord, Dataset, SparseRecord
 from dkgp.data.stores.manifest import described_whole
 from dkgp.data.stores.models.references import referenced_training_set
 from dkgp.errors import InputError, MemoryBudgetError, NumericalError
@@ -63,11 +63,12 @@ class PredictionMemory:
     neighbours: int = 0
 
     @classmethod
-    def of(cls, model: SparseRecord, threads: int, variance: bool) -> PredictionMemory:
-        """Of a stored model."""
+    def of(cls, model: SparseRecord | ClassifierRecord, threads: int, variance: bool) -> PredictionMemory:
+        """Of a stored model; of a classifier one with neighbours."""
         n = 0 if model.near_inputs is None else len(model.near_inputs)
-        sizes = (model.basis_size, model.n_features, model.n_targets)
-        return cls(*sizes, threads, variance, n, model.neighbours or 0)
+        m = model.basis_size if isinstance(model, SparseRecord) else model.n_support
+        p = model.n_targets if isinstance(model, SparseRecord) else model.n_outputs
+        return cls(m, model.n_features, p, threads, variance, n, model.neighbours or 0)
 
     @property
     def model_bytes(self) -> int:

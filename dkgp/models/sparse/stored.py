@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from dkgp.models.sparse.methods import method_named
 from dkgp.models.sparse.model import SparseModel, VarianceInterval, interval_of
 from dkgp.models.sparse.problem import TrainedSparse
 from dkgp.models.sparse.vif.prediction import Near
+from dkgp.models.sparse.vif.stored import near_fields, near_of
 
 
 @dataclass(frozen=True)
@@ -55,41 +55,13 @@ def sparse_record(trained: TrainedSparse, dataset: Dataset) -> SparseRecord:
         normal=model.normal,
         indices=trained.basis.indices,
         basis_noise=trained.basis_noise,
-        **_of_near(trained.near),
+        **({} if trained.near is None else near_fields(trained.near)),
     )
-
-
-def _of_near(near: Near | None) -> dict[str, Any]:
-    """The fields of a record that models with neighbours have beside others."""
-    if near is None:
-        return {}
-    return {
-        "neighbours": near.size,
-        "search_samples": near.searched,
-        "near_inputs": near.inputs,
-        "near_targets": near.targets,
-        "near_noise": None if isinstance(near.noise, float) else near.noise,
-        "near_weights": near.whitened,
-        "near_normal": near.normal,
-        "near_embedding": near.embedding,
-    }
 
 
 def _near(record: SparseRecord) -> Near | None:
     """The neighbours of a record, and those of its method alone; `ValueError` where something is missing."""
-    if not method_named(record.method).neighbours:
-        return None
-    size, inputs, targets = record.neighbours, record.near_inputs, record.near_targets
-    weights, normal = record.near_weights, record.near_normal
-    if size is None or inputs is None or targets is None or weights is None or normal is None:
-        raise ValueError(f"the method {record.method} without its neighbours")
-    if not 0 <= size <= len(inputs):
-        raise ValueError(f"{size} neighbours of {len(inputs)} samples")
-    noise = record.noise_variance if record.near_noise is None else record.near_noise
-    if record.search_samples is not None and record.search_samples < 1:
-        raise ValueError(f"a search of {record.search_samples} samples")
-    normal = np.asfortranarray(normal)
-    return Near(inputs, targets, noise, size, weights, normal, record.near_embedding, record.search_samples)
+    return near_of(record, record.noise_variance) if method_named(record.method).neighbours else None
 
 
 def save_sparse(trained: TrainedSparse, url: Location, dataset: Dataset, *, overwrite: bool = False) -> None:

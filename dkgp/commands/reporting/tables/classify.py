@@ -195,6 +195,8 @@ def _of_samples(document: Document) -> Rows:
 def _on_basis(document: Document) -> Rows:
     """A logistic one or a Gaussian process of some samples."""
     basis = f"{document['basis_size']:,} samples ({document['basis']})"
+    if document.get("neighbours") is not None:
+        basis += f" and {document['neighbours']:,} nearest samples"
     rows: Rows = [
         ("method", f"{PROBABILISTIC[document['method']]}: a basis of {basis}"),
         *_ended("minimised by", f"Newton's method, {document['iterations']} steps", document),
@@ -204,7 +206,8 @@ def _on_basis(document: Document) -> Rows:
     if distance is not None:
         rows.append(("decisions within", f"{_largest(distance):.3g} of the minimiser's over all functions, proven"))
     if document.get("evidence") is not None:
-        rows.append(("log evidence", f"{document['evidence']:.8g} nats, of the basis in Laplace's approximation"))
+        of_basis = "" if document.get("neighbours") is not None else "of the basis "
+        rows.append(("log evidence", f"{document['evidence']:.8g} nats, {of_basis}in Laplace's approximation"))
     if "left" in document:
         rows.append(("left of k(x, x)", f"{max(document['left'], 0.0):.2g} of it, on average"))
         rows.append(("passes over the data", f"{document['passes']}, of which {document['hessians']} sum a Hessian"))

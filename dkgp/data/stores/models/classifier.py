@@ -6,9 +6,11 @@
 | `exact` | all n samples | `alpha` (n, t), `ones` (n,), `inputs` (n, d) |
 | `logistic`, `gp` | all n samples | `alpha` (n, t), `inputs` (n, d); of `gp` also `curvature` (n, t) |
 | `logistic`, `gp` | m prototypes | as `fixed-size`; of `gp` also `kernel_lower` (m, m), `posterior_lower` (t, m, m) |
+| `gp` | m prototypes, neighbours | as `fixed-size`, `kernel_lower` (m, m), and those of `NearArrays` by column |
 
-One of all samples may leave its inputs in the training set's store, by reference; one of prototypes needs no training
-set. Two classes have t = 1 column of decisions, positive for the second; C > 2 classes have t = C, one each.
+Of one with neighbours `weights` are of the basis' part alone, and all samples are in its store. One of all samples may
+leave its inputs in the training set's store, by reference; one of prototypes needs no training set. Two classes have t
+= 1 column of decisions, positive for the second; C > 2 classes have t = C, one each.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from dkgp.data.stores.models.description import (
     require_shapes,
     write_inputs,
 )
+from dkgp.data.stores.models.near import NEAR_BY_TARGET, NEAR_COUNTS, NearArrays, shapes_by_target
 from dkgp.data.stores.models.references import check_reference, referenced_training_set
 from dkgp.data.stores.writable import new_store
 from dkgp.data.types import FloatArray, IntArray, Json, Location
@@ -44,7 +47,7 @@ _JSON = ("class_weights", "calibration", "path")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ClassifierRecord(SupportedDescription):
+class ClassifierRecord(NearArrays, SupportedDescription):
     """A classifier as it is stored; picklable.
 
     Attributes
@@ -66,7 +69,7 @@ class ClassifierRecord(SupportedDescription):
         Of a Gaussian process of all samples: W at the mode, (n, t), none below zero.
     kernel_lower, posterior_lower
         Of a Gaussian process of prototypes: lower factors of K_mm and its jitter, (m, m), and of I + F'W F, (t, m, m);
-        with softmax, whose columns hang together, (1, t m, t m).
+        with softmax, whose columns hang together, (1, t m, t m); none with neighbours.
     likelihood, regularisation
         Of a logistic one or a Gaussian process: the likelihood as JSON, and lambda.
     class_weights
@@ -163,6 +166,7 @@ def save_classifier(
         "form": record.form,
         "classes": list(record.classes),
         "by_reference": by_reference,
+        **{name: value for name in NEAR_COUNTS if (value := getattr(record, name)) is not None},
         "chunk_rows": record.chunk_rows if dataset is None else dataset.chunk_rows,
         **{name: getattr(record, name) for name in (*_JSON, "likelihood", "regularisation")},
     }
@@ -199,6 +203,7 @@ def open_classifier(url: Location, *, reference: str | None = None) -> Classifie
             # Not in stores of format 1.
             "likelihood": content.get("likelihood"),
             "regularisation": content.get("regularisation"),
+            **{name: int(content[name]) for name in NEAR_COUNTS if name in content},
         }
     if by_reference:
         support = referenced_training_set(address, content, reference)
@@ -215,6 +220,7 @@ _DIMENSIONS = {
     "kernel_lower": ("basis", "column"),
     "posterior_lower": ("output", "basis", "column"),
     "intercept": ("output",),
+    **NEAR_BY_TARGET,
 }
 
 
@@ -222,6 +228,7 @@ def _shapes_read(arrays: Mapping[str, StoredArray], d: int, n_classes: int) -> d
     """Shapes of all arrays that a classifier of so many features and classes may have, by the points of its sums."""
     t = 1 if n_classes == 2 else n_classes
     n = arrays["weights" if "weights" in arrays else "alpha"].shape[0]
+    samples, landmarks = (arrays[name].shape[0] if name in arrays else 0 for name in ("near_inputs", "near_embedding"))
     whole = arrays["posterior_lower"].shape == (1, t * n, t * n) if "posterior_lower" in arrays else False
     return {
         "intercept": (t,),
@@ -230,6 +237,7 @@ def _shapes_read(arrays: Mapping[str, StoredArray], d: int, n_classes: int) -> d
         **dict.fromkeys(("indices", "ones"), (n,)),
         "kernel_lower": (n, n),
         "posterior_lower": (1, t * n, t * n) if whole else (t, n, n),
+        **shapes_by_target(n, d, t, samples, landmarks),
     }
 
 
@@ -246,11 +254,17 @@ def _shapes(record: ClassifierRecord, dataset: Dataset | None) -> dict[str, tupl
     t, d = record.n_outputs, record.n_features
     shapes: dict[str, tuple[int, ...]] = {"intercept": (t,)}
     if record.form == "fixed-size" or (record.form != "exact" and record.is_sparse):
-        more = ("kernel_lower", "posterior_lower") if record.form == "gp" else ()
+        more = ("kernel_lower", "posterior_lower") if record.form == "gp" and record.neighbours is None else ()
         _require(record, f"A {record.form} classifier", "prototypes", "weights", *more)
         m = len(record.coefficients)
         shapes |= {"prototypes": (m, d), "weights": (m, t)}
         shapes |= {} if record.indices is None else {"indices": (m,)}
+        if record.neighbours is not None:
+            needed = ("kernel_lower", *(name for name in NEAR_BY_TARGET if name != "near_embedding"))
+            _require(record, "A classifier with neighbours", *needed)
+            n, e = (0 if values is None else len(values) for values in (record.near_inputs, record.near_embedding))
+            near = shapes_by_target(m, d, t, n, e) | {"kernel_lower": (m, m)}
+            return shapes | {name: shape for name, shape in near.items() if getattr(record, name) is not None}
         if more:
             together = record.likelihood is not None and record.likelihood["name"] == "softmax"
             shapes |= {"kernel_lower": (m, m), "posterior_lower": (1, t * m, t * m) if together else (t, m, m)}

@@ -23,16 +23,15 @@ from dkgp.data.stores.models.description import (
     require_shapes,
     require_targets,
 )
+from dkgp.data.stores.models.near import NEAR_COUNTS, NEAR_DIMENSIONS, NearArrays
 from dkgp.data.stores.writable import new_store
 from dkgp.data.types import FloatArray, IntArray, Json, Location
 
 SPARSE_MODEL_KIND = "sparse model"
-# Of models with neighbours.
-_COUNTS = ("neighbours", "search_samples")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class SparseRecord(ModelDescription):
+class SparseRecord(NearArrays, ModelDescription):
     """A sparse model as it is stored; picklable.
 
     Attributes
@@ -49,21 +48,6 @@ class SparseRecord(ModelDescription):
         Which training samples the basis samples are; None where they are none.
     basis_noise
         Their own noise, shape (m,); None where all samples have s2, or the basis samples are none of them.
-    neighbours
-        Samples that a prediction is conditioned on, of a model with neighbours; for others, this and what follows is
-        None.
-    search_samples
-        Samples that a search for these looks at, at most; None: as many as it takes, in stores of before there was a
-        limit.
-    near_inputs, near_targets
-        The training set, standardised, shapes (n, d) and (n, p).
-    near_noise
-        Its noise variances, shape (n,); None where all samples have s2.
-    near_weights, near_normal
-        What the samples say of the basis' part: its mean (m, p) in whitened form, and a triangle of its precision,
-        (m, m).
-    near_embedding
-        Inputs (e, d) that tell which samples are near, of a kernel that is no function of one distance.
     """
 
     method: str
@@ -73,14 +57,6 @@ class SparseRecord(ModelDescription):
     normal: FloatArray | None = None
     indices: IntArray | None = None
     basis_noise: FloatArray | None = None
-    neighbours: int | None = None
-    search_samples: int | None = None
-    near_inputs: FloatArray | None = None
-    near_targets: FloatArray | None = None
-    near_noise: FloatArray | None = None
-    near_weights: FloatArray | None = None
-    near_normal: FloatArray | None = None
-    near_embedding: FloatArray | None = None
 
     @property
     def basis_size(self) -> int:
@@ -95,7 +71,7 @@ def save_sparse_model(url: Location, record: SparseRecord, *, overwrite: bool = 
     present = {name: shape for name, shape in shapes.items() if getattr(record, name) is not None}
     arrays = checked_arrays(record, present, "the sparse model")
     require_noise(record.noise_variance)
-    counts = {name: value for name in _COUNTS if (value := getattr(record, name)) is not None}
+    counts = {name: value for name in NEAR_COUNTS if (value := getattr(record, name)) is not None}
     content: Json = {**record.described(), "method": record.method, **counts}
     shown = {name: content[name] for name in (*SHOWN, "method")}
     with new_store(normalise_url(url), SPARSE_MODEL_KIND, shown, overwrite) as store:
@@ -114,7 +90,7 @@ def open_sparse_model(url: Location) -> SparseRecord:
         n, e = (arrays[name].shape[0] if name in arrays else 0 for name in ("near_inputs", "near_embedding"))
         require_shapes(address, arrays, _shapes(m, d, p, n, e), ("weights", "lower"))
         typed(content, method=str)
-        counts = {name: content[name] for name in _COUNTS if name in content}
+        counts = {name: content[name] for name in NEAR_COUNTS if name in content}
         typed(content, **dict.fromkeys(counts, int))
     values = read_arrays(arrays)
     for name in {"lower", "normal", "near_normal"} & values.keys():
@@ -129,11 +105,8 @@ _DIMENSIONS = {
     "weights": ("basis", "target"),
     **dict.fromkeys(("lower", "normal", "near_normal"), ("basis", "other")),
     **dict.fromkeys(("indices", "basis_noise"), ("basis",)),
-    "near_inputs": ("sample", "feature"),
-    "near_targets": ("sample", "target"),
     "near_noise": ("sample",),
-    "near_weights": ("basis", "target"),
-    "near_embedding": ("landmark", "feature"),
+    **NEAR_DIMENSIONS,
 }
 
 

@@ -7,10 +7,11 @@ u, whose noise variances are W^-1,
     u = f + W^-1 g,      a = (K + W^-1)^-1 u,      f+ = u - W^-1 a = K a.
 
 Here K + W^-1 is Sigma, the covariance of targets in `dkgp.models.sparse.vif`, as for regression: what the basis leaves
-of a leaf's targets, their noise included, depends on its halo alone. Where it ends, a = g and f = (Sigma - W^-1) g, with
-W at f itself: a fixed point, and where halos are everything the exact model's mode. Noise is at least the loss' 1 / c,
-4 of a logit, so that no leaf is near to singular, whatever the kernel. Sigma - W^-1 moves with W unless halos are
-everything, so that the steps are Newton's but for that: near the end each leaves a small share of the way, not a square.
+of a leaf's targets, their noise included, depends on its halo alone. Where it ends, a = g and f = (Sigma - W^-1) g,
+with W at f itself: a fixed point, and where halos are everything the exact model's mode. Noise is at least the loss' 1
+/ c, 4 of a logit, so that no leaf is near to singular, whatever the kernel. Sigma - W^-1 moves with W unless halos are
+everything, so that the steps are Newton's but for that: near the end each leaves a small share of the way, not a
+square.
 
 A step longer than one, in the largest value, is halved until what it lowers falls, or rises by no more than the two
 steps' covariances may differ in,
@@ -30,13 +31,9 @@ data (2021), algorithm 1.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dkgp.errors import NumericalError
 from dkgp.models.sparse.vif.objective import Joint, Neighbourhood
@@ -44,7 +41,6 @@ from dkgp.models.sparse.vif.tasks import Described
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.solvers.losses import Loss
-from dkgp.solvers.stopping import Progress
 
 # Curvatures are taken to be at least this: a sample whose label says next to nothing has a noise variance of 1e10, of
 # which roundings leave a step 1e-6.
