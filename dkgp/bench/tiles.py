@@ -166,7 +166,7 @@ def _contenders(job: BenchTilesJob, d: int, precision: Precision) -> dict[str, t
 
 @cached_njit(fastmath=FAST_MATH, nogil=True)
 def _exponentials(powers, floor, out):  # type: ignore[no-untyped-def]
-    """`out = 2**powers`, as a tile's stage takes it, often enough that the call itself counts for nothing."""
+    """`out = 2**powers`, by a loop that the compiler turns into vectors, so often that the call counts for nothing."""
     prefer_full_vectors()
     for _ in range(CALLS):
         for i in range(len(powers)):

@@ -16,7 +16,7 @@ from dkgp.kernels.base import FloatArray, register_kernel
 from dkgp.kernels.distance import LN2, LOG2_E, DistanceKernel
 from dkgp.kernels.fields import SHAPE_BOUNDS
 from dkgp.kernels.program import Profile
-from dkgp.kernels.vector_math import exp2, fma, log2_1p
+from dkgp.kernels.vector_math import exp2, exp2_in_place, fma, log2_1p
 
 _GOLDEN = (1.0 + math.sqrt(5.0)) / 2.0
 
@@ -24,8 +24,7 @@ _GOLDEN = (1.0 + math.sqrt(5.0)) / 2.0
 
 
 def _power_of_two(values, parameters, floor):  # type: ignore[no-untyped-def]
-    for i in range(len(values)):
-        values[i] = exp2(values[i], floor)
+    exp2_in_place(values, floor)
 
 
 def _slopes_exp2(values, parameters, floor):  # type: ignore[no-untyped-def]

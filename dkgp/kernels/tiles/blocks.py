@@ -22,7 +22,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from dkgp.kernels.vector_math import fma_of
+from dkgp.kernels.vector_math import fma_of, vector_lanes
 
 # Rows of a panel, and lanes of the sums along a tile: of every processor's vectors a whole number.
 LANES = 16
@@ -32,15 +32,9 @@ TILE_COLUMNS = 16
 Kind = Literal["differences", "expanded", "products"]
 
 
-def _vector_lanes(context: Any, number: Any) -> int:
-    """Lanes of the widest vectors of the processor that is compiled for."""
-    features = context.codegen().magic_tuple()[2].split(",")
-    return (64 if "+avx512f" in features else 32) // (4 if number == types.float32 else 8)
-
-
 def block_shape(context: Any, number: Any) -> tuple[int, int]:
     """Rows and columns of a block: two vectors by as many columns as the registers hold, four without AVX-512."""
-    lanes = _vector_lanes(context, number)
+    lanes = vector_lanes(context, number)
     return 2 * lanes, 8 if 2 * lanes * (4 if number == types.float32 else 8) == 128 else 4
 
 
@@ -81,7 +75,7 @@ def _write_block(
 ) -> None:
     """Write down one block of `shape` = (rows, columns): its sums start, run over the features, are stored."""
     rows, columns = shape
-    lanes = min(_vector_lanes(context, number), rows)
+    lanes = min(vector_lanes(context, number), rows)
     block = _Block(context, builder, number, lanes)
     tile, packed_rows, packed_columns = pointers
     stride, width, d = sizes
@@ -231,7 +225,7 @@ def _both_products(vectors: int, *, ahead: bool) -> Any:
             )
             block = _Block(context, builder, number, LANES)
             # As many chains along the columns as registers hold beside the rest.
-            lanes = _vector_lanes(context, number)
+            lanes = vector_lanes(context, number)
             most = max(1, (8 * vectors if lanes * block.bytes == 64 else 8) * lanes // (LANES * vectors))
             fetch = builder.mul(stride, _index(TILE_COLUMNS)) if ahead else None
 

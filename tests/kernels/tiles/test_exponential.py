@@ -6,8 +6,10 @@ import math
 
 import numpy as np
 import pytest
+from numba import njit
 
 from dkgp.kernels import SquaredExponential, TileEvaluator
+from dkgp.kernels.vector_math import FAST_MATH, exp2, exp2_in_place
 
 # The smallest normal number: what the profile gives for anything farther away.
 FLOOR = {"single": 2.0**-96, "double": 2.0**-960}
@@ -69,3 +71,33 @@ def test_far_points_add_nothing_to_a_product(precision: str, expanded: bool) -> 
     weights = np.concatenate([np.ones((20, 1)), np.full((20, 1), 1e6)])
     product = evaluator.matmat(evaluator.prepare(near), columns, weights)
     np.testing.assert_array_equal(product, np.full((20, 1), 100.0))
+
+
+@njit(fastmath=FAST_MATH)
+def _in_place(values, floor):  # type: ignore[no-untyped-def]
+    exp2_in_place(values, floor)
+
+
+@njit(fastmath=FAST_MATH)
+def _one_by_one(values, floor):  # type: ignore[no-untyped-def]
+    for i in range(len(values)):
+        values[i] = exp2(values[i], floor)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_vectors_have_the_bits_of_single_values(dtype: type) -> None:
+    """Of any length, a piece of an array and one with strides among them, the floor and what lies below it too."""
+    floor = -math.log2(1.0 / FLOOR["single" if dtype == np.float32 else "double"])
+    hard = [0.0, -0.0, -0.5, np.nextafter(-0.5, 0.0), -1.0, floor, floor - 0.25, 10.0 * floor, -np.inf]
+    powers = np.concatenate([hard, floor * np.random.default_rng(3).random(151)]).astype(dtype)
+    for values in (*(powers[:count] for count in (0, 1, 7, 31, 32, 33, 64, 160)), powers[3:100], powers[::3]):
+        expected, found = values.copy(), powers.copy()
+        _one_by_one(expected, dtype(floor))
+        # The very memory that `values` is a view of, in a copy.
+        start = (values.__array_interface__["data"][0] - powers.__array_interface__["data"][0]) // powers.itemsize
+        step = values.strides[0] // powers.itemsize
+        view = found[start : start + step * len(values) : step]
+        _in_place(view, dtype(floor))
+        np.testing.assert_array_equal(view, expected)
+        untouched = np.delete(np.arange(len(powers)), np.arange(start, start + step * len(values), step))
+        np.testing.assert_array_equal(found[untouched], powers[untouched])
