@@ -10,8 +10,8 @@ from dkgp.errors import InputError, UsageError
 from dkgp_benchmarks.classify.dense import LeastSquaresSVM
 from dkgp_benchmarks.classify.fixed_size import CANDIDATES, SETTINGS, FixedSize
 from dkgp_benchmarks.classify.probabilities import rivals as probable_rivals
+from dkgp_benchmarks.classify.probabilities.own import PROCESS_SETTINGS, Probable
 from dkgp_benchmarks.classify.probabilities.own import SETTINGS as PROBABLE_SETTINGS
-from dkgp_benchmarks.classify.probabilities.own import Probable
 from dkgp_benchmarks.classify.rivals import Boosting, SupportVectors, boosting_library
 from dkgp_benchmarks.classify.sparse_rival import SparseMachine
 from dkgp_benchmarks.classify.trial import Method
@@ -54,7 +54,7 @@ METHODS: dict[str, _Known] = {
     "spsvm": _Known(lambda _: SparseMachine()),
     "boosting": _Known(lambda _: Boosting(), label=lambda: f"boosting ({boosting_library()})"),
     "logistic": _Known(lambda given: Probable("logistic", given), PROBABLE_SETTINGS, probable=True),
-    "gp": _Known(lambda given: Probable("gp", given), PROBABLE_SETTINGS, probable=True),
+    "gp": _Known(lambda given: Probable("gp", given), PROCESS_SETTINGS, probable=True),
     "svc-calibrated": _Known(
         probable_rivals.CalibratedVectors,
         probable_rivals.SVM_SETTINGS,
@@ -80,6 +80,7 @@ DEFAULT_METHODS = {
         "gp",
         "logistic,basis=2000",
         "gp,basis=2000",
+        "gp,basis=200,neighbours=128",
         "svc-calibrated",
         "hist-boosting",
         "lightgbm",

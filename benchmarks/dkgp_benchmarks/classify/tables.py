@@ -111,6 +111,7 @@ PROBABILITY_COLUMNS = (
     Column("size", "vectors", ",.0f"),
     Column("tune_seconds", "search, s", ",.1f"),
     Column("fit_seconds", "training, s", ",.1f"),
+    Column("fit_core_seconds", "of all cores", ",.1f"),
     Column("probability_seconds", "testing, s", ",.1f"),
     Column("probability_core_seconds", "of all cores", ",.1f"),
     Column("width_mean", "intervals: mean", ".1e"),
@@ -194,7 +195,10 @@ def probability_table(figures: Figures) -> Document:
             row[f"{name}_std"] = float(np.std(values, ddof=1)) if len(values) > 1 else None
         sizes = [run["size"] for run in runs if run["size"] is not None]
         row["size"] = float(np.mean(sizes)) if sizes else None
-        measured = *(f"{name}_seconds" for name in ("tune", "fit", "probability", "probability_core")), *WIDTHS
+        measured = (
+            *(f"{name}_seconds" for name in ("tune", "fit", "fit_core", "probability", "probability_core")),
+            *WIDTHS,
+        )
         row |= {name: _median_of_some(runs, name) for name in measured}
         rows.append(row)
     best = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,26 @@ def test_scores_are_scikit_learns(rng: np.random.Generator) -> None:
     bins = np.minimum((15 * p).astype(int), 14)
     gaps = [abs(p[bins == b].mean() - codes[bins == b].mean()) * (bins == b).mean() for b in range(15)]
     assert found["calibration_error"] == pytest.approx(sum(gaps))
+
+
+def test_a_basis_has_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROBLEMS, "made-twonorm", replace(PROBLEMS["made-twonorm"], n=150, n_test=60))
+    methods = ("gp", "gp,basis=10,neighbours=150", "gp,basis=10,neighbours=8", "gp,basis=10")
+    job = BenchClassifyJob(
+        tables=(PROBABILITIES,),
+        problems=("made-twonorm",),
+        methods=tuple(f"{method},subset=60,isotropic=yes" for method in methods),
+        splits=1,
+    )
+    (section,) = run_bench_classify(job, SilentReporter())["sections"]
+    rows = {row["method"].replace(",subset=60,isotropic=yes", ""): row for row in section["rows"]}
+    assert [rows[method]["size"] for method in methods] == [None, 10, 10, 10]
+    assert all(row[name] >= 0.0 for row in rows.values() for name in ("fit_core_seconds", "probability_core_seconds"))
+    # All samples as neighbours are the model of all samples, the kernel being the same; fewer, or none, are others.
+    exact, whole, few, none = (rows[method]["log_loss"] for method in methods)
+    assert whole == pytest.approx(exact, abs=2e-3)
+    assert abs(few - none) > 1e-4
+    assert abs(none - exact) > 3e-3
 
 
 @pytest.mark.evidence
@@ -67,6 +88,9 @@ def test_methods_of_the_table_have_probabilities() -> None:
         (("logistic,basis=0",), "basis cannot be '0'"),
         (("svc-calibrated,tuned=maybe",), "tuned cannot be 'maybe'"),
         (("gp,pool=3",), "gp takes the settings basis, chosen"),
+        (("gp,neighbours=128",), "'gp,neighbours=128': neighbours are of a basis"),
+        (("gp,basis=20,neighbours=0",), "neighbours cannot be '0'"),
+        (("logistic,basis=20,neighbours=8",), "logistic takes the settings basis"),
     ],
 )
 def test_what_is_refused(methods: tuple[str, ...], message: str) -> None:

@@ -1,6 +1,7 @@
 """dkgp's own classifiers whose probabilities are a likelihood's: kernel logistic regression and Gaussian processes.
 
-Of all samples, or of a basis ("logistic,basis=2000"). The kernel is found by Laplace's evidence of a subset.
+Of all samples, or of a basis ("logistic,basis=2000"), which `gp` may have with neighbours ("gp,basis=200,neighbours=128").
+The kernel is found by Laplace's evidence of a subset, and is the same for all of these.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 import dkgp
 from dkgp.data import memory_dataset
+from dkgp.errors import InputError
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labelled import LabelledData
@@ -51,6 +53,8 @@ SETTINGS: Mapping[str, Callable[[str], Any]] = {
     "max_passes": float,
     "gap": float,
 }
+# And of `gp`: samples that predictions on a basis stand on beside it.
+PROCESS_SETTINGS: Mapping[str, Callable[[str], Any]] = {**SETTINGS, "neighbours": _count}
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,10 @@ class Probable:
     form: Literal["logistic", "gp"]
     settings: Mapping[str, Any]
 
+    def __post_init__(self) -> None:
+        if "neighbours" in self.settings and "basis" not in self.settings:
+            raise InputError("neighbours are of a basis: name its size too, as in gp,basis=200,neighbours=128")
+
     def tune(self, trial: Trial) -> dict[str, Any]:
         """Find the kernel by Laplace's evidence of a subset, a length scale for each feature unless told otherwise."""
         dataset = memory_dataset(trial.inputs, trial.codes, classes=trial.labels.classes)
@@ -108,6 +116,7 @@ class Probable:
         if size is not None:
             options |= {"n_basis": min(size, trial.n)}
             options |= {"basis": self.settings["chosen"]} if "chosen" in self.settings else {}
+            options |= {"neighbours": self.settings["neighbours"]} if "neighbours" in self.settings else {}
         estimator: Any = dkgp.KernelLogisticClassifier if self.form == "logistic" else dkgp.GPClassifier
         kernel = Hyperparameters.from_json(tuning["hyperparameters"])
         model = estimator(kernel=kernel, random_state=trial.seed, **options).fit(trial.inputs, trial.codes)
