@@ -1,6 +1,6 @@
 """dkgp's own classifiers whose probabilities are a likelihood's: kernel logistic regression and Gaussian processes.
 
-Of all samples, or of a basis ("logistic,basis=2000"), which `gp` may have with neighbours ("gp,basis=200,neighbours=128").
+Of all samples, or of a basis ("logistic,basis=2000"), of `gp` also with neighbours ("gp,basis=200,neighbours=128").
 The kernel is found by Laplace's evidence of a subset, and is the same for all of these.
 """
 
