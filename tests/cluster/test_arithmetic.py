@@ -49,7 +49,7 @@ MARKED = {
     "panel_task", "product_task",
     "factor_task", "variance_task", "variances_task", "sparse_variance_task",
     "contract_task", "tree_task", "tree_mean_task", "whole_task", "library_decision_task", "slopes_task",
-    "vif_sums_task", "vif_slopes_task", "vif_weights_task",
+    "vif_sums_task", "vif_slopes_task", "vif_noise_slopes_task", "vif_weights_task",
     "fold_gram_task", "triangle_task",
     "basis_risk_task", "basis_task", "row_sums_task",
     "row_project_task", "row_columns_task", "row_candidates_task",

@@ -1,6 +1,11 @@
-"""`dkgp tune --objective bound`: hyperparameters by a sparse model's evidence on all samples of the store."""
+"""`dkgp tune --objective bound`: hyperparameters by a sparse model's evidence on all samples of the store.
+
+With `vif` and a likelihood of labels by their evidence, in Laplace's approximation.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.reporting.memory import memory_budget
@@ -10,6 +15,9 @@ from dkgp.commands.tune.run import TuneRun
 from dkgp.data.remote.storage import exists
 from dkgp.errors import InterruptedRunError
 from dkgp.models import Hyperparameters, RunContext
+from dkgp.models.classification.labelled import LabelledData
+from dkgp.models.classification.labels import label_weights
+from dkgp.models.classification.near.evidence import TITLE, tune_labels_by_neighbours
 from dkgp.models.sparse.bound.search import BASIS_SIZES, EVIDENCES, check_bound, plan_bound, tune_by_bound
 from dkgp.models.sparse.bound.trail import Trail
 
@@ -37,6 +45,8 @@ class BoundRun(TuneRun):
         checkpoint = self.job.checkpoint_url
         assert checkpoint is not None
         check_bound(self.dataset, self.job.choices(self.start), self.job.search(), self.basis_size)
+        if self.labels is not None:
+            label_weights(self.labels, None, self.dataset.all_weights())
         check_output_file(checkpoint, replace=True, option="--out", local=False)
         if not self.job.resume and exists(checkpoint):
             self.reporter.warn(
@@ -59,27 +69,25 @@ class BoundRun(TuneRun):
         job, dataset, size, reporter = self.job, self.dataset, self.basis_size, self.reporter
         assert job.evidence is not None
         executor.require_one_arithmetic()
-        n, d, p = dataset.n_samples, dataset.n_features, dataset.n_targets
+        n, d, p, title = dataset.n_samples, dataset.n_features, dataset.n_targets, EVIDENCES[job.evidence]
+        if self.labels is not None:
+            # The targets that labels stand for, beside what is kept of each latent function.
+            p, title = 2 + self.labels.n_outputs, TITLE
         resident, budget = memory_budget()
         plan_bound(n, d, size, p, executor, job.cluster.cache_bytes, job.evidence).require(budget, resident)
         self.trail = Trail(job.checkpoint_url, self.signature)
         if job.resume and self.trail.load():
             reporter.note(f"going on from '{self.trail.url}', {len(self.trail)} evaluations")
-        reporter.note(
-            f"maximising the {EVIDENCES[job.evidence]} of {size:,} basis samples on {n:,} samples of {d} features"
-        )
+        reporter.note(f"maximising the {title} of {size:,} basis samples on {n:,} samples of {d} features")
         with interruptible(reporter.warn) as interruption, reporter.search("tune") as progress:
+            context, settings = RunContext(executor, interrupted=interruption), job.search(progress)
+            choices = job.choices(self.start)
+            options: dict[str, Any] = {"basis_size": size, "note": reporter.note, "trail": self.trail}
             try:
-                return tune_by_bound(
-                    dataset,
-                    RunContext(executor, interrupted=interruption),
-                    job.choices(self.start),
-                    job.search(progress),
-                    objective=job.evidence,
-                    basis_size=size,
-                    note=reporter.note,
-                    trail=self.trail,
-                )
+                if self.labels is None:
+                    return tune_by_bound(dataset, context, choices, settings, objective=job.evidence, **options)
+                data = LabelledData(dataset, self.labels, label_weights(self.labels, None, dataset.all_weights()))
+                return tune_labels_by_neighbours(data, context, choices, settings, **options)
             except InterruptedRunError as error:
                 raise InterruptedRunError(
                     f"{error}. Go on with the same command and --resume", error.checkpoint

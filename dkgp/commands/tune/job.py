@@ -43,7 +43,8 @@ OBJECTIVE = Option(
     help="likelihood: the marginal likelihood; loo: the predictive likelihood of each sample given the subset's "
     "others, at twice the cost, where the kernel may not fit the data well. For a sparse model, on all samples: bound, "
     "the variational bound on the marginal likelihood; fitc, FITC's likelihood; vif, the likelihood where what the "
-    "basis leaves of a sample depends on its nearest neighbours.",
+    "basis leaves of a sample depends on its nearest neighbours, of numbers or, with `likelihood` logit or probit, of "
+    "labels.",
 )
 LIKELIHOOD = Option(
     help="Of numbers, the distribution of their noise: student-t, under which outliers count for less; auto: what "
@@ -182,10 +183,15 @@ class TuneJob:
         """
         self.named()
         self._check_evidence()
-        if self.of_labels is not None and self.objective != "likelihood":
+        if self.of_labels is not None and self.objective not in ("likelihood", "vif"):
             raise UsageError(
                 f"`objective` {self.objective} is of regressions; leave it out with the `likelihood` of labels, whose "
-                "evidence is maximised"
+                "evidence is maximised: on subsets, or by `objective` vif on all samples"
+            )
+        if self.of_labels == "softmax" and self.evidence is not None:
+            raise UsageError(
+                "`objective` vif takes each class against the rest, and `likelihood` softmax couples them; choose "
+                "`likelihood` logit, or leave `objective` out"
             )
         if self.of_labels is not None and self.refine is not None:
             raise UsageError("`refine` is of regressions; leave it out with the `likelihood` of labels")

@@ -230,7 +230,8 @@ def tune_tables(document: Document) -> list[RenderableType]:
         if document.get(name) is not None:
             rows.append((title, f"{document[name]:.2f}"))
     if (sparse := document.get("sparse")) is not None:
-        title = EVIDENCES.get(document["objective"], "evidence")
+        of_labels = "log evidence (Laplace)"
+        title = EVIDENCES.get(document["objective"], "evidence") if likelihood is None else of_labels
         rows += [(title, f"{sparse['value']:.2f}"), ("basis samples", f"{sparse['basis_size']:,}")]
     parameters = [TunedParameter.from_json(item) for item in document.get("parameters") or []]
     if "converged" in document:  # values to refine may have been given by hand

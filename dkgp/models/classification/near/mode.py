@@ -105,8 +105,10 @@ class ColumnState:
     ended: str = ""
 
     @classmethod
-    def start(cls, labels: ColumnLabels) -> ColumnState:
-        """At zero."""
+    def start(cls, labels: ColumnLabels, values: FloatArray | None = None) -> ColumnState:
+        """At zero, or at values (n,) near the mode: of another kernel's, from which the first step is taken whole."""
+        if values is not None:
+            return cls(values, labels.force(values), math.inf)
         zero = np.zeros(len(labels.signs))
         return cls(zero, zero, labels.risk(zero))
 

@@ -36,10 +36,11 @@ from dkgp.models.sparse.bound.slopes import slopes_bytes
 from dkgp.models.sparse.bound.trail import Trail
 from dkgp.models.sparse.fit import Basis
 from dkgp.models.sparse.settings import SparseMemory, plan_sparse
-from dkgp.models.sparse.vif.objective import Neighbours, VifObjective, vif_bytes
+from dkgp.models.sparse.vif.objective import NearEvidence, Neighbours, VifObjective, vif_bytes
 from dkgp.models.tuning.likelihood_search import LikelihoodSearch, Optimum, SearchSettings
 from dkgp.models.tuning.marginal_likelihood import DenseObjective
 from dkgp.models.tuning.problem import Choices, SearchProblem
+from dkgp.models.tuning.search_space import NOISE_NAME
 from dkgp.models.tuning.subsets import require_finite
 from dkgp.models.tuning.tasks import SubsetSummary
 from dkgp.solvers.checkpointing import interrupted
@@ -58,6 +59,31 @@ DRAWS, MOST_BASES = 3, 20
 # alone: with kin40k, 500 of 10,000, it is 0.13, and the exact model with them predicts twice as badly; with Friedman's
 # function it is 6e-5, and they are right.
 MUCH_LEFT = 0.1
+
+
+@dataclass(frozen=True)
+class SearchTargets:
+    """What a search knows of the targets."""
+
+    summary: SubsetSummary
+    evidence: Callable[[RunContext], BoundObjective | NearEvidence]  # of them all
+    title: str  # of the evidence
+    advice: str  # where it exists at no starting point
+
+    @classmethod
+    def of(cls, dataset: Dataset, objective: Evidence) -> SearchTargets:
+        """Of a regression."""
+        targets = dataset.all_targets()
+        require_finite("targets", targets, "row")
+
+        def evidence(context: RunContext) -> BoundObjective | NearEvidence:
+            if objective == "vif":
+                return VifObjective(dataset, targets, context)
+            return BoundObjective(dataset, targets, context, fitc=objective == "fitc")
+
+        summary = SubsetSummary(targets.size, DenseObjective.independent(targets), targets.std(axis=0))
+        advice = "Raise the noise variance of the start, take fewer basis samples, or give the hyperparameters yourself"
+        return cls(summary, evidence, EVIDENCES[objective], advice)
 
 
 @dataclass(frozen=True)
@@ -99,6 +125,7 @@ def tune_by_bound(
     basis_size: int = BASIS_SIZES["bound"],
     note: Callable[[str], None] | None = None,
     trail: Trail | None = None,
+    targets: SearchTargets | None = None,
 ) -> Hyperparameters:
     """Find a kernel's hyperparameters and the noise variance by a sparse model's evidence on all samples.
 
@@ -124,6 +151,8 @@ def tune_by_bound(
         Called with a line for each basis.
     trail : Trail, optional
         What was evaluated before, and where it is written.
+    targets : SearchTargets, optional
+        By default the dataset's, as a regression's.
 
     Returns
     -------
@@ -131,7 +160,7 @@ def tune_by_bound(
         On the standardised scale; `sparse` tells of the bases, and names the samples of the last one.
     """
     problem = check_bound(dataset, choices, settings, basis_size)
-    run = _Run(dataset, RunContext.of(context), problem, objective, basis_size)
+    run = _Run(dataset, RunContext.of(context), problem, objective, basis_size, targets)
     run.note, run.trail = note, run.trail if trail is None else trail
     try:
         return run.run()
@@ -173,22 +202,18 @@ class _Run:
         problem: SearchProblem,
         objective: Evidence,
         basis_size: int,
+        targets: SearchTargets | None,
     ) -> None:
         self.note: Callable[[str], None] | None = None
         self.trail = Trail()
         self._started = time.perf_counter()
         self._dataset, self._problem, self._watch = dataset, problem, context
         self._objective, self._basis_size = objective, basis_size
-        targets = dataset.all_targets()
-        require_finite("targets", targets, "row")
-        self._summary = SubsetSummary(targets.size, DenseObjective.independent(targets), targets.std(axis=0))
+        self._targets = SearchTargets.of(dataset, objective) if targets is None else targets
+        self._summary = self._targets.summary
         # The coordinator needs few inputs: a basis is drawn from some, and the workers read theirs.
         unheld = RunContext(context.executor, within=self._heed, coordinator_input_bytes=0)
-        self._evidence: BoundObjective | VifObjective = (
-            VifObjective(dataset, targets, unheld)
-            if objective == "vif"
-            else BoundObjective(dataset, targets, unheld, fitc=objective == "fitc")
-        )
+        self._evidence = self._targets.evidence(unheld)
         self._basis = _DrawnBasis(np.empty((0, len(problem.feature_names))))
         self._search = LikelihoodSearch(self._likelihood, problem.space, problem.settings)
         self._rounds: list[_Round] = []
@@ -196,7 +221,7 @@ class _Run:
 
     def close(self) -> None:
         """Write what was evaluated, and forget the neighbours."""
-        if isinstance(self._evidence, VifObjective):
+        if isinstance(self._evidence, NearEvidence):
             self._evidence.close()
         self.trail.save()
 
@@ -205,9 +230,8 @@ class _Run:
         best = self._problem.maximise(self._search, self._climb, [self._summary])
         if best is None:
             raise NumericalError(
-                f"the {EVIDENCES[self._objective]} of {self._basis_size:,} basis samples existed at no starting point: "
-                "rounding exceeds the noise variance, or inputs are not standardised. Raise the noise variance of the "
-                "start, take fewer basis samples, or give the hyperparameters yourself"
+                f"the {self._targets.title} of {self._basis_size:,} basis samples existed at no starting point: "
+                f"rounding exceeds the noise variance, or inputs are not standardised. {self._targets.advice}"
             )
         return self._result(best)
 
@@ -224,10 +248,12 @@ class _Run:
             if optimum is self._search.best:
                 self._best_basis = basis
             values = self._problem.space.named(optimum.parameters)
+            if self._problem.choices.likelihood is not None:
+                del values[NOISE_NAME]
             spent = self._evaluations - before
             self._rounds.append(_Round(start, optimum.log_likelihood, spent, len(basis.inputs), values))
             if self.note is not None:
-                self.note(f"{EVIDENCES[self._objective]} {self._rounds[-1]}")
+                self.note(f"{self._targets.title} {self._rounds[-1]}")
             point, basis = optimum.parameters, self._better_basis(optimum, start, number)
 
     def _better_basis(self, optimum: Optimum, start: int, number: int) -> _DrawnBasis | None:
@@ -250,7 +276,7 @@ class _Run:
         try:
             with self._evidence.operator(kernel, noise_variance) as operator:
                 basis = blind_basis(operator, "pivoted", self._basis_size, seed)
-            if not isinstance(self._evidence, VifObjective):
+            if not isinstance(self._evidence, NearEvidence):
                 return _DrawnBasis(basis.inputs, basis.indices)
             self._evidence.hold(kernel)
             if self.note is not None and (unproven := self._evidence.unproven):
@@ -268,10 +294,16 @@ class _Run:
         known, outcome = self.trail.find(basis.key, parameters)
         if not known:
             self._require_no_interruption("between two evaluations")
+            evidence = self._evidence
+            if isinstance(evidence, NearEvidence):
+                # Where it goes on from decides its last bits: from what is on the trail.
+                evidence.start = self.trail.start
             try:
-                outcome = self._evidence(*self._problem.point(parameters), basis.inputs)
+                outcome = evidence(*self._problem.point(parameters), basis.inputs)
             except NumericalError:
                 outcome = None
+            if isinstance(evidence, NearEvidence):
+                self.trail.start = evidence.start
             self.trail.add(basis.key, parameters, outcome)
         return outcome
 

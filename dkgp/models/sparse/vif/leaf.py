@@ -9,7 +9,8 @@ for a symmetric H, A = W H, and by -p d log|L22|, it moves with C and R by <-(X 
 
     X = T'((A W' + p I) T / 2 + P),      P = A R_J' C_JJ^-1  (columns of J, zeros elsewhere),
 
-since W'W = R'(C^-1 - C_JJ^-1) R and 2 log|L22| = log|C| - log|C_JJ|. C takes F with it: dC = dK - dF F' - F dF'.
+since W'W = R'(C^-1 - C_JJ^-1) R and 2 log|L22| = log|C| - log|C_JJ|. C takes F with it: dC = dK - dF F' - F dF'; and
+noise by sample stands on its diagonal. p is the number of targets, or whatever counts the determinant.
 Arrays lie row by row, of which LAPACK sees the transposes.
 """
 
@@ -79,21 +80,24 @@ class LeafSlopes:
     factor: FloatArray  # by F_I, all ways: (h + g, m)
 
 
-def slopes(leaf: LeafFactor, right: FloatArray, rank: int, moved: FloatArray) -> LeafSlopes:
-    """Slopes of one leaf by H, `moved` (m + p, m + p); `right` and `rank` as for `factor_leaf`."""
+@dataclass(frozen=True)
+class Moved:
+    """How the log likelihood moves with the sums over all leaves."""
+
+    images: FloatArray  # H, by W'W: (m + p, m + p)
+    determinants: float  # by -log|L22|
+
+
+def noise_slopes(leaf: LeafFactor, right: FloatArray, moved: Moved) -> FloatArray:
+    """Slopes by the noise of one leaf's samples: (h + g,)."""
+    *_, inner = _inner(leaf, right, moved)
+    return np.asarray(-np.einsum("ij,ij->j", leaf.rows, inner))
+
+
+def slopes(leaf: LeafFactor, right: FloatArray, rank: int, moved: Moved) -> LeafSlopes:
+    """Slopes of one leaf; `right` and `rank` as for `factor_leaf`."""
     halo, count, T, W = leaf.halo, leaf.lower.shape[0], leaf.rows, leaf.images
-    targets = right.shape[1] - rank
-    A = W @ moved
-    across = np.ascontiguousarray(A @ right[:halo].T)  # P
-    if halo:
-        shape = halo, len(T), 1.0, leaf.lower, count, across, halo
-        blas("trsm", b"L", b"U", b"T", b"N", *shape)
-        blas("trsm", b"L", b"U", b"N", b"N", *shape)
-    half = 0.5 * (A @ W.T)
-    half[np.diag_indices(len(T))] += 0.5 * targets
-    half = 0.5 * (half + half.T)
-    inner = half @ T
-    inner[:, :halo] += across
+    A, across, half, inner = _inner(leaf, right, moved)
     X = T.T @ inner
     factor = np.empty((count, 0))
     if rank:
@@ -102,3 +106,20 @@ def slopes(leaf: LeafFactor, right: FloatArray, rank: int, moved: FloatArray) ->
         factor = T.T @ (A[:, :rank] + 2.0 * (half @ V) + across @ F[:halo])
         factor[:halo] += across.T @ V
     return LeafSlopes(-0.5 * (X + X.T), factor)
+
+
+def _inner(leaf: LeafFactor, right: FloatArray, moved: Moved) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """A, the columns of P, (A W' + p I) / 2 made symmetric, and what stands right of T' in X."""
+    halo, count, T, W = leaf.halo, leaf.lower.shape[0], leaf.rows, leaf.images
+    A = W @ moved.images
+    across = np.ascontiguousarray(A @ right[:halo].T)  # P
+    if halo:
+        shape = halo, len(T), 1.0, leaf.lower, count, across, halo
+        blas("trsm", b"L", b"U", b"T", b"N", *shape)
+        blas("trsm", b"L", b"U", b"N", b"N", *shape)
+    half = 0.5 * (A @ W.T)
+    half[np.diag_indices(len(T))] += 0.5 * moved.determinants
+    half = 0.5 * (half + half.T)
+    inner = half @ T
+    inner[:, :halo] += across
+    return A, across, half, inner

@@ -12,7 +12,11 @@ For p targets that share the hyperparameters, with q = T Y and z = B^-1 V'q,
 
 which moves by <H, d(W'W)> / 2 - p d log|L22|, W = [V, q], for
 
-    H = [-p B^-1 - z z',  z;  z',  -I].
+    H = [-p B^-1 - z z',  z;  z',  -I];
+
+and where the trace is weighted, tr(M (q'q - z'V'q)) for a symmetric M, and the determinant counts c in place of p,
+
+    H = [-c B^-1 - z M z',  z M;  M z',  -M].
 
 One evaluation is two passes over the leaves. The order and the halos are those of the kernel that they were made with
 (`hold`) until another is held: so the likelihood is a smooth function of the hyperparameters.
@@ -33,6 +37,7 @@ from typing import Any
 
 import numpy as np
 import scipy.linalg
+from numpy.typing import NDArray
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.threads import single_threaded_blas
@@ -40,7 +45,15 @@ from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel
 from dkgp.models.context import RunContext
 from dkgp.models.sparse.bound.objective import BoundValue
-from dkgp.models.sparse.vif.tasks import BundleRows, Described, vif_slopes_task, vif_sums_task, vif_weights_task
+from dkgp.models.sparse.vif.leaf import Moved
+from dkgp.models.sparse.vif.tasks import (
+    BundleRows,
+    Described,
+    vif_noise_slopes_task,
+    vif_slopes_task,
+    vif_sums_task,
+    vif_weights_task,
+)
 from dkgp.operators.base import FloatArray, IndexArray, Noise, noise_at
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel, prototypes_of
@@ -104,14 +117,16 @@ class Joint:
     value: float  # log p(Y), summed over targets, in nats
     explained: float  # of the samples' k(x, x), by the basis
 
-    def moved(self) -> FloatArray:
-        """H: (m + p, m + p)."""
+    def moved(self, between: FloatArray | None = None, determinants: float | None = None) -> Moved:
+        """H, by M = `between` (p, p) and c = `determinants`; by default I and p."""
         m, p = self.whitened.shape
+        c = float(p) if determinants is None else determinants
+        weighted = self.whitened if between is None else self.whitened @ between
         H = np.empty((m + p, m + p))
         inverse = scipy.linalg.cho_solve((self.normal, True), np.eye(m), check_finite=False) if m else np.empty((0, 0))
-        H[:m, :m] = -p * inverse - self.whitened @ self.whitened.T
-        H[:m, m:], H[m:, :m], H[m:, m:] = self.whitened, self.whitened.T, -np.eye(p)
-        return H
+        H[:m, :m] = -c * inverse - weighted @ self.whitened.T
+        H[:m, m:], H[m:, :m], H[m:, m:] = weighted, weighted.T, -np.eye(p) if between is None else -between
+        return Moved(H, c)
 
 
 class Neighbourhood:
@@ -172,13 +187,47 @@ class Neighbourhood:
         self, operator: BlockedKernelOperator, model: Described, joint: Joint, targets: FloatArray
     ) -> FloatArray:
         """Sigma^-1 Y: (n, p)."""
-        out = np.zeros(targets.shape)
+        return self._by_sample(operator, "kvifweights", vif_weights_task, (model, joint.whitened), targets)
+
+    def noise_slopes(
+        self, operator: BlockedKernelOperator, model: Described, moved: Moved, targets: FloatArray
+    ) -> FloatArray:
+        """Slopes of the log likelihood by each sample's noise: (n,)."""
+        return self._by_sample(operator, "kvifnoise", vif_noise_slopes_task, (model, moved), targets)[:, 0]
+
+    def _by_sample(
+        self,
+        operator: BlockedKernelOperator,
+        name: str,
+        task: Callable[..., list[FloatArray]],
+        arguments: tuple[Any, ...],
+        targets: FloatArray,
+    ) -> FloatArray:
+        """Add up rows that a task makes of bundles: (n, any)."""
         with single_threaded_blas():
-            runs = self.runs(targets, operator.noise)
-            parts = operator.submit("kvifweights", vif_weights_task, (model, joint.whitened), runs).result()
+            parts = operator.submit(name, task, arguments, self.runs(targets, operator.noise)).result()
+        out = np.zeros((len(targets), parts[0].shape[1]))
         for samples, part in zip(self.samples, parts, strict=True):
             out[samples] += part
         return out
+
+    def slopes(
+        self, operator: BlockedKernelOperator, model: Described, moved: Moved, targets: FloatArray
+    ) -> tuple[FloatArray, float]:
+        """Slopes of the log likelihood: by the logarithms of the kernel's parameters (q,), and by the noise."""
+        total, (noise,), inner = self.summed(
+            operator, "kvifslopes", "slopes", vif_slopes_task, (model, moved), targets
+        ).sums
+        if model.prototypes is not None:
+            # F = K_nm L^-T goes with L, whose own slopes by K_mm are those of a Cholesky factor.
+            lower, basis, m = model.prototypes.triangle().lower, model.prototypes.inputs, model.rank
+            with single_threaded_blas():
+                half = whiten(lower, -0.25 * (inner + inner.T), transposed=True)
+                matrix = whiten(lower, np.asfortranarray(half.T), transposed=True)
+                share = jitter(m, 1.0, 2.0 * float(operator.double.row_errors(basis).max()))
+                matrix[np.diag_indices(m)] *= 1.0 + share
+                total = total + operator.kernel.contract(basis, basis, np.ascontiguousarray(matrix))
+        return total, float(noise)
 
     def joint(self, operator: BlockedKernelOperator, model: Described, targets: FloatArray) -> Joint:
         """B, z and the log likelihood; `NumericalError` where rounding exceeds the noise, or sums overflow."""
@@ -199,23 +248,19 @@ class Neighbourhood:
         return Joint(normal, z, value, float(explained))
 
 
-class VifObjective:
-    """Log likelihood of a sparse model with neighbours of some samples, as one point after another is evaluated.
+class NearEvidence:
+    """Evidence of a model with neighbours of some samples, as one point after another is evaluated.
 
-    `source` has standardised inputs, `targets` are (n, p). The context's `within` is told of the progress of each pass;
-    what it raises ends the evaluation.
+    `source` has standardised inputs. The context's `within` is told of the progress of each pass; what it raises ends
+    the evaluation. `start` is where an evaluation that iterates begins, and is left where the next one may.
     """
 
+    start: NDArray[np.float32] | None = None
+
     def __init__(
-        self,
-        source: InputSource,
-        targets: FloatArray,
-        context: RunContext | BlockExecutor,
-        neighbours: Neighbours | None = None,
+        self, source: InputSource, context: RunContext | BlockExecutor, neighbours: Neighbours | None = None
     ) -> None:
-        if targets.ndim != 2 or len(targets) != source.n_samples or not targets.shape[1]:
-            raise InputError(f"expected targets of shape ({source.n_samples:,}, p); got {targets.shape}")
-        self._source, self._context, self._targets = source, RunContext.of(context), targets
+        self._source, self._context = source, RunContext.of(context)
         self._neighbours = neighbours or Neighbours()
         self._held: Neighbourhood | None = None
         self._operator_held: BlockedKernelOperator | None = None
@@ -246,7 +291,7 @@ class VifObjective:
         self._held = self._operator_held = None
 
     def __call__(self, kernel: Kernel, noise_variance: float, basis: FloatArray) -> BoundValue:
-        """The log likelihood and its gradient for a basis (m, d), which is held; by the order that is.
+        """The evidence and its gradient for a basis (m, d), which is held; by the order that is.
 
         Raises `NumericalError`: rounding exceeds the noise variance, or the value overflows.
         """
@@ -255,30 +300,39 @@ class VifObjective:
         held = self._held
         assert held is not None
         with self.operator(kernel, noise_variance) as operator:
-            model = held.described(operator, basis)
-            joint = held.joint(operator, model, self._targets)
-            gradient = self._gradient(held, operator, model, joint)
-            unexplained = 1.0 - joint.explained / float(operator.prior().sum())
-        if not (math.isfinite(joint.value) and np.isfinite(gradient).all()):
+            value, gradient, explained = self._evaluated(held, operator, held.described(operator, basis))
+            unexplained = 1.0 - explained / float(operator.prior().sum())
+        if not (math.isfinite(value) and np.isfinite(gradient).all()):
             raise NumericalError("the likelihood with neighbours overflows: bring inputs that are far out closer")
-        return BoundValue(joint.value, gradient, unexplained)
+        return BoundValue(value, gradient, unexplained)
 
-    def _gradient(
-        self, held: Neighbourhood, operator: BlockedKernelOperator, model: Described, joint: Joint
-    ) -> FloatArray:
+    def _evaluated(
+        self, held: Neighbourhood, operator: BlockedKernelOperator, model: Described
+    ) -> tuple[float, FloatArray, float]:
+        """The evidence, its gradient, and what the basis explains of the samples' k(x, x)."""
+        raise NotImplementedError
+
+
+class VifObjective(NearEvidence):
+    """Log likelihood of targets (n, p)."""
+
+    def __init__(
+        self,
+        source: InputSource,
+        targets: FloatArray,
+        context: RunContext | BlockExecutor,
+        neighbours: Neighbours | None = None,
+    ) -> None:
+        if targets.ndim != 2 or len(targets) != source.n_samples or not targets.shape[1]:
+            raise InputError(f"expected targets of shape ({source.n_samples:,}, p); got {targets.shape}")
+        super().__init__(source, context, neighbours)
+        self._targets = targets
+
+    def _evaluated(
+        self, held: Neighbourhood, operator: BlockedKernelOperator, model: Described
+    ) -> tuple[float, FloatArray, float]:
+        joint = held.joint(operator, model, self._targets)
         with single_threaded_blas():
             moved = joint.moved()
-        arguments = (model, moved)
-        total, (noise,), inner = held.summed(
-            operator, "kvifslopes", "slopes", vif_slopes_task, arguments, self._targets
-        ).sums
-        if model.prototypes is not None:
-            # F = K_nm L^-T goes with L, whose own slopes by K_mm are those of a Cholesky factor.
-            lower, basis, m = model.prototypes.triangle().lower, model.prototypes.inputs, model.rank
-            with single_threaded_blas():
-                half = whiten(lower, -0.25 * (inner + inner.T), transposed=True)
-                matrix = whiten(lower, np.asfortranarray(half.T), transposed=True)
-                share = jitter(m, 1.0, 2.0 * float(operator.double.row_errors(basis).max()))
-                matrix[np.diag_indices(m)] *= 1.0 + share
-                total = total + operator.kernel.contract(basis, basis, np.ascontiguousarray(matrix))
-        return np.append(total, operator.noise_variance * noise)
+        total, noise = held.slopes(operator, model, moved, self._targets)
+        return joint.value, np.append(total, operator.noise_variance * noise), joint.explained

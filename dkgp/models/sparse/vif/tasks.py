@@ -16,7 +16,7 @@ from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.errors import NumericalError
 from dkgp.kernels import Features, Kernel, TileEvaluator, count_entries
 from dkgp.models.sparse.bound.slopes import contract_tiles
-from dkgp.models.sparse.vif.leaf import LeafFactor, factor_leaf, slopes
+from dkgp.models.sparse.vif.leaf import LeafFactor, Moved, factor_leaf, noise_slopes, slopes
 from dkgp.operators.base import FloatArray, IndexArray, Noise, noise_at
 from dkgp.operators.blas import blas
 from dkgp.operators.block_tasks import BlockContext
@@ -98,8 +98,8 @@ def vif_sums_task(model: Described, bundles: list[BundleRows]) -> list[RunSums]:
 
 
 @needs_one_arithmetic
-def vif_slopes_task(model: Described, moved: FloatArray, bundles: list[BundleRows]) -> list[RunSums]:
-    """Sums over each bundle of the log likelihood's slopes, by H = `moved`.
+def vif_slopes_task(model: Described, moved: Moved, bundles: list[BundleRows]) -> list[RunSums]:
+    """Sums over each bundle of the log likelihood's slopes.
 
     By the logarithms of the kernel's parameters, but for K_mm (q,); by the noise, (1,); and F' Phi, Phi the slopes by
     F (m, m).
@@ -107,7 +107,7 @@ def vif_slopes_task(model: Described, moved: FloatArray, bundles: list[BundleRow
     return [_slopes(model, moved, rows) for rows in bundles]
 
 
-def _slopes(model: Described, moved: FloatArray, rows: BundleRows) -> RunSums:
+def _slopes(model: Described, moved: Moved, rows: BundleRows) -> RunSums:
     opened, kernel, rank = _Open(model, rows), model.context.kernel, model.rank
     inputs = gathered_rows(model.context, opened.bundle.samples)
     total, noise = np.zeros(len(kernel.parameters())), 0.0
@@ -153,3 +153,16 @@ def gathered_rows(context: BlockContext, samples: NDArray[np.int32]) -> FloatArr
         here = np.flatnonzero(blocks == block)
         rows[here] = context.block_rows_cached(block).values[samples[here] - context.bounds(block)[0]]
     return rows
+
+
+@needs_one_arithmetic
+def vif_noise_slopes_task(model: Described, moved: Moved, bundles: list[BundleRows]) -> list[FloatArray]:
+    """Slopes of the log likelihood by the noise of each bundle's samples, from its own leaves: (u, 1)."""
+    results = []
+    for rows in bundles:
+        opened = _Open(model, rows)
+        out = np.zeros((len(rows.right), 1))
+        for places, right, leaf in opened.leaves():
+            out[places, 0] += noise_slopes(leaf, right, moved)
+        results.append(out)
+    return results
