@@ -28,6 +28,7 @@ COMMANDS = {
     "train by pcg": "train {train} --hyper {hyper} --out {out} --solver pcg",
     "train without hyperparameters": "train {train} --out {out}",
     "tune": "tune {train} --out {out}",
+    "tune labels": "tune {three} --out {out} --likelihood logit",
 }
 
 BASIS = "--method logistic --basis-size 40"
@@ -315,6 +316,14 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--refine --refine-tol 2", 3, "relative residual"),
         ("--refine --refine-holdout -1", 3, "--refine-holdout must not be negative"),
         ("--refine --refine-rank 300 --refine-memory 1KiB", 3, "the preconditioner may take 1,024"),
+    ],
+    "tune labels": [
+        ("--objective bound", 2, ("--objective bound is of regressions", "by --objective vif on all samples")),
+        ("--objective vif --likelihood softmax", 2, ("takes each class against the rest", "choose --likelihood logit")),
+        ("--objective vif --subset 100", 2, "--objective vif looks at all samples; leave out --subset"),
+        ("--objective vif --mean linear", 2, "leave out --likelihood logit"),
+        ("--objective vif --basis-size 1000", 3, "--basis-size asks for 1,000"),
+        ("--objective vif --fix noise_variance=1", 3, "no hyperparameter is called 'noise_variance'"),
     ],
     "plan": [
         ("--variance-gap 0.1", 2, "add --variance"),

@@ -13,6 +13,7 @@ import pytest
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.tune import TuneJob, run_tune
 from dkgp.commands.tune import bound as tune_bound
+from dkgp.data import open_dataset
 from dkgp.models import read_hyperparameters
 from tests.cli.invoke import document_of, refused, run, run_json
 
@@ -139,6 +140,53 @@ def test_an_interrupted_search_with_neighbours_goes_on_to_the_same_values(
     assert len(held["evaluations"]) >= 1
     interrupting(10**9)
     assert without_time(run_json("tune", train, "--out", out, *options, "--resume")) == without_time(whole)
+
+
+def test_labels_by_their_evidence_with_neighbours(
+    labelled: Callable[[int], dict[str, Any]], tmp_path: Path, interrupting: Callable[[int], None]
+) -> None:
+    """The same bits anywhere and after an interruption, since modes go on from the last; no classifier warns of it."""
+    train, out = labelled(3)["train"], tmp_path / "hyper.json"
+    options = ("--objective", "vif", "--likelihood", "probit", "--kernel", "rbf(isotropic=True)")
+    options = (*options, "--basis-size", 10, "--tol", "0.3")
+    command, n = ("tune", train, "--out", out, *options), open_dataset(train).n_samples
+    whole = run_json("tune", train, "--out", tmp_path / "a.json", *options, "--cluster", "none")
+    assert (whole["objective"], whole["likelihood"], whole["n_samples"]) == ("vif", "probit", n)
+    there = run_json("tune", train, "--out", tmp_path / "b.json", *options, "--cluster", "local", "--workers", 2)
+    assert without_time(there) == without_time(whole)
+    interrupting(300)
+    refused(run(*command), "same command and --resume", exit_code=130)
+    held = json.loads((tmp_path / "hyper.json.checkpoint").read_text())
+    assert 1 <= len(held["evaluations"]) < whole["evaluations"]
+    assert held["start"]["columns"] == 3
+    interrupting(10**9)
+    result = run(*command, "--resume")
+    assert result.exit_code == 0, result.stderr
+    there, here = (without_time(json.loads(path.read_text())) for path in (tmp_path / "a.json", out))
+    assert here == there
+    for words in ("likelihood", "probit", "log evidence (Laplace)", "basis samples"):
+        assert words in result.stdout
+    assert "noise variance" not in result.stdout
+    assert f"maximising the evidence with neighbours of 10 basis samples on {n} samples" in result.stderr
+    classify = ("classify", train, "--hyper", out, "--cluster", "none", "--method", "logistic", "--basis-size", 20)
+    told = run(*classify, "--out", tmp_path / "model", "--link", "probit")
+    assert told.exit_code == 0, told.stderr
+    assert "were found for" not in " ".join(told.stderr.split())
+
+
+def test_damaged_modes_in_a_checkpoint_are_refused(
+    labelled: Callable[[int], dict[str, Any]], tmp_path: Path, interrupting: Callable[[int], None]
+) -> None:
+    command = ("tune", labelled(2)["train"], "--out", tmp_path / "hyper.json", "--basis-size", 8, "--tol", "0.1")
+    command = (*command, "--objective", "vif", "--likelihood", "logit", "--cluster", "none")
+    interrupting(100)
+    assert run(*command).exit_code == 130
+    checkpoint = tmp_path / "hyper.json.checkpoint"
+    held = json.loads(checkpoint.read_text())
+    for values in (held["start"]["values"][:-2], "no base64"):
+        held["start"]["values"] = values
+        checkpoint.write_text(json.dumps(held))
+        refused(run(*command, "--resume"), "no checkpoint of a search, or damaged")
 
 
 def test_a_checkpoint_of_another_search_is_not_gone_on_from(

@@ -165,6 +165,7 @@ def tune_labels_by_neighbours(
     columns = [ColumnLabels(np.ascontiguousarray(column), dense.loss, data.weights) for column in signs.T]
     summary = SubsetSummary(signs.size, dense.independent(signs, data.weights), np.zeros(0))
     targets = SearchTargets(
+        "vif",
         summary,
         lambda within: LabelVifObjective(data.dataset, columns, within),
         TITLE,
@@ -175,9 +176,8 @@ def tune_labels_by_neighbours(
         context,
         choices,
         settings,
-        objective="vif",
+        objective=targets,
         basis_size=basis_size,
         note=note,
         trail=trail,
-        targets=targets,
     )

@@ -63,8 +63,9 @@ MUCH_LEFT = 0.1
 
 @dataclass(frozen=True)
 class SearchTargets:
-    """What a search knows of the targets."""
+    """Targets as a search knows them."""
 
+    objective: Evidence
     summary: SubsetSummary
     evidence: Callable[[RunContext], BoundObjective | NearEvidence]  # of them all
     title: str  # of the evidence
@@ -83,7 +84,7 @@ class SearchTargets:
 
         summary = SubsetSummary(targets.size, DenseObjective.independent(targets), targets.std(axis=0))
         advice = "Raise the noise variance of the start, take fewer basis samples, or give the hyperparameters yourself"
-        return cls(summary, evidence, EVIDENCES[objective], advice)
+        return cls(objective, summary, evidence, EVIDENCES[objective], advice)
 
 
 @dataclass(frozen=True)
@@ -121,11 +122,10 @@ def tune_by_bound(
     choices: Choices,
     settings: SearchSettings,
     *,
-    objective: Evidence = "bound",
+    objective: Evidence | SearchTargets = "bound",
     basis_size: int = BASIS_SIZES["bound"],
     note: Callable[[str], None] | None = None,
     trail: Trail | None = None,
-    targets: SearchTargets | None = None,
 ) -> Hyperparameters:
     """Find a kernel's hyperparameters and the noise variance by a sparse model's evidence on all samples.
 
@@ -139,11 +139,11 @@ def tune_by_bound(
         Its executor goes through the samples, `within` is called in each pass, `interrupted` may end the search.
     choices, settings
         As for `dkgp.models.tune_dataset`; the seed is that of the bases, too, and `max_evaluations` the limit for each.
-    objective : {"bound", "fitc", "vif"}
+    objective : {"bound", "fitc", "vif"} or SearchTargets
         The variational bound, which is never above the exact log marginal likelihood and takes for noise what the
         basis leaves; FITC's likelihood, which tends to too little noise; or the likelihood of the model in which what
         the basis leaves of a sample depends on the nearest samples before it (`dkgp.models.sparse.vif`), which is near
-        the exact one of kernels that a basis cannot follow.
+        the exact one of kernels that a basis cannot follow. Or that of other targets than a regression's.
     basis_size : int
         m, at most. One evaluation costs about 5 n m^2 FLOPS, of FITC 8; with neighbours 60 microseconds a sample in 8
         dimensions with a basis of 200.
@@ -151,8 +151,6 @@ def tune_by_bound(
         Called with a line for each basis.
     trail : Trail, optional
         What was evaluated before, and where it is written.
-    targets : SearchTargets, optional
-        By default the dataset's, as a regression's.
 
     Returns
     -------
@@ -160,7 +158,8 @@ def tune_by_bound(
         On the standardised scale; `sparse` tells of the bases, and names the samples of the last one.
     """
     problem = check_bound(dataset, choices, settings, basis_size)
-    run = _Run(dataset, RunContext.of(context), problem, objective, basis_size, targets)
+    targets = objective if isinstance(objective, SearchTargets) else SearchTargets.of(dataset, objective)
+    run = _Run(dataset, RunContext.of(context), problem, targets, basis_size)
     run.note, run.trail = note, run.trail if trail is None else trail
     try:
         return run.run()
@@ -200,20 +199,18 @@ class _Run:
         dataset: Dataset,
         context: RunContext,
         problem: SearchProblem,
-        objective: Evidence,
+        targets: SearchTargets,
         basis_size: int,
-        targets: SearchTargets | None,
     ) -> None:
         self.note: Callable[[str], None] | None = None
         self.trail = Trail()
         self._started = time.perf_counter()
         self._dataset, self._problem, self._watch = dataset, problem, context
-        self._objective, self._basis_size = objective, basis_size
-        self._targets = SearchTargets.of(dataset, objective) if targets is None else targets
-        self._summary = self._targets.summary
+        self._targets, self._basis_size = targets, basis_size
+        self._summary = targets.summary
         # The coordinator needs few inputs: a basis is drawn from some, and the workers read theirs.
         unheld = RunContext(context.executor, within=self._heed, coordinator_input_bytes=0)
-        self._evidence = self._targets.evidence(unheld)
+        self._evidence = targets.evidence(unheld)
         self._basis = _DrawnBasis(np.empty((0, len(problem.feature_names))))
         self._search = LikelihoodSearch(self._likelihood, problem.space, problem.settings)
         self._rounds: list[_Round] = []
@@ -324,7 +321,7 @@ class _Run:
         assert outcome is not None
         further = []
         unexplained = outcome.unexplained * float(np.mean(kernel.diagonal(basis.inputs)))
-        if self._objective == "bound" and unexplained > MUCH_LEFT * noise_variance:
+        if self._targets.objective == "bound" and unexplained > MUCH_LEFT * noise_variance:
             further.append(
                 f"{len(basis.inputs):,} basis samples leave {100 * outcome.unexplained:.2g} % of the samples' "
                 "variance, "
@@ -339,7 +336,7 @@ class _Run:
             evaluations=self._evaluations,
             seconds=time.perf_counter() - self._started,
             n_samples=self._dataset.n_samples,
-            objective=self._objective,
+            objective=self._targets.objective,
             sparse={
                 "value": best.log_likelihood,
                 "basis_size": len(basis.inputs),

@@ -82,7 +82,7 @@ class LeafSlopes:
 
 @dataclass(frozen=True)
 class Moved:
-    """How the log likelihood moves with the sums over all leaves."""
+    """Slopes of the log likelihood by the sums over all leaves."""
 
     images: FloatArray  # H, by W'W: (m + p, m + p)
     determinants: float  # by -log|L22|
