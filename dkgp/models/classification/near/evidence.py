@@ -26,6 +26,7 @@ C. E. Rasmussen, C. K. I. Williams, Gaussian processes for machine learning (200
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -47,6 +48,7 @@ from dkgp.models.tuning.tasks import LabelLikelihood, SubsetSummary
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.inputs import InputSource
+from dkgp.solvers.losses import LabelLoss
 
 TITLE = "evidence with neighbours"
 # Of the last step to a mode, in any value.
@@ -63,6 +65,17 @@ _DENSE: dict[LabelLikelihood | None, type[LogitEvidence] | type[ProbitEvidence]]
 _BOTH, _ACROSS = np.array([[1.0, 1.0], [1.0, 0.0]]), np.array([[0.0, 1.0], [1.0, 0.0]])
 
 
+@dataclass(frozen=True)
+class EvidenceLabels(ColumnLabels):
+    """The labels of one latent function, of whose loss is known how its curvature moves."""
+
+    loss: LabelLoss
+
+    def log_curvature_slope(self, values: FloatArray) -> FloatArray:
+        """d log W / df: (n,)."""
+        return self.loss.log_curvature_slope(self.signs, values)
+
+
 class LabelVifObjective(NearEvidence):
     """Evidence of labels, a column for each latent function; the noise variance is of no account.
 
@@ -72,7 +85,7 @@ class LabelVifObjective(NearEvidence):
     def __init__(
         self,
         source: InputSource,
-        columns: Sequence[ColumnLabels],
+        columns: Sequence[EvidenceLabels],
         context: RunContext | BlockExecutor,
         neighbours: Neighbours | None = None,
     ) -> None:
@@ -107,7 +120,7 @@ class LabelVifObjective(NearEvidence):
 
 
 def _slopes(
-    held: Neighbourhood, operator: BlockedKernelOperator, model: Described, state: ColumnState, labels: ColumnLabels
+    held: Neighbourhood, operator: BlockedKernelOperator, model: Described, state: ColumnState, labels: EvidenceLabels
 ) -> FloatArray:
     """Slopes of one mode's evidence by the logarithms of the kernel's parameters: (q,)."""
     u, noise, joint = state.targets, state.noise, state.joint
@@ -162,7 +175,7 @@ def tune_labels_by_neighbours(
     if len(np.unique(labels.codes)) < 2:
         raise InputError(f"the {data.n:,} samples are of one class only; expected at least two classes to tell apart")
     signs, dense = labels.signs(), _DENSE[name]
-    columns = [ColumnLabels(np.ascontiguousarray(column), dense.loss, data.weights) for column in signs.T]
+    columns = [EvidenceLabels(np.ascontiguousarray(column), dense.loss, data.weights) for column in signs.T]
     summary = SubsetSummary(signs.size, dense.independent(signs, data.weights), np.zeros(0))
     targets = SearchTargets(
         "vif",

@@ -40,7 +40,7 @@ from dkgp.models.sparse.vif.objective import Joint, Neighbourhood
 from dkgp.models.sparse.vif.tasks import Described
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.solvers.losses import LabelLoss
+from dkgp.solvers.losses import Loss
 
 # Curvatures are taken to be at least this: a sample whose label says next to nothing has a noise variance of 1e10, of
 # which roundings leave a step 1e-6.
@@ -57,7 +57,7 @@ class ColumnLabels:
     """The labels of one latent function: signs (n,), weights (n,) or none, and their loss."""
 
     signs: FloatArray
-    loss: LabelLoss
+    loss: Loss
     weights: FloatArray | None = None
 
     def _weighted(self, values: FloatArray) -> FloatArray:
@@ -74,10 +74,6 @@ class ColumnLabels:
     def curvature(self, values: FloatArray) -> FloatArray:
         """W, not below `LEAST_CURVATURE`: (n,)."""
         return np.maximum(self._weighted(self.loss.curvature(self.signs, values)), LEAST_CURVATURE)
-
-    def log_curvature_slope(self, values: FloatArray) -> FloatArray:
-        """d log W / df: (n,)."""
-        return self.loss.log_curvature_slope(self.signs, values)
 
 
 @dataclass

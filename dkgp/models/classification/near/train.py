@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,6 @@ from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.low_rank.landmark_rows import whiten
 from dkgp.solvers.checkpointing import Checkpoints, interrupted
-from dkgp.solvers.losses import LabelLoss
 from dkgp.solvers.stopping import Progress, StopReason
 
 
@@ -115,8 +114,7 @@ def train_near(
         )
     kernel, _ = data.kernel(Hyperparameters(hyperparameters.kernel, 1.0))
     signs, laps, context = likelihood.targets(data.labels), Laps(), RunContext.of(context)
-    loss = cast("LabelLoss", likelihood.loss)  # softmax alone has none
-    columns = [ColumnLabels(np.ascontiguousarray(column), loss, data.weights) for column in signs.T]
+    columns = [ColumnLabels(np.ascontiguousarray(column), likelihood.loss, data.weights) for column in signs.T]
     problem = {"likelihood": likelihood.to_json(), "form": "near", "given": digest(given, "<f8")}
     checkpoints = Checkpoints(context.checkpointing, {**settings.identity(), **problem, **data.identity}, dict)
     checkpoint = checkpoints.latest()

@@ -11,8 +11,7 @@ from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel, SquaredExponential, parse_kernel
 from dkgp.models.classification.near import evidence as evidence_module
-from dkgp.models.classification.near.evidence import LabelVifObjective
-from dkgp.models.classification.near.mode import ColumnLabels
+from dkgp.models.classification.near.evidence import EvidenceLabels, LabelVifObjective
 from dkgp.models.sparse.vif.objective import Neighbours
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.laplace.columns import LogitEvidence, ProbitEvidence
@@ -38,7 +37,7 @@ def labelled(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 def objective(
     X: np.ndarray, signs: np.ndarray, weights: np.ndarray | None, executor: Any, name: str, leaf: int, halo: int
 ) -> LabelVifObjective:
-    columns = [ColumnLabels(column, DENSE[name].loss, weights) for column in signs.T]
+    columns = [EvidenceLabels(column, DENSE[name].loss, weights) for column in signs.T]
     return LabelVifObjective(ArrayInputs(X), columns, executor, Neighbours(leaf, halo))
 
 
@@ -149,7 +148,7 @@ def test_bits_do_not_depend_on_who_computes(executor: BlockExecutor) -> None:
 def test_refusals(executor: BlockExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     X, signs, _, Z = labelled(50)
     with pytest.raises(InputError, match=r"expected columns of labels of 50 samples; got \[49\]"):
-        LabelVifObjective(ArrayInputs(X), [ColumnLabels(signs[:49, 0], DENSE["logit"].loss)], executor)
+        LabelVifObjective(ArrayInputs(X), [EvidenceLabels(signs[:49, 0], DENSE["logit"].loss)], executor)
     monkeypatch.setattr(evidence_module, "MOST_STEPS", 2)
     with pytest.raises(NumericalError, match="the labels' mode was not found in 2 steps"):
         objective(X, signs, None, executor, "logit", 8, 16)(RBF, 1.0, Z)
