@@ -143,6 +143,9 @@ def train_near(
         _find_modes(search, operator, state, columns, settings, context, checkpoints)
         laps.end("steps")
         near = _near(operator, held, state.columns, settings)
+        joint = state.columns[0].joint
+        assert joint is not None
+        unexplained = 1.0 - joint.explained / float(operator.prior().sum())
         entries = operator.kernel_evaluations
     reason = _reason(state.columns, settings)
     values = np.stack([column.values for column in state.columns], axis=1)
@@ -155,6 +158,8 @@ def train_near(
         "basis_size": len(state.prototypes),
         "neighbours": near.size,
         "neighbours_unproven": held.unproven,
+        "search_samples": settings.searched,
+        "left": unexplained,
         "solver": "newton",
         "converged": reason.converged,
         "reason": reason.message,

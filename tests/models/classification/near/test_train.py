@@ -93,6 +93,9 @@ def test_the_summary_is_of_what_was_found(rng: np.random.Generator, one_thread: 
     assert summary["converged"]
     assert summary["decision_error"][0] <= 1e-7
     assert "decisions changed by" in summary["reason"]
+    Z = found.prototypes
+    Q = np.asarray(KERNEL(X, Z)) @ np.linalg.solve(np.asarray(KERNEL(Z, Z)), np.asarray(KERNEL(Z, X)))
+    assert summary["left"] == pytest.approx(1.0 - np.trace(Q) / (150 * 6.0), abs=1e-8)
     # Weights are of the basis' part alone: L^-T z.
     np.testing.assert_allclose(found.kernel_lower.T @ found.weights, found.near.whitened, atol=1e-9)
     np.testing.assert_allclose(
