@@ -34,7 +34,7 @@ def test_a_model_predicts_is_evaluated_and_told_of(labelled: Labelled, wide: Pat
     assert "a basis of 8 samples (pivoted) and 60 nearest samples" in shown
     assert "nats, in Laplace's approximation" in shown
     told = run_json("info", model)
-    assert (told["method"], told["basis_size"], told["neighbours"]) == ("gp", 20, 60)
+    assert (told["method"], told["basis_size"], told["neighbours"]) == ("gp", 8, 60)
     info = " ".join(run("info", model).stdout.split())
     assert "8 samples (pivoted) and 60 nearest samples" in info
     assert "probabilities logit" in info
