@@ -105,6 +105,7 @@ def classifiers(
         "logistic": ("--method", "logistic", "--tol", 0.05),
         "gp": ("--method", "gp", "--tol", 0.05),
         "basis": ("--method", "gp", "--basis-size", 40, "--certify"),
+        "gp_near": ("--method", "gp", "--basis-size", 20, "--neighbours", 24),
         "few": ("--pool", 30, "--search", "none"),
     }
     for name, options in methods.items():

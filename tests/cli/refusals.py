@@ -19,6 +19,7 @@ COMMANDS = {
     "predict classes, averaged": "predict {gp} {labels} --out {out} --cluster none",
     "predict classes, logistic": "predict {logistic} {labels} --out {out} --cluster none",
     "predict classes, on a basis": "predict {basis} {labels} --out {out} --cluster none",
+    "predict classes, with neighbours": "predict {gp_near} {labels} --out {out} --cluster none",
     "predict sparse": "predict {sparse} {test} --out {out} --cluster none",
     "predict with neighbours": "predict {near} {test} --out {out} --cluster none",
     "pursue": "pursue {train} --out {out} --cluster none",
@@ -32,6 +33,7 @@ COMMANDS = {
 }
 
 BASIS = "--method logistic --basis-size 40"
+GP_NEAR = "--method gp --basis-size 40 --neighbours 24"
 MANY = "--variance-rank 500 --variance-memory 100KiB"
 
 REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
@@ -190,6 +192,14 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         (f"{BASIS} --method gp --intercept none", 2, "--intercept belongs to --method fixed-size or exact"),
         (f"{BASIS} --method gp --memory-limit 1MiB", 3, "a classifier of 40 basis samples is projected to"),
         ("--link probit", 2, "--link belongs to --method logistic or gp"),
+        (f"{GP_NEAR} --certify", 2, "nothing is proven of a basis with --neighbours: leave --certify out"),
+        (f"{GP_NEAR} --multi-class softmax", 2, ("--neighbours are of one latent function", "take --multi-class ovr")),
+        (f"{GP_NEAR} --neighbours 0", 3, "--neighbours must be at least 1; got 0"),
+        (f"{GP_NEAR} --search-samples 0", 3, "--search-samples must be at least 1; got 0"),
+        (f"{GP_NEAR} --memory-limit 1MiB", 3, "a classifier of 40 basis samples is projected to"),
+        (f"{BASIS} --method gp --search-samples 9", 2, "--search-samples is of --neighbours: give those"),
+        (f"{BASIS} --neighbours 9", 2, "--neighbours belongs to --method gp; choose that"),
+        ("--method gp --neighbours 9", 2, "--neighbours"),
     ],
     "pursue": [
         ("--cardinality 7", 3, "--cardinality 7 was asked for; there are 6 features that vary"),
@@ -256,6 +266,11 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--tree-error 1e-3", 3, "averaged over variances, which take whole columns of the kernel matrix")
     ],
     "predict classes, on a basis": [("--tree-error 1e-3", 3, "prototypes, which takes no time")],
+    "predict classes, with neighbours": [
+        ("--variance", 3, "which predicts its latent functions' variances without it; leave it out"),
+        ("--variance --plug-in", 3, "is a classifier, which has no variances"),
+        ("--tree-error 1e-3", 3, "prototypes, which takes no time"),
+    ],
     "evaluate": [("--abstain", 3, "--abstain is about labels"), ("--plot fit.txt", 3, "a plot file ends in one of")],
     "tune": [
         ("--bounds gamma*", 2, ("--bounds expects NAME=LOW:HIGH", "gamma*")),

@@ -73,6 +73,7 @@ RUNS = {
     "gp": Run(f"{LIKELY} --method gp", *OTHER_WEIGHTS),
     "logistic on a basis": Run(f"{LIKELY} --method logistic --basis-size 40 --certify", *OTHER_WEIGHTS),
     "gp on a basis": Run(f"{LIKELY} --method gp --basis-size 40 --basis greedy", *OTHER_WEIGHTS),
+    "gp with neighbours": Run(f"{LIKELY} --method gp --basis-size 20 --neighbours 24", *OTHER_WEIGHTS),
     # Hyperparameters that are found beforehand come to the same bits, and are found again on resuming.
     "gp on a basis, tuned": Run(f"{CLASSIFY} --method gp --basis-size 40", *OTHER_WEIGHTS),
     "predictions": Run(

@@ -48,6 +48,7 @@ ESTIMATORS: dict[str, Any] = {
     "logistic on a basis": KernelLogisticClassifier(OF_TWO, n_basis=40),
     "GP classifier": GPClassifier(OF_TWO),
     "GP classifier on a basis": GPClassifier(OF_TWO, n_basis=40),
+    "GP classifier with neighbours": GPClassifier(OF_TWO, n_basis=20, neighbours=24),
 }
 KEPT = [name for name in ESTIMATORS if name != "pursuit"]  # it is a linear model, and has no store of its own
 CLASSES = {type(estimator) for estimator in ESTIMATORS.values()}

@@ -47,6 +47,7 @@ ESTIMATORS: tuple[tuple[Any, dict[str, str], bool], ...] = (
     (GaussianProcessClassifier(), {}, False),
     (KernelLogisticClassifier(n_basis=20), OF_LIKELIHOODS, True),
     (GPClassifier(n_basis=20), OF_GPS, True),
+    (GPClassifier(n_basis=20, neighbours=24), OF_GPS, True),
 )
 
 

@@ -172,6 +172,7 @@ def build(folder: Path) -> dict[str, Subject]:
         "fixed-size": predict,
         "logistic": predict,
         "gp": predict,
+        "labels near": predict,
     }.items():
         for what, damage in (
             ("", of_bytes),
@@ -220,6 +221,7 @@ def build_stores(folder: Path) -> dict[str, Any]:
     make("fixed-size", "classify", labels, "--pool", 10, "--folds", 3, "--search", "none")
     make("logistic", "classify", labels, "--method", "logistic")
     make("gp", "classify", labels, "--method", "gp", "--basis-size", 10)
+    make("labels near", "classify", labels, "--method", "gp", "--basis-size", 10, "--neighbours", 12)
     places["prediction"] = folder / "prediction.zarr"
     run_json("predict", places["model"], test, "--out", places["prediction"], "--variance", *local)
     # A run that stops early keeps its checkpoint: it can be gone on with, with more passes.

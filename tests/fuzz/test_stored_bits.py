@@ -49,7 +49,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stored]:
     }
 
 
-PLAIN = ("model", "fixed-size", "exact", "logistic", "gp", "linear")
+PLAIN = ("model", "fixed-size", "exact", "logistic", "gp", "labels near", "linear")
 VARYING = ("factor", "sparse")
 KINDS = (*PLAIN, *VARYING, "test data", "data of a model by reference", "training data", "checkpoint")
 

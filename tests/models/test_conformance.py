@@ -29,6 +29,8 @@ from dkgp.models.classification.laplace.train import train_gp
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic.stopping import RiskSettings
 from dkgp.models.classification.logistic.train import train_logistic
+from dkgp.models.classification.near.settings import NearSettings
+from dkgp.models.classification.near.train import train_near
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.solvers import Checkpointing, GreedyBlockCoordinateDescent
 from tests.models.classification.problems import noisy_sine
@@ -58,6 +60,9 @@ CLASSIFIERS: dict[str, Trainer] = {
     ),
     "GP on a basis": lambda data, context: train_on_basis(
         data, HYPERPARAMETERS, context, BasisSettings(12, basis="greedy", certify=True), likelihood=LOGIT, form="gp"
+    ),
+    "GP on a basis with neighbours": lambda data, context: train_near(
+        data, HYPERPARAMETERS, context, NearSettings(12, "greedy", neighbours=16), likelihood=LOGIT
     ),
     "fixed-size LS-SVM": lambda data, context: train_fixed_size(data, FixedSizeSettings(24, folds=3), context),
 }

@@ -81,6 +81,11 @@ def class_rounds(
     if model.form == "gp" and not model.is_sparse and not plug_in:
         variances = ClassVariances(model, context, test, executor, variance, decider, stored)
     elif variance is not None:
+        if model.form == "gp" and not plug_in:
+            raise InputError(
+                f"`variance`: '{model.url}' is a classifier on a basis, which predicts its latent functions' variances "
+                "without it; leave it out"
+            )
         raise InputError(
             f"`variance`: '{model.url}' is a classifier, which has no variances; leave it out. A Gaussian process of "
             "all samples has those of its latent functions; bounds of decisions tell what of others is proven"

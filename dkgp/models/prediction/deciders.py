@@ -284,6 +284,7 @@ def _decider_of(model: ClassifierRecord, plug_in: bool) -> Decider:
     certificate = RiskCertificate.from_json(dict(model.certificate)) if model.certificate else None
     kind: type[Decider] = Decider
     if model.neighbours is not None:
+        near_of(model)  # what is missing is found out before anything is written
         kind = NearDecider if plug_in else NearProcessDecider
     elif model.form == "gp" and not plug_in:
         kind = BasisProcessDecider if model.is_sparse else GaussianDecider

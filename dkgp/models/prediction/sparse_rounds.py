@@ -61,6 +61,7 @@ class PredictionMemory:
     # Of a model with neighbours: samples, and neighbours of each prediction
     n: int = 0
     neighbours: int = 0
+    by_target: bool = False  # a noise and a triangle for each, as of a classifier's latent functions
 
     @classmethod
     def of(cls, model: SparseRecord | ClassifierRecord, threads: int, variance: bool) -> PredictionMemory:
@@ -68,7 +69,8 @@ class PredictionMemory:
         n = 0 if model.near_inputs is None else len(model.near_inputs)
         m = model.basis_size if isinstance(model, SparseRecord) else model.n_support
         p = model.n_targets if isinstance(model, SparseRecord) else model.n_outputs
-        return cls(m, model.n_features, p, threads, variance, n, model.neighbours or 0)
+        by_target = isinstance(model, ClassifierRecord)
+        return cls(m, model.n_features, p, threads, variance, n, model.neighbours or 0, by_target)
 
     @property
     def model_bytes(self) -> int:
@@ -77,13 +79,15 @@ class PredictionMemory:
         if not self.n:
             return basis
         rows = held_bytes(self.n, self.m) + points_bytes(self.n, self.d)
-        return basis + 8 * (self.m**2 + self.n * (self.d + self.p + 1)) + rows
+        triangles, noise = (2 * self.p, 2 * self.p) if self.by_target else (1, 1)  # two: also in another order
+        return basis + 8 * (triangles * self.m**2 + self.n * (self.d + self.p + noise)) + rows
 
     @property
     def making_bytes(self) -> int:
         """Further bytes while it is opened: chunks, arrays in two orders, and what judges a triangle."""
         # Points and their features, before they are in kd order.
-        return 8 * self.m**2 * (4 if self.variance else 2) + self.n * (12 * self.d + 40)
+        triangles = (4 if self.variance else 2) + (self.p if self.by_target else 0)
+        return 8 * self.m**2 * triangles + self.n * (12 * self.d + 40)
 
     @property
     def task_bytes(self) -> int:
@@ -104,7 +108,10 @@ class PredictionMemory:
         """
         budget = int(psutil.virtual_memory().available) if allowed_bytes is None else allowed_bytes
         if self.worker_bytes > budget:
-            less = ", predict means alone" if self.variance else ""
+            less = "Train with fewer basis samples"
+            if not self.by_target:
+                alone = ", predict means alone" if self.variance else ""
+                less = f"Raise `memory_bytes`{alone}, or train with fewer basis samples"
             near = f" and {self.n:,} samples near" if self.n else ""
             raise MemoryBudgetError(
                 f"predicting with a sparse model of {self.m:,} basis samples{near} takes "
@@ -112,7 +119,7 @@ class PredictionMemory:
                 f"{self.model_bytes / 1e6:,.4g} MB for the model, "
                 f"{self.making_bytes / 1e6:,.4g} MB while it is opened, {self.task_bytes / 1e6:,.4g} MB for each of "
                 f"{self.threads} tasks; {budget / 1e6:,.4g} MB are {'free' if allowed_bytes is None else 'allowed'}. "
-                f"Raise `memory_bytes`{less}, or train with fewer basis samples"
+                f"{less}"
             )
 
 

@@ -18,7 +18,7 @@ from tests.full_disk import full_for
 pytestmark = pytest.mark.faults
 
 JOINT = "dkgp.models.sparse.vif.objective:Neighbourhood.joint"
-GREEDY, PREDICTIONS = RUNS["greedy basis, neighbours"], RUNS["predictions with neighbours"]
+PREDICTIONS = RUNS["predictions with neighbours"]
 
 
 def test_a_fit_with_neighbours_that_is_killed_without_a_checkpoint_begins_again(
@@ -40,12 +40,18 @@ def test_a_fit_with_neighbours_that_is_killed_without_a_checkpoint_begins_again(
 PARTS = ("out.checkpoint/", "out/near_inputs/", "out/near_normal/c/", "out/dkgp-manifest.json")
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        *(pytest.param("greedy basis, neighbours", part, id=part) for part in PARTS),
+        *(pytest.param("gp with neighbours", part, id=f"labels-{part}") for part in (*PARTS, "out/near_noise/c/")),
+    ],
+)
 def test_a_disk_that_fills_up_under_a_fit_with_neighbours(
-    part: str, stores: dict[str, Any], whole: Callable[[str], Path], tmp_path: Path
+    name: str, part: str, stores: dict[str, Any], whole: Callable[[str], Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    command = GREEDY.typed(stores, out, "--checkpoint-every", 0)
+    command = RUNS[name].typed(stores, out, "--checkpoint-every", 0)
     with full_for(part) as met:
         refused(run(*command), "Cannot write", "the disk is full")
     assert met
@@ -55,7 +61,7 @@ def test_a_disk_that_fills_up_under_a_fit_with_neighbours(
     resumed = run(*command, "--resume")
     document_of(resumed)
     assert ("resuming after round" in resumed.stderr) == (checkpoint is not None)
-    assert bits(out) == bits(whole("greedy basis, neighbours"))
+    assert bits(out) == bits(whole(name))
     assert list(tmp_path.iterdir()) == [out]
 
 

@@ -27,8 +27,9 @@ EACH = [
     GPClassifier(KERNEL),
     KernelLogisticClassifier(KERNEL, n_basis=40),
     GPClassifier(KERNEL, n_basis=40),
+    GPClassifier(KERNEL, n_basis=20, neighbours=40),
 ]
-IDS = ["logistic", "gp", "logistic-basis", "gp-basis"]
+IDS = ["logistic", "gp", "logistic-basis", "gp-basis", "gp-near"]
 every = pytest.mark.parametrize("estimator", EACH, ids=IDS)
 
 
@@ -155,6 +156,28 @@ def test_a_basis_certifies_nothing(labelled: Labelled) -> None:
             ask()
     whole = KernelLogisticClassifier(KERNEL).fit(labelled.X, labelled.y)
     np.testing.assert_allclose(model.predict_proba(labelled.X_new), whole.predict_proba(labelled.X_new), atol=0.05)
+
+
+def test_neighbours_come_near_to_the_model_of_all_samples(labelled: Labelled) -> None:
+    """Its probabilities and classes; nothing of them is proven, and a basis is needed."""
+    whole = GPClassifier(KERNEL).fit(labelled.X, labelled.y)
+    off = []
+    for n_basis, neighbours in ((10, None), (10, 40), (10, 1000)):
+        model = GPClassifier(KERNEL, n_basis=n_basis, neighbours=neighbours).fit(labelled.X, labelled.y)
+        off.append(np.abs(model.predict_proba(labelled.X_new) - whole.predict_proba(labelled.X_new)).max())
+    assert off[0] > 2.0 * off[1] > 2.0 * off[2]
+    assert off[2] < 2e-3
+    assert model.n_basis_ == 10
+    with pytest.raises(InputError, match="no proven"):
+        model.predict_proba(labelled.X_new, return_intervals=True)
+    for settings, said in (
+        ({"neighbours": 8}, "neighbours=8 is of a basis: give n_basis="),
+        ({"n_basis": 10, "neighbours": 0}, "`neighbours` must be at least 1; got 0"),
+        ({"n_basis": 10, "neighbours": 8, "certify": True}, "nothing is proven of a basis with `neighbours`"),
+        ({"n_basis": 10, "neighbours": 8, "multi_class": "softmax"}, "softmax couples the classes"),
+    ):
+        with pytest.raises(InputError, match=said):
+            GPClassifier(KERNEL, **settings).fit(labelled.X, labelled.y)
 
 
 def test_kernels_are_tuned_by_the_evidence_of_labels(labelled: Labelled) -> None:

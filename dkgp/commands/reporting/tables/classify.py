@@ -7,7 +7,16 @@ from rich.table import Table
 from rich.text import Text
 
 from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.tables.layout import Detail, Rows, assumed_rows, cost_rows, stored_rows, table_of, titled
+from dkgp.commands.reporting.tables.layout import (
+    Detail,
+    Rows,
+    assumed_rows,
+    cost_rows,
+    stored_rows,
+    table_of,
+    titled,
+    unproven_rows,
+)
 from dkgp.kernels import kernel_text
 
 MOST_CLASSES = 8
@@ -210,8 +219,9 @@ def _on_basis(document: Document) -> Rows:
         rows.append(("log evidence", f"{document['evidence']:.8g} nats, {of_basis}in Laplace's approximation"))
     if "left" in document:
         rows.append(("left of k(x, x)", f"{max(document['left'], 0.0):.2g} of it, on average"))
+    if "passes" in document:
         rows.append(("passes over the data", f"{document['passes']}, of which {document['hessians']} sum a Hessian"))
-    return rows
+    return [*rows, *unproven_rows(document)]
 
 
 def _ended(name: str, solver: str, document: Document) -> Rows:

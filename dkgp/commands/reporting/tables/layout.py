@@ -112,6 +112,15 @@ def seconds_of(document: Mapping[str, Any]) -> str:
     return f"{total:.1f}" + (f" ({', '.join(parts)})" if parts else "")
 
 
+def unproven_rows(document: Mapping[str, Any]) -> Rows:
+    """The share of samples for which the search for neighbours may have missed nearer ones, if there are any."""
+    if not document.get("neighbours_unproven"):
+        return []
+    share = 100.0 * document["neighbours_unproven"]
+    searched = document.get("search_samples") or document["settings"]["search_samples"]
+    return [("neighbours not proven nearest", f"{share:.3g} % of the samples (of {searched:,} looked at)")]
+
+
 def assumed_rows(document: Mapping[str, Any]) -> Rows:
     """A row for what bounds take on trust, where they do."""
     return [("bounds assume", document["assumes"])] if document.get("assumes") else []

@@ -20,6 +20,7 @@ from dkgp.commands.reporting.tables.layout import (
     stored_rows,
     table_of,
     titled,
+    unproven_rows,
 )
 from dkgp.kernels import kernel_text
 from dkgp.models import TunedParameter
@@ -46,7 +47,7 @@ def sparse_tables(document: Document) -> list[RenderableType]:
         ("samples, features, targets", f"{document['n']:,}, {document['d']}, {document['p']}"),
         ("method, basis", f"{document['method']}, {document['basis_size']:,} samples ({document['basis']})"),
         ("done", document["reason"]),
-        *_neighbours(document),
+        *unproven_rows(document),
         *_distances(document),
         *details(_gaps(document)),
         *details(_evidence(document)),
@@ -94,14 +95,6 @@ def _distances(document: Document) -> Rows:
         distance = f"root mean square {raw:.4g}, {relative:.3g} of the targets' spread"
         rows.append((f"{what}{of}", f"{distance} (proven by {_BOUNDS.get(bound, bound)})"))
     return rows
-
-
-def _neighbours(document: Document) -> Rows:
-    """The share of samples for which the search may have missed nearer ones, if there are any."""
-    if not document.get("neighbours_unproven"):
-        return []
-    share, searched = 100.0 * document["neighbours_unproven"], document["settings"]["search_samples"]
-    return [("neighbours not proven nearest", f"{share:.3g} % of the samples (of {searched:,} looked at)")]
 
 
 def _has_neighbours(document: Document) -> bool:

@@ -8,9 +8,9 @@ u, whose noise variances are W^-1,
 
 Here K + W^-1 is Sigma, the covariance of targets in `dkgp.models.sparse.vif`, as for regression: what the basis leaves
 of a leaf's targets, their noise included, depends on its halo alone. Where it ends, a = g and f = (Sigma - W^-1) g,
-with W at f itself: a fixed point, and where halos are everything the exact model's mode. Noise is at least the loss' 1
-/ c, 4 of a logit, so that no leaf is near to singular, whatever the kernel. Sigma - W^-1 moves with W unless halos are
-everything, so that the steps are Newton's but for that: near the end each leaves a small share of the way, not a
+with W at f itself: a fixed point, and where halos are everything the exact model's mode. Noise is at least 1 / c, 4 of
+a logit, by the weight, so that no leaf is near to singular, whatever the kernel. Sigma - W^-1 moves with W unless halos
+are everything, so that the steps are Newton's but for that: near the end each leaves a small share of the way, not a
 square.
 
 A step longer than one, in the largest value, is halved until what it lowers falls, or rises by no more than the two
@@ -68,7 +68,7 @@ class ColumnLabels:
         return float(np.sum(self._weighted(self.loss.value(self.signs, values))))
 
     def force(self, values: FloatArray) -> FloatArray:
-        """G: (n,)."""
+        """The slope g of log p(y | f): (n,)."""
         return -self._weighted(self.loss.slope(self.signs, values))
 
     def curvature(self, values: FloatArray) -> FloatArray:
@@ -88,6 +88,8 @@ class ColumnState:
     targets, noise : (n,) float64
         u and W^-1 of the last step, and so of `joint`; none before the first.
     joint : Joint or None
+    log_determinant : float
+        log|Sigma| of the last step.
     change : float
         The largest of |f+ - f| of the last step, whole.
     ended : str
@@ -100,6 +102,7 @@ class ColumnState:
     targets: FloatArray | None = None
     noise: FloatArray | None = None
     joint: Joint | None = None
+    log_determinant: float = math.nan
     change: float = math.inf
     steps: int = 0
     ended: str = ""
@@ -135,6 +138,8 @@ class ModeSearch:
         towards = self._held.weights(noisy, self._model, joint, targets[:, None])[:, 0]
         change, turn = targets - noise * towards - f, towards - a
         state.targets, state.noise, state.joint = targets, noise, joint
+        # Of the targets' log likelihood, which a shorter step's coefficients do not have.
+        state.log_determinant = -2.0 * joint.value - len(f) * math.log(2.0 * math.pi) - float(targets @ towards)
         state.steps, state.change = state.steps + 1, float(np.abs(change).max())
         if not math.isfinite(state.change):
             raise NumericalError("the labels' mode overflows: bring inputs that are far out closer")
@@ -145,14 +150,14 @@ class ModeSearch:
 
         length, reached = 1.0, psi(1.0)
         if state.change > FREE_STEP:
-            for _ in range(MOST_HALVINGS):
-                if reached <= state.psi + SLACK * abs(state.psi):
-                    break
+            most = state.psi + SLACK * abs(state.psi)
+            # An overflow is no step either.
+            while not reached <= most:
+                if length <= 0.5**MOST_HALVINGS:
+                    state.ended = "stalled"
+                    return
                 length *= 0.5
                 reached = psi(length)
-            else:
-                state.ended = "stalled"
-                return
         state.values, state.weights, state.psi = f + length * change, a + length * turn, reached
         if state.change <= tolerance:
             state.ended = "mode"
@@ -161,12 +166,7 @@ class ModeSearch:
 
 
 def evidence(state: ColumnState) -> float:
-    """Laplace's log q(y) at a mode, in nats."""
-    targets, noise, joint = state.targets, state.noise, state.joint
-    assert targets is not None
+    """Laplace's log q(y), in nats: psi where the function is, Sigma and W of its last step."""
+    noise = state.noise
     assert noise is not None
-    assert joint is not None
-    n = len(targets)
-    # -log|Sigma| / 2, of the log likelihood of the targets.
-    determinant = joint.value + 0.5 * n * math.log(2.0 * math.pi) + 0.5 * float(targets @ state.weights)
-    return -state.psi + determinant + 0.5 * float(np.log(noise).sum())
+    return -state.psi - 0.5 * (state.log_determinant - float(np.log(noise).sum()))

@@ -44,8 +44,10 @@ class TrainedNear(TrainedClassifier):
         Samples that they are; None where they are none.
     kernel_lower : (m, m) float64
         L, in Fortran order.
+    weights : (m, t) float64
+        Of the basis' part alone.
     near : Near
-        The samples, the targets u of the last step and their noise W^-1, by latent function.
+        The samples, the targets u of the last step, whole, and their noise W^-1, by latent function.
     values : (n, t) float64
         The latent functions at the samples.
     """
@@ -54,6 +56,7 @@ class TrainedNear(TrainedClassifier):
     prototypes: FloatArray
     indices: IndexArray | None
     kernel_lower: FloatArray
+    weights: FloatArray
     near: Near
     values: FloatArray
 
@@ -63,7 +66,7 @@ class TrainedNear(TrainedClassifier):
             "form": "gp",
             "intercept": np.zeros(self.near.targets.shape[1]),
             "prototypes": self.prototypes,
-            "weights": np.ascontiguousarray(whiten(self.kernel_lower, self.near.whitened, transposed=True)),
+            "weights": self.weights,
             "indices": self.indices,
             "likelihood": self.likelihood.to_json(),
             "regularisation": 1.0,
@@ -140,6 +143,9 @@ def train_near(
         _find_modes(search, operator, state, columns, settings, context, checkpoints)
         laps.end("steps")
         near = _near(operator, held, state.columns, settings)
+        joint = state.columns[0].joint
+        assert joint is not None
+        unexplained = 1.0 - joint.explained / float(operator.prior().sum())
         entries = operator.kernel_evaluations
     reason = _reason(state.columns, settings)
     values = np.stack([column.values for column in state.columns], axis=1)
@@ -152,6 +158,8 @@ def train_near(
         "basis_size": len(state.prototypes),
         "neighbours": near.size,
         "neighbours_unproven": held.unproven,
+        "search_samples": settings.searched,
+        "left": unexplained,
         "solver": "newton",
         "converged": reason.converged,
         "reason": reason.message,
@@ -173,6 +181,7 @@ def train_near(
         prototypes=state.prototypes,
         indices=state.indices,
         kernel_lower=lower,
+        weights=np.ascontiguousarray(whiten(lower, near.whitened, transposed=True)),
         near=near,
         values=values,
     )
@@ -213,7 +222,7 @@ def _near(
         np.ascontiguousarray(np.stack([getattr(column, name) for column in columns], axis=1))
         for name in ("targets", "noise")
     )
-    whitened = np.concatenate([joint.whitened for joint in joints if joint is not None], axis=1)
+    whitened = np.ascontiguousarray(np.concatenate([joint.whitened for joint in joints if joint is not None], axis=1))
     normal = np.stack([joint.normal for joint in joints if joint is not None])
     size = min(n, settings.near.leaf + settings.near.halo)
     return Near(inputs, targets, noise, size, whitened, normal, held.leaves.embedding, settings.searched)
@@ -283,7 +292,8 @@ class _State:
         columns = [{name: getattr(column, name) for name in names} for column in self.columns]
         for column, document in zip(self.columns, columns, strict=True):
             if column.joint is not None:
-                document |= {"change": column.change, "value": column.joint.value, "explained": column.joint.explained}
+                document |= {"change": column.change, "log_determinant": column.log_determinant}
+                document |= {"value": column.joint.value, "explained": column.joint.explained}
         return {
             "iteration": self.iteration,
             "columns": columns,

@@ -49,16 +49,17 @@ class Near:
     noise: Noise  # of the samples; (n, p) where each target has its own
     size: int  # neighbours of a new sample, at most
     whitened: FloatArray  # z: (m, p)
-    normal: (
-        FloatArray  # lower Cholesky factor of B: (m, m), Fortran order; (p, m, m), each in C order, with noise (n, p)
-    )
+    normal: FloatArray  # lower Cholesky factor of B: (m, m), Fortran order; with noise (n, p) one a target, (p, m, m)
     embedding: FloatArray | None = None  # landmarks (e, d) of `dkgp.operators.vecchia.embedding`
     searched: int | None = None  # samples that a search for neighbours looks at, at most; None: as many as it takes
 
     @property
     def nbytes(self) -> int:
         """Bytes of its arrays, and of the samples' points."""
-        arrays = (self.inputs, self.targets, self.whitened, self.normal)
+        arrays = [self.inputs, self.targets, self.whitened, self.normal]
+        if isinstance(self.noise, np.ndarray):
+            # By target, noise and triangles are also in another order.
+            arrays += [self.noise] if self.noise.ndim == 1 else [self.noise, self.noise, self.normal]
         held = held_bytes(len(self.inputs), len(self.whitened))
         return sum(array.nbytes for array in arrays) + points_bytes(*self.inputs.shape) + held
 
@@ -122,18 +123,21 @@ class _Part:
     targets: slice
     noise: Noise  # of the samples
     least: float  # an observation's: with its noise, no duplicate of a sample is without a variance
+    whitened: FloatArray
     normal: FloatArray
 
 
 def _parts_of(near: Near) -> list[_Part]:
     noise = near.noise
     if isinstance(noise, float) or noise.ndim == 1:
-        return [_Part(slice(0, near.targets.shape[1]), noise, float(np.min(noise)), near.normal)]
-    columns = enumerate(zip(np.ascontiguousarray(noise.T), near.normal, strict=True))
-    return [
-        _Part(slice(column, column + 1), by_sample, float(by_sample.min()), np.asfortranarray(normal))
-        for column, (by_sample, normal) in columns
-    ]
+        return [_Part(slice(0, near.targets.shape[1]), noise, float(np.min(noise)), near.whitened, near.normal)]
+    # Each as of a model of one target, whose bits are the same.
+    parts = []
+    for column, (by_sample, normal) in enumerate(zip(np.ascontiguousarray(noise.T), near.normal, strict=True)):
+        targets = slice(column, column + 1)
+        whitened = np.ascontiguousarray(near.whitened[:, targets])
+        parts.append(_Part(targets, by_sample, float(by_sample.min()), whitened, np.asfortranarray(normal)))
+    return parts
 
 
 class NearPredictor:
@@ -200,7 +204,7 @@ class NearPredictor:
                 raise refuse_leaf(len(halo), noise)
             scale = 1.0 / leaf.rows[0, -1]
             means = scale * leaf.images[0, :rank]  # w
-            mean[part.targets] = means @ near.whitened[:, part.targets] - scale * leaf.images[0, rank:]
+            mean[part.targets] = means @ part.whitened - scale * leaf.images[0, rank:]
             variance[number] = max(scale * scale - part.least, 0.0)
             if rank:
                 half = whiten(part.normal, means[:, None], transposed=False)

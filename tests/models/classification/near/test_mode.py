@@ -1,0 +1,216 @@
+"""Newton's steps of labels on a basis with neighbours, against dense steps by their definition."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from dkgp.cluster import LocalExecutor
+from dkgp.errors import NumericalError
+from dkgp.kernels import Matern32
+from dkgp.models.classification.likelihoods import Link
+from dkgp.models.classification.near.mode import MOST_HALVINGS, ColumnLabels, ColumnState, evidence
+from dkgp.models.sparse.vif.objective import Neighbours
+from dkgp.models.tuning.laplace.columns import ColumnMode, column_mode
+from tests.models.classification.near.problems import (
+    KERNEL,
+    N,
+    column,
+    dense_step,
+    derivatives,
+    ended,
+    exact,
+    rows,
+    searching,
+)
+from tests.models.sparse.vif.dense_vif import covariance
+
+EVERYTHING, FEW = Neighbours(8, N), Neighbours(6, 10)
+both_links = pytest.mark.parametrize("link", ["logit", "probit"])
+by_weight = pytest.mark.parametrize("weighted", [False, True], ids=["alike", "weighted"])
+
+
+def weights_of(weighted: bool) -> np.ndarray | None:
+    return np.random.default_rng(2).uniform(0.1, 3.0, N) if weighted else None
+
+
+def far_on_the_wrong_side(labels: ColumnLabels) -> ColumnState:
+    """Of the exact covariance, f = K a, at values up to 18."""
+    X, y, _ = rows()
+    a = -0.2 * y
+    f = np.asarray(KERNEL(X, X)) @ a
+    return ColumnState(f, a, labels.risk(f) + 0.5 * float(a @ f))
+
+
+@both_links
+@by_weight
+@pytest.mark.parametrize("far", [False, True], ids=["from zero", "from far on the wrong side"])
+def test_where_halos_are_everything_the_whole_path_is_dense_newtons(
+    link: Link, weighted: bool, far: bool, one_thread: LocalExecutor
+) -> None:
+    (X, y, _), w = rows(), weights_of(weighted)
+    labels, each = column(link, y, w), np.ones(N) if w is None else w
+    state = far_on_the_wrong_side(labels) if far else ColumnState.start(labels)
+    f, a, psi = state.values, state.weights, state.psi
+    if not far:
+        assert psi == pytest.approx(each.sum() * math.log(2.0))
+    halved = []
+    with searching(one_thread, EVERYTHING) as found:
+        while not state.ended:
+            found.search.step(state, labels, 1e-9, 40)
+            step = dense_step(link, y, each, exact(KERNEL, X), f, a, psi)
+            assert step is not None
+            change = np.abs(step[0] - f).max() * 2.0 ** step[3]
+            f, a, psi, halvings = step
+            halved.append(halvings)
+            # Noise is up to 1e8 there.
+            np.testing.assert_allclose(state.values, f, rtol=1e-5, atol=1e-5 if far else 1e-6)
+            np.testing.assert_allclose(state.weights, a, rtol=1e-5, atol=1e-6)
+            assert state.psi == pytest.approx(psi, rel=1e-7)
+            assert state.change == pytest.approx(change, rel=1e-4, abs=1e-6)
+            assert state.steps == len(halved)
+            assert (state.ended == "mode") == (state.change <= 1e-9)
+    assert state.ended == "mode"
+    assert state.steps <= (25 if far else 9)
+    # A probit's curvature is near one there, and no step goes too far.
+    assert (max(halved) > 0) == (far and link == "logit")
+
+
+def dense_mode(y: np.ndarray, link: Link, w: np.ndarray | None, X: np.ndarray) -> tuple[ColumnMode, float]:
+    """Laplace's mode and evidence of the exact model."""
+    work = np.empty((len(X), len(X)), order="F")
+    found = column_mode(np.asarray(KERNEL(X, X)), y, column(link, y).loss, work, w)
+    assert found is not None
+    return found, found.objective - float(np.log(np.diagonal(work)).sum())
+
+
+@both_links
+@by_weight
+@pytest.mark.parametrize("basis", [0, 8])
+def test_where_halos_are_everything_it_ends_at_laplaces_mode_with_its_evidence(
+    link: Link, weighted: bool, basis: int, one_thread: LocalExecutor
+) -> None:
+    (X, y, _), w = rows(), weights_of(weighted)
+    mode, value = dense_mode(y, link, w, X)
+    with searching(one_thread, EVERYTHING, basis=basis) as found:
+        state = ended(found.search, column(link, y, w))
+    np.testing.assert_allclose(state.values, mode.values, atol=1e-6)
+    np.testing.assert_allclose(state.weights, mode.alpha, atol=1e-6)
+    assert evidence(state) == pytest.approx(value, abs=1e-6)
+
+
+@both_links
+@by_weight
+def test_with_few_neighbours_a_step_is_of_the_sparse_models_covariance(
+    link: Link, weighted: bool, one_thread: LocalExecutor
+) -> None:
+    """Steps and evidence, by a dense Sigma for each noise; the end is the fixed point."""
+    (X, y, Z), w = rows(), weights_of(weighted)
+    labels, each = column(link, y, w), np.ones(N) if w is None else w
+    state = ColumnState.start(labels)
+    with searching(one_thread, FEW) as found:
+
+        def sigma(noise: np.ndarray) -> np.ndarray:
+            return covariance(KERNEL, noise, X, Z, found.leaves)
+
+        while not state.ended:
+            f, a, psi = state.values, state.weights, state.psi
+            found.search.step(state, labels, 1e-10, 60)
+            step = dense_step(link, y, each, sigma, f, a, psi)
+            assert step is not None
+            np.testing.assert_allclose(state.values, step[0], rtol=1e-7, atol=1e-7)
+            np.testing.assert_allclose(state.weights, step[1], rtol=1e-7, atol=1e-7)
+            noise = 1.0 / (each * derivatives(link, y, f)[2])
+            determinant = np.linalg.slogdet(sigma(noise))[1] - np.log(noise).sum()
+            assert evidence(state) == pytest.approx(-step[2] - 0.5 * determinant, rel=1e-9)
+        assert state.ended == "mode"
+        f = state.values
+        _, slope, curvature = derivatives(link, y, f)
+        noise = 1.0 / (each * curvature)
+        np.testing.assert_allclose(state.weights, -each * slope, atol=1e-8)
+        np.testing.assert_allclose(f, (sigma(noise) - np.diag(noise)) @ (-each * slope), atol=1e-7)
+    # Another model than the exact one.
+    assert np.abs(f - dense_mode(y, link, w, X)[0].values).max() > 1e-3
+
+
+def test_the_evidence_of_a_step_cut_short_has_the_determinant_of_sigma(one_thread: LocalExecutor) -> None:
+    """Coefficients of a shorter step are not Sigma^-1 u."""
+    X, y, _ = rows()
+    labels = column("logit", y)
+    state = far_on_the_wrong_side(labels)
+    f = state.values
+    with searching(one_thread, EVERYTHING) as found:
+        found.search.step(state, labels, 1e-9, 1)
+    assert state.ended == "steps"
+    assert np.abs(state.values - f).max() < 0.6 * state.change
+    W = derivatives("logit", y, f)[2]
+    B = np.eye(N) + np.sqrt(W)[:, None] * np.asarray(KERNEL(X, X)) * np.sqrt(W)
+    assert evidence(state) == pytest.approx(-state.psi - 0.5 * np.linalg.slogdet(B)[1], rel=1e-8)
+
+
+def test_a_curvature_has_a_floor_and_a_weight_of_zero_leaves_a_sample_out(one_thread: LocalExecutor) -> None:
+    X, y, _ = rows()
+    labels = column("logit", y)
+    np.testing.assert_array_equal(labels.curvature(np.full(N, 60.0)), 1e-10)
+    w = np.ones(N)
+    w[::5] = 0.0
+    np.testing.assert_array_equal(column("logit", y, w).curvature(np.zeros(N))[::5], 1e-10)
+    with searching(one_thread, EVERYTHING) as found:
+        state = ended(found.search, column("logit", y, w), 1e-6)
+    kept = w > 0.0
+    mode, value = dense_mode(y[kept], "logit", None, X[kept])
+    np.testing.assert_allclose(state.values[kept], mode.values, atol=1e-5)
+    # What nobody has labelled follows from the others.
+    np.testing.assert_allclose(state.values[~kept], np.asarray(KERNEL(X[~kept], X[kept])) @ mode.alpha, atol=1e-5)
+    assert evidence(state) == pytest.approx(value, abs=1e-4)
+
+
+def test_labels_that_are_told_apart_without_an_end_end_by_steps(one_thread: LocalExecutor) -> None:
+    """Of a function that may be as large as it likes; each step goes about one further."""
+    X, _, _ = rows()
+    labels = column("logit", np.where(X[:, 0] > 0.0, 1.0, -1.0))
+    with searching(one_thread, EVERYTHING, Matern32((0.1, 0.1), 1e8)) as found:
+        state = ended(found.search, labels, 1e-3, 12)
+        assert (state.ended, state.steps) == ("steps", 12)
+        assert state.change > 0.1
+        assert math.isfinite(evidence(state))
+        # It was on its way.
+        after = ended(found.search, labels, 1e-3, 60)
+    assert after.psi < state.psi
+
+
+def test_a_step_that_no_halving_helps_is_not_taken(one_thread: LocalExecutor) -> None:
+    """Where psi is zero every rise is too much: coefficients that are of another covariance."""
+    _, y, _ = rows()
+    calls = []
+
+    class Counted(ColumnLabels):
+        def risk(self, values: np.ndarray) -> float:
+            calls.append(values)
+            return super().risk(values)
+
+    plain = column("logit", y)
+    f = -3.0 * y
+    a = 2.0 * plain.risk(f) / (3.0 * N) * y
+    assert plain.risk(f) + 0.5 * float(a @ f) == pytest.approx(0.0, abs=1e-9)
+    state = ColumnState(f, a, -1e-9)
+    with searching(one_thread, EVERYTHING, Matern32((1.5, 0.7), 1e4)) as found:
+        found.search.step(state, Counted(y, plain.loss), 1e-3, 100)
+    assert state.ended == "stalled"
+    assert len(calls) == 1 + MOST_HALVINGS
+    assert state.values is f
+    assert state.weights is a
+    assert (state.psi, state.steps) == (-1e-9, 1)
+    assert state.change > 1.0
+
+
+def test_what_overflows_is_told(one_thread: LocalExecutor) -> None:
+    _, y, _ = rows()
+    state = ColumnState(1e200 * y, np.zeros(N), 0.0)
+    with (
+        searching(one_thread, FEW) as found,
+        pytest.raises(NumericalError, match="overflows: bring inputs that are far out closer"),
+    ):
+        found.search.step(state, column("logit", y), 1e-3, 10)
