@@ -23,6 +23,7 @@ from dkgp.errors import InputError, MissingExtraError, UsageError
 from dkgp_benchmarks.classify.many.grid import grid_table
 from dkgp_benchmarks.classify.many.problems import MANY, many_problems
 from dkgp_benchmarks.classify.many.race import many_table
+from dkgp_benchmarks.classify.many.tuned import tuned_problems, tuned_table
 from dkgp_benchmarks.classify.measure import Unit, measure_all
 from dkgp_benchmarks.classify.methods import ABLATION, ABLATION_DEFAULT, DEFAULT_METHODS, PROBABILITIES, MethodSpec
 from dkgp_benchmarks.classify.plot import plot_errors
@@ -42,7 +43,7 @@ from dkgp_benchmarks.classify.tables import (
 
 SPLITS, FULL_SPLITS, PARTITIONS = 20, 100, 5
 # Tables of problems of any number of classes, and the problems of each where none is named.
-MANY_TABLES = {"many": many_table, "grid": grid_table}
+MANY_TABLES = {"many": many_table, "grid": grid_table, "tuned": tuned_table}
 GRID_PROBLEMS = ("covtype-like",)
 # Of the table of probabilities, where no problem is named: a file with a split of its own, else what is generated.
 PROBABLE, PROBABLE_MADE = "adult-official", "made-ringnorm"
@@ -199,11 +200,13 @@ def _problems(job: BenchClassifyJob, folder: Path | None, table: str) -> list[st
 
 
 def _many_problems(job: BenchClassifyJob, folder: Path | None, table: str) -> list[str]:
-    here = many_problems(folder)
+    here = tuned_problems(folder) if table == "tuned" else many_problems(folder)
     named = [name for name in dict.fromkeys(job.problems) if name in here]
     if job.problems and not named:
         raise UsageError(f"table {table} has the problems {', '.join(here)}; got {', '.join(job.problems)}")
-    return named or [name for name in here if (name in GRID_PROBLEMS if table == "grid" else not MANY[name].large)]
+    if named or table == "tuned":
+        return named or here
+    return [name for name in here if (name in GRID_PROBLEMS if table == "grid" else not MANY[name].large)]
 
 
 def _methods(job: BenchClassifyJob, table: str) -> list[str]:

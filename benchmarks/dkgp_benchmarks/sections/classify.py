@@ -36,9 +36,10 @@ section.SECTIONS.add(
                 "and magic; or scdpp, the outliers of a random choice and what mends them. Not of the paper: "
                 "probabilities, log loss and calibration on adult's own split or any problem; many, dkgp classify at "
                 "its defaults on many classes and a rare one; grid, its search over ten widths by ten penalties, "
-                "beside SVC over the same.  [default: 3 and 4]",
+                "beside SVC over the same; tuned, kernels by the evidence of all labels with neighbours, beside a "
+                "subset's.  [default: 3 and 4]",
                 spellings=("--table",),
-                choices=("2", "3", "4", "5", "scdpp", "probabilities", "many", "grid"),
+                choices=("2", "3", "4", "5", "scdpp", "probabilities", "many", "grid", "tuned"),
                 multiple=True,
             ),
             Option(
@@ -100,6 +101,7 @@ section.SECTIONS.add(
             "dkgp bench classify --data benchmark-data --table 5 --problem magic --out table5.json",
             "dkgp bench classify --table many --problem letter-like --problem htru2-like",
             "dkgp bench classify --table grid",
+            "dkgp bench classify --data benchmark-data --table tuned --record tuned.jsonl",
             "dkgp bench classify --data benchmark-data --table probabilities --record adult.jsonl",
             "dkgp bench classify --data benchmark-data --table probabilities --method gp --method gp,gap=0.02 "
             "--test-samples 1000",

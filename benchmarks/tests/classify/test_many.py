@@ -11,7 +11,7 @@ import pytest
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.errors import UsageError
 from dkgp_benchmarks.classify.job import BenchClassifyJob, run_bench_classify
-from dkgp_benchmarks.classify.many import grid, race
+from dkgp_benchmarks.classify.many import grid, race, tuned
 from dkgp_benchmarks.classify.many.problems import LETTERS, MANY, ManyProblem, classes_of, htru2_like, letter_like
 from dkgp_benchmarks.classify.many.race import CONTENDERS
 
@@ -100,6 +100,26 @@ def test_a_grid_is_gone_over_by_all(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert again["rows"] == rows
     with pytest.raises(UsageError, match="table grid has the problems"):
         run_bench_classify(BenchClassifyJob(tables=("grid",), problems=("banana",)), SilentReporter())
+
+
+@pytest.mark.evidence
+def test_kernels_by_all_labels_and_by_a_subset_that_is_all_of_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where the subset has all samples, and neighbours are all, both find the same."""
+    for name, value in (("SAMPLES", 120), ("TESTED", 80)):
+        monkeypatch.setattr(tuned, name, value)
+    job = BenchClassifyJob(tables=("tuned",), problems=("htru2-like",), record=str(tmp_path / "record.jsonl"))
+    (section,) = run_bench_classify(job, SilentReporter())["sections"]
+    subset, neighbours = section["rows"]
+    assert (subset["tuned_by"], neighbours["tuned_by"], subset["n"], subset["d"]) == ("subset", "neighbours", 120, 8)
+    assert neighbours["log_loss"] == pytest.approx(subset["log_loss"], rel=0.02)
+    assert 0.0 < subset["log_loss"] < np.log(2.0)
+    assert subset["error"] < 15.0
+    lower = int(neighbours["log_loss"] < subset["log_loss"])
+    assert section["figures"]["lower_log_loss_by_neighbours"] == f"{lower} of 1"
+    with pytest.raises(UsageError, match="table tuned has the problems made-twonorm, made-ringnorm, htru2-like"):
+        run_bench_classify(BenchClassifyJob(tables=("tuned",), problems=("letter-like",)), SilentReporter())
 
 
 def test_the_peers_grid_is_that_of_the_search() -> None:
