@@ -1,3 +1,3 @@
 """Gaussian process classifiers on a basis with neighbours, by Laplace's approximation."""
 
-# Hangs on dkgp/models/classification/near/mode.py.
+# Hangs on dkgp/models/exact.py.
