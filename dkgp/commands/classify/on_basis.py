@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from dkgp.cluster import BlockExecutor
@@ -64,6 +65,8 @@ class LogisticOnBasisRun(ClassifyRun):
         plan, inputs_bytes = self._planned(
             fold_white(hyperparameters.kernel, hyperparameters.noise_variance)[0], executor
         )
+        if plan.useful_bytes:
+            executor.tiles = replace(executor.tiles, bytes=plan.kept_bytes)
         with solving(self, executor, inputs_bytes, job.tolerance, measure="relative_residual") as context:
             trained = self._trained(hyperparameters, context)
         summary = {**trained.summary, "method": self.form, "memory_plan": plan.to_json()}
@@ -87,7 +90,8 @@ class LogisticOnBasisRun(ClassifyRun):
         resident, budget = room(self, kernel)
         plan = self.settings.memory(n, d, likelihood.n_outputs, executor, cache, width, coupled=likelihood.coupled)
         plan.require(budget, resident)
-        return plan, inputs_within(self, width, budget - resident - plan.coordinator_bytes)
+        inputs = inputs_within(self, width, budget - resident - plan.coordinator_bytes)
+        return plan.with_kept(executor.tiles, budget - inputs, resident) if plan.useful_bytes else plan, inputs
 
     def plot(self, path: str, record: ClassifierRecord, title: str) -> None:
         """Draw Newton's steps."""

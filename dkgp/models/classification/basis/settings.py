@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import InputError
 from dkgp.models.classification.prototypes import PROTOTYPES, check_prototypes
-from dkgp.models.memory import Memory, mib, remainder
+from dkgp.models.memory import Memory, kept_that_fits, mib, remainder
 from dkgp.operators.cross.runs import MOST_RUNS, cross_bytes, piece_rows
 from dkgp.solvers.basis_risk.minimise import MOST_BLOCK_ROWS
 from dkgp.solvers.basis_risk.problem import GRAM_BYTES
@@ -122,6 +123,8 @@ class BasisMemory(Memory):
     vectors_bytes: int  # at the coordinator: n-vectors
     worker_bytes: int  # of each worker's process; in the coordinator's where the cluster is
     shares_process: bool
+    useful_bytes: int = 0  # of leaves' matrices, at most, that workers have a use for in every step
+    kept_bytes: int = 0  # what each worker's process may keep of them
 
     @property
     def computation(self) -> str:
@@ -135,8 +138,16 @@ class BasisMemory(Memory):
 
     @property
     def worker_parts(self) -> int:
-        """Bytes of tasks under way and of features."""
-        return self.worker_bytes
+        """Bytes of tasks under way, of features, and of leaves' matrices that are kept."""
+        return self.worker_bytes + self.kept_bytes
+
+    def with_kept(self, wanted: TileBudget, budget_bytes: int, resident_bytes: int = 0) -> BasisMemory:
+        """The same with room for leaves' matrices, as much as is wanted, is of use, and fits.
+
+        Raises `MemoryBudgetError` where a user's own figure does not fit.
+        """
+        spare_bytes = self.spare_bytes(budget_bytes, resident_bytes)
+        return replace(self, kept_bytes=kept_that_fits(wanted, self.useful_bytes, spare_bytes, "the leaves' matrices"))
 
     def advice(self, resident_bytes: int) -> str:
         """The parts, and the settings of a basis that make them smaller."""

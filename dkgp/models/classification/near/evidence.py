@@ -26,6 +26,7 @@ C. E. Rasmussen, C. K. I. Williams, Gaussian processes for machine learning (200
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,22 +100,22 @@ class LabelVifObjective(NearEvidence):
         self, held: Neighbourhood, operator: BlockedKernelOperator, model: Described
     ) -> tuple[float, FloatArray, float]:
         value, gradient, explained, modes = 0.0, np.zeros(len(operator.kernel.parameters()) + 1), 0.0, []
-        search = ModeSearch(operator, held, model)
-        for column, labels in enumerate(self._columns):
-            start = None if self.start is None else self.start[:, column].astype(np.float64)
-            state = ColumnState.start(labels, start)
-            while not state.ended:
-                search.step(state, labels, TOLERANCE, MOST_STEPS)
-            if state.ended != "mode":
-                raise NumericalError(
-                    f"the labels' mode was not found in {state.steps} steps; the last one's largest change is "
-                    f"{state.change:.2g}"
-                )
-            value += evidence(state)
-            gradient[:-1] += _slopes(held, operator, model, state, labels)
-            assert state.joint is not None
-            explained = state.joint.explained
-            modes.append(state.values.astype(np.float32))
+        with closing(ModeSearch(operator, held, model)) as search:
+            for column, labels in enumerate(self._columns):
+                start = None if self.start is None else self.start[:, column].astype(np.float64)
+                state = ColumnState.start(labels, start)
+                while not state.ended:
+                    search.step(state, labels, TOLERANCE, MOST_STEPS)
+                if state.ended != "mode":
+                    raise NumericalError(
+                        f"the labels' mode was not found in {state.steps} steps; the last one's largest change is "
+                        f"{state.change:.2g}"
+                    )
+                value += evidence(state)
+                gradient[:-1] += _slopes(held, operator, search.model, state, labels)
+                assert state.joint is not None
+                explained = state.joint.explained
+                modes.append(state.values.astype(np.float32))
         self.start = np.column_stack(modes)
         return value, gradient, explained
 

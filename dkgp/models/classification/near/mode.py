@@ -31,15 +31,20 @@ data (2021), algorithm 1.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import uuid
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import NumericalError
+from dkgp.models.sparse.vif.kept import KeptTerms, rows_bytes
 from dkgp.models.sparse.vif.objective import Joint, Neighbourhood
 from dkgp.models.sparse.vif.tasks import Described
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.full_products import forget_everywhere
+from dkgp.operators.keeping import Keeping
 from dkgp.solvers.losses import Loss
 
 # Curvatures are taken to be at least this: a sample whose label says next to nothing has a noise variance of 1e10, of
@@ -123,7 +128,25 @@ class ModeSearch:
     """
 
     def __init__(self, operator: BlockedKernelOperator, held: Neighbourhood, model: Described) -> None:
-        self._operator, self._held, self._model = operator, held, model
+        self.model = model  # with terms on which workers keep of its leaves what the steps have a use for again
+        self._operator, self._held = operator, held
+        self._label, self._turns = f"mode-{uuid.uuid4().hex[:12]}", 0
+
+    def close(self) -> None:
+        """Have workers forget what they keep of leaves."""
+        if self._turns:
+            forget_everywhere(self._operator.executor, self._label)
+            self._turns = 0
+
+    def _keep(self) -> None:
+        """Set the terms of the next step."""
+        executor = self._operator.executor
+        if executor.tiles.bytes > 0:
+            self._turns += 1
+            # Reading always pays: entries, and what becomes of them, are float64.
+            keeping = Keeping(TileBudget(executor.tiles.bytes), self._turns)
+            rows = rows_bytes(self._operator.n, self.model.leaves) // max(1, len(executor.workers))
+            self.model = replace(self.model, kept=KeptTerms(self._label, keeping, rows))
 
     def step(self, state: ColumnState, labels: ColumnLabels, tolerance: float, most_steps: int) -> None:
         """Take a step, in place, and say whether it was the last.
@@ -134,8 +157,9 @@ class ModeSearch:
         noise = 1.0 / labels.curvature(f)
         targets = f + noise * labels.force(f)
         noisy = self._operator.with_noise(noise)
-        joint = self._held.joint(noisy, self._model, targets[:, None])
-        towards = self._held.weights(noisy, self._model, joint, targets[:, None])[:, 0]
+        self._keep()
+        joint = self._held.joint(noisy, self.model, targets[:, None])
+        towards = self._held.weights(noisy, self.model, joint, targets[:, None])[:, 0]
         change, turn = targets - noise * towards - f, towards - a
         state.targets, state.noise, state.joint = targets, noise, joint
         # Of the targets' log likelihood, which a shorter step's coefficients do not have.

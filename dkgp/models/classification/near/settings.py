@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError
 from dkgp.models.classification.basis.settings import BasisMemory, BasisSettings
-from dkgp.models.sparse.vif.objective import HALO, LEAF, SEARCHED, Neighbours, vif_bytes
+from dkgp.models.sparse.vif.objective import HALO, LEAF, SEARCHED, Neighbours, kept_bytes, vif_bytes
 
 
 @dataclass(frozen=True)
@@ -68,5 +68,5 @@ class NearSettings(BasisSettings):
         m, threads = min(self.size, n), executor.threads_per_process
         # Each column's factor, values, weights, targets and noise, and a record's inputs and copies of these.
         matrices, vectors = plan.matrices_bytes + 2 * t * 8 * m * m, 8 * n * (12 * t + 2 * d + 8)
-        worker = plan.worker_bytes + vif_bytes(n, d, m, 1, threads, self.near)
-        return replace(plan, matrices_bytes=matrices, vectors_bytes=vectors, worker_bytes=worker)
+        worker, kept = plan.worker_bytes + vif_bytes(n, d, m, 1, threads, self.near), kept_bytes(n, m, self.near)
+        return replace(plan, matrices_bytes=matrices, vectors_bytes=vectors, worker_bytes=worker, useful_bytes=kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,8 +140,8 @@ def train_near(
         lower = CrossKernel(operator, state.prototypes).lower
         held = Neighbourhood(operator, settings.near)
         laps.end("neighbours")
-        search = ModeSearch(operator, held, held.described(operator, state.prototypes))
-        _find_modes(search, operator, state, columns, settings, context, checkpoints)
+        with closing(ModeSearch(operator, held, held.described(operator, state.prototypes))) as search:
+            _find_modes(search, operator, state, columns, settings, context, checkpoints)
         laps.end("steps")
         near = _near(operator, held, state.columns, settings)
         joint = state.columns[0].joint

@@ -40,19 +40,28 @@ class LeafFactor:
         return 2.0 * float(np.log(self.lower.diagonal()[self.halo :]).sum())
 
 
-def conditional(evaluator: TileEvaluator, features: Features, factor: FloatArray, noise: Noise) -> FloatArray | None:
-    """L of C for the features of some samples, their rows of F (c, m) and their noise: (c, c); above it other numbers.
-
-    None where C is not positive definite in float64.
-    """
-    count = features.n
+def unexplained(evaluator: TileEvaluator, features: Features, factor: FloatArray) -> FloatArray:
+    """K - F F' of some samples, by their features and rows of F (c, m): (c, c)."""
     matrix = np.ascontiguousarray(evaluator.tile(features, features))
     if factor.shape[1]:
         matrix -= factor @ factor.T
-    matrix[np.diag_indices(count)] += noise
-    if lapack("potrf", b"U", count, matrix, count) or not np.isfinite(matrix).all():
-        return None
     return matrix
+
+
+def factored_rows(matrix: FloatArray, halo: int, noise: Noise, rows: FloatArray | None = None) -> FloatArray | None:
+    """T of one leaf, (g, h + g), in memory of its own or in `rows`; None where C is not positive definite in float64.
+
+    `matrix` is K - F F' of I, of which the diagonal and what is below count; L of C takes its place.
+    """
+    count = len(matrix)
+    matrix[np.diag_indices(count)] += noise
+    # What is not finite comes down to the diagonal, in which all squares of a row are summed.
+    if lapack("potrf", b"U", count, matrix, count) or not np.isfinite(matrix.diagonal()).all():
+        return None
+    rows = np.empty((count - halo, count)) if rows is None else rows
+    rows[:, :halo], rows[:, halo:] = 0.0, np.eye(count - halo)
+    blas("trsm", b"L", b"U", b"N", b"N", count, count - halo, 1.0, matrix, count, rows, count)
+    return rows
 
 
 def factor_leaf(
@@ -63,13 +72,9 @@ def factor_leaf(
     `features` are of I = (J, G), of which `halo` are J; the noise is one number or (h + g,); `right` is R (h + g,
     m + p), whose first `rank` columns are F.
     """
-    lower, count = conditional(evaluator, features, right[:, :rank], noise), features.n
-    if lower is None:
-        return None
-    rows = np.zeros((count - halo, count))
-    rows[:, halo:] = np.eye(count - halo)
-    blas("trsm", b"L", b"U", b"N", b"N", count, count - halo, 1.0, lower, count, rows, count)
-    return LeafFactor(halo, lower, rows, rows @ right)
+    matrix = unexplained(evaluator, features, right[:, :rank])
+    rows = factored_rows(matrix, halo, noise)
+    return None if rows is None else LeafFactor(halo, matrix, rows, rows @ right)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.cluster.executors.homes import Homes
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel
@@ -100,12 +101,26 @@ class Neighbours:
 def vif_bytes(n: int, d: int, m: int, p: int, threads: int, neighbours: Neighbours) -> int:
     """Bytes of a worker's process beside those of a whitened Gram: points, bundles, rows, its tasks' F, Phi and W."""
     leaf, halo = min(neighbours.leaf, n), min(neighbours.halo, n)
-    bundle = min(n, bundle_leaves(n, leaf) * (leaf + halo))
+    bundle = _bundle_samples(n, leaf, halo)
     task = 8 * bundle * (4 * (m + p) + 2 * d) + 8 * (m + p) ** 2 * 3 + ARRAYS_OF_LEAF * 8 * (leaf + halo) ** 2
     leaves = leaf_count(n, leaf)
     task += search_bytes(leaves, d, leaf_count(neighbours.searched, leaf)) + 16 * min(n, neighbours.searched)
     order = n * (12 * d + 16) + 12 * leaves * (leaf + halo) + tree_bytes(leaves, d)
     return order + 8 * n * d + threads * task
+
+
+def kept_bytes(n: int, m: int, neighbours: Neighbours) -> int:
+    """Bytes of all that workers can keep of a basis' leaves (`dkgp.models.sparse.vif.kept`), at most."""
+    leaf, halo = min(neighbours.leaf, n), min(neighbours.halo, n)
+    leaves = leaf_count(n, leaf)
+    samples = -(-leaves // bundle_leaves(n, leaf)) * _bundle_samples(n, leaf, halo)
+    count = leaf + halo
+    return 8 * (n * count + samples * m + leaves * count * (count + 1) // 2)
+
+
+def _bundle_samples(n: int, leaf: int, halo: int) -> int:
+    """Samples of a bundle with those of its halos, at most."""
+    return min(n, bundle_leaves(n, leaf) * (leaf + halo))
 
 
 @dataclass(frozen=True)
@@ -141,7 +156,7 @@ class Neighbourhood:
         searched = leaf_count(neighbours.searched, leaf)
         label = f"vif-{halo}-{leaf}-{searched}"
         self.leaves = Leaves(context, halo, leaf, none, embedding_landmarks(operator), label, searched)
-        self._shared = executor.shares_memory
+        self._shared, self._homes = executor.shares_memory, Homes(self.leaves.n_bundles)
         with single_threaded_blas():
             operator.tell("order", 0, n, "samples")
             operator.submit("kvorder", order_task, (self.leaves,), [[0]]).result()
@@ -167,19 +182,26 @@ class Neighbourhood:
             for number, samples in enumerate(self.samples)
         ]
 
+    def _owners(self, operator: BlockedKernelOperator, model: Described) -> list[str] | None:
+        """The worker that keeps what is kept of each bundle."""
+        workers = operator.executor.workers
+        return None if model.kept is None or len(workers) < 2 else self._homes.owners(workers)
+
     def summed(
         self,
         operator: BlockedKernelOperator,
         name: str,
         phase: str,
         task: Callable[..., list[RunSums]],
+        model: Described,
         arguments: tuple[Any, ...],
         targets: FloatArray,
     ) -> RunSums:
-        """Sum the results of a task of the arguments and bundles."""
+        """Sum the results of a task of the model, further arguments and bundles."""
         combine = accumulated if self._shared else added
         with single_threaded_blas():
-            pending = operator.submit_sum(name, task, arguments, self.runs(targets, operator.noise), combine)
+            runs, owners = self.runs(targets, operator.noise), self._owners(operator, model)
+            pending = operator.submit_sum(name, task, (model, *arguments), runs, combine, owners)
             result: RunSums = pending.result(lambda done, of: operator.tell(phase, done, of, "bundles"))
         return result
 
@@ -187,25 +209,27 @@ class Neighbourhood:
         self, operator: BlockedKernelOperator, model: Described, joint: Joint, targets: FloatArray
     ) -> FloatArray:
         """Sigma^-1 Y: (n, p)."""
-        return self._by_sample(operator, "kvifweights", vif_weights_task, (model, joint.whitened), targets)
+        return self._by_sample(operator, "kvifweights", vif_weights_task, model, joint.whitened, targets)
 
     def noise_slopes(
         self, operator: BlockedKernelOperator, model: Described, moved: Moved, targets: FloatArray
     ) -> FloatArray:
         """Slopes of the log likelihood by each sample's noise: (n,)."""
-        return self._by_sample(operator, "kvifnoise", vif_noise_slopes_task, (model, moved), targets)[:, 0]
+        return self._by_sample(operator, "kvifnoise", vif_noise_slopes_task, model, moved, targets)[:, 0]
 
     def _by_sample(
         self,
         operator: BlockedKernelOperator,
         name: str,
         task: Callable[..., list[FloatArray]],
-        arguments: tuple[Any, ...],
+        model: Described,
+        argument: FloatArray | Moved,
         targets: FloatArray,
     ) -> FloatArray:
         """Add up rows that a task makes of bundles: (n, any)."""
         with single_threaded_blas():
-            parts = operator.submit(name, task, arguments, self.runs(targets, operator.noise)).result()
+            runs, owners = self.runs(targets, operator.noise), self._owners(operator, model)
+            parts = operator.submit(name, task, (model, argument), runs, owners).result()
         out = np.zeros((len(targets), parts[0].shape[1]))
         for samples, part in zip(self.samples, parts, strict=True):
             out[samples] += part
@@ -216,7 +240,7 @@ class Neighbourhood:
     ) -> tuple[FloatArray, float]:
         """Slopes of the log likelihood: by the logarithms of the kernel's parameters (q,), and by the noise."""
         total, (noise,), inner = self.summed(
-            operator, "kvifslopes", "slopes", vif_slopes_task, (model, moved), targets
+            operator, "kvifslopes", "slopes", vif_slopes_task, model, (moved,), targets
         ).sums
         if model.prototypes is not None:
             # F = K_nm L^-T goes with L, whose own slopes by K_mm are those of a Cholesky factor.
@@ -232,7 +256,7 @@ class Neighbourhood:
     def joint(self, operator: BlockedKernelOperator, model: Described, targets: FloatArray) -> Joint:
         """B, z and the log likelihood; `NumericalError` where rounding exceeds the noise, or sums overflow."""
         (n, p), m = targets.shape, model.rank
-        sums = self.summed(operator, "kvifsums", "factor", vif_sums_task, (model,), targets).sums
+        sums = self.summed(operator, "kvifsums", "factor", vif_sums_task, model, (), targets).sums
         gram, (determinant, explained) = sums
         if not np.isfinite(gram).all():
             raise NumericalError("the model with neighbours overflows: bring inputs that are far out closer")

@@ -1,13 +1,15 @@
 """Tasks on bundles of leaves: stateless functions of the model's description and a bundle's rows, which return sums.
 
 F is made once for all samples of a bundle, those of its halos among them, and gone with the task: nothing of size n m
-is ever held.
+is ever held but what a worker has room to keep (`dkgp.models.sparse.vif.kept`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +18,14 @@ from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.errors import NumericalError
 from dkgp.kernels import Features, Kernel, TileEvaluator, count_entries
 from dkgp.models.sparse.bound.slopes import contract_tiles
-from dkgp.models.sparse.vif.leaf import LeafFactor, Moved, factor_leaf, noise_slopes, slopes
+from dkgp.models.sparse.vif.kept import KeptMatrices, KeptRows, KeptTerms
+from dkgp.models.sparse.vif.leaf import LeafFactor, Moved, factored_rows, noise_slopes, slopes, unexplained
 from dkgp.operators.base import FloatArray, IndexArray, Noise, noise_at
 from dkgp.operators.blas import blas
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.cross.runs import RunSums
 from dkgp.operators.cross.tasks import Prototypes
-from dkgp.operators.vecchia.leaves import Leaves, gathered
+from dkgp.operators.vecchia.leaves import Bundle, Leaves, gathered
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Described:
     leaves: Leaves  # which samples are in which leaf, and near it: by the kernel that they were ordered with
     context: BlockContext  # with the kernel that the model has now
     prototypes: Prototypes | None  # None of a model without a basis
+    kept: KeptTerms | None = None  # None of a model whose leaves are passed once or twice
 
     @property
     def rank(self) -> int:
@@ -63,22 +67,88 @@ def refuse_leaf(count: int, noise: Noise) -> NumericalError:
 
 
 class _Open:
-    """A bundle on a worker: its features, and R = [F, Y] for all of its samples."""
+    """A bundle on a worker, with what is kept of it: its features, and R = [F, Y] for all of its samples."""
 
-    def __init__(self, model: Described, rows: BundleRows) -> None:
-        self.bundle, self.noise = model.leaves.bundle(rows.number), rows.noise
-        self.evaluator, self.rank = model.context.evaluator("double"), model.rank
-        self.features = gathered(model.context, self.bundle.samples, "double")
-        self.right = np.concatenate([model.factor_rows(self.evaluator, self.features), rows.right], axis=1)
+    def __init__(
+        self, model: Described, rows: BundleRows, bundle: Bundle, matrices: KeptMatrices | None, kept: KeptRows | None
+    ) -> None:
+        self.bundle, self.noise, self.rank = bundle, rows.noise, model.rank
+        self.evaluator = model.context.evaluator("double")
+        self._model, self._targets, self._matrices, self._kept = model, rows.right, matrices, kept
+
+    @cached_property
+    def features(self) -> Features:
+        """Of all samples of the bundle."""
+        return gathered(self._model.context, self.bundle.samples, "double")
+
+    @cached_property
+    def factor(self) -> FloatArray:
+        """F: (u, m)."""
+        kept = self._matrices
+        if kept is not None and kept.filled:
+            return kept.factor
+        made = self._model.factor_rows(self.evaluator, self.features)
+        if kept is not None:
+            kept.factor[:] = made
+        return made
+
+    @cached_property
+    def right(self) -> FloatArray:
+        """R: (u, m + p)."""
+        return np.concatenate([self.factor, self._targets], axis=1)
 
     def leaves(self) -> Iterator[tuple[IndexArray, FloatArray, LeafFactor]]:
-        """Each leaf: places in the bundle, R at these, and its factor."""
-        for places, halo in zip(self.bundle.places, self.bundle.halos, strict=True):
+        """Each leaf: places in the bundle, R at these, and its factor, of which L is there until the next one."""
+        for places, halo, right, lower, rows in self._factored():
+            yield places, right, LeafFactor(halo, lower, rows, rows @ right)
+
+    def rows(self) -> Iterator[tuple[IndexArray, FloatArray]]:
+        """Each leaf: places in the bundle, and T."""
+        kept = self._kept
+        if kept is not None and kept.noise is not None and np.array_equal(kept.noise, self.noise):
+            for number, places in enumerate(self.bundle.places):
+                yield places, kept.of(number)
+        else:
+            for places, *_, rows in self._factored():
+                yield places, rows
+
+    def _factored(self) -> Iterator[tuple[IndexArray, int, FloatArray, FloatArray, FloatArray]]:
+        """Each leaf: its places, how many of them are its halo's, R, L and T."""
+        kept = self._kept
+        if kept is not None:
+            kept.noise = None
+        for number, (places, halo) in enumerate(zip(self.bundle.places, self.bundle.halos, strict=True)):
             right, noise = self.right[places], noise_at(self.noise, places)
-            leaf = factor_leaf(self.evaluator, self.features.take(places), halo, noise, right, self.rank)
-            if leaf is None:
+            lower = self._unexplained(number, places, right[:, : self.rank])
+            rows = factored_rows(lower, halo, noise, None if kept is None else kept.of(number))
+            if rows is None:
                 raise refuse_leaf(len(places), noise)
-            yield places, right, leaf
+            yield places, halo, right, lower, rows
+        if self._matrices is not None:
+            self._matrices.filled = True
+        if kept is not None:
+            kept.noise = np.array(self.noise)
+
+    def _unexplained(self, number: int, places: IndexArray, factor: FloatArray) -> FloatArray:
+        """K - F F' of a leaf, on its diagonal and below."""
+        kept = self._matrices
+        if kept is not None and kept.filled:
+            return kept.unpacked(number, len(places))
+        matrix = unexplained(self.evaluator, self.features.take(places), factor)
+        if kept is not None:
+            kept.pack(number, matrix)
+        return matrix
+
+
+@contextmanager
+def _opened(model: Described, rows: BundleRows) -> Iterator[_Open]:
+    """A bundle, and what is kept of it, while the context is open."""
+    bundle, terms = model.leaves.bundle(rows.number), model.kept
+    with (
+        nullcontext() if terms is None else terms.rows(rows.number, bundle) as kept,
+        nullcontext() if terms is None else terms.matrices(rows.number, bundle, model.rank) as matrices,
+    ):
+        yield _Open(model, rows, bundle, matrices, kept)
 
 
 @needs_one_arithmetic
@@ -86,12 +156,12 @@ def vif_sums_task(model: Described, bundles: list[BundleRows]) -> list[RunSums]:
     """Sums over each bundle: W'W (m + p, m + p); log|L22|^2 and what the basis explains of k(x, x), of own samples."""
     results = []
     for rows in bundles:
-        opened = _Open(model, rows)
         images, determinant, explained = [], 0.0, 0.0
-        for _, right, leaf in opened.leaves():
-            images.append(leaf.images)
-            determinant += leaf.log_determinant
-            explained += float(np.sum(right[leaf.halo :, : model.rank] ** 2))
+        with _opened(model, rows) as opened:
+            for _, right, leaf in opened.leaves():
+                images.append(leaf.images)
+                determinant += leaf.log_determinant
+                explained += float(np.sum(right[leaf.halo :, : model.rank] ** 2))
         stacked = np.concatenate(images)
         results.append(RunSums((stacked.T @ stacked, np.array([determinant, explained]))))
     return results
@@ -104,11 +174,15 @@ def vif_slopes_task(model: Described, moved: Moved, bundles: list[BundleRows]) -
     By the logarithms of the kernel's parameters, but for K_mm (q,); by the noise, (1,); and F' Phi, Phi the slopes by
     F (m, m).
     """
-    return [_slopes(model, moved, rows) for rows in bundles]
+    results = []
+    for rows in bundles:
+        with _opened(model, rows) as opened:
+            results.append(_slopes(model, moved, opened))
+    return results
 
 
-def _slopes(model: Described, moved: Moved, rows: BundleRows) -> RunSums:
-    opened, kernel, rank = _Open(model, rows), model.context.kernel, model.rank
+def _slopes(model: Described, moved: Moved, opened: _Open) -> RunSums:
+    kernel, rank = model.context.kernel, model.rank
     inputs = gathered_rows(model.context, opened.bundle.samples)
     total, noise = np.zeros(len(kernel.parameters())), 0.0
     by_factor = np.zeros((len(inputs), rank))
@@ -133,14 +207,14 @@ def _contracted(kernel: Kernel, inputs: FloatArray, weights: FloatArray) -> Floa
 
 @needs_one_arithmetic
 def vif_weights_task(model: Described, inner: FloatArray, bundles: list[BundleRows]) -> list[FloatArray]:
-    """T'(Q - V Z) of the leaves of each bundle, [V, Q] = W and Z = `inner` (m, p): rows for its samples (u, p)."""
+    """T'T(Y - F Z) of the leaves of each bundle, Z = `inner` (m, p): rows for its samples (u, p)."""
     results = []
     for rows in bundles:
-        opened = _Open(model, rows)
         out = np.zeros(rows.right.shape)
-        for places, _, leaf in opened.leaves():
-            images = leaf.images[:, model.rank :] - leaf.images[:, : model.rank] @ inner
-            out[places] += leaf.rows.T @ images
+        with _opened(model, rows) as opened:
+            remainder = rows.right - opened.factor @ inner
+            for places, triangle in opened.rows():
+                out[places] += triangle.T @ (triangle @ remainder[places])
         results.append(out)
     return results
 
@@ -160,9 +234,9 @@ def vif_noise_slopes_task(model: Described, moved: Moved, bundles: list[BundleRo
     """Slopes of the log likelihood by the noise of each bundle's samples, from its own leaves: (u, 1)."""
     results = []
     for rows in bundles:
-        opened = _Open(model, rows)
         out = np.zeros((len(rows.right), 1))
-        for places, right, leaf in opened.leaves():
-            out[places, 0] += noise_slopes(leaf, right, moved)
+        with _opened(model, rows) as opened:
+            for places, right, leaf in opened.leaves():
+                out[places, 0] += noise_slopes(leaf, right, moved)
         results.append(out)
     return results
