@@ -1,4 +1,4 @@
-"""What workers keep of leaves between passes that go over them again, with another noise.
+"""Matrices of leaves that workers keep between passes over them, of which each has another noise.
 
 From one step to the next of a classifier's mode (`dkgp.models.classification.near.mode`) nothing changes of a leaf but
 its noise: F and the lower half of K - F F' are made once. Within a step T is: it is made while sums are, and multiplied
