@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -204,6 +205,25 @@ def test_a_step_that_no_halving_helps_is_not_taken(one_thread: LocalExecutor) ->
     assert state.weights is a
     assert (state.psi, state.steps) == (-1e-9, 1)
     assert state.change > 1.0
+
+
+@pytest.mark.parametrize(("rise", "whole"), [(0.9e-3, True), (1.1e-3, False)])
+def test_a_step_may_rise_by_a_thousandth(rise: float, whole: bool, one_thread: LocalExecutor) -> None:
+    """And a step of at most one by as much as it likes."""
+    _, y, _ = rows()
+    labels, start = column("logit", y), ColumnState.start(column("logit", y))
+    with searching(one_thread, FEW) as found:
+        free = ColumnState.start(labels)
+        found.search.step(free, labels, 1e-3, 10)
+        assert free.change > 1.0
+        lower = replace(start, psi=free.psi / (1.0 + rise))
+        found.search.step(lower, labels, 1e-3, 10)
+        assert (lower.values == free.values).all() == whole
+        while free.change > 1.0:
+            before = replace(free, psi=0.5 * free.psi)
+            found.search.step(free, labels, 1e-3, 10)
+        found.search.step(before, labels, 1e-3, 10)
+        np.testing.assert_array_equal(before.values, free.values)
 
 
 def test_what_overflows_is_told(one_thread: LocalExecutor) -> None:
