@@ -113,6 +113,7 @@ def measure(unit: Unit) -> dict[str, Any]:
         "width_mean": None if widths is None else float(widths.mean()),
         "width_largest": None if widths is None else float(widths.max()),
         "found": tuning,
+        **getattr(classifier, "figures", {}),
     }
 
 

@@ -12,6 +12,8 @@ from dkgp_benchmarks.classify.fixed_size import CANDIDATES, SETTINGS, FixedSize
 from dkgp_benchmarks.classify.probabilities import rivals as probable_rivals
 from dkgp_benchmarks.classify.probabilities.own import PROCESS_SETTINGS, Probable
 from dkgp_benchmarks.classify.probabilities.own import SETTINGS as PROBABLE_SETTINGS
+from dkgp_benchmarks.classify.probabilities.peers import SETTINGS as PEER_SETTINGS
+from dkgp_benchmarks.classify.probabilities.peers import PeerProcess
 from dkgp_benchmarks.classify.rivals import Boosting, SupportVectors, boosting_library
 from dkgp_benchmarks.classify.sparse_rival import SparseMachine
 from dkgp_benchmarks.classify.trial import Method
@@ -55,6 +57,7 @@ METHODS: dict[str, _Known] = {
     "boosting": _Known(lambda _: Boosting(), label=lambda: f"boosting ({boosting_library()})"),
     "logistic": _Known(lambda given: Probable("logistic", given), PROBABLE_SETTINGS, probable=True),
     "gp": _Known(lambda given: Probable("gp", given), PROCESS_SETTINGS, probable=True),
+    "gpboost": _Known(PeerProcess, PEER_SETTINGS, probable=True),
     "svc-calibrated": _Known(
         probable_rivals.CalibratedVectors,
         probable_rivals.SVM_SETTINGS,

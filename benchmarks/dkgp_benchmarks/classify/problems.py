@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.errors import InputError, UsageError
+from dkgp_benchmarks.classify.many.problems import LETTERS, covtype_like, letter_like
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
@@ -44,6 +45,8 @@ class ClassProblem:
         False where the file was not prepared as the paper's. Generated samples are of the paper's distribution.
     positive
         The label of the class +1; all others are -1.
+    above
+        Of a file of targets: those above it are of class +1.
     stands_in
         True of a generated problem that is run beside the files, one of which is damaged.
     remark
@@ -59,6 +62,7 @@ class ClassProblem:
     published: str | None = None
     same_data: bool = True
     positive: int = 1
+    above: float | None = None
     stands_in: bool = False
     remark: str = ""
 
@@ -91,6 +95,10 @@ PROBLEMS: dict[str, ClassProblem] = {
         ),
         ClassProblem("ripley", 250, 1000, 0, "ripley", remark="the file's own split"),
         ClassProblem("usps-4", 7291, 2007, 0, "usps", positive=4, remark="the digit 4 against the rest, own split"),
+        ClassProblem("kin40k-sign", 10_000, 4_000, 0, "kin40k", above=0.0, remark="whether the target is positive"),
+        ClassProblem("made-covtype", 10_000, 4_000, 0, remark="generated; two classes, 54 features, 44 of them 0 or 1"),
+        ClassProblem("made-letters", 10_000, 4_000, 0, remark="generated; half of 26 letters against the rest"),
+        ClassProblem("made-waves", 10_000, 4_000, 0, remark="generated; an uneven boundary in two features"),
         ClassProblem("made-twonorm", 400, 7000, 3, published="twonorm", remark="generated; no rule is below 2.28 %"),
         ClassProblem(
             "made-ringnorm",
@@ -150,9 +158,26 @@ def ringnorm(n: int, rng: np.random.Generator) -> tuple[FloatArray, NDArray[np.i
     return np.where(codes[:, None] == 1, inner, outer), codes
 
 
+def letters(n: int, rng: np.random.Generator) -> tuple[FloatArray, NDArray[np.int64]]:
+    """Draw n samples of `letter_like`, the first thirteen letters against the others."""
+    inputs, codes = letter_like(n, rng)
+    return inputs, (codes < LETTERS // 2).astype(np.int64)
+
+
+def waves(n: int, rng: np.random.Generator) -> tuple[FloatArray, NDArray[np.int64]]:
+    """Draw n samples uniform in a square, with labels of a logit that is a sum of forty waves."""
+    fixed, inputs = np.random.default_rng(2), rng.uniform(-1.0, 1.0, (n, 2))
+    phases = inputs @ (6.0 * fixed.standard_normal((2, 40))) + fixed.uniform(0.0, 2.0 * np.pi, 40)
+    logits = 3.0 * np.sqrt(2.0 / 40) * np.sin(phases).sum(axis=1)
+    return inputs, (logits + rng.logistic(size=n) > 0.0).astype(np.int64)
+
+
 GENERATORS: dict[str, Callable[[int, np.random.Generator], tuple[FloatArray, NDArray[np.int64]]]] = {
     "made-twonorm": twonorm,
     "made-ringnorm": ringnorm,
+    "made-covtype": covtype_like,
+    "made-letters": letters,
+    "made-waves": waves,
 }
 
 
@@ -195,7 +220,7 @@ def load(problem: ClassProblem, folder: Path | None, seed: int) -> Samples:
             f"'{path}' has '{problem.array}' of shape {inputs.shape} and y of shape {labels.shape}; expected (N, d) "
             f"and (N,) with N at least {needed:,}"
         )
-    codes = (labels == problem.positive).astype(np.int64)
+    codes = (labels == problem.positive if problem.above is None else labels > problem.above).astype(np.int64)
     if not 0 < codes.sum() < len(codes):
         raise InputError(f"'{path}': y has {codes.sum():,} samples of class {problem.positive} of {len(codes):,}")
     has_own_split = mask is not None and mask.shape == (len(inputs),) and int(mask.sum()) == problem.n_test

@@ -2,7 +2,8 @@
 
 It knows nothing of dkgp, which may not be installed there: GPflow, for one, wants a NumPy that dkgp does not work with.
 Reads a description from standard input and prints figures, both JSON; arrays go through .npz files. The kernel is
-v exp(-sum gamma_j (x_j - z_j)^2), the mean zero, all in float64; variances are of the function, without the noise.
+v exp(-sum gamma_j (x_j - z_j)^2), the mean zero, all in float64; variances are of the function, without the noise. Of
+labels, 0 or 1 in place of targets, means are probabilities, and there is no noise.
 """
 
 from __future__ import annotations
@@ -88,24 +89,28 @@ def gpflow_sgpr(given: Any, threads: int) -> Found:
     return predict, "inducing points given"
 
 
-def _gpboost(given: Any, threads: int, approximation: str, **more: Any) -> Callable[[Any], tuple[Any, Any]]:
+def _gpboost(
+    given: Any, threads: int, approximation: str, likelihood: str = "gaussian", **more: Any
+) -> Callable[[Any], tuple[Any, Any]]:
     import gpboost
 
+    labels = likelihood != "gaussian"
     model = gpboost.GPModel(
         gp_coords=given["X"],
         cov_function="gaussian_ard",
-        likelihood="gaussian",
+        likelihood=likelihood,
         gp_approx=approximation,
-        num_ind_points=len(given["Z"]),
+        num_ind_points=int(given["m"]) if labels else len(given["Z"]),
         num_parallel_threads=threads,
         seed=1,
         **more,
     )
-    parameters = np.concatenate([[given["noise"], given["variance"]], 1.0 / np.sqrt(given["gamma"])])
+    noise = [] if labels else [given["noise"]]
+    parameters = np.concatenate([noise, [given["variance"]], 1.0 / np.sqrt(given["gamma"])])
 
     def predict(rows: Any) -> tuple[Any, Any]:
         found = model.predict(
-            y=given["y"], gp_coords_pred=rows, cov_pars=parameters, predict_var=True, predict_response=False
+            y=given["y"], gp_coords_pred=rows, cov_pars=parameters, predict_var=True, predict_response=labels
         )
         return found["mu"], found["var"]
 
@@ -124,6 +129,15 @@ def gpboost_vif(given: Any, threads: int, neighbours: int = NEIGHBOURS) -> Found
     )
 
 
+def gpboost_labels(given: Any, threads: int) -> Found:
+    """GPBoost's VIF of labels by Laplace's approximation, with Cholesky factors or by its iterative methods."""
+    inversion, neighbours = str(given["inversion"]), int(given["neighbours"])
+    found = _gpboost(
+        given, threads, "vif", "bernoulli_logit", num_neighbors=neighbours, matrix_inversion_method=inversion
+    )
+    return found, f"inducing points by k-means++, {neighbours} neighbours, {inversion}; each call fits and predicts"
+
+
 PEERS: dict[str, Callable[[Any, int], Found]] = {
     "gpytorch-sgpr": gpytorch_sgpr,
     "gpflow-sgpr": gpflow_sgpr,
@@ -131,6 +145,10 @@ PEERS: dict[str, Callable[[Any, int], Found]] = {
     "gpboost-vif": gpboost_vif,
     f"gpboost-vif-{MORE_NEIGHBOURS}": partial(gpboost_vif, neighbours=MORE_NEIGHBOURS),
 }
+
+
+# Of labels, for `dkgp bench classify`.
+LABEL_PEERS: dict[str, Callable[[Any, int], Found]] = {"gpboost-labels": gpboost_labels}
 
 
 def main() -> None:
@@ -142,13 +160,13 @@ def main() -> None:
     began = time.perf_counter()
     __import__(peer.partition("-")[0])
     imported, processor_began = time.perf_counter(), time.process_time()
-    predict, said = PEERS[peer](given, description["threads"])
+    predict, said = (PEERS | LABEL_PEERS)[peer](given, description["threads"])
     fitted = time.perf_counter()
     mean, variance = predict(given["T"])
     finished, processor_seconds = time.perf_counter(), time.process_time() - processor_began
     np.savez(description["predictions"], mean=np.reshape(mean, (-1, 1)), variance=np.asarray(variance))
     figures = {
-        "m": len(given["Z"]),
+        "m": len(given["Z"]) if "Z" in given else int(given["m"]),
         "import_seconds": imported - began,
         "solve_seconds": fitted - imported,
         "predict_seconds": finished - fitted,

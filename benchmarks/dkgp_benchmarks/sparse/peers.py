@@ -74,22 +74,18 @@ def peer_model(description: dict[str, Any], dataset: Dataset, found: Hyperparame
         variance=found.kernel.variance,
         noise=found.noise_variance,
     )
-    told = {
-        "peer": description["peer"],
-        "problem": str(problem),
-        "predictions": str(place),
-        "threads": available_cores(),
-    }
+    return run_peer(description["peer"], description["python"], problem, place)
+
+
+def run_peer(peer: str, python: str, problem: Path, predictions: Path) -> dict[str, Any]:
+    """Run a peer by an interpreter on a problem (.npz), which leaves predictions (.npz); its figures."""
+    told = {"peer": peer, "problem": str(problem), "predictions": str(predictions), "threads": available_cores()}
     finished = subprocess.run(
-        [description["python"], "-I", peer_runner.__file__],
-        input=json.dumps(told),
-        capture_output=True,
-        text=True,
-        check=False,
+        [python, "-I", peer_runner.__file__], input=json.dumps(told), capture_output=True, text=True, check=False
     )
     if finished.returncode != 0:
         reason = finished.stderr.strip().splitlines()[-1:] or [f"exit code {finished.returncode}"]
-        raise DkgpError(f"{description['peer']} failed: {reason[0]}")
+        raise DkgpError(f"{peer} failed: {reason[0]}")
     figures: dict[str, Any] = json.loads(finished.stdout.strip().splitlines()[-1])
     return figures
 

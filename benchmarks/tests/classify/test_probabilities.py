@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import stat
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,36 @@ def test_a_basis_has_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     assert abs(none - exact) > 3e-3
 
 
+# An interpreter that has "gpboost": its model is a basis' share of the labels, told with what it was given.
+FAKE = """#!{python}
+import json, sys
+if "-c" in sys.argv:
+    sys.exit("gpboost" not in sys.argv[-1])
+import numpy as np
+told = json.load(sys.stdin)
+assert told["peer"] == "gpboost-labels"
+given = np.load(told["problem"])
+assert set(np.unique(given["y"])) == {{0.0, 1.0}} and given["X"].shape[1] == len(given["gamma"]) == given["T"].shape[1]
+said = [int(given["m"]), int(given["neighbours"]), str(given["inversion"])]
+assert said == [7, 30, "iterative"] and given["variance"] > 0.0, said
+np.savez(told["predictions"], mean=np.full((len(given["T"]), 1), 0.25), variance=np.zeros(len(given["T"])))
+print(json.dumps({{"seconds": 3.0, "processor_seconds": 5.0}}))
+"""
+
+
+def test_another_librarys_model_is_run_by_its_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROBLEMS, "made-twonorm", replace(PROBLEMS["made-twonorm"], n=60, n_test=40))
+    fake = tmp_path / "python"
+    fake.write_text(FAKE.format(python=sys.executable))
+    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+    method = f"gpboost,basis=7,inversion=iterative,isotropic=yes,subset=50,python={fake}"
+    job = BenchClassifyJob(tables=(PROBABILITIES,), problems=("made-twonorm",), methods=(method,), splits=1)
+    ((row,),) = [section["rows"] for section in run_bench_classify(job, SilentReporter())["sections"]]
+    assert (row["size"], row["fit_seconds"], row["fit_core_seconds"]) == (7, 3.0, 5.0)
+    share = row["error"] / 100.0  # of class 1
+    assert row["log_loss"] == pytest.approx(-share * np.log(0.25) - (1.0 - share) * np.log(0.75))
+
+
 @pytest.mark.evidence
 def test_the_table_of_probabilities(tmp_path: Path) -> None:
     methods = ("logistic,basis=150,subset=120,isotropic=yes", "svc-calibrated", "hist-boosting", "sklearn-gp,most=60")
@@ -75,8 +107,10 @@ def test_the_table_of_probabilities(tmp_path: Path) -> None:
 
 def test_methods_of_the_table_have_probabilities() -> None:
     assert all(MethodSpec.read(name).is_probable for name in DEFAULT_METHODS[PROBABILITIES])
+    # GPBoost's is in an environment of its own, and run where it is named.
     assert {name for name, known in METHODS.items() if known.probable} == {
-        MethodSpec.read(name).name for name in DEFAULT_METHODS[PROBABILITIES]
+        "gpboost",
+        *(MethodSpec.read(name).name for name in DEFAULT_METHODS[PROBABILITIES]),
     }
     assert not {MethodSpec.read(name).name for name in DEFAULT_METHODS["3"]} & {"logistic", "gp", "lightgbm"}
 
@@ -91,6 +125,7 @@ def test_methods_of_the_table_have_probabilities() -> None:
         (("gp,neighbours=128",), "'gp,neighbours=128': neighbours are of a basis"),
         (("gp,basis=20,neighbours=0",), "neighbours cannot be '0'"),
         (("logistic,basis=20,neighbours=8",), "logistic takes the settings basis"),
+        (("gpboost,inversion=lu",), "inversion cannot be 'lu'"),
     ],
 )
 def test_what_is_refused(methods: tuple[str, ...], message: str) -> None:

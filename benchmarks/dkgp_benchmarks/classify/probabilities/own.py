@@ -28,13 +28,15 @@ FloatArray = NDArray[np.float64]
 SUBSET = 2000
 
 
-def _yes(text: str) -> bool:
+def yes(text: str) -> bool:
+    """Read yes or no; `ValueError` for anything else."""
     if text not in ("yes", "no"):
         raise ValueError
     return text == "yes"
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """Read a positive number; `ValueError` for anything else."""
     value = int(text)
     if value < 1:
         raise ValueError
@@ -44,17 +46,17 @@ def _count(text: str) -> int:
 # As they are written; `basis` points in place of all samples, chosen by the method `chosen`. Of `gp` on all samples
 # `gap` has every latent variance known that precisely, where averages have use for less.
 SETTINGS: Mapping[str, Callable[[str], Any]] = {
-    "basis": _count,
+    "basis": count,
     "chosen": str,
-    "subset": _count,
-    "isotropic": _yes,
+    "subset": count,
+    "isotropic": yes,
     "solver": str,
     "tol": float,
     "max_passes": float,
     "gap": float,
 }
 # And of `gp`: samples that predictions on a basis stand on beside it.
-PROCESS_SETTINGS: Mapping[str, Callable[[str], Any]] = {**SETTINGS, "neighbours": _count}
+PROCESS_SETTINGS: Mapping[str, Callable[[str], Any]] = {**SETTINGS, "neighbours": count}
 
 
 @dataclass(frozen=True)

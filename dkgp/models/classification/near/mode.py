@@ -13,7 +13,8 @@ a logit, by the weight, so that no leaf is near to singular, whatever the kernel
 are everything, so that the steps are Newton's but for that: near the end each leaves a small share of the way, not a
 square.
 
-A step longer than one, in the largest value, is halved until what it lowers falls, or rises by no more than the two
+A step that takes back much of the one before is shortened, as a secant through both has it. A step longer than one, in
+the largest value, is halved until what it lowers falls, or rises by no more than the two
 steps' covariances may differ in,
 
     psi(f, a) = sum_i w_i l(y_i, f_i) + a'f / 2,
@@ -53,6 +54,8 @@ LEAST_CURVATURE = 1e-10
 # Steps of no more than this in any value are taken whole: of a logit, no curvature changes by more than e.
 FREE_STEP = 1.0
 MOST_HALVINGS = 20
+# Share of the last step that a step may take back before it is shortened.
+TURNS_BACK = -0.25
 # Of psi: by so much it may rise in a step, since the covariance is not that of the step before.
 SLACK = 1e-3
 
@@ -97,6 +100,8 @@ class ColumnState:
         log|Sigma| of the last step.
     change : float
         The largest of |f+ - f| of the last step, whole.
+    way, length : (n,) float64 and float
+        f+ - f of the last step, and how much of it was taken; none before the first.
     ended : str
         "" while it goes on; "mode", "stalled" or "steps".
     """
@@ -109,6 +114,8 @@ class ColumnState:
     joint: Joint | None = None
     log_determinant: float = math.nan
     change: float = math.inf
+    way: FloatArray | None = None
+    length: float = 1.0
     steps: int = 0
     ended: str = ""
 
@@ -119,6 +126,17 @@ class ColumnState:
             return cls(values, labels.force(values), math.inf)
         zero = np.zeros(len(labels.signs))
         return cls(zero, zero, labels.risk(zero))
+
+    def shortened(self, change: FloatArray) -> float:
+        """Length of a step of f+ - f = `change` (n,): less than one where it takes back much of the last one.
+
+        Along the last step f+ - f is about (mu - 1) times what is missing of f: mu near -1 would go to and fro for
+        ever, and 1 / (1 - mu) of such a step ends there.
+        """
+        if self.way is None or not (square := float(self.way @ self.way)):
+            return 1.0
+        mu = 1.0 - (1.0 - float(change @ self.way) / square) / self.length
+        return 1.0 / (1.0 - mu) if mu < TURNS_BACK else 1.0
 
 
 class ModeSearch:
@@ -172,7 +190,8 @@ class ModeSearch:
             values = f + length * change
             return labels.risk(values) + 0.5 * float((a + length * turn) @ values)
 
-        length, reached = 1.0, psi(1.0)
+        length = state.shortened(change)
+        reached = psi(length)
         if state.change > FREE_STEP:
             most = state.psi + SLACK * abs(state.psi)
             # An overflow is no step either.
@@ -183,6 +202,7 @@ class ModeSearch:
                 length *= 0.5
                 reached = psi(length)
         state.values, state.weights, state.psi = f + length * change, a + length * turn, reached
+        state.way, state.length = change, length
         if state.change <= tolerance:
             state.ended = "mode"
         elif state.steps >= most_steps:

@@ -284,6 +284,8 @@ class _State:
                 assert column.targets is not None
                 assert column.noise is not None
                 arrays |= {f"targets-{number}": column.targets, f"noise-{number}": column.noise}
+                assert column.way is not None
+                arrays |= {f"way-{number}": column.way}
                 arrays |= {f"normal-{number}": column.joint.normal, f"whitened-{number}": column.joint.whitened}
         return arrays
 
@@ -293,7 +295,11 @@ class _State:
         columns = [{name: getattr(column, name) for name in names} for column in self.columns]
         for column, document in zip(self.columns, columns, strict=True):
             if column.joint is not None:
-                document |= {"change": column.change, "log_determinant": column.log_determinant}
+                document |= {
+                    "change": column.change,
+                    "length": column.length,
+                    "log_determinant": column.log_determinant,
+                }
                 document |= {"value": column.joint.value, "explained": column.joint.explained}
         return {
             "iteration": self.iteration,
@@ -310,7 +316,8 @@ class _State:
             if "value" in document:
                 normal = np.asfortranarray(arrays[f"normal-{number}"])
                 joint = Joint(normal, arrays[f"whitened-{number}"], document.pop("value"), document.pop("explained"))
-                more = {"joint": joint, "targets": arrays[f"targets-{number}"], "noise": arrays[f"noise-{number}"]}
+                named = {name: arrays[f"{name}-{number}"] for name in ("targets", "noise", "way")}
+                more = {"joint": joint, **named}
             columns.append(ColumnState(arrays[f"values-{number}"], arrays[f"weights-{number}"], **document, **more))
         history = [Progress(**record) for record in metadata["history"]]
         return cls(arrays["prototypes"], arrays.get("indices"), columns, history)
