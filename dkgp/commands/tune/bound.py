@@ -5,6 +5,7 @@ With `vif` and a likelihood of labels by their evidence, in Laplace's approximat
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from dkgp.cluster import BlockExecutor
@@ -20,6 +21,7 @@ from dkgp.models.classification.labels import label_weights
 from dkgp.models.classification.near.evidence import TITLE, tune_labels_by_neighbours
 from dkgp.models.sparse.bound.search import BASIS_SIZES, EVIDENCES, check_bound, plan_bound, tune_by_bound
 from dkgp.models.sparse.bound.trail import Trail
+from dkgp.models.sparse.vif.objective import Neighbours, kept_bytes
 
 
 class BoundRun(TuneRun):
@@ -74,7 +76,13 @@ class BoundRun(TuneRun):
             # The targets that labels stand for, beside what is kept of each latent function.
             p, title = 2 + self.labels.n_outputs, TITLE
         resident, budget = memory_budget()
-        plan_bound(n, d, size, p, executor, job.cluster.cache_bytes, job.evidence).require(budget, resident)
+        plan = plan_bound(n, d, size, p, executor, job.cluster.cache_bytes, job.evidence)
+        plan.require(budget, resident)
+        if self.labels is not None:
+            # Each of Newton's steps goes over the same leaves.
+            plan = replace(plan, useful_bytes=kept_bytes(n, size, Neighbours()))
+            plan = plan.with_kept(executor.tiles, budget, resident)
+            executor.tiles = replace(executor.tiles, bytes=plan.kept_bytes)
         self.trail = Trail(job.checkpoint_url, self.signature)
         if job.resume and self.trail.load():
             reporter.note(f"going on from '{self.trail.url}', {len(self.trail)} evaluations")

@@ -16,6 +16,7 @@ import numpy as np
 
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.threads import available_cores
+from dkgp.cluster.tile_budget import TileBudget
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column
 from dkgp.commands.reporting.progress import Reporter
@@ -39,6 +40,8 @@ from dkgp_benchmarks.classify.records import Record
 
 # Training and test samples at most, and by what their kernel is found.
 SAMPLES, TESTED = 5000, 3000
+# Of leaves' matrices that are kept from step to step.
+KEPT_BYTES = 1 << 30
 SUBSET, NEIGHBOURS = "subset", "neighbours"
 LIKELIHOOD: Link = "logit"
 # Problems of two classes; every sample is drawn anew, whatever split a file has.
@@ -84,7 +87,7 @@ def measure_tuned(name: str, tuned_by: str, folder: Path | None, seed: int) -> d
     """Find a kernel, train, and classify the test samples: a row."""
     data, inputs, codes = drawn(name, folder, seed)
     likelihood = Likelihood.of(LIKELIHOOD, "ovr", 2)
-    with closing(LocalExecutor(available_cores())) as executor:
+    with closing(LocalExecutor(available_cores(), TileBudget(KEPT_BYTES))) as executor:
         began = time.process_time()
         if tuned_by == SUBSET:
             found = tune_labels(data, LabelTuning(seed=seed, likelihood=LIKELIHOOD, tolerance=1e-4), executor)
