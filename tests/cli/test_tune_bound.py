@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
+from dkgp.cluster import LocalExecutor
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.tune import TuneJob, run_tune
 from dkgp.commands.tune import bound as tune_bound
 from dkgp.data import open_dataset
-from dkgp.models import read_hyperparameters
+from dkgp.models import RunContext, read_hyperparameters
+from dkgp.models.sparse.bound.search import plan_bound
+from dkgp.models.sparse.vif.objective import Neighbours, kept_bytes
 from tests.cli.invoke import document_of, refused, run, run_json
 
 OPTIONS = ("--objective", "bound", "--basis-size", 12)
@@ -172,6 +175,28 @@ def test_labels_by_their_evidence_with_neighbours(
     told = run(*classify, "--out", tmp_path / "model", "--link", "probit")
     assert told.exit_code == 0, told.stderr
     assert "were found for" not in " ".join(told.stderr.split())
+
+
+def test_workers_keep_what_steps_to_a_mode_use_again_as_far_as_there_is_room(
+    labelled: Callable[[int], dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it, or half of what is left."""
+    kept: list[int] = []
+
+    def searched(data: object, context: RunContext, *_: object, **__: object) -> None:
+        kept.append(context.executor.tiles.bytes)
+        raise KeyboardInterrupt
+
+    job = TuneJob(labelled(2)["train"], str(tmp_path / "hyper.json"), objective="vif", likelihood="logit")
+    n = open_dataset(job.dataset).n_samples
+    plan, whole = plan_bound(n, 3, 200, 3, LocalExecutor(1), 2**20, "vif"), kept_bytes(n, 200, Neighbours())
+    monkeypatch.setattr(tune_bound, "tune_labels_by_neighbours", searched)
+    monkeypatch.setattr(tune_bound, "plan_bound", lambda *_: plan)
+    for spare in (10 * whole, whole, 0):
+        monkeypatch.setattr(tune_bound, "memory_budget", lambda spare=spare: (0, plan.coordinator_bytes + spare))
+        with pytest.raises(KeyboardInterrupt):
+            run_tune(job, SilentReporter())
+    assert kept == [whole, whole // 2, 0]
 
 
 def test_damaged_modes_in_a_checkpoint_are_refused(
