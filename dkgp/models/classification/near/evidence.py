@@ -103,14 +103,7 @@ class LabelVifObjective(NearEvidence):
         with closing(ModeSearch(operator, held, model)) as search:
             for column, labels in enumerate(self._columns):
                 start = None if self.start is None else self.start[:, column].astype(np.float64)
-                state = ColumnState.start(labels, start)
-                while not state.ended:
-                    search.step(state, labels, TOLERANCE, MOST_STEPS)
-                if state.ended != "mode":
-                    raise NumericalError(
-                        f"the labels' mode was not found in {state.steps} steps; the last one's largest change is "
-                        f"{state.change:.2g}"
-                    )
+                state = _mode(search, labels, start)
                 value += evidence(state)
                 gradient[:-1] += _slopes(held, operator, search.model, state, labels)
                 assert state.joint is not None
@@ -118,6 +111,20 @@ class LabelVifObjective(NearEvidence):
                 modes.append(state.values.astype(np.float32))
         self.start = np.column_stack(modes)
         return value, gradient, explained
+
+
+def _mode(search: ModeSearch, labels: EvidenceLabels, start: FloatArray | None) -> ColumnState:
+    """The mode, from values (n,) near it or, where these are none or lead nowhere, from zero."""
+    state = ColumnState.start(labels, start)
+    while not state.ended:
+        search.step(state, labels, TOLERANCE, MOST_STEPS)
+    if state.ended == "mode":
+        return state
+    if start is not None:
+        return _mode(search, labels, None)
+    raise NumericalError(
+        f"the labels' mode was not found in {state.steps} steps; the last one's largest change is {state.change:.2g}"
+    )
 
 
 def _slopes(

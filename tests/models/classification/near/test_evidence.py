@@ -136,6 +136,23 @@ def test_it_goes_on_from_the_last_modes(executor: BlockExecutor, monkeypatch: py
         np.testing.assert_allclose(tried.start, start, atol=1e-5)
 
 
+def test_modes_that_lead_nowhere_are_not_gone_on_from(executor: BlockExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    X, signs, _, Z = labelled(80)
+    tried = objective(X, signs, None, executor, "logit", 8, 16)
+    cold, step = tried(RBF, 1.0, Z), evidence_module.ModeSearch.step
+
+    def lost(search: Any, state: Any, *others: Any) -> None:
+        if np.isinf(state.psi):  # begun elsewhere than at zero
+            state.ended = "stalled"
+        else:
+            step(search, state, *others)
+
+    monkeypatch.setattr(evidence_module.ModeSearch, "step", lost)
+    again = tried(RBF, 1.0, Z)
+    assert again.value == cold.value
+    np.testing.assert_array_equal(again.gradient, cold.gradient)
+
+
 def test_bits_do_not_depend_on_who_computes(executor: BlockExecutor) -> None:
     X, signs, _, Z = labelled(400)
     here = objective(X, signs, None, executor, "logit", 8, 16)(RBF, 1.0, Z)
