@@ -18,7 +18,8 @@ from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import CheckpointError, InputError, InterruptedRunError, MemoryBudgetError
 from dkgp.kernels import Kernel, Matern32
-from dkgp.models.classification.basis.settings import BASES
+from dkgp.models.classification.basis.settings import BASES, BasisSettings
+from dkgp.models.classification.basis.train import train_on_basis
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels, label_weights
 from dkgp.models.classification.likelihoods import Likelihood
@@ -132,6 +133,17 @@ def test_every_basis(basis: str, rng: np.random.Generator, one_thread: LocalExec
     found = trained(dataset, labels, one_thread, basis=basis)
     assert found.summary["converged"]
     assert found.summary["basis"] == basis
+    assert found.summary["neighbours"] == found.near.size == 16
+    # As for the basis alone: by labels whose noise is the least that there may be.
+    alone = train_on_basis(
+        LabelledData(dataset, labels),
+        Hyperparameters(KERNEL, 1.0),
+        one_thread,
+        BasisSettings(12, basis, tolerance=0.1),
+        likelihood=found.likelihood,
+        form="gp",
+    )
+    np.testing.assert_array_equal(found.prototypes, alone.prototypes)
     assert 8 <= len(found.prototypes) <= 12
     if found.indices is not None:
         np.testing.assert_array_equal(dataset.inputs(0, 150)[found.indices], found.prototypes)
@@ -177,6 +189,9 @@ def test_an_interruption_is_heeded_within_a_step_and_between_two(
     assert resumed.summary["evidence"] == whole.summary["evidence"]
     assert [one["objective"] for one in resumed.history] == [one["objective"] for one in whole.history]
     # The end is saved too, and gives the same model once more.
+    latest = store.load_latest()
+    assert latest is not None
+    assert latest.metadata["state"]["iteration"] == whole.summary["iterations"]
     again = trained(dataset, labels, one_thread, context={"checkpointing": Checkpointing(store, 1e9, resume=True)})
     assert again.near.whitened.tobytes() == whole.near.whitened.tobytes()
     assert again.summary["evidence"] == whole.summary["evidence"]
