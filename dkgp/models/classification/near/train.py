@@ -284,8 +284,8 @@ class _State:
                 assert column.targets is not None
                 assert column.noise is not None
                 arrays |= {f"targets-{number}": column.targets, f"noise-{number}": column.noise}
-                assert column.way is not None
-                arrays |= {f"way-{number}": column.way}
+                # A first step that was not taken has left none.
+                arrays |= {} if column.way is None else {f"way-{number}": column.way}
                 arrays |= {f"normal-{number}": column.joint.normal, f"whitened-{number}": column.joint.whitened}
         return arrays
 
@@ -316,7 +316,7 @@ class _State:
             if "value" in document:
                 normal = np.asfortranarray(arrays[f"normal-{number}"])
                 joint = Joint(normal, arrays[f"whitened-{number}"], document.pop("value"), document.pop("explained"))
-                named = {name: arrays[f"{name}-{number}"] for name in ("targets", "noise", "way")}
+                named = {name: arrays.get(f"{name}-{number}") for name in ("targets", "noise", "way")}
                 more = {"joint": joint, **named}
             columns.append(ColumnState(arrays[f"values-{number}"], arrays[f"weights-{number}"], **document, **more))
         history = [Progress(**record) for record in metadata["history"]]

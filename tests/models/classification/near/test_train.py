@@ -167,6 +167,23 @@ def test_what_does_not_end_says_so(rng: np.random.Generator, one_thread: LocalEx
     assert "more `neighbours`" in found.summary["advice"]
 
 
+def test_a_checkpoint_of_a_first_step_that_was_not_taken_is_whole(
+    rng: np.random.Generator, one_thread: LocalExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that stalls at once leaves it; the run says that it did not end."""
+    dataset, labels = noisy_sine(rng, 100)
+    monkeypatch.setattr("dkgp.models.classification.near.mode.SLACK", -1.0)
+    store = CheckpointStore(str(tmp_path / "checkpoints"))
+    found = []
+    for resume in (False, True):
+        checkpointing = Checkpointing(store, 0.0, resume=resume)
+        found.append(trained(dataset, labels, one_thread, context={"checkpointing": checkpointing}))
+    assert found[0].summary["steps"] == found[1].summary["steps"] == [1]
+    assert not found[0].summary["converged"]
+    assert found[0].near.targets.tobytes() == found[1].near.targets.tobytes()
+    assert found[0].summary["evidence"] == found[1].summary["evidence"]
+
+
 def test_an_interruption_is_heeded_within_a_step_and_between_two(
     rng: np.random.Generator, one_thread: LocalExecutor, tmp_path: Path
 ) -> None:
