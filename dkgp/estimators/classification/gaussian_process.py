@@ -15,7 +15,7 @@ from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.laplace.train import train_gp
 from dkgp.models.classification.likelihoods import Likelihood, Link, MultiClass
 from dkgp.models.classification.logistic.stopping import RiskSettings
-from dkgp.models.classification.near.settings import NearSettings
+from dkgp.models.classification.near.settings import NearSettings, refuse_coupled
 from dkgp.models.classification.near.train import train_near
 from dkgp.models.classification.trained import TrainedClassifier
 
@@ -69,12 +69,18 @@ class GPClassifier(LikelihoodClassifier):
         return self.link
 
     def _likelihood(self, n_classes: int) -> Likelihood:
-        return Likelihood.of(self.link, self.multi_class, n_classes)
+        likelihood = Likelihood.of(self.link, self.multi_class, n_classes)
+        if self.neighbours is not None:
+            refuse_coupled(likelihood)
+        return likelihood
 
     def _check_settings(self, seed: int) -> None:
         super()._check_settings(seed)
-        if self.neighbours is not None and self.n_basis is None:
+        if self.neighbours is None:
+            return
+        if self.n_basis is None:
             raise InputError(f"neighbours={self.neighbours} is of a basis: give n_basis= too, such as 200")
+        NearSettings(certify=self.certify, neighbours=self.neighbours)  # refuses, before anything is tuned
 
     def _trained_on_basis(
         self,

@@ -16,8 +16,8 @@ from dkgp.data import ClassifierRecord, Dataset
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.prediction.class_variances import ClassVariances
-from dkgp.models.prediction.deciders import ClassifierSupport, Decider, decider_of
-from dkgp.models.prediction.sparse_rounds import PredictionMemory
+from dkgp.models.prediction.deciders import UNPROVEN, ClassifierSupport, Decider, decider_of
+from dkgp.models.prediction.sparse_rounds import PredictionMemory, of_unproven
 from dkgp.models.prediction.streaming import Rounds, Streamed, Together
 from dkgp.models.sums import EVERY_ENTRY, Piece, Sums
 from dkgp.models.variance.variances import VarianceSettings
@@ -114,6 +114,7 @@ class ClassRounds(Rounds):
     ) -> None:
         self._context, self._decider, self._test, self._executor = context, decider, test, executor
         self._sums, self._variances = sums, variances
+        self._searched, self._computed, self._unproven = model.search_samples, 0, 0
         self.depth = 2 if variances is None else variances.depth
         self.region_rows = None if variances is None else variances.region_rows
         self.classes = model.classes
@@ -132,6 +133,10 @@ class ClassRounds(Rounds):
     def prepare(self) -> str | None:
         """Build the factors of latent variances; without these, a worker's first task opens the model."""
         return None if self._variances is None else self._variances.prepare()
+
+    def conclude(self) -> str | None:
+        """Say of how many samples the neighbours may not be the nearest, if of any."""
+        return of_unproven(self._unproven, self._computed, self._searched)
 
     def submit(self, start: int, stop: int) -> PendingRound:
         """Start a region."""
@@ -155,6 +160,8 @@ class ClassRounds(Rounds):
             by_piece = np.concatenate([values[name] for _, values in results])
             joined[name] = np.empty_like(by_piece)
             joined[name][order] = by_piece
+        self._computed += len(order)
+        self._unproven += int(joined.pop(UNPROVEN, np.zeros(0)).sum())
         values = self._decider.conclude(joined)
         return {name: values[name] for name in self.variables}
 

@@ -37,6 +37,8 @@ from dkgp.operators.block_tasks import BlockContext
 
 Values = dict[str, FloatArray]
 
+# Of a decider with neighbours, beside what is stored.
+UNPROVEN = "unproven"
 PROBABILITY_ENDS = ("probability_lower", "probability_upper")
 
 
@@ -178,9 +180,9 @@ class NearDecider(Decider):
     takes_blas: ClassVar[bool] = True
 
     def decide(self, context: BlockContext, inputs: FloatArray, sums: Sums = EVERY_ENTRY) -> Values:
-        """Decisions, and the latent variances that come with them."""
-        decision, latent = _near_predictor(context).predictor(inputs)
-        return {"decision": decision, "latent": latent}
+        """Decisions, the latent variances that come with them, and a one where neighbours may not be the nearest."""
+        decision, latent, unproven = _near_predictor(context).predictor.predicted(inputs)
+        return {"decision": decision, "latent": latent, UNPROVEN: unproven.astype(np.float64)}
 
 
 @dataclass(frozen=True)

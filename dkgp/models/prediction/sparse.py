@@ -93,7 +93,8 @@ class SparsePredictor:
             in_parallel(work, -(-r // PIECE_ROWS), self._threads)
         unproven = 0
         if self._near is not None:
-            near, variance_of_method, unproven = self._near.predicted(rows, self._threads)
+            near, variance_of_method, missed = self._near.predicted(rows, self._threads)
+            unproven = int(missed.sum())
             # A difference of two numbers, and a sum.
             mean, bound = near, (np.abs(near - mean) + bound) * (1.0 + 4.0 * EPS)
         to = self._opened.record.standardisation

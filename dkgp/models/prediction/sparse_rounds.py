@@ -123,6 +123,16 @@ class PredictionMemory:
             )
 
 
+def of_unproven(unproven: int, computed: int, searched: int | None) -> str | None:
+    """A line on so many of the predictions computed, whose neighbours may not be the nearest; None where all are."""
+    if not unproven:
+        return None
+    return (
+        f"of {100.0 * unproven / computed:.3g} % of these samples the neighbours may not be the nearest: each search "
+        f"looked at {searched:,} samples at most, and is exact with more"
+    )
+
+
 class SparseRounds(Rounds):
     """Rounds of a sparse model, which workers' caches keep under `version`; the first task of a worker opens it.
 
@@ -179,13 +189,7 @@ class SparseRounds(Rounds):
 
     def conclude(self) -> str | None:
         """Say of how many samples the neighbours may not be the nearest, if of any."""
-        if not self._unproven:
-            return None
-        share = 100.0 * self._unproven / self._computed
-        return (
-            f"of {share:.3g} % of these samples the neighbours may not be the nearest: each search looked at "
-            f"{self._model.search_samples:,} samples at most, and is exact with more"
-        )
+        return of_unproven(self._unproven, self._computed, self._model.search_samples)
 
     def values(self, results: list[Any]) -> dict[str, FloatArray]:
         """Join a region's pieces."""

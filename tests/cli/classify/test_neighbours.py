@@ -69,6 +69,8 @@ def test_a_search_that_was_limited_is_told_of(labelled: Labelled, wide: Path, tm
     shown = " ".join(run("info", tmp_path / "model").stdout.split())
     assert f"neighbours not proven nearest {share:.3g} % of the samples (of 65 looked at)" in shown
     assert f"left of k(x, x) {found['left']:.2g} of it" in shown
+    predicted = run("predict", tmp_path / "model", labelled(2)["test"], "--out", tmp_path / "pred", "--cluster", "none")
+    assert "each search looked at 65 samples at most, and is exact with more" in " ".join(predicted.output.split())
 
 
 def test_what_is_finished_is_known_and_other_neighbours_are_another_run(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError
 from dkgp.models.classification.basis.settings import BasisMemory, BasisSettings
+from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.sparse.vif.objective import HALO, LEAF, SEARCHED, Neighbours, kept_bytes, vif_bytes
 
 
@@ -70,3 +71,12 @@ class NearSettings(BasisSettings):
         matrices, vectors = plan.matrices_bytes + 2 * t * 8 * m * m, 8 * n * (12 * t + 2 * d + 8)
         worker, kept = plan.worker_bytes + vif_bytes(n, d, m, 1, threads, self.near), kept_bytes(n, m, self.near)
         return replace(plan, matrices_bytes=matrices, vectors_bytes=vectors, worker_bytes=worker, useful_bytes=kept)
+
+
+def refuse_coupled(likelihood: Likelihood) -> None:
+    """Refuse a likelihood whose latent functions hang together; `InputError`."""
+    if likelihood.coupled:
+        raise InputError(
+            "softmax couples the classes, and neighbours are of one latent function: take the classes one against the "
+            "rest (`multi_class` ovr), or leave out the `neighbours`"
+        )

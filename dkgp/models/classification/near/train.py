@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.cluster.executors.base import BlockExecutor
-from dkgp.errors import InputError
 from dkgp.models.classification.labelled import LabelledData, Laps, digest, interruption
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.near.mode import ColumnLabels, ColumnState, ModeSearch, evidence
-from dkgp.models.classification.near.settings import NearSettings
+from dkgp.models.classification.near.settings import NearSettings, refuse_coupled
 from dkgp.models.classification.prototypes import choose_prototypes
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.models.context import RunContext
@@ -111,11 +110,7 @@ def train_near(
     InterruptedRunError
         The context asked for the end.
     """
-    if likelihood.coupled:
-        raise InputError(
-            "softmax couples the classes, and neighbours are of one latent function: take the classes one against the "
-            "rest (`multi_class` ovr), or leave out the `neighbours`"
-        )
+    refuse_coupled(likelihood)
     kernel, _ = data.kernel(Hyperparameters(hyperparameters.kernel, 1.0))
     signs, laps, context = likelihood.targets(data.labels), Laps(), RunContext.of(context)
     columns = [ColumnLabels(np.ascontiguousarray(column), likelihood.loss, data.weights) for column in signs.T]
@@ -284,8 +279,8 @@ class _State:
                 assert column.targets is not None
                 assert column.noise is not None
                 arrays |= {f"targets-{number}": column.targets, f"noise-{number}": column.noise}
-                assert column.way is not None
-                arrays |= {f"way-{number}": column.way}
+                # A first step that was not taken has left none.
+                arrays |= {} if column.way is None else {f"way-{number}": column.way}
                 arrays |= {f"normal-{number}": column.joint.normal, f"whitened-{number}": column.joint.whitened}
         return arrays
 
@@ -316,7 +311,7 @@ class _State:
             if "value" in document:
                 normal = np.asfortranarray(arrays[f"normal-{number}"])
                 joint = Joint(normal, arrays[f"whitened-{number}"], document.pop("value"), document.pop("explained"))
-                named = {name: arrays[f"{name}-{number}"] for name in ("targets", "noise", "way")}
+                named = {name: arrays.get(f"{name}-{number}") for name in ("targets", "noise", "way")}
                 more = {"joint": joint, **named}
             columns.append(ColumnState(arrays[f"values-{number}"], arrays[f"weights-{number}"], **document, **more))
         history = [Progress(**record) for record in metadata["history"]]

@@ -170,8 +170,10 @@ class NearPredictor:
         mean, variance, _ = self.predicted(inputs)
         return mean, variance
 
-    def predicted(self, inputs: FloatArray, threads: int | None = 1) -> tuple[FloatArray, FloatArray, int]:
-        """The same, and of how many rows the neighbours may not be the nearest; by all cores where threads are None."""
+    def predicted(
+        self, inputs: FloatArray, threads: int | None = 1
+    ) -> tuple[FloatArray, FloatArray, NDArray[np.bool_]]:
+        """The same, and for each row whether its neighbours may not be the nearest; by all cores with no `threads`."""
         mean = np.empty((len(inputs), self._near.targets.shape[1]))
         variance = np.empty((len(inputs), len(self._parts)))
         unproven = np.zeros(len(inputs), dtype=bool)
@@ -185,7 +187,7 @@ class NearPredictor:
 
         with single_threaded_blas():
             in_parallel(work, -(-len(inputs) // ROWS_AT_ONCE), threads)
-        return mean, variance if np.ndim(self._near.noise) == 2 else variance[:, 0], int(unproven.sum())
+        return mean, variance if np.ndim(self._near.noise) == 2 else variance[:, 0], unproven
 
     def _predict(self, inputs: FloatArray, places: NDArray[np.int32], mean: FloatArray, variance: FloatArray) -> None:
         """Write the means (p,) at one input, and a variance for each part."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import expit, log_expit, log_ndtr
@@ -20,7 +21,17 @@ from dkgp.operators.blocked import BlockedKernelOperator
 
 N = 70
 KERNEL = Matern32((1.5, 0.7), 9.0)
-Step = tuple[np.ndarray, np.ndarray, float, int]
+
+
+class Step(NamedTuple):
+    """Where a step leads; how often it was halved, how much of the way it took, and the whole way."""
+
+    values: np.ndarray
+    weights: np.ndarray
+    psi: float
+    halvings: int = 0
+    length: float = 1.0
+    way: np.ndarray | None = None
 
 
 def rows(n: int = N) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -39,24 +50,33 @@ def derivatives(link: str, y: np.ndarray, f: np.ndarray) -> tuple[np.ndarray, np
     return -log_ndtr(y * f), -y * ratio, ratio * (ratio + y * f)
 
 
-def dense_step(
-    link: str, y: np.ndarray, w: np.ndarray, covariance: object, f: np.ndarray, a: np.ndarray, psi: float
-) -> Step | None:
-    """The step that the search takes from f and a, and how often it was halved; None where it stalls.
+def dense_step(link: str, y: np.ndarray, w: np.ndarray, covariance: object, before: Step) -> Step | None:
+    """The step that the search takes from where another one led; None where it stalls.
 
-    `covariance` gives Sigma for the noise W^-1.
+    `covariance` gives Sigma for the noise W^-1. A step that takes back more than a quarter of the one before ends where
+    a line through both, along the latter, has its zero.
     """
+    f, a, psi = before.values, before.weights, before.psi
     _, slope, curvature = derivatives(link, y, f)
     noise = 1.0 / np.maximum(w * curvature, 1e-10)
     u = f - noise * w * slope
     towards = np.linalg.solve(covariance(noise), u)  # type: ignore[operator]
     change, turn = u - noise * towards - f, towards - a
-    for halvings in range(21):
-        length = 0.5**halvings
+    start = 1.0
+    if before.way is not None:
+        # Of the way that was missing before the last step, taken as one along it, r is missing of each unit.
+        r = change @ before.way / (before.way @ before.way)
+        slope_along = (r - 1.0) / before.length  # of change by what is taken
+        if 1.0 + slope_along < -0.25:
+            start = -1.0 / slope_along
+    for halvings in range(22):
+        length = start * 0.5**halvings
         values, weights = f + length * change, a + length * turn
         reached = float(w @ derivatives(link, y, values)[0] + weights @ values / 2.0)
         if np.abs(change).max() <= 1.0 or reached <= psi + 1e-3 * abs(psi):
-            return values, weights, reached, halvings
+            return Step(values, weights, reached, halvings, length, change)
+        if length <= 0.5**20:
+            return None
     return None
 
 

@@ -18,6 +18,7 @@ from dkgp.models.tuning.laplace.columns import ColumnMode, column_mode
 from tests.models.classification.near.problems import (
     KERNEL,
     N,
+    Step,
     column,
     dense_step,
     derivatives,
@@ -54,23 +55,23 @@ def test_where_halos_are_everything_the_whole_path_is_dense_newtons(
     (X, y, _), w = rows(), weights_of(weighted)
     labels, each = column(link, y, w), np.ones(N) if w is None else w
     state = far_on_the_wrong_side(labels) if far else ColumnState.start(labels)
-    f, a, psi = state.values, state.weights, state.psi
     if not far:
-        assert psi == pytest.approx(each.sum() * math.log(2.0))
+        assert state.psi == pytest.approx(each.sum() * math.log(2.0))
+    step: Step | None = Step(state.values, state.weights, state.psi)
     halved = []
     with searching(one_thread, EVERYTHING) as found:
         while not state.ended:
             found.search.step(state, labels, 1e-9, 40)
-            step = dense_step(link, y, each, exact(KERNEL, X), f, a, psi)
             assert step is not None
-            change = np.abs(step[0] - f).max() * 2.0 ** step[3]
-            f, a, psi, halvings = step
-            halved.append(halvings)
+            step = dense_step(link, y, each, exact(KERNEL, X), step)
+            assert step is not None
+            assert step.way is not None
+            halved.append(step.halvings)
             # Noise is up to 1e8 there.
-            np.testing.assert_allclose(state.values, f, rtol=1e-5, atol=1e-5 if far else 1e-6)
-            np.testing.assert_allclose(state.weights, a, rtol=1e-5, atol=1e-6)
-            assert state.psi == pytest.approx(psi, rel=1e-7)
-            assert state.change == pytest.approx(change, rel=1e-4, abs=1e-6)
+            np.testing.assert_allclose(state.values, step.values, rtol=1e-5, atol=1e-5 if far else 1e-6)
+            np.testing.assert_allclose(state.weights, step.weights, rtol=1e-5, atol=1e-6)
+            assert state.psi == pytest.approx(step.psi, rel=1e-7)
+            assert state.change == pytest.approx(np.abs(step.way).max(), rel=1e-4, abs=1e-6)
             assert state.steps == len(halved)
             assert (state.ended == "mode") == (state.change <= 1e-9)
     assert state.ended == "mode"
@@ -117,15 +118,16 @@ def test_with_few_neighbours_a_step_is_of_the_sparse_models_covariance(
             return covariance(KERNEL, noise, X, Z, found.leaves)
 
         while not state.ended:
-            f, a, psi = state.values, state.weights, state.psi
+            f = state.values
+            before = Step(f, state.weights, state.psi, 0, state.length, state.way)
             found.search.step(state, labels, 1e-10, 60)
-            step = dense_step(link, y, each, sigma, f, a, psi)
+            step = dense_step(link, y, each, sigma, before)
             assert step is not None
-            np.testing.assert_allclose(state.values, step[0], rtol=1e-7, atol=1e-7)
-            np.testing.assert_allclose(state.weights, step[1], rtol=1e-7, atol=1e-7)
+            np.testing.assert_allclose(state.values, step.values, rtol=1e-7, atol=1e-7)
+            np.testing.assert_allclose(state.weights, step.weights, rtol=1e-7, atol=1e-7)
             noise = 1.0 / (each * derivatives(link, y, f)[2])
             determinant = np.linalg.slogdet(sigma(noise))[1] - np.log(noise).sum()
-            assert evidence(state) == pytest.approx(-step[2] - 0.5 * determinant, rel=1e-9)
+            assert evidence(state) == pytest.approx(-step.psi - 0.5 * determinant, rel=1e-9)
         assert state.ended == "mode"
         f = state.values
         _, slope, curvature = derivatives(link, y, f)
@@ -205,6 +207,25 @@ def test_a_step_that_no_halving_helps_is_not_taken(one_thread: LocalExecutor) ->
     assert state.weights is a
     assert (state.psi, state.steps) == (-1e-9, 1)
     assert state.change > 1.0
+
+
+def test_steps_that_take_back_what_was_taken_are_shortened(one_thread: LocalExecutor) -> None:
+    """Where neighbours are few and the amplitude large, the covariance moves as much as the function does."""
+    (X, y, Z), kernel, lengths = rows(), Matern32((1.5, 0.7), 1e4), []
+    labels, state = column("probit", y), ColumnState.start(column("probit", y))
+    with searching(one_thread, Neighbours(2, 3), kernel) as found:
+        while not state.ended:
+            before = Step(state.values, state.weights, state.psi, 0, state.length, state.way)
+            found.search.step(state, labels, 1e-6, 100)
+            step = dense_step(
+                "probit", y, np.ones(N), lambda noise: covariance(kernel, noise, X, Z, found.leaves), before
+            )
+            assert step is not None
+            np.testing.assert_allclose(state.values, step.values, rtol=1e-4, atol=1e-4)
+            assert state.length == pytest.approx(step.length, rel=1e-3)
+            lengths.append(step.length / 0.5**step.halvings)
+    assert state.ended == "mode"
+    assert min(lengths) < 0.8
 
 
 @pytest.mark.parametrize(("rise", "whole"), [(0.9e-3, True), (1.1e-3, False)])

@@ -18,7 +18,8 @@ from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import CheckpointError, InputError, InterruptedRunError, MemoryBudgetError
 from dkgp.kernels import Kernel, Matern32
-from dkgp.models.classification.basis.settings import BASES
+from dkgp.models.classification.basis.settings import BASES, BasisSettings
+from dkgp.models.classification.basis.train import train_on_basis
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels, label_weights
 from dkgp.models.classification.likelihoods import Likelihood
@@ -132,6 +133,17 @@ def test_every_basis(basis: str, rng: np.random.Generator, one_thread: LocalExec
     found = trained(dataset, labels, one_thread, basis=basis)
     assert found.summary["converged"]
     assert found.summary["basis"] == basis
+    assert found.summary["neighbours"] == found.near.size == 16
+    # As for the basis alone: by labels whose noise is the least that there may be.
+    alone = train_on_basis(
+        LabelledData(dataset, labels),
+        Hyperparameters(KERNEL, 1.0),
+        one_thread,
+        BasisSettings(12, basis, tolerance=0.1),
+        likelihood=found.likelihood,
+        form="gp",
+    )
+    np.testing.assert_array_equal(found.prototypes, alone.prototypes)
     assert 8 <= len(found.prototypes) <= 12
     if found.indices is not None:
         np.testing.assert_array_equal(dataset.inputs(0, 150)[found.indices], found.prototypes)
@@ -153,6 +165,23 @@ def test_what_does_not_end_says_so(rng: np.random.Generator, one_thread: LocalEx
     worst = max(found.summary["decision_error"])
     assert found.summary["reason"] == f"2 steps; decisions still changed by {worst:.3g} > 0.001"
     assert "more `neighbours`" in found.summary["advice"]
+
+
+def test_a_checkpoint_of_a_first_step_that_was_not_taken_is_whole(
+    rng: np.random.Generator, one_thread: LocalExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that stalls at once leaves it; the run says that it did not end."""
+    dataset, labels = noisy_sine(rng, 100)
+    monkeypatch.setattr("dkgp.models.classification.near.mode.SLACK", -1.0)
+    store = CheckpointStore(str(tmp_path / "checkpoints"))
+    found = []
+    for resume in (False, True):
+        checkpointing = Checkpointing(store, 0.0, resume=resume)
+        found.append(trained(dataset, labels, one_thread, context={"checkpointing": checkpointing}))
+    assert found[0].summary["steps"] == found[1].summary["steps"] == [1]
+    assert not found[0].summary["converged"]
+    assert found[0].near.targets.tobytes() == found[1].near.targets.tobytes()
+    assert found[0].summary["evidence"] == found[1].summary["evidence"]
 
 
 def test_an_interruption_is_heeded_within_a_step_and_between_two(
@@ -177,6 +206,9 @@ def test_an_interruption_is_heeded_within_a_step_and_between_two(
     assert resumed.summary["evidence"] == whole.summary["evidence"]
     assert [one["objective"] for one in resumed.history] == [one["objective"] for one in whole.history]
     # The end is saved too, and gives the same model once more.
+    latest = store.load_latest()
+    assert latest is not None
+    assert latest.metadata["state"]["iteration"] == whole.summary["iterations"]
     again = trained(dataset, labels, one_thread, context={"checkpointing": Checkpointing(store, 1e9, resume=True)})
     assert again.near.whitened.tobytes() == whole.near.whitened.tobytes()
     assert again.summary["evidence"] == whole.summary["evidence"]
