@@ -44,7 +44,8 @@ section.SECTIONS.add(
             ),
             Option(
                 "problems",
-                "A data set of the paper, adult-codes, made-twonorm, made-ringnorm, or of many "
+                "A data set of the paper, adult-codes, made-twonorm, made-ringnorm, kin40k-sign, made-covtype, "
+                "made-letters, made-waves, or of many "
                 "and grid letter-like, htru2-like, covtype-like, covtype-large, usps, adult-official.  [default: those "
                 "of the table that are here and not large; of grid covtype-like]",
                 spellings=("--problem",),
@@ -55,8 +56,10 @@ section.SECTIONS.add(
                 "methods",
                 "In Tables 3 to 5: scdp, scdp-pool, scdpp, ls-svm, svm, spsvm or boosting, with settings of its own if "
                 "need be, as in scdpp,candidates=118. With probabilities, and in all but Table 2: logistic, gp, either "
-                "of a basis as in gp,basis=2000, gp with all variances to a gap as in "
-                "gp,gap=0.02, svc-calibrated, hist-boosting, lightgbm or sklearn-gp.  [default: all of the table]",
+                "of a basis as in gp,basis=2000, gp of one with neighbours as in gp,basis=200,neighbours=128, with all "
+                "variances to a gap as in gp,gap=0.02, svc-calibrated, hist-boosting, lightgbm, sklearn-gp or, by an "
+                "interpreter that has it, gpboost,basis=200,neighbours=30,inversion=iterative,python=PATH.  "
+                "[default: all of the table but gpboost]",
                 spellings=("--method", "--methods"),
                 multiple=True,
                 metavar="NAME",

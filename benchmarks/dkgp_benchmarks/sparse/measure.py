@@ -25,8 +25,9 @@ from dkgp.kernels import fold_white
 from dkgp.models import read_hyperparameters
 from dkgp.models.sparse.methods import METHODS
 from dkgp.models.variance_scores import NORMAL_95
+from dkgp_benchmarks.peers.interpreters import find_interpreters
+from dkgp_benchmarks.peers.runner import PEERS
 from dkgp_benchmarks.sparse.job import CONTENDERS_MODULE, BenchSparseJob
-from dkgp_benchmarks.sparse.peers import PEERS, find_interpreters
 from dkgp_benchmarks.sparse.plot import plot_sparse
 from dkgp_benchmarks.sparse.specs import SparseSpec
 

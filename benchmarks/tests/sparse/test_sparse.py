@@ -21,7 +21,7 @@ from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import MissingExtraError, OutputExistsError, UsageError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
-from dkgp_benchmarks.sparse import peers
+from dkgp_benchmarks.peers import interpreters, runner
 from dkgp_benchmarks.sparse.contenders import bare_blas
 from dkgp_benchmarks.sparse.job import BenchSparseJob
 from dkgp_benchmarks.sparse.measure import run_bench_sparse, scores
@@ -215,7 +215,7 @@ def test_a_peer_runs_by_an_interpreter_that_has_it(problem: BenchProblem, tmp_pa
     )
     document = run_bench_sparse(job, SilentReporter())
     ours = row(document, "vfe,basis=uniform", 30)
-    for peer in peers.PEERS:
+    for peer in runner.PEERS:
         theirs = row(document, peer, 30)
         # The same kernel, noise, inducing points and scale.
         for name in ("rmse", "nlpd", "coverage"):
@@ -236,7 +236,7 @@ def test_peers_that_are_named_run_alone_and_others_are_refused(problem: BenchPro
 
 def test_a_missing_peer_is_named_with_its_extra(problem: BenchProblem, tmp_path: Path) -> None:
     job = BenchSparseJob(problem=problem, sizes=(30,), peers=True)
-    if any(peers.find_spec(peer.partition("-")[0]) is None for peer in peers.PEERS):
+    if any(interpreters.find_spec(peer.partition("-")[0]) is None for peer in runner.PEERS):
         with pytest.raises(MissingExtraError, match=r"pip install 'dkgp-benchmarks\[peers\]'"):
             run_bench_sparse(job, SilentReporter())
     with pytest.raises(UsageError, match="does not run"):

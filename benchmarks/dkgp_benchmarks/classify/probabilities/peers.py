@@ -21,7 +21,7 @@ from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
 from dkgp_benchmarks.classify.probabilities.own import SUBSET, Probable, count, yes
 from dkgp_benchmarks.classify.trial import Classifier, Trial
-from dkgp_benchmarks.sparse.peers import find_interpreters, run_peer
+from dkgp_benchmarks.peers.interpreters import find_interpreters, run_peer
 
 FloatArray = NDArray[np.float64]
 

@@ -13,9 +13,9 @@ a logit, by the weight, so that no leaf is near to singular, whatever the kernel
 are everything, so that the steps are Newton's but for that: near the end each leaves a small share of the way, not a
 square.
 
-A step that takes back much of the one before is shortened, as a secant through both has it. A step longer than one, in
-the largest value, is halved until what it lowers falls, or rises by no more than the two
-steps' covariances may differ in,
+After ten steps, one that takes back much of the one before is shortened, as a secant through both has it. A step longer
+than one, in the largest value, is halved until what it lowers falls, or rises by no more than the two steps'
+covariances may differ in,
 
     psi(f, a) = sum_i w_i l(y_i, f_i) + a'f / 2,
 
@@ -54,8 +54,8 @@ LEAST_CURVATURE = 1e-10
 # Steps of no more than this in any value are taken whole: of a logit, no curvature changes by more than e.
 FREE_STEP = 1.0
 MOST_HALVINGS = 20
-# Share of the last step that a step may take back before it is shortened.
-TURNS_BACK = -0.25
+# Share of the last step that a step may take back before it is shortened, and steps that may take back all.
+TURNS_BACK, WHOLE_STEPS = -0.25, 10
 # Of psi: by so much it may rise in a step, since the covariance is not that of the step before.
 SLACK = 1e-3
 
@@ -133,7 +133,7 @@ class ColumnState:
         Along the last step f+ - f is about (mu - 1) times what is missing of f: mu near -1 would go to and fro for
         ever, and 1 / (1 - mu) of such a step ends there.
         """
-        if self.way is None or not (square := float(self.way @ self.way)):
+        if self.steps <= WHOLE_STEPS or self.way is None or not (square := float(self.way @ self.way)):
             return 1.0
         mu = 1.0 - (1.0 - float(change @ self.way) / square) / self.length
         return 1.0 / (1.0 - mu) if mu < TURNS_BACK else 1.0

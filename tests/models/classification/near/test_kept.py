@@ -113,7 +113,7 @@ def test_steps_to_and_fro_come_to_rest(mu: float) -> None:
     basis = np.linalg.qr(rng.standard_normal((6, 6)))[0]
     J = basis @ np.diag([mu, 0.2, 0.1, 0.0, -0.1, -0.2]) @ basis.T
     end = rng.standard_normal(6)
-    state = mode.ColumnState(np.zeros(6), np.zeros(6), 0.0)
+    state = mode.ColumnState(np.zeros(6), np.zeros(6), 0.0, steps=mode.WHOLE_STEPS + 1)
     for _ in range(25):
         way = (J - np.eye(6)) @ (state.values - end)
         length = state.shortened(way)
@@ -123,3 +123,6 @@ def test_steps_to_and_fro_come_to_rest(mu: float) -> None:
     # Steps that go on in one direction are left whole.
     state.way, state.length = way, 1.0
     assert state.shortened(0.5 * way) == 1.0
+    assert state.shortened(-0.5 * way) < 1.0
+    state.steps = mode.WHOLE_STEPS
+    assert state.shortened(-0.5 * way) == 1.0

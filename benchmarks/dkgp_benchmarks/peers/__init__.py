@@ -1,0 +1,1 @@
+"""Models of other libraries, each run by an interpreter that has it."""
