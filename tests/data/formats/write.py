@@ -101,6 +101,8 @@ def write(folder: Path, work: Path) -> None:
     trained("fixed-size classifier", "classify", labelled, *hyper, "--pool", 5, "--folds", 2, "--search", "none")
     for method in ("exact", "logistic", "gp"):
         trained(f"{method} classifier", "classify", labelled, *hyper, "--method", method)
+    near = ("--method", "gp", "--basis-size", 5, "--neighbours", 8)
+    trained("gp classifier with neighbours", "classify", labelled, *hyper, *near)
     noisy = work / "noisy.zarr"
     if run("ingest", work / "data.csv", noisy, *chosen, "--noise-column", "v"):
         keep("dataset with noise", folder, {"store": noisy}, {"arrays": arrays_of(noisy), "names": ["a", "b"]})

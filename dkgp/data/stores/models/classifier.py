@@ -171,7 +171,9 @@ def save_classifier(
         **{name: getattr(record, name) for name in (*_JSON, "likelihood", "regularisation")},
     }
     shown = {name: content[name] for name in (*SHOWN, "form", "classes")}
-    with new_store(normalise_url(url), CLASSIFIER_KIND, shown, overwrite) as store:
+    # Who knows no neighbours would take the basis' weights for all there is.
+    version = 2 if record.neighbours is None else None
+    with new_store(normalise_url(url), CLASSIFIER_KIND, shown, overwrite, version) as store:
         for name, values in arrays.items():
             store.write_array(name, values, _DIMENSIONS[name])
         if not record.is_sparse and not by_reference:

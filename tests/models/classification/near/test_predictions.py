@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from contextlib import closing
 from dataclasses import replace
@@ -208,6 +209,8 @@ def test_a_store_without_what_is_near_is_refused(unseen: Dataset, tmp_path: Path
     dataset, found = stored(tmp_path, one_thread)
     record = found.record(LabelledData(dataset, labels_of(dataset)))
     n = dataset.n_samples
+    # Which a dkgp without neighbours refuses, where it would take the basis' weights for all there is.
+    assert json.loads((tmp_path / "model.zarr" / "dkgp-manifest.json").read_text())["version"] == 3
     for name in ("near_inputs", "near_targets", "near_noise", "near_weights", "near_normal", "kernel_lower"):
         with pytest.raises(InputError, match=rf"A classifier with neighbours needs .*'{name}'"):
             save_classifier(str(tmp_path / "other.zarr"), replace(record, **{name: None}))
