@@ -24,7 +24,7 @@ KERNEL = Matern32((1.5, 0.7), 9.0)
 
 
 class Step(NamedTuple):
-    """Where a step leads; how often it was halved, how much of the way it took, and the whole way."""
+    """Where a step leads; how often it was halved, how much of the way it took, the whole way, and its number."""
 
     values: np.ndarray
     weights: np.ndarray
@@ -32,6 +32,7 @@ class Step(NamedTuple):
     halvings: int = 0
     length: float = 1.0
     way: np.ndarray | None = None
+    number: int = 0
 
 
 def rows(n: int = N) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -53,8 +54,8 @@ def derivatives(link: str, y: np.ndarray, f: np.ndarray) -> tuple[np.ndarray, np
 def dense_step(link: str, y: np.ndarray, w: np.ndarray, covariance: object, before: Step) -> Step | None:
     """The step that the search takes from where another one led; None where it stalls.
 
-    `covariance` gives Sigma for the noise W^-1. A step that takes back more than a quarter of the one before ends where
-    a line through both, along the latter, has its zero.
+    `covariance` gives Sigma for the noise W^-1. After ten steps one that takes back more than a quarter of the one
+    before ends where a line through both, along the latter, has its zero.
     """
     f, a, psi = before.values, before.weights, before.psi
     _, slope, curvature = derivatives(link, y, f)
@@ -63,7 +64,7 @@ def dense_step(link: str, y: np.ndarray, w: np.ndarray, covariance: object, befo
     towards = np.linalg.solve(covariance(noise), u)  # type: ignore[operator]
     change, turn = u - noise * towards - f, towards - a
     start = 1.0
-    if before.way is not None:
+    if before.way is not None and before.number >= 10:
         # Of the way that was missing before the last step, taken as one along it, r is missing of each unit.
         r = change @ before.way / (before.way @ before.way)
         slope_along = (r - 1.0) / before.length  # of change by what is taken
@@ -74,7 +75,7 @@ def dense_step(link: str, y: np.ndarray, w: np.ndarray, covariance: object, befo
         values, weights = f + length * change, a + length * turn
         reached = float(w @ derivatives(link, y, values)[0] + weights @ values / 2.0)
         if np.abs(change).max() <= 1.0 or reached <= psi + 1e-3 * abs(psi):
-            return Step(values, weights, reached, halvings, length, change)
+            return Step(values, weights, reached, halvings, length, change, before.number + 1)
         if length <= 0.5**20:
             return None
     return None

@@ -119,7 +119,7 @@ def test_with_few_neighbours_a_step_is_of_the_sparse_models_covariance(
 
         while not state.ended:
             f = state.values
-            before = Step(f, state.weights, state.psi, 0, state.length, state.way)
+            before = Step(f, state.weights, state.psi, 0, state.length, state.way, state.steps)
             found.search.step(state, labels, 1e-10, 60)
             step = dense_step(link, y, each, sigma, before)
             assert step is not None
@@ -215,7 +215,7 @@ def test_steps_that_take_back_what_was_taken_are_shortened(one_thread: LocalExec
     labels, state = column("probit", y), ColumnState.start(column("probit", y))
     with searching(one_thread, Neighbours(2, 3), kernel) as found:
         while not state.ended:
-            before = Step(state.values, state.weights, state.psi, 0, state.length, state.way)
+            before = Step(state.values, state.weights, state.psi, 0, state.length, state.way, state.steps)
             found.search.step(state, labels, 1e-6, 100)
             step = dense_step(
                 "probit", y, np.ones(N), lambda noise: covariance(kernel, noise, X, Z, found.leaves), before
