@@ -320,7 +320,7 @@ KINDS = {
         _read_classifier,
         "weights/c/0/0",
         _BASIS,
-        ((1, ("likelihood", "regularisation")),),
+        ((1, ("likelihood", "regularisation")), (2, ("neighbours", "search_samples"))),
     ),
     "prediction": StoreKind(
         "prediction",

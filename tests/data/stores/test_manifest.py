@@ -66,7 +66,7 @@ def test_versions_are_of_each_kind() -> None:
         kind: store_attributes(kind)["dkgp_format_version"]
         for kind in ("dataset", "model", "prediction", "classifier", "variance factor")
     }
-    assert versions == {"dataset": 4, "model": 4, "prediction": 5, "classifier": 2, "variance factor": 1}
+    assert versions == {"dataset": 4, "model": 4, "prediction": 5, "classifier": 3, "variance factor": 1}
 
 
 def test_chunks_and_their_rows() -> None:
