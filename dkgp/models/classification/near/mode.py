@@ -56,6 +56,9 @@ FREE_STEP = 1.0
 MOST_HALVINGS = 20
 # Share of the last step that a step may take back before it is shortened, and steps that may take back all.
 TURNS_BACK, WHOLE_STEPS = -0.25, 10
+# A change that falls to this share is a gain, as is a psi that falls by more than `SLACK`, and so many steps without
+# any are enough: where many samples lie within a length scale, and the basis leaves much, there may be no end.
+GAINED, MOST_IDLE = 0.9, 20
 # Of psi: by so much it may rise in a step, since the covariance is not that of the step before.
 SLACK = 1e-3
 
@@ -102,6 +105,8 @@ class ColumnState:
         The largest of |f+ - f| of the last step, whole.
     way, length : (n,) float64 and float
         f+ - f of the last step, and how much of it was taken; none before the first.
+    least, idle : float and int
+        The least change so far, and steps in a row that gained nothing.
     ended : str
         "" while it goes on; "mode", "stalled" or "steps".
     """
@@ -117,6 +122,8 @@ class ColumnState:
     way: FloatArray | None = None
     length: float = 1.0
     steps: int = 0
+    least: float = math.inf
+    idle: int = 0
     ended: str = ""
 
     @classmethod
@@ -201,10 +208,15 @@ class ModeSearch:
                     return
                 length *= 0.5
                 reached = psi(length)
+        nearer, lower = state.change < GAINED * state.least, reached < state.psi - SLACK * abs(state.psi)
+        state.idle = 0 if nearer or lower else state.idle + 1
+        state.least = state.change if nearer else state.least
         state.values, state.weights, state.psi = f + length * change, a + length * turn, reached
         state.way, state.length = change, length
         if state.change <= tolerance:
             state.ended = "mode"
+        elif state.idle >= MOST_IDLE:
+            state.ended = "stalled"
         elif state.steps >= most_steps:
             state.ended = "steps"
 

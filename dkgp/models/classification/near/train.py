@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -229,11 +230,13 @@ def _reason(columns: list[ColumnState], settings: NearSettings) -> StopReason:
     if all(column.ended == "mode" for column in columns):
         return StopReason("decision", True, f"decisions changed by {worst:.3g} <= {settings.tolerance:.3g} at last")
     steps = max(column.steps for column in columns)
+    stalled = any(column.ended == "stalled" for column in columns)
+    came = f"{steps} steps, of which the last came no closer" if stalled else f"{steps} steps"
     return StopReason(
-        "iterations",
+        "stalled" if stalled else "iterations",
         False,
-        f"{steps} steps; decisions still changed by {worst:.3g} > {settings.tolerance:.3g}",
-        "take more `neighbours`, or a smaller amplitude of the kernel",
+        f"{came}; decisions still changed by {worst:.3g} > {settings.tolerance:.3g}",
+        "take a larger basis (`basis_size`), more `neighbours`, or a smaller amplitude of the kernel",
     )
 
 
@@ -286,7 +289,7 @@ class _State:
 
     def metadata(self) -> dict[str, Any]:
         """The rest, in plain JSON types."""
-        names = ("psi", "steps", "ended")
+        names = ("psi", "steps", "idle", "ended")
         columns = [{name: getattr(column, name) for name in names} for column in self.columns]
         for column, document in zip(self.columns, columns, strict=True):
             if column.joint is not None:
@@ -296,6 +299,7 @@ class _State:
                     "log_determinant": column.log_determinant,
                 }
                 document |= {"value": column.joint.value, "explained": column.joint.explained}
+                document |= {"least": column.least} if math.isfinite(column.least) else {}
         return {
             "iteration": self.iteration,
             "columns": columns,

@@ -12,7 +12,14 @@ from dkgp.cluster import LocalExecutor
 from dkgp.errors import NumericalError
 from dkgp.kernels import Matern32
 from dkgp.models.classification.likelihoods import Link
-from dkgp.models.classification.near.mode import MOST_HALVINGS, ColumnLabels, ColumnState, evidence
+from dkgp.models.classification.near.mode import (
+    MOST_HALVINGS,
+    MOST_IDLE,
+    SLACK,
+    ColumnLabels,
+    ColumnState,
+    evidence,
+)
 from dkgp.models.sparse.vif.objective import Neighbours
 from dkgp.models.tuning.laplace.columns import ColumnMode, column_mode
 from tests.models.classification.near.problems import (
@@ -182,6 +189,27 @@ def test_labels_that_are_told_apart_without_an_end_end_by_steps(one_thread: Loca
         # It was on its way.
         after = ended(found.search, labels, 1e-3, 60)
     assert after.psi < state.psi
+
+
+def test_steps_that_gain_nothing_are_given_up(one_thread: LocalExecutor) -> None:
+    """Neither nearer nor lower for so many steps in a row; a single gain is another beginning."""
+    _, y, _ = rows()
+    labels = column("logit", y)
+    with searching(one_thread, Neighbours(8, 12)) as found:
+        state = ended(found.search, labels, 1e-9)
+        assert state.ended == "mode"
+        # At the fixed point, and with the least change that there may be: no step is a gain.
+        state.ended, state.least, state.idle = "", 0.0, MOST_IDLE - 2
+        found.search.step(state, labels, 0.0, 10**6)
+        assert (state.ended, state.idle) == ("", MOST_IDLE - 1)
+        nearer = replace(state, least=math.inf)
+        found.search.step(nearer, labels, 0.0, 10**6)
+        assert (nearer.ended, nearer.idle, nearer.least) == ("", 0, nearer.change)
+        lower = replace(state, psi=state.psi * (1.0 + 2.0 * SLACK))
+        found.search.step(lower, labels, 0.0, 10**6)
+        assert (lower.ended, lower.idle, lower.least) == ("", 0, 0.0)
+        found.search.step(state, labels, 0.0, 10**6)
+        assert (state.ended, state.idle) == ("stalled", MOST_IDLE)
 
 
 def test_a_step_that_no_halving_helps_is_not_taken(one_thread: LocalExecutor) -> None:
