@@ -115,9 +115,7 @@ def best_weights(factor: NystromFactor, test: Queries) -> FloatArray:
     projected = np.zeros((factor.rank, features.n))
     for rows, _ in factor.pieces():
         columns = evaluator.tile(rows, factor.landmarks)
-        e = columns @ beta
-        np.subtract(evaluator.tile(rows, features), e, out=e)
-        projected += columns.T @ e
+        projected += columns.T @ (evaluator.tile(rows, features) - columns @ beta)
     towards = whiten(factor.lower, projected, transposed=False) - factor.noise_variance * f
     return np.asarray(f + factor.preconditioner().weights(towards), dtype=np.float64)
 
@@ -158,8 +156,7 @@ def factor_interval(factor: NystromFactor, test: Queries, z: FloatArray) -> Fact
     for rows, where in factor.pieces():
         columns = evaluator.tile(rows, factor.landmarks)
         kernel = evaluator.tile(rows, test.features)
-        v = columns @ beta
-        np.subtract(kernel, v, out=v)
+        v = kernel - columns @ beta
         v /= s2
         square += np.einsum("it,it->t", v, v)
         cross += np.einsum("it,it->t", v, kernel)
