@@ -347,8 +347,11 @@ class _Search:
                 if self._look(self.best.halo, rank) is self.best:
                     self._walk(self.best.halo, rank)
         elif not math.isinf(self.best.seconds):
-            self._look(0, self._rank(self.best.rank * 1.5))
-            self._look(0, self._rank(self.best.rank / 1.5))
+            for factor in (1.5, 1.0 / 1.5):
+                before = 0
+                while before != self.best.rank:
+                    before = self.best.rank
+                    self._look(0, self._rank(before * factor))
         if math.isinf(self.best.seconds):
             # Nothing competes: what a factor within the memory comes to, for the record.
             self._limit, self._seen = math.inf, {}

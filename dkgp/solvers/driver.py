@@ -192,6 +192,8 @@ def run(
                 if precision.broke_down(state, progress):
                     state = precision.start_over(state, progress, start)
                     progress = record.measure(state, timings)
+                elif renews and state.exact:
+                    precision.note_renewal(state, progress)
                 record.add(progress)
                 reason, state.needed_fall = rule.check(progress), rule.needed_fall(progress)
                 checkpoints.save_if_due(state)

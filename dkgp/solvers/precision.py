@@ -34,10 +34,27 @@ LARGEST_DRIFT_AT_THE_END = 0.3
 # The next round is taken to meet the tolerance where as large a step as the last ones were on average does with so much
 # to spare.
 FORESEEN = 0.7
+# The first round's fall is the larger: what is left of the one after it is so many times as much (Friedman1 and a wave
+# in two dimensions, low-rank factors, n = 8,000: 3 to 8 times where the first round leaves 1e-4 to .02).
+AFTER_THE_FIRST = 8.0
 # A verification in float64 that does not take the gradient below this share of the last one's has met its rounding.
 LEAST_GAIN = 0.5
 # A gradient that is so much larger than the recursion's says that the recursion is not to be believed.
 SURPRISE = 2.0
+
+
+def opens_in_double(operator: KernelOperator, state: SolverState, length: float, left: float) -> bool:
+    """True if the first product is best one of float64, of a step of about so much `length`, the largest of a target.
+
+    Nearly all of alpha's length is walked in it. In float32 it would take the gradient from the true one by more than
+    the tolerance allows, so that a float64 product has to follow before the last one. Where the steps after it, `left`
+    of its length, take it by less, that product takes the first one's place.
+    """
+    if state.iteration or state.precision == "double" or operator.approximate or not math.isfinite(length):
+        return False
+    allowed = LARGEST_DRIFT_AT_THE_END * float(np.abs(state.gradient).max(initial=0.0)) / state.needed_fall
+    drift = DRIFT_PER_STEP * operator.typical_entry() * length
+    return left * drift <= allowed < drift
 
 
 class PrecisionPolicy:
@@ -50,12 +67,13 @@ class PrecisionPolicy:
         self._single_failed = False
         self._verified = math.inf
         self._foresight, self._foreseen = True, False
-        self._start_objective = self._true_objective = 0.0
+        self._start_objective = self._true_objective = self._start_norm = 0.0
         self._in_double = False
 
     def begin(self, state: SolverState, start: Progress) -> None:
-        """Note the objective that no round may exceed, and whether any round is to be one of float32."""
+        """Note where it starts, the objective that no round may exceed, and whether any is to be one of float32."""
         self._start_objective = self._true_objective = start.objective
+        self._start_norm = start.gradient_inf_norm
         self._in_double = state.precision == "double"
 
     def broke_down(self, state: SolverState, progress: Progress) -> bool:
@@ -98,8 +116,12 @@ class PrecisionPolicy:
             falls and drift * state.needed_fall <= LARGEST_DRIFT_AT_THE_END * norm
         ):
             return True
-        falling = self._foresight and len(falls) > 1 and falls[-1] < falls[0]
-        self._foreseen = falling and falls[-1] * (falls[-1] / falls[0]) ** (1.0 / (len(falls) - 1)) <= FORESEEN
+        share = 1.0
+        if len(falls) == 1 and self._start_norm:
+            share = AFTER_THE_FIRST * norm / self._start_norm
+        elif len(falls) > 1:
+            share = (falls[-1] / falls[0]) ** (1.0 / (len(falls) - 1))
+        self._foreseen = self._foresight and share < 1.0 and falls[-1] * share <= FORESEEN
         return self._foreseen
 
     def _drift(self, state: SolverState) -> float:
@@ -164,6 +186,7 @@ class PrecisionPolicy:
             "foresight": self._foresight,
             "in_double": self._in_double,
             "start_objective": self._start_objective,
+            "start_norm": self._start_norm,
             "true_objective": self._true_objective,
             "typical_entry": self._typical_entry,
         }
@@ -176,4 +199,5 @@ class PrecisionPolicy:
         self._foresight = saved.get("foresight", True)
         self._in_double = saved.get("in_double", False)
         self._start_objective, self._true_objective = saved["start_objective"], saved["true_objective"]
+        self._start_norm = saved.get("start_norm", 0.0)
         self._typical_entry = saved.get("typical_entry")

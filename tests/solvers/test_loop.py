@@ -175,7 +175,7 @@ def test_a_solve_that_meets_its_rounding_saves_where_it_ended(tmp_path: Path, mo
     problem = smooth_problem(40, 2, gamma=1.0, noise_variance=1e-6, seed=3)
     solution, _ = solved(
         ConjugateGradient(precision="double").resolved(40, 2),
-        GradientInfNorm(1e-13) | MaxIterations(4000),
+        GradientInfNorm(1e-15) | MaxIterations(4000),  # on some processors 1e-13 is not below rounding
         problem,
         checkpointing=Checkpointing(store, 1e9, {}, False),
     )

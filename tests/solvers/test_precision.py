@@ -87,6 +87,82 @@ def test_a_solve_that_is_stopped_short_is_verified_where_it_stands(executor: Loc
     assert not solution.stepped.size
 
 
+def ranked(rank: int, precision: str = "mixed") -> ConjugateGradient:
+    return ConjugateGradient(FactorPreconditioning(0, rank=rank), precision)
+
+
+class TestAFirstProductInDouble:
+    """Where the first step would drift beyond the tolerance, and the ones after it would not."""
+
+    @pytest.mark.parametrize(
+        ("rank", "tolerance", "products"),
+        [
+            (200, 1e-5, "DV"),  # the second round should be the last, and is
+            (160, 1e-5, "DSV"),
+            (160, 1e-4, "SSV"),  # the first step's drift is within the tolerance
+            (60, 1e-5, "SSSSSSSSVSSV"),  # steps after the first one drift too far as well
+            (160, 1e-8, "SSVSV"),
+        ],
+    )
+    def test_takes_the_place_of_one_in_single_and_a_check(
+        self, executor: LocalExecutor, rank: int, tolerance: float, products: str
+    ) -> None:
+        """D and S: of the directions alone, in float64 and in float32; V: with alpha, which verifies the gradient."""
+        solution, taken = watched(executor, solver=ranked(rank), stopping=GradientInfNorm(tolerance))
+        named = {("double", 2): "D", ("single", 2): "S", ("double", 4): "V"}
+        assert "".join(named[product] for product in taken) == products
+        assert solution.converged
+        assert solution.refreshes == len(products) - products.count("S")
+        true = PROBLEM.gradient(solution.alpha)
+        assert np.abs(true).max() <= tolerance + 1e-10
+        np.testing.assert_allclose(solution.gradient, true, rtol=0, atol=1e-10)
+
+    def test_is_the_first_of_a_solve_in_double(self, executor: LocalExecutor) -> None:
+        """Its step is of the textbook, its gradient the true one, so that nothing has drifted yet."""
+        stopping = GradientInfNorm(1e-5) | MaxIterations(1)
+        found, products = watched(executor, solver=ranked(160), stopping=stopping)
+        double, _ = watched(executor, solver=ranked(160, "double"), stopping=stopping)
+        assert products == [("double", 2)]
+        np.testing.assert_array_equal(found.alpha, double.alpha)
+        np.testing.assert_allclose(found.gradient, PROBLEM.gradient(found.alpha), rtol=0, atol=1e-12)
+        assert np.abs(found.gradient).max() > 1e-5
+
+    def test_needs_no_check_where_its_step_is_enough(self, executor: LocalExecutor) -> None:
+        found, products = watched(executor, solver=ranked(240), stopping=GradientInfNorm(8e-5))
+        assert (found.converged, found.refreshes, products) == (True, 1, [("double", 2)])
+        assert np.abs(PROBLEM.gradient(found.alpha)).max() <= 8e-5 + 1e-10
+        assert found.stepped.shape == found.alpha.shape
+
+    @pytest.mark.parametrize("stop_after", [1, 2])
+    def test_resumes_to_the_same_bits(self, executor: LocalExecutor, tmp_path: Path, stop_after: int) -> None:
+        stopping, store = GradientInfNorm(1e-6), CheckpointStore(tmp_path)
+        whole, _ = watched(executor, solver=ranked(160), stopping=stopping)
+        rounds: list[int] = []
+        watch = Watch(
+            callback=lambda progress: rounds.append(progress.iteration),
+            interrupted=lambda: len(rounds) >= stop_after,
+            checkpointing=Checkpointing(store, 1e9, {}, False),
+        )
+        with pytest.raises(InterruptedRunError):
+            watched(executor, solver=ranked(160), stopping=stopping, watch=watch)
+        resumed, products = watched(
+            executor,
+            solver=ranked(160),
+            stopping=stopping,
+            watch=Watch(checkpointing=Checkpointing(store, 1e9, {}, True)),
+        )
+        assert products == [("single", 2), ("double", 4)][stop_after - 1 :]
+        assert resumed.refreshes == whole.refreshes == 2
+        np.testing.assert_array_equal(resumed.alpha, whole.alpha)
+        np.testing.assert_array_equal(resumed.gradient, whole.gradient)
+
+    def test_is_not_taken_for_landmarks_at_random(self, executor: LocalExecutor) -> None:
+        """Nothing tells what they leave."""
+        solver = ConjugateGradient(FactorPreconditioning(0, rank=200, landmarks="uniform"))
+        _, products = watched(executor, solver=solver, stopping=GradientInfNorm(1e-5))
+        assert products[0] == ("single", 2)
+
+
 class Astray(BlockedKernelOperator):
     """Float32 products with another matrix: what rounding makes of some kernels on some processors, here on any."""
 
@@ -224,6 +300,21 @@ class TestWhenItIsDue:
             again = PrecisionPolicy(PROBLEM.dense())
             again.resume(policy.to_json() | {"typical_entry": 1.0})
             assert not again.is_due(found, progress, falls)
+
+    @pytest.mark.parametrize(("share", "due"), [(0.01, True), (0.02, False), (0.5, False)])
+    def test_after_the_first_round_an_eighth_of_its_fall_is_foreseen(self, share: float, due: bool) -> None:
+        """A fall of 7 is left: 8 shares of a hundredth are .56, of a fiftieth 1.12."""
+        found, start = state(0.0, 7.0), state(0.0, np.inf).measured(PROBLEM.dense())
+        policy = PrecisionPolicy(PROBLEM.dense())
+        policy.begin(found, start)
+        found.gradient = share * found.gradient
+        progress = found.measured(PROBLEM.dense())
+        for one in (policy, PrecisionPolicy(PROBLEM.dense())):
+            one.resume(policy.to_json())
+            assert one.is_due(found, progress, (7.0,)) is due
+        # Of a checkpoint that does not say where the solve began, nothing is foreseen yet.
+        policy.resume({name: value for name, value in policy.to_json().items() if name != "start_norm"})
+        assert not policy.is_due(found, progress, (7.0,))
 
     def test_drift_counts_where_it_would_matter_at_the_end(self) -> None:
         # A drift of about a seventh of the gradient, and an end that is near, or far below it.

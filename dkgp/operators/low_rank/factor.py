@@ -18,6 +18,7 @@ n and R alone, and so do the bits.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -203,6 +204,7 @@ class LowRankPreconditioner:
     """M^-1 for the noise s2, the least where the factor's rows are scaled by the noise of each sample.
 
     `lower` is the Cholesky factor of F'F + s2 I (R, R), in Fortran order, where it is known; its type is that of z.
+    `left` is kept for whom it may concern: about how long a second step of conjugate gradients is beside the first.
     """
 
     def __init__(
@@ -210,8 +212,9 @@ class LowRankPreconditioner:
         factor: LowRankFactor | FactorRows | LandmarkRows,
         noise_variance: float,
         lower: NDArray[Any] | None = None,
+        left: float = math.inf,
     ) -> None:
-        self._factor, self._noise_variance = factor, noise_variance
+        self._factor, self._noise_variance, self.left = factor, noise_variance, left
         scale = factor.scale if isinstance(factor, LowRankFactor) else None
         self._scale = None if scale is None else scale[:, None]
         if lower is None:

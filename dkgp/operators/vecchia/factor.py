@@ -19,6 +19,7 @@ J. Guinness, Permutation and grouping methods for sharpening Gaussian process ap
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -165,6 +166,8 @@ class VecchiaFactor(VecchiaProduct):
     At most `halo` samples condition a leaf, and at most `leaf` are in it; F is built on the samples `landmarks` (R,),
     none by default. `memory_bytes` and `disk_bytes` are the leaves', of all workers together.
     """
+
+    left = math.inf  # nothing tells how long a second step of conjugate gradients is
 
     def __init__(
         self, operator: BlockedKernelOperator, halo: int, leaf: int, landmarks: IndexArray | None = None

@@ -135,9 +135,11 @@ def iterate(
     state: BlockState,
     preconditioned: FloatArray,
     moving: Callable[[Progress], bool] | None = None,
+    double: bool = False,
 ) -> dict[str, float]:
     """One iteration in place, given M^-1 r of the state's residual r = -g; seconds by phase.
 
+    With `double` its product is one of float64, whatever the state's rounds are, so that an exact gradient stays exact.
     With `moving` its product is one of float64 with [alpha, P], entries evaluated once: the gradient is computed anew,
     and the step along P is exact for it, so that the gradient after it is exact, too. It is taken if `moving` says so
     of where the solve stands before it.
@@ -153,7 +155,7 @@ def iterate(
         nonlocal seconds, multiplied, onward
         before, multiplied = time.perf_counter(), True
         if moving is None:
-            images = operator.matmat(vectors, state.precision)
+            images = operator.matmat(vectors, "double" if double else state.precision)
         else:
             both = operator.matmat(np.hstack([state.alpha, vectors]))
             state.take_gradient(operator, both[:, :p] - state.rhs)
@@ -183,7 +185,7 @@ def iterate(
     elif onward:
         add_product(state.alpha, directions.vectors, step)
         add_product(state.gradient, directions.images, step)
-        if moving is None:
+        if moving is None and not (double and state.exact):
             state.note_step(np.einsum("kt,kt->t", step, step))
         else:
             state.stepped = np.zeros_like(state.alpha)

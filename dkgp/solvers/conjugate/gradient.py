@@ -7,6 +7,7 @@ the search goes on from the directions it has, with exact steps for the true res
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from dkgp.registry import Option, whole_or_auto
 from dkgp.solvers.base import Method
 from dkgp.solvers.conjugate.block import BlockState, iterate
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, Growth, Preconditioner, Preconditioning
+from dkgp.solvers.precision import opens_in_double
 from dkgp.solvers.prices import Phase, Sizes
 from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
 from dkgp.solvers.stopping import Progress
@@ -116,15 +118,17 @@ class ConjugateGradient(Method[ConjugateGradientState]):
     ) -> dict[str, float]:
         if self.observe is not None:
             self.observe(state)
-        times = [time.perf_counter()]
+        times, double = [time.perf_counter()], False
         preconditioned = -state.gradient
         if self.preconditioner is not None:
             factor = self._factor(operator, state)
             times.append(time.perf_counter())
             preconditioned = factor.apply(preconditioned)
+            length = math.sqrt(float(np.einsum("ip,ip->p", preconditioned, preconditioned).max()))
+            double = moving is None and opens_in_double(operator, state, length, factor.left)
         times.append(time.perf_counter())
         seconds = dict(zip(("precondition", "factor"), reversed(np.diff(times).tolist()), strict=False))
-        return {**seconds, **iterate(operator, state, preconditioned, moving)}
+        return {**seconds, **iterate(operator, state, preconditioned, moving, double)}
 
     def _factor(self, operator: KernelOperator, state: ConjugateGradientState) -> Preconditioner:
         """The preconditioner, built where it is not there, and built anew where a larger one should pay."""

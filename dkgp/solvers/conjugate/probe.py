@@ -363,7 +363,7 @@ class Probe:
             # No more iterations than with the largest rank that the first law tells of.
             if rank > trusted and self.n > MANY_SUBSETS * subset.m:
                 root = ITERATIONS_PER_ROOT * math.sqrt(self.condition(rank))
-                counts.append(math.ceil(self.digits * (ITERATIONS_LEAST + root)))
+                counts.append(round(self.digits * (ITERATIONS_LEAST + root)))
             elif rank > trusted:
                 scaled = rank * share**LARGE_RANK
                 few = self._counted(subset, 0, 0, scaled, NOISE_OF_A_LARGE_RANK, math.floor(most / LARGE_RANK_RISK))
