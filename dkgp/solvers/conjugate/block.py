@@ -139,7 +139,8 @@ def iterate(
 ) -> dict[str, float]:
     """One iteration in place, given M^-1 r of the state's residual r = -g; seconds by phase.
 
-    With `double` its product is one of float64, whatever the state's rounds are, so that an exact gradient stays exact.
+    With `double` its product is one of float64, whatever the state's rounds are, so that an exact gradient stays exact;
+    like one that verifies, it counts as no column pass.
     With `moving` its product is one of float64 with [alpha, P], entries evaluated once: the gradient is computed anew,
     and the step along P is exact for it, so that the gradient after it is exact, too. It is taken if `moving` says so
     of where the solve stands before it.
@@ -169,7 +170,7 @@ def iterate(
     last_resort = state.precision == "double" and state.exact and not directions.vectors.size
     step = directions.advance(preconditioned, residual, product)
     state.iteration += 1
-    if moving is None:
+    if moving is None and not double:
         state.columns += operator.n
     if not len(step):
         if last_resort and multiplied:
@@ -191,7 +192,7 @@ def iterate(
             state.stepped = np.zeros_like(state.alpha)
             add_product(state.stepped, np.abs(directions.vectors), np.abs(step))
     return {
-        "product" if moving is None else "check": seconds,
+        "check" if double or moving is not None else "product": seconds,
         "update": time.perf_counter() - started - seconds,
     }
 
