@@ -25,6 +25,7 @@ from dkgp_benchmarks.classify.methods import MethodSpec
 from dkgp_benchmarks.classify.problems import PROBLEMS, ClassProblem, Samples, load, splits
 from dkgp_benchmarks.classify.records import Record
 from dkgp_benchmarks.classify.trial import Classifier, Trial, trial_of
+from dkgp_benchmarks.peers.interpreters import PeerError
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -184,10 +185,10 @@ def _run(units: list[Unit], processes: int) -> Iterator[tuple[Unit, dict[str, An
 
 
 def _guarded(unit: Unit) -> dict[str, Any]:
-    """A unit whose method breaks down does not take the table down; bad input and missing extras do."""
+    """A unit whose method or peer breaks down does not take the table down; bad input and missing extras do."""
     try:
         return measure(unit)
-    except (NumericalError, np.linalg.LinAlgError) as error:
+    except (NumericalError, PeerError, np.linalg.LinAlgError) as error:
         return {**asdict(unit), "failed": f"{type(error).__name__}: {error}"}
 
 

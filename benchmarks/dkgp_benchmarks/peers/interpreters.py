@@ -15,6 +15,10 @@ from dkgp.errors import DkgpError, MissingExtraError, UsageError
 from dkgp_benchmarks.peers import runner
 
 
+class PeerError(DkgpError):
+    """A peer broke down."""
+
+
 def find_interpreters(peers: Sequence[str], candidates: Sequence[str]) -> dict[str, str]:
     """For each peer the first interpreter that has its package: one of the candidates, or dkgp's own.
 
@@ -37,14 +41,17 @@ def find_interpreters(peers: Sequence[str], candidates: Sequence[str]) -> dict[s
 
 
 def run_peer(peer: str, python: str, problem: Path, predictions: Path) -> dict[str, Any]:
-    """Run a peer by an interpreter on a problem (.npz), which leaves predictions (.npz); its figures."""
+    """Run a peer by an interpreter on a problem (.npz), which leaves predictions (.npz); its figures.
+
+    Raises `PeerError` with its last words where it fails.
+    """
     told = {"peer": peer, "problem": str(problem), "predictions": str(predictions), "threads": available_cores()}
     finished = subprocess.run(
         [python, "-I", runner.__file__], input=json.dumps(told), capture_output=True, text=True, check=False
     )
     if finished.returncode != 0:
         reason = finished.stderr.strip().splitlines()[-1:] or [f"exit code {finished.returncode}"]
-        raise DkgpError(f"{peer} failed: {reason[0]}")
+        raise PeerError(f"{peer} failed: {reason[0]}")
     figures: dict[str, Any] = json.loads(finished.stdout.strip().splitlines()[-1])
     return figures
 

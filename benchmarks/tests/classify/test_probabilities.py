@@ -80,6 +80,11 @@ def test_another_librarys_model_is_run_by_its_interpreter(tmp_path: Path, monkey
     assert (row["size"], row["fit_seconds"], row["fit_core_seconds"]) == (7, 3.0, 5.0)
     share = row["error"] / 100.0  # of class 1
     assert row["log_loss"] == pytest.approx(-share * np.log(0.25) - (1.0 - share) * np.log(0.75))
+    # One that breaks down, here for a basis of another size, leaves the others their rows, and its last words.
+    methods, reporter = (method.replace("basis=7", "basis=8"), method), SilentReporter()
+    ((row,),) = [section["rows"] for section in run_bench_classify(replace(job, methods=methods), reporter)["sections"]]
+    assert row["size"] == 7
+    assert any("gpboost-labels failed: AssertionError: [8, 30, 'iterative']" in line for line in reporter.warnings)
 
 
 @pytest.mark.evidence
