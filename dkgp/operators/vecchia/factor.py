@@ -76,6 +76,8 @@ class VecchiaProduct:
     `workers` returns threads by worker, now; where the process `shares_memory`, tasks take references.
     """
 
+    left = math.inf  # nothing tells how long a second step of conjugate gradients is
+
     def __init__(
         self, recipe: VecchiaRecipe, rounds: Rounds, workers: Callable[[], Mapping[str, int]], *, shares_memory: bool
     ) -> None:
@@ -166,8 +168,6 @@ class VecchiaFactor(VecchiaProduct):
     At most `halo` samples condition a leaf, and at most `leaf` are in it; F is built on the samples `landmarks` (R,),
     none by default. `memory_bytes` and `disk_bytes` are the leaves', of all workers together.
     """
-
-    left = math.inf  # nothing tells how long a second step of conjugate gradients is
 
     def __init__(
         self, operator: BlockedKernelOperator, halo: int, leaf: int, landmarks: IndexArray | None = None
