@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import MemoryBudgetError
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
@@ -27,6 +28,27 @@ def mib(count: int) -> str:
 def remainder(resident_bytes: int) -> str:
     """The end of an advice: memory that does not depend on the method."""
     return f"libraries and compiled code {mib(RUNTIME_BYTES)}, {mib(resident_bytes)} held already"
+
+
+@dataclass(frozen=True)
+class TrainingSizes:
+    """Sizes that the memory of training a classifier depends on, whatever its settings.
+
+    `n`, `d`, `t`: samples, features, columns of decisions. `executor`: its threads are at work in one process, which
+    may be the coordinator's. `cache_bytes`: budget of a worker's feature cache. `feature_width`: the kernel's.
+    """
+
+    n: int
+    d: int
+    t: int
+    executor: BlockExecutor
+    cache_bytes: int
+    feature_width: int | None = None
+
+    @property
+    def width(self) -> int:
+        """The kernel's `feature_width`; d by default."""
+        return self.feature_width or self.d
 
 
 class Memory(ABC):

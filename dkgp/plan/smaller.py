@@ -21,7 +21,7 @@ from dkgp.models.classification.labels import Labels, labels_of
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic.foreseen import foreseen_products
 from dkgp.models.classification.logistic.stopping import RISK_TOLERANCE, RiskSettings
-from dkgp.models.memory import MemoryPlan, Processes, plan_training
+from dkgp.models.memory import MemoryPlan, Processes, TrainingSizes, plan_training
 from dkgp.models.sparse.ladder.costs import sparse_phases
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.operators.block_tasks import feature_width
@@ -139,7 +139,7 @@ def foresee_classifier(
     }
 
     def peaks(workers: PlannedWorkers, free_bytes: int | None) -> Peaks:
-        return settings.memory(n, d, t, workers, cache_bytes, width, budget_bytes=free_bytes)
+        return settings.memory(TrainingSizes(n, d, t, workers, cache_bytes, width), budget_bytes=free_bytes)
 
     return Smaller(phases, record, peaks)
 
@@ -169,7 +169,7 @@ def foresee_likelihood(
         phases = basis_phases(basis, n, d, t, coupled=coupled)
 
         def peaks(workers: PlannedWorkers, free_bytes: int | None) -> Peaks:
-            return basis.memory(n, d, t, workers, cache_bytes, width, coupled=coupled)
+            return basis.memory(TrainingSizes(n, d, t, workers, cache_bytes, width), coupled=coupled)
 
         return Smaller(phases, record, peaks)
     products = foreseen_products(LabelledData(dataset, labels), kernel, RiskSettings(likelihood, seed=settings.seed))

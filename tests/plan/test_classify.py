@@ -17,6 +17,7 @@ from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.fixed_size.train import train_fixed_size
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import labels_of
+from dkgp.models.memory import TrainingSizes
 from dkgp.operators.block_tasks import feature_width
 from dkgp.plan.smaller import foresee_classifier
 
@@ -47,7 +48,7 @@ def test_memory_is_what_the_run_asks_for(dataset: Dataset) -> None:
     settings = FixedSizeSettings(pool=300, max_basis=100)
     foreseen = foresee_classifier(dataset, FOUND, settings, 2**20)
     with closing(LocalExecutor(2)) as executor:
-        expected = settings.memory(N, 2, 1, executor, 2**20, feature_width(FOUND.kernel))
+        expected = settings.memory(TrainingSizes(N, 2, 1, executor, 2**20, feature_width(FOUND.kernel)))
     found = foreseen.memory(4, 2)
     assert found.worker_bytes == expected.worker_bytes
     # Workers are elsewhere in a plan.

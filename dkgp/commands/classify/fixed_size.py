@@ -22,6 +22,7 @@ from dkgp.models.classification.fixed_size.train import train_fixed_size
 from dkgp.models.classification.fixed_size.weighings import considered_weights, weighing_words
 from dkgp.models.classification.labels import stratified_folds
 from dkgp.models.context import RunContext
+from dkgp.models.memory import TrainingSizes
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import coordinator_input_bytes_needed
@@ -133,8 +134,8 @@ class FixedSizeRun(ClassifyRun):
         resident, budget = room(self, expected)
 
         def plan(free: int) -> FixedSizeMemory:
-            outputs, cache = self.labels.n_outputs, self.job.cluster.cache_bytes
-            return self.job.settings.memory(n, d, outputs, executor, cache, width, budget_bytes=free)
+            sizes = TrainingSizes(n, d, self.labels.n_outputs, executor, self.job.cluster.cache_bytes, width)
+            return self.job.settings.memory(sizes, budget_bytes=free)
 
         memory = plan(budget - resident - coordinator_input_bytes_needed(n, d, width))
         inputs = inputs_within(self, width, budget - resident - memory.coordinator_bytes)

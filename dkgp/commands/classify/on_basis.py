@@ -14,13 +14,10 @@ from dkgp.data import ClassifierRecord
 from dkgp.errors import UsageError
 from dkgp.kernels import Kernel, fold_white
 from dkgp.models.classification.basis.settings import DEFAULT_BASIS, BasisMemory, BasisSettings
-from dkgp.models.classification.basis.train import train_on_basis
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.near.settings import NearSettings
-from dkgp.models.classification.near.train import train_near
-from dkgp.models.classification.trained import TrainedClassifier
-from dkgp.models.context import RunContext
-from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.models.classification.near.train import train_with_basis
+from dkgp.models.memory import TrainingSizes
 from dkgp.models.sparse.vif.objective import SEARCHED
 from dkgp.operators.block_tasks import feature_width
 
@@ -68,27 +65,25 @@ class LogisticOnBasisRun(ClassifyRun):
         if plan.useful_bytes:
             executor.tiles = replace(executor.tiles, bytes=plan.kept_bytes)
         with solving(self, executor, inputs_bytes, job.tolerance, measure="relative_residual") as context:
-            trained = self._trained(hyperparameters, context)
+            trained = train_with_basis(
+                self.data,
+                hyperparameters,
+                context,
+                self.settings,
+                likelihood=self.likelihood,
+                form=self.form,
+                regularisation=job.regularisation,
+            )
         summary = {**trained.summary, "method": self.form, "memory_plan": plan.to_json()}
         return trained.record(self.data, summary)
 
-    def _trained(self, hyperparameters: Hyperparameters, context: RunContext) -> TrainedClassifier:
-        return train_on_basis(
-            self.data,
-            hyperparameters,
-            context,
-            self.settings,
-            likelihood=self.likelihood,
-            form=self.form,
-            regularisation=self.job.regularisation,
-        )
-
     def _planned(self, kernel: Kernel, executor: BlockExecutor) -> tuple[BasisMemory, int]:
         """The projected memory, and bytes of inputs that the coordinator may hold; `MemoryBudgetError` beyond it."""
-        likelihood, cache, width = self.likelihood, self.job.cluster.cache_bytes, feature_width(kernel)
+        likelihood, width = self.likelihood, feature_width(kernel)
         n, d = self.dataset.n_samples, self.dataset.n_features
         resident, budget = room(self, kernel)
-        plan = self.settings.memory(n, d, likelihood.n_outputs, executor, cache, width, coupled=likelihood.coupled)
+        sizes = TrainingSizes(n, d, likelihood.n_outputs, executor, self.job.cluster.cache_bytes, width)
+        plan = self.settings.memory(sizes, coupled=likelihood.coupled)
         plan.require(budget, resident)
         inputs = inputs_within(self, width, budget - resident - plan.coordinator_bytes)
         return plan.with_kept(executor.tiles, budget - inputs, resident) if plan.useful_bytes else plan, inputs
@@ -133,9 +128,3 @@ class GPOnBasisRun(LogisticOnBasisRun):
             neighbours=job.neighbours,
             searched=searched,
         )
-
-    def _trained(self, hyperparameters: Hyperparameters, context: RunContext) -> TrainedClassifier:
-        settings = self.settings
-        if isinstance(settings, NearSettings):
-            return train_near(self.data, hyperparameters, context, settings, likelihood=self.likelihood)
-        return super()._trained(hyperparameters, context)

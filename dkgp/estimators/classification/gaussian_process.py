@@ -16,7 +16,6 @@ from dkgp.models.classification.laplace.train import train_gp
 from dkgp.models.classification.likelihoods import Likelihood, Link, MultiClass
 from dkgp.models.classification.logistic.stopping import RiskSettings
 from dkgp.models.classification.near.settings import NearSettings, refuse_coupled
-from dkgp.models.classification.near.train import train_near
 from dkgp.models.classification.trained import TrainedClassifier
 
 
@@ -80,22 +79,12 @@ class GPClassifier(LikelihoodClassifier):
             return
         if self.n_basis is None:
             raise InputError(f"neighbours={self.neighbours} is of a basis: give n_basis= too, such as 200")
-        NearSettings(certify=self.certify, neighbours=self.neighbours)  # refuses, before anything is tuned
+        self._basis(self.n_basis, seed)  # refuses, before anything is tuned
 
-    def _trained_on_basis(
-        self,
-        data: LabelledData,
-        hyperparameters: Hyperparameters,
-        executor: BlockExecutor,
-        settings: BasisSettings,
-        likelihood: Likelihood,
-    ) -> TrainedClassifier:
+    def _basis(self, size: int, seed: int) -> BasisSettings:
         if self.neighbours is None:
-            return super()._trained_on_basis(data, hyperparameters, executor, settings, likelihood)
-        near = NearSettings(
-            settings.size, settings.basis, settings.certify, seed=settings.seed, neighbours=self.neighbours
-        )
-        return train_near(data, hyperparameters, executor, near, likelihood=likelihood)
+            return super()._basis(size, seed)
+        return NearSettings(size, self.basis, self.certify, seed=seed, neighbours=self.neighbours)
 
     def _trained_on_all(
         self, data: LabelledData, hyperparameters: Hyperparameters, executor: BlockExecutor, settings: RiskSettings

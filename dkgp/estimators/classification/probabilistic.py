@@ -16,10 +16,11 @@ from dkgp.estimators.fitted import Fitted, FittedClassifier
 from dkgp.estimators.scikit_learn import check_is_fitted
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.basis.settings import DEFAULT_BASIS, BasisSettings
-from dkgp.models.classification.basis.train import BasisForm, train_on_basis
+from dkgp.models.classification.basis.train import BasisForm
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood, Link
 from dkgp.models.classification.logistic.stopping import RiskSettings
+from dkgp.models.classification.near.train import train_with_basis
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.solvers import MaxPasses
 from dkgp.solvers.registry import AUTO
@@ -103,32 +104,19 @@ class LikelihoodClassifier(CertifiedClassifier):
             return self._trained_on_all(data, hyperparameters, executor, settings)
         if self.n_basis < 1:
             raise InputError(f"`n_basis` must be at least 1; got {self.n_basis}")
-        return self._trained_on_basis(
+        return train_with_basis(
             data,
             hyperparameters,
             executor,
-            BasisSettings(size=self.n_basis, basis=self.basis, certify=self.certify, seed=seed),
-            likelihood,
-        )
-
-    def _trained_on_basis(
-        self,
-        data: LabelledData,
-        hyperparameters: Hyperparameters,
-        executor: BlockExecutor,
-        settings: BasisSettings,
-        likelihood: Likelihood,
-    ) -> TrainedClassifier:
-        """Train a model on a basis."""
-        return train_on_basis(
-            data,
-            hyperparameters,
-            executor,
-            settings,
+            self._basis(self.n_basis, seed),
             likelihood=likelihood,
             form=self._form,
             regularisation=self._lambda(),
         )
+
+    def _basis(self, size: int, seed: int) -> BasisSettings:
+        """Settings of a basis."""
+        return BasisSettings(size, self.basis, self.certify, seed=seed)
 
     def _lambda(self) -> float:
         """The regularisation."""

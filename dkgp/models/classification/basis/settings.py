@@ -6,11 +6,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import InputError
 from dkgp.models.classification.prototypes import PROTOTYPES, check_prototypes
-from dkgp.models.memory import Memory, kept_that_fits, mib, remainder
+from dkgp.models.memory import Memory, TrainingSizes, kept_that_fits, mib, remainder
 from dkgp.operators.cross.runs import MOST_RUNS, cross_bytes, piece_rows
 from dkgp.solvers.basis_risk.minimise import MOST_BLOCK_ROWS
 from dkgp.solvers.basis_risk.problem import GRAM_BYTES
@@ -63,32 +62,9 @@ class BasisSettings:
         """The settings that determine Newton's steps."""
         return {name: value for name, value in vars(self).items() if name != "certify"}
 
-    def memory(
-        self,
-        n: int,
-        d: int,
-        t: int,
-        executor: BlockExecutor,
-        cache_bytes: int,
-        width: int | None = None,
-        *,
-        coupled: bool = False,
-    ) -> BasisMemory:
-        """Project what training takes.
-
-        Parameters
-        ----------
-        n, d, t : int
-            Samples, features, columns of decisions.
-        executor : BlockExecutor
-            Its threads are at work in one process, which may be the coordinator's.
-        cache_bytes : int
-            Budget of a worker's feature cache.
-        width : int, optional
-            The kernel's `feature_width`; d by default.
-        coupled : bool
-            The columns hang together, as of softmax: pairs of columns have matrices then.
-        """
+    def memory(self, sizes: TrainingSizes, *, coupled: bool = False) -> BasisMemory:
+        """Project what training takes; of columns that hang together, as of softmax, pairs have matrices."""
+        n, d, t, executor = sizes.n, sizes.d, sizes.t, sizes.executor
         m, threads = min(self.size, n), executor.threads_per_process
         matrix = 8 * m * m
         if coupled:
@@ -100,7 +76,7 @@ class BasisSettings:
         levels = max(1, (MOST_RUNS - 1).bit_length())
         # Beside what one Gram takes: the others in flight, and a weighted copy of a piece.
         extra = (grams - 1) * matrix * (3 * threads + levels) + threads * 8 * m * piece_rows(m)
-        features = min(cache_bytes, 8 * n * ((width or d) + 1))
+        features = min(sizes.cache_bytes, 8 * n * (sizes.width + 1))
         pairs = 2 * MOST_PAIRS * 8 * m * t
         return BasisMemory(
             m,

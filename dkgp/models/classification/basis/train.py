@@ -16,21 +16,19 @@ import numpy as np
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError
 from dkgp.models.classification.basis.certificate import CertifiedBasis, certify_basis
+from dkgp.models.classification.basis.opening import opened
 from dkgp.models.classification.basis.settings import BasisSettings
-from dkgp.models.classification.labelled import LabelledData, Laps, digest, interruption
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic.certificate import RiskCertificate
-from dkgp.models.classification.prototypes import choose_prototypes
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.sparse.bases import given_basis
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.solvers.basis_risk.minimise import BasisDescent, BasisRiskSolution
 from dkgp.solvers.basis_risk.problem import BasisRisk
 from dkgp.solvers.basis_risk.state import BasisRiskState
-from dkgp.solvers.checkpointing import Checkpoints
 from dkgp.solvers.risk import Risk
 
 BasisForm = Literal["logistic", "gp"]
@@ -132,34 +130,14 @@ def train_on_basis(
         raise InputError(f"`regularisation` must be positive and finite; got {regularisation}")
     if form not in ("logistic", "gp"):
         raise InputError(f"`form` is 'logistic' or 'gp'; got {form!r}")
-    kernel, _ = data.kernel(Hyperparameters(hyperparameters.kernel, 1.0))
-    targets, laps, context = likelihood.targets(data.labels), Laps(), RunContext.of(context)
-    problem = {"likelihood": likelihood.to_json(), "form": form, "regularisation": regularisation}
-    checkpoints = Checkpoints(
-        context.checkpointing,
-        {**settings.identity(), **problem, **data.identity, "given": digest(given, "<f8")},
-        dict,
-    )
-    checkpoint = checkpoints.latest()
-    state = None if checkpoint is None else BasisRiskState.restored(checkpoint.metadata["state"], checkpoint.arrays)
-    # Least squares that bound the loss from above have this noise: what a greedy choice is judged by.
-    noise = regularisation / likelihood.loss.curvature_bound
-    check = interruption(context, checkpoints, "steps")
-    with context.operator(kernel, noise, data.dataset) as operator, operator.watched(check, context.within):
-        if state is not None:
-            prototypes, indices = state.prototypes, state.indices
-        elif given is not None:
-            basis = given_basis(operator, given)
-            prototypes, indices = basis.inputs, basis.indices
-        else:
-            indices, prototypes = choose_prototypes(
-                settings.basis, operator, settings.size, settings.seed, targets=data.labels.signs()
-            )
-        laps.end("choice")
-        cross = CrossKernel(operator, prototypes)
+    targets = likelihood.targets(data.labels)
+    with opened(data, hyperparameters, context, settings, likelihood, form, regularisation, given) as run:
+        operator, checkpoint, laps = run.operator, run.checkpoint, run.laps
+        state = None if checkpoint is None else BasisRiskState.restored(checkpoint.metadata["state"], checkpoint.arrays)
+        cross = CrossKernel(operator, run.prototypes)
         risk = BasisRisk(cross, targets, Risk(likelihood.loss, regularisation, data.weights))
         descent = BasisDescent(risk, settings.tolerance, settings.max_iterations, hessian=form == "gp")
-        solution = descent.run(state, indices=indices, watch=context, checkpoints=checkpoints)
+        solution = descent.run(state, indices=run.indices, watch=run.context, checkpoints=run.checkpoints)
         laps.end("fit")
         proof: CertifiedBasis | None = None
         if settings.certify:
@@ -169,26 +147,14 @@ def train_on_basis(
             laps.end("certificate")
         kernel_lower = cross.lower if form == "gp" else None
         scale = math.sqrt(float(operator.prior().max())) * (1.0 + 1e-9)
-        unexplained = 1.0 - solution.explained / float(operator.prior().sum())
-        entries = operator.kernel_evaluations
-    summary = {
-        **_summary(data, solution, proof, scale),
-        "method": form,
-        "likelihood": likelihood.to_json(),
-        "regularisation": regularisation,
-        "basis": "given" if given is not None else settings.basis,
-        "basis_size": len(prototypes),
-        "left": unexplained,
-        "kernel_evaluations": entries,
-        **laps.summary(),
-    }
+        summary = {**_summary(solution, proof, scale), "method": form, **run.summary(solution.explained)}
     posterior_lower = None
     if solution.hessian is not None:
         posterior_lower = np.stack([factor / np.sqrt(regularisation) for factor in solution.hessian.lowers])
         summary["evidence"] = _evidence(solution, posterior_lower)
     return TrainedOnBasis(
         form=form,
-        kernel=kernel,
+        kernel=operator.kernel,
         classes=data.labels.classes,
         certificate=None if proof is None else proof.certificate,
         history=[progress.to_json() for progress in solution.history],
@@ -196,7 +162,7 @@ def train_on_basis(
         regularisation=regularisation,
         likelihood=likelihood,
         prototypes=cross.prototypes,
-        indices=indices,
+        indices=run.indices,
         weights=solution.weights,
         kernel_lower=kernel_lower,
         posterior_lower=posterior_lower,
@@ -210,12 +176,9 @@ def _evidence(solution: BasisRiskSolution, posterior: FloatArray) -> float:
     return -float(solution.risk.sum()) - sum(logarithms)
 
 
-def _summary(
-    data: LabelledData, solution: BasisRiskSolution, proof: CertifiedBasis | None, scale: float
-) -> dict[str, Any]:
+def _summary(solution: BasisRiskSolution, proof: CertifiedBasis | None, scale: float) -> dict[str, Any]:
     progress, risk = solution.history[-1], float(solution.risk.sum())
     summary: dict[str, Any] = {
-        **data.summary(),
         "solver": "newton",
         "converged": solution.reason.converged,
         "reason": solution.reason.message,
@@ -227,7 +190,7 @@ def _summary(
         "column_passes": progress.column_passes,
         "risk": risk,
         # By how much decisions may miss those of the basis' own best function.
-        "decision_error": [progress.relative_residual] * data.labels.n_outputs,
+        "decision_error": [progress.relative_residual] * solution.weights.shape[1],
     }
     if proof is None:
         return summary

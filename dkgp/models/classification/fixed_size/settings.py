@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.threads import available_cores
 from dkgp.errors import InputError
 from dkgp.models.classification.fixed_size.budget import JUDGING, POOL_PENALTIES, WIDTHS
@@ -16,7 +15,7 @@ from dkgp.models.classification.fixed_size.paths import path_bytes
 from dkgp.models.classification.fixed_size.validation import CARDINALITY_RULES, Stop, stop_rule
 from dkgp.models.classification.fixed_size.whole_pool import pool_bytes
 from dkgp.models.classification.prototypes import DEFAULT_PROTOTYPES, PROTOTYPES
-from dkgp.models.memory import Memory, mib, remainder
+from dkgp.models.memory import Memory, TrainingSizes, mib, remainder
 from dkgp.operators.cross.folds import fold_bytes, triangle_numbers
 from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import Group, Option
@@ -166,36 +165,18 @@ class FixedSizeSettings:
                 size += POOL_STEP
         return min(size, n)
 
-    def memory(
-        self,
-        n: int,
-        d: int,
-        t: int,
-        executor: BlockExecutor,
-        cache_bytes: int,
-        width: int | None = None,
-        *,
-        together: int = 3,
-        budget_bytes: int | None = None,
-    ) -> FixedSizeMemory:
+    def memory(self, sizes: TrainingSizes, *, together: int = 3, budget_bytes: int | None = None) -> FixedSizeMemory:
         """Project what training takes.
 
         Parameters
         ----------
-        n, d, t : int
-            Samples, features, outputs.
-        executor : BlockExecutor
-            Its threads are at work in one process, which may be the coordinator's.
-        cache_bytes : int
-            Budget of a worker's cache, which keeps inputs.
-        width : int, optional
-            The kernel's `feature_width`; d by default.
         together : int
             Kernels of a pass at most.
         budget_bytes : int, optional
             Free in the coordinator's process: fewer kernels go together where all would not fit.
         """
-        m, width = self.pool_size(n, t), width or d
+        n, d, t, executor, width = sizes.n, sizes.d, sizes.t, sizes.executor, sizes.width
+        m = self.pool_size(n, t)
         most = min(self.max_basis or m, m)
         shared = self.judges_by_pools
         if self.takes_whole_pool:
@@ -213,7 +194,9 @@ class FixedSizeSettings:
             at_once = max(1.0, count * alike) if shared else float(count)
             thread, waiting, _ = fold_bytes(n, d, m, t, self.folds, math.ceil(at_once), width)
             grams = math.ceil(8 * at_once * (triangles + 3 * m * m + 2 * self.folds * m * (t + 1)))
-            worker = executor.threads_per_process * thread + waiting + min(cache_bytes, 8 * n * (d + 2 * width + 2))
+            worker = (
+                executor.threads_per_process * thread + waiting + min(sizes.cache_bytes, 8 * n * (d + 2 * width + 2))
+            )
             plan = FixedSizeMemory(m, self.folds, count, grams, paths, vectors, worker, executor.shares_memory)
             if budget_bytes is None or plan.coordinator_bytes <= budget_bytes:
                 break

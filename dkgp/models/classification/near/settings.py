@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError
 from dkgp.models.classification.basis.settings import BasisMemory, BasisSettings
 from dkgp.models.classification.likelihoods import Likelihood
+from dkgp.models.memory import TrainingSizes
 from dkgp.models.sparse.vif.objective import HALO, LEAF, SEARCHED, Neighbours, kept_bytes, vif_bytes
 
 
@@ -53,19 +53,10 @@ class NearSettings(BasisSettings):
         """Sizes of leaves and halos, and of searches for these."""
         return Neighbours.of(self.neighbours, self.searched)
 
-    def memory(
-        self,
-        n: int,
-        d: int,
-        t: int,
-        executor: BlockExecutor,
-        cache_bytes: int,
-        width: int | None = None,
-        *,
-        coupled: bool = False,
-    ) -> BasisMemory:
-        """Project what training takes; parameters as of `BasisSettings.memory`, and never `coupled`."""
-        plan = super().memory(n, d, 1, executor, cache_bytes, width)
+    def memory(self, sizes: TrainingSizes, *, coupled: bool = False) -> BasisMemory:
+        """Project what training takes; columns are never `coupled`, and have their steps one after the other."""
+        n, d, t, executor = sizes.n, sizes.d, sizes.t, sizes.executor
+        plan = super().memory(replace(sizes, t=1))
         m, threads = min(self.size, n), executor.threads_per_process
         # Each column's factor, values, weights, targets and noise, and a record's inputs and copies of these.
         matrices, vectors = plan.matrices_bytes + 2 * t * 8 * m * m, 8 * n * (12 * t + 2 * d + 8)

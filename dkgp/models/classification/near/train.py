@@ -12,15 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.cluster.executors.base import BlockExecutor
-from dkgp.models.classification.labelled import LabelledData, Laps, digest, interruption
+from dkgp.models.classification.basis.opening import Opened, opened
+from dkgp.models.classification.basis.settings import BasisSettings
+from dkgp.models.classification.basis.train import BasisForm, train_on_basis
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.near.mode import ColumnLabels, ColumnState, ModeSearch, evidence
 from dkgp.models.classification.near.settings import NearSettings, refuse_coupled
-from dkgp.models.classification.prototypes import choose_prototypes
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.sparse.bases import given_basis
 from dkgp.models.sparse.vif.objective import Joint, Neighbourhood
 from dkgp.models.sparse.vif.prediction import Near
 from dkgp.models.sparse.vif.stored import near_fields
@@ -28,7 +29,7 @@ from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.low_rank.landmark_rows import whiten
-from dkgp.solvers.checkpointing import Checkpoints, interrupted
+from dkgp.solvers.checkpointing import interrupted
 from dkgp.solvers.stopping import Progress, StopReason
 
 
@@ -112,51 +113,31 @@ def train_near(
         The context asked for the end.
     """
     refuse_coupled(likelihood)
-    kernel, _ = data.kernel(Hyperparameters(hyperparameters.kernel, 1.0))
-    signs, laps, context = likelihood.targets(data.labels), Laps(), RunContext.of(context)
+    signs = likelihood.targets(data.labels)
     columns = [ColumnLabels(np.ascontiguousarray(column), likelihood.loss, data.weights) for column in signs.T]
-    problem = {"likelihood": likelihood.to_json(), "form": "near", "given": digest(given, "<f8")}
-    checkpoints = Checkpoints(context.checkpointing, {**settings.identity(), **problem, **data.identity}, dict)
-    checkpoint = checkpoints.latest()
-    state = None if checkpoint is None else _State.restored(checkpoint.metadata["state"], checkpoint.arrays)
-    # The basis is chosen as for regression on labels with the least noise that there may be.
-    noise = 1.0 / likelihood.loss.curvature_bound
-    check = interruption(context, checkpoints, "steps")
-    with context.operator(kernel, noise, data.dataset) as operator, operator.watched(check, context.within):
-        if state is None:
-            basis = None if given is None else given_basis(operator, given)
-            if basis is None:
-                indices, prototypes = choose_prototypes(
-                    settings.basis, operator, settings.size, settings.seed, targets=data.labels.signs()
-                )
-            else:
-                indices, prototypes = basis.indices, basis.inputs
-            state = _State(prototypes, indices, [ColumnState.start(labels) for labels in columns])
-        laps.end("choice")
-        lower = CrossKernel(operator, state.prototypes).lower
+    with opened(data, hyperparameters, context, settings, likelihood, "near", 1.0, given) as run:
+        operator, checkpoint = run.operator, run.checkpoint
+        if checkpoint is None:
+            state = _State(run.prototypes, run.indices, [ColumnState.start(labels) for labels in columns])
+        else:
+            state = _State.restored(checkpoint.metadata["state"], checkpoint.arrays)
+        lower = CrossKernel(operator, run.prototypes).lower
         held = Neighbourhood(operator, settings.near)
-        laps.end("neighbours")
-        with closing(ModeSearch(operator, held, held.described(operator, state.prototypes))) as search:
-            _find_modes(search, operator, state, columns, settings, context, checkpoints)
-        laps.end("steps")
+        run.laps.end("neighbours")
+        with closing(ModeSearch(operator, held, held.described(operator, run.prototypes))) as search:
+            _find_modes(search, run, state, columns, settings)
+        run.laps.end("steps")
         near = _near(operator, held, state.columns, settings)
         joint = state.columns[0].joint
         assert joint is not None
-        unexplained = 1.0 - joint.explained / float(operator.prior().sum())
-        entries = operator.kernel_evaluations
+        told = run.summary(joint.explained)
     reason = _reason(state.columns, settings)
-    values = np.stack([column.values for column in state.columns], axis=1)
     summary = {
-        **data.summary(),
+        **told,
         "method": "gp",
-        "likelihood": likelihood.to_json(),
-        "regularisation": 1.0,
-        "basis": settings.basis if given is None else "given",
-        "basis_size": len(state.prototypes),
         "neighbours": near.size,
         "neighbours_unproven": held.unproven,
         "search_samples": settings.searched,
-        "left": unexplained,
         "solver": "newton",
         "converged": reason.converged,
         "reason": reason.message,
@@ -166,34 +147,45 @@ def train_near(
         "decision_error": [column.change for column in state.columns],
         "risk": sum(labels.risk(column.values) for labels, column in zip(columns, state.columns, strict=True)),
         "evidence": sum(evidence(column) for column in state.columns),
-        "kernel_evaluations": entries,
-        **laps.summary(),
     }
     return TrainedNear(
-        kernel=kernel,
+        kernel=operator.kernel,
         classes=data.labels.classes,
         history=[progress.to_json() for progress in state.history],
         summary=summary,
         likelihood=likelihood,
-        prototypes=state.prototypes,
-        indices=state.indices,
+        prototypes=run.prototypes,
+        indices=run.indices,
         kernel_lower=lower,
         weights=np.ascontiguousarray(whiten(lower, near.whitened, transposed=True)),
         near=near,
-        values=values,
+        values=np.stack([column.values for column in state.columns], axis=1),
+    )
+
+
+def train_with_basis(
+    data: LabelledData,
+    hyperparameters: Hyperparameters,
+    context: RunContext | BlockExecutor,
+    settings: BasisSettings,
+    *,
+    likelihood: Likelihood,
+    form: BasisForm,
+    regularisation: float = 1.0,
+) -> TrainedClassifier:
+    """Train on a basis, with neighbours where the settings have some; see `train_near` and `train_on_basis`."""
+    if isinstance(settings, NearSettings):
+        return train_near(data, hyperparameters, context, settings, likelihood=likelihood)
+    return train_on_basis(
+        data, hyperparameters, context, settings, likelihood=likelihood, form=form, regularisation=regularisation
     )
 
 
 def _find_modes(
-    search: ModeSearch,
-    operator: BlockedKernelOperator,
-    state: _State,
-    columns: list[ColumnLabels],
-    settings: NearSettings,
-    context: RunContext,
-    checkpoints: Checkpoints,
+    search: ModeSearch, run: Opened, state: _State, columns: list[ColumnLabels], settings: NearSettings
 ) -> None:
     """Take steps of one latent function after the other, until all have ended."""
+    operator, context, checkpoints = run.operator, run.context, run.checkpoints
     for column, labels in zip(state.columns, columns, strict=True):
         while not column.ended:
             if context.interrupted is not None and context.interrupted():

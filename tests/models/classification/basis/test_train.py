@@ -19,6 +19,7 @@ from dkgp.models.classification.basis.posterior import BasisPosterior
 from dkgp.models.classification.basis.settings import BASES, BasisSettings
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import label_weights
+from dkgp.models.memory import TrainingSizes
 from dkgp.solvers import Checkpointing
 from tests.models.classification.basis.problems import KERNEL, samples, trained
 
@@ -180,7 +181,7 @@ def test_memory_is_planned_and_refused_with_numbers() -> None:
     executor = LocalExecutor(2)
     settings = BasisSettings(2000)
     plans = [
-        settings.memory(10**6, 10, t, executor, 2**28, coupled=coupled)
+        settings.memory(TrainingSizes(10**6, 10, t, executor, 2**28), coupled=coupled)
         for t, coupled in ((1, False), (5, False), (3, True), (10, True))
     ]
     executor.close()

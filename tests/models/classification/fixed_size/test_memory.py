@@ -17,6 +17,7 @@ from dkgp.models.classification.fixed_size.settings import FixedSizeMemory, Fixe
 from dkgp.models.classification.fixed_size.train import train_fixed_size
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels
+from dkgp.models.memory import TrainingSizes
 
 MEBIBYTE = 2**20
 
@@ -24,7 +25,7 @@ MEBIBYTE = 2**20
 def plan(n: int = 100_000, **changed: Any) -> FixedSizeMemory:
     settings = FixedSizeSettings(pool=changed.pop("pool", 1000))
     executor: Any = SimpleNamespace(threads_per_process=2, shares_memory=changed.pop("shares_memory", True))
-    return settings.memory(n, 20, 1, executor, 2**20, **changed)
+    return settings.memory(TrainingSizes(n, 20, 1, executor, 2**20), **changed)
 
 
 def test_fewer_kernels_go_together_where_all_would_not_fit() -> None:
@@ -68,5 +69,5 @@ def test_what_is_taken_is_less_than_what_was_planned(rng: np.random.Generator) -
     taken = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     executor.close()
-    planned = settings.memory(n, 3, 1, executor, 2**20).coordinator_bytes - 256 * MEBIBYTE
+    planned = settings.memory(TrainingSizes(n, 3, 1, executor, 2**20)).coordinator_bytes - 256 * MEBIBYTE
     assert 0.3 * planned < taken < 1.1 * planned

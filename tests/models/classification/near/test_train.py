@@ -27,6 +27,7 @@ from dkgp.models.classification.near.settings import NearSettings
 from dkgp.models.classification.near.train import TrainedNear, train_near
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.models.memory import TrainingSizes
 from dkgp.models.tuning.laplace.columns import column_mode
 from dkgp.solvers import Checkpointing
 from tests.models.classification.problems import noisy_sine
@@ -261,7 +262,7 @@ def test_memory_is_what_is_planned_at_most(classes: int, rng: np.random.Generato
     dataset = memory_dataset(X, codes.astype(np.float64))
     labels = Labels(tuple("abc"[:classes]), codes.astype(np.int64))
     settings = {"size": m, "basis": "uniform", "neighbours": 16, "max_iterations": 1}
-    plan = NearSettings(**settings).memory(n, 3, labels.n_outputs, one_thread, 2**28)
+    plan = NearSettings(**settings).memory(TrainingSizes(n, 3, labels.n_outputs, one_thread, 2**28))
     planned = plan.coordinator_parts + plan.worker_parts
     trained(*noisy_sine(rng, 200), one_thread)  # compiled, and imported
     tracemalloc.start()
@@ -275,7 +276,7 @@ def test_memory_is_what_is_planned_at_most(classes: int, rng: np.random.Generato
 
 def test_the_plan_knows_what_a_class_and_a_neighbour_take(one_thread: LocalExecutor) -> None:
     def plan(t: int = 1, **settings: int) -> Any:
-        return NearSettings(500, **settings).memory(10**5, 5, t, one_thread, 2**28)
+        return NearSettings(500, **settings).memory(TrainingSizes(10**5, 5, t, one_thread, 2**28))
 
     one, ten = plan(), plan(10)
     # Triangle, its copy in the model, and the vectors of a column.
