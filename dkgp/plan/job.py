@@ -65,6 +65,12 @@ BASIS_SIZE = Option(
     help="Of `sparse`, or of `classify` logistic or gp: basis samples.  [default: 1000; all samples]", metavar="M"
 )
 BASIS = Option(help="How these are chosen, as for that command.  [default: the method's own]", metavar="NAME")
+NEIGHBOURS = Option(
+    help="Of `sparse` vif, or of `classify` gp with `basis_size`: nearest samples that a prediction stands on.  "
+    "[default: 128 of vif, none of gp]",
+    metavar="SAMPLES",
+    least=1,
+)
 CLASSIFY = Option(
     help="Foresee a classifier of the labels too, as `dkgp classify` trains it: a fixed-size one by a search (shared, "
     "grid, profile, annealing, none), or logistic or gp, on all samples or with `basis_size`.",
@@ -104,6 +110,7 @@ class PlanJob:
     sparse: Annotated[str | None, SPARSE] = None
     basis_size: Annotated[int | None, BASIS_SIZE] = None
     basis: Annotated[str | None, BASIS] = None
+    neighbours: Annotated[int | None, NEIGHBOURS] = None
     classify: Annotated[
         Literal["shared", "grid", "profile", "annealing", "none", "logistic", "gp"] | None, CLASSIFY
     ] = None
@@ -133,7 +140,10 @@ class PlanJob:
     def sparse_settings(self) -> SparseSettings | None:
         """Return the settings of the sparse model to foresee, but for its size; None where none is wanted."""
         if self.sparse is not None:
-            return SparseSettings(self.sparse, basis=self.basis, seed=self.solver.seed)
+            settings = SparseSettings(self.sparse, basis=self.basis, seed=self.solver.seed)
+            return settings if self.neighbours is None else replace(settings, neighbours=self.neighbours)
+        if self.neighbours is not None and (self.classify != "gp" or self.basis_size is None):
+            raise UsageError("`neighbours` go with `sparse` vif, or with `classify` gp and a `basis_size`")
         if self.classify in LIKELIHOODS:
             return None  # the basis is the classifier's
         for name in ("basis_size", "basis"):
@@ -148,8 +158,10 @@ class PlanJob:
                 raise UsageError("`pool` belongs to a fixed-size classifier; leave it out, or name its search")
             if self.sparse is not None and self.basis_size is not None:
                 raise UsageError("`basis_size` is of `sparse` or of `classify`; foresee one of them at a time")
-            basis = (self.basis_size, self.basis) if self.sparse is None else (None, None)
-            return LikelihoodSettings(self.classify, *basis, seed=self.solver.seed)
+            of_all = LikelihoodSettings(self.classify, seed=self.solver.seed)
+            if self.sparse is not None:
+                return of_all
+            return replace(of_all, basis_size=self.basis_size, basis=self.basis, neighbours=self.neighbours)
         if self.classify is not None:
             settings = FixedSizeSettings(search=self.classify, seed=self.solver.seed)
             return settings if self.pool is None else replace(settings, pool=self.pool)

@@ -156,7 +156,8 @@ def _foresee_classifier(
     if job.hyper is None:  # those of a regression have another amplitude
         search = LabelTuning(min(job.subset, dataset.n_samples), settings.seed, likelihood="logit")
         hyperparameters = tune_labels(LabelledData(dataset, labels_of(dataset)), search)
-    return foresee_likelihood(dataset, hyperparameters, settings, cache_bytes, blocks)
+    tiles = budget_here(job.cluster.cache_tiles, worker_memory_bytes=job.cluster.worker_memory_bytes)
+    return foresee_likelihood(dataset, hyperparameters, settings, cache_bytes, blocks, tiles.bytes)
 
 
 def _require_room(job: PlanJob, smaller: Smaller, resident_bytes: int) -> None:

@@ -6,7 +6,7 @@ What they take is counted beside their trainers, and projected by the same setti
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol
 
 from dkgp.data import Dataset
@@ -21,6 +21,8 @@ from dkgp.models.classification.labels import Labels, labels_of
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic.foreseen import foreseen_products
 from dkgp.models.classification.logistic.stopping import RISK_TOLERANCE, RiskSettings
+from dkgp.models.classification.near.foreseen import near_phases
+from dkgp.models.classification.near.settings import NearSettings
 from dkgp.models.memory import MemoryPlan, Processes, TrainingSizes, plan_training
 from dkgp.models.sparse.ladder.costs import sparse_phases
 from dkgp.models.sparse.settings import SparseSettings
@@ -72,6 +74,7 @@ class LikelihoodSettings:
     # Of one on a basis; None for all samples.
     basis_size: int | None = None
     basis: str | None = None
+    neighbours: int | None = None  # of a Gaussian process on a basis
     seed: int = 0  # of the subsets
 
     def likelihood(self, labels: Labels) -> Likelihood:
@@ -82,7 +85,10 @@ class LikelihoodSettings:
         """Return the basis' settings, where there is one."""
         if self.basis_size is None:
             return None
-        return BasisSettings(self.basis_size, self.basis or DEFAULT_BASIS, tolerance=RISK_TOLERANCE, seed=self.seed)
+        basis = self.basis or DEFAULT_BASIS
+        if self.neighbours is not None:
+            return NearSettings(self.basis_size, basis, seed=self.seed, neighbours=self.neighbours)
+        return BasisSettings(self.basis_size, basis, tolerance=RISK_TOLERANCE, seed=self.seed)
 
 
 @dataclass(frozen=True)
@@ -145,11 +151,16 @@ def foresee_classifier(
 
 
 def foresee_likelihood(
-    dataset: Dataset, hyperparameters: Hyperparameters, settings: LikelihoodSettings, cache_bytes: int, blocks: int
+    dataset: Dataset,
+    hyperparameters: Hyperparameters,
+    settings: LikelihoodSettings,
+    cache_bytes: int,
+    blocks: int,
+    kept_bytes: int = 0,
 ) -> Smaller:
     """Foresee a classifier of a dataset's labels, to decisions within `RISK_TOLERANCE`; `InputError` without labels.
 
-    `blocks` are those of the samples, for products.
+    `blocks` are those of the samples, for products; `kept_bytes` are what a worker may keep of neighbours' leaves.
     """
     labels = labels_of(dataset)
     kernel, _ = fold_white(hyperparameters.kernel, hyperparameters.noise_variance)
@@ -165,6 +176,10 @@ def foresee_likelihood(
         "kernel_evaluations": 0.0 if basis is None else basis_entries(basis, n),
         "model_bytes": 8 * rows * (d + t),
     }
+    if isinstance(basis, NearSettings):
+        return _foresee_near(
+            basis, TrainingSizes(n, d, t, PlannedWorkers(1, 1), cache_bytes, width), record, kept_bytes
+        )
     if basis is not None:
         phases = basis_phases(basis, n, d, t, coupled=coupled)
 
@@ -180,6 +195,24 @@ def foresee_likelihood(
     room = Room(plan_training(n, d, t, memory, elsewhere, holds_inputs=False, width=width))
     phases = conjugate_phases(Sizes(n, d, t, blocks=blocks), products.count, checks=CHECKS)
     return Smaller(phases, record, lambda workers, free_bytes: room)
+
+
+def _foresee_near(settings: NearSettings, sizes: TrainingSizes, record: dict[str, Any], kept_bytes: int) -> Smaller:
+    """Foresee a classifier with neighbours; work is that of one worker, more of which keep more leaves."""
+    (n, d, t), useful = (sizes.n, sizes.d, sizes.t), settings.memory(sizes).useful_bytes
+    phases = near_phases(settings, n, d, t, min(1.0, kept_bytes / useful))
+    m = min(settings.size, n)
+
+    def peaks(workers: PlannedWorkers, free_bytes: int | None) -> Peaks:
+        plan, kept = settings.memory(replace(sizes, executor=workers)), min(kept_bytes, -(-useful // workers.processes))
+        return replace(plan, worker_bytes=plan.worker_bytes + kept)
+
+    told = {
+        "neighbours": settings.neighbours,
+        "kernel_evaluations": _entries(phases),
+        "model_bytes": 8 * (m * (m + d) + t * m * (m + 2) + n * (d + 2 * t)),
+    }
+    return Smaller(phases, {**record, **told}, peaks)
 
 
 def _entries(phases: Sequence[Phase]) -> float:

@@ -38,12 +38,12 @@ class PlannedWorkers(LocalExecutor):
 
     def __init__(self, workers: int, threads_per_worker: int) -> None:
         super().__init__(1)
-        self._workers, self._each = workers, threads_per_worker
+        self.processes, self._each = workers, threads_per_worker
 
     @property
     def parallelism(self) -> int:
         """Threads of all of them."""
-        return self._workers * self._each
+        return self.processes * self._each
 
     @property
     def threads_per_process(self) -> int:

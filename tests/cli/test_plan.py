@@ -99,6 +99,10 @@ def test_a_sparse_model_is_foreseen_beside_the_exact_one(problem: tuple[Path, Pa
         own = row["sparse"]
         assert list(own["phases"]) == ["reading", "choice", "fit", "algebra"]
         assert sum(own["phases"].values()) == pytest.approx(own["seconds"])
+    # The last one counts.
+    near = run_json("plan", train, *options, "--sparse", "vif", "--basis-size", 20, "--neighbours", 40)
+    assert near["sparse"]["neighbours"] == 40
+    assert list(near["workers"][0]["sparse"]["phases"]) == ["reading", "fit", "algebra", "neighbours", "leaves", "sums"]
     shown = run("plan", train, *options, "--basis", "uniform")
     assert "sggp, 300 samples (uniform)" in " ".join(shown.stdout.split())  # the default is more than there are
     refused(run("plan", train, *options, "--memory-limit", "1MiB"), "is projected to need")
@@ -122,6 +126,16 @@ def test_a_classifier_is_foreseen_beside_the_exact_model(problem: tuple[Path, Pa
         assert sum(own["phases"].values()) == pytest.approx(own["seconds"])
     shown = " ".join(run("plan", labelled, *options).stdout.split())
     assert f"{dataset.n_samples} to choose among (k-centre)" in shown  # the default is more than there are
+    near = ("--classify", "gp", "--basis-size", 20, "--neighbours", 40)
+    found = run_json("plan", labelled, *options, *near)
+    assert (found["classify"]["method"], found["classify"]["basis_size"], found["classify"]["neighbours"]) == (
+        "gp",
+        20,
+        40,
+    )
+    assert list(found["workers"][0]["classify"]["phases"]) == ["reading", "choice", "neighbours", "leaves", "steps"]
+    shown = run("plan", labelled, *options, *near)
+    assert "a basis of 20 samples (pivoted), 40 neighbours" in " ".join(shown.stdout.split())
     refused(run("plan", labelled, *options, "--pool", 0), "--pool must be at least 1")
     refused(run("plan", labelled, *options, "--memory-limit", "1MiB"), "is projected to need")
 

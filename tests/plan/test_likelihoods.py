@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
+from dkgp.cluster.tile_budget import TileBudget
 from dkgp.data import Dataset, memory_dataset
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.kernels import SquaredExponential
@@ -18,6 +19,10 @@ from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import labels_of
 from dkgp.models.classification.logistic.stopping import RiskSettings
 from dkgp.models.classification.logistic.train import train_logistic
+from dkgp.models.classification.near.foreseen import STEPS
+from dkgp.models.classification.near.settings import NearSettings
+from dkgp.models.classification.near.train import train_near
+from dkgp.models.memory import TrainingSizes
 from dkgp.plan.smaller import LikelihoodSettings, foresee_likelihood
 
 N = 1500
@@ -63,6 +68,30 @@ def test_a_basis_is_foreseen_as_a_run_takes_it(dataset: Dataset) -> None:
     entries = foreseen.record["kernel_evaluations"]
     assert taken["kernel_evaluations"] / 3.0 < entries < 3.0 * taken["kernel_evaluations"]
     assert [phase.name for phase in foreseen.phases] == ["choice", "steps", "Hessians"]
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 2**40])
+def test_neighbours_are_foreseen_as_a_run_takes_them(dataset: Dataset, kept_bytes: int) -> None:
+    settings = LikelihoodSettings("gp", 30, None, 40)
+    foreseen = foresee_likelihood(dataset, FOUND, settings, 2**20, 1, kept_bytes)
+    near, labels = settings.on_basis(), labels_of(dataset)
+    assert isinstance(near, NearSettings)
+    with closing(LocalExecutor(2)) as executor:
+        executor.tiles = TileBudget(kept_bytes)
+        data, likelihood = LabelledData(dataset, labels), settings.likelihood(labels)
+        taken = train_near(data, FOUND, executor, near, likelihood=likelihood).summary
+        expected = near.memory(TrainingSizes(N, 2, 1, executor, 2**20))
+    steps = STEPS / taken["steps"][0]
+    assert 0.4 < steps < 2.5
+    entries = foreseen.record["kernel_evaluations"] / taken["kernel_evaluations"]
+    # What is kept is made once, whatever the steps.
+    assert 0.6 < (entries if kept_bytes else entries / steps) < 1.6
+    few, many = foreseen.memory(1, 2), foreseen.memory(4, 2)
+    kept = expected.useful_bytes if kept_bytes else 0
+    assert few.worker_bytes == expected.worker_bytes + kept
+    assert few.worker_bytes - many.worker_bytes == kept - -(-kept // 4)
+    assert few.coordinator_bytes == expected.coordinator_bytes - expected.worker_bytes
+    assert [phase.name for phase in foreseen.phases] == ["choice", "neighbours", "leaves", "steps"]
 
 
 def test_targets_that_are_no_labels_are_refused() -> None:

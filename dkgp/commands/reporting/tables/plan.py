@@ -162,7 +162,8 @@ def _likelihood(figures: Document) -> Rows:
     """Rows on a classifier with a likelihood: products or a basis."""
     products = figures["products"]
     samples = "all samples" if products else f"a basis of {figures['basis_size']:,} samples ({figures['basis']})"
-    rows: Rows = [("method", f"{figures['method']} ({figures['likelihood']}): {samples}")]
+    near = f", {figures['neighbours']:,} neighbours" if figures.get("neighbours") else ""
+    rows: Rows = [("method", f"{figures['method']} ({figures['likelihood']}): {samples}{near}")]
     if products:
         between = f"between {products['low']:.0f} and {products['high']:.0f}"
         rows.append(("products", f"{products['expected']:.0f}, {between}"))

@@ -10,13 +10,19 @@ from dkgp.solvers.prices import Phase, Work
 HESSIANS, PASSES = 8.0, 16.0
 
 
+def choice_phase(settings: BasisSettings, n: int, d: int) -> Phase:
+    """The choice of a basis among n samples of d features."""
+    m = float(min(settings.size, n))
+    work = Work(double_entries=n * m) if settings.basis != "uniform" else Work()
+    return Phase("choice", 1.0, work, rounds=1, pieces=MOST_RUNS, returned=8.0 * m * d)
+
+
 def basis_phases(settings: BasisSettings, n: int, d: int, t: int, *, coupled: bool) -> list[Phase]:
     """The work on n samples of d features in its order, of t columns of decisions, which may hang together."""
     samples, m = float(n), float(min(settings.size, n))
     grams = t * (t + 1) / 2.0 if coupled else float(t)
-    choice = Work(double_entries=samples * m) if settings.basis != "uniform" else Work()
     return [
-        Phase("choice", 1.0, choice, rounds=1, pieces=MOST_RUNS, returned=8.0 * m * d),
+        choice_phase(settings, n, d),
         Phase(
             "steps",
             PASSES + HESSIANS,

@@ -6,7 +6,6 @@ every machine. Messages scale them by the time that the rungs so far took, over 
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,10 +15,9 @@ from dkgp.kernels import Kernel
 from dkgp.models.memory import Processes, plan_within
 from dkgp.models.solver_choice import choose_solver_for
 from dkgp.models.sparse.settings import SparseSettings
+from dkgp.models.sparse.vif.foreseen import factors_phase, leaves_phase, search_phase
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.cross.runs import MOST_RUNS
-from dkgp.operators.vecchia.halos import leaf_count
-from dkgp.operators.vecchia.leaves import BUNDLE_ROWS
 from dkgp.solvers import Choice, Solver
 from dkgp.solvers.auto import GREEDY_OVERHEAD
 from dkgp.solvers.block_descent.block_size import automatic_block_size, descent_phases
@@ -31,8 +29,6 @@ from dkgp.solvers.registry import build_solver, solver_memory
 
 # Passes over the entries of K_nm: whitening, what verifies the fit, and the certificate.
 FIT_PASSES = 3
-# Rows of F that a bundle makes for each of its own: those of halos are other bundles'.
-HALO_SHARE = 2.0
 # Cubes of m that a fit and its certificate take at the coordinator: factors, the subset's own model, L's inverse.
 COORDINATOR_CUBES = 4.0
 # Of a draw of candidates, as for `GreedyBlockCoordinateDescent`.
@@ -89,7 +85,12 @@ def sparse_phases(settings: SparseSettings, n: int, d: int, p: int) -> list[Phas
         algebra,
     ]
     if settings.sparse_method.neighbours:
-        phases.append(_neighbours_phase(settings, n, d, p))
+        near = settings.near
+        phases += [
+            search_phase(near, n, d),
+            leaves_phase(1.0, near, n, m),
+            factors_phase("sums", 1.0, near, n, d, m, p),
+        ]
     if greedy is not None:
         each, count = choices[0], greedy.per_round
         looked_at = count * greedy.candidates + greedy.kept
@@ -105,24 +106,6 @@ def sparse_phases(settings: SparseSettings, n: int, d: int, p: int) -> list[Phas
         )
         phases.insert(0, choice)
     return phases
-
-
-def _neighbours_phase(settings: SparseSettings, n: int, d: int, p: int) -> Phase:
-    """A pass over leaves and their halos; rows of the basis' columns are made once for each bundle."""
-    sizes, m = settings.near, settings.basis_size
-    rows, leaves = min(sizes.leaf + sizes.halo, n), leaf_count(n, sizes.leaf)
-    # Of the leaves before one, as many as a search looks at where no distance spares it any.
-    most = min(leaf_count(sizes.searched, sizes.leaf), leaves)
-    looked_at = most - most**2 / (2.0 * leaves)
-    operations = rows**3 / 3.0 + 2.0 * sizes.leaf * rows * (sizes.leaf + m + p) + sizes.leaf * float(m) ** 2
-    work = Work(
-        double_entries=leaves * float(rows) ** 2 + HALO_SHARE * n * m,
-        double_operations=leaves * operations + HALO_SHARE * n * float(m) ** 2,
-        operations=3.0 * d * n * looked_at * sizes.leaf,
-        vectors=2.0 * d * leaves * looked_at * max(1.0, math.log2(leaves / looked_at)),
-    )
-    bundles, square = -(-n // BUNDLE_ROWS), 8.0 * (m + p) ** 2
-    return Phase("neighbours", 1.0, work, rounds=3, pieces=bundles, sent_to_each=8.0 * m * (d + p), returned=square)
 
 
 def product_seconds(n: int, d: int, p: int) -> float:
