@@ -18,15 +18,18 @@ from dkgp.estimators.outputs.frames import frame_index
 from dkgp.estimators.outputs.outputs import predictions
 from dkgp.estimators.sample_noise import SampleNoise
 from dkgp.estimators.scikit_learn import BaseEstimator, RegressorMixin, check_is_fitted
-from dkgp.estimators.settings import OBJECTIVES, hyperparameters_for, settings_of
+from dkgp.estimators.settings import OBJECTIVES, executor_for, hyperparameters_for, settings_of
 from dkgp.estimators.tables import Table, is_dask, is_plain, read_inputs
 from dkgp.estimators.targets.gaps import of_groups
-from dkgp.estimators.targets.mean import EstimatorMean
+from dkgp.estimators.targets.mean import EstimatorMean, require_centred
 from dkgp.estimators.training_set import feature_names_of, plain_inputs, true_targets
 from dkgp.html import panel
 from dkgp.kernels import Kernel, kernel_from_json
 from dkgp.models import Hyperparameters, tune_dataset
+from dkgp.models.sparse.bound.search import BASIS_SIZES, EVIDENCES, tune_by_bound
 from dkgp.models.trend.columns import CENTRED, MeanKind
+from dkgp.models.tuning.likelihood_search import SearchSettings
+from dkgp.models.tuning.problem import Choices
 from dkgp.models.variance.variances import VarianceSettings
 
 
@@ -194,7 +197,7 @@ class GPEstimator(TargetsRegressor, KernelEstimator):
     subset_size: int = 2000
     n_restarts_optimizer: int = 0
 
-    _optimizers: ClassVar[tuple[str, ...]] = tuple(OBJECTIVES)
+    _optimizers: ClassVar[tuple[str, ...]] = (*OBJECTIVES, "vif")
 
     def _hyperparameters(self, dataset: Dataset, seed: int, noise: SampleNoise) -> Hyperparameters:
         def tune(kernel: Kernel | None, fixed: dict[str, float] | None) -> Hyperparameters:
@@ -212,8 +215,19 @@ class GPEstimator(TargetsRegressor, KernelEstimator):
     def _tuned(
         self, dataset: Dataset, kernel: Kernel | None, fixed: dict[str, float] | None, seed: int, noise: SampleNoise
     ) -> Hyperparameters:
-        """Tune on a subset of the samples."""
+        """Tune on a subset of the samples, or by the evidence of them all."""
         assert self.optimizer is not None
+        if self.optimizer in EVIDENCES:
+            require_centred(self._mean_kind(), f"values by the evidence {self.optimizer!r}")
+            if noise.variances is not None:
+                raise InputError(
+                    f'optimizer="{self.optimizer}" takes one noise variance for all samples; leave sample_noise out, '
+                    'or take "marginal_likelihood" or "loo"'
+                )
+            choices, size = Choices(kernel, fixed=fixed), self._evidence_size(dataset.n_samples, seed)
+            settings = SearchSettings(seed, restarts=1 + self.n_restarts_optimizer)
+            with executor_for(self.client, dataset) as executor:
+                return tune_by_bound(dataset, executor, choices, settings, objective=self.optimizer, basis_size=size)
         return tune_dataset(
             dataset,
             kernel=kernel,
@@ -226,6 +240,10 @@ class GPEstimator(TargetsRegressor, KernelEstimator):
             relative_noise=noise.multiples,
             mean=self._mean_kind(),
         )
+
+    def _evidence_size(self, n: int, seed: int) -> int:
+        """Basis samples by whose evidence a kernel is tuned."""
+        return min(BASIS_SIZES["vif"], n)
 
     def _mean_kind(self) -> MeanKind:
         """The mean that hyperparameters are tuned for."""

@@ -70,8 +70,9 @@ class GPRegressor(GPEstimator):
     noise_variance : float, optional
         s2, on the scale of targets of unit variance. Tuned along with the kernel where it is not given; a `Kernel`
         needs it, unless white noise is part of it.
-    optimizer : {"marginal_likelihood", "loo"} or None, default "marginal_likelihood"
+    optimizer : {"marginal_likelihood", "loo", "vif"} or None, default "marginal_likelihood"
         What is maximised on a subset of the samples to tune a kernel given as text; with None its starting values stay.
+        "vif" is maximised on all samples, whose noise it takes for the same: `dkgp tune --objective vif`.
     subset_size : int, default 2000
         Samples of that subset.
     n_restarts_optimizer : int, default 0
@@ -142,7 +143,7 @@ class GPRegressor(GPEstimator):
     True
     """
 
-    optimizer: Literal["marginal_likelihood", "loo"] | None = "marginal_likelihood"
+    optimizer: Literal["marginal_likelihood", "loo", "vif"] | None = "marginal_likelihood"
     tol: float = 1e-4
     max_passes: float | None = None
     solver: str | Solver = "auto"
@@ -312,17 +313,16 @@ class GPRegressor(GPEstimator):
                 f"noise_model={self.noise_model!r} is of noise with a normal distribution, and "
                 f"likelihood={self.likelihood!r} of another; leave one of them out"
             )
-        if not (isinstance(self.kernel, str) and self.optimizer is not None):
+        if not (isinstance(self.kernel, str) and self.optimizer in OBJECTIVES):
             raise InputError(
-                "a noise model, or its distribution, is found where a kernel is tuned; give the kernel as text, with "
-                "an optimizer, or hyperparameters that have it"
+                "a noise model, or its distribution, is found where a kernel is tuned on a subset; give the kernel as "
+                f"text, with optimizer= one of {', '.join(map(repr, OBJECTIVES))}, or hyperparameters that have it"
             )
         if noise.variances is not None or noise.relative is not None:
             raise InputError(BOTH)
         found = super()._hyperparameters(dataset, seed, noise)
         choices = Choices(objective=OBJECTIVES[str(self.optimizer)])
-        settings = SearchSettings(seed=seed)
-        options: Any = {"choices": choices, "settings": settings, "subset": self.subset_size}
+        options: Any = {"choices": choices, "settings": SearchSettings(seed=seed), "subset": self.subset_size}
         if self.likelihood != "gaussian":
             return tune_likelihood(dataset, found, self.likelihood, **options)
         return tune_noise(dataset, found, self.noise_model, **options)

@@ -17,16 +17,12 @@ from dkgp.estimators.sample_noise import SampleNoise
 from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of
 from dkgp.estimators.settings import OBJECTIVES, about_fit, executor_for, shortfall_of_tuning
 from dkgp.estimators.training_set import computed, new_samples, training_set
-from dkgp.kernels import Kernel
-from dkgp.models import Hyperparameters
-from dkgp.models.sparse.bound.search import EVIDENCES, tune_by_bound
+from dkgp.models.sparse.bound.search import EVIDENCES
 from dkgp.models.sparse.ladder import LadderTarget, climb
 from dkgp.models.sparse.problem import SparseProblem, noise_by_sample
 from dkgp.models.sparse.settings import NEAR_SETTINGS, SparseSettings
 from dkgp.models.sparse.train import train_sparse
 from dkgp.models.sparse.vif.objective import HALO, LEAF, SEARCHED
-from dkgp.models.tuning.likelihood_search import SearchSettings
-from dkgp.models.tuning.problem import Choices
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.base import FloatArray, IndexArray
 
@@ -261,21 +257,8 @@ class SparseGPRegressor(GPEstimator):
             advice = "a larger `basis_size` brings the mean nearer, more `certify_passes` prove more of it"
         warnings.warn(f"not converged: {reason}; {advice}. What is proven holds.", ConvergenceWarning, stacklevel=3)
 
-    def _tuned(
-        self, dataset: Dataset, kernel: Kernel | None, fixed: dict[str, float] | None, seed: int, noise: SampleNoise
-    ) -> Hyperparameters:
-        if self.optimizer not in EVIDENCES:
-            return super()._tuned(dataset, kernel, fixed, seed, noise)
-        size, restarts = self._settings(dataset.n_samples, seed).basis_size, 1 + self.n_restarts_optimizer
-        with executor_for(self.client, dataset) as executor:
-            return tune_by_bound(
-                dataset,
-                executor,
-                Choices(kernel, fixed=fixed),
-                SearchSettings(seed, restarts=restarts),
-                objective=self.optimizer,
-                basis_size=size,
-            )
+    def _evidence_size(self, n: int, seed: int) -> int:
+        return self._settings(n, seed).basis_size
 
     def _settings(self, n: int, seed: int) -> SparseSettings:
         """Settings for n samples, with the gap of a choice of a given size."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,17 @@ from sklearn.preprocessing import PolynomialFeatures
 
 import dkgp
 from dkgp import GPRegressor, SparseGPRegressor
-from dkgp.data import dataset_from_arrays
+from dkgp.cluster import LocalExecutor
+from dkgp.data import dataset_from_arrays, memory_dataset
 from dkgp.errors import InputError
 from dkgp.estimators import PredictionBounds
 from dkgp.estimators.outputs.outputs import what_holds
 from dkgp.kernels import SquaredExponential, UserKernel, White
 from dkgp.models import Hyperparameters
 from dkgp.models.certificate import Certificate
+from dkgp.models.sparse.bound.search import tune_by_bound
+from dkgp.models.tuning.likelihood_search import SearchSettings
+from dkgp.models.tuning.problem import Choices
 from dkgp.solvers import Cholesky
 from tests.estimators.conftest import KERNEL, NOISE, Problem
 from tests.estimators.dense import dense_posterior
@@ -185,7 +190,9 @@ def test_rows_do_not_depend_on_their_neighbours(problem: Problem, fitted: GPRegr
         ({"kernel": KERNEL}, "needs a noise variance"),
         ({"kernel": SquaredExponential(gamma=(1.0,)), "noise_variance": 0.1}, "features"),
         ({"kernel": Hyperparameters(SquaredExponential(gamma=(1.0,)), 0.1)}, "features"),
-        ({"optimizer": "fmin"}, "optimizer= is one of 'marginal_likelihood', 'loo' or None"),
+        ({"optimizer": "fmin"}, "optimizer= is one of 'marginal_likelihood', 'loo', 'vif' or None"),
+        ({"optimizer": "vif", "mean": "linear"}, "'vif' are found about a centred mean"),
+        ({"optimizer": "vif", "likelihood": "student-t"}, "tuned on a subset; .*'marginal_likelihood', 'loo'"),
         ({"solver": "adam"}, "dkgp.solvers"),
         ({"tol": 0.0}, "tolerance"),
         ({"tol": math.nan}, "tolerance"),
@@ -195,6 +202,19 @@ def test_rows_do_not_depend_on_their_neighbours(problem: Problem, fitted: GPRegr
 def test_bad_parameters_are_refused(problem: Problem, parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         GPRegressor(**parameters).fit(problem.X, problem.y)
+
+
+def test_values_by_the_evidence_of_all_samples_are_those_of_the_search(problem: Problem) -> None:
+    X, y = problem.X[:220, :2], problem.y[:220]
+    dataset = memory_dataset(X, y)
+    with closing(LocalExecutor(1)) as executor:
+        known = tune_by_bound(dataset, executor, Choices(), SearchSettings(5), objective="vif", basis_size=200)
+    found = GPRegressor(optimizer="vif", random_state=5).fit(X, y).hyperparameters_
+    assert found.sparse is not None
+    assert found.kernel.to_json() == known.kernel.to_json()
+    assert found.noise_variance == known.noise_variance
+    with pytest.raises(InputError, match="leave sample_noise out"):
+        GPRegressor(optimizer="vif").fit(X, y, sample_noise=np.full(220, 0.1))
 
 
 def test_bad_data_are_refused(problem: Problem, fitted: GPRegressor) -> None:

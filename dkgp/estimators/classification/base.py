@@ -33,7 +33,11 @@ from dkgp.models.classification.exact.train import DECISION_TOLERANCE
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import label_weights
+from dkgp.models.classification.near.evidence import tune_labels_by_neighbours
 from dkgp.models.classification.trained import TrainedClassifier
+from dkgp.models.sparse.bound.search import BASIS_SIZES
+from dkgp.models.tuning.likelihood_search import SearchSettings
+from dkgp.models.tuning.problem import Choices
 from dkgp.models.tuning.tasks import LabelLikelihood
 from dkgp.operators.base import FloatArray
 
@@ -221,12 +225,17 @@ class CertifiedClassifier(KernelClassifier):
     def _tuned(
         self, training_set: LabelledSet, seed: int, noise_variance: float | None, likelihood: LabelLikelihood | None
     ) -> Hyperparameters:
-        """The hyperparameters of the settings, or tuned on a subset: labels of a likelihood have no noise."""
+        """The hyperparameters of the settings, or tuned: labels of a likelihood have no noise."""
 
         def tune(kernel: Kernel | None, fixed: dict[str, float] | None) -> Hyperparameters:
+            data = LabelledData(training_set.dataset, training_set.labels)
+            if self.optimizer == "vif":
+                choices, size = Choices(kernel, likelihood=likelihood), min(BASIS_SIZES["vif"], data.n)
+                with executor_for(self.client, data.dataset) as executor:
+                    return tune_labels_by_neighbours(data, executor, choices, SearchSettings(seed), basis_size=size)
             noise = fixed if likelihood is None else None
             settings = LabelTuning(self.subset_size, seed, kernel, fixed=noise, likelihood=likelihood)
-            return tune_labels(LabelledData(training_set.dataset, training_set.labels), settings)
+            return tune_labels(data, settings)
 
         return hyperparameters_for(
             self.kernel,

@@ -35,8 +35,10 @@ class KernelLogisticClassifier(LikelihoodClassifier):
         lambda. It and the kernel's amplitude are one parameter: tuned kernels belong to 1.
     multi_class : {"softmax", "ovr"}, default "softmax"
         Of more than two classes: all in one problem, or one against the rest, probabilities divided by their sum.
-    optimizer : {"laplace"} or None, default "laplace"
-        Tunes a kernel given as text by Laplace's evidence of a subset; with None its starting values stay.
+    optimizer : {"laplace", "vif"} or None, default "laplace"
+        Tunes a kernel given as text by Laplace's evidence of a subset; "vif": by that of all labels, each class against
+        the rest, on a basis of 200 with neighbours, as `dkgp tune --objective vif` does. With None its starting values
+        stay.
     subset_size : int, default 2000
         Samples to tune on.
     n_basis : int, optional

@@ -31,13 +31,13 @@ from dkgp.solvers.risk import RISK_METHODS
 class LikelihoodClassifier(CertifiedClassifier):
     """Base of `KernelLogisticClassifier` and `GPClassifier`, whose parameters and attributes these are."""
 
-    optimizer: Literal["laplace"] | None = "laplace"
+    optimizer: Literal["laplace", "vif"] | None = "laplace"
     n_basis: int | None = None
     basis: str = DEFAULT_BASIS
     certify: bool = False
     solver: str = AUTO
 
-    _optimizers: ClassVar[tuple[str, ...]] = ("laplace",)
+    _optimizers: ClassVar[tuple[str, ...]] = ("laplace", "vif")
     _form: ClassVar[BasisForm]
 
     # ------------------------------------------------------------------------------------------------------- training

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,13 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from dkgp import GPClassifier, KernelLogisticClassifier
+from dkgp.commands.reporting.progress import SilentReporter
+from dkgp.commands.tune import TuneJob, run_tune
+from dkgp.data import dataset_from_arrays
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
-from dkgp.models import Hyperparameters
+from dkgp.models import Hyperparameters, read_hyperparameters
+from dkgp.models.classification.likelihoods import Link
 from tests.estimators.classification.conftest import NAMES, Labelled
 
 KERNEL = SquaredExponential((0.8, 0.6), 4.0)
@@ -59,6 +64,20 @@ def dense(data: Labelled, one_hot: np.ndarray, penalty: float, weights: np.ndarr
     )
     z = found.x.reshape(shape)
     return np.asarray(KERNEL(new, X) @ np.linalg.solve(lower.T, z))
+
+
+@pytest.mark.parametrize("link", ["logit", "probit"])
+def test_kernels_by_the_evidence_of_all_labels_are_those_of_the_search(
+    link: Link, tmp_path: Path, labelled: Labelled
+) -> None:
+    X, y = labelled.X[:, [0, 2]], (labelled.y == NAMES[0]).astype(int)
+    dataset = dataset_from_arrays(tmp_path / "train.zarr", X, y, target_names=["kind"], classes=("0", "1"))
+    job = TuneJob(dataset.url, str(tmp_path / "hyper.json"), likelihood=link, objective="vif", basis_size=150)
+    run_tune(job, SilentReporter())
+    known = read_hyperparameters(job.out)
+    model = GPClassifier(optimizer="vif", link=link, n_basis=20, neighbours=40).fit(dataset.url)
+    assert model.hyperparameters_.kernel.to_json() == known.kernel.to_json()
+    assert model.hyperparameters_.sparse is not None
 
 
 def test_softmax_is_the_dense_minimiser(labelled: Labelled) -> None:

@@ -273,7 +273,7 @@ def test_tuning_on_all_samples_raises_the_evidence(problem: Problem, objective: 
     assert all_of_them.score(problem.X_new, problem.y_new) > 0.9
     fixed = SparseGPRegressor(optimizer=objective, basis_size=20, noise_variance=0.2).fit(X, y)
     assert fixed.noise_variance_ == pytest.approx(0.2)
-    with pytest.raises(InputError, match="one of 'marginal_likelihood', 'loo' or None; got 'bound'"):
+    with pytest.raises(InputError, match="one of 'marginal_likelihood', 'loo', 'vif' or None; got 'bound'"):
         GPRegressor(optimizer="bound").fit(X, y)
 
 
