@@ -222,6 +222,36 @@ class CertifiedClassifier(KernelClassifier):
 
     _optimizers: ClassVar[tuple[str, ...]] = ("marginal_likelihood",)
 
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Tune where hyperparameters are not given, train and certify.
+
+        Parameters
+        ----------
+        X
+            (n, d) array, data frame or dask array, xarray Dataset, or the path of a dataset store, which brings labels.
+        y
+            Labels: numbers or text, (n,); of a Dataset also the name of a variable.
+        sample_weight : (n,) array_like, optional
+            Weights of the losses; relative to each other. Samples of weight zero are left out. A store may
+            bring its own.
+
+        Returns
+        -------
+        Self
+            This one.
+
+        Raises
+        ------
+        InputError
+            A `ValueError`: data or settings that cannot be worked with, one class only, a missing label.
+
+        Warns
+        -----
+        ConvergenceWarning
+            Training stopped before `tol` was reached; what is certified holds.
+        """
+        return self._fit(X, y, sample_weight)
+
     def _tuned(
         self, training_set: LabelledSet, seed: int, noise_variance: float | None, likelihood: LabelLikelihood | None
     ) -> Hyperparameters:

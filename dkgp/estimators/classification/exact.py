@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Literal
 
 from dkgp.cluster import BlockExecutor
 from dkgp.estimators.classification.base import CalibratedClassifier, CertifiedClassifier
@@ -86,36 +86,6 @@ class LSSVC(CalibratedClassifier, CertifiedClassifier):
 
     _form = "exact"
     _holds = "The error bounds of decisions are those of the solution as it stands, wider than asked for, and hold"
-
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
-        """Tune where hyperparameters are not given, solve and certify.
-
-        Parameters
-        ----------
-        X
-            (n, d) array, data frame or dask array, xarray Dataset, or the path of a dataset store, which brings labels.
-        y
-            Labels: numbers or text, (n,); of a Dataset also the name of a variable.
-        sample_weight : (n,) array_like, optional
-            Weights of the squared errors; relative to each other. Samples of weight zero are left out. A store may
-            bring its own.
-
-        Returns
-        -------
-        LSSVC
-            This one.
-
-        Raises
-        ------
-        InputError
-            A `ValueError`: data or settings that cannot be worked with, one class only, a missing label.
-
-        Warns
-        -----
-        ConvergenceWarning
-            The solver stopped before `tol` was reached; what is certified holds.
-        """
-        return self._fit(X, y, sample_weight)
 
     def _check_settings(self, seed: int) -> None:
         checked_solver(self.solver)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -39,38 +39,6 @@ class LikelihoodClassifier(CertifiedClassifier):
 
     _optimizers: ClassVar[tuple[str, ...]] = ("laplace", "vif")
     _form: ClassVar[BasisForm]
-
-    # ------------------------------------------------------------------------------------------------------- training
-
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
-        """Tune where hyperparameters are not given, minimise the risk and certify.
-
-        Parameters
-        ----------
-        X
-            (n, d) array, data frame or dask array, xarray Dataset, or the path of a dataset store, which brings labels.
-        y
-            Labels: numbers or text, (n,); of a Dataset also the name of a variable.
-        sample_weight : (n,) array_like, optional
-            Weights of the losses; relative to each other. Samples of weight zero are left out. A store may bring its
-            own.
-
-        Returns
-        -------
-        Self
-            This one.
-
-        Raises
-        ------
-        InputError
-            A `ValueError`: data or settings that cannot be worked with, one class only, a missing label.
-
-        Warns
-        -----
-        ConvergenceWarning
-            The minimisation stopped before `tol` was reached; what is certified holds.
-        """
-        return self._fit(X, y, sample_weight)
 
     def _check_settings(self, seed: int) -> None:
         if self.solver not in (AUTO, *RISK_METHODS):
