@@ -58,6 +58,8 @@ CHOLESKY_WITHOUT_A_LOOK, CHOLESKY_UNLESS_EASY, EASY = 0.25, 0.7, 0.5
 # decides, halos are this much larger: at n = 3,000 of kin40k the best of Matern 1/2 and 3/2, whatever the noise.
 HALO_SHARE, ONE_LOOK = 20, 2.0
 LEAST_HALO = 64
+# Halos are walked to while they take less than so many times what a rank alone does.
+NEAR = 1.5
 # Ranks that are tried, in sqrt(n): 100, 300, 1,000 and 1,700 at n = 30,000.
 RANKS_PER_SQRT_N, LARGEST_RANK = (0.6, 1.75, 5.8, 10.0), 4000
 MOST_ITERATIONS = 400
@@ -339,7 +341,11 @@ class _Search:
         ranks = [self._rank(share * math.sqrt(n)) for share in RANKS_PER_SQRT_N]
         if not self._fits(0, 0, ranks[0]):
             ranks[0] = self._rank(self._held)
+        # A look at a rank alone takes a fifth of one with a halo, and spares those that come nowhere near it.
+        nothing, low = self.best, self._look(0, ranks[1]) or self.best
+        self._limit, self.best = min(self._limit, NEAR * low.seconds), nothing
         self._walk(self._halo(self._first), 0)
+        self.best = min(self.best, low, key=lambda factor: factor.seconds)
         for rank in ranks:
             self._look(0, rank)
         if self.best.halo:

@@ -45,6 +45,36 @@ ROUGH = SquaredExponential(gamma=(0.5,) * 8)
 BETWEEN = SquaredExponential(gamma=(1.0,) * 4)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "noise", "n", "spared"),
+    [
+        (SquaredExponential((1.0, 1.0)), 1e-3, 8000, 4.0),
+        # Halos that the way to the best one leads over take longer than the rank.
+        (SquaredExponential((0.025,) * 8), 1e-3, 5000, 1.0),
+    ],
+    ids=["rank", "halo"],
+)
+def test_a_look_at_a_rank_spares_halos_and_changes_no_choice(
+    kernel: Kernel, noise: float, n: int, spared: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, iterations = [0.0], Probe.iterations
+
+    def counted(probe: Probe, halo: int, leaf: int, rank: int, most: float = 400.0) -> float:
+        count = iterations(probe, halo, leaf, rank, most)
+        looked[-1] += min(count, most) if halo else 0.0
+        return count
+
+    monkeypatch.setattr(Probe, "iterations", counted)
+    inputs = samples(probed_samples(n), kernel.n_features)
+    found = choose_by(Probe(kernel, noise, inputs, n))
+    looked.append(0.0)
+    monkeypatch.setattr("dkgp.solvers.auto.NEAR", np.inf)
+    assert choose_by(Probe(kernel, noise, inputs, n)) == found
+    assert found.solver == "pcg"
+    assert bool(found.halo) == (spared == 1.0)
+    assert looked[1] >= spared * looked[0]
+
+
 def test_few_samples_are_factored_without_a_look() -> None:
     found = choose_solver(SMOOTH, 0.1, np.empty((0, 2)), 2800)
     assert (found.solver, found.projected, found.options) == ("cholesky", {}, {})
