@@ -107,4 +107,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Garbage in cycles is little, and what is looked through for it is all that was compiled and imported.
+    gc.set_threshold(50_000, 20, 20)
     config.pluginmanager.register(FaultTable(config.getoption("--fault-table")))

@@ -30,6 +30,7 @@ __all__ = [
     "dashboards",
     "documents",
     "example_settings",
+    "from_yaml",
     "interpolate",
     "kustomization",
     "mentions",
@@ -54,6 +55,11 @@ class Line(NamedTuple):
 
     place: str
     arguments: list[str]
+
+
+def from_yaml(path: Path) -> list[Any]:
+    """A file's YAML documents, read in C where libyaml is: in Python that takes a tenth of a second a file."""
+    return list(yaml.load_all(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
 
 def interpolate(text: str, settings: Mapping[str, str]) -> str:
@@ -83,8 +89,8 @@ def compose(settings: Mapping[str, str] | None = None) -> dict[str, Any]:
             return {key: replace(value) for key, value in node.items()}
         return [replace(value) for value in node] if isinstance(node, list) else node
 
-    project: dict[str, Any] = replace(yaml.safe_load(COMPOSE.read_text()))
-    return project
+    (project,) = replace(from_yaml(COMPOSE))
+    return project  # type: ignore[no-any-return]
 
 
 def example_settings() -> dict[str, str]:
@@ -96,7 +102,7 @@ def example_settings() -> dict[str, str]:
 def documents(folder: str) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Every YAML document of a folder of deploy/, with its file."""
     for path in sorted((DEPLOY / folder).glob("*.yaml")):
-        for document in yaml.safe_load_all(path.read_text()):
+        for document in from_yaml(path):
             yield path, document
 
 
@@ -124,8 +130,8 @@ def chooses(selector: dict[str, Any], labels: dict[str, str]) -> bool:
 
 
 def kustomization() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())
-    return found
+    (found,) = from_yaml(DEPLOY / "kubernetes" / "kustomization.yaml")
+    return found  # type: ignore[no-any-return]
 
 
 def text_files() -> list[Path]:
@@ -175,7 +181,7 @@ def _of_containers() -> Iterator[Line]:
 
 def _of_the_chart() -> Iterator[Line]:
     """As the chart's templates (dask-scheduler-deployment.yaml, dask-worker-deployment.yaml) put them together."""
-    values = yaml.safe_load((DEPLOY / "helm" / "values.yaml").read_text())
+    values = from_yaml(DEPLOY / "helm" / "values.yaml")[0]
     scheduler, worker = values["scheduler"], values["worker"]
     port, limits = scheduler["servicePort"], worker["resources"]["limits"]
     yield Line(

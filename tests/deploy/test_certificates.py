@@ -15,10 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 from distributed import Client, LocalCluster, Security
 
-from tests.deploy.deployment import DEPLOY, command_lines, python_snippets
+from tests.deploy.deployment import DEPLOY, command_lines, from_yaml, python_snippets
 from tests.deploy.wiring import free_ports
 
 pytestmark = pytest.mark.slow
@@ -70,7 +69,7 @@ def test_five_lines(tmp_path: Path) -> None:
 
 def test_the_charts_values_make_a_cluster_that_talks_tls_alone(tmp_path: Path) -> None:
     """The command lines of the chart's pods and their environment, with a secret as the five lines make it."""
-    values = yaml.safe_load((DEPLOY / "helm" / "values.yaml").read_text())
+    values = from_yaml(DEPLOY / "helm" / "values.yaml")[0]
     made = Security.temporary()
     secret = {"ca.crt": made.tls_ca_file, "tls.crt": made.tls_worker_cert, "tls.key": made.tls_worker_key}
     lines = {line.place: line.arguments for line in command_lines() if line.place.startswith("helm ")}

@@ -14,11 +14,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-import yaml
 
 import dkgp
 from dkgp.service.settings import DEFAULT_PORT
-from tests.deploy.deployment import DEPLOY, IMAGE, ROOT, compose, documents, pod_specs
+from tests.deploy.deployment import DEPLOY, IMAGE, ROOT, compose, documents, from_yaml, pod_specs
 
 TEXT = (DEPLOY / "Dockerfile").read_text()
 # One instruction a line, without comments.
@@ -81,14 +80,14 @@ def test_version_is_one() -> None:
     assert re.search(r"^ARG VERSION=(\S+)$", TEXT, flags=re.MULTILINE)[1] == dkgp.__version__
     for service in compose()["services"].values():
         assert service["image"] == IMAGE or not service["image"].startswith("dkgp")
-    kustomization = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())
+    kustomization = from_yaml(DEPLOY / "kubernetes" / "kustomization.yaml")[0]
     (image,) = kustomization["images"]
     assert (image["name"], image["newTag"]) == ("dkgp", dkgp.__version__)
     for place, spec in pod_specs():
         # kustomize renames the image of what it applies; the job, which it does not see, names it itself.
         expected = f"{image['newName']}:{image['newTag']}" if place.startswith("job.yaml") else IMAGE
         assert [container["image"] for container in spec["containers"]] == [expected], place
-    chart = yaml.safe_load((DEPLOY / "helm" / "values.yaml").read_text())
+    chart = from_yaml(DEPLOY / "helm" / "values.yaml")[0]
     for role in ("scheduler", "worker"):
         assert chart[role]["image"]["repository"] == image["newName"]
         assert chart[role]["image"]["tag"] == dkgp.__version__

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.deploy.deployment import CORE, DEPLOY, FILES, chooses, kustomization, pod_specs, validate
+from tests.deploy.deployment import CORE, DEPLOY, FILES, chooses, from_yaml, kustomization, pod_specs, validate
 
 CERTIFICATES = [d for _, d in FILES if d["apiVersion"].startswith("cert-manager.io")]
 DASK = [(path, d) for path, d in FILES if "dask" in d["apiVersion"]]
@@ -31,9 +30,7 @@ def schemas() -> dict[str, dict[str, Any]]:
     folder = Path(package.origin).parent / "operator/deployment/helm/dask-kubernetes-operator/crds"
     found = {}
     for kind in ("daskcluster", "daskjob"):
-        # Half a megabyte of YAML: the compiled loader, where there is one.
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        definition = yaml.load((folder / f"{kind}.yaml").read_text(), Loader=loader)["spec"]
+        definition = from_yaml(folder / f"{kind}.yaml")[0]["spec"]
         (version,) = definition["versions"]
         found[definition["names"]["kind"]] = strict(version["schema"]["openAPIV3Schema"])
     return found
@@ -302,11 +299,11 @@ def test_helm_policies_go_by_the_charts_labels() -> None:
                 assert selector == release
     assert f"tls://{release}-dask-scheduler:8786" in text
     assert "tcp://" not in text
-    assert yaml.safe_load(text)["jupyter"]["enabled"] is False
+    assert from_yaml(DEPLOY / "helm" / "values.yaml")[0]["jupyter"]["enabled"] is False
 
 
 def test_the_charts_pods_have_the_certificate_that_the_other_files_make() -> None:
-    values = yaml.safe_load((DEPLOY / "helm" / "values.yaml").read_text())
+    values = from_yaml(DEPLOY / "helm" / "values.yaml")[0]
     made = {d["spec"]["secretName"] for d in CERTIFICATES if not d["spec"].get("isCA") and d["kind"] == "Certificate"}
     # What the operator's pods read from files, by name of the setting.
     (settings,) = [d["data"] for _, d in CORE if d["metadata"]["name"] == "dkgp-tls"]

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.deploy.deployment import DEPLOY, compose, dashboards
+from tests.deploy.deployment import DEPLOY, compose, dashboards, from_yaml
 
 SERVICES = compose()["services"]
-PROMETHEUS = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
-ALERTS = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
+PROMETHEUS = from_yaml(DEPLOY / "prometheus" / "prometheus.yml")[0]
+ALERTS = from_yaml(DEPLOY / "prometheus" / "alerts.yml")[0]
 JOBS = {job["job_name"]: job for job in PROMETHEUS["scrape_configs"]}
 # What PromQL itself means by a word that is not followed by a bracket.
 WORDS = {"and", "or", "unless", "on", "ignoring", "by", "without", "group_left", "group_right", "bool", "offset"}
@@ -177,7 +176,7 @@ def test_files_are_mounted_where_they_are_looked_for() -> None:
     mounts = dict(volume.split(":")[:2] for volume in SERVICES["grafana"]["volumes"])
     assert mounts["./deploy/grafana/provisioning"] == "/etc/grafana/provisioning"
     provisioning = DEPLOY / "grafana" / "provisioning"
-    (provider,) = yaml.safe_load((provisioning / "dashboards" / "dkgp.yml").read_text())["providers"]
+    (provider,) = from_yaml(provisioning / "dashboards" / "dkgp.yml")[0]["providers"]
     folder = mounts["./deploy/grafana/dashboards"]
     assert provider["options"]["path"] == folder
     home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
@@ -185,9 +184,7 @@ def test_files_are_mounted_where_they_are_looked_for() -> None:
 
 
 def test_dashboard() -> None:
-    (source,) = yaml.safe_load((DEPLOY / "grafana" / "provisioning" / "datasources" / "prometheus.yml").read_text())[
-        "datasources"
-    ]
+    (source,) = from_yaml(DEPLOY / "grafana" / "provisioning" / "datasources" / "prometheus.yml")[0]["datasources"]
     host, port = re.fullmatch(r"http://(\w+):(\d+)", source["url"]).groups()
     assert f":{port}/" in SERVICES[host]["healthcheck"]["test"][-1]
     ((_, dashboard),) = dashboards()

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
-from tests.deploy.deployment import DEPLOY
+from tests.deploy.deployment import DEPLOY, from_yaml
 from tests.deploy.wiring import Wiring
 from tests.s3 import s3_server
 
@@ -127,7 +126,7 @@ def check_certificates(wiring: Wiring) -> None:
 
 def check_monitoring(wiring: Wiring) -> None:
     """What prometheus.yml says to ask, asked: the service with its token, the scheduler, each worker."""
-    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    config = from_yaml(DEPLOY / "prometheus" / "prometheus.yml")[0]
     jobs = {job["job_name"]: job for job in config["scrape_configs"]}
     token_file = wiring.here(jobs["dkgp-service"]["authorization"]["credentials_file"], "prometheus")
     token = Path(token_file).read_text().strip()
