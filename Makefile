@@ -42,6 +42,7 @@ BIN := $(VENV)/bin
 # Tests start many processes, and where Python keeps no bytecode each one compiles dkgp anew (`make clean` removes it).
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
 STAMP := $(VENV)/.installed
+COMPILED := $(VENV)/.compiled
 PIP_OPTIONS := --quiet --disable-pip-version-check
 
 .PHONY: help install demo test test-portable test-benchmarks test-faults test-slow lint types format docs notebook bench mutants dist lock image-lock image sbom audit clean
@@ -71,7 +72,12 @@ $(STAMP): pyproject.toml benchmarks/pyproject.toml constraints.txt
 demo: $(STAMP) ## Train an exact GP on 100,000 samples: data, hyperparameters, model, predictions, table and plot
 	$(BIN)/dkgp demo --out $(DEMO_OUTPUT) --overwrite $(DEMO_ARGS)
 
-test: $(STAMP) ## Run the tests, except the slow ones, those of faults, of other processors and most of the benchmarks'
+# Once, in as many processes as there are cores: the first tests would compile all this themselves, wait for each other and start helpers.
+$(COMPILED): $(STAMP) $(shell find dkgp/kernels -name '*.py')
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/dkgp warm-up
+	touch $@
+
+test: $(COMPILED) ## Run the tests, except the slow ones, those of faults, of other processors and most of the benchmarks'
 	$(PYTEST) -m "not slow and not faults and not portable and not evidence" -n $(TEST_WORKERS) --dist worksteal $(TEST_GUARD) $(PYTEST_ARGS)
 
 test-portable: $(STAMP) ## Run the tests of kernels, operators and engine compiled for another processor, on another BLAS
