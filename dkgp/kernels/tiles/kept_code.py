@@ -133,9 +133,14 @@ def kept_folder(sources: str) -> Path | None:
 
 def compile_target() -> tuple[str, str]:
     """Name and features of the processor that Numba compiles for in this process."""
-    name = config.CPU_NAME or llvm.get_host_cpu_name()
-    features = config.CPU_FEATURES
-    return name, features if features is not None else get_host_cpu_features()
+    name, features = _host()
+    return config.CPU_NAME or name, features if config.CPU_FEATURES is None else config.CPU_FEATURES
+
+
+@cache
+def _host() -> tuple[str, str]:
+    # Once: every piece that a run needs is looked for by it, and LLVM takes a quarter of a millisecond to tell.
+    return llvm.get_host_cpu_name(), get_host_cpu_features()
 
 
 def _is_settled() -> bool:
