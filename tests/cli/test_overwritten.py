@@ -84,11 +84,11 @@ def predicted(model: Path, test: Path, out: Path) -> bytes | None:
 
 
 def read_all_the_time(places: dict[str, Any], folder: Path, seconds: float) -> dict[str, int]:
-    """Predict, evaluate and ask, as often as there is time; how many reads came to what."""
+    """Predict, evaluate and ask while there is time, and until a prediction came; how many reads came to what."""
     test, model, out = folder / "test.zarr", folder / "model.zarr", folder / "out.zarr"
     counts: dict[str, int] = {"predicted": 0, "evaluated": 0, "shown": 0, "told": 0}
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    while time.monotonic() < until or not (counts["predicted"] and counts["shown"]):
         bits = predicted(model, test, out)
         assert bits is None or bits in places["whole"], "a mixture"
         counts["told" if bits is None else "predicted"] += 1
@@ -132,8 +132,6 @@ def test_what_is_read_is_the_old_or_the_new(
     with beside(place, model, models, time.time() + seconds):
         counts = read_all_the_time(places, tmp_path, seconds)
     print(f"\n{counts}")
-    assert counts["predicted"] > 0
-    assert counts["shown"] > 0
     # When all is quiet again all is whole.
     assert predicted(tmp_path / "model.zarr", tmp_path / "test.zarr", tmp_path / "out.zarr") in places["whole"]
 
