@@ -236,4 +236,4 @@ def _counts(
         seed=options.seed,
     )
     expected = expected_count(solver, probe)
-    return Counts(unit, expected.count, expected.low, expected.high, checks)
+    return Counts(unit, *expected.products, checks)

@@ -118,12 +118,20 @@ class Choice:
 class Expected:
     """A number that is expected, and between which it should lie.
 
-    - `count`, `low`, `high`: products of conjugate gradients, column passes of block descent; 1 for a Cholesky factor.
+    - `count`, `low`, `high`: iterations of conjugate gradients, column passes of block descent; 1 for a Cholesky factor.
+    - `in_double`: of the iterations, those whose products are the float64 ones that verify, or stand in for them.
     """
 
     count: float
     low: float
     high: float
+    in_double: float = 0.0
+
+    @property
+    def products(self) -> tuple[float, float, float]:
+        """The same without them: `count`, `low` and `high` of products besides."""
+        count, low, high = (max(0.0, number - self.in_double) for number in (self.count, self.low, self.high))
+        return count, low, high
 
 
 def probed_samples(n: int) -> int:
@@ -144,6 +152,8 @@ def expected_count(solver: Solver, probe: Probe) -> Expected:
         count = probe.iterations(halo, int(factor.leaf) if halo else 0, rank, MOST_ITERATIONS)
         if math.isinf(count):
             count = MOST_ITERATIONS * SPREAD
+        opens = not halo and factor.landmarks == "pivoted" and probe.opens_in_double(rank)
+        return Expected(count, count / SPREAD, count * SPREAD, 2.0 if opens else 0.0)
     elif solver.name == "cholesky":
         return Expected(1.0, 1.0, 1.0)
     else:

@@ -52,8 +52,13 @@ def opens_in_double(operator: KernelOperator, state: SolverState, length: float,
     """
     if state.iteration or state.precision == "double" or operator.approximate or not math.isfinite(length):
         return False
-    allowed = LARGEST_DRIFT_AT_THE_END * float(np.abs(state.gradient).max(initial=0.0)) / state.needed_fall
-    drift = DRIFT_PER_STEP * operator.typical_entry() * length
+    tolerance = float(np.abs(state.gradient).max(initial=0.0)) / state.needed_fall
+    return only_the_first_drifts(operator.typical_entry(), length, left, tolerance)
+
+
+def only_the_first_drifts(typical_entry: float, length: float, left: float, tolerance: float) -> bool:
+    """True if a first float32 step of a length drifts by more than max|g| may at the end, and the others do not."""
+    allowed, drift = LARGEST_DRIFT_AT_THE_END * tolerance, DRIFT_PER_STEP * typical_entry * length
     return left * drift <= allowed < drift
 
 

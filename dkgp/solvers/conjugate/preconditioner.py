@@ -46,15 +46,21 @@ WINDOW = 12
 PRODUCTS_BY_HALO = 0.75
 # What must be gained beyond the price, for what is left is a guess.
 LEAST_RETURN = 1.5
-# A second step over the first one is at most so many times n e / (R s2), where landmarks leave e of k(x, x) on average:
-# from .31 of it at 1e-4 to .06 at one half (Friedman1 and a wave in two dimensions, n = 8,000).
-SECOND_STEP = 1.0 / 3.0
 MOST_LEVELS = 3
 
 
 def factor_bytes_allowed(n: int) -> int:
     """Bytes that a factor of n samples may take where nobody says otherwise."""
     return max(LEAST_BYTES, 4 * NUMBERS_A_SAMPLE * n)
+
+
+def second_step(condition: float) -> float:
+    """How long a second step is at most beside the first one, by n e / (R s2) of a low-rank factor.
+
+    e is what its R landmarks leave of k(x, x) on average. From .31 of that number, where it is 1e-4, to .06, at one
+    half (Friedman1 and a wave in two dimensions, n = 8,000).
+    """
+    return condition / 3.0
 
 
 class Preconditioner(Protocol):
@@ -269,7 +275,7 @@ class FactorPreconditioning:
         operator.executor.require_one_arithmetic()
         landmarks, residual = self._drawn(operator)
         if self.halo == 0:
-            left = SECOND_STEP * operator.n * residual / (len(landmarks) * operator.noise_variance)
+            left = second_step(operator.n * residual / (len(landmarks) * operator.noise_variance))
             return LowRankPreconditioner(LowRankFactor(operator, landmarks), operator.noise_variance, left=left)
         return VecchiaFactor(operator, int(self.halo), int(self.leaf), landmarks)
 

@@ -51,6 +51,8 @@ from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, counted
 from dkgp.operators.vecchia.embedding import EMBEDDING_RANK, is_one_distance
 from dkgp.operators.vecchia.halos import kd_order
 from dkgp.solvers.conjugate.block import BlockDirections
+from dkgp.solvers.conjugate.preconditioner import second_step
+from dkgp.solvers.precision import only_the_first_drifts
 
 # Powers of m / n.
 RANK_BESIDE_A_HALO, NOISE_BESIDE_A_HALO = 0.5, 0.5
@@ -341,6 +343,18 @@ class Probe:
     def condition(self, rank: float) -> float:
         """Condition number that a low-rank factor leaves: n e(R) / (R s2)."""
         return self.n * self.curve.at(rank) / (rank * self.noise)
+
+    def opens_in_double(self, rank: int) -> bool:
+        """True if a low-rank factor is so good that the first product should be one of float64.
+
+        With targets of variance one that have the noise that they are taken to have, coefficients are residuals over
+        s2, and the first step about sqrt(n / s2) long.
+        """
+        matrix, m = self._whole.matrix.astype(np.float64), self._whole.m
+        squares = max(0.0, float(np.sum(matrix**2) - np.sum(matrix.diagonal() ** 2)))
+        typical, length = math.sqrt(squares / (m * (m - 1.0))), math.sqrt(self.n / self._noise)
+        left = second_step(self.condition(rank))
+        return not self.double and only_the_first_drifts(typical, length, left, self.tolerance)
 
     def iterations(self, halo: int, leaf: int, rank: int, most: float = 400.0) -> float:
         """Iterations on all samples with such a factor; infinity where they are more than `most`."""
