@@ -11,11 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dkgp.errors import NumericalError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.variance import batch, nystrom
 from dkgp.models.variance import bounds as variance_bounds
 from dkgp.models.variance import search as variance_search
-from dkgp.models.variance.batch import BatchOptions, BatchVariance, batch_bytes, relative_gap, solve_batch
+from dkgp.models.variance.batch import (
+    BatchOptions,
+    BatchVariance,
+    VarianceBounds,
+    batch_bytes,
+    relative_gap,
+    solve_batch,
+)
 from dkgp.models.variance.search import ProductTally
 from dkgp.operators.low_rank import products
 from dkgp.solvers.conjugate import block
@@ -142,6 +150,19 @@ def test_roundings_are_allowed_for(monkeypatch: pytest.MonkeyPatch, name: str, c
         monkeypatch.setattr(factor, "evaluator", coarse)
         for max_passes in (1, 3, 10):
             problem.assert_holds(solve(problem, factor, gap=1e-12, max_passes=max_passes, factor_first=False))
+
+
+def test_bounds_that_contradict_each_other_at_one_sample_are_an_error() -> None:
+    bounds = VarianceBounds(np.full(4, 2.0), 0.5, 0.1)
+    which = np.array([0, 2, 3])
+    bounds.tighten(which, np.array([1.0, np.nan, 1.9]), np.array([1.1, 1.5, np.nan]), np.full(3, np.nan))
+    np.testing.assert_array_equal(bounds.lower, [1.0, 0.0, 0.0, 1.9])  # what is no number proves nothing
+    np.testing.assert_array_equal(bounds.upper, [1.1, 2.0, 1.5, 2.0])
+    np.testing.assert_array_equal(bounds.unfinished(), [1, 2])
+    np.testing.assert_array_equal(bounds.unfinished(np.array([3, 2])), [2])
+    np.testing.assert_allclose(bounds.allowance(np.array([1, 2])), [0.25, 0.2])
+    with pytest.raises(NumericalError, match=r"bounds on 1 of 3 variances .* up to 0\.3: the kernel is not positive"):
+        bounds.tighten(which, np.array([0.5, 1.8, 1.0]), np.full(3, 5.0), np.zeros(3))
 
 
 # ---------------------------------------------------------------------------------------------------- whose batch it is
