@@ -89,8 +89,8 @@ def execute(
             None if checkpoint is None else str(checkpoint),
         )
         _show_traceback(output.debug)
-    except KeyboardInterrupt:
-        failure = ("KeyboardInterrupt", "interrupted", int(ExitCode.INTERRUPTED), None)
+    except KeyboardInterrupt as interrupt:
+        failure = ("KeyboardInterrupt", str(interrupt) or "interrupted", int(ExitCode.INTERRUPTED), None)
         _show_traceback(output.debug)
     except MemoryError as error:
         failure = ("MemoryError", f"out of memory: {error}", int(ExitCode.BAD_INPUT), None)

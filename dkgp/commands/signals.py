@@ -33,10 +33,10 @@ class Interruption:
         if self._asked:
             if _supervised:
                 return
-            raise KeyboardInterrupt
+            raise _interrupt(number)
         self._asked = True
         more = "" if _supervised else "; once more ends at once"
-        self._announce(f"interrupted: finishing this round and saving a checkpoint{more}")
+        self._announce(f"{_interrupt(number)}: finishing this round and saving a checkpoint{more}")
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def terminate_as_interrupt() -> Iterator[None]:
         nonlocal asked
         if not (asked and _supervised):
             asked = True
-            raise KeyboardInterrupt
+            raise _interrupt(number)
 
     with _handlers(stop):
         yield
@@ -74,6 +74,10 @@ def first_signal_only() -> Iterator[None]:
         yield
     finally:
         _supervised = before
+
+
+def _interrupt(number: int) -> KeyboardInterrupt:
+    return KeyboardInterrupt(f"interrupted by {signal.Signals(number).name}")
 
 
 @contextmanager

@@ -6,14 +6,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 
 from dkgp.cli import main
 
 
 def run(*arguments: object) -> Result:
-    """Run a command."""
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+    """Run a command.
+
+    A command takes SIGTERM for its own while it runs. No test here sends it: it is meant for all of them.
+    """
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    if "interrupted by SIGTERM" in result.output:
+        pytest.exit("SIGTERM, which a command took for its own")
+    return result
 
 
 def document_of(result: Result, exit_code: int = 0) -> dict[str, Any]:

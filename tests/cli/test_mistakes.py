@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -81,6 +82,19 @@ def test_a_mistake_in_reading_a_table_is_a_bug(
     pd.DataFrame({"a": [1.0, 2.0], "y": [0.0, 1.0]}).to_parquet(tmp_path / "whole.parquet")
     monkeypatch.setattr(parquet_source, "_numeric", mistaken(parquet_source, mistake))
     told_as_a_bug("ingest", tmp_path / "whole.parquet", tmp_path / "data.zarr", "--target", "y", mistake=mistake)
+
+
+def test_a_signal_is_told_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pd.DataFrame({"a": [1.0, 2.0], "y": [0.0, 1.0]}).to_parquet(tmp_path / "whole.parquet")
+    command = ("ingest", tmp_path / "whole.parquet", tmp_path / "data.zarr", "--target", "y")
+    monkeypatch.setattr(parquet_source, "_numeric", lambda *_: signal.raise_signal(signal.SIGINT))
+    refused(run(*command), "dkgp ingest: interrupted by SIGINT", exit_code=130)
+    monkeypatch.setattr(parquet_source, "_numeric", lambda *_: signal.raise_signal(signal.SIGTERM))
+    for more in ((), ("--json",)):
+        # It was the tests that were to end.
+        with pytest.raises(pytest.exit.Exception, match="SIGTERM"):
+            run(*command, *more)
+    assert not (tmp_path / "data.zarr").exists()
 
 
 @pytest.mark.parametrize(

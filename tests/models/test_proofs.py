@@ -14,11 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dkgp.cluster import LocalExecutor
-from dkgp.errors import DkgpError, NumericalError
+from dkgp.errors import DkgpError
 from dkgp.kernels import Kernel, Matern52, Periodic, SquaredExponential, UserKernel, parse_kernel, register_function
 from dkgp.models.certificate import Certificate
 from dkgp.models.rounding import mean_in_units, variance_in_units
-from dkgp.models.variance.batch import VarianceBounds
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import (
     Cholesky,
@@ -180,15 +179,6 @@ def test_a_mixed_solve_is_certified_by_a_round_that_computes_its_gradient() -> N
         shapes.add(solution.stepped.shape)
     executor.close()
     assert y.shape in shapes
-
-
-def test_bounds_that_contradict_each_other_are_refused() -> None:
-    bounds = VarianceBounds(np.array([2.0, 2.0]), 0.0, 0.02)
-    bounds.tighten(np.array([0, 1]), np.array([0.5, np.nan]), np.array([1.5, np.nan]), np.ones(2))
-    np.testing.assert_array_equal(bounds.lower, [0.5, 0.0])
-    np.testing.assert_array_equal(bounds.upper, [1.5, 2.0])
-    with pytest.raises(NumericalError, match=r"1 of 1 variances contradict each other, by up to 0\.1: .* not positive"):
-        bounds.tighten(np.array([0]), np.array([1.6]), np.array([3.0]), np.ones(1))
 
 
 @register_function("tests_proofs_cosine")

@@ -281,7 +281,8 @@ def _forget(folder: Path, name: str) -> None:
     path = folder / name
     for kept in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
         kept.unlink()
-    if name.startswith("dkgp/kernels/") or (path.exists() and "njit" in path.read_text()):
+    compiles = path.suffix == ".py" and path.exists() and "njit" in path.read_text()
+    if compiles or name.startswith("dkgp/kernels/"):
         for kept in folder.glob("dkgp/**/__pycache__/*.nb[ic]"):
             kept.unlink()
 

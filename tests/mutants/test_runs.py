@@ -56,6 +56,7 @@ def checkout(tmp_path: Path) -> Path:
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(dedent(text))
+    (folder / "tests/room/stored.zip").write_bytes(b"\xb6njit")  # no text
     tool = folder / "tests" / "mutants"
     tool.mkdir()
     for name in ("__main__.py", "copies.py", "mutations.py"):

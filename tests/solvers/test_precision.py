@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from dkgp.solvers import (
 )
 from dkgp.solvers.conjugate.gradient import ConjugateGradientState
 from dkgp.solvers.precision import PrecisionPolicy
+from dkgp.solvers.stopping import Progress
 from dkgp.solvers.watch import Watch
 from tests.solvers.problems import smooth_problem
 
@@ -271,7 +273,7 @@ def test_a_matrix_without_curvature_is_an_error_in_words() -> None:
 
 def state(moved: float, needed_fall: float) -> ConjugateGradientState:
     found = ConjugateGradient().start(PROBLEM.dense(), PROBLEM.y)
-    found.moved, found.needed_fall = np.array([moved]), needed_fall
+    found.moved, found.needed_fall = np.array([moved, 0.0]), needed_fall  # the target that has moved farthest counts
     return found
 
 
@@ -286,6 +288,8 @@ class TestWhenItIsDue:
             ((1.4, 1.3, 1.2, 1.1), False),  # nearly there, but slowly
             ((1.1, 1.2, 1.3, 1.01), False),
             ((2.0, 3.0), False),
+            ((1.2, 1.0), False),  # five sixths
+            ((10.0, 12.0, 12.0, 0.8), True),  # to and fro, but a twelfth of what it was
         ],
     )
     def test_the_end_is_foreseen_by_the_last_rounds(self, falls: tuple[float, ...], due: bool) -> None:
@@ -316,6 +320,17 @@ class TestWhenItIsDue:
         policy.resume({name: value for name, value in policy.to_json().items() if name != "start_norm"})
         assert not policy.is_due(found, progress, (7.0,))
 
+    def test_only_what_was_foreseen_was_foreseen_in_vain(self) -> None:
+        """Before any round, and where drift alone asked for the gradient: the end may be foreseen yet."""
+        operator, falls = PROBLEM.dense(), (100.0, 30.0, 9.0, 2.0)
+        drifted, found = state(1e12, np.inf), state(0.0, 2.0)
+        policy, progress = PrecisionPolicy(operator), found.measured(operator)
+        assert policy.stalled(found, progress, progress, claimed=False) is None
+        assert policy.is_due(found, progress, falls)
+        assert policy.is_due(drifted, progress, falls)
+        assert policy.stalled(found, progress, progress, claimed=False) is None
+        assert policy.is_due(found, progress, falls)
+
     def test_drift_counts_where_it_would_matter_at_the_end(self) -> None:
         # A drift of about a seventh of the gradient, and an end that is near, or far below it.
         operator = PROBLEM.dense()
@@ -337,4 +352,75 @@ class TestWhenItIsDue:
         assert policy.stalled(found, believed, small, claimed=False) is None
         assert found.precision == "single"
         assert policy.stalled(found, believed, small, claimed=False) is None
+        assert found.precision == "double"
+        # And where that comes no closer either it is the end, in this run or one that is resumed.
+        assert policy.stalled(found, believed, small, claimed=False) is None
+        resumed = PrecisionPolicy(operator)
+        resumed.resume(policy.to_json())
+        for each in (policy, resumed):
+            reason = each.stalled(found, believed, small, claimed=False)
+            assert reason is not None
+            assert (reason.rule, reason.converged) == ("rounding", False)
+
+
+class TestWhetherFloat32IsToBeBelieved:
+    """Of a solve that began at an objective of -10 (n = 400, two targets): none is above it, but for rounding."""
+
+    @staticmethod
+    def begun(**differing: Any) -> tuple[PrecisionPolicy, ConjugateGradientState, Progress]:
+        operator = PROBLEM.dense()
+        for name, value in differing.items():
+            setattr(operator, name, value)
+        policy, found = PrecisionPolicy(operator), state(1.0, 2.0)
+        start = replace(found.measured(operator), objective=-10.0)
+        policy.begin(found, start)
+        return policy, found, start
+
+    @pytest.mark.parametrize(
+        ("objective", "largest", "broke"),
+        [
+            (-11.0, 1e9, False),
+            (-10.0 + 1.0e-5, 1.0, False),  # rounding of the objective, and of each entry's share in it
+            (-10.0 + 1.2e-5, 1.0, True),
+            (-9.9, 1.0, True),
+            (5.0, 1.0, True),
+            (np.nan, 1.0, True),
+            (-11.0, np.inf, True),
+            (-11.0, np.nan, True),
+        ],
+    )
+    def test_an_objective_above_the_start_is_not(self, objective: float, largest: float, broke: bool) -> None:
+        policy, found, start = self.begun()
+        assert policy.broke_down(found, replace(start, objective=objective, gradient_inf_norm=largest)) is broke
+
+    def test_an_approximate_product_may_be_off_by_its_bound(self) -> None:
+        policy, found, start = self.begun(approximate=True, error_bound=0.5)
+        found.alpha = np.zeros((400, 2))
+        found.alpha[[3, 7], [0, 1]] = -2.0, 1.0  # half of |-2| + |1|
+        assert not policy.broke_down(found, replace(start, objective=-8.51))
+        assert policy.broke_down(found, replace(start, objective=-8.49))
+
+    def test_rounds_go_on_in_it_for_as_long_as_they_gain(self) -> None:
+        policy, found, start = self.begun()
+        # What is verified is held against what was, not against what the recursion had.
+        for objective, precision in ((-11.0, "single"), (-12.0, "single"), (-11.5, "double")):
+            found.verified = replace(start, objective=objective)
+            policy.note_renewal(found, found.verified)
+            assert found.precision == precision
+        assert policy.refreshes == 3
+        # Nor is it gone back to, in this run or one that is resumed.
+        resumed = PrecisionPolicy(PROBLEM.dense())
+        resumed.resume(policy.to_json())
+        for each in (policy, resumed):
+            found.precision, found.verified = "single", replace(start, objective=-13.0)
+            each.note_renewal(found, found.verified)
+            assert (found.precision, each.refreshes) == ("double", 4)
+
+    def test_the_same_objective_is_no_gain_but_no_recursion_is_none_to_blame(self) -> None:
+        policy, found, start = self.begun()
+        found.verified = None
+        policy.note_renewal(found, start)
+        assert found.precision == "single"
+        found.verified = start
+        policy.note_renewal(found, start)
         assert found.precision == "double"

@@ -63,8 +63,8 @@ def decided_batch(n_test: int, *, joint: bool = False) -> int:
     """Samples of a batch where a factor is expected to suffice for nearly all of so many; `joint` of all threads."""
     batches = math.ceil(n_test / MOST_JOINT_DECIDED)
     if not joint:
-        batches = max(min(DECIDED_BATCHES, n_test // LEAST_DECIDED), math.ceil(n_test / MOST_DECIDED), 1)
-    return max(1, math.ceil(n_test / batches))
+        batches = max(min(DECIDED_BATCHES, n_test // LEAST_DECIDED), math.ceil(n_test / MOST_DECIDED))
+    return max(1, math.ceil(n_test / max(1, batches)))
 
 
 @needs_one_arithmetic

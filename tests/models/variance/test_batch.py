@@ -11,11 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dkgp.errors import NumericalError
 from dkgp.kernels import SquaredExponential
+from dkgp.models.variance import batch, nystrom
 from dkgp.models.variance import bounds as variance_bounds
-from dkgp.models.variance import nystrom
 from dkgp.models.variance import search as variance_search
-from dkgp.models.variance.batch import BatchVariance, batch_bytes, relative_gap
+from dkgp.models.variance.batch import (
+    BatchOptions,
+    BatchVariance,
+    VarianceBounds,
+    batch_bytes,
+    relative_gap,
+    solve_batch,
+)
 from dkgp.models.variance.search import ProductTally
 from dkgp.operators.low_rank import products
 from dkgp.solvers.conjugate import block
@@ -144,6 +152,19 @@ def test_roundings_are_allowed_for(monkeypatch: pytest.MonkeyPatch, name: str, c
             problem.assert_holds(solve(problem, factor, gap=1e-12, max_passes=max_passes, factor_first=False))
 
 
+def test_bounds_that_contradict_each_other_at_one_sample_are_an_error() -> None:
+    bounds = VarianceBounds(np.full(4, 2.0), 0.5, 0.1)
+    which = np.array([0, 2, 3])
+    bounds.tighten(which, np.array([1.0, np.nan, 1.9]), np.array([1.1, 1.5, np.nan]), np.full(3, np.nan))
+    np.testing.assert_array_equal(bounds.lower, [1.0, 0.0, 0.0, 1.9])  # what is no number proves nothing
+    np.testing.assert_array_equal(bounds.upper, [1.1, 2.0, 1.5, 2.0])
+    np.testing.assert_array_equal(bounds.unfinished(), [1, 2])
+    np.testing.assert_array_equal(bounds.unfinished(np.array([3, 2])), [2])
+    np.testing.assert_allclose(bounds.allowance(np.array([1, 2])), [0.25, 0.2])
+    with pytest.raises(NumericalError, match=r"bounds on 1 of 3 variances .* up to 0\.3: the kernel is not positive"):
+        bounds.tighten(which, np.array([0.5, 1.8, 1.0]), np.full(3, 5.0), np.zeros(3))
+
+
 # ---------------------------------------------------------------------------------------------------- whose batch it is
 
 
@@ -192,6 +213,44 @@ def test_threads_make_no_difference(factor_first: bool) -> None:
     assert one.passes.max() >= 3.0
     for name in ("lower", "upper", "passes"):
         assert getattr(one, name).tobytes() == getattr(two, name).tobytes()
+
+
+@pytest.mark.parametrize("together", [None, 30])
+def test_samples_that_have_had_enough_end_there(monkeypatch: pytest.MonkeyPatch, together: int | None) -> None:
+    """By another rule than the gap: cut into parts for threads, of which no bit is, and none works on for nothing."""
+    problem = draw(41, 560, 3, gamma=0.5, noise=0.05, fresh=290)
+    factor = problem.factor(landmarks(problem, 60), precision="double")
+    tried: list[int] = []
+    by_the_factor = batch._by_the_factor
+
+    def listening(factor: Any, test: Any, bounds: Any, which: np.ndarray) -> None:
+        tried.append(len(which))
+        by_the_factor(factor, test, bounds, which)
+
+    monkeypatch.setattr(batch, "_by_the_factor", listening)
+
+    def enough(which: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+        return (upper - lower <= 0.02 * (1.0 + which % 3)) | (which % 5 == 0)
+
+    def found(threads: int) -> BatchVariance:
+        options = BatchOptions(gap=1e-4, max_passes=30.0, threads=threads, together=together)
+        return solve_batch(factor, problem.T, options, enough=enough)
+
+    one, two = found(1), found(2)
+    assert sorted(tried) == [148, 148, 149, 149]
+    for name in ("lower", "upper", "passes"):
+        assert getattr(one, name).tobytes() == getattr(two, name).tobytes()
+    problem.assert_holds(one)
+    every = np.arange(len(problem.T))
+    done = enough(every, one.lower - problem.noise_variance, one.upper - problem.noise_variance)
+    assert (done | (gaps(one) <= 1e-4)).all()
+    # What the factor alone had proven enough, or the first product, is not gone on with.
+    alone = solve_batch(factor, problem.T, BatchOptions(gap=1e-4, max_passes=0.0), enough=enough)
+    first = enough(every, alone.lower - problem.noise_variance, alone.upper - problem.noise_variance)
+    np.testing.assert_array_equal(one.passes == 0.0, first | (gaps(alone) <= 1e-4))
+    assert 60 < first.sum() < 240
+    assert (one.passes == 1.0).any()
+    assert one.passes.max() > 1.0
 
 
 # -------------------------------------------------------------------------------------------------------------- passes
