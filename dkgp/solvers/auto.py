@@ -118,7 +118,7 @@ class Choice:
 class Expected:
     """A number that is expected, and between which it should lie.
 
-    - `count`, `low`, `high`: iterations of conjugate gradients, column passes of block descent; 1 for a Cholesky factor.
+    - `count`, `low`, `high`: iterations of conjugate gradients, column passes of block descent; 1 of a Cholesky factor.
     - `in_double`: of the iterations, those whose products are the float64 ones that verify, or stand in for them.
     """
 

@@ -111,7 +111,9 @@ def _outcome(
         with first_signal_only(), _interruptible(), _kept_within(roots, queue, job_id):
             document = _work(queue, job_id, attempt, generation, events, cluster or {})
     except KeyboardInterrupt as interrupt:
-        return _Outcome(None, int(ExitCode.INTERRUPTED), error=_error("InterruptedRunError", str(interrupt), 130))
+        return _Outcome(
+            None, int(ExitCode.INTERRUPTED), error=_error("InterruptedRunError", str(interrupt) or "interrupted", 130)
+        )
     except DkgpError as error:
         failure = _error(type(error).__name__, str(error), int(error.exit_code))
         checkpoint = getattr(error, "checkpoint", None)
