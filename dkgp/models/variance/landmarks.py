@@ -23,7 +23,13 @@ from numpy.typing import NDArray
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.models.variance.remainder import GROUP
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, jitter, regularised_factor, stand_in
+from dkgp.operators.low_rank.pivots import (
+    SINGLE_FROM_RANK,
+    RandomlyPivotedCholesky,
+    jitter,
+    regularised_factor,
+    stand_in,
+)
 from dkgp.operators.low_rank.products import LandmarkTriangle
 
 __all__ = ["Landmarks", "SupportSamples", "choose_landmarks", "group_gain", "is_enough", "jitter", "judged"]
@@ -40,8 +46,6 @@ WIDEST_LATENT, WIDEST = 0.3, 1.0
 GROUPED_LATENT, GROUPED = 1.2, 12.0
 # Groups that tell the gain.
 GROUPS_LOOKED_AT = 4
-# A kernel that this many landmarks leave rough is one for a preconditioner, for which float32 will do: half the time.
-SINGLE_FROM_RANK = 1024
 
 
 class SupportSamples(Protocol):

@@ -24,7 +24,12 @@ from dkgp.errors import InputError, UsageError
 from dkgp.operators.base import IndexArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.low_rank.factor import LowRankFactor, LowRankPreconditioner, low_rank_bytes
-from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, samples_drawn_from, stand_in
+from dkgp.operators.low_rank.pivots import (
+    SINGLE_FROM_RANK,
+    RandomlyPivotedCholesky,
+    samples_drawn_from,
+    stand_in,
+)
 from dkgp.operators.vecchia.factor import VecchiaFactor, vecchia_bytes
 from dkgp.solvers.conjugate.phases import conjugate_phases
 from dkgp.solvers.prices import Phase, Prices, Sizes, core_seconds
@@ -298,6 +303,6 @@ class FactorPreconditioning:
         factor = RandomlyPivotedCholesky(operator.double, operator.double.prepare(inputs), prior, rank, rng)
         while not factor.complete:
             factor.extend()
-            if factor.rank >= rank // 2:
+            if factor.rank >= max(rank // 2, SINGLE_FROM_RANK):
                 factor.continue_in_single_if_rough()
         return np.sort(subset[factor.pivots]), float(factor.residual.sum() / max(1, len(subset) - factor.rank))
