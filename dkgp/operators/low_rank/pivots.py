@@ -23,9 +23,9 @@ PIECE_SAMPLES = 1024
 # Pivots whose own residual has sunk to this share of their k(x, x) would add rounding errors and little else.
 LEAST_PIVOT = 1e-10
 LEAST_PIVOT_SINGLE = 1e-5
-# A kernel that so many landmarks leave rough is one for a preconditioner, for which float32 does, in half the time. With
-# fewer the time is nothing, and a factor that could be ten times as good would end at that pivot (Friedman1 at a
-# million: with 519 of 778 landmarks, going on so from half of them).
+# A kernel that so many landmarks leave rough is one for a preconditioner, for which float32 does, in half the time. Of
+# fewer it would spare nothing, and a factor that could be ten times as good would end at its least pivot (Friedman1 at
+# a million: with 519 of 778 landmarks, going on so from half of them).
 SINGLE_FROM_RANK = 1024
 LEAST_JITTER = 1e-9
 # Of an entry, in units of eps, for rows that are not far out.
