@@ -38,6 +38,8 @@ READ_TOGETHER = 1.5
 SLACK = 0.01
 # Pages are touched in steps of so much.
 STEP_BYTES = 4 * 1024**2
+# A coarse clock may see no time pass; no price is zero.
+LEAST_SECONDS = 1e-9
 
 
 def kept_bytes_of(n: int) -> int:
@@ -97,10 +99,11 @@ class _Rate:
     bytes: float = 0.0
 
     def add(self, seconds: float, count: int) -> None:
-        self.seconds, self.bytes = self.seconds + seconds, self.bytes + count
+        self.seconds, self.bytes = self.seconds + max(seconds, LEAST_SECONDS), self.bytes + count
 
     def fade(self) -> None:
-        self.seconds, self.bytes = self.seconds / 2.0, self.bytes / 2.0
+        if self.bytes > 1.0:  # a price that nothing is added to must not fade to 0 / 0 in a thousand turns
+            self.seconds, self.bytes = self.seconds / 2.0, self.bytes / 2.0
 
     @property
     def value(self) -> float:
@@ -197,7 +200,8 @@ class Watch:
     def reconsider(self, seconds: float, count: int) -> None:
         """Record what evaluating takes now, and give up where reading saves too little."""
         with self._lock:
-            self.evaluating = _Rate(seconds, count)
+            self.evaluating = _Rate()
+            self.evaluating.add(seconds, count)
             reading = (self._late if self._doubts else self.reading).value
             self.given_up = self.given_up or reading > (1.0 - LEAST_GAIN) * self.evaluating.value
             self._doubts, self._late, self._look_at = False, _Rate(), 2.0 * self._turn
@@ -205,14 +209,17 @@ class Watch:
     def reason(self) -> str:
         """Say in a few words why tiles are kept or not."""
         if self.given_up:
-            reading = self.reading.value / self.evaluating.value
-            return f"given up, for reading came to take {reading:.2f} of evaluating"
+            return f"given up, for reading came to take {self._reading_share:.2f} of evaluating"
         if self.pages_are_dear:
             return "no more, for memory that is new is dear here"
         foreseen = f"{self._foreseen:.0f} products foreseen"
         if math.isnan(self.reading.value):
             return f"{foreseen}, too few for a gain"
-        return f"{foreseen}, and reading takes {self.reading.value / self.evaluating.value:.2f} of evaluating"
+        return f"{foreseen}, and reading takes {self._reading_share:.2f} of evaluating"
+
+    @property
+    def _reading_share(self) -> float:
+        return self.reading.value / self.evaluating.value
 
     def _begin(self, keeping: Keeping) -> None:
         if math.isnan(self.reading.value):  # the decision is taken by these

@@ -76,7 +76,7 @@ def prior_and_posterior() -> Example:
         parts = []
         for name, kernel in kernels.items():
             # A quadratic of three coefficients through five samples: what is left is of `alpha`'s making.
-            alpha = 1e-6 if "dot" in name else 1e-10
+            alpha = 1e-4 if "dot" in name else 1e-10
             model = room.GaussianProcessRegressor(kernel, alpha=alpha, random_state=0)
             parts.append(Part.regression(f"{name}, prior", model, grid))
             parts.append(Part.regression(name, model.fit(X, y), grid))

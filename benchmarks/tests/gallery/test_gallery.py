@@ -45,8 +45,7 @@ def test_all_examples_are_the_same() -> None:
     for row in document["rows"]:
         assert all(row[kind] is None or row[kind] < bound for kind, bound in SAME.items()), row
         assert row["theta"] < 0.1
-        # Five samples of no quadratic, at -8,261 nats.
-        assert row["likelihood"] < (0.1 if row["example"] == "prior-posterior" else 1e-4)
+        assert row["likelihood"] < 1e-4
 
 
 def test_differences_are_seen(rng: np.random.Generator) -> None:

@@ -60,7 +60,7 @@ def factor_bytes_allowed(n: int) -> int:
 
 
 def second_step(condition: float) -> float:
-    """How long a second step is at most beside the first one, by n e / (R s2) of a low-rank factor.
+    """Length that a second step has at most beside the first one, by n e / (R s2) of a low-rank factor.
 
     e is what its R landmarks leave of k(x, x) on average. From .31 of that number, where it is 1e-4, to .06, at one
     half (Friedman1 and a wave in two dimensions, n = 8,000).
