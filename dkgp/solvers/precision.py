@@ -43,23 +43,25 @@ LEAST_GAIN = 0.5
 SURPRISE = 2.0
 
 
-def opens_in_double(operator: KernelOperator, state: SolverState, length: float, left: float) -> bool:
+def opens_in_double(operator: KernelOperator, state: SolverState, length: float, second: float) -> bool:
     """True if the first product is best one of float64, of a step of about so much `length`, the largest of a target.
 
     Nearly all of alpha's length is walked in it. In float32 it would take the gradient from the true one by more than
-    the tolerance allows, so that a float64 product has to follow before the last one. Where the steps after it, `left`
-    of its length, take it by less, that product takes the first one's place.
+    the tolerance allows, so that a float64 product has to follow before the last one. Where the `second`, in units of
+    its length, and later ones take it by less, that product takes the first one's place.
     """
-    if state.iteration or state.precision == "double" or operator.approximate or not math.isfinite(length):
+    if state.iteration or state.precision == "double" or operator.approximate:
+        return False
+    if not (math.isfinite(length) and state.needed_fall > 0.0):
         return False
     tolerance = float(np.abs(state.gradient).max(initial=0.0)) / state.needed_fall
-    return only_the_first_drifts(operator.typical_entry(), length, left, tolerance)
+    return only_the_first_drifts(operator.typical_entry(), length, second, tolerance)
 
 
-def only_the_first_drifts(typical_entry: float, length: float, left: float, tolerance: float) -> bool:
+def only_the_first_drifts(typical_entry: float, length: float, second: float, tolerance: float) -> bool:
     """True if a first float32 step of a length drifts by more than max|g| may at the end, and the others do not."""
     allowed, drift = LARGEST_DRIFT_AT_THE_END * tolerance, DRIFT_PER_STEP * typical_entry * length
-    return left * drift <= allowed < drift
+    return second * drift <= allowed < drift
 
 
 class PrecisionPolicy:

@@ -204,7 +204,7 @@ class LowRankPreconditioner:
     """M^-1 for the noise s2, the least where the factor's rows are scaled by the noise of each sample.
 
     `lower` is the Cholesky factor of F'F + s2 I (R, R), in Fortran order, where it is known; its type is that of z.
-    `left` is kept for whom it may concern: about how long a second step of conjugate gradients is beside the first.
+    `second_step` is kept for whom it may concern: about how long conjugate gradients' second step is beside the first.
     """
 
     def __init__(
@@ -212,9 +212,9 @@ class LowRankPreconditioner:
         factor: LowRankFactor | FactorRows | LandmarkRows,
         noise_variance: float,
         lower: NDArray[Any] | None = None,
-        left: float = math.inf,
+        second_step: float = math.inf,
     ) -> None:
-        self._factor, self._noise_variance, self.left = factor, noise_variance, left
+        self._factor, self._noise_variance, self.second_step = factor, noise_variance, second_step
         scale = factor.scale if isinstance(factor, LowRankFactor) else None
         self._scale = None if scale is None else scale[:, None]
         if lower is None:

@@ -76,7 +76,7 @@ class VecchiaProduct:
     `workers` returns threads by worker, now; where the process `shares_memory`, tasks take references.
     """
 
-    left = math.inf  # nothing tells how long a second step of conjugate gradients is
+    second_step = math.inf  # of conjugate gradients, beside the first: nothing tells its length
 
     def __init__(
         self, recipe: VecchiaRecipe, rounds: Rounds, workers: Callable[[], Mapping[str, int]], *, shares_memory: bool

@@ -125,7 +125,7 @@ class ConjugateGradient(Method[ConjugateGradientState]):
             times.append(time.perf_counter())
             preconditioned = factor.apply(preconditioned)
             length = math.sqrt(float(np.einsum("ip,ip->p", preconditioned, preconditioned).max()))
-            double = moving is None and opens_in_double(operator, state, length, factor.left)
+            double = moving is None and opens_in_double(operator, state, length, factor.second_step)
         times.append(time.perf_counter())
         seconds = dict(zip(("precondition", "factor"), reversed(np.diff(times).tolist()), strict=False))
         return {**seconds, **iterate(operator, state, preconditioned, moving, double)}

@@ -59,7 +59,7 @@ def factor_bytes_allowed(n: int) -> int:
     return max(LEAST_BYTES, 4 * NUMBERS_A_SAMPLE * n)
 
 
-def second_step(condition: float) -> float:
+def expected_second_step(condition: float) -> float:
     """Length that a second step has at most beside the first one, by n e / (R s2) of a low-rank factor.
 
     e is what its R landmarks leave of k(x, x) on average. From .31 of that number, where it is 1e-4, to .06, at one
@@ -71,10 +71,10 @@ def second_step(condition: float) -> float:
 class Preconditioner(Protocol):
     """M^-1 for some M near Kbar, of many vectors at once.
 
-    - `left`: about how long a second step is beside the first one, where something tells; infinite elsewhere.
+    - `second_step`: about how long a second step is beside the first one, where something tells; infinite elsewhere.
     """
 
-    left: float
+    second_step: float
 
     def apply(self, residual: NDArray[Any]) -> NDArray[Any]:
         """M^-1 r for r (n, t), a new array."""
@@ -280,8 +280,10 @@ class FactorPreconditioning:
         operator.executor.require_one_arithmetic()
         landmarks, residual = self._drawn(operator)
         if self.halo == 0:
-            left = second_step(operator.n * residual / (len(landmarks) * operator.noise_variance))
-            return LowRankPreconditioner(LowRankFactor(operator, landmarks), operator.noise_variance, left=left)
+            second = expected_second_step(operator.n * residual / (len(landmarks) * operator.noise_variance))
+            return LowRankPreconditioner(
+                LowRankFactor(operator, landmarks), operator.noise_variance, second_step=second
+            )
         return VecchiaFactor(operator, int(self.halo), int(self.leaf), landmarks)
 
     def choose(self, operator: BlockedKernelOperator) -> IndexArray:

@@ -51,7 +51,7 @@ from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, counted
 from dkgp.operators.vecchia.embedding import EMBEDDING_RANK, is_one_distance
 from dkgp.operators.vecchia.halos import kd_order
 from dkgp.solvers.conjugate.block import BlockDirections
-from dkgp.solvers.conjugate.preconditioner import second_step
+from dkgp.solvers.conjugate.preconditioner import expected_second_step
 from dkgp.solvers.precision import only_the_first_drifts
 
 # Powers of m / n.
@@ -353,8 +353,8 @@ class Probe:
         matrix, m = self._whole.matrix.astype(np.float64), self._whole.m
         squares = max(0.0, float(np.sum(matrix**2) - np.sum(matrix.diagonal() ** 2)))
         typical, length = math.sqrt(squares / (m * (m - 1.0))), math.sqrt(self.n / self._noise)
-        left = second_step(self.condition(rank))
-        return not self.double and only_the_first_drifts(typical, length, left, self.tolerance)
+        second = expected_second_step(self.condition(rank))
+        return not self.double and only_the_first_drifts(typical, length, second, self.tolerance)
 
     def iterations(self, halo: int, leaf: int, rank: int, most: float = 400.0) -> float:
         """Iterations on all samples with such a factor; infinity where they are more than `most`."""
