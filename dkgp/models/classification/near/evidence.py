@@ -116,7 +116,8 @@ class LabelVifObjective(NearEvidence):
 def _mode(search: ModeSearch, labels: EvidenceLabels, start: FloatArray | None) -> ColumnState:
     """The mode, from values (n,) near it or, where these are none or lead nowhere, from zero."""
     state = ColumnState.start(labels, start)
-    while not state.ended:
+    # With held noise it would be the mode of a covariance that depends on the way there.
+    while not (state.ended or state.held):
         search.step(state, labels, TOLERANCE, MOST_STEPS)
     if state.ended == "mode":
         return state

@@ -11,17 +11,26 @@ of a leaf's targets, their noise included, depends on its halo alone. Where it e
 with W at f itself: a fixed point, and where halos are everything the exact model's mode. Noise is at least 1 / c, 4 of
 a logit, by the weight, so that no leaf is near to singular, whatever the kernel. Sigma - W^-1 moves with W unless halos
 are everything, so that the steps are Newton's but for that: near the end each leaves a small share of the way, not a
-square.
+square. It can also lead away from where it ends, where many samples lie within a length scale or neighbours are few.
+So after steps that gain nothing the noise is held: with v for W^-1 as it was, and C the curvature between two values,
+what a step makes of their distance,
 
-After ten steps, one that takes back much of the one before is shortened, as a secant through both has it. A step longer
-than one, in the largest value, is halved until what it lowers falls, or rises by no more than the two steps'
-covariances may differ in,
+    (I - v Sigma^-1) (I - v C),
+
+has both factors below one, as norms of v^-1/2 f, where 2 Sigma > v and C < 2 W: then steps of any start lead to one
+fixed point, a = g and f = (Sigma - v) g with this v. Where W comes to more than one and a half of what is held it is
+raised, which it can be a few times only.
+
+A step longer than one, in the largest value, is halved until what it lowers falls, or rises by no more than the two
+steps' covariances may differ in,
 
     psi(f, a) = sum_i w_i l(y_i, f_i) + a'f / 2,
 
 which is the mode's objective where f = K a. Laplace's evidence, with Sigma for K + W^-1 as everywhere here, is
 
-    log q(y) = -psi - (log|Sigma| + log|W|) / 2.
+    log q(y) = -psi - (log|Sigma| + log|W|) / 2,
+
+with W of the last step.
 
 References
 ----------
@@ -54,11 +63,11 @@ LEAST_CURVATURE = 1e-10
 # Steps of no more than this in any value are taken whole: of a logit, no curvature changes by more than e.
 FREE_STEP = 1.0
 MOST_HALVINGS = 20
-# Share of the last step that a step may take back before it is shortened, and steps that may take back all.
-TURNS_BACK, WHOLE_STEPS = -0.25, 10
-# A change that falls to this share is a gain, as is a psi that falls by more than `SLACK`, and so many steps without
-# any are enough: where many samples lie within a length scale, and the basis leaves much, there may be no end.
-GAINED, MOST_IDLE = 0.9, 20
+# A change that falls to this share of the least is a gain, as is a psi that falls below the lowest by this share; after
+# so many steps in a row without one the noise is held.
+GAINED, LOWER, MOST_IDLE = 0.9, 1e-6, 2
+# Of held noise: curvatures that come to so much of its W raise that.
+RAISED = 1.5
 # Of psi: by so much it may rise in a step, since the covariance is not that of the step before.
 SLACK = 1e-3
 
@@ -103,10 +112,10 @@ class ColumnState:
         log|Sigma| of the last step.
     change : float
         The largest of |f+ - f| of the last step, whole.
-    way, length : (n,) float64 and float
-        f+ - f of the last step, and how much of it was taken; none before the first.
-    least, idle : float and int
-        The least change so far, and steps in a row that gained nothing.
+    least, lowest, idle : float, float and int
+        The least change and psi so far, and steps in a row that gained nothing.
+    held : bool
+        If the noise of the last step is the next one's, too.
     ended : str
         "" while it goes on; "mode", "stalled" or "steps".
     """
@@ -119,11 +128,11 @@ class ColumnState:
     joint: Joint | None = None
     log_determinant: float = math.nan
     change: float = math.inf
-    way: FloatArray | None = None
-    length: float = 1.0
     steps: int = 0
     least: float = math.inf
+    lowest: float = math.inf
     idle: int = 0
+    held: bool = False
     ended: str = ""
 
     @classmethod
@@ -134,16 +143,14 @@ class ColumnState:
         zero = np.zeros(len(labels.signs))
         return cls(zero, zero, labels.risk(zero))
 
-    def shortened(self, change: FloatArray) -> float:
-        """Length of a step of f+ - f = `change` (n,): less than one where it takes back much of the last one.
-
-        Along the last step f+ - f is about (mu - 1) times what is missing of f: mu near -1 would go to and fro for
-        ever, and 1 / (1 - mu) of such a step ends there.
-        """
-        if self.steps <= WHOLE_STEPS or self.way is None or not (square := float(self.way @ self.way)):
-            return 1.0
-        mu = 1.0 - (1.0 - float(change @ self.way) / square) / self.length
-        return 1.0 / (1.0 - mu) if mu < TURNS_BACK else 1.0
+    def next_curvature(self, labels: ColumnLabels) -> FloatArray:
+        """W of the next step: at f; where noise is held the last step's, or that at f where it is far above it."""
+        curvature = labels.curvature(self.values)
+        if not self.held:
+            return curvature
+        assert self.noise is not None
+        last = 1.0 / self.noise
+        return np.where(curvature > RAISED * last, curvature, last)
 
 
 class ModeSearch:
@@ -179,7 +186,7 @@ class ModeSearch:
         Raises `NumericalError`: values overflow, or rounding exceeds the noise.
         """
         f, a = state.values, state.weights
-        noise = 1.0 / labels.curvature(f)
+        noise = 1.0 / state.next_curvature(labels)
         targets = f + noise * labels.force(f)
         noisy = self._operator.with_noise(noise)
         self._keep()
@@ -197,8 +204,7 @@ class ModeSearch:
             values = f + length * change
             return labels.risk(values) + 0.5 * float((a + length * turn) @ values)
 
-        length = state.shortened(change)
-        reached = psi(length)
+        length, reached = 1.0, psi(1.0)
         if state.change > FREE_STEP:
             most = state.psi + SLACK * abs(state.psi)
             # An overflow is no step either.
@@ -208,15 +214,14 @@ class ModeSearch:
                     return
                 length *= 0.5
                 reached = psi(length)
-        nearer, lower = state.change < GAINED * state.least, reached < state.psi - SLACK * abs(state.psi)
+        nearer, lower = state.change < GAINED * state.least, reached < (1.0 - LOWER) * state.lowest
         state.idle = 0 if nearer or lower else state.idle + 1
         state.least = state.change if nearer else state.least
+        state.lowest = min(state.lowest, reached)
+        state.held = state.held or state.idle >= MOST_IDLE
         state.values, state.weights, state.psi = f + length * change, a + length * turn, reached
-        state.way, state.length = change, length
         if state.change <= tolerance:
             state.ended = "mode"
-        elif state.idle >= MOST_IDLE:
-            state.ended = "stalled"
         elif state.steps >= most_steps:
             state.ended = "steps"
 

@@ -274,24 +274,19 @@ class _State:
                 assert column.targets is not None
                 assert column.noise is not None
                 arrays |= {f"targets-{number}": column.targets, f"noise-{number}": column.noise}
-                # A first step that was not taken has left none.
-                arrays |= {} if column.way is None else {f"way-{number}": column.way}
                 arrays |= {f"normal-{number}": column.joint.normal, f"whitened-{number}": column.joint.whitened}
         return arrays
 
     def metadata(self) -> dict[str, Any]:
         """The rest, in plain JSON types."""
-        names = ("psi", "steps", "idle", "ended")
+        names = ("psi", "steps", "idle", "held", "ended")
         columns = [{name: getattr(column, name) for name in names} for column in self.columns]
         for column, document in zip(self.columns, columns, strict=True):
             if column.joint is not None:
-                document |= {
-                    "change": column.change,
-                    "length": column.length,
-                    "log_determinant": column.log_determinant,
-                }
+                document |= {"change": column.change, "log_determinant": column.log_determinant}
                 document |= {"value": column.joint.value, "explained": column.joint.explained}
-                document |= {"least": column.least} if math.isfinite(column.least) else {}
+                least = {"least": column.least, "lowest": column.lowest}
+                document |= {name: value for name, value in least.items() if math.isfinite(value)}
         return {
             "iteration": self.iteration,
             "columns": columns,
@@ -307,7 +302,7 @@ class _State:
             if "value" in document:
                 normal = np.asfortranarray(arrays[f"normal-{number}"])
                 joint = Joint(normal, arrays[f"whitened-{number}"], document.pop("value"), document.pop("explained"))
-                named = {name: arrays.get(f"{name}-{number}") for name in ("targets", "noise", "way")}
+                named = {name: arrays.get(f"{name}-{number}") for name in ("targets", "noise")}
                 more = {"joint": joint, **named}
             columns.append(ColumnState(arrays[f"values-{number}"], arrays[f"weights-{number}"], **document, **more))
         history = [Progress(**record) for record in metadata["history"]]

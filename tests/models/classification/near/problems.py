@@ -24,15 +24,14 @@ KERNEL = Matern32((1.5, 0.7), 9.0)
 
 
 class Step(NamedTuple):
-    """Where a step leads; how often it was halved, how much of the way it took, the whole way, and its number."""
+    """Where a step leads; how often it was halved, the whole way, and its noise."""
 
     values: np.ndarray
     weights: np.ndarray
     psi: float
     halvings: int = 0
-    length: float = 1.0
     way: np.ndarray | None = None
-    number: int = 0
+    noise: np.ndarray | None = None
 
 
 def rows(n: int = N) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -54,30 +53,23 @@ def derivatives(link: str, y: np.ndarray, f: np.ndarray) -> tuple[np.ndarray, np
 def dense_step(link: str, y: np.ndarray, w: np.ndarray, covariance: object, before: Step) -> Step | None:
     """The step that the search takes from where another one led; None where it stalls.
 
-    `covariance` gives Sigma for the noise W^-1. After ten steps one that takes back more than a quarter of the one
-    before ends where a line through both, along the latter, has its zero.
+    `covariance` gives Sigma for the noise W^-1: at f; where the one before has noise, that, unless W at f is more than
+    one and a half of its W.
     """
     f, a, psi = before.values, before.weights, before.psi
     _, slope, curvature = derivatives(link, y, f)
     noise = 1.0 / np.maximum(w * curvature, 1e-10)
+    if before.noise is not None:
+        noise = np.array([new if old > 1.5 * new else old for old, new in zip(before.noise, noise, strict=True)])
     u = f - noise * w * slope
     towards = np.linalg.solve(covariance(noise), u)  # type: ignore[operator]
     change, turn = u - noise * towards - f, towards - a
-    start = 1.0
-    if before.way is not None and before.number >= 10:
-        # Of the way that was missing before the last step, taken as one along it, r is missing of each unit.
-        r = change @ before.way / (before.way @ before.way)
-        slope_along = (r - 1.0) / before.length  # of change by what is taken
-        if 1.0 + slope_along < -0.25:
-            start = -1.0 / slope_along
-    for halvings in range(22):
-        length = start * 0.5**halvings
+    for halvings in range(21):
+        length = 0.5**halvings
         values, weights = f + length * change, a + length * turn
         reached = float(w @ derivatives(link, y, values)[0] + weights @ values / 2.0)
         if np.abs(change).max() <= 1.0 or reached <= psi + 1e-3 * abs(psi):
-            return Step(values, weights, reached, halvings, length, change, before.number + 1)
-        if length <= 0.5**20:
-            return None
+            return Step(values, weights, reached, halvings, change, noise)
     return None
 
 
@@ -99,9 +91,15 @@ class Found:
 
 @contextmanager
 def searching(
-    executor: LocalExecutor, neighbours: Neighbours, kernel: Kernel = KERNEL, n: int = N, basis: int = 8
+    executor: LocalExecutor,
+    neighbours: Neighbours,
+    kernel: Kernel = KERNEL,
+    n: int = N,
+    basis: int = 8,
+    scale: float = 1.0,
 ) -> Iterator[Found]:
-    X, _, Z = rows(n)
+    """`scale` brings the inputs of `rows` closer."""
+    X, Z = (scale * rows(n)[part] for part in (0, 2))
     with RunContext.of(executor).operator(kernel, 4.0, ArrayInputs(X)) as operator:
         held = Neighbourhood(operator, neighbours)
         leaves = []

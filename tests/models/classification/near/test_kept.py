@@ -1,4 +1,4 @@
-"""What workers keep of leaves between the steps to a mode: no bit depends on it; and steps that go to and fro."""
+"""What workers keep of leaves between the steps to a mode: no bit depends on it."""
 
 from __future__ import annotations
 
@@ -104,25 +104,3 @@ def test_rows_of_another_noise_are_not_taken() -> None:
                     )
         finally:
             worker_tiles().discard_run("of-a-test")
-
-
-@pytest.mark.parametrize("mu", [-1.3, -1.0, -0.9])
-def test_steps_to_and_fro_come_to_rest(mu: float) -> None:
-    """f+ - f* = J (f - f*): whole steps go to and fro for ever along one direction; elsewhere they are quick."""
-    rng = np.random.default_rng(7)
-    basis = np.linalg.qr(rng.standard_normal((6, 6)))[0]
-    J = basis @ np.diag([mu, 0.2, 0.1, 0.0, -0.1, -0.2]) @ basis.T
-    end = rng.standard_normal(6)
-    state = mode.ColumnState(np.zeros(6), np.zeros(6), 0.0, steps=mode.WHOLE_STEPS + 1)
-    for _ in range(25):
-        way = (J - np.eye(6)) @ (state.values - end)
-        length = state.shortened(way)
-        assert 0.0 < length <= 1.0
-        state.values, state.way, state.length = state.values + length * way, way, length
-    assert np.abs(state.values - end).max() < 1e-4 * np.abs(end).max()
-    # Steps that go on in one direction are left whole.
-    state.way, state.length = way, 1.0
-    assert state.shortened(0.5 * way) == 1.0
-    assert state.shortened(-0.5 * way) < 1.0
-    state.steps = mode.WHOLE_STEPS
-    assert state.shortened(-0.5 * way) == 1.0

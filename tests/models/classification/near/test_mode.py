@@ -13,9 +13,9 @@ from dkgp.errors import NumericalError
 from dkgp.kernels import Matern32
 from dkgp.models.classification.likelihoods import Link
 from dkgp.models.classification.near.mode import (
+    LOWER,
     MOST_HALVINGS,
     MOST_IDLE,
-    SLACK,
     ColumnLabels,
     ColumnState,
     evidence,
@@ -70,7 +70,7 @@ def test_where_halos_are_everything_the_whole_path_is_dense_newtons(
         while not state.ended:
             found.search.step(state, labels, 1e-9, 40)
             assert step is not None
-            step = dense_step(link, y, each, exact(KERNEL, X), step)
+            step = dense_step(link, y, each, exact(KERNEL, X), step._replace(noise=None))
             assert step is not None
             assert step.way is not None
             halved.append(step.halvings)
@@ -126,7 +126,7 @@ def test_with_few_neighbours_a_step_is_of_the_sparse_models_covariance(
 
         while not state.ended:
             f = state.values
-            before = Step(f, state.weights, state.psi, 0, state.length, state.way, state.steps)
+            before = Step(f, state.weights, state.psi)
             found.search.step(state, labels, 1e-10, 60)
             step = dense_step(link, y, each, sigma, before)
             assert step is not None
@@ -191,25 +191,40 @@ def test_labels_that_are_told_apart_without_an_end_end_by_steps(one_thread: Loca
     assert after.psi < state.psi
 
 
-def test_steps_that_gain_nothing_are_given_up(one_thread: LocalExecutor) -> None:
-    """Neither nearer nor lower for so many steps in a row; a single gain is another beginning."""
+def test_after_steps_that_gain_nothing_the_noise_is_held(one_thread: LocalExecutor) -> None:
+    """Neither nearer nor lower so often in a row; a single gain is another beginning."""
     _, y, _ = rows()
     labels = column("logit", y)
     with searching(one_thread, Neighbours(8, 12)) as found:
         state = ended(found.search, labels, 1e-9)
-        assert state.ended == "mode"
-        # At the fixed point, and with the least change that there may be: no step is a gain.
-        state.ended, state.least, state.idle = "", 0.0, MOST_IDLE - 2
+        assert (state.ended, state.held) == ("mode", False)
+        # At the fixed point, and with the least change and psi that there may be: no step is a gain.
+        state.ended, state.least, state.lowest, state.idle = "", 0.0, 0.0, MOST_IDLE - 2
         found.search.step(state, labels, 0.0, 10**6)
-        assert (state.ended, state.idle) == ("", MOST_IDLE - 1)
+        assert (state.held, state.idle) == (False, MOST_IDLE - 1)
         nearer = replace(state, least=math.inf)
         found.search.step(nearer, labels, 0.0, 10**6)
-        assert (nearer.ended, nearer.idle, nearer.least) == ("", 0, nearer.change)
-        lower = replace(state, psi=state.psi * (1.0 + 2.0 * SLACK))
+        assert (nearer.held, nearer.idle, nearer.least) == (False, 0, nearer.change)
+        lower = replace(state, lowest=state.psi * (1.0 + 2.0 * LOWER))
         found.search.step(lower, labels, 0.0, 10**6)
-        assert (lower.ended, lower.idle, lower.least) == ("", 0, 0.0)
+        assert (lower.held, lower.idle, lower.least, lower.lowest) == (False, 0, 0.0, lower.psi)
+        hardly = replace(state, lowest=state.psi * (1.0 + 0.5 * LOWER))
+        found.search.step(hardly, labels, 0.0, 10**6)
+        assert (hardly.held, hardly.idle, hardly.lowest) == (True, MOST_IDLE, hardly.psi)
         found.search.step(state, labels, 0.0, 10**6)
-        assert (state.ended, state.idle) == ("stalled", MOST_IDLE)
+        assert (state.ended, state.held, state.idle) == ("", True, MOST_IDLE)
+
+
+def test_held_noise_falls_where_labels_say_far_more(one_thread: LocalExecutor) -> None:
+    _, y, _ = rows()
+    labels = column("logit", y)
+    f = np.linspace(-4.0, 4.0, N)
+    curvature = derivatives("logit", y, f)[2]
+    last = curvature * np.where(np.arange(N) % 2, 1.01, 0.99) / 1.5
+    state = ColumnState(f, np.zeros(N), 0.0, noise=1.0 / last)
+    np.testing.assert_array_equal(state.next_curvature(labels), labels.curvature(f))
+    state.held = True
+    np.testing.assert_allclose(state.next_curvature(labels), np.where(np.arange(N) % 2, last, curvature), rtol=1e-12)
 
 
 def test_a_step_that_no_halving_helps_is_not_taken(one_thread: LocalExecutor) -> None:
@@ -237,23 +252,45 @@ def test_a_step_that_no_halving_helps_is_not_taken(one_thread: LocalExecutor) ->
     assert state.change > 1.0
 
 
-def test_steps_that_take_back_what_was_taken_are_shortened(one_thread: LocalExecutor) -> None:
-    """Where neighbours are few and the amplitude large, the covariance moves as much as the function does."""
-    (X, y, Z), kernel, lengths = rows(), Matern32((1.5, 0.7), 1e4), []
-    labels, state = column("probit", y), ColumnState.start(column("probit", y))
-    with searching(one_thread, Neighbours(2, 3), kernel) as found:
-        while not state.ended:
-            before = Step(state.values, state.weights, state.psi, 0, state.length, state.way, state.steps)
-            found.search.step(state, labels, 1e-6, 100)
-            step = dense_step(
-                "probit", y, np.ones(N), lambda noise: covariance(kernel, noise, X, Z, found.leaves), before
-            )
+@pytest.mark.parametrize(
+    ("link", "amplitude", "scale"),
+    [("probit", 6.0, 0.3), ("logit", 1e4, 1.0)],
+    ids=["many samples within a length scale", "a large amplitude"],
+)
+def test_steps_that_have_no_end_have_one_with_held_noise(
+    link: Link, amplitude: float, scale: float, one_thread: LocalExecutor
+) -> None:
+    """One neighbour for each sample; each step by a dense Sigma. A hundred whose noise is not held are not enough."""
+    (X, y, Z), labels, kernel = rows(), column(link, rows()[1]), Matern32((1.5, 0.7), amplitude)
+    state, held = ColumnState.start(labels), 0
+    with searching(one_thread, Neighbours(1, 1), kernel, basis=0, scale=scale) as found:
+
+        def sigma(noise: np.ndarray) -> np.ndarray:
+            return covariance(kernel, noise, scale * X, Z[:0], found.leaves)
+
+        def stepped(before: Step) -> Step:
+            step = dense_step(link, y, np.ones(N), sigma, before)
             assert step is not None
+            return step
+
+        while not state.ended:
+            before = Step(state.values, state.weights, state.psi, noise=state.noise if state.held else None)
+            held += state.held
+            found.search.step(state, labels, 1e-6, 100)
+            step = stepped(before)
             np.testing.assert_allclose(state.values, step.values, rtol=1e-4, atol=1e-4)
-            assert state.length == pytest.approx(step.length, rel=1e-3)
-            lengths.append(step.length / 0.5**step.halvings)
-    assert state.ended == "mode"
-    assert min(lengths) < 0.8
+            np.testing.assert_allclose(state.noise, step.noise, rtol=1e-4)
+        plain = Step(np.zeros(N), np.zeros(N), labels.risk(np.zeros(N)))
+        for _ in range(100):
+            plain = stepped(plain._replace(noise=None))
+        assert plain.way is not None
+        assert np.abs(plain.way).max() > 3e-6
+        assert state.ended == "mode"
+        assert held > 2
+        # The fixed point of the noise that was held.
+        g = -derivatives(link, y, state.values)[1]
+        assert state.noise is not None
+        np.testing.assert_allclose(state.values, (sigma(state.noise) - np.diag(state.noise)) @ g, atol=1e-4)
 
 
 @pytest.mark.parametrize(("rise", "whole"), [(0.9e-3, True), (1.1e-3, False)])

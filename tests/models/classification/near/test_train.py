@@ -217,6 +217,34 @@ def test_an_interruption_is_heeded_within_a_step_and_between_two(
         trained(dataset, labels, one_thread, context={"interrupted": lambda: True})
 
 
+def test_held_noise_is_resumed_with(rng: np.random.Generator, one_thread: LocalExecutor, tmp_path: Path) -> None:
+    """Neighbours so few, and an amplitude so large, that steps go to and fro; interrupted after each step."""
+    dataset, labels = noisy_sine(rng, 100)
+    hard: dict[str, Any] = {"kernel": Matern32((0.4, 0.4, 0.4), 1e4), "size": 1, "neighbours": 2}
+    whole = trained(dataset, labels, one_thread, **hard)
+    store, held = CheckpointStore(str(tmp_path / "checkpoints")), []
+    while True:
+        seen: list[Any] = []
+        context = {
+            "callback": seen.append,
+            "checkpointing": Checkpointing(store, 1e9, resume=bool(held)),
+            "interrupted": lambda seen=seen: bool(seen),
+        }
+        try:
+            resumed = trained(dataset, labels, one_thread, context=context, **hard)
+        except InterruptedRunError:
+            latest = store.load_latest()
+            assert latest is not None
+            held.append(latest.metadata["state"]["columns"][0]["held"])
+        else:
+            break
+    assert len(held) == whole.summary["iterations"] - 1
+    assert held.index(True) < len(held) - 2
+    assert resumed.values.tobytes() == whole.values.tobytes()
+    assert resumed.summary["evidence"] == whole.summary["evidence"]
+    assert [one["objective"] for one in resumed.history] == [one["objective"] for one in whole.history]
+
+
 def test_a_checkpoint_of_another_run_is_refused(
     rng: np.random.Generator, one_thread: LocalExecutor, tmp_path: Path
 ) -> None:
