@@ -13,7 +13,7 @@ import numpy as np
 
 from dkgp.cluster import BlockExecutor, LocalExecutor
 from dkgp.commands.reporting.memory import memory_budget
-from dkgp.commands.reporting.progress import Measure, SolveProgress
+from dkgp.commands.reporting.progress import Measure
 from dkgp.commands.reporting.records import RecordLog
 from dkgp.commands.signals import interruptible
 from dkgp.commands.training import TrainingRun
@@ -26,7 +26,7 @@ from dkgp.operators import ArrayInputs, TreeKernelOperator
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
 from dkgp.operators.tree.kd_tree import building_bytes, tree_bytes
-from dkgp.solvers import MaxPasses, MaxSeconds, StoppingRule
+from dkgp.solvers import MaxPasses, MaxSeconds, Progress, StoppingRule
 from dkgp.solvers.registry import Need, SolverMemory, solvers_that_need
 
 
@@ -119,7 +119,7 @@ def solving(
         interruptible(run.reporter.warn) as interruption,
     ):
 
-        def after_round(progress: SolveProgress) -> None:
+        def after_round(progress: Progress) -> None:
             show(progress)
             log.write(progress.to_json())
 

@@ -134,13 +134,5 @@ def test_nothing_heavy_is_imported_for_help() -> None:
     assert shown.stdout.strip() == "[]"
 
 
-def test_what_few_runs_take_is_not_imported_by_all() -> None:
-    """scipy.stats alone takes as long as all of dkgp: half a second of every command and of every worker."""
-    heavy = "{'scipy.stats', 'scipy.optimize', 'pandas', 'xarray', 'distributed', 'dask.array', 'matplotlib', 'rich'}"
-    code = f"import sys, dkgp.models, dkgp.cluster, dkgp.data; print(sorted({heavy} & set(sys.modules)))"
-    shown = subprocess.run([PROGRAM[0], "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
-    assert shown.stdout.strip() == "[]"
-
-
 def test_version() -> None:
     assert dkgp.__version__ in run("--version").output

@@ -33,11 +33,14 @@ class Ran:
         What was written to the standard error stream.
     figures
         Number of pictures.
+    line
+        What a reader's next cell shows that works for a while, when it is done.
     """
 
     said: str
     complaints: str
     figures: int
+    line: str
 
     def number(self, before: str, at: int = 0) -> float:
         """Return the number behind the words `before`, where they are found for the time `at`."""
@@ -161,6 +164,15 @@ first = pytest.mark.parametrize(
 )
 
 
+WORK = """
+from dkgp.commands.reporting.progress import WorkProgress
+from dkgp.commands.reporting.terminal import TerminalReporter
+with TerminalReporter().work("predict") as advance:
+    for done in range(5):
+        advance(WorkProgress("samples", done, 4, "samples"))
+"""
+
+
 def read(notebook: Notebook) -> nbformat.NotebookNode:
     return nbformat.read(FOLDER / f"{notebook.name}.ipynb", as_version=4)
 
@@ -170,15 +182,18 @@ def code_of(document: nbformat.NotebookNode) -> list[str]:
 
 
 def ran(notebook: Notebook, folder: Path, timeout: int) -> Ran:
-    document = read(notebook)
+    document, work = read(notebook), nbformat.v4.new_code_cell(WORK)
+    document.cells.append(work)
     NotebookClient(document, timeout=timeout, resources={"metadata": {"path": str(folder)}}).execute()
-    outputs = [output for cell in document.cells if cell.cell_type == "code" for output in cell.outputs]
+    outputs = [output for cell in document.cells[:-1] if cell.cell_type == "code" for output in cell.outputs]
     assert not [output for output in outputs if output.output_type == "error"]
+    (line,) = work.outputs
     streams = [output for output in outputs if output.output_type == "stream"]
     return Ran(
         "".join(output.text for output in streams if output.name == "stdout"),
         "".join(output.text for output in streams if output.name == "stderr"),
         len([output for output in outputs if "image/png" in output.get("data", {})]),
+        line.data["text/plain"],
     )
 
 
@@ -255,6 +270,8 @@ def looked_at(notebook: Notebook, folder: Path, timeout: int) -> None:
     found = ran(notebook, folder, timeout)
     assert found.complaints == ""
     assert found.figures == notebook.figures
+    # One line, written anew.
+    assert found.line.startswith("predict: samples: 100 %, 4 of 4 samples")
     notebook.check(found)
 
 

@@ -7,22 +7,25 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from dkgp.data import Progress as WorkProgress
-from dkgp.models import TuneProgress
-from dkgp.solvers import Progress as SolveProgress
-from dkgp.solvers.greedy_basis.settings import GreedyProgress as ChoiceProgress
 
 if TYPE_CHECKING:
+    # Whoever asks a service, which needs no models, waits a second less without them.
     from dkgp.cluster import BlockExecutor
+    from dkgp.models import TuneProgress
+    from dkgp.solvers import Progress as SolveProgress
+    from dkgp.solvers.greedy_basis.settings import GreedyProgress as ChoiceProgress
+
+    Work: TypeAlias = AbstractContextManager[Callable[[WorkProgress], None]]
+    Search: TypeAlias = AbstractContextManager[Callable[[TuneProgress], None]]
+    Solve: TypeAlias = AbstractContextManager[Callable[[SolveProgress | WorkProgress], None]]
+    Choice: TypeAlias = AbstractContextManager[Callable[[ChoiceProgress | WorkProgress], None]]
 
 __all__ = [
     "DASHBOARD_NOTE",
     "MEASURES",
-    "ChoiceProgress",
     "Measure",
     "Reporter",
     "SilentReporter",
-    "SolveProgress",
-    "TuneProgress",
     "WorkProgress",
     "announce",
     "measured",
@@ -39,11 +42,6 @@ MEASURES: dict[str, str] = {
     "distance": "distance",
     "relative_residual": "distance",
 }
-
-Work: TypeAlias = AbstractContextManager[Callable[[WorkProgress], None]]
-Search: TypeAlias = AbstractContextManager[Callable[[TuneProgress], None]]
-Solve: TypeAlias = AbstractContextManager[Callable[[SolveProgress | WorkProgress], None]]
-Choice: TypeAlias = AbstractContextManager[Callable[[ChoiceProgress | WorkProgress], None]]
 
 
 def measured(event: Mapping[str, Any]) -> tuple[str, float] | None:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -14,12 +14,14 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 from dkgp.commands.reporting.convergence import ConvergenceEstimate
 from dkgp.commands.reporting.lines import choice_line, search_line, solve_line, time_left
 from dkgp.commands.reporting.progress import (
-    ChoiceProgress,
     Measure,
-    SolveProgress,
-    TuneProgress,
     WorkProgress,
 )
+
+if TYPE_CHECKING:
+    from dkgp.models import TuneProgress
+    from dkgp.solvers import Progress as SolveProgress
+    from dkgp.solvers.greedy_basis.settings import GreedyProgress as ChoiceProgress
 
 PLAIN_LINE_SECONDS = 10.0
 # Between two states of a notebook's line.

@@ -11,7 +11,7 @@ import numpy as np
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.model_plots import plot_basis
-from dkgp.commands.reporting.progress import ChoiceProgress, Reporter
+from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.reporting.records import RecordLog
 from dkgp.commands.resuming import checkpointing_of, difference
 from dkgp.commands.run import warn_of_labels
@@ -33,6 +33,7 @@ from dkgp.models.sparse.train import train_sparse
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import feature_width
 from dkgp.solvers import Checkpointing
+from dkgp.solvers.greedy_basis.settings import GreedyProgress
 
 # Of the targets' standard deviation: the mean of the targets alone is about one away from the exact mean.
 SAYS_LITTLE = 0.5
@@ -119,7 +120,7 @@ class SparseRun(TrainingRun):
             interruptible(self.reporter.warn) as interruption,
         ):
 
-            def after_round(progress: ChoiceProgress) -> None:
+            def after_round(progress: GreedyProgress) -> None:
                 show(progress)
                 log.write({"iteration": progress.round, **progress.to_json()})
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dkgp.commands.reporting.convergence import ConvergenceEstimate
 from dkgp.commands.reporting.progress import (
     DASHBOARD_NOTE,
-    ChoiceProgress,
     Measure,
-    SolveProgress,
-    TuneProgress,
     WorkProgress,
 )
 from dkgp.service.queue.events import EventWriter, progress_pace_seconds
+
+if TYPE_CHECKING:
+    from dkgp.models import TuneProgress
+    from dkgp.solvers import Progress as SolveProgress
+    from dkgp.solvers.greedy_basis.settings import GreedyProgress as ChoiceProgress
 
 
 class EventReporter:

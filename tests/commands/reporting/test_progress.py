@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -219,26 +218,3 @@ def test_a_notebook_has_one_line_that_is_written_anew(monkeypatch: pytest.Monkey
         advance(WorkProgress("samples", 1, 4, "samples"))
     assert "25 %" in stream.getvalue()
     assert len(shown) == 3
-
-
-def test_looking_for_a_notebook_imports_nothing() -> None:
-    code = (
-        "import sys; from dkgp.commands.reporting.terminal import notebook_display; "
-        "assert notebook_display() is None; assert 'IPython' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_the_line_in_a_real_kernel() -> None:
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    code = """
-from dkgp.commands.reporting.progress import WorkProgress
-from dkgp.commands.reporting.terminal import TerminalReporter
-with TerminalReporter().work("predict") as advance:
-    for done in range(5):
-        advance(WorkProgress("samples", done, 4, "samples"))
-"""
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
-    nbclient.NotebookClient(notebook, timeout=60).execute()
-    (output,) = notebook.cells[0].outputs
-    assert output.data["text/plain"].startswith("predict: samples: 100 %, 4 of 4 samples")

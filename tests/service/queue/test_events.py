@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
-from dkgp.commands.reporting.progress import SolveProgress, TuneProgress, WorkProgress
+from dkgp.commands.reporting.progress import WorkProgress
 from dkgp.commands.reporting.tables.jobs import progress_line
+from dkgp.models import TuneProgress
 from dkgp.service.queue import events as events_module
 from dkgp.service.queue.events import EventReader, EventWriter, latest_progress, progress_pace_seconds
 from dkgp.service.running import reporting
 from dkgp.service.running.reporting import EventReporter
+from dkgp.solvers import Progress as SolveProgress
 
 
 @pytest.fixture
