@@ -16,6 +16,9 @@ from threadpoolctl import threadpool_limits
 from tests.covering import thin_out
 from tests.fault_table import FaultTable
 
+# Threads of OpenMP, scikit-learn's, sleep while they wait for each other: the other process of tests has the cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # Compiled code is slow when first called, so a deadline per example would say nothing; derandomised, a failure
 # in continuous integration is the same failure by hand.
 settings.register_profile("dkgp", deadline=None, derandomize=True, max_examples=50)
