@@ -84,18 +84,6 @@ def test_large_problems_start_a_cluster_in_this_process_and_close_it() -> None:
         executor.submit("t", doubled, (), [[1]])
 
 
-def test_processes_are_started_and_gone_afterwards() -> None:
-    def workers() -> set[psutil.Process]:
-        return {child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())}
-
-    before = workers()
-    with open_executor(ClusterOptions(kind="processes", workers=1, threads_per_worker=2), FEW) as executor:
-        assert (executor.shares_memory, executor.overlaps, executor.parallelism) == (False, True, 2)
-        started = workers() - before
-        assert len(started) == 1
-    assert not psutil.wait_procs(started, timeout=5.0)[1]
-
-
 def test_a_started_cluster_is_closed_when_the_work_fails() -> None:
     with pytest.raises(ZeroDivisionError), open_executor(ClusterOptions(kind="local"), FEW) as executor:
         raise ZeroDivisionError

@@ -254,7 +254,7 @@ def store() -> Iterator[tuple[str, list[Any]]]:
             pass
 
     with HTTPServer(("127.0.0.1", 0), Store) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}", calls
         server.shutdown()
 

@@ -1,4 +1,4 @@
-"""`dkgp serve` as a process of its own, and a small problem for its jobs."""
+"""`dkgp serve` as a process of its own and in a thread, and a small problem for its jobs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import httpx
 import psutil
+import pytest
 
+from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.data import write_friedman1
+from dkgp.service import serve
+from dkgp.service.running.supervisor import Supervisor
+from dkgp.service.settings import ServiceSettings
 from tests.service.stage import TOKEN
 
 END_SECONDS = 120.0
@@ -76,6 +83,29 @@ def service_process(folder: Path, root: Path, *options: str, token: str | None =
                 line_of = other.cmdline()
                 if "dkgp.service.running.runner" in line_of and str(folder) in line_of:
                     other.kill()
+
+
+@contextlib.contextmanager
+def service_here(settings: ServiceSettings) -> Iterator[str]:
+    """Serve as `dkgp serve` does, in a thread of this process; yields the address. No job is started."""
+    servers, addresses, make = list[Any](), Queue[str](), serve._server
+
+    def made(*parts: Any) -> Any:
+        servers.append(make(*parts))
+        return servers[-1]
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as threads:
+        patch.setattr(serve, "_server", made)
+        patch.setattr(Supervisor, "start", lambda _: None)
+        told = {"on_listening": lambda started: addresses.put(started["url"])}
+        ended = threads.submit(serve.run_serve, settings, SilentReporter(), **told)
+        ended.add_done_callback(lambda _: addresses.put(""))
+        try:
+            yield addresses.get(timeout=END_SECONDS) or str(ended.result())
+        finally:
+            for server in servers:
+                server.should_exit = True
+            ended.result(END_SECONDS)
 
 
 def small_problem(folder: Path, n: int = 2000) -> dict[str, Any]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -20,7 +17,9 @@ from dkgp.cli import main
 from dkgp.service.announcements import announce, find_service
 from dkgp.service.private_folder import private_token
 from dkgp.service.serve import listen
+from dkgp.service.settings import ServiceSettings
 from tests.data.stores.references import knocks
+from tests.service.process import service_here
 
 
 @pytest.fixture(autouse=True)
@@ -155,27 +154,6 @@ def test_the_token_does_not_go_to_who_listens_where_a_service_was_killed(token_f
 # ------------------------------------------------------------------------------------------------------ the commands
 
 
-@pytest.fixture
-def serving(tmp_path: Path) -> Iterator[Callable[..., dict[str, Any]]]:
-    """Starts `dkgp serve` as a user would; ends it afterwards."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*options: object) -> dict[str, Any]:
-        command = [sys.executable, "-P", "-m", "dkgp", "serve", *map(str, options), "--cluster", "none", "--json"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
-        started.append(process)
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line, process.communicate(timeout=60)[1]
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    yield start
-    for process in started:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
-
-
 def command(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
@@ -200,39 +178,38 @@ except urllib.error.HTTPError as error:
     assert answer.stdout.split() == ["PermissionError", "401"], answer.stderr
 
 
-def test_serve_then_submit_by_the_same_user_just_works(
-    serving: Callable[..., dict[str, Any]], tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_serve_then_submit_by_the_same_user_just_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On any port, by hand or by default; for another user there is no way in, and no token on the way."""
     monkeypatch.chdir(tmp_path)
-    url = serving("--folder", "queue", "--port", 0)["url"]
-    token = (tmp_path / "queue" / "token").read_text().strip()
-    assert stat.S_IMODE((tmp_path / "queue" / "token").stat().st_mode) == 0o600
-    ways: list[tuple[str, ...]] = [(), ("--service", url), ("--service", url.replace("127.0.0.1", "localhost"))]
-    for number, options in enumerate(ways):
-        result = command("submit", *options, "tune", "no.zarr", "--out", f"hyper-{number}.json")
-        assert result.exit_code == 0, result.stderr
-        assert result.stdout.strip()
-    assert command("jobs").exit_code == 0
-    # Somebody else's commands, and whoever does not show the token.
-    with monkeypatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path / "of-another-user"))
-        refused = command("submit", "--service", url, "tune", "no.zarr", "--out", "hyper.json")
-        assert refused.exit_code == 2
-        assert "--token-file" in refused.stderr
-        assert command("jobs", "--service", url, "--token-file", tmp_path / "queue" / "token").exit_code == 0
-    # An address that is not the service's gets no token, although it is of this machine.
-    with knocks() as inner:
-        tried = command("jobs", "--service", f"http://127.0.0.1:{inner.port}", "--retry", 0)
-        assert tried.exit_code != 0
-    if os.geteuid() == 0:  # only root can be somebody else
-        assert_no_way_in(url, tmp_path / "queue" / "token")
+    with service_here(ServiceSettings("queue", port=0)) as url:
+        token = (tmp_path / "queue" / "token").read_text().strip()
+        assert stat.S_IMODE((tmp_path / "queue" / "token").stat().st_mode) == 0o600
+        ways: list[tuple[str, ...]] = [(), ("--service", url), ("--service", url.replace("127.0.0.1", "localhost"))]
+        for number, options in enumerate(ways):
+            result = command("submit", *options, "tune", "no.zarr", "--out", f"hyper-{number}.json")
+            assert result.exit_code == 0, result.stderr
+            assert result.stdout.strip()
+        assert command("jobs").exit_code == 0
+        # Somebody else's commands, and whoever does not show the token.
+        with monkeypatch.context() as patch:
+            patch.setenv("XDG_STATE_HOME", str(tmp_path / "of-another-user"))
+            refused = command("submit", "--service", url, "tune", "no.zarr", "--out", "hyper.json")
+            assert refused.exit_code == 2
+            assert "--token-file" in refused.stderr
+            assert command("jobs", "--service", url, "--token-file", tmp_path / "queue" / "token").exit_code == 0
+        # An address that is not the service's gets no token, although it is of this machine.
+        with knocks() as inner:
+            tried = command("jobs", "--service", f"http://127.0.0.1:{inner.port}", "--retry", 0)
+            assert tried.exit_code != 0
+        if os.geteuid() == 0:  # only root can be somebody else
+            assert_no_way_in(url, tmp_path / "queue" / "token")
     # The next start finds the same token.
     assert private_token(tmp_path / "queue") == token
 
 
-def test_no_token_has_to_be_said(serving: Callable[..., dict[str, Any]], tmp_path: Path, state: Path) -> None:
-    url = serving("--folder", "queue", "--port", 0, "--no-token", "--root", tmp_path)["url"]
-    assert not (tmp_path / "queue" / "token").exists()
-    assert not state.exists()
-    assert command("jobs", "--service", url).exit_code == 0
+def test_no_token_has_to_be_said(tmp_path: Path, state: Path) -> None:
+    settings = ServiceSettings(str(tmp_path / "queue"), port=0, no_token=True, roots=(str(tmp_path),))
+    with service_here(settings) as url:
+        assert not (tmp_path / "queue" / "token").exists()
+        assert not state.exists()
+        assert command("jobs", "--service", url).exit_code == 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ssl
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -15,6 +13,7 @@ from dkgp.errors import InputError, UsageError
 from dkgp.service import certificate as module
 from dkgp.service.certificate import checked_certificate, own_certificate
 from dkgp.service.settings import ServiceSettings
+from tests.cli.invoke import run_json
 from tests.service.process import service_process
 from tests.service.stage import BEARER
 
@@ -70,7 +69,7 @@ def test_plain_http_beyond_this_machine_has_to_be_asked_for(tmp_path: Path) -> N
         ServiceSettings(folder, token=token, https_key="k.pem")
 
 
-def test_a_service_with_tls_is_trusted_by_its_users_commands_alone_and_starts_again(
+def test_a_service_with_tls_is_trusted_by_its_users_commands_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -85,16 +84,17 @@ def test_a_service_with_tls_is_trusted_by_its_users_commands_alone_and_starts_ag
         with pytest.raises(httpx.HTTPError):
             httpx.get(service.url.replace("https", "http") + "/healthz", trust_env=False)
         for options in ((), ("--service", service.url)):
-            command = [sys.executable, "-m", "dkgp", "jobs", *options, "--json"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-            assert done.returncode == 0, done.stderr
-            assert '"jobs"' in done.stdout
+            assert "jobs" in run_json("jobs", *options)
         code, _, err = service.stop()
     assert code == 0
     assert "SSL_CERT_FILE=" in err
     assert "Traceback" not in err
-    # With the certificate that it has made.
-    made = (tmp_path / "queue" / "certificate.pem").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_service_with_tls_starts_again_with_the_certificate_that_it_has_made(tmp_path: Path) -> None:
+    (tmp_path / "queue").mkdir(0o700)
+    made = own_certificate(tmp_path / "queue", "127.0.0.1")[0].read_bytes()
     with service_process(tmp_path / "queue", tmp_path, "--https") as service:
         assert service.url.startswith("https://")
         context = ssl.create_default_context(cafile=str(tmp_path / "queue" / "certificate.pem"))

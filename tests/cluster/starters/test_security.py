@@ -135,11 +135,6 @@ def test_plain_text_has_to_be_asked_for(certificates: Certificates) -> None:
             assert found is not None
             assert found.tls_ca_file == certificates.ca
             assert security_for_start(ClusterOptions(kind=kind, plain_text=True)) is None  # type: ignore[arg-type]
-    with open_executor(
-        ClusterOptions(kind="processes", workers=1, threads_per_worker=1, plain_text=True), 1
-    ) as executor:
-        assert executor._client.scheduler.address.startswith("tcp://127.0.0.1:")  # type: ignore[attr-defined]
-        assert executor.submit("t", doubled, (), [[1]]).result() == [2]
 
 
 @pytest.mark.parametrize(

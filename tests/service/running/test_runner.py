@@ -64,7 +64,7 @@ def labelled(problem: Problem, folder: Path) -> str:
 
 FIXED_SIZE = {"settings": {"pool": 30, "folds": 3}}
 SGGP = {"settings": {"method": "sggp", "basis_size": 20}}
-# A job, its options beside its data and output, and the state in which it ends.
+# A job, its options beside its data and output, and the state in which it ends. Three are another's way to a record.
 DONE = {
     "train": ("train", {"solver": {"block_size": 50}}, "done"),
     "sparse": ("sparse", SGGP, "done"),
@@ -78,6 +78,7 @@ DONE = {
     "tune, neighbours": ("tune", {"objective": "vif", "basis_size": 10}, "done"),
     "predict": ("predict", {}, "done"),
 }
+AGAIN = ("neighbours", "exact", "tune, neighbours")
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,9 @@ def model(problem: Problem, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(out)
 
 
-@pytest.mark.parametrize("name", DONE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in AGAIN else name for name in DONE]
+)
 def test_a_job_that_was_done_when_its_process_died_is_recorded_and_not_done_again(
     queue: JobQueue, problem: Problem, model: str, tmp_path: Path, name: str
 ) -> None:

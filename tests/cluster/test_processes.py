@@ -1,4 +1,4 @@
-"""Worker processes import nothing from the folder in which they are started: it may be one of data."""
+"""Worker processes import nothing from the folder in which they are started: it may be one of data; and they end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dkgp.cluster import ClusterOptions, open_executor
@@ -28,10 +29,23 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "it-ran"
 
 
-def test_processes_import_nothing_from_where_they_are_started(planted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def workers() -> set[psutil.Process]:
+    return {child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())}
+
+
+def test_processes_import_nothing_from_where_they_are_started_and_are_gone_afterwards(
+    planted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    with open_executor(ClusterOptions(kind="processes", workers=1, threads_per_worker=1), 1) as executor:
+    before = workers()
+    options = ClusterOptions(kind="processes", workers=1, threads_per_worker=2, plain_text=True)
+    with open_executor(options, 1) as executor:
+        assert (executor.shares_memory, executor.overlaps, executor.parallelism) == (False, True, 2)
+        assert executor._client.scheduler.address.startswith("tcp://127.0.0.1:")  # type: ignore[attr-defined]
+        started = workers() - before
+        assert len(started) == 1
         assert executor.submit("t", doubled, (), [[1]]).result() == [2]
+    assert not psutil.wait_procs(started, timeout=5.0)[1]
     assert not planted.exists()
     # What the caller starts besides is the caller's own business again.
     assert "PYTHONSAFEPATH" not in os.environ
