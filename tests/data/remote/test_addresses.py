@@ -91,7 +91,7 @@ def web() -> Iterator[tuple[str, dict[str, Any]]]:
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}/data.csv?X-Amz-Signature={SECRET}", answer
     server.shutdown()
     server.server_close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import fsspec
 import numpy as np
 import pytest
@@ -11,13 +9,7 @@ import xarray as xr
 
 from dkgp.data import PredictionWriter, ingest, open_dataset, open_prediction
 from dkgp.errors import StorageError
-from tests.s3 import S3Server, s3_server, use_s3
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with s3_server() as running:
-        yield running
+from tests.s3 import S3Server, use_s3
 
 
 def test_labels_and_predicted_classes(

@@ -43,15 +43,9 @@ from dkgp.data.remote.storage import (
     write_object,
 )
 from dkgp.errors import InputError, MissingExtraError, OutputExistsError, StorageError, StoreError
-from tests.s3 import S3Server, s3_server, use_s3
+from tests.s3 import S3Server, use_s3
 
 Place = Callable[[str], str]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with s3_server() as running:
-        yield running
 
 
 @pytest.fixture

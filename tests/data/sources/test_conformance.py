@@ -69,20 +69,22 @@ def test_what_is_not_finite_is_named(tmp_path: Path, table: pd.DataFrame, form: 
     assert [path.name for path in tmp_path.iterdir()] == [form.file]
 
 
+@pytest.mark.covering
 @named_form
-def test_labels_of_every_sort_are_the_same_classes(tmp_path: Path, rng: np.random.Generator, form: Form) -> None:
+@pytest.mark.parametrize("sort", LABELS)
+def test_labels_of_every_sort_are_the_same_classes(
+    tmp_path: Path, rng: np.random.Generator, form: Form, sort: str
+) -> None:
     frame = pd.DataFrame(rng.normal(size=(N, 2)), columns=["a", "b"])
-    for sort, (labels, _) in LABELS.items():
-        frame[sort] = pd.Series([labels[index] for index in rng.permutation(np.arange(N) % len(labels))])
+    labels, classes = LABELS[sort]
+    frame[sort] = pd.Series([labels[index] for index in rng.permutation(np.arange(N) % len(labels))])
     form.write(frame, tmp_path / form.file)
-    for sort, (_, classes) in LABELS.items():
-        place = tmp_path / f"{sort}.out"
-        report = ingest(tmp_path / form.file, place, labels=sort, features=["a", "b"])
-        assert report.train.classes == classes
-        names = [classes[code] for code in report.train.all_labels()]
-        assert names == [class_name(label) for label in frame[sort].tolist()]
-        assert report.to_json()["classes"] == list(classes)
-        assert sum(report.to_json()["class_counts"]) == N
+    report = ingest(tmp_path / form.file, tmp_path / "out.zarr", labels=sort, features=["a", "b"])
+    assert report.train.classes == classes
+    names = [classes[code] for code in report.train.all_labels()]
+    assert names == [class_name(label) for label in frame[sort].tolist()]
+    assert report.to_json()["classes"] == list(classes)
+    assert sum(report.to_json()["class_counts"]) == N
 
 
 @pytest.mark.parametrize("form", [FORMS[name] for name in FORMS if FORMS[name].file not in ("d.csv", "d.zarr")])

@@ -56,7 +56,7 @@ def test_any_text_comes_back_as_it_was_or_is_refused(names: list[str], seed: int
         max_size=6,
     )
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 def test_a_csv_files_quotes_hold_any_label(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
     folder = tmp_path_factory.mktemp("csv")
     text = io.StringIO()

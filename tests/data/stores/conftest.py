@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,10 +25,20 @@ def model(place: Place, dataset: Dataset) -> str:
     return save(place("model.zarr"), dataset)
 
 
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a data set and such a model, written once."""
+    folder, generator = tmp_path_factory.mktemp("saved"), np.random.default_rng(7)
+    X = generator.normal([0.0, 1e6, -3.0], [1.0, 50.0, 1e-4], size=(1000, 3))
+    save(str(folder / "local.zarr"), dataset_from_arrays(folder / "data.zarr", X, X[:, 0]))
+    return folder
+
+
 @pytest.fixture
-def local(tmp_path: Path, arrays: Arrays) -> Path:
+def local(tmp_path: Path, saved: Path) -> Path:
     """The folder of such a model on a local disk."""
-    return Path(save(str(tmp_path / "local.zarr"), dataset_from_arrays(tmp_path / "data.zarr", *arrays)))
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "local.zarr"
 
 
 @pytest.fixture

@@ -35,6 +35,35 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return dataset_from_arrays(tmp_path_factory.mktemp("training") / "train.zarr", X, X[:, 0], chunk_rows=300)
 
 
+Written = Callable[[StoreKind], dict[str, np.ndarray]]
+
+
+@pytest.fixture(scope="module")
+def masters(training: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Callable[[StoreKind], Any]:
+    """Where a store of each kind lies, and what was written into it; each is written once."""
+    made: dict[int, tuple[Path, dict[str, np.ndarray]]] = {}
+
+    def of(store: StoreKind) -> tuple[Path, dict[str, np.ndarray]]:
+        if id(store) not in made:
+            place = tmp_path_factory.mktemp("masters") / "a.zarr"
+            made[id(store)] = place, store.write(str(place), training)
+        return made[id(store)]
+
+    return of
+
+
+@pytest.fixture
+def written(masters: Callable[[StoreKind], Any], tmp_path: Path) -> Written:
+    """Puts a store of a kind at `a.zarr` of the test's folder; returns what is in it."""
+
+    def put(store: StoreKind) -> dict[str, np.ndarray]:
+        place, arrays = masters(store)
+        shutil.copytree(place, tmp_path / "a.zarr")
+        return dict(arrays)
+
+    return put
+
+
 MODELS = {name: store for name, store in KINDS.items() if "model" in store.kind or store.kind == "classifier"}
 SHOWN = {name: store for name, store in KINDS.items() if store.dimensions}
 every_form = pytest.mark.parametrize("store", KINDS.values(), ids=KINDS)
@@ -63,8 +92,10 @@ def test_what_was_written_comes_back_also_in_another_process(place: Place, train
         if "model" in store.kind or "classifier" in store.kind
     ],
 )
-def test_a_model_says_what_it_was_trained_on_and_how(tmp_path: Path, training: Dataset, store: StoreKind) -> None:
-    store.write(str(tmp_path / "a.zarr"), training)
+def test_a_model_says_what_it_was_trained_on_and_how(
+    tmp_path: Path, training: Dataset, store: StoreKind, written: Written
+) -> None:
+    written(store)
     model = store.open(str(tmp_path / "a.zarr"))
     for name in ("feature_names", "target_names", "fingerprint", "standardisation"):
         assert getattr(model, name) == getattr(training, name)
@@ -77,16 +108,16 @@ def test_a_model_says_what_it_was_trained_on_and_how(tmp_path: Path, training: D
 
 
 @pytest.mark.parametrize("store", SHOWN.values(), ids=SHOWN)
-def test_xarray_shows_it(tmp_path: Path, training: Dataset, store: StoreKind) -> None:
-    written = store.write(str(tmp_path / "a.zarr"), training)
+def test_xarray_shows_it(tmp_path: Path, store: StoreKind, written: Written) -> None:
+    arrays = written(store)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         shown = xr.open_zarr(tmp_path / "a.zarr")
     assert shown.attrs["dkgp_store"] == store.kind
     for name, dimensions in store.dimensions.items():
         assert shown[name].dims == dimensions
-        if name in written:
-            np.testing.assert_array_equal(shown[name].values.reshape(written[name].shape), written[name])
+        if name in arrays:
+            np.testing.assert_array_equal(shown[name].values.reshape(arrays[name].shape), arrays[name])
 
 
 @every_kind
@@ -97,9 +128,9 @@ def test_a_store_can_be_moved(tmp_path: Path, training: Dataset, store: StoreKin
 
 
 @every_kind
-def test_it_is_a_kind_of_its_own(tmp_path: Path, training: Dataset, store: StoreKind) -> None:
+def test_it_is_a_kind_of_its_own(tmp_path: Path, training: Dataset, store: StoreKind, written: Written) -> None:
     url = str(tmp_path / "a.zarr")
-    store.write(url, training)
+    written(store)
     for other in DISTINCT.values():
         if other.kind != store.kind:
             with pytest.raises(StoreError, match=f"holds a dkgp {store.kind} store; expected a {other.kind} store"):
@@ -165,9 +196,9 @@ def test_a_missing_chunk_is_found_when_it_is_opened(place: Place, training: Data
 
 
 @every_kind
-def test_a_damaged_chunk_is_found(tmp_path: Path, training: Dataset, store: StoreKind) -> None:
+def test_a_damaged_chunk_is_found(tmp_path: Path, store: StoreKind, written: Written) -> None:
     url = str(tmp_path / "a.zarr")
-    store.write(url, training)
+    written(store)
     chunk = tmp_path / "a.zarr" / store.chunk
     content = bytearray(chunk.read_bytes())
     content[len(content) // 2] ^= 4
@@ -180,8 +211,8 @@ def test_a_damaged_chunk_is_found(tmp_path: Path, training: Dataset, store: Stor
 
 
 @every_kind
-def test_a_damaged_manifest_is_told(tmp_path: Path, training: Dataset, store: StoreKind) -> None:
-    store.write(str(tmp_path / "a.zarr"), training)
+def test_a_damaged_manifest_is_told(tmp_path: Path, store: StoreKind, written: Written) -> None:
+    written(store)
     manifest = tmp_path / "a.zarr" / MANIFEST_NAME
     content = manifest.read_text()
     for damaged in (content[:-20], content.replace('"chunk_rows": ', '"chunk_rows": 1', 1)):
@@ -191,8 +222,8 @@ def test_a_damaged_manifest_is_told(tmp_path: Path, training: Dataset, store: St
 
 
 @every_kind
-def test_a_manifest_that_lacks_something_is_told(tmp_path: Path, training: Dataset, store: StoreKind) -> None:
-    store.write(str(tmp_path / "a.zarr"), training)
+def test_a_manifest_that_lacks_something_is_told(tmp_path: Path, store: StoreKind, written: Written) -> None:
+    written(store)
     name = "n_samples" if store.kind in ("dataset", "prediction") else "training_url"
     rewrite_manifest(tmp_path / "a.zarr", lambda manifest: manifest["metadata"].pop(name))
     with pytest.raises(StoreError, match=f"The manifest of .* lacks '{name}'"):
@@ -200,8 +231,8 @@ def test_a_manifest_that_lacks_something_is_told(tmp_path: Path, training: Datas
 
 
 @every_kind
-def test_a_newer_format_is_refused(tmp_path: Path, training: Dataset, store: StoreKind) -> None:
-    store.write(str(tmp_path / "a.zarr"), training)
+def test_a_newer_format_is_refused(tmp_path: Path, store: StoreKind, written: Written) -> None:
+    written(store)
     newest = FORMAT_VERSIONS.get(store.kind, 1)
     rewrite_manifest(tmp_path / "a.zarr", lambda manifest: manifest.update(version=newest + 1))
     with pytest.raises(StoreError, match=f"store format {newest + 1}; this dkgp reads up to {newest}"):
@@ -217,10 +248,10 @@ OLDER = [
 
 @pytest.mark.parametrize(("store", "version", "absent"), OLDER)
 def test_older_formats_are_read(
-    tmp_path: Path, training: Dataset, store: StoreKind, version: int, absent: tuple[str, ...]
+    tmp_path: Path, store: StoreKind, written: Written, version: int, absent: tuple[str, ...]
 ) -> None:
     """As dkgp wrote them before there were the entries that are `absent`."""
-    written = store.write(str(tmp_path / "a.zarr"), training)
+    arrays = written(store)
 
     def make_older(manifest: dict[str, Any]) -> None:
         assert manifest["version"] >= version
@@ -230,7 +261,7 @@ def test_older_formats_are_read(
 
     rewrite_manifest(tmp_path / "a.zarr", make_older)
     opened = store.open(str(tmp_path / "a.zarr"))
-    same(store.arrays(opened), written)
+    same(store.arrays(opened), arrays)
     assert all(getattr(opened, name) is None for name in absent)
 
 

@@ -96,7 +96,7 @@ def test_xarray_shows_it_without_consolidated_metadata(tmp_path: Path, arrays: A
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=6), st.integers(1, 15), st.booleans())
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 def test_any_appends_and_chunks_give_the_same_store(sizes: list[int], chunk_rows: int, known: bool) -> None:
     n = sum(sizes) + 2
     X = np.random.default_rng(n).normal(size=(n, 2))

@@ -147,7 +147,8 @@ def test_a_wrong_fingerprint_is_never_used(model: str, factor: Factor) -> None:
 
 def test_a_factor_of_another_model_is_never_used(local: Path, tmp_path: Path, factor: Factor) -> None:
     """Same data, same fingerprint, another noise variance: a folder copied by hand must not be taken for its own."""
-    record = keep(local, factor)
+    own = save(str(tmp_path / "own.zarr"), open_dataset(tmp_path / "data.zarr"))
+    record = keep(own, factor)
     other = Path(save(str(tmp_path / "other.zarr"), open_dataset(tmp_path / "data.zarr"), noise_variance=0.02))
     shutil.copytree(record.url, other / Path(record.url).name)
     assert open_model(other).fingerprint == record.metadata["fingerprint"]
