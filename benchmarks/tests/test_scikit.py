@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp_benchmarks.scikit import TASKS, kernels, run_bench_scikit
 
 
+@pytest.mark.evidence
 def test_every_task_of_every_kernel_is_raced(tmp_path: Path) -> None:
     out = tmp_path / "scikit.json"
     document = run_bench_scikit(SilentReporter(), sizes=[20], repeats=1, seed=0, null=True, out=str(out))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from dkgp.bench.problem import BenchProblem
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp_benchmarks.selection import BenchSelectionJob, run_bench_selection
 
 
+@pytest.mark.evidence
 def test_selection_compares_all_three(tmp_path: Path) -> None:
     hyper = tmp_path / "hyper.json"
     hyper.write_text(json.dumps({"kernel": {"type": "rbf", "gamma": [0.05] * 10}, "noise_variance": 0.04}))

@@ -32,6 +32,7 @@ def test_scores_are_scikit_learns(rng: np.random.Generator) -> None:
     assert found["calibration_error"] == pytest.approx(sum(gaps))
 
 
+@pytest.mark.evidence
 def test_a_basis_has_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PROBLEMS, "made-twonorm", replace(PROBLEMS["made-twonorm"], n=150, n_test=60))
     methods = ("gp", "gp,basis=10,neighbours=150", "gp,basis=10,neighbours=8", "gp,basis=10")

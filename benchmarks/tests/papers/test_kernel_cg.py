@@ -39,6 +39,7 @@ def shown(document: Document, draw: Any, path: Path) -> Document:
     return read
 
 
+@pytest.mark.evidence
 def test_losses_come_to_the_least_risk(tmp_path: Path) -> None:
     problem = read_problem("made-twonorm", None, 150, 0).with_gamma(0.02)
     document = shown(loss_figure(problem, "rls", 0.5, reporter=SILENT, **LIMITS), draw_losses, tmp_path / "losses.png")

@@ -246,6 +246,7 @@ def test_watching_a_solver_changes_nothing(bench: Workbench) -> None:
     assert (wrapped.name, wrapped.settings()) == ("kcg", KernelConjugateGradient().settings())
 
 
+@pytest.mark.evidence
 def test_cholesky_that_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = workbench(60)
     monkeypatch.setattr("dkgp.bench.contenders.available_bytes", lambda: 2**10)
@@ -256,6 +257,7 @@ def test_cholesky_that_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch)
         kernel_cg_figure(bench, FEW)
 
 
+@pytest.mark.evidence
 def test_kernel_cg_against_parameter_cg(bench: Workbench) -> None:
     """The theorem at small n, and the risk as the driver's figures give it against the formula."""
     options = SolverOptions(max_passes=4000.0)

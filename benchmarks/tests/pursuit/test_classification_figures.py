@@ -79,6 +79,7 @@ def test_path_errors_are_those_of_dense_solutions(problem: TunedProblem, executo
         assert share == np.mean((decisions >= 0.0) != (problem.test_codes == 1))
 
 
+@pytest.mark.evidence
 def test_figure_7_saturates_at_a_few_prototypes(tmp_path: File, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ripley_module, "SIZES", (1, 4, 12, 30))
     figure = figure_7(BenchPursuitJob(draws=2), SilentReporter())
@@ -91,6 +92,7 @@ def test_figure_7_saturates_at_a_few_prototypes(tmp_path: File, monkeypatch: pyt
     assert written(figure, tmp_path / "figure_7.png") > 5_000
 
 
+@pytest.mark.evidence
 def test_figure_7_is_by_models_that_were_fitted_without_the_fold(
     problem: TunedProblem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +119,7 @@ def test_figure_7_is_by_models_that_were_fitted_without_the_fold(
     assert figure.curves["mean"] == [pytest.approx(np.mean(errors))]
 
 
+@pytest.mark.evidence
 def test_figure_8_has_prototypes_among_the_samples(tmp_path: File) -> None:
     figure = figure_8(BenchPursuitJob(), SilentReporter())
     _, samples = problem_samples("ripley", None, 0)
