@@ -34,8 +34,8 @@ FloatArray = NDArray[np.float64]
 
 
 def test_gbcd_is_algorithms_1_and_2(tmp_path: Path, log: Callable[[], list[dict[str, Any]]]) -> None:
-    """Blocks of 500 out of 800, 60 candidates, one variable at a time, until max |g| <= 1e-4, in every round."""
-    n, problem = 800, Stored(tmp_path, 800, 0.5, 0.2)
+    """Blocks of 500 out of 700, 60 candidates, one variable at a time, until max |g| <= 1e-4, in every round."""
+    n, problem = 700, Stored(tmp_path, 700, 0.5, 0.2)
     command = ("train", problem.store, "--out", tmp_path / "m.zarr", "--hyper", problem.hyper, "--as-in-the-paper")
     found = run_json(*command, "--log-json", tmp_path / "log.jsonl")
     letter, norms = [], []

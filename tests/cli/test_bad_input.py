@@ -106,6 +106,7 @@ def test_places_that_cannot_be_written(pipeline: dict[str, Any], tmp_path: Path,
     refused(run(*train_command(pipeline, Path(place.format(tmp=tmp_path)))), "Cannot write")
 
 
+@pytest.mark.slow
 def test_full_disk_leaves_nothing(tmp_path: Path) -> None:
     np.save(tmp_path / "data.npy", np.random.default_rng(0).random((4000, 6)))
     before = files_below(tmp_path)

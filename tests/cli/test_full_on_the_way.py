@@ -67,12 +67,21 @@ def test_a_small_disk_fills_up_among_predictions(
         assert bits(disk / "out") == bits(tmp_path / "whole")
 
 
+SEARCH = ("--objective", "vif", "--basis-size", 8, "--tol", 0.3, "--cluster", "none", "--workers", 1)
+
+
+@pytest.fixture(scope="module")
+def searched(stores: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a search comes to that nothing ends."""
+    return run_json("tune", stores["train"], "--out", tmp_path_factory.mktemp("searched") / "whole.json", *SEARCH)
+
+
 @pytest.mark.parametrize("part", ["hyper.json.checkpoint$", "hyper.json$"])
-def test_a_disk_that_fills_up_in_a_search_with_neighbours(part: str, places: dict[str, Any], tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_in_a_search_with_neighbours(
+    part: str, searched: dict[str, Any], stores: dict[str, Any], tmp_path: Path
+) -> None:
     """Where evaluations cannot be written, the search ends; where its result cannot, none is evaluated again."""
-    options = ("--objective", "vif", "--basis-size", 8, "--tol", 0.3, "--cluster", "none", "--workers", 1)
-    whole = run_json("tune", places["train"], "--out", tmp_path / "whole.json", *options)
-    command = ("tune", places["train"], "--out", tmp_path / "hyper.json", *options)
+    command = ("tune", stores["train"], "--out", tmp_path / "hyper.json", *SEARCH)
     with full_for(part) as met:
         result = run(*command, "--json")
     assert met
@@ -84,7 +93,7 @@ def test_a_disk_that_fills_up_in_a_search_with_neighbours(part: str, places: dic
         if checkpoint.exists():
             patch.setattr(Trail, "add", lambda *evaluation: pytest.fail("evaluated again"))
         again = run_json(*command, "--resume")
-    assert again["sparse"] == whole["sparse"]
-    assert again["kernel"] == whole["kernel"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["hyper.json", "whole.json"]
-    assert json.loads((tmp_path / "hyper.json").read_text())["noise_variance"] == whole["noise_variance"]
+    assert again["sparse"] == searched["sparse"]
+    assert again["kernel"] == searched["kernel"]
+    assert [path.name for path in tmp_path.iterdir()] == ["hyper.json"]
+    assert json.loads((tmp_path / "hyper.json").read_text())["noise_variance"] == searched["noise_variance"]

@@ -14,8 +14,8 @@ from dkgp.cluster.arithmetic import process_arithmetic
 from dkgp.data import CheckpointStore, open_model
 from tests.cli.invoke import document_of, refused, run, run_json
 
-# Some 600 rounds: long enough for a signal to come in between.
-LONG = ("--block-size", 4, "--max-passes", 4, "--json")
+# Some 100 rounds, too few for the tolerance.
+LONG = ("--block-size", 12, "--max-passes", 2, "--json")
 
 
 def arguments(pipeline: dict[str, Any], out: Path, *more: object) -> list[str]:
@@ -32,7 +32,7 @@ def uninterrupted(pipeline: dict[str, Any], tmp_path_factory: pytest.TempPathFac
 def test_not_converged_is_exit_code_4_with_an_honest_record(uninterrupted: dict[str, Any]) -> None:
     assert uninterrupted["converged"] is False
     assert uninterrupted["gradient_inf_norm"] > 1e-4
-    assert uninterrupted["column_passes"] == pytest.approx(4.0, abs=0.01)
+    assert uninterrupted["column_passes"] == pytest.approx(2.0, abs=0.02)
     assert "--max-passes" in uninterrupted["advice"]
     model = open_model(uninterrupted["out"])
     assert model.summary["converged"] is False

@@ -15,7 +15,7 @@ from dkgp.data.stores.manifest import read_manifest
 from dkgp.kernels import kernel_from_json
 from tests.cli.invoke import run_json
 
-N = 600
+N = 400
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     untold = folder / "untold.zarr"
     commands: dict[str, tuple[Any, ...]] = {
         "ingest": ("ingest", folder / "d.csv", train, "--target", "y", "--noise-std-column", "s", *split),
-        "tune": ("tune", train, "--out", hyper, "--subset", 400),
+        "tune": ("tune", train, "--out", hyper, "--subset", 200),
         "train": ("train", train, "--out", folder / "model.zarr", "--hyper", hyper, "--tol", 1e-6),
         "predict": ("predict", folder / "model.zarr", test, "--out", folder / "p.zarr", "--variance"),
         "latent": ("predict", folder / "model.zarr", test, "--out", folder / "l.zarr", "--variance", "--latent"),
@@ -45,7 +45,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "info": ("info", train),
         "info of the model": ("info", folder / "model.zarr"),
         "ingest untold": ("ingest", folder / "d.csv", untold, "--target", "y", "--drop", "s", *split[:2], *rest),
-        "tune untold": ("tune", untold, "--out", folder / "uh.json", "--subset", 400),
+        "tune untold": ("tune", untold, "--out", folder / "uh.json", "--subset", 200),
         "train untold": ("train", untold, "--out", folder / "um.zarr", "--hyper", folder / "uh.json"),
         "predict untold": (
             "predict",

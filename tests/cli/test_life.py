@@ -249,7 +249,7 @@ def live(world: World, lives: int, steps: int) -> None:
 
 
 def test_a_life_in_any_order(tmp_path: Path) -> None:
-    live(World(tmp_path, lambda name: str(tmp_path / name), interrupted), lives=8, steps=10)
+    live(World(tmp_path, lambda name: str(tmp_path / name), interrupted), lives=6, steps=10)
 
 
 def killing(environment: dict[str, str]) -> Callable[[list[object], int], bool]:

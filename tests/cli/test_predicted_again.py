@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,16 +27,30 @@ def bits(place: Path) -> bytes:
     return b"".join(prediction.read(name).tobytes() for name in sorted(prediction.variables))
 
 
+VARIANCES = (*CHUNKS, "--variance")
+
+
+@pytest.fixture(scope="module")
+def command(pipeline: dict[str, Any]) -> tuple[object, ...]:
+    return ("predict", pipeline["train"]["out"], pipeline["ingest"]["test"], "--out")
+
+
+@pytest.fixture(scope="module")
+def made(command: tuple[object, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of predictions with variances, and without."""
+    folder = tmp_path_factory.mktemp("made")
+    run_json(*command, folder / "whole.zarr", *VARIANCES)
+    run_json(*command, folder / "pred.zarr", *CHUNKS)
+    return folder
+
+
 @pytest.fixture
-def arguments(pipeline: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+def arguments(command: tuple[object, ...], made: Path, tmp_path: Path) -> dict[str, Any]:
     """A command that predicts with variances over earlier predictions without, and what either comes to."""
-    command = ("predict", pipeline["train"]["out"], pipeline["ingest"]["test"], "--out")
-    variances = (*CHUNKS, "--variance")
-    run_json(*command, tmp_path / "whole.zarr", *variances)
-    run_json(*command, tmp_path / "pred.zarr", *CHUNKS)
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     folder = tmp_path / "pred.zarr"
     return {
-        "command": (*command, folder, *variances),
+        "command": (*command, folder, *VARIANCES),
         "earlier": bits(folder),
         "whole": bits(tmp_path / "whole.zarr"),
         "out": folder,

@@ -66,6 +66,7 @@ def objective(problem: Stored, alpha: np.ndarray) -> float:
     return float(alpha @ (0.5 * problem.Kbar @ alpha - problem.y[:, 0]))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("n", "gamma", "noise"), PROBLEMS)
 @pytest.mark.parametrize("name", ["bcdc", "bcdg", "smo", "cg", "paramcg"])
 def test_every_round_is_the_papers(name: str, n: int, gamma: float, noise: float, tmp_path: Path) -> None:
@@ -154,6 +155,7 @@ def test_parameter_cg_ends_by_the_gap(n: int, gamma: float, noise: float, tmp_pa
     np.testing.assert_allclose(open_model(str(tmp_path / "m.zarr")).alpha[:, 0], alpha, rtol=0, atol=1e-7)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("n", "gamma", "noise"), PROBLEMS)
 @pytest.mark.parametrize("method", ["sr", "sd"])
 def test_subsets_are_random_and_their_models_the_papers(

@@ -14,8 +14,9 @@ from dkgp.data import open_prediction
 from tests.cli.invoke import document_of, refused, run, run_json
 from tests.cli.runs import RUNS, bits
 
-# As many rounds as others, in more time.
+# As many rounds as others, in more time; or another's steps on other numbers.
 SLOW = ("gp", "logistic on a basis", "gp on a basis, tuned", "Student's t", "gbcd, linear mean")
+SLOW += ("gbcd, known noise", "exact by trees", "greedy basis, neighbours", "sparse predictions")
 EVERY = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in RUNS]
 )

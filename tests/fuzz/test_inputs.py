@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,16 @@ import pytest
 import dkgp
 from dkgp.errors import DkgpError
 from dkgp.service.specification import COMMANDS, job_from_options, options_schema
+from tests.data.sources.forms import FORMS
 from tests.fuzz.mutations import changed_json, damaged
 
 ROOT = Path(dkgp.__file__).resolve().parents[1]
 
 
-def campaign(folder: Path, count: int, seconds: float) -> list[dict[str, Any]]:
-    """So many cases in a process of its own; one that ends it shows by what was begun last."""
+def campaign(folder: Path, count: int, seconds: float, names: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """So many cases, of subjects or of all, in a process of its own; one that ends it shows by what was begun last."""
     ended = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-m", "tests.fuzz.campaign", str(folder), str(count)],
+        [sys.executable, "-X", "faulthandler", "-m", "tests.fuzz.campaign", str(folder), str(count), *names],
         cwd=ROOT,
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True,
@@ -49,8 +51,14 @@ def taken_well(cases: list[dict[str, Any]], count: int) -> None:
     assert exits[0] > 0.05 * count
 
 
+# Everything that is read, and of each kind of store one of the damages that stores take.
+READ = ("table", "labels", "hyperparameters", "checkpoint", "coded, its manifest", "data again", "predictions")
+READ += ("configuration", *FORMS, "data, chunks", "model, arrays", "factor, manifest", "sparse", "fixed-size, chunks")
+READ += ("logistic, arrays", "gp, manifest", "labels near", "checkpoint shown", "model, shown", "prediction, shown")
+
+
 def test_damaged_inputs_are_refused_in_words(tmp_path: Path) -> None:
-    taken_well(campaign(tmp_path / "some", 54, 200.0), 54)
+    taken_well(campaign(tmp_path / "some", len(READ), 200.0, READ), len(READ))
 
 
 @pytest.mark.slow
