@@ -6,7 +6,7 @@ curve alone wants a class's decisions side by side (`area_under_curve`), one cla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,27 +114,13 @@ class ClassMetrics:
 
     def to_json(self) -> dict[str, Any]:
         """Return every figure in JSON, None where there is none."""
-        names = (
-            "n",
-            "error_rate",
-            "accuracy",
-            "balanced_error",
-            "balanced_accuracy",
-            "auc",
-            "log_loss",
-            "brier",
-            "ece",
-        )
-        certified = ("share", "errors", "error_rate")
         return {
+            **vars(self),
             "classes": list(self.classes),
-            **{name: getattr(self, name) for name in names},
             "confusion": self.confusion.tolist(),
-            **{f"certified_{name}": getattr(self, f"certified_{name}") for name in certified},
-            "uncertified_error_rate": self.uncertified_error_rate,
-            "abstained": self.abstained,
-            "interval_width_mean": self.interval_width_mean,
-            "interval_width_max": self.interval_width_max,
+            "accuracy": self.accuracy,
+            "balanced_accuracy": self.balanced_accuracy,
+            "ece": self.ece,
             "reliability": None if self.reliability is None else self.reliability.to_json(),
         }
 
@@ -302,53 +288,6 @@ def label_widths(labels: IntArray, lower: FloatArray, upper: FloatArray) -> Floa
     """Widths of the intervals (r, C) of the given labels' probabilities: (r,)."""
     rows = np.arange(len(labels))
     return np.asarray(upper[rows, labels] - lower[rows, labels])
-
-
-def class_metrics(
-    classes: Iterable[str],
-    codes: IntArray,
-    predicted: IntArray,
-    *,
-    decisions: FloatArray | None = None,
-    probabilities: FloatArray | None = None,
-    certified: BoolArray | None = None,
-    abstain: bool = False,
-) -> ClassMetrics:
-    """Measure labels that are all in memory.
-
-    Parameters
-    ----------
-    classes
-        Names, C of them.
-    codes, predicted : (n,) int
-        True and given labels.
-    decisions : (n, t) float64, optional
-        For the area under the curve.
-    probabilities : (n, C) float64, optional
-    certified : (n,) bool, optional
-    abstain
-        Whether only certified labels count.
-
-    Returns
-    -------
-    ClassMetrics
-
-    Raises
-    ------
-    InputError
-        Shapes or codes that do not fit, or nothing to measure.
-    """
-    tally = ClassTally(tuple(classes), abstain)
-    tally.add(codes, predicted, probabilities=probabilities, certified=certified)
-    if decisions is None:
-        return tally.metrics()
-    values = np.asarray(decisions, dtype=np.float64)
-    values = values[:, None] if values.ndim == 1 else values
-    truth = np.asarray(codes)
-    if abstain:
-        kept = np.asarray(certified, dtype=bool)
-        values, truth = values[kept], truth[kept]
-    return tally.metrics(mean_area(truth, lambda column: values[:, column], values.shape[1]))
 
 
 def mean_area(codes: IntArray, column: Callable[[int], FloatArray], n_outputs: int) -> float | None:

@@ -12,7 +12,8 @@ from rich.console import Console
 from dkgp.commands.reporting.class_plots import plot_classes
 from dkgp.commands.reporting.tables.classify import evaluated_class_tables
 from dkgp.models.classification.evaluation import OperatingCurve
-from dkgp.models.classification.metrics import ClassMetrics, class_metrics, operating_curve
+from dkgp.models.classification.metrics import ClassMetrics, operating_curve
+from tests.models.classification.measured import class_metrics
 
 
 def measured(rng: np.random.Generator, count: int, *, probabilities: bool) -> tuple[ClassMetrics, list[OperatingCurve]]:

@@ -13,7 +13,7 @@ from dkgp.data import Dataset, Prediction, PredictionWriter, dataset_from_arrays
 from dkgp.errors import InputError
 from dkgp.models.classification import evaluation
 from dkgp.models.classification.evaluation import evaluate_classes, holds_classes
-from dkgp.models.classification.metrics import class_metrics
+from tests.models.classification.measured import class_metrics
 
 
 class Stores:

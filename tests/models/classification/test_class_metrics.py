@@ -19,10 +19,10 @@ from dkgp.models.classification.metrics import (
     BINS,
     ClassTally,
     area_under_curve,
-    class_metrics,
     mean_area,
     operating_curve,
 )
+from tests.models.classification.measured import class_metrics
 
 
 class Sample:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dkgp.models.classification.metrics import class_metrics
 from dkgp.models.verdict import Finding, label_findings
+from tests.models.classification.measured import class_metrics
 
 N = 2000
 
