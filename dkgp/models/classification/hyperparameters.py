@@ -32,7 +32,7 @@ from dkgp.models.tuning.run import run_tuning
 from dkgp.models.tuning.search_space import LogNormal
 from dkgp.models.tuning.subsets import LabelledSubsets, draw_subset, plan_subsets, require_finite
 from dkgp.models.tuning.tasks import LabelLikelihood
-from dkgp.models.tuning.tune import tune
+from dkgp.models.tuning.tune import fields_of, tune
 
 
 @dataclass(frozen=True)
@@ -103,25 +103,13 @@ def tune_labels(
     NumericalError
         The kernel matrix was not positive definite at any starting point.
     """
-    dataset, labels, likelihood = data.dataset, data.labels, settings.likelihood
-    kernel = settings.kernel
-    if settings.isotropic and kernel is None:
-        kernel = "rbf(isotropic=True)"
-    if likelihood is not None:
-        if likelihood == "softmax" and labels.n_classes == 2:
-            likelihood = "logit"
-        choices = Choices(
-            kernel,
-            bounds=settings.bounds,
-            fixed=settings.fixed,
-            priors=settings.priors,
-            start=settings.start,
-            folds=settings.folds,
-            likelihood=likelihood,
-        )
-        search = SearchSettings(
-            settings.seed, True, settings.tolerance, settings.restarts, settings.max_evaluations, settings.progress
-        )
+    dataset, labels, options = data.dataset, data.labels, dict(vars(settings))
+    if settings.isotropic and settings.kernel is None:
+        options["kernel"] = "rbf(isotropic=True)"
+    if settings.likelihood is not None:
+        if settings.likelihood == "softmax" and labels.n_classes == 2:
+            options["likelihood"] = "logit"
+        choices, search = Choices(**fields_of(Choices, options)), SearchSettings(**fields_of(SearchSettings, options))
         return run_tuning(labelled_subsets(data, settings), tuple(dataset.feature_names), choices, search, executor)
     subset = _drawn(labels, settings.subset, settings.seed)
     signs = labels.subset(subset).signs()
@@ -129,24 +117,9 @@ def tune_labels(
         raise _one_class_only(subset)
     inputs = dataset.input_rows(subset)
     require_finite("inputs", inputs, "the subset's row")
-    optional: dict[str, Any] = {
-        "kernel": kernel,
-        "bounds": settings.bounds,
-        "fixed": settings.fixed,
-        "priors": settings.priors,
-    }
-    tuned: Hyperparameters = tune(
-        inputs,
-        signs - signs.mean(axis=0),
-        feature_names=dataset.feature_names,
-        **{name: value for name, value in optional.items() if value is not None},
-        progress=settings.progress,
-        subset=len(subset),
-        seed=settings.seed,
-        learn_variance=settings.learn_variance,
-        tolerance=settings.tolerance,
-        max_evaluations=settings.max_evaluations,
-    )
+    moved: Any = {name: options[name] for name in ("kernel", "bounds", "fixed", "priors")}
+    moved |= fields_of(SearchSettings, options)
+    tuned = tune(inputs, signs - signs.mean(axis=0), feature_names=dataset.feature_names, subset=len(subset), **moved)
     return replace(tuned, n_samples=data.n)
 
 

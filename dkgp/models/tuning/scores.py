@@ -17,6 +17,7 @@ from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel
 from dkgp.models.tuning.dense_algebra import solve_factored, solve_half
+from dkgp.models.tuning.laplace.columns import SeenSamples
 from dkgp.models.tuning.leave_one_out import factored, fold_predictions
 from dkgp.models.tuning.marginal_likelihood import noise_at
 from dkgp.models.tuning.tasks import LABEL_OBJECTIVES, TuningContext
@@ -174,12 +175,10 @@ def _predicted(
     """Averaged probabilities of the classes at inputs (r, d), from samples that are given: (r, C)."""
     training_inputs, targets, weights = training
     assert context.likelihood is not None
-    matrix, cross = (
-        np.asfortranarray(kernel.matrix(training_inputs, training_inputs)),
-        kernel.matrix(training_inputs, inputs),
-    )
-    evidence = LABEL_OBJECTIVES[context.likelihood]
-    probabilities = evidence.probabilities(matrix, targets, weights, cross, kernel.diagonal(inputs))
+    matrix = np.asfortranarray(kernel.matrix(training_inputs, training_inputs))
+    cross, prior = kernel.matrix(training_inputs, inputs), kernel.diagonal(inputs)
+    samples = SeenSamples(matrix, targets, weights, cross, prior)
+    probabilities = LABEL_OBJECTIVES[context.likelihood].probabilities(samples)
     if probabilities is None:
         raise NumericalError(
             "the kernel matrix of a subset is not positive definite with the hyperparameters that were found, so that "

@@ -131,8 +131,8 @@ def tune_dataset(
     plan = plan_subsets(dataset.n_samples, subset, subsets=subsets, seed=seed, holdout=holdout)
     if options.get("mean", CENTRED) != CENTRED and holdout is not None:
         raise InputError(f"scores on a holdout know no `mean` {options.get('mean')}; leave `holdout` out")
-    settings = SearchSettings(**_fields_of(SearchSettings, options))
-    choices = Choices(**_fields_of(Choices, options))
+    settings = SearchSettings(**fields_of(SearchSettings, options))
+    choices = Choices(**fields_of(Choices, options))
     source, relative = Subsets(dataset, plan), options.get("relative_noise")
     known = options.get("sample_noise")
     if relative is not None or known is not None:
@@ -154,7 +154,8 @@ def _require_noise(noise: SampleNoise, n: int) -> None:
             raise InputError(f"`{name}` is {values[row]} for sample {row}; expected finite values, none below zero")
 
 
-def _fields_of(part: type[SearchSettings] | type[Choices], options: Mapping[str, Any]) -> dict[str, Any]:
+def fields_of(part: type[SearchSettings] | type[Choices], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are fields of a part of a search."""
     return {item.name: options[item.name] for item in fields(part) if item.name in options}
 
 

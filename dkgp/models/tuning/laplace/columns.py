@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import scipy.special
@@ -146,6 +146,16 @@ def latent_predictions(
     return cross.T @ mode.alpha, np.maximum(prior - np.einsum("ij,ij->j", half, half), 0.0)
 
 
+class SeenSamples(NamedTuple):
+    """n labelled samples, and r others whose classes are asked for, as the kernel sees them."""
+
+    matrix: FloatArray  # (n, n): K
+    targets: FloatArray  # (n, t)
+    weights: FloatArray | None  # (n,)
+    cross: FloatArray  # (n, r): k(x_i, x)
+    prior: FloatArray  # (r,): k(x, x)
+
+
 class LabelEvidence(DenseObjective):
     """log q(Y | X, theta) of labels; the last parameter, the noise, is of no account."""
 
@@ -154,18 +164,8 @@ class LabelEvidence(DenseObjective):
     reached: FloatArray | None = None  # (n, t): those of the mode that was found last
 
     @classmethod
-    def probabilities(
-        cls,
-        matrix: FloatArray,
-        targets: FloatArray,
-        weights: FloatArray | None,
-        cross: FloatArray,
-        prior: FloatArray,
-    ) -> FloatArray | None:
-        """Averaged probabilities of the classes at r samples, (r, C); None where K is not positive definite.
-
-        `matrix` (n, n): K. `targets` (n, t). `weights` (n,). `cross` (n, r): k(x_i, x). `prior` (r,): k(x, x).
-        """
+    def probabilities(cls, samples: SeenSamples) -> FloatArray | None:
+        """Averaged probabilities of the classes at r samples, (r, C); None where K is not positive definite."""
         raise NotImplementedError
 
 
@@ -177,15 +177,9 @@ class _ColumnEvidence(LabelEvidence):
     likelihood: ClassVar[Literal["logit", "probit"]]
 
     @classmethod
-    def probabilities(
-        cls,
-        matrix: FloatArray,
-        targets: FloatArray,
-        weights: FloatArray | None,
-        cross: FloatArray,
-        prior: FloatArray,
-    ) -> FloatArray | None:
+    def probabilities(cls, samples: SeenSamples) -> FloatArray | None:
         """As of `LabelEvidence`; several columns' averages are divided by their sum."""
+        matrix, targets, weights, cross, prior = samples
         work = np.empty(matrix.shape, order="F")
         positive, negative = np.empty((2, len(prior), targets.shape[1]))
         for column in range(targets.shape[1]):

@@ -28,7 +28,7 @@ import scipy.special
 
 from dkgp.data.types import FloatArray
 from dkgp.models.tuning.dense_algebra import factor, fill_upper, invert_factored
-from dkgp.models.tuning.laplace.columns import LabelEvidence, newton_ascent
+from dkgp.models.tuning.laplace.columns import LabelEvidence, SeenSamples, newton_ascent
 from dkgp.models.tuning.laplace.expectation import averaged_softmax
 
 # A sample that counts for nothing; its logarithm has to exist.
@@ -130,15 +130,9 @@ class SoftmaxEvidence(LabelEvidence):
         return float((scipy.special.xlogy(totals, totals / totals.sum())).sum())
 
     @classmethod
-    def probabilities(
-        cls,
-        matrix: FloatArray,
-        targets: FloatArray,
-        weights: FloatArray | None,
-        cross: FloatArray,
-        prior: FloatArray,
-    ) -> FloatArray | None:
+    def probabilities(cls, samples: SeenSamples) -> FloatArray | None:
         """As of `LabelEvidence`, by `averaged_softmax`."""
+        matrix, targets, weights, cross, prior = samples
         mode = softmax_mode(matrix, (targets > 0.0).astype(np.float64), weights)
         if mode is None:
             return None

@@ -13,6 +13,7 @@ from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.laplace.columns import (
     LogitEvidence,
     ProbitEvidence,
+    SeenSamples,
     column_mode,
     latent_predictions,
 )
@@ -53,7 +54,7 @@ def test_mode_evidence_gradient_and_probabilities_are_scikit_learns(rng):
     mode = column_mode(matrix, signs[:, 0], LogisticLoss(), work)
     assert_allclose(mode.values, theirs.base_estimator_.f_cached, atol=1e-6)
     test = rng.standard_normal((200, 3))
-    ours = LogitEvidence.probabilities(matrix, signs, None, KERNEL(inputs, test), KERNEL.diagonal(test))
+    ours = LogitEvidence.probabilities(SeenSamples(matrix, signs, None, KERNEL(inputs, test), KERNEL.diagonal(test)))
     assert_allclose(ours, theirs.predict_proba(test), atol=1e-3)
 
 

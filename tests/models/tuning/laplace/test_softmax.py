@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 
 from dkgp.kernels import SquaredExponential, parse_kernel
 from dkgp.models.tuning.kernel_family import family_of
-from dkgp.models.tuning.laplace.columns import LogitEvidence
+from dkgp.models.tuning.laplace.columns import LogitEvidence, SeenSamples
 from dkgp.models.tuning.laplace.expectation import averaged_softmax
 from dkgp.models.tuning.laplace.softmax import SoftmaxEvidence, softmax_mode
 
@@ -68,9 +68,8 @@ def test_mode_evidence_and_predictions_are_those_of_the_whole_matrix(weighted, r
     for row in range(6):
         spread = scipy.linalg.block_diag(*[cross[:, [row]]] * classes)
         expected[row] = np.eye(classes) * 3.0 - spread.T @ inner @ spread
-    ours = SoftmaxEvidence.probabilities(
-        np.asfortranarray(K), signs, weights if weighted else None, cross, KERNEL.diagonal(test)
-    )
+    samples = SeenSamples(np.asfortranarray(K), signs, weights if weighted else None, cross, KERNEL.diagonal(test))
+    ours = SoftmaxEvidence.probabilities(samples)
     assert_allclose(ours, averaged_softmax(cross.T @ mode.alpha, expected), rtol=1e-7)
 
 
