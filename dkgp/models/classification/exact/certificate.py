@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -38,26 +38,7 @@ from dkgp.models.rounding import (
 from dkgp.models.sums import EVERY_ENTRY, Sums
 from dkgp.operators.base import FloatArray, Noise
 from dkgp.operators.block_tasks import BlockContext
-
-
-class Solved(Protocol):
-    """An approximate solution E of Kbar E = [Y, 1], as of `dkgp.solvers.Solution`."""
-
-    @property
-    def alpha(self) -> FloatArray:
-        """E, (n, t + 1)."""
-
-    @property
-    def gradient(self) -> FloatArray:
-        """Kbar E - [Y, 1] as float64 evaluated it, (n, t + 1)."""
-
-    @property
-    def stepped(self) -> FloatArray:
-        """See `SolverState.stepped`; empty where there was no step."""
-
-    @property
-    def product_error(self) -> float:
-        """Bound on the errors of the gradient's entries beyond rounding, of tree sums."""
+from dkgp.solvers import Solution
 
 
 @dataclass(frozen=True)
@@ -86,7 +67,7 @@ class DecisionCertificate(ProofShown):
         cls,
         alpha: FloatArray,
         intercept: FloatArray,
-        solution: Solved,
+        solution: Solution,
         noise: Noise,
         kernel_diagonal: float | FloatArray,
         row_errors: FloatArray,
@@ -100,7 +81,7 @@ class DecisionCertificate(ProofShown):
             E_1 - E_2 b', rounded; E itself where there is no intercept.
         intercept : (t,) float64
             b.
-        solution : Solved
+        solution : Solution
             E, of t columns without an intercept. Labels in Y are -1 and 1.
         noise : float or (n,) float64
             s2, or that of each sample.

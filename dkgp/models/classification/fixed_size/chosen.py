@@ -37,16 +37,8 @@ class Chosen:
 
     def metadata(self) -> dict[str, Any]:
         """Everything but the models, as JSON."""
-        return {
-            "kernel": self.kernel.to_json(),
-            "noise_variance": self.noise_variance,
-            "cardinality": self.cardinality,
-            "best": self.best,
-            "score": self.score,
-            "path": self.path,
-            "stopped": self.stopped,
-            "whole": self.whole,
-        }
+        plain = {name: value for name, value in vars(self).items() if name not in ("model", "folds")}
+        return {**plain, "kernel": self.kernel.to_json()}
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The models."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dkgp.kernels import Kernel
 from dkgp.models.classification.fixed_size.chosen import Chosen
-from dkgp.models.classification.fixed_size.searches.asked import Search
+from dkgp.models.classification.fixed_size.searches.asked import RecordedSearch
 from dkgp.operators.base import FloatArray, IndexArray
 
 
@@ -21,7 +21,7 @@ class SearchState:
     started_by: str
     prototypes: FloatArray
     indices: IndexArray | None
-    search: Search | None
+    search: RecordedSearch | None
     folds: int
     labels: str  # their digest
     passes: int = 0

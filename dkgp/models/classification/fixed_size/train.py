@@ -23,7 +23,7 @@ from dkgp.models.classification.fixed_size.budget import foresee_search, most_wi
 from dkgp.models.classification.fixed_size.chosen import Chosen, fold_arrays
 from dkgp.models.classification.fixed_size.fit import FixedSizeModel, fit_fixed_size
 from dkgp.models.classification.fixed_size.searches.annealing import AnnealingSearch
-from dkgp.models.classification.fixed_size.searches.asked import GridSearch, ProfileSearch, Search
+from dkgp.models.classification.fixed_size.searches.asked import GridSearch, ProfileSearch, RecordedSearch
 from dkgp.models.classification.fixed_size.searches.of_paths import PathSearch
 from dkgp.models.classification.fixed_size.searches.of_pools import PoolSearch
 from dkgp.models.classification.fixed_size.settings import DEFAULT_SEARCH, FixedSizeSettings
@@ -94,7 +94,6 @@ def train_fixed_size(
     *,
     kernel: Kernel | None = None,
     noise_variance: float | None = None,
-    search: Search | None = None,
     considered: FloatArray | None = None,
     together: int = TOGETHER,
 ) -> TrainedFixedSize:
@@ -112,8 +111,6 @@ def train_fixed_size(
         tells, or the median distance (`dkgp.models.classification.fixed_size.start`).
     noise_variance : float, optional
         s2 = 1 / gamma_K, if it is known; no other is looked at.
-    search : Search, optional
-        In place of the settings' own; of coordinates log scale, or log scale and log s2.
     considered : (n,) float64, optional
         Weights of the samples, of mean one, that take the place of the data's where the balanced error of samples that
         were left out is less with them; by a shared search alone.
@@ -150,7 +147,7 @@ def train_fixed_size(
             "kernel": None if kernel is None else kernel.to_json(),
             "noise_variance": noise_variance,
             "weights": identity["weights"],
-            "own_search": None if search is None else search.name,
+            "own_search": None,  # as checkpoints of earlier versions have it
             # Not there where nothing is considered: checkpoints of earlier versions have no such name.
             **({} if considered is None else {"considered": digest(considered, "<f8")}),
         },
@@ -181,9 +178,7 @@ def train_fixed_size(
                 settings.prototypes, operator, size, settings.seed, targets=targets.signs
             )
         laps.end("prototypes")
-        shared = search is None and settings.judges_by_pools
-        if search is None:
-            search = _search(settings, noise_variance)
+        shared, search = settings.judges_by_pools, _search(settings, noise_variance)
         state = SearchState(start, started_by, prototypes, indices, search, settings.folds, labels_digest)
         if checkpoint is not None:
             state.restore(checkpoint.metadata["state"], checkpoint.arrays)
@@ -277,7 +272,7 @@ def _weighings(history: list[dict[str, Any]]) -> list[dict[str, float]]:
     return [{name: record[name] for name in ("error", "balanced_error")} for record in history[-2:]]
 
 
-def _search(settings: FixedSizeSettings, noise_variance: float | None) -> Search | None:
+def _search(settings: FixedSizeSettings, noise_variance: float | None) -> RecordedSearch | None:
     if settings.search == "none":
         return None
     if settings.search == "annealing":

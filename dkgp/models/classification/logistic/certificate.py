@@ -287,14 +287,8 @@ class RiskCertificate(ProofShown):
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
-            "n": self.n,
-            "radius": [length if math.isfinite(length) else None for length in self.radius],
-            "magnitude": list(self.magnitude),
-            "spread": list(self.spread),
-            "coupled": self.coupled,
-            "assumes": self.assumes,
-        }
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        return {**plain, "radius": [length if math.isfinite(length) else None for length in self.radius]}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> RiskCertificate:

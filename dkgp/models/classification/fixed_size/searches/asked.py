@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from dkgp.errors import InputError
 
@@ -23,32 +23,8 @@ Plan = Generator[list[Point], list[float], None]
 GOLDEN = (3.0 - math.sqrt(5.0)) / 2.0
 
 
-class Search(Protocol):
-    """Anything that proposes points, and learns from their scores."""
-
-    @property
-    def name(self) -> str:
-        """The search's name, as in settings."""
-
-    def ask(self) -> list[Point]:
-        """Points whose scores are wanted next, the same until they are told; none once the search has ended."""
-
-    def tell(self, values: Sequence[float]) -> None:
-        """Scores of the points of the last `ask`, in their order. What is not finite counts as the worst."""
-
-    @property
-    def best(self) -> tuple[Point, float]:
-        """The point of the least score so far, the first of equals, and its score."""
-
-    def state(self) -> dict[str, Any]:
-        """Everything that `restore` needs, as JSON."""
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what another search of the same settings was told."""
-
-
 class RecordedSearch(ABC):
-    """A search as a plan, a generator of points, and the record of the scores that it was told."""
+    """A search by name: a plan, which is a generator of points, and the record of the scores that it was told."""
 
     name = ""
 

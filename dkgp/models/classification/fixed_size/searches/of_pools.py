@@ -25,7 +25,7 @@ from dkgp.kernels import Kernel
 from dkgp.models.classification.fixed_size.budget import PENALTIES, WIDTHS, ForeseenSearch
 from dkgp.models.classification.fixed_size.chosen import Chosen, choose
 from dkgp.models.classification.fixed_size.paths import PathModel, candidate_draws
-from dkgp.models.classification.fixed_size.searches.asked import Point, RecordedSearch
+from dkgp.models.classification.fixed_size.searches.asked import Point
 from dkgp.models.classification.fixed_size.settings import MOST_STEPS, FixedSizeSettings
 from dkgp.models.classification.fixed_size.state import SearchState
 from dkgp.models.classification.fixed_size.system import FoldSystem, Targets, fold_systems
@@ -93,7 +93,7 @@ class PoolSearch:
     def run(self, operator: BlockedKernelOperator, together: int) -> None:
         """Go on to the search's end, `together` widths a pass at most."""
         state, search = self.state, self.state.search
-        assert isinstance(search, RecordedSearch)
+        assert search is not None
         self._before = len(state.history) * self.foreseen.width_seconds
         while search.passes < len(WIDTHS[self.settings.search]) and (points := search.ask()):
             scores: list[float] = []
