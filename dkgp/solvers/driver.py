@@ -78,6 +78,21 @@ class Solution:
                 parts[name] = parts.get(name, 0.0) + seconds
         return parts
 
+    def summary(self) -> dict[str, Any]:
+        """The figures of the solve, as summaries of training tell them."""
+        progress = self.progress
+        return {
+            **self.reason.summary(),
+            "iterations": progress.iteration,
+            "column_passes": progress.column_passes,
+            "kernel_evaluations": progress.kernel_evaluations,
+            "refreshes": self.refreshes,
+            "seconds": progress.seconds,
+            "seconds_by_part": {name: round(seconds, 3) for name, seconds in self.seconds_by_part.items()},
+            "gradient_inf_norm": progress.gradient_inf_norm,
+            "relative_residual": progress.relative_residual,
+        }
+
 
 class Record:
     """The history of a solve, with its clock and its count of kernel entries; `callback` hears of every round."""

@@ -79,6 +79,10 @@ class StopReason:
     message: str
     advice: str = ""
 
+    def summary(self) -> dict[str, Any]:
+        """The end of a run, as summaries of training tell it."""
+        return {"converged": self.converged, "reason": self.message, "advice": self.advice}
+
 
 class StoppingRule(ABC):
     """A condition on progress."""

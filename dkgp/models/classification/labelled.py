@@ -19,7 +19,6 @@ from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.tuning.subsets import draw_subset
 from dkgp.operators.base import FloatArray
-from dkgp.solvers import Solution
 from dkgp.solvers.checkpointing import Checkpoints, interrupted
 from dkgp.solvers.stopping import ToTolerance
 
@@ -125,25 +124,6 @@ class DecisionTolerance(ToTolerance):
     rule = "decision_error"
     message = "decisions within {measure:.3g} <= {tolerance:.3g}"
     subject = "the tolerance of decisions"
-
-
-def solve_summary(solution: Solution, solver: str) -> dict[str, Any]:
-    """The figures of a solve over all samples, as summaries of training tell them."""
-    progress = solution.progress
-    return {
-        "solver": solver,
-        "converged": solution.converged,
-        "reason": solution.reason.message,
-        "advice": solution.reason.advice,
-        "iterations": progress.iteration,
-        "column_passes": progress.column_passes,
-        "kernel_evaluations": progress.kernel_evaluations,
-        "refreshes": solution.refreshes,
-        "seconds": progress.seconds,
-        "seconds_by_part": {name: round(seconds, 3) for name, seconds in solution.seconds_by_part.items()},
-        "gradient_inf_norm": progress.gradient_inf_norm,
-        "relative_residual": progress.relative_residual,
-    }
 
 
 class Laps:

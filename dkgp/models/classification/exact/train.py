@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset
@@ -27,7 +26,7 @@ from dkgp.errors import ClusterError, InputError
 from dkgp.kernels import Kernel
 from dkgp.models.classification.exact.calibrate import calibrated
 from dkgp.models.classification.exact.certificate import DecisionCertificate
-from dkgp.models.classification.labelled import DecisionTolerance, LabelledData, solve_summary
+from dkgp.models.classification.labelled import DecisionTolerance, LabelledData
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
@@ -122,8 +121,6 @@ def train_exact(
     hyperparameters: Hyperparameters,
     context: RunContext | BlockExecutor,
     settings: ExactSettings = ExactSettings(),
-    *,
-    initial: ArrayLike | None = None,
 ) -> TrainedExact:
     """Train the exact LS-SVM on all samples.
 
@@ -136,8 +133,6 @@ def train_exact(
     context : RunContext or BlockExecutor
         Who computes, and who watches.
     settings : ExactSettings
-    initial : (n, t + 1) array_like, optional
-        Warm start of E, (n, t) without an intercept.
 
     Raises
     ------
@@ -173,7 +168,6 @@ def train_exact(
             right,
             solver=solver,
             stopping=rule if settings.limits is None else rule | settings.limits,
-            initial=initial,
             watch=data.identified(context, fit_intercept=fit_intercept),
         )
         errors, kept_share = operator.row_errors(), operator.kept_share
@@ -188,7 +182,8 @@ def train_exact(
         "method": "exact",
         **data.summary(),
         "intercept": intercept.tolist(),
-        **solve_summary(solution, solution.solver["solver"]),
+        "solver": solution.solver["solver"],
+        **solution.summary(),
         # About what a decision at a sample misses at most.
         "decision_error": [length * largest for length in certificate.residual],
         "settings": solution.solver,

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset
@@ -69,8 +68,6 @@ def train_gp(
     hyperparameters: Hyperparameters,
     context: RunContext | BlockExecutor,
     settings: RiskSettings,
-    *,
-    initial: ArrayLike | None = None,
 ) -> TrainedGP:
     """Find the mode of labels on all samples, and prove how near it is; arguments and errors as of `train_logistic`.
 
@@ -84,7 +81,7 @@ def train_gp(
         raise InputError(
             f"a Gaussian process has no regularisation, got {regularisation:g}: the kernel's amplitude takes its place"
         )
-    mode = train_logistic(data, hyperparameters, context, settings, initial=initial)
+    mode = train_logistic(data, hyperparameters, context, settings)
     factors = curvature_factors(mode, data.dataset, likelihood.targets(data.labels))
     fields = {field.name: getattr(mode, field.name) for field in dataclasses.fields(TrainedLogistic)}
     fields["summary"] = {**mode.summary, "method": "gp", "curvature_factor": _finite(factors)}

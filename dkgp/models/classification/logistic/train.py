@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.kernels import (
@@ -25,7 +24,7 @@ from dkgp.kernels import (
     SquaredExponential,
     Sum,
 )
-from dkgp.models.classification.labelled import LabelledData, solve_summary
+from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic.certificate import GradientLength, Minimum, RiskCertificate
 from dkgp.models.classification.logistic.foreseen import FORESEEN_FROM, foreseen_products
@@ -91,8 +90,6 @@ def train_logistic(
     hyperparameters: Hyperparameters,
     context: RunContext | BlockExecutor,
     settings: RiskSettings,
-    *,
-    initial: ArrayLike | None = None,
 ) -> TrainedLogistic:
     """Minimise the regularised risk of labels on all samples, and prove how near decisions are.
 
@@ -105,8 +102,6 @@ def train_logistic(
     context : RunContext or BlockExecutor
         Who computes, and who watches.
     settings : RiskSettings
-    initial : (n, t) array_like, optional
-        Warm start.
 
     Raises
     ------
@@ -128,8 +123,7 @@ def train_logistic(
     context = RunContext.of(context)
     tiles = context.executor.tiles
     identity: dict[str, Any] = {"likelihood": likelihood.to_json(), "regularisation": regularisation}
-    cold = initial is None and context.tree_error is None and settings.precision == "mixed"
-    if cold and data.n >= FORESEEN_FROM and tiles.measured:
+    if context.tree_error is None and settings.precision == "mixed" and data.n >= FORESEEN_FROM and tiles.measured:
         foreseen = foreseen_products(data, kernel, settings)
         context.executor.tiles = replace(tiles, products=foreseen.count)
     with context.operator(kernel, NO_NOISE, data.dataset) as operator:
@@ -140,7 +134,6 @@ def train_logistic(
             targets,
             method_for(risk, settings.method, settings.precision, settings.seed),
             stopping=converged if settings.limits is None else converged | settings.limits,
-            initial=initial,
             watch=data.identified(context, **identity),
         )
         kept_share, errors = operator.kept_share, operator.row_errors()
@@ -170,7 +163,8 @@ def train_logistic(
         "method": "logistic",
         **data.summary(),
         "columns": len(decision_errors),
-        **solve_summary(solved.solution, solved.method),
+        "solver": solved.method,
+        **solved.solution.summary(),
         # About what a decision at a sample misses at most; None where nothing is proven.
         "decision_error": [error if math.isfinite(error) else None for error in decision_errors],
         "settings": solved.solution.solver,

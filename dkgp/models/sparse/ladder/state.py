@@ -212,9 +212,7 @@ class Ladder:
         """Return the last rung's model, with all rungs in its summary."""
         plan, last = self._plan, self.rungs[-1]
         record = {
-            "converged": reason.converged,
-            "reason": reason.message,
-            "advice": reason.advice,
+            **reason.summary(),
             "ladder": {
                 "target": plan.target.to_json(),
                 "rungs": [rung.to_json() for rung in self.rungs],

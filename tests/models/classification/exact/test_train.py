@@ -77,11 +77,11 @@ def test_balanced_classes_weigh_the_same(rng: np.random.Generator) -> None:
 def trained(found: LabelProblem, workers: int = 1, **more: Any) -> Any:
     hyperparameters = Hyperparameters(found.kernel, found.noise_variance)
     data = LabelledData(found.dataset, found.labels, more.pop("weights", None))
-    executor, initial = LocalExecutor(workers), more.pop("initial", None)
+    executor = LocalExecutor(workers)
     try:
         context = in_context(executor, more)
         settings = ExactSettings(**{"calibrate": False, **more})
-        return train_exact(data, hyperparameters, context, settings, initial=initial)
+        return train_exact(data, hyperparameters, context, settings)
     finally:
         executor.close()
 
@@ -108,13 +108,6 @@ def test_a_checkpoint_of_other_weights_or_settings_is_refused(rng: np.random.Gen
             trained(found, solver=solver, checkpointing=Checkpointing(store, 0.0, resume=True), **more)
 
 
-def test_a_warm_start_from_the_solution_takes_no_rounds(rng: np.random.Generator) -> None:
-    found = problem(rng)
-    first = trained(found, solver=GreedyBlockCoordinateDescent())
-    again = trained(found, solver=GreedyBlockCoordinateDescent(), initial=first.solution.alpha)
-    assert again.summary["iterations"] == 0
-
-
 def test_calibration_orders_the_classes(rng: np.random.Generator) -> None:
     found = trained(problem(rng), calibrate=True)
     chances = found.calibration.probabilities(np.array([[-1.0], [0.0], [1.0]]))[:, 1]
@@ -131,7 +124,6 @@ def test_calibration_orders_the_classes(rng: np.random.Generator) -> None:
         ),
         ({"weights": np.where(np.arange(300) == 7, np.nan, 1.0)}, "got nan for sample 7"),
         ({"tolerance": 0.0}, "tolerance of decisions must be finite and above 0; got 0.0"),
-        ({"initial": np.zeros((300, 1))}, "the warm start has shape"),
         ({"calibrate": True, "calibration_subset": 3}, "subset of 3 samples is too small"),
     ],
 )

@@ -75,11 +75,10 @@ def test_decisions_are_those_of_dense_newton_steps(
 
 def trained(found: RiskProblem, workers: int = 1, **more: Any) -> TrainedLogistic:
     data = LabelledData(found.dataset, found.labels, more.pop("weights", found.weights))
-    initial = more.pop("initial", None)
     with closing(LocalExecutor(workers)) as executor:
         context = in_context(executor, more)
         settings = RiskSettings(**{"likelihood": found.likelihood, "regularisation": found.regularisation, **more})
-        return train_logistic(data, Hyperparameters(found.kernel, 1.0), context, settings, initial=initial)
+        return train_logistic(data, Hyperparameters(found.kernel, 1.0), context, settings)
 
 
 @pytest.mark.parametrize("method", FAST)
@@ -132,12 +131,6 @@ def test_a_checkpoint_of_another_problem_is_refused(rng: np.random.Generator, tm
     ):
         with pytest.raises(CheckpointError, match="another run|other settings"):
             trained(found, **again, **more)
-
-
-def test_a_warm_start_from_the_solution_takes_no_rounds(rng: np.random.Generator) -> None:
-    found = problem(rng)
-    first = trained(found)
-    assert trained(found, initial=first.solution.alpha).summary["iterations"] == 0
 
 
 def test_a_gap_stops_it_too(rng: np.random.Generator) -> None:
@@ -210,7 +203,6 @@ def test_tree_sums_are_allowed_for(error: float, rng: np.random.Generator) -> No
         ({"regularisation": np.nan}, "the regularisation must be finite and positive; got nan"),
         ({"tolerance": 0.0}, "tolerance of decisions must be finite and above 0; got 0.0"),
         ({"gap": -1.0}, "the tolerance must be finite and above 0; got -1.0"),
-        ({"initial": np.zeros((200, 2))}, "the warm start has shape"),
         ({"likelihood": Likelihood("softmax", 3)}, "there are 2 classes; the likelihood is of 3"),
         ({"tree_error": 0.0}, "error of tree sums must be finite and positive"),
     ],
