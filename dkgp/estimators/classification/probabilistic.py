@@ -16,12 +16,11 @@ from dkgp.estimators.fitted import Fitted, FittedClassifier
 from dkgp.estimators.scikit_learn import check_is_fitted
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.basis.settings import DEFAULT_BASIS, BasisSettings
-from dkgp.models.classification.basis.train import BasisForm
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood, Link
 from dkgp.models.classification.logistic.stopping import RiskSettings
 from dkgp.models.classification.near.train import train_with_basis
-from dkgp.models.classification.trained import TrainedClassifier
+from dkgp.models.classification.trained import BasisForm, TrainedClassifier
 from dkgp.solvers import MaxPasses
 from dkgp.solvers.registry import AUTO
 from dkgp.solvers.risk import RISK_METHODS

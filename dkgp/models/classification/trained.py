@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal
+
+import numpy as np
 
 from dkgp.data import ClassifierRecord
 from dkgp.data.stores.models.description import about_model
+from dkgp.html import ProofShown
 from dkgp.kernels import Kernel
 from dkgp.models.classification.calibration import Calibration
 from dkgp.models.classification.labelled import LabelledData
+from dkgp.models.classification.likelihoods import Likelihood
+from dkgp.operators.base import FloatArray, IndexArray
 
-
-class Certificate(Protocol):
-    """The proof of a classifier's decisions."""
-
-    @property
-    def assumes(self) -> str | None:
-        """The assumption that had to be taken on trust; None where everything is proven."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
+BasisForm = Literal["logistic", "gp"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -35,8 +31,8 @@ class TrainedClassifier(ABC):
     noise_variance : float
         s2 of a sample of weight one. Likelihoods have none: 1 stands in stores, which have one of every model.
     classes : tuple of str
-    certificate
-        None where nothing is proven.
+    certificate : ProofShown or None
+        Of its decisions; None where nothing is proven.
     calibration : Calibration or None
         From decisions to probabilities, fitted to decisions at samples that were left out.
     history : list of dict
@@ -48,7 +44,7 @@ class TrainedClassifier(ABC):
     kernel: Kernel
     noise_variance: float = 1.0
     classes: tuple[str, ...]
-    certificate: Certificate | None = None
+    certificate: ProofShown | None = None
     calibration: Calibration | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
@@ -78,3 +74,45 @@ class TrainedClassifier(ABC):
             calibration=None if self.calibration is None else self.calibration.to_json(),
             **self.stored(),
         )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TrainedBasis(TrainedClassifier):
+    """A classifier of a likelihood on a basis, with neighbours or without.
+
+    Attributes
+    ----------
+    form : {"logistic", "gp"}
+    regularisation : float
+        lambda.
+    likelihood : Likelihood
+    prototypes : (m, d) float64
+        Standardised.
+    indices : (m,) int or None
+        Samples that they are; None where they are none.
+    weights : (m, t) float64
+        beta; with neighbours, of the basis' part alone.
+    kernel_lower : (m, m) float64 or None
+        L, of a Gaussian process.
+    """
+
+    form: BasisForm = "gp"
+    regularisation: float = 1.0
+    likelihood: Likelihood
+    prototypes: FloatArray
+    indices: IndexArray | None
+    weights: FloatArray
+    kernel_lower: FloatArray | None
+
+    def stored(self) -> dict[str, Any]:
+        """The basis, its coefficients, and the risk that they minimise."""
+        return {
+            "form": self.form,
+            "intercept": np.zeros(self.weights.shape[1]),
+            "prototypes": self.prototypes,
+            "weights": self.weights,
+            "indices": self.indices,
+            "likelihood": self.likelihood.to_json(),
+            "regularisation": self.regularisation,
+            "kernel_lower": self.kernel_lower,
+        }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from dkgp.models.classification.basis.settings import BasisSettings
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic.certificate import RiskCertificate
-from dkgp.models.classification.trained import TrainedClassifier
+from dkgp.models.classification.trained import BasisForm, TrainedBasis
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.operators.base import FloatArray, IndexArray
@@ -31,27 +31,13 @@ from dkgp.solvers.basis_risk.problem import BasisRisk
 from dkgp.solvers.basis_risk.state import BasisRiskState
 from dkgp.solvers.risk import Risk
 
-BasisForm = Literal["logistic", "gp"]
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TrainedOnBasis(TrainedClassifier):
-    """A classifier on a basis.
+class TrainedOnBasis(TrainedBasis):
+    """A classifier on a basis alone.
 
     Attributes
     ----------
-    form : {"logistic", "gp"}
-    regularisation : float
-        lambda.
-    likelihood : Likelihood
-    prototypes : (m, d) float64
-        Standardised.
-    indices : (m,) int or None
-        Samples that they are; None where they are none.
-    weights : (m, t) float64
-        beta.
-    kernel_lower : (m, m) float64 or None
-        L, of a Gaussian process.
     posterior_lower : (t, m, m) float64 or None
         Lower factors of I + F'WF / lambda, of a Gaussian process; of softmax (1, t m, t m).
     certificate : RiskCertificate or None
@@ -59,30 +45,13 @@ class TrainedOnBasis(TrainedClassifier):
     solution : BasisRiskSolution
     """
 
-    form: BasisForm
-    regularisation: float
-    likelihood: Likelihood
-    prototypes: FloatArray
-    indices: IndexArray | None
-    weights: FloatArray
-    kernel_lower: FloatArray | None
     posterior_lower: FloatArray | None
     certificate: RiskCertificate | None
     solution: BasisRiskSolution
 
     def stored(self) -> dict[str, Any]:
-        """The basis, its coefficients, the risk that they minimise, and a Gaussian process' factors."""
-        return {
-            "form": self.form,
-            "intercept": np.zeros(self.weights.shape[1]),
-            "prototypes": self.prototypes,
-            "weights": self.weights,
-            "indices": self.indices,
-            "likelihood": self.likelihood.to_json(),
-            "regularisation": self.regularisation,
-            "kernel_lower": self.kernel_lower,
-            "posterior_lower": self.posterior_lower,
-        }
+        """With a Gaussian process' factors."""
+        return {**super().stored(), "posterior_lower": self.posterior_lower}
 
 
 def train_on_basis(
@@ -180,9 +149,7 @@ def _summary(solution: BasisRiskSolution, proof: CertifiedBasis | None, scale: f
     progress, risk = solution.history[-1], float(solution.risk.sum())
     summary: dict[str, Any] = {
         "solver": "newton",
-        "converged": solution.reason.converged,
-        "reason": solution.reason.message,
-        "advice": solution.reason.advice,
+        **solution.reason.summary(),
         "iterations": progress.iteration,
         "passes": solution.passes,
         "hessians": solution.gram_passes,

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.models.classification.basis.opening import Opened, opened
 from dkgp.models.classification.basis.settings import BasisSettings
-from dkgp.models.classification.basis.train import BasisForm, train_on_basis
+from dkgp.models.classification.basis.train import train_on_basis
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.near.mode import ColumnLabels, ColumnState, ModeSearch, evidence
 from dkgp.models.classification.near.settings import NearSettings, refuse_coupled
-from dkgp.models.classification.trained import TrainedClassifier
+from dkgp.models.classification.trained import BasisForm, TrainedBasis, TrainedClassifier
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.sparse.vif.objective import Joint, Neighbourhood
@@ -34,47 +34,23 @@ from dkgp.solvers.stopping import Progress, StopReason
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TrainedNear(TrainedClassifier):
+class TrainedNear(TrainedBasis):
     """A Gaussian process classifier on a basis with neighbours.
 
     Attributes
     ----------
-    likelihood : Likelihood
-    prototypes : (m, d) float64
-        Standardised.
-    indices : (m,) int or None
-        Samples that they are; None where they are none.
-    kernel_lower : (m, m) float64
-        L, in Fortran order.
-    weights : (m, t) float64
-        Of the basis' part alone.
     near : Near
         The samples, the targets u of the last step, whole, and their noise W^-1, by latent function.
     values : (n, t) float64
         The latent functions at the samples.
     """
 
-    likelihood: Likelihood
-    prototypes: FloatArray
-    indices: IndexArray | None
-    kernel_lower: FloatArray
-    weights: FloatArray
     near: Near
     values: FloatArray
 
     def stored(self) -> dict[str, Any]:
-        """The basis, the weights of its part alone, and the samples."""
-        return {
-            "form": "gp",
-            "intercept": np.zeros(self.near.targets.shape[1]),
-            "prototypes": self.prototypes,
-            "weights": self.weights,
-            "indices": self.indices,
-            "likelihood": self.likelihood.to_json(),
-            "regularisation": 1.0,
-            "kernel_lower": self.kernel_lower,
-            **near_fields(self.near),
-        }
+        """With the samples."""
+        return {**super().stored(), **near_fields(self.near)}
 
 
 def train_near(
@@ -139,9 +115,7 @@ def train_near(
         "neighbours_unproven": held.unproven,
         "search_samples": settings.searched,
         "solver": "newton",
-        "converged": reason.converged,
-        "reason": reason.message,
-        "advice": reason.advice,
+        **reason.summary(),
         "iterations": state.iteration,
         "steps": [column.steps for column in state.columns],
         "decision_error": [column.change for column in state.columns],
