@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.tile_budget import TileBudget
@@ -103,6 +103,39 @@ class Memory(ABC):
     def to_json(self) -> dict[str, int | bool]:
         """Plain JSON types."""
         return {**vars(self), "coordinator_bytes": self.coordinator_bytes}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BasisMemory(Memory):
+    """Of a model on a basis, beside what a process holds already; a method derives its own."""
+
+    kept: ClassVar[str]  # what workers may keep, in words
+
+    basis_size: int  # m
+    matrices_bytes: int  # at the coordinator: m x m matrices and factors
+    vectors_bytes: int  # at the coordinator: n-vectors
+    worker_bytes: int  # of each worker's process; in the coordinator's where the cluster is
+    shares_process: bool
+    useful_bytes: int = 0  # of what workers have a use for from one pass over the samples to the next, at most
+    kept_bytes: int = 0  # what each worker's process may keep of it
+
+    @property
+    def coordinator_parts(self) -> int:
+        """Bytes of matrices and vectors."""
+        return self.matrices_bytes + self.vectors_bytes
+
+    @property
+    def worker_parts(self) -> int:
+        """Bytes of tasks under way, of features, and of what is kept."""
+        return self.worker_bytes + self.kept_bytes
+
+    def with_kept(self, wanted: TileBudget, budget_bytes: int, resident_bytes: int = 0) -> Self:
+        """The same with room for what is kept, as much as is wanted, is of use, and fits.
+
+        Raises `MemoryBudgetError` where a user's own figure does not fit.
+        """
+        spare_bytes = self.spare_bytes(budget_bytes, resident_bytes)
+        return replace(self, kept_bytes=kept_that_fits(wanted, self.useful_bytes, spare_bytes, self.kept))
 
 
 @dataclass(frozen=True)

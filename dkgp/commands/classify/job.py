@@ -209,10 +209,3 @@ class ClassifyJob(TrainingJob):
         """
         usual: MultiClass = "softmax" if self.method == "logistic" and self.link == "logit" else "ovr"
         return Likelihood.of(self.link, self.multi_class or usual, labels.n_classes)
-
-    def check_likelihood(self) -> None:
-        """Refuse softmax of probits; `UsageError`."""
-        if self.link == "probit" and self.multi_class == "softmax":
-            raise UsageError(
-                "`multi_class` softmax goes with `link` logit; take ovr with probit, one class against the rest"
-            )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.classify.job import ClassifyJob
-from dkgp.commands.classify.run import ClassifyRun
+from dkgp.commands.classify.run import LikelihoodRun
 from dkgp.commands.reporting.class_plots import plot_risk
 from dkgp.commands.reporting.progress import Measure
 from dkgp.commands.solving import (
@@ -23,14 +22,13 @@ from dkgp.kernels import fold_white
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.exact.train import DECISION_TOLERANCE
 from dkgp.models.classification.laplace.train import require_separate, train_gp
-from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic.stopping import RiskSettings
 from dkgp.models.classification.logistic.train import train_logistic
 from dkgp.solvers.registry import AUTO
 from dkgp.solvers.risk import RISK_METHODS, risk_memory
 
 
-class LogisticRun(ClassifyRun):
+class LogisticRun(LikelihoodRun):
     """A run of kernel logistic regression of all samples."""
 
     method = "logistic"
@@ -38,23 +36,13 @@ class LogisticRun(ClassifyRun):
     @classmethod
     def check_options(cls, job: ClassifyJob) -> None:
         """Refuse solvers of other methods, a tree that makes no sense, and softmax of probits."""
-        job.check_likelihood()
+        super().check_options(job)
         if job.solver not in (AUTO, *RISK_METHODS):
             names = ", ".join((AUTO, *RISK_METHODS))
             raise InputError(f"`solver` must be one of {names} for `method` {cls.method}; got '{job.solver}'")
         if job.gap is not None and job.tolerance != DECISION_TOLERANCE:
             raise UsageError("`gap` and `tolerance` both say when to stop; leave one of them out")
         check_tree_error(job.tree_error, job.tolerance if job.gap is None else math.inf, job.solver)
-
-    @property
-    def likelihood(self) -> Likelihood:
-        """The likelihood of the labels."""
-        return self.job.likelihood(self.labels)
-
-    def identity(self) -> dict[str, Any]:
-        """Return the options of the method, and the likelihood."""
-        likelihood, regularisation = self.likelihood.to_json(), self.job.regularisation
-        return {**super().identity(), "likelihood": likelihood, "regularisation": regularisation}
 
     def work(self, executor: BlockExecutor) -> ClassifierRecord:
         """Minimise the risk until decisions, or the risk itself, are near enough."""

@@ -7,14 +7,13 @@ from typing import Any, ClassVar, Literal
 
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.classify.job import ClassifyJob
-from dkgp.commands.classify.run import ClassifyRun
+from dkgp.commands.classify.run import LikelihoodRun
 from dkgp.commands.reporting.class_plots import plot_newton
 from dkgp.commands.solving import inputs_within, room, solving
 from dkgp.data import ClassifierRecord
 from dkgp.errors import UsageError
 from dkgp.kernels import Kernel, fold_white
-from dkgp.models.classification.basis.settings import DEFAULT_BASIS, BasisMemory, BasisSettings
-from dkgp.models.classification.likelihoods import Likelihood
+from dkgp.models.classification.basis.settings import DEFAULT_BASIS, BasisSettings, NewtonMemory
 from dkgp.models.classification.near.settings import NearSettings
 from dkgp.models.classification.near.train import train_with_basis
 from dkgp.models.memory import TrainingSizes
@@ -22,21 +21,11 @@ from dkgp.models.sparse.vif.objective import SEARCHED
 from dkgp.operators.block_tasks import feature_width
 
 
-class LogisticOnBasisRun(ClassifyRun):
+class LogisticOnBasisRun(LikelihoodRun):
     """A run of kernel logistic regression on a basis."""
 
     method = "logistic on a basis"
     form: ClassVar[Literal["logistic", "gp"]] = "logistic"
-
-    @classmethod
-    def check_options(cls, job: ClassifyJob) -> None:
-        """Refuse softmax of probits."""
-        job.check_likelihood()
-
-    @property
-    def likelihood(self) -> Likelihood:
-        """The likelihood of the labels."""
-        return self.job.likelihood(self.labels)
 
     @property
     def settings(self) -> BasisSettings:
@@ -49,12 +38,7 @@ class LogisticOnBasisRun(ClassifyRun):
 
     def identity(self) -> dict[str, Any]:
         """Return the options of the method, the basis that they stand for, and the likelihood."""
-        return {
-            **super().identity(),
-            "likelihood": self.likelihood.to_json(),
-            "regularisation": self.job.regularisation,
-            "basis": self.job.basis or DEFAULT_BASIS,
-        }
+        return {**super().identity(), "basis": self.job.basis or DEFAULT_BASIS}
 
     def work(self, executor: BlockExecutor) -> ClassifierRecord:
         """Choose the basis, take Newton's steps, and prove the distance where that was asked for."""
@@ -77,7 +61,7 @@ class LogisticOnBasisRun(ClassifyRun):
         summary = {**trained.summary, "method": self.form, "memory_plan": plan.to_json()}
         return trained.record(self.data, summary)
 
-    def _planned(self, kernel: Kernel, executor: BlockExecutor) -> tuple[BasisMemory, int]:
+    def _planned(self, kernel: Kernel, executor: BlockExecutor) -> tuple[NewtonMemory, int]:
         """The projected memory, and bytes of inputs that the coordinator may hold; `MemoryBudgetError` beyond it."""
         likelihood, width = self.likelihood, feature_width(kernel)
         n, d = self.dataset.n_samples, self.dataset.n_features

@@ -14,6 +14,7 @@ from dkgp.commands.solving import check_tree_kernel
 from dkgp.commands.training import Outcome, TrainingRun
 from dkgp.data import ClassifierRecord, open_classifier, open_dataset, save_classifier
 from dkgp.data.stores.models.classifier import CLASSIFIER_KIND
+from dkgp.errors import UsageError
 from dkgp.kernels import fold_white
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
@@ -204,3 +205,25 @@ class ClassifyRun(TrainingRun):
             count, name = summary["counts"][rarest], summary["classes"][rarest]
             messages.append(f"the class '{name}' has {count:,} of {summary['n']:,} samples: {self.of_rare(summary)}")
         return messages
+
+
+class LikelihoodRun(ClassifyRun):
+    """A run of a method with a likelihood: logistic, or a Gaussian process."""
+
+    @classmethod
+    def check_options(cls, job: ClassifyJob) -> None:
+        """Refuse softmax of probits."""
+        if job.link == "probit" and job.multi_class == "softmax":
+            raise UsageError(
+                "`multi_class` softmax goes with `link` logit; take ovr with probit, one class against the rest"
+            )
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """The likelihood of the labels."""
+        return self.job.likelihood(self.labels)
+
+    def identity(self) -> dict[str, Any]:
+        """Return the options of the method, and the likelihood."""
+        risk = {"likelihood": self.likelihood.to_json(), "regularisation": self.job.regularisation}
+        return {**super().identity(), **risk}

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from dkgp.cluster.executors.base import BlockExecutor
-from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import InputError
-from dkgp.models.memory import Memory, kept_that_fits, mib, remainder
+from dkgp.models.memory import BasisMemory, mib, remainder
 from dkgp.models.sparse.bases import BLIND_BASES
 from dkgp.models.sparse.methods import METHODS, SparseMethod, method_named
 from dkgp.models.sparse.vif.objective import HALO, LEAF, SEARCHED, Neighbours, vif_bytes
@@ -24,19 +23,13 @@ from dkgp.solvers.greedy_basis.settings import CANDIDATES, GreedySettings
 COORDINATOR_MATRICES = 8
 
 
-@dataclass(frozen=True)
-class SparseMemory(Memory):
-    """Projected peaks, in bytes, beside what a process holds already."""
+@dataclass(frozen=True, kw_only=True)
+class SparseMemory(BasisMemory):
+    """Of a sparse model; workers keep columns during the choice, which are gone before the fit."""
 
-    basis_size: int
-    # At the coordinator: m x m matrices, n-vectors, and what a greedy choice holds.
-    matrices_bytes: int
-    vectors_bytes: int
-    choice_bytes: int
-    worker_bytes: int  # of each worker's process; in the coordinator's where the cluster is
-    shares_process: bool
-    useful_bytes: int = 0  # of a growing basis' columns in all samples: workers have a use for them during the choice
-    kept_bytes: int = 0  # what each worker's process may keep of them; gone before the fit
+    kept = "the basis' columns"
+
+    choice_bytes: int  # at the coordinator: what a greedy choice holds
 
     @property
     def computation(self) -> str:
@@ -46,12 +39,7 @@ class SparseMemory(Memory):
     @property
     def coordinator_parts(self) -> int:
         """Bytes of matrices, vectors and the choice."""
-        return self.matrices_bytes + self.vectors_bytes + self.choice_bytes
-
-    @property
-    def worker_parts(self) -> int:
-        """Bytes of tasks under way, features, and columns that are kept."""
-        return self.worker_bytes + self.kept_bytes
+        return super().coordinator_parts + self.choice_bytes
 
     def advice(self, resident_bytes: int) -> str:
         """The parts, and the settings of a sparse model that make them smaller."""
@@ -61,14 +49,6 @@ class SparseMemory(Memory):
             f"`exhaustive`), workers {mib(self.worker_bytes)} (elsewhere on a cluster of processes or at a scheduler), "
             f"{remainder(resident_bytes)}"
         )
-
-    def with_kept(self, wanted: TileBudget, budget_bytes: int, resident_bytes: int = 0) -> SparseMemory:
-        """The same with room for columns that are kept, as much as is wanted, is of use, and fits.
-
-        Raises `MemoryBudgetError` where a user's own figure does not fit.
-        """
-        spare_bytes = self.spare_bytes(budget_bytes, resident_bytes)
-        return replace(self, kept_bytes=kept_that_fits(wanted, self.useful_bytes, spare_bytes, "the basis' columns"))
 
 
 def plan_sparse(
@@ -98,13 +78,13 @@ def plan_sparse(
     features = min(cache_bytes, (12 if candidates else 8) * n * ((width or d) + 1))
     sums, every = (8 * q * (m + p + 2) for q in (min(candidates, CANDIDATES_AT_ONCE), candidates))
     return SparseMemory(
-        m,
-        COORDINATOR_MATRICES * 8 * m * m,
-        8 * n * (8 * p + 10),
-        factors * 8 * m * m + 2 * sums + 2 * every,
-        cross.worker(threads) + features + (3 * threads + 6) * sums,
-        executor.shares_memory,
-        slab_bytes(n, m) if candidates else 0,
+        basis_size=m,
+        matrices_bytes=COORDINATOR_MATRICES * 8 * m * m,
+        vectors_bytes=8 * n * (8 * p + 10),
+        choice_bytes=factors * 8 * m * m + 2 * sums + 2 * every,
+        worker_bytes=cross.worker(threads) + features + (3 * threads + 6) * sums,
+        shares_process=executor.shares_memory,
+        useful_bytes=slab_bytes(n, m) if candidates else 0,
     )
 
 

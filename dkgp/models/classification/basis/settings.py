@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import InputError
 from dkgp.models.classification.prototypes import PROTOTYPES, check_prototypes
-from dkgp.models.memory import Memory, TrainingSizes, kept_that_fits, mib, remainder
+from dkgp.models.memory import BasisMemory, TrainingSizes, mib, remainder
 from dkgp.operators.cross.runs import MOST_RUNS, cross_bytes, piece_rows
 from dkgp.solvers.basis_risk.minimise import MOST_BLOCK_ROWS
 from dkgp.solvers.basis_risk.problem import GRAM_BYTES
@@ -62,7 +61,7 @@ class BasisSettings:
         """The settings that determine Newton's steps."""
         return {name: value for name, value in vars(self).items() if name != "certify"}
 
-    def memory(self, sizes: TrainingSizes, *, coupled: bool = False) -> BasisMemory:
+    def memory(self, sizes: TrainingSizes, *, coupled: bool = False) -> NewtonMemory:
         """Project what training takes; of columns that hang together, as of softmax, pairs have matrices."""
         n, d, t, executor = sizes.n, sizes.d, sizes.t, sizes.executor
         m, threads = min(self.size, n), executor.threads_per_process
@@ -78,52 +77,29 @@ class BasisSettings:
         extra = (grams - 1) * matrix * (3 * threads + levels) + threads * 8 * m * piece_rows(m)
         features = min(sizes.cache_bytes, 8 * n * (sizes.width + 1))
         pairs = 2 * MOST_PAIRS * 8 * m * t
-        return BasisMemory(
-            m,
-            grams,
-            (3 + grams + factors) * matrix + pairs,
+        return NewtonMemory(
+            basis_size=m,
+            grams=grams,
+            matrices_bytes=(3 + grams + factors) * matrix + pairs,
             # Targets, values before, at and after a trial, slopes and curvatures, and as many on their way.
-            8 * n * (12 * t + 4),
-            cross.worker(threads) + extra + features,
-            executor.shares_memory,
+            vectors_bytes=8 * n * (12 * t + 4),
+            worker_bytes=cross.worker(threads) + extra + features,
+            shares_process=executor.shares_memory,
         )
 
 
-@dataclass(frozen=True)
-class BasisMemory(Memory):
-    """Projected peaks, in bytes, beside what a process holds already."""
+@dataclass(frozen=True, kw_only=True)
+class NewtonMemory(BasisMemory):
+    """Of a classifier on a basis; workers keep leaves' matrices from one of Newton's steps to the next."""
 
-    basis_size: int  # m
+    kept = "the leaves' matrices"
+
     grams: int  # Gram matrices that a pass sums at most
-    matrices_bytes: int  # at the coordinator: m x m matrices and factors
-    vectors_bytes: int  # at the coordinator: n-vectors
-    worker_bytes: int  # of each worker's process; in the coordinator's where the cluster is
-    shares_process: bool
-    useful_bytes: int = 0  # of leaves' matrices, at most, that workers have a use for in every step
-    kept_bytes: int = 0  # what each worker's process may keep of them
 
     @property
     def computation(self) -> str:
         """The training."""
         return f"a classifier of {self.basis_size:,} basis samples"
-
-    @property
-    def coordinator_parts(self) -> int:
-        """Bytes of matrices and vectors."""
-        return self.matrices_bytes + self.vectors_bytes
-
-    @property
-    def worker_parts(self) -> int:
-        """Bytes of tasks under way, of features, and of leaves' matrices that are kept."""
-        return self.worker_bytes + self.kept_bytes
-
-    def with_kept(self, wanted: TileBudget, budget_bytes: int, resident_bytes: int = 0) -> BasisMemory:
-        """The same with room for leaves' matrices, as much as is wanted, is of use, and fits.
-
-        Raises `MemoryBudgetError` where a user's own figure does not fit.
-        """
-        spare_bytes = self.spare_bytes(budget_bytes, resident_bytes)
-        return replace(self, kept_bytes=kept_that_fits(wanted, self.useful_bytes, spare_bytes, "the leaves' matrices"))
 
     def advice(self, resident_bytes: int) -> str:
         """The parts, and the settings of a basis that make them smaller."""

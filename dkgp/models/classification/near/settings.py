@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dkgp.errors import InputError
-from dkgp.models.classification.basis.settings import BasisMemory, BasisSettings
+from dkgp.models.classification.basis.settings import BasisSettings, NewtonMemory
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.memory import TrainingSizes
 from dkgp.models.sparse.vif.objective import HALO, LEAF, SEARCHED, Neighbours, kept_bytes, vif_bytes
@@ -53,7 +53,7 @@ class NearSettings(BasisSettings):
         """Sizes of leaves and halos, and of searches for these."""
         return Neighbours.of(self.neighbours, self.searched)
 
-    def memory(self, sizes: TrainingSizes, *, coupled: bool = False) -> BasisMemory:
+    def memory(self, sizes: TrainingSizes, *, coupled: bool = False) -> NewtonMemory:
         """Project what training takes; columns are never `coupled`, and have their steps one after the other."""
         n, d, t, executor = sizes.n, sizes.d, sizes.t, sizes.executor
         plan = super().memory(replace(sizes, t=1))
