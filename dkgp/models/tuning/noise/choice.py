@@ -64,23 +64,11 @@ def tune_noise(
     settings = replace(settings, tolerance=max(settings.tolerance, 1e-3), restarts=1, max_evaluations=150)
     search = NoiseSearch("noise model", dataset, start, subset, settings.seed, note or (lambda line: None))
     fits = {
-        name: partial(_fit, name, start=start, choices=choices, settings=settings)
+        name: partial(fit_noise, name, start, choices=choices, settings=settings)
         for name in (KINDS if kind == "auto" else (kind,))
     }
     with single_threaded_blas():
         return search.best_of("none", fits, _predicted) if kind == "auto" else search.fitted(fits[kind])
-
-
-def _fit(
-    kind: str,
-    inputs: FloatArray,
-    targets: FloatArray,
-    *,
-    start: Hyperparameters,
-    choices: Choices,
-    settings: SearchSettings,
-) -> Hyperparameters:
-    return fit_noise(kind, start, inputs, targets, choices, settings)
 
 
 def _predicted(hyperparameters: Hyperparameters, rows: Rows, held_out: Rows) -> Prediction:

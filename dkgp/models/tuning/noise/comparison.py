@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -27,18 +27,13 @@ from dkgp.models.tuning.subsets import SubsetPlan, Subsets, plan_subsets
 # Standardised inputs (n, d) and targets (n, p) of a subset.
 Rows: TypeAlias = tuple[FloatArray, FloatArray]
 Fit: TypeAlias = Callable[[FloatArray, FloatArray], Hyperparameters]
+# Of held-out samples from a subset's rows, by dense algebra; `NumericalError` where Kbar is not positive definite.
+Predict: TypeAlias = "Callable[[Hyperparameters, Rows, Rows], Prediction]"
 
 # Samples that decide, as a fraction of the subset; fewer say little.
 HELD_OUT, FEWEST = 0.5, 20
 # What a model with more to it must be better by: standard errors of the difference, and nats; of one sample at most.
 _ERRORS, _LEAST_GAIN, _MOST_GAIN = 2.0, 0.005, 3.0
-
-
-class HeldOut(Protocol):
-    """Predictions of held-out samples by some hyperparameters."""
-
-    def __call__(self, hyperparameters: Hyperparameters, rows: Rows, held_out: Rows) -> Prediction:
-        """From a subset's rows, by dense algebra; `NumericalError` where Kbar is not positive definite."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +98,7 @@ class NoiseSearch:
         n = self.dataset.n_samples
         return fit(*Subsets(self.dataset, plan_subsets(n, min(self.size, n), seed=self.seed)).rows(0))
 
-    def best_of(self, plain: str, fits: Mapping[str, Fit], predict: HeldOut) -> Hyperparameters:
+    def best_of(self, plain: str, fits: Mapping[str, Fit], predict: Predict) -> Hyperparameters:
         """The best of `start`, whose name is `plain`, and of what `fits` find, with the comparison.
 
         Raises `InputError` where there are fewer than 20 samples.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -197,10 +198,7 @@ def tune_likelihood(
         )
     settings = replace(settings, tolerance=max(settings.tolerance, 1e-3), restarts=1, max_evaluations=40)
     search = NoiseSearch("likelihood", dataset, start, subset, settings.seed, note or (lambda line: None))
-
-    def fit(inputs: FloatArray, targets: FloatArray) -> Hyperparameters:
-        return fit_student(start, inputs, targets, choices, settings)
-
+    fit = partial(fit_student, start, choices=choices, settings=settings)
     with single_threaded_blas():
         if likelihood == "auto":
             return search.best_of("gaussian", {"student-t": fit}, _predicted)
