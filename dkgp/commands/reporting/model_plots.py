@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dkgp.commands.reporting.plots import FloatArray, History, column, drawn, finish
+from dkgp.data import Dataset
 from dkgp.models import Hyperparameters, TunedParameter
 from dkgp.models.tuned_parameter import length_scale
 
@@ -84,32 +85,21 @@ def _draw_proven(
         axis.axhline(goal, color="grey", linestyle="--", linewidth=1, label=f"asked for: {goal:g}")
 
 
-class Named(Protocol):
-    """Names of features and targets."""
-
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Names of the features."""
-
-    @property
-    def target_names(self) -> tuple[str, ...]:
-        """Names of the targets."""
-
-
-def plot_weights(path: str | os.PathLike[str], targets: Sequence[PathOfTarget], names: Named, *, title: str) -> None:
+def plot_weights(path: str | os.PathLike[str], targets: Sequence[PathOfTarget], data: Dataset, *, title: str) -> None:
     """Draw weights and errors of each target's path, both standardised, against the cardinality.
 
     Parameters
     ----------
     targets : sequence of PathOfTarget
         Of the first few there is a row each.
-    names : Dataset, or what else has their names
+    data : Dataset
+        Whose features and targets they are.
     """
     shown = targets[:MOST_TARGETS]
     with drawn(path, 11.0, 4.2 * len(shown), title) as figure:
         rows = figure.subplots(len(shown), 2, squeeze=False)
-        for (by_weight, by_error), some, name in zip(rows, shown, names.target_names, strict=False):
-            _draw_weights(by_weight, some, names.feature_names)
+        for (by_weight, by_error), some, name in zip(rows, shown, data.target_names, strict=False):
+            _draw_weights(by_weight, some, data.feature_names)
             by_weight.set(title=name, ylabel="standardised weight")
             _draw_errors(by_error, some)
             for axis in (by_weight, by_error):

@@ -59,11 +59,10 @@ def measured(event: Mapping[str, Any]) -> tuple[str, float] | None:
 
 
 class Reporter(Protocol):
-    """Takes messages and progress."""
+    """Takes messages and progress; nothing is shown of what a reporter has no way of its own for."""
 
-    @property
-    def warnings(self) -> list[str]:
-        """Everything warned of so far."""
+    # Everything warned of so far.
+    warnings: list[str]
 
     def note(self, message: str, figures: str | None = None) -> None:
         """Say something worth knowing; `figures`: the same for those who know solvers."""
@@ -73,28 +72,32 @@ class Reporter(Protocol):
 
     def work(self, label: str) -> Work:
         """Open a bar for work whose size is known or found on the way."""
+        return nullcontext(lambda progress: None)
 
     def search(self, label: str) -> Search:
         """Open a display of a hyperparameter search."""
+        return nullcontext(lambda progress: None)
 
     def solve(self, label: str, tolerance: float, measure: Measure = "gradient_inf_norm") -> Solve:
         """Open a display of a solve: rounds, passes, the measure (max |g|) against the tolerance, rate, time left.
 
         It also takes the progress of what goes on within a round.
         """
+        return nullcontext(lambda progress: None)
 
     def choice(self, label: str, size: int | None) -> Choice:
         """Open a display of a basis of at most `size` samples (None: as it comes) that is chosen: samples, risk, gap.
 
         It also takes the progress of what goes on within a round, and of what comes after.
         """
+        return nullcontext(lambda progress: None)
 
 
-class SilentReporter:
+class SilentReporter(Reporter):
     """Shows nothing; remembers warnings."""
 
     def __init__(self) -> None:
-        self.warnings: list[str] = []
+        self.warnings = []
 
     def note(self, message: str, figures: str | None = None) -> None:
         """Drop the message."""
@@ -102,22 +105,6 @@ class SilentReporter:
     def warn(self, message: str) -> None:
         """Remember the message."""
         self.warnings.append(message)
-
-    def work(self, label: str) -> Work:
-        """Show nothing."""
-        return nullcontext(lambda progress: None)
-
-    def search(self, label: str) -> Search:
-        """Show nothing."""
-        return nullcontext(lambda progress: None)
-
-    def solve(self, label: str, tolerance: float, measure: Measure = "gradient_inf_norm") -> Solve:
-        """Show nothing."""
-        return nullcontext(lambda progress: None)
-
-    def choice(self, label: str, size: int | None) -> Choice:
-        """Show nothing."""
-        return nullcontext(lambda progress: None)
 
 
 def announce(executor: BlockExecutor, reporter: Reporter) -> None:

@@ -145,15 +145,14 @@ class TerminalReporter:
         """One live line or occasional plain ones; what is yielded takes label, share done and details."""
         if self._quiet:
             yield lambda label, fraction, details: None
-        elif (display := notebook_display()) is not None:
-            updated = _UpdatedLine(display)
-            yield updated.show
-            updated.finish()
-        elif self._console.is_terminal:
+        elif (display := notebook_display()) is None and self._console.is_terminal:
             with _LiveLine(self._console, label) as line:
                 yield line.show
         else:
-            lines = _PlainLines(self._print, self._plain_line_seconds)
+            if display is None:
+                lines = _HeldLine(self._print, time.monotonic() + self._plain_line_seconds, self._plain_line_seconds)
+            else:
+                lines = _HeldLine(_written_anew(display), 0.0, UPDATE_SECONDS)
             yield lines.show
             lines.finish()
 
@@ -194,53 +193,39 @@ def notebook_display() -> Callable[..., Any] | None:
     return display
 
 
-class _UpdatedLine:
-    """A line of a notebook's output that is written anew; at most four times a second."""
+def _written_anew(display: Callable[..., Any]) -> Callable[[str], None]:
+    """Write a line of a notebook's output, each time in the place of the last."""
+    handle: Any = None
 
-    def __init__(self, display: Callable[..., Any]) -> None:
-        self._display, self._next = display, 0.0
-        self._handle: Any = None
-        self._held: str | None = None
-
-    def show(self, label: str, fraction: float | None, details: str) -> None:
-        self._held = _plain_line(label, fraction, details)
-        if time.monotonic() >= self._next:
-            self.finish()
-
-    def finish(self) -> None:
-        """Show the last line that was held back."""
-        if self._held is None:
-            return
-        content: Any = {"text/plain": self._held}
-        if self._handle is None:
-            self._handle = self._display(content, raw=True, display_id=True)
+    def write(line: str) -> None:
+        nonlocal handle
+        content: Any = {"text/plain": line}
+        if handle is None:
+            handle = display(content, raw=True, display_id=True)
         else:
-            self._handle.update(content, raw=True)
-        self._held, self._next = None, time.monotonic() + UPDATE_SECONDS
+            handle.update(content, raw=True)
+
+    return write
 
 
-def _plain_line(label: str, fraction: float | None, details: str) -> str:
-    share = "" if fraction is None else f" {100 * fraction:3.0f} %,"
-    return f"{label}:{share} {details}"
+class _HeldLine:
+    """A line that is written from some time on, every so many seconds; the last one is written at the end."""
 
-
-class _PlainLines:
-    def __init__(self, write: Callable[[str], None], every_seconds: float) -> None:
-        self._write, self._every_seconds = write, every_seconds
-        self._next = time.monotonic() + every_seconds
+    def __init__(self, write: Callable[[str], None], first: float, every_seconds: float) -> None:
+        self._write, self._next, self._every_seconds = write, first, every_seconds
         self._held: str | None = None
 
     def show(self, label: str, fraction: float | None, details: str) -> None:
-        self._held = _plain_line(label, fraction, details)
+        share = "" if fraction is None else f" {100 * fraction:3.0f} %,"
+        self._held = f"{label}:{share} {details}"
         if time.monotonic() >= self._next:
             self.finish()
-            self._next = time.monotonic() + self._every_seconds
 
     def finish(self) -> None:
         """Write the last line that was held back."""
         if self._held is not None:
             self._write(self._held)
-            self._held = None
+            self._held, self._next = None, time.monotonic() + self._every_seconds
 
 
 class _Pace:
