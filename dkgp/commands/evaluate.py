@@ -66,10 +66,19 @@ def run_evaluate(job: EvaluateJob, reporter: Reporter) -> Document:
     not know; `StoreError`: the training set to compare on is gone, has changed or may not be named.
     """
     check_side_files(job.plot, None, replace=job.overwrite)
-    prediction = open_prediction(job.prediction)
-    dataset = open_dataset(job.dataset)
-    if holds_classes(prediction):
-        return _evaluate_classes(job, prediction, dataset, reporter)
+    prediction, dataset = open_prediction(job.prediction), open_dataset(job.dataset)
+    evaluated = _evaluate_classes if holds_classes(prediction) else _evaluate_numbers
+    return {
+        "command": "evaluate",
+        "prediction": prediction.url,
+        "dataset": dataset.url,
+        **evaluated(job, prediction, dataset, reporter),
+        **({} if job.plot is None else {"plot": job.plot}),
+        "warnings": list(reporter.warnings),
+    }
+
+
+def _evaluate_numbers(job: EvaluateJob, prediction: Prediction, dataset: Dataset, reporter: Reporter) -> Document:
     if job.abstain:
         raise InputError(
             f"`abstain` is about labels, and '{prediction.url}' holds predictions of numbers; leave it out"
@@ -77,12 +86,7 @@ def run_evaluate(job: EvaluateJob, reporter: Reporter) -> Document:
     method = METHODS.get(str(prediction.attributes.get("method")))
     if method is not None and method.caution is not None and "variance" in prediction.variables:
         reporter.warn(method.caution)
-    document: Document = {
-        "command": "evaluate",
-        "prediction": prediction.url,
-        "dataset": dataset.url,
-        **plain(evaluate(prediction, dataset, noise_free=job.noise_free)),
-    }
+    document: Document = plain(evaluate(prediction, dataset, noise_free=job.noise_free))
     rivals = fit_rivals(prediction, dataset, reporter.note) if job.compare else None
     if rivals is not None:
         document["compare"] = plain(rivals.to_json())
@@ -93,8 +97,6 @@ def run_evaluate(job: EvaluateJob, reporter: Reporter) -> Document:
             title += f", NLPD {document['nlpd_raw']:.4g}"
         coverage = read_coverage(prediction, dataset, noise_free=job.noise_free)
         plot_predictions(job.plot, *read_pairs(prediction, dataset), coverage=coverage, title=title)
-        document["plot"] = job.plot
-    document["warnings"] = list(reporter.warnings)
     return document
 
 
@@ -111,32 +113,20 @@ def _verdict(
 
 
 def _evaluate_classes(job: EvaluateJob, prediction: Prediction, dataset: Dataset, reporter: Reporter) -> Document:
-    if job.noise_free:
-        raise InputError(
-            f"`noise_free` is about targets that are numbers, and '{prediction.url}' holds predictions of classes; "
-            "leave it out"
-        )
-    if job.compare:
-        raise InputError(
-            f"`compare` is about targets that are numbers, and '{prediction.url}' holds predictions of classes; "
-            "leave it out"
-        )
+    for name in ("noise_free", "compare"):
+        if getattr(job, name):
+            raise InputError(
+                f"`{name}` is about targets that are numbers, and '{prediction.url}' holds predictions of classes; "
+                "leave it out"
+            )
     figures = evaluate_classes(prediction, dataset, abstain=job.abstain, curves=job.plot is not None)
-    document: Document = {
-        "command": "evaluate",
-        "prediction": prediction.url,
-        "dataset": dataset.url,
-        **plain(figures.metrics.to_json()),
-        "verdict": [finding.to_json() for finding in label_findings(figures.metrics)],
-    }
     if job.plot is not None:
         title = f"{figures.metrics.n:,} samples, error {figures.metrics.error_rate:.2%}"
         if figures.metrics.abstained is not None:
             title += f" of certified labels; {figures.metrics.abstained:.2%} of all samples abstained from"
         plot_classes(job.plot, figures.metrics, figures.curves, title=title)
-        document["plot"] = job.plot
-    document["warnings"] = list(reporter.warnings)
-    return document
+    verdict = [finding.to_json() for finding in label_findings(figures.metrics)]
+    return {**plain(figures.metrics.to_json()), "verdict": verdict}
 
 
 def read_pairs(prediction: Prediction, dataset: Dataset) -> tuple[FloatArray, FloatArray]:
