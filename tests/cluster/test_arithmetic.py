@@ -53,8 +53,7 @@ MARKED = {
     "fold_gram_task", "triangle_task",
     "basis_risk_task", "basis_task", "row_sums_task",
     "row_project_task", "row_columns_task", "row_candidates_task",
-    "summary_task", "evaluate_task", "fold_task", "holdout_task", "label_fold_task", "label_holdout_task",
-    "label_evaluate_task",
+    "summary_task", "evaluate_task", "fold_task", "holdout_task",
 }  # fmt: skip
 
 

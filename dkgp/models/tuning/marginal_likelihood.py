@@ -158,6 +158,10 @@ class DenseObjective:
     """
 
     n_matrices: ClassVar[int]
+    # Of labels, (n, t): coefficients where the search for a mode begins, as those of a mode at parameters nearby save
+    # half of it; and those of the mode that was found last.
+    start: FloatArray | None = None
+    reached: FloatArray | None = None
 
     def __init__(
         self,

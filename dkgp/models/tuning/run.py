@@ -22,22 +22,13 @@ from dkgp.models.tuning.likelihood_search import LikelihoodSearch, Optimum, Sear
 from dkgp.models.tuning.marginal_likelihood import projected_peak_bytes
 from dkgp.models.tuning.problem import Choices, SearchProblem
 from dkgp.models.tuning.rest import switch_off
-from dkgp.models.tuning.scores import (
-    check_folds,
-    fold_task,
-    holdout_task,
-    label_fold_task,
-    label_holdout_task,
-    label_scores_of,
-    scores_of,
-)
+from dkgp.models.tuning.scores import check_folds, fold_task, holdout_task, scores_of
 from dkgp.models.tuning.subsets import SubsetPlan, Subsets
 from dkgp.models.tuning.tasks import (
     LABEL_OBJECTIVES,
     OBJECTIVES,
     TuningContext,
     evaluate_task,
-    label_evaluate_task,
     summary_task,
 )
 
@@ -152,14 +143,11 @@ class _Rounds:
 
     def likelihood(self, parameters: FloatArray) -> tuple[float, FloatArray] | None:
         """Sum of the subsets' values and gradients, or None where one of them does not exist."""
-        if self._context.likelihood is None:
-            outcomes = self.run(evaluate_task, parameters)
-        else:
-            results = self.run(label_evaluate_task, parameters, self._modes)
-            outcomes = [outcome for outcome, _ in results]
-            self._modes = tuple(
-                before if mode is None else mode for before, (_, mode) in zip(self._modes, results, strict=True)
-            )
+        results = self.run(evaluate_task, parameters, self._modes)
+        self._modes = tuple(
+            before if mode is None else mode for before, (_, mode) in zip(self._modes, results, strict=True)
+        )
+        outcomes = [outcome for outcome, _ in results]
         if any(outcome is None for outcome in outcomes):
             return None
         value, gradient = outcomes[0]
@@ -180,15 +168,10 @@ def _local_threads(subsets: int, stack: ExitStack) -> BlockExecutor | None:
 
 def _scores(rounds: _Rounds, best: Optimum, plan: SubsetPlan, choices: Choices) -> dict[str, dict[str, float | int]]:
     scores: dict[str, dict[str, float | int]] = {}
-    predict_folds, predict_holdout, summarise = (
-        (fold_task, holdout_task, scores_of)
-        if choices.likelihood is None
-        else (label_fold_task, label_holdout_task, label_scores_of)
-    )
     if choices.folds is not None:
-        parts = rounds.run(predict_folds, best.parameters, choices.folds, plan.seed)
-        scores["folds"] = {"folds": choices.folds, **summarise(parts)}
+        parts = rounds.run(fold_task, best.parameters, choices.folds, plan.seed)
+        scores["folds"] = {"folds": choices.folds, **scores_of(parts)}
     if plan.holdout:
-        parts = rounds.run(predict_holdout, best.parameters)
-        scores["holdout"] = {"rows": plan.holdout, **summarise(parts)}
+        parts = rounds.run(holdout_task, best.parameters)
+        scores["holdout"] = {"rows": plan.holdout, **scores_of(parts)}
     return scores

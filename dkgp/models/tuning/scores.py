@@ -7,7 +7,8 @@ averaged over the latent functions; of several columns, one against the rest, th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from dkgp.models.tuning.dense_algebra import solve_factored, solve_half
 from dkgp.models.tuning.laplace.columns import SeenSamples
 from dkgp.models.tuning.leave_one_out import factored, fold_predictions
 from dkgp.models.tuning.marginal_likelihood import noise_at
-from dkgp.models.tuning.tasks import LABEL_OBJECTIVES, TuningContext
+from dkgp.models.tuning.tasks import LABEL_OBJECTIVES, CachedSubset, TuningContext
 from dkgp.models.variance_scores import NORMAL_95
 
 LEAST_PROBABILITY = 1e-300
@@ -49,16 +50,13 @@ class ScoreSums:
         covered = int(np.count_nonzero(ratios <= NORMAL_95**2))
         return cls(squares.size, float(squares.sum()), float(losses.sum()), covered)
 
-
-def scores_of(parts: list[ScoreSums]) -> dict[str, float | int]:
-    """RMSE and NLPD of standardised targets and the coverage of 95 % intervals, over all parts in order."""
-    count = sum(part.count for part in parts)
-    return {
-        "predictions": count,
-        "rmse": math.sqrt(sum(part.squared_error for part in parts) / count),
-        "nlpd": sum(part.log_loss for part in parts) / count,
-        "coverage_95": sum(part.covered for part in parts) / count,
-    }
+    def means(self) -> dict[str, float]:
+        """RMSE and NLPD of standardised targets, and the coverage of 95 % intervals."""
+        return {
+            "rmse": math.sqrt(self.squared_error / self.count),
+            "nlpd": self.log_loss / self.count,
+            "coverage_95": self.covered / self.count,
+        }
 
 
 def check_folds(folds: int | None, n_samples: int) -> None:
@@ -73,48 +71,6 @@ def cut_folds(n_samples: int, folds: int, seed: int, subset: int) -> list[IntArr
     return [np.sort(part) for part in np.array_split(order, folds)]
 
 
-@needs_one_arithmetic
-def fold_task(
-    context: TuningContext, parameters: FloatArray, folds: int, seed: int, subsets: list[int]
-) -> list[ScoreSums]:
-    """Predict each fold of a subset from its other folds."""
-    sums = []
-    for index in subsets:
-        subset = context.subset(index)
-        parts = cut_folds(len(subset.inputs), folds, seed, index)
-        with context.matrices(len(subset.inputs)).lent() as matrices:
-            mean, variance = fold_predictions(subset.family, parameters, subset.targets, parts, matrices, subset.noise)
-        sums.append(ScoreSums.of(subset.targets, mean, variance))
-    return sums
-
-
-@needs_one_arithmetic
-def holdout_task(context: TuningContext, parameters: FloatArray, subsets: list[int]) -> list[ScoreSums]:
-    """Predict the rows that no subset holds from each subset by itself.
-
-    Raises `NumericalError`: a kernel matrix is not positive definite.
-    """
-    inputs, targets = context.source.held_out()
-    held, sums = context.source.held_out_noise(), list[ScoreSums]()
-    for index in subsets:
-        subset = context.subset(index)
-        kernel, noise = subset.family.kernel(parameters[:-1]), np.broadcast_to(noise_at(held, parameters), len(targets))
-        mean, variance = np.empty_like(targets), np.empty(len(targets))
-        with context.matrices(len(subset.inputs)).lent() as matrices:
-            lower = factored(subset.family, parameters, matrices[0], subset.noise)
-            alpha = solve_factored(lower, np.asfortranarray(subset.targets))
-            rows = max(1, len(subset.inputs) // _BLOCK_SHARE)
-            for start in range(0, len(inputs), rows):
-                block = slice(start, start + rows)
-                cross = np.asfortranarray(kernel(subset.inputs, inputs[block]))
-                mean[block] = cross.T @ alpha
-                solve_half(lower, cross)
-                explained = np.einsum("ij,ij->j", cross, cross)
-                variance[block] = np.maximum(kernel.diagonal(inputs[block]) - explained, 0.0) + noise[block]
-        sums.append(ScoreSums.of(targets, mean, variance))
-    return sums
-
-
 @dataclass(frozen=True)
 class LabelSums:
     """Sums over `count` predicted samples, which add up over subsets: errors, and -log p of the labels in nats."""
@@ -123,50 +79,94 @@ class LabelSums:
     errors: int
     log_loss: float
 
+    @classmethod
+    def of(cls, probabilities: FloatArray, targets: FloatArray) -> LabelSums:
+        """Sums over the classes' probabilities (m, C), for `targets` (m, t) of signs."""
+        codes = targets.argmax(axis=1) if targets.shape[1] > 1 else (targets[:, 0] > 0.0).astype(np.int64)
+        errors = int(np.count_nonzero(probabilities.argmax(axis=1) != codes))
+        of_label = probabilities[np.arange(len(codes)), codes]
+        return cls(len(codes), errors, float(-np.log(np.maximum(of_label, LEAST_PROBABILITY)).sum()))
 
-def label_scores_of(parts: list[LabelSums]) -> dict[str, float | int]:
-    """Error rate and mean log loss over all parts in order."""
-    count = sum(part.count for part in parts)
-    return {
-        "predictions": count,
-        "error_rate": sum(part.errors for part in parts) / count,
-        "log_loss": sum(part.log_loss for part in parts) / count,
-    }
+    def means(self) -> dict[str, float]:
+        """Error rate and mean log loss."""
+        return {"error_rate": self.errors / self.count, "log_loss": self.log_loss / self.count}
+
+
+def scores_of(parts: Sequence[ScoreSums | LabelSums]) -> dict[str, float | int]:
+    """The number of predictions, and the means over all parts in order."""
+    kind, columns = type(parts[0]), zip(*(astuple(part) for part in parts), strict=True)
+    total = kind(*(sum(column) for column in columns))
+    return {"predictions": total.count, **total.means()}
 
 
 @needs_one_arithmetic
-def label_fold_task(
+def fold_task(
     context: TuningContext, parameters: FloatArray, folds: int, seed: int, subsets: list[int]
-) -> list[LabelSums]:
-    """Predict each fold of a subset from its other folds. Raises `NumericalError` as `label_holdout_task`."""
+) -> list[ScoreSums | LabelSums]:
+    """Predict each fold of a subset from its other folds.
+
+    Raises `NumericalError`: a kernel matrix of labels is not positive definite.
+    """
+    predict = _folds if context.likelihood is None else _label_folds
     sums = []
     for index in subsets:
         subset = context.subset(index)
-        n, kernel = len(subset.inputs), subset.family.kernel(parameters[:-1])
-        probabilities = np.empty((n, max(2, subset.targets.shape[1])))
-        for fold in cut_folds(n, folds, seed, index):
-            rest = np.setdiff1d(np.arange(n), fold)
-            weights = None if subset.weights is None else subset.weights[rest]
-            training = subset.inputs[rest], subset.targets[rest], weights
-            probabilities[fold] = _predicted(context, kernel, training, subset.inputs[fold])
-        sums.append(_sums(probabilities, subset.targets))
+        sums.append(predict(context, subset, parameters, cut_folds(len(subset.inputs), folds, seed, index)))
     return sums
 
 
 @needs_one_arithmetic
-def label_holdout_task(context: TuningContext, parameters: FloatArray, subsets: list[int]) -> list[LabelSums]:
-    """Predict the rows that no subset holds from each subset by itself.
-
-    Raises `NumericalError`: a kernel matrix is not positive definite.
-    """
+def holdout_task(context: TuningContext, parameters: FloatArray, subsets: list[int]) -> list[ScoreSums | LabelSums]:
+    """Predict the rows that no subset holds from each subset by itself; errors as of `fold_task`."""
     inputs, targets = context.source.held_out()
-    sums = []
-    for index in subsets:
-        subset = context.subset(index)
-        kernel = subset.family.kernel(parameters[:-1])
-        training = subset.inputs, subset.targets, subset.weights
-        sums.append(_sums(_predicted(context, kernel, training, inputs), targets))
-    return sums
+    predict = _held_out if context.likelihood is None else _label_held_out
+    return [predict(context, context.subset(index), parameters, inputs, targets) for index in subsets]
+
+
+def _folds(context: TuningContext, subset: CachedSubset, parameters: FloatArray, folds: list[IntArray]) -> ScoreSums:
+    with context.matrices(len(subset.inputs)).lent() as matrices:
+        mean, variance = fold_predictions(subset.family, parameters, subset.targets, folds, matrices, subset.noise)
+    return ScoreSums.of(subset.targets, mean, variance)
+
+
+def _held_out(
+    context: TuningContext, subset: CachedSubset, parameters: FloatArray, inputs: FloatArray, targets: FloatArray
+) -> ScoreSums:
+    held = context.source.held_out_noise()
+    kernel, noise = subset.family.kernel(parameters[:-1]), np.broadcast_to(noise_at(held, parameters), len(targets))
+    mean, variance = np.empty_like(targets), np.empty(len(targets))
+    with context.matrices(len(subset.inputs)).lent() as matrices:
+        lower = factored(subset.family, parameters, matrices[0], subset.noise)
+        alpha = solve_factored(lower, np.asfortranarray(subset.targets))
+        rows = max(1, len(subset.inputs) // _BLOCK_SHARE)
+        for start in range(0, len(inputs), rows):
+            block = slice(start, start + rows)
+            cross = np.asfortranarray(kernel(subset.inputs, inputs[block]))
+            mean[block] = cross.T @ alpha
+            solve_half(lower, cross)
+            explained = np.einsum("ij,ij->j", cross, cross)
+            variance[block] = np.maximum(kernel.diagonal(inputs[block]) - explained, 0.0) + noise[block]
+    return ScoreSums.of(targets, mean, variance)
+
+
+def _label_folds(
+    context: TuningContext, subset: CachedSubset, parameters: FloatArray, folds: list[IntArray]
+) -> LabelSums:
+    n, kernel = len(subset.inputs), subset.family.kernel(parameters[:-1])
+    probabilities = np.empty((n, max(2, subset.targets.shape[1])))
+    for fold in folds:
+        rest = np.setdiff1d(np.arange(n), fold)
+        weights = None if subset.weights is None else subset.weights[rest]
+        training = subset.inputs[rest], subset.targets[rest], weights
+        probabilities[fold] = _predicted(context, kernel, training, subset.inputs[fold])
+    return LabelSums.of(probabilities, subset.targets)
+
+
+def _label_held_out(
+    context: TuningContext, subset: CachedSubset, parameters: FloatArray, inputs: FloatArray, targets: FloatArray
+) -> LabelSums:
+    kernel, training = subset.family.kernel(parameters[:-1]), (subset.inputs, subset.targets, subset.weights)
+    return LabelSums.of(_predicted(context, kernel, training, inputs), targets)
 
 
 def _predicted(
@@ -185,10 +185,3 @@ def _predicted(
             "it cannot be scored. Lower the upper bound of the amplitude"
         )
     return probabilities
-
-
-def _sums(probabilities: FloatArray, targets: FloatArray) -> LabelSums:
-    codes = targets.argmax(axis=1) if targets.shape[1] > 1 else (targets[:, 0] > 0.0).astype(np.int64)
-    errors = int(np.count_nonzero(probabilities.argmax(axis=1) != codes))
-    of_label = probabilities[np.arange(len(codes)), codes]
-    return LabelSums(len(codes), errors, float(-np.log(np.maximum(of_label, LEAST_PROBABILITY)).sum()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -52,7 +52,9 @@ class SubsetSummary:
 
 
 @dataclass(frozen=True)
-class _CachedSubset:
+class CachedSubset:
+    """A subset as a worker keeps it."""
+
     inputs: FloatArray
     targets: FloatArray
     family: KernelFamily
@@ -112,17 +114,17 @@ class TuningContext:
         """The kernel with its parameters, on these inputs (n, d)."""
         return family_of(self.kernel, inputs, self.learn_variance, self.feature_names)
 
-    def trend(self, subset: _CachedSubset) -> FloatArray | None:
+    def trend(self, subset: CachedSubset) -> FloatArray | None:
         """The columns of the mean at a subset's samples, (m, q); None where it has none."""
         return None if self.mean == CENTRED else columns_at(self.mean, subset.inputs)
 
-    def subset(self, index: int) -> _CachedSubset:
+    def subset(self, index: int) -> CachedSubset:
         """A subset's rows, from this worker's cache or their source."""
 
-        def build() -> _CachedSubset:
+        def build() -> CachedSubset:
             inputs, targets = self.source.rows(index)
             weights, noise = self.source.weights(index), self.source.noise(index)
-            return _CachedSubset(inputs, targets, self.family(inputs), weights, noise)
+            return CachedSubset(inputs, targets, self.family(inputs), weights, noise)
 
         return worker_cache().get((self.run_id, index), build)
 
@@ -154,29 +156,20 @@ def summary_task(context: TuningContext, subsets: list[int]) -> list[SubsetSumma
 
 
 @needs_one_arithmetic
-def evaluate_task(context: TuningContext, parameters: FloatArray, subsets: list[int]) -> list[Outcome]:
-    """The objective's value and gradient on each subset, or None where it does not exist."""
-    outcomes = []
-    for index in subsets:
-        subset = context.subset(index)
-        beside: Any = {"noise": subset.noise, "trend": context.trend(subset)}
-        with context.matrices(len(subset.inputs)).lent() as matrices:
-            objective = OBJECTIVES[context.objective](subset.family, subset.targets, matrices, **beside)
-            outcomes.append(objective(parameters))
-    return outcomes
-
-
-@needs_one_arithmetic
-def label_evaluate_task(
+def evaluate_task(
     context: TuningContext, parameters: FloatArray, starts: tuple[FloatArray | None, ...], subsets: list[int]
 ) -> list[tuple[Outcome, FloatArray | None]]:
-    """As `evaluate_task`, of labels, from the modes of an earlier evaluation; with each the mode that was found."""
-    assert context.likelihood is not None
+    """The objective's value and gradient on each subset, or None where it does not exist; and the mode of labels.
+
+    That is searched for from the mode of an earlier evaluation, one of `starts` for each subset.
+    """
     outcomes = []
     for index in subsets:
         subset = context.subset(index)
         with context.matrices(len(subset.inputs)).lent() as matrices:
-            evidence = LABEL_OBJECTIVES[context.likelihood](subset.family, subset.targets, matrices, subset.weights)
-            evidence.start = starts[index]
-            outcomes.append((evidence(parameters), evidence.reached))
+            objective = context.kind(
+                subset.family, subset.targets, matrices, subset.weights, subset.noise, context.trend(subset)
+            )
+            objective.start = starts[index]
+            outcomes.append((objective(parameters), objective.reached))
     return outcomes

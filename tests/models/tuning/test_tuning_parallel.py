@@ -178,9 +178,9 @@ def test_one_subset_without_a_likelihood_leaves_none_of_the_sum(
     monkeypatch.setattr(
         tuning_run,
         "evaluate_task",
-        lambda context, parameters, subsets: [
-            None if index == 1 else outcome
-            for index, outcome in zip(subsets, evaluate(context, parameters, subsets), strict=True)
+        lambda context, parameters, starts, subsets: [
+            (None, None) if index == 1 else outcome
+            for index, outcome in zip(subsets, evaluate(context, parameters, starts, subsets), strict=True)
         ],
     )
     with pytest.raises(NumericalError, match="not positive definite at any starting point"):

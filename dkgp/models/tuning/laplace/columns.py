@@ -159,10 +159,6 @@ class SeenSamples(NamedTuple):
 class LabelEvidence(DenseObjective):
     """log q(Y | X, theta) of labels; the last parameter, the noise, is of no account."""
 
-    # (n, t): coefficients a where the search for a mode begins: those of a mode at parameters nearby save half of it
-    start: FloatArray | None = None
-    reached: FloatArray | None = None  # (n, t): those of the mode that was found last
-
     @classmethod
     def probabilities(cls, samples: SeenSamples) -> FloatArray | None:
         """Averaged probabilities of the classes at r samples, (r, C); None where K is not positive definite."""
