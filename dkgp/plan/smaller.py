@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol
 
 from dkgp.data import Dataset
-from dkgp.kernels import fold_white
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.basis.foreseen import basis_entries, basis_phases
 from dkgp.models.classification.basis.settings import DEFAULT_BASIS, BasisSettings
@@ -163,7 +162,7 @@ def foresee_likelihood(
     `blocks` are those of the samples, for products; `kept_bytes` are what a worker may keep of neighbours' leaves.
     """
     labels = labels_of(dataset)
-    kernel, _ = fold_white(hyperparameters.kernel, hyperparameters.noise_variance)
+    kernel = hyperparameters.kernel
     likelihood, basis, width = settings.likelihood(labels), settings.on_basis(), feature_width(kernel)
     n, d, t, coupled = dataset.n_samples, dataset.n_features, likelihood.n_outputs, likelihood.coupled
     rows = n if basis is None else min(basis.size, n)

@@ -15,7 +15,7 @@ import numpy as np
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import Dataset, ModelRecord, memory_model
-from dkgp.kernels import fold_white, kernel_from_json
+from dkgp.kernels import kernel_from_json
 from dkgp.models import Hyperparameters
 from dkgp.models.certificate import Certificate
 from dkgp.models.memory import RUNTIME_BYTES
@@ -120,8 +120,8 @@ def foresee_variances(
     MemoryBudgetError
         As `predict` would: a factor or a sample that does not fit.
     """
-    kernel, noise_variance = fold_white(hyperparameters.kernel, hyperparameters.noise_variance)
-    noise_variance = probed_noise(total_noise(noise_variance, dataset.all_sample_noise(), dataset.n_samples))
+    kernel, known = hyperparameters.kernel, dataset.all_sample_noise()
+    noise_variance = probed_noise(total_noise(hyperparameters.noise_variance, known, dataset.n_samples))
     unknown = np.broadcast_to(0.0, (dataset.n_samples, dataset.n_targets))
     model = memory_model(dataset, kernel=kernel.to_json(), noise_variance=noise_variance, alpha=unknown)
     with single_threaded_blas():

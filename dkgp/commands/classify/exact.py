@@ -19,7 +19,7 @@ from dkgp.commands.solving import (
 )
 from dkgp.data import ClassifierRecord, Dataset
 from dkgp.errors import InputError, UsageError
-from dkgp.kernels import Kernel, fold_white
+from dkgp.kernels import Kernel
 from dkgp.models.classification.exact.train import DecisionError, ExactSettings, solver_for_labels, train_exact
 from dkgp.models.context import RunContext
 from dkgp.operators.block_tasks import feature_width
@@ -55,7 +55,7 @@ class ExactRun(ClassifyRun):
         """Solve for alpha and the intercept until decisions are near enough."""
         job, dataset, labels, weights = self.job, self.dataset, self.labels, self.weights
         hyperparameters = self.kernel_and_noise()
-        kernel, noise = fold_white(hyperparameters.kernel, hyperparameters.noise_variance)
+        kernel, noise = hyperparameters.kernel, hyperparameters.noise_variance
         least = noise if weights is None else noise / float(weights.max())
         level = noise / dataset.n_samples * (1.0 if weights is None else float((1.0 / weights).mean()))
         rule = DecisionError(job.tolerance, least, _largest(dataset, kernel), job.fit_intercept, level)

@@ -14,7 +14,7 @@ from dkgp.commands.signals import interruptible
 from dkgp.commands.solving import inputs_within, room
 from dkgp.data import ClassifierRecord
 from dkgp.errors import UsageError
-from dkgp.kernels import Kernel, SquaredExponential, fold_white
+from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.fixed_size.budget import foresee_search, most_widths
 from dkgp.models.classification.fixed_size.settings import FixedSizeMemory
@@ -60,8 +60,8 @@ class FixedSizeRun(ClassifyRun):
         """Search and fit, a note and a record for each kernel that is looked at."""
         job, kernel, noise_variance = self.job, None, None
         if self.hyperparameters is not None:
-            kernel, noise = fold_white(self.hyperparameters.kernel, self.hyperparameters.noise_variance)
-            noise_variance = noise if job.given_noise else None
+            kernel = self.hyperparameters.kernel
+            noise_variance = self.hyperparameters.noise_variance if job.given_noise else None
         plan, inputs_bytes = self._planned(kernel, executor)
         self.begin()
         with (

@@ -18,7 +18,6 @@ from dkgp.commands.solving import (
 )
 from dkgp.data import ClassifierRecord
 from dkgp.errors import InputError, UsageError
-from dkgp.kernels import fold_white
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.exact.train import DECISION_TOLERANCE
 from dkgp.models.classification.laplace.train import require_separate, train_gp
@@ -48,9 +47,8 @@ class LogisticRun(LikelihoodRun):
         """Minimise the risk until decisions, or the risk itself, are near enough."""
         job, dataset, likelihood = self.job, self.dataset, self.likelihood
         hyperparameters = self.kernel_and_noise()
-        kernel, _ = fold_white(hyperparameters.kernel, hyperparameters.noise_variance)
         memory = risk_memory(job.solver, dataset.n_samples, likelihood.n_outputs, dataset.n_features)
-        plan = planned_solve(self, kernel, likelihood.n_outputs, memory, executor)
+        plan = planned_solve(self, hyperparameters.kernel, likelihood.n_outputs, memory, executor)
         goal: tuple[float, Measure] = (job.tolerance, "distance") if job.gap is None else (job.gap, "duality_gap")
         with solving(self, executor, input_bytes(plan), goal[0], measure=goal[1]) as context:
             settings = RiskSettings(

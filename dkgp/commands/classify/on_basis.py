@@ -12,7 +12,7 @@ from dkgp.commands.reporting.class_plots import plot_newton
 from dkgp.commands.solving import inputs_within, room, solving
 from dkgp.data import ClassifierRecord
 from dkgp.errors import UsageError
-from dkgp.kernels import Kernel, fold_white
+from dkgp.kernels import Kernel
 from dkgp.models.classification.basis.settings import DEFAULT_BASIS, BasisSettings, NewtonMemory
 from dkgp.models.classification.near.settings import NearSettings
 from dkgp.models.classification.near.train import train_with_basis
@@ -43,9 +43,7 @@ class LogisticOnBasisRun(LikelihoodRun):
     def work(self, executor: BlockExecutor) -> ClassifierRecord:
         """Choose the basis, take Newton's steps, and prove the distance where that was asked for."""
         job, hyperparameters = self.job, self.kernel_and_noise()
-        plan, inputs_bytes = self._planned(
-            fold_white(hyperparameters.kernel, hyperparameters.noise_variance)[0], executor
-        )
+        plan, inputs_bytes = self._planned(hyperparameters.kernel, executor)
         if plan.useful_bytes:
             executor.tiles = replace(executor.tiles, bytes=plan.kept_bytes)
         with solving(self, executor, inputs_bytes, job.tolerance, measure="relative_residual") as context:

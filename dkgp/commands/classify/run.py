@@ -15,7 +15,6 @@ from dkgp.commands.training import Outcome, TrainingRun
 from dkgp.data import ClassifierRecord, open_classifier, open_dataset, save_classifier
 from dkgp.data.stores.models.classifier import CLASSIFIER_KIND
 from dkgp.errors import UsageError
-from dkgp.kernels import fold_white
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labelled import LabelledData
@@ -83,7 +82,7 @@ class ClassifyRun(TrainingRun):
     def check_hyperparameters(self, hyperparameters: Hyperparameters | None) -> None:
         """Refuse hyperparameters, or data, that the method, or a tree, cannot serve; `InputError`."""
         if hyperparameters is not None and self.job.tree_error is not None:
-            check_tree_kernel(fold_white(hyperparameters.kernel, hyperparameters.noise_variance)[0])
+            check_tree_kernel(hyperparameters.kernel)
 
     def caution(self, hyperparameters: Hyperparameters) -> None:
         """Tell of hyperparameters that were found for another likelihood than the method's."""
@@ -131,8 +130,8 @@ class ClassifyRun(TrainingRun):
         """Everything that determines the model."""
         origin: dict[str, Any] = {"kernel": None, "noise_variance": None}
         if self.hyperparameters is not None:
-            kernel, noise = fold_white(self.hyperparameters.kernel, self.hyperparameters.noise_variance)
-            origin = {"kernel": kernel.to_json(), "noise_variance": noise if self.takes_noise else None}
+            noise = self.hyperparameters.noise_variance if self.takes_noise else None
+            origin = {"kernel": self.hyperparameters.kernel.to_json(), "noise_variance": noise}
         origin |= {"method": self.job.method, "class_weight": sorted(self.job.class_weight), **self.identity()}
         everything: dict[str, Any] = plain({"fingerprint": self.dataset.fingerprint, **origin})
         return everything

@@ -13,7 +13,7 @@ import numpy as np
 from dkgp.data import Dataset
 from dkgp.data.types import Progress
 from dkgp.errors import InputError
-from dkgp.kernels import Kernel, check_positive_definite, fold_white, has_user_function
+from dkgp.kernels import Kernel, check_positive_definite, has_user_function
 from dkgp.models.classification.labels import Labels
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
@@ -73,11 +73,11 @@ class LabelledData:
         return self.dataset.n_samples
 
     def kernel(self, hyperparameters: Hyperparameters) -> tuple[Kernel, float]:
-        """The kernel without its white noise, and s2 with it; a user's function is checked on some of the samples."""
-        kernel, noise_variance = fold_white(hyperparameters.kernel, hyperparameters.noise_variance)
+        """The kernel and s2; a user's function is checked on some of the samples."""
+        kernel = hyperparameters.kernel
         if has_user_function(kernel):
             check_positive_definite(kernel, self.dataset.input_rows(draw_subset(self.n, 256, 0)))
-        return kernel, noise_variance
+        return kernel, hyperparameters.noise_variance
 
     @property
     def identity(self) -> dict[str, Any]:
