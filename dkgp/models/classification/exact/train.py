@@ -21,7 +21,6 @@ import numpy as np
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset
-from dkgp.data.types import IntArray
 from dkgp.errors import ClusterError, InputError
 from dkgp.kernels import Kernel
 from dkgp.models.classification.exact.calibrate import calibrated
@@ -209,21 +208,6 @@ def train_exact(
     )
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """A data set as choosing a solver looks at it, with as many targets as are solved for."""
-
-    dataset: Dataset
-    n_targets: int
-
-    @property
-    def n_samples(self) -> int:
-        return self.dataset.n_samples
-
-    def input_rows(self, indices: IntArray) -> FloatArray:
-        return self.dataset.input_rows(indices)
-
-
 def solver_for_labels(
     dataset: Dataset,
     kernel: Kernel,
@@ -240,9 +224,10 @@ def solver_for_labels(
     """
     context = RunContext.of(context)
     choice = choose_solver_for(
-        _Columns(dataset, t),
+        dataset,
         kernel,
         noise_variance,
+        more_columns=t - dataset.n_targets,
         tolerance=tolerance,
         tree_error=context.tree_error,
         memory_bytes=memory_bytes,
