@@ -22,6 +22,7 @@ from typing import cast
 
 import numba
 import numpy as np
+import psutil
 
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.threads import available_cores
@@ -39,6 +40,8 @@ from dkgp.solvers import MaxPasses, solve
 from dkgp.solvers.registry import build_solver, declaration_of, solver_names
 
 _MOST_HELPERS = 4
+# A helper's peak, which no plan of a run counts; measured. All of them take a quarter of what is free at the most.
+_HELPER_BYTES = 320 * 2**20
 # Compiling adds this to a process's peak, beyond the plan of any run; measured: 70 to 115 MiB.
 _COMPILING_BYTES = 144 * 2**20
 # Helpers begin with what a run needs last: the run itself compiles the others meanwhile, and they meet half-way.
@@ -311,7 +314,8 @@ def helped(kernel: Kernel | None = None, also: Sequence[str] = ()) -> Iterator[N
     try:
         wanted = missing([*also, *pieces_of_run(_KERNEL if kernel is None else kernel)])
         if wanted:
-            helpers = _Helpers(wanted, min(_MOST_HELPERS, max(1, available_cores() - 1)))
+            within = int(psutil.virtual_memory().available) // (4 * _HELPER_BYTES)
+            helpers = _Helpers(wanted, min(_MOST_HELPERS, within, max(1, available_cores() - 1)))
         yield
     finally:
         if helpers is not None:

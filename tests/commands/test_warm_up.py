@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -47,6 +48,29 @@ def test_what_cannot_be_compiled_is_told() -> None:
     seconds, failures = warm_up.compile_pieces(["nonsense", "take/single"], 1)
     assert list(seconds) == ["take/single"]
     assert "there is no piece 'nonsense'" in failures["nonsense"]
+
+
+@pytest.mark.parametrize(("free_mebibytes", "count"), [(1_000, 0), (1_600, 1), (3_000, 2), (64_000, 4)])
+def test_helpers_take_little_of_the_free_memory(
+    free_mebibytes: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No plan counts them: on many cores and little memory a first run would take a gibibyte more than it says."""
+    counts: list[int] = []
+
+    class Counted:
+        def __init__(self, pieces: object, count: int) -> None:
+            counts.append(count)
+
+        def stop(self) -> None:
+            pass
+
+    monkeypatch.setattr(warm_up, "_Helpers", Counted)
+    monkeypatch.setattr(warm_up, "missing", lambda pieces: ["take/single"])
+    monkeypatch.setattr(warm_up, "available_cores", lambda: 16)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=free_mebibytes * 2**20))
+    with warm_up.helped():
+        pass
+    assert counts == [count]
 
 
 def test_helpers_end_with_the_work_that_they_stand_behind(monkeypatch: pytest.MonkeyPatch) -> None:
