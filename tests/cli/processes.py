@@ -32,7 +32,7 @@ def killed(
 ) -> bool:
     """Run a command that is killed (kill -9) when it calls `place`, MODULE:NAME, so many times, or after that call.
 
-    With `may_end` it may come to its end before: False then.
+    With `may_end` it may come to its end before: False then. It has the test's time, however busy the machine is.
     """
     module, name = place.split(":")
     *holders, function = name.split(".")
@@ -56,7 +56,6 @@ main(sys.argv[1:])
         [PROGRAM[0], "-c", code, *map(str, command)],
         env={**ENVIRONMENT, **(environment or {})},
         capture_output=True,
-        timeout=120,
         check=False,
     )
     if may_end and ended.returncode == 0:
@@ -67,15 +66,15 @@ main(sys.argv[1:])
 
 def signalled(command: list[object], number: signal.Signals, log: Path, lines: int) -> tuple[str, str]:
     """Run a command that gets a signal once its log has so many lines; what it wrote to its streams, ended by that."""
-    running = subprocess.Popen(
+    with subprocess.Popen(
         [*PROGRAM, *map(str, command)], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    until = time.monotonic() + 60.0
-    while running.poll() is None and time.monotonic() < until:
-        if log.exists() and log.read_bytes().count(b"\n") >= lines:
-            break
-        time.sleep(0.01)
-    running.send_signal(number)
-    stdout, stderr = running.communicate(timeout=60)
+    ) as running:
+        try:
+            while running.poll() is None and not (log.exists() and log.read_bytes().count(b"\n") >= lines):
+                time.sleep(0.01)
+            running.send_signal(number)
+            stdout, stderr = running.communicate()
+        finally:
+            running.kill()
     assert running.returncode == 130, stderr
     return stdout, stderr
