@@ -5,6 +5,7 @@ It shares nothing with dkgp but the numbers that a kernel is made of.
 
 from __future__ import annotations
 
+import decimal
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,6 +20,24 @@ DIGITS = 50
 mp = mpmath.mp.clone()
 mp.dps = DIGITS
 Row = list[Any]
+# What there is much of is computed by Python's own decimal numbers, ten times as fast as mpmath's.
+IN_DIGITS = decimal.Context(prec=DIGITS + 5)
+
+
+def decimals(rows: Any) -> np.ndarray:
+    """Numbers of mpmath, in rows or not, as an array of decimal ones."""
+    values = np.asarray(rows, object)
+    found = np.empty(values.shape, object)
+    for place in np.ndindex(values.shape):
+        sign, mantissa, exponent, _ = values[place]._mpf_
+        number = IN_DIGITS.multiply(decimal.Decimal(int(mantissa)), IN_DIGITS.power(decimal.Decimal(2), exponent))
+        found[place] = -number if sign else number
+    return found
+
+
+def of_decimals(values: np.ndarray) -> Any:
+    """Decimal numbers as mpmath's, in lists."""
+    return np.vectorize(lambda value: mp.mpf(str(value)), otypes=[object])(values).tolist()
 
 
 def entry(kernel: k.Kernel, x: Row, z: Row) -> Any:
@@ -90,27 +109,30 @@ class ExactGP:
     def _solved(self) -> tuple[list[Row], list[Any]]:
         """Means, t rows of p, and variances of the function, by elimination on [Kbar, K(X, T), y]."""
         rows, tests = numbers(self.X), numbers(self.T)
-        n, t, p = len(rows), len(tests), len(self.targets[0])
-        K = [[entry(self.kernel, rows[i], rows[j]) if j <= i else None for j in range(n)] for i in range(n)]
-        for i in range(n):
-            K[i][i] += self._noise[i]
+        t = len(tests)
         right = [[entry(self.kernel, row, x) for x in tests] + list(self.targets[i]) for i, row in enumerate(rows)]
-        mean = [[mp.zero] * p for _ in range(t)]
-        variance = [entry(self.kernel, x, x) for x in tests]
-        for j in range(n):
-            pivot, own = K[j][j], right[j]
-            assert pivot > 0, "the reference has too few digits for this problem"
-            for x in range(t):
-                share = own[x] / pivot
-                variance[x] -= share * own[x]
-                for target in range(p):
-                    mean[x][target] += share * own[t + target]
-            for i in range(j + 1, n):
-                share = K[i][j] / pivot
-                right[i] = [a - share * b for a, b in zip(right[i], own, strict=True)]
-                for column in range(j + 1, i + 1):
-                    K[i][column] -= share * K[column][j]
-        return mean, variance
+        with decimal.localcontext(IN_DIGITS):
+            K, right = self.matrix, decimals(right)
+            variance = decimals([entry(self.kernel, x, x) for x in tests])
+            mean = np.full((t, len(self.targets[0])), decimal.Decimal(0))
+            for j in range(len(rows)):
+                pivot, own = K[j, j], right[j].copy()
+                assert pivot > 0, "the reference has too few digits for this problem"
+                variance -= own[:t] * own[:t] / pivot
+                mean += np.multiply.outer(own[:t] / pivot, own[t:])
+                share = K[j + 1 :, j] / pivot
+                right[j + 1 :] -= np.multiply.outer(share, own)
+                K[j + 1 :, j + 1 :] -= np.multiply.outer(share, K[j, j + 1 :])
+        return of_decimals(mean), of_decimals(variance)
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """Kbar, a copy: (n, n) decimal numbers."""
+        rows, noise = numbers(self.X), self._noise
+        half = [[entry(self.kernel, row, other) for other in rows[: i + 1]] for i, row in enumerate(rows)]
+        for i, row in enumerate(half):
+            row[i] += noise[i]
+        return decimals([[half[max(i, j)][min(i, j)] for j in range(len(rows))] for i in range(len(rows))])
 
     @property
     def mean(self) -> list[Row]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import decimal
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from tests.models.exact_gp import ExactGP, Row, entry, mp, numbers
+from tests.models.exact_gp import IN_DIGITS, ExactGP, Row, decimals, entry, mp, numbers, of_decimals
 
 STEP = mp.mpf(10) ** -15
 
@@ -24,52 +26,54 @@ class ExactGradients:
         return numbers(self.gp.X)
 
     @cached_property
-    def _inverse(self) -> Any:
+    def _inverse(self) -> np.ndarray:
+        """By Gauss and Jordan; the matrix is positive definite."""
         n = len(self._rows)
-        K = mp.matrix(n, n)
-        noise = np.broadcast_to(self.gp.noise_variance, n)
-        for i in range(n):
+        with decimal.localcontext(IN_DIGITS):
+            both = np.hstack([self.gp.matrix, np.where(np.eye(n) > 0.0, decimal.Decimal(1), decimal.Decimal(0))])
             for j in range(n):
-                K[i, j] = entry(self.gp.kernel, self._rows[i], self._rows[j])
-            K[i, i] += mp.mpf(float(noise[i]))
-        return K**-1
+                both[j] /= both[j, j]
+                for i in range(n):
+                    if i != j:
+                        both[i] -= both[i, j] * both[j]
+        return both[:, n:]
 
     @cached_property
-    def _alpha(self) -> Any:
-        return self._inverse * mp.matrix(self.gp.targets)
+    def _alpha(self) -> np.ndarray:
+        with decimal.localcontext(IN_DIGITS):
+            return np.asarray(self._inverse @ decimals(self.gp.targets))
 
-    def _column(self, x: Row) -> Any:
-        return mp.matrix([entry(self.gp.kernel, x, row) for row in self._rows])
+    def _column(self, x: Row) -> np.ndarray:
+        return decimals([entry(self.gp.kernel, x, row) for row in self._rows])
 
-    def _derivative(self, function: Any, x: Row, feature: int) -> Any:
-        """By a central difference: off by some 1e-30 of the third derivative."""
-        above, below = list(x), list(x)
-        above[feature] += STEP
-        below[feature] -= STEP
-        return (function(above) - function(below)) / (2 * STEP)
+    def _derivatives(self, function: Callable[[Row], Any], x: Row) -> list[Any]:
+        """One for each feature, by a central difference: off by some 1e-30 of the third derivative."""
+        found = []
+        for feature in range(len(x)):
+            above, below = list(x), list(x)
+            above[feature] += STEP
+            below[feature] -= STEP
+            found.append((function(above) - function(below)) / (2 * STEP))
+        return found
 
     @property
     def means(self) -> list[list[Row]]:
         """d mean_t / d x_l at each test sample: (t, p, d)."""
-        return [
-            [
-                [
-                    self._derivative(lambda z, t=t: (self._column(z).T * self._alpha[:, t])[0], x, feature)
-                    for feature in range(len(x))
-                ]
-                for t in range(self._alpha.cols)
-            ]
-            for x in numbers(self.gp.T)
-        ]
+
+        def mean(x: Row) -> Any:
+            with decimal.localcontext(IN_DIGITS):
+                return mp.matrix(of_decimals(self._column(x) @ self._alpha))
+
+        found = [self._derivatives(mean, x) for x in numbers(self.gp.T)]
+        return [[list(row) for row in zip(*of_features, strict=True)] for of_features in found]
 
     def deviation(self, x: Row, noise: float) -> Any:
         """sqrt(V + noise)."""
         column = self._column(x)
-        return mp.sqrt(entry(self.gp.kernel, x, x) - (column.T * self._inverse * column)[0] + mp.mpf(noise))
+        with decimal.localcontext(IN_DIGITS):
+            explained = mp.mpf(str(column @ self._inverse @ column))
+        return mp.sqrt(entry(self.gp.kernel, x, x) - explained + mp.mpf(noise))
 
     def deviations(self, noise: float) -> list[Row]:
         """d sqrt(V + noise) / d x_l: (t, d)."""
-        return [
-            [self._derivative(lambda z: self.deviation(z, noise), x, feature) for feature in range(len(x))]
-            for x in numbers(self.gp.T)
-        ]
+        return [self._derivatives(lambda z: self.deviation(z, noise), x) for x in numbers(self.gp.T)]

@@ -195,8 +195,8 @@ def steep(n: int = 120, d: int = 2, p: int = 2, seed: int = 0) -> dict[str, Any]
 
 
 def nearly_the_same() -> dict[str, Any]:
-    problem = steep(40)
+    problem = steep(26)
     rng = np.random.default_rng(3)
-    for name, n in (("X", 40), ("T", 7)):
+    for name, n in (("X", 26), ("T", 7)):
         problem[name][:, 1] = problem[name][:, 0] + 1e-5 * rng.standard_normal(n)
     return problem

@@ -155,10 +155,10 @@ def test_a_solve_that_says_nothing_of_the_coefficients_is_no_model() -> None:
 @pytest.mark.parametrize("kernel", [SquaredExponential((1.0, 0.5), 0.3), parse_kernel("periodic + rbf", 2)])
 def test_drawn_functions_have_the_mean_and_the_variance(kernel: Kernel) -> None:
     case = Case(**steep(60, p=1), kernel=kernel, noise_variance=0.05, tolerance=1e-8)
-    draws = PosteriorFunctions(case.model, f"draws-{kernel.type_name}", count=4000, seed=0, tolerance=1e-6)
+    draws = PosteriorFunctions(case.model, f"draws-{kernel.type_name}", count=1500, seed=0, tolerance=1e-6)
     values = draws(case.tests)[:, 0]
     (means, variances), to = case.dense(), case.model.standardisation
     scale = float(to.target_std[0])
-    z = (values.mean(axis=1) - means[:, 0] * scale - to.target_mean[0]) / (np.sqrt(variances / 4000) * scale)
+    z = (values.mean(axis=1) - means[:, 0] * scale - to.target_mean[0]) / (np.sqrt(variances / 1500) * scale)
     assert np.abs(z).max() < 4.5
     np.testing.assert_allclose(values.std(axis=1), np.sqrt(variances) * scale, rtol=0.1)

@@ -205,14 +205,14 @@ def solve(problem: VarianceProblem, factor: NystromFactor, **options: Any) -> Ba
 
 # Kinds of problems, easy and hard.
 KINDS = {
-    "smooth": draw(1, 300, 3, gamma=0.1, noise=0.05),
-    "rough": draw(2, 300, 5, gamma=8.0, noise=0.1),
+    "smooth": draw(1, 150, 3, gamma=0.1, noise=0.05),
+    "rough": draw(2, 150, 5, gamma=8.0, noise=0.1),
     "one feature": draw(3, 120, 1, gamma=0.5, noise=1e-4),
-    "many features": draw(4, 200, 21, gamma=1.0, noise=0.02),
-    "duplicates": draw(5, 200, 3, gamma=1.0, noise=0.01, kind="duplicates"),
-    "clusters": draw(6, 200, 4, gamma=1.0, noise=1e-3, kind="clusters"),
-    "grid": draw(7, 200, 2, gamma=0.5, noise=1e-3, kind="grid"),
-    "large noise": draw(8, 200, 3, gamma=2.0, noise=30.0),
+    "many features": draw(4, 120, 21, gamma=1.0, noise=0.02),
+    "duplicates": draw(5, 120, 3, gamma=1.0, noise=0.01, kind="duplicates"),
+    "clusters": draw(6, 120, 4, gamma=1.0, noise=1e-3, kind="clusters"),
+    "grid": draw(7, 120, 2, gamma=0.5, noise=1e-3, kind="grid"),
+    "large noise": draw(8, 120, 3, gamma=2.0, noise=30.0),
     "tiny noise": draw(9, 150, 3, gamma=1.0, noise=1e-6),
     "tinier noise": draw(10, 60, 2, gamma=0.3, noise=1e-8),
     "small amplitude": draw(11, 150, 3, gamma=1.0, noise=0.05, variance=1e-3),
