@@ -169,10 +169,9 @@ def test_the_duality_gap_is_a_stopping_rule(solver: Any, executor: LocalExecutor
 
 @all_but(*CHOICES)
 def test_the_same_bits_on_any_number_of_threads(solver: Any, whole: Callable[[Any], Solution]) -> None:
-    for threads in (1, 5):
-        executor = LocalExecutor(threads)
-        assert bits(solved(solver, executor)) == bits(whole(solver))
-        executor.close()
+    executor = LocalExecutor(5)  # one thread against three: tests/engine/test_every_solver.py
+    assert bits(solved(solver, executor)) == bits(whole(solver))
+    executor.close()
 
 
 @every_solver
@@ -182,7 +181,9 @@ def test_broken_off_anywhere_and_resumed_it_ends_in_the_same_bits(
     """Interrupted, or stopped by a limit."""
     rounds = whole(solver).progress.iteration
     assert rounds >= (1 if solver.name == "cholesky" else 2)
-    for stop in sorted({0, min(1, rounds // 2), rounds // 2}):
+    # Other choices of GBCD's steps halfway alone: what begins anew or has done one round is seen by it.
+    early = () if solver.name == "gbcd" and solver != SOLVERS["gbcd"] else (0, 1)
+    for stop in sorted({min(stop, rounds // 2) for stop in (*early, rounds)}):
         done, store = [0], CheckpointStore(tmp_path / f"interrupted-{stop}")
         with pytest.raises(InterruptedRunError):
             solved(

@@ -134,7 +134,7 @@ def test_misuse_is_told() -> None:
             evaluator.pair(A, B, np.zeros((3, 1)), weights)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering
 @pytest.mark.parametrize("precision", ["single", "double"])
 @pytest.mark.parametrize("expanded", [None, True])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -41,6 +41,7 @@ def gammas(found: Hyperparameters) -> FloatArray:
     return np.array(found.kernel.gamma)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("kernel", ["rbf", "matern52"])
 def test_as_many_are_switched_off_as_cost_a_tenth_of_a_nat(kernel: str, seed: int) -> None:

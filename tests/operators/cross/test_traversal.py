@@ -41,7 +41,7 @@ INPUTS = {
 }
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering
 @pytest.mark.parametrize("few", [1, 40])
 @pytest.mark.parametrize("kernel", [Linear, SquaredExponential], ids=["linear", "rbf"])
 @pytest.mark.parametrize("name", INPUTS)

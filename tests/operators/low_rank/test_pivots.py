@@ -107,10 +107,10 @@ def test_a_factor_of_many_samples_is_the_partial_cholesky_of_its_pivots(text: st
 
 
 def test_pivots_are_drawn_in_proportion_to_what_is_left() -> None:
-    """Half of the samples have a hundredth of the others' k(x, x), and so a share of 1 / 101 in the draw."""
-    X, kernel = np.repeat([[100.0], [-10.0]], 50, axis=0), parse_kernel("linear", 1)
-    drawn = [factor_of(kernel, X, 1, seed).pivots[0] >= 50 for seed in range(2000)]
-    assert np.mean(drawn) == pytest.approx(1.0 / 101.0, abs=4.0 * np.sqrt(0.01 / 2000))
+    """Half of the samples have a quarter of the others' k(x, x), and so a share of a fifth in the draw."""
+    X, kernel = np.repeat([[2.0], [-1.0]], 50, axis=0), parse_kernel("linear", 1)
+    drawn = [factor_of(kernel, X, 1, seed).pivots[0] >= 50 for seed in range(400)]
+    assert np.mean(drawn) == pytest.approx(0.2, abs=4.0 * np.sqrt(0.16 / 400))
 
 
 def test_samples_that_stand_for_all() -> None:

@@ -135,7 +135,7 @@ def test_algorithm_3_of_scdp_to_the_letter(one_thread: LocalExecutor) -> None:
 def test_all_scores_of_all_kernels_are_naive_ones(name: str, one_thread: LocalExecutor) -> None:
     """Every candidate of every round by refitting it densely: one and three targets, one noise and the samples' own."""
     compared, apart = 0, 0.0
-    for kind, p, by_sample in product(SCORES, (1, 3), (False, True)):
+    for kind, (p, by_sample) in product(SCORES, ((1, True), (3, False))):
         problem = Problem(n=40, p=p, by_sample=by_sample, kernel=KERNELS[name])
         found = chosen(problem, one_thread, GreedySettings(6, score=kind, exhaustive=True))  # type: ignore[arg-type]
         assert found.indices.tolist() == problem.naive(kind, 6), (kind, p, by_sample)

@@ -255,7 +255,7 @@ def test_a_ladder_that_is_resumed_ends_in_the_same_bits(
     interruptions, found = 0, None
     while found is None and interruptions < 60:
         try:
-            found = run(3 + 2 * interruptions)
+            found = run(3 * 2**interruptions)
         except InterruptedRunError:
             interruptions += 1
     assert interruptions > 2
