@@ -166,7 +166,7 @@ def test_what_cannot_be_standardised_is_refused_by_name(
             kind().fit(inputs, targets)
 
 
-@pytest.mark.parametrize("first", [0, 30, 60])
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in (30, 60))])
 def test_problems_drawn_at_random_hold_in_digits_or_are_refused(first: int) -> None:
     _attack(range(first, first + 30))
 
