@@ -22,13 +22,13 @@ OUT_OF_CORE_IS_SLOW = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize(("threads", "resident"), [(2, True), (4, False)])
+@pytest.mark.parametrize(("threads", "resident"), [pytest.param(2, True, marks=pytest.mark.portable), (4, False)])
 def test_threads_without_dask(problem: Problem, reference: Bits, threads: int, resident: bool) -> None:
     with opened("none", threads) as executor:
         assert bits(problem.train(executor, resident=resident)) == reference
 
 
-@pytest.mark.parametrize(("workers", "resident"), [(1, True), (4, False)])
+@pytest.mark.parametrize(("workers", "resident"), [pytest.param(1, True, marks=pytest.mark.portable), (4, False)])
 def test_workers_in_this_process(problem: Problem, reference: Bits, workers: int, resident: bool) -> None:
     with opened("local", workers) as executor:
         assert executor.parallelism == workers
@@ -68,7 +68,13 @@ SOLVERS = {
 }
 
 
-@pytest.mark.parametrize("name", SOLVERS)
+# The others, on threads alone: tests/solvers/test_every_solver.py.
+PORTABLE = ("paper", "growing", "cyclic", "gradient")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.portable) if name in PORTABLE else name for name in SOLVERS]
+)
 def test_other_methods(problem: Problem, name: str) -> None:
     options = {"solver": SOLVERS[name], "stopping": MaxIterations(12)}
     with opened("none", 1) as executor:

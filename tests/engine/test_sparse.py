@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from dkgp.kernels import Matern32, SquaredExponential
 from dkgp.models.sparse.bases import BLIND_BASES
 from dkgp.models.sparse.methods import METHODS
 from dkgp.models.sparse.train import SparseSettings, train_sparse
+from tests.covering import Axes, covering
 from tests.engine.helpers import Problem, opened
 from tests.models.sparse.judge import Judged
 from tests.models.sparse.judge import Problem as Small
@@ -40,24 +42,21 @@ def settings_of(method: str, basis: str) -> SparseSettings:
     return SparseSettings(method, M, "greedy" if basis in GREEDY else basis, certify_passes=passes, seed=5, **more)
 
 
-def everything(problem: Problem, executor: BlockExecutor, every: int = 1) -> dict[tuple[str, str], dict[str, Any]]:
-    """What models are, and what is said of them."""
-    found = {}
-    for method, basis in COMBINATIONS[::every]:
-        trained = train_sparse(problem.dataset, problem.kernel, 0.05, executor, settings_of(method, basis))
-        model = trained.model
-        arrays = {"prototypes": model.prototypes, "weights": model.weights, "lower": model.lower}
-        if model.normal is not None:
-            arrays["normal"] = model.normal
-        if trained.near is not None:
-            arrays |= {"near weights": trained.near.whitened, "near normal": trained.near.normal}
-        found[method, basis] = {
-            **{name: np.asarray(array).tobytes() for name, array in arrays.items()},
-            "certificate": trained.certificate.to_json(),
-            "risks": None if trained.greedy is None else [record.risk for record in trained.greedy.history],
-            "dual": None if trained.greedy is None else trained.greedy.dual.tolist(),
-        }
-    return found
+def everything(problem: Problem, executor: BlockExecutor, method: str, basis: str) -> dict[str, Any]:
+    """What a model is, and what is said of it."""
+    trained = train_sparse(problem.dataset, problem.kernel, 0.05, executor, settings_of(method, basis))
+    model = trained.model
+    arrays = {"prototypes": model.prototypes, "weights": model.weights, "lower": model.lower}
+    if model.normal is not None:
+        arrays["normal"] = model.normal
+    if trained.near is not None:
+        arrays |= {"near weights": trained.near.whitened, "near normal": trained.near.normal}
+    return {
+        **{name: np.asarray(array).tobytes() for name, array in arrays.items()},
+        "certificate": trained.certificate.to_json(),
+        "risks": None if trained.greedy is None else [record.risk for record in trained.greedy.history],
+        "dual": None if trained.greedy is None else trained.greedy.dual.tolist(),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -70,28 +69,31 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> Problem:
 
 
 @pytest.fixture(scope="module")
-def expected(problem: Problem) -> Iterator[dict[tuple[str, str], dict[str, Any]]]:
+def expected(problem: Problem) -> Iterator[Callable[[str, str], dict[str, Any]]]:
+    """Of one thread, computed once."""
     executor = LocalExecutor(1)
-    yield everything(problem, executor)
+    yield cache(partial(everything, problem, executor))
     executor.close()
 
 
 @pytest.mark.parametrize(
-    ("kind", "workers"),
+    ("kind", "workers", "strength"),
     [
-        ("none", 3),
-        pytest.param("local", 5, marks=pytest.mark.portable),
-        pytest.param("processes", 2, marks=pytest.mark.slow),
+        ("none", 3, 1),
+        pytest.param("local", 5, 2, marks=pytest.mark.portable),
+        pytest.param("processes", 2, 1, marks=pytest.mark.slow),  # whose rounds take their time
     ],
 )
 def test_every_method_and_basis_has_the_same_bits(
-    problem: Problem, expected: dict[tuple[str, str], dict[str, Any]], kind: str, workers: int
+    problem: Problem, expected: Callable[[str, str], dict[str, Any]], kind: str, workers: int, strength: int
 ) -> None:
-    every = 5 if kind == "processes" else 1  # rounds of processes take their time
+    """Each method and each basis at least, or all of their combinations."""
+    axes: list[Axes] = [{("method",): method, ("basis",): basis} for method, basis in COMBINATIONS]
+    tried = [COMBINATIONS[place] for place in covering(axes, strength)]
+    assert len(tried) == len(COMBINATIONS) or strength == 1
     with opened(kind, workers) as executor:
-        found = everything(problem, executor, every)
-    assert len(found) == len(COMBINATIONS[::every])
-    apart = [(name, what) for name in found for what in expected[name] if found[name][what] != expected[name][what]]
+        found = {of: everything(problem, executor, *of) for of in tried}
+    apart = [(of, what) for of in tried for what, it in expected(*of).items() if found[of][what] != it]
     assert apart == []
 
 

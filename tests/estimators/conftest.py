@@ -45,7 +45,7 @@ def fitted(problem: Problem) -> GPRegressor:
     return GPRegressor(KERNEL, noise_variance=NOISE).fit(problem.X, problem.y)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def inner_client() -> Iterator[Client]:
     """Workers in this process."""
     with (
@@ -56,7 +56,7 @@ def inner_client() -> Iterator[Client]:
         yield client
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def outer_client() -> Iterator[Client]:
     """A worker in a process of its own."""
     with (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 from dkgp import ConjugateDirectionsPursuit, GaussianProcessRegressor, GPRegressor, KernelLogisticClassifier
@@ -21,18 +20,10 @@ from dkgp.estimators import ambient, settings
 from tests.estimators.conftest import KERNEL, NOISE, Problem
 
 
-@pytest.fixture(scope="module")
-def clients() -> Iterator[dict[str, Client]]:
+@pytest.fixture
+def clients(outer_client: Client, inner_client: Client) -> dict[str, Client]:
     """Workers in a process of their own, and in this one; neither is the default client."""
-    own = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
-    with (
-        dask.config.set({"distributed.worker.profile.enabled": False}),
-        LocalCluster(processes=True, **own) as outer,
-        LocalCluster(processes=False, **own) as inner,
-        Client(outer, set_as_default=False) as to_outer,
-        Client(inner, set_as_default=False) as to_inner,
-    ):
-        yield {"outer": to_outer, "inner": to_inner}
+    return {"outer": outer_client, "inner": inner_client}
 
 
 @pytest.fixture

@@ -279,6 +279,7 @@ def test_the_command_line_tunes_trains_predicts_and_shows_it(
     assert "rmse" in json.dumps(scores)
 
 
+@pytest.mark.portable
 def test_an_installed_package_brings_a_kernel(tmp_path: Path) -> None:
     environment = install(tmp_path, "dkgp.kernels", "wendland_kernel", WENDLAND)
     table = np.random.default_rng(3).random((60, 3))

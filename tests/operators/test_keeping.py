@@ -163,6 +163,7 @@ def test_a_long_run_keeps_from_its_second_product_on(machine: Machine) -> None:
     assert "20 products foreseen, and reading takes 0.2" in machine.why
 
 
+@pytest.mark.portable
 def test_prices_outlast_thousands_of_products(machine: Machine) -> None:
     """Evaluating is looked at in product 2,048 and then in 4,096; halved as often, its price was 0 / 0."""
     reads, _ = run_of(machine, 4095)

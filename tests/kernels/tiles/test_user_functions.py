@@ -69,8 +69,8 @@ def test_functions_of_the_distance(rng: np.random.Generator, function: Any, prec
     ("function", "d", "precision"),
     [
         (cosine, 1, "single"),
-        (cosine, 5, "single"),
-        (cosine, 1, "double"),
+        pytest.param(cosine, 5, "single", marks=pytest.mark.portable),
+        pytest.param(cosine, 1, "double", marks=pytest.mark.portable),
         (cosine, 5, "double"),
         (by_arrays, 5, "double"),
     ],
