@@ -273,7 +273,7 @@ def expected(world: World, model: ModelRecord) -> FloatArray:
     return predicted(world.folder / "expected")
 
 
-@pytest.mark.parametrize("chunk_rows", [1, 7, 100, 229, 5000])
+@pytest.mark.parametrize("chunk_rows", [pytest.param(1, marks=pytest.mark.slow), 7, 100, 229, 5000])
 def test_chunks_make_no_difference(
     world: World, model: ModelRecord, executor: BlockExecutor, expected: FloatArray, tmp_path: Path, chunk_rows: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -34,12 +35,13 @@ def samples(n: int, d: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((n, d))
 
 
-def choice(kernel: Kernel, n: int, noise: float = 0.05, **options: Any) -> Choice:
+def chosen(kernel: Kernel, n: int, noise: float = 0.05, **options: Any) -> Choice:
     probed = {name: options.pop(name) for name in ("tolerance", "seed") if name in options}
     probe = Probe(kernel, noise, samples(1000, kernel.n_features), n, **probed)
     return choose_by(probe, **options)
 
 
+choice = functools.cache(chosen)  # several tests start from the same one
 SMOOTH = SquaredExponential(gamma=(0.05, 0.05))
 ROUGH = SquaredExponential(gamma=(0.5,) * 8)
 BETWEEN = SquaredExponential(gamma=(1.0,) * 4)
@@ -183,17 +185,17 @@ def test_the_amplitude_does_not_matter_if_the_noise_goes_with_it() -> None:
 
 
 def test_the_same_seed_makes_the_same_choice_and_it_is_json() -> None:
-    first, second = choice(BETWEEN, 20_000, seed=3), choice(BETWEEN, 20_000, seed=3)
+    first, second = chosen(BETWEEN, 20_000, seed=3), chosen(BETWEEN, 20_000, seed=3)
     assert first == second
     assert json.loads(json.dumps(first.to_json())) == first.to_json()
 
 
 CASES = [
     (BETWEEN, 0.01, 200, 0),
-    (BETWEEN, 0.01, 200, 100),
+    pytest.param(BETWEEN, 0.01, 200, 100, marks=pytest.mark.slow),
     (BETWEEN, 0.01, 0, 200),
     (Matern32(gamma=(0.3,) * 4), 0.05, 150, 0),
-    (SquaredExponential(gamma=(2.0, 2.0)), 0.01, 100, 0),
+    pytest.param(SquaredExponential(gamma=(2.0, 2.0)), 0.01, 100, 0, marks=pytest.mark.slow),
 ]
 
 

@@ -164,8 +164,8 @@ def test_targets_beyond_float32_are_never_called_solved_wrongly(executor, size: 
 class TestDrift:
     """Many large float32 steps: the recursion's gradient and the true one part."""
 
-    PROBLEM = smooth_problem(600, 2, noise_variance=1e-3, gamma=0.5)
-    PROBLEM = replace(PROBLEM, y=PROBLEM.y + 0.5 * np.random.default_rng(8).standard_normal((600, 1)))
+    PROBLEM = smooth_problem(300, 2, noise_variance=1e-3, gamma=0.5)
+    PROBLEM = replace(PROBLEM, y=PROBLEM.y + 0.5 * np.random.default_rng(8).standard_normal((300, 1)))
     TOLERANCE = 2e-5
 
     def test_bare_recursion_declares_convergence_wrongly(self, executor) -> None:
@@ -250,7 +250,7 @@ def test_selection_during_a_round_changes_no_bit(
     options = {} if in_core else {"coordinator_input_bytes": 1}
     monkeypatch.setattr(overlapping, "overlap_evaluations", affordable)
     # Several row blocks; targets large enough for a float64 refresh on the way.
-    problem = smooth_problem(520, 2, targets=targets, noise_variance=0.1)
+    problem = smooth_problem(300, 2, targets=targets, noise_variance=0.1)
     y = 100.0 * problem.y
     solver = GreedyBlockCoordinateDescent(block_size=80, precision=precision)
     solutions = []

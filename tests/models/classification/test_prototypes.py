@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
+from dkgp.cluster.executors.dask import DaskExecutor
 from dkgp.errors import InputError
 from dkgp.kernels import Matern32, SquaredExponential
 from dkgp.models.classification.prototypes import DEFAULT_PROTOTYPES, PROTOTYPES, choose_prototypes
@@ -49,8 +50,16 @@ def radius(X: np.ndarray, chosen: Any) -> float:
     return float(scaled_distances(X, X[list(chosen)]).min(axis=1).max())
 
 
+@pytest.fixture(scope="module")
+def three_workers() -> Iterator[DaskExecutor]:
+    with on_dask(3, processes=False) as (executor, _):
+        yield executor
+
+
 @pytest.mark.parametrize("name", PROTOTYPES)
-def test_any_number_of_workers_chooses_the_same(name: str, one_thread: LocalExecutor) -> None:
+def test_any_number_of_workers_chooses_the_same(
+    name: str, one_thread: LocalExecutor, three_workers: DaskExecutor
+) -> None:
     X, y = inputs(), signs(inputs())
     indices, Z = choose_prototypes(name, operator(one_thread), M, 3, targets=y)
     assert Z.shape == (M, 2)
@@ -58,8 +67,7 @@ def test_any_number_of_workers_chooses_the_same(name: str, one_thread: LocalExec
     assert (indices is None) == (name == "k-means")
     if indices is not None:
         np.testing.assert_array_equal(Z, X[indices])
-    with on_dask(3, processes=False) as (executor, _):
-        _, theirs = choose_prototypes(name, operator(executor), M, 3, targets=y)
+    _, theirs = choose_prototypes(name, operator(three_workers), M, 3, targets=y)
     np.testing.assert_array_equal(theirs, Z)
 
 

@@ -120,8 +120,7 @@ def test_any_number_of_workers(rng: np.random.Generator, unseen: Dataset, tmp_pa
     stored(rng, tmp_path, form="gp", multi_class="softmax", settings={"certify": True})
     with closing(LocalExecutor(1)) as executor:
         alone = predicted(tmp_path, unseen, executor)
-    for workers in (2, 5):
-        with on_dask(workers, processes=False) as (executor, _):
-            others = predicted(tmp_path, unseen, executor, f"pred-{workers}")
-        for name, values in alone.items():
-            assert values.tobytes() == others[name].tobytes(), name
+    with on_dask(5, processes=False) as (executor, _):
+        others = predicted(tmp_path, unseen, executor, "pred-5")
+    for name, values in alone.items():
+        assert values.tobytes() == others[name].tobytes(), name

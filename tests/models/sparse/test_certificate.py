@@ -48,7 +48,7 @@ def case(name: str, method: str, executor: Any, *, m: int = 12, by_sample: bool 
     return Judged(problem(name, by_sample), method, executor, np.arange(0, N, N // m)[:m])
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering
 @pytest.mark.parametrize("by_sample", [False, True])
 @pytest.mark.parametrize("method", ["sr", "vfe", "fitc", "sd"])
 @pytest.mark.parametrize("name", PROBLEMS)

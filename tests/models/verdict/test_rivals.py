@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.ensemble import HistGradientBoostingRegressor
+from threadpoolctl import threadpool_limits
 
 from dkgp.data import PredictionWriter, dataset_from_arrays, save_model
 from dkgp.errors import StoreError
 from dkgp.models.verdict import fit_rivals, rivals
 
 NAMES = ("u", "v")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Boosting's own threads spin while they wait: beside other busy processes ten seconds for two hundred rows."""
+    with threadpool_limits(1, "openmp"):
+        yield
 
 
 @pytest.fixture

@@ -63,8 +63,13 @@ def block_sizes(solution: Solution) -> list[int]:
     return [round(size) for size in np.diff(passes) * n]
 
 
-def test_a_slow_solve_grows_its_blocks_and_takes_fewer_passes(executor: LocalExecutor) -> None:
-    grown = solved(HARD, executor)
+@pytest.fixture(scope="module")
+def grown(executor: LocalExecutor) -> Solution:
+    """A slow solve to its end."""
+    return solved(HARD, executor)
+
+
+def test_a_slow_solve_grows_its_blocks_and_takes_fewer_passes(executor: LocalExecutor, grown: Solution) -> None:
     fixed = solved(HARD, executor, GreedyBlockCoordinateDescent(block_size=60))
     assert grown.converged
     assert fixed.converged
@@ -88,12 +93,17 @@ def test_a_quick_solve_keeps_its_blocks(executor: LocalExecutor) -> None:
     assert set(block_sizes(solution)) == {750}
 
 
+@pytest.fixture(scope="module")
+def expected(executor: LocalExecutor) -> Solution:
+    """Of the first rounds."""
+    return solved(HARD, executor, stopping=MaxIterations(24))
+
+
 @pytest.mark.parametrize("budget", [2**31, 0], ids=["resident", "out_of_core"])
 @pytest.mark.parametrize("executor_type", [LocalExecutor, OverlappingExecutor])
-def test_the_same_bits_whoever_computes(executor: LocalExecutor, executor_type: Any, budget: int) -> None:
+def test_the_same_bits_whoever_computes(expected: Solution, executor_type: Any, budget: int) -> None:
     other = executor_type(3)
-    options = {"coordinator_input_bytes": budget, "stopping": MaxIterations(24)}
-    expected, found = solved(HARD, executor, **options), solved(HARD, other, **options)
+    found = solved(HARD, other, coordinator_input_bytes=budget, stopping=MaxIterations(24))
     other.close()
     assert len(set(block_sizes(found))) > 1
     assert block_sizes(found) == block_sizes(expected)
@@ -102,16 +112,15 @@ def test_the_same_bits_whoever_computes(executor: LocalExecutor, executor_type: 
 
 @pytest.mark.parametrize("stop", [8, 17, 22])
 def test_resumed_before_and_after_growing_it_ends_in_the_same_bits(
-    executor: LocalExecutor, tmp_path: Path, stop: int
+    executor: LocalExecutor, grown: Solution, tmp_path: Path, stop: int
 ) -> None:
     """Eight rounds: the rate's first measurement is under way; twenty-two: the blocks have grown."""
-    whole = solved(HARD, executor)
     store = CheckpointStore(tmp_path / "checkpoints")
     short = solved(HARD, executor, stopping=MaxIterations(stop), checkpointing=Checkpointing(store))
     assert len(short.history) == stop
     resumed = solved(HARD, executor, checkpointing=Checkpointing(store, resume=True))
-    assert block_sizes(resumed) == block_sizes(whole)
-    assert resumed.alpha.tobytes() == whole.alpha.tobytes()
+    assert block_sizes(resumed) == block_sizes(grown)
+    assert resumed.alpha.tobytes() == grown.alpha.tobytes()
 
 
 def test_automatic_blocks_of_the_greedy_selection_may_grow_and_no_others() -> None:

@@ -76,7 +76,7 @@ def test_exhaustive_search_takes_the_rounds_of_the_letter(executor) -> None:
 
 def test_one_variable_a_step_takes_the_rounds_of_the_letter(executor) -> None:
     """On average, with another generator's draws."""
-    problem, m, seeds = smooth_problem(240, 3), 30, range(8)
+    problem, m, seeds = smooth_problem(120, 3), 15, range(8)
     letter = np.mean([rounds_to_the_letter(problem, m, 20, seed) for seed in seeds])
     one = GreedySelection(candidates=20, variables_per_step=1)
     assert np.mean([rounds_of(problem, executor, m, one, seed) for seed in seeds]) == pytest.approx(letter, rel=0.05)
@@ -103,6 +103,7 @@ def test_any_block_size(executor, block_size) -> None:
     assert solution.solver["block_size"] == (min(block_size, 80) if block_size != "auto" else 80)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("selection", [GreedySelection(), CyclicSelection(), GradientSelection()])
 @pytest.mark.parametrize("targets", [1, 3])
 @pytest.mark.parametrize("memory", [0, 1, 5])

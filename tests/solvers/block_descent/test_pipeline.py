@@ -19,6 +19,7 @@ from tests.solvers.problems import OverlappingExecutor, rounds, smooth_problem
 PROBLEM = smooth_problem(300, 3, targets=2)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("memory", [0, 3])
 @pytest.mark.parametrize("precision", ["mixed", "double"])
 @pytest.mark.parametrize("evaluations", [0, 30_000, None])

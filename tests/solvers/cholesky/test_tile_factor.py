@@ -125,7 +125,7 @@ def test_it_holds_few_tiles_at_a_time() -> None:
     problem = smooth_problem(2000, 3)
     executor = LocalExecutor(2)
     solver = TiledCholesky(tile_rows=128, memory_bytes=4_000_000)
-    solved(executor, solver, problem, tolerance=1e-4)  # compiled, and imported
+    solved(executor, solver, smooth_problem(300, 3), tolerance=1e-4)  # compiled, and imported
     tracemalloc.start()
     try:
         solved(executor, solver, problem, tolerance=1e-4)

@@ -59,14 +59,14 @@ def test_with_all_samples_near_it_is_the_dense_evidence(
 
 
 @pytest.mark.covering
-@pytest.mark.parametrize(("leaf", "halo"), [(8, 12), (2, 8)])
+@pytest.mark.parametrize(("leaf", "halo"), [(8, 12), (4, 8)])
 @pytest.mark.parametrize("name", ["logit", "probit"])
 @pytest.mark.parametrize("kernel", [RBF, SUM], ids=["rbf", "sum"])
 def test_gradient_is_nearly_the_slope_of_the_value(
     kernel: Kernel, name: str, leaf: int, halo: int, executor: BlockExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The more corrections of how the mode moves, the nearer."""
-    X, signs, weights, Z = labelled(140)
+    X, signs, weights, Z = labelled(60)
     tried = objective(X, signs, weights, executor, name, leaf, halo)
     tried.hold(kernel)
     monkeypatch.setattr(evidence_module, "TOLERANCE", 1e-9)

@@ -142,7 +142,7 @@ def test_any_number_of_threads_gives_the_same_bits(dataset: Dataset, expected: l
         executor.close()
 
 
-@pytest.mark.parametrize(("workers", "processes"), [(1, False), (2, False), (5, False), (2, True)])
+@pytest.mark.parametrize(("workers", "processes"), [(5, False), pytest.param(2, True, marks=pytest.mark.slow)])
 def test_any_number_of_workers_gives_the_same_bits(
     dataset: Dataset, expected: list[bytes], workers: int, processes: bool
 ) -> None:
