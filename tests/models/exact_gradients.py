@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import decimal
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.models.exact_gp import IN_DIGITS, ExactGP, Row, decimals, entry, mp, numbers, of_decimals
+from tests.models.exact_gp import ExactGP, Row, decimals, entry, in_digits, mp, numbers, of_decimals, solved
 
 STEP = mp.mpf(10) ** -15
 
@@ -27,21 +26,12 @@ class ExactGradients:
 
     @cached_property
     def _inverse(self) -> np.ndarray:
-        """By Gauss and Jordan; the matrix is positive definite."""
         n = len(self._rows)
-        with decimal.localcontext(IN_DIGITS):
-            both = np.hstack([self.gp.matrix, np.where(np.eye(n) > 0.0, decimal.Decimal(1), decimal.Decimal(0))])
-            for j in range(n):
-                both[j] /= both[j, j]
-                for i in range(n):
-                    if i != j:
-                        both[i] -= both[i, j] * both[j]
-        return both[:, n:]
+        return solved(self.gp.matrix, decimals([[mp.mpf(i == j) for j in range(n)] for i in range(n)]))
 
     @cached_property
     def _alpha(self) -> np.ndarray:
-        with decimal.localcontext(IN_DIGITS):
-            return np.asarray(self._inverse @ decimals(self.gp.targets))
+        return solved(self.gp.matrix, decimals(self.gp.targets))
 
     def _column(self, x: Row) -> np.ndarray:
         return decimals([entry(self.gp.kernel, x, row) for row in self._rows])
@@ -61,7 +51,7 @@ class ExactGradients:
         """d mean_t / d x_l at each test sample: (t, p, d)."""
 
         def mean(x: Row) -> Any:
-            with decimal.localcontext(IN_DIGITS):
+            with in_digits():
                 return mp.matrix(of_decimals(self._column(x) @ self._alpha))
 
         found = [self._derivatives(mean, x) for x in numbers(self.gp.T)]
@@ -70,7 +60,7 @@ class ExactGradients:
     def deviation(self, x: Row, noise: float) -> Any:
         """sqrt(V + noise)."""
         column = self._column(x)
-        with decimal.localcontext(IN_DIGITS):
+        with in_digits():
             explained = mp.mpf(str(column @ self._inverse @ column))
         return mp.sqrt(entry(self.gp.kernel, x, x) - explained + mp.mpf(noise))
 

@@ -18,7 +18,17 @@ from dkgp.models.sparse.methods import METHODS
 from dkgp.models.sparse.model import VarianceInterval, interval_of
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.base import noise_at
-from tests.models.exact_gp import entry, mp, numbers
+from tests.models.exact_gp import decimals, entry, in_digits, mp, numbers, of_decimals
+
+
+def forward(lower: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """L^-1 of each column, of decimal numbers."""
+    found = right.copy()
+    with in_digits():
+        for j in range(len(lower)):
+            found[j] /= lower[j, j]
+            found[j + 1 :] -= np.multiply.outer(lower[j + 1 :, j], found[j])
+    return found
 
 
 @dataclass(eq=False)
@@ -42,55 +52,45 @@ class Problem:
         return [[mp.mpf(float(v)) for v in column] for column in self.y.T]
 
     @cached_property
-    def factor(self) -> Any:
-        """L of Kbar."""
+    def factor(self) -> np.ndarray:
+        """L of Kbar: decimal numbers, zeros above its diagonal."""
         rows, n = numbers(self.X), len(self.X)
-        K = mp.matrix(n, n)
-        for i in range(n):
-            for j in range(i + 1):
-                K[i, j] = entry(self.kernel, rows[i], rows[j])
-            K[i, i] += self.each[i]
-        L = mp.matrix(n, n)
-        for j in range(n):
-            pivot = K[j, j] - mp.fsum(L[j, k] ** 2 for k in range(j))
-            assert pivot > 0, "the reference has too few digits for this problem"
-            L[j, j] = mp.sqrt(pivot)
-            for i in range(j + 1, n):
-                L[i, j] = (K[i, j] - mp.fsum(L[i, k] * L[j, k] for k in range(j))) / L[j, j]
+        half = [[entry(self.kernel, row, other) for other in rows[: i + 1]] for i, row in enumerate(rows)]
+        K = decimals([[half[max(i, j)][min(i, j)] for j in range(n)] for i in range(n)])
+        with in_digits():
+            K[np.diag_indices(n)] += decimals(self.each)
+            L = 0 * K
+            for j in range(n):
+                assert K[j, j] > 0, "the reference has too few digits for this problem"
+                L[j:, j] = K[j:, j] / K[j, j].sqrt()
+                K[j + 1 :, j + 1 :] -= np.multiply.outer(L[j + 1 :, j], L[j + 1 :, j])
         return L
 
-    def half(self, right: list[Any]) -> list[Any]:
-        """L^-1 of a vector."""
-        L, solved = self.factor, []
-        for i, value in enumerate(right):
-            solved.append((value - mp.fsum(L[i, k] * s for k, s in enumerate(solved))) / L[i, i])
-        return solved
-
     @cached_property
-    def halves(self) -> list[list[Any]]:
-        """L^-1 y by target."""
-        return [self.half(column) for column in self.targets]
+    def halves(self) -> np.ndarray:
+        """L^-1 y: (n, p)."""
+        return forward(self.factor, decimals(self.targets).T)
 
     @cached_property
     def quadratic(self) -> list[Any]:
         """y' Kbar^-1 y by target."""
-        return [mp.fsum(v * v for v in half) for half in self.halves]
+        with in_digits():
+            return list(of_decimals((self.halves**2).sum(axis=0)))
 
     @cached_property
     def evidence(self) -> Any:
         """log p(y), summed over targets."""
         n, p = len(self.X), len(self.targets)
-        determinant = 2 * mp.fsum(mp.log(self.factor[i, i]) for i in range(n))
+        determinant = 2 * mp.fsum(mp.log(value) for value in of_decimals(self.factor.diagonal()))
         return -(p * (n * mp.log(2 * mp.pi) + determinant) + mp.fsum(self.quadratic)) / 2
 
     def exact(self, inputs: np.ndarray) -> list[tuple[list[Any], Any]]:
         """Means by target, and the variance of the function, at each input."""
-        rows, found = numbers(self.X), []
-        for x in numbers(inputs):
-            across = self.half([entry(self.kernel, row, x) for row in rows])
-            mean = [mp.fsum(a * b for a, b in zip(across, half, strict=True)) for half in self.halves]
-            found.append((mean, entry(self.kernel, x, x) - mp.fsum(a * a for a in across)))
-        return found
+        rows, tests = numbers(self.X), numbers(inputs)
+        across = forward(self.factor, decimals([[entry(self.kernel, row, x) for x in tests] for row in rows]))
+        with in_digits():
+            means, explained = of_decimals(across.T @ self.halves), of_decimals((across**2).sum(axis=0))
+        return [(mean, entry(self.kernel, x, x) - off) for mean, off, x in zip(means, explained, tests, strict=True)]
 
     @cached_property
     def at_tests(self) -> list[tuple[list[Any], Any]]:
@@ -203,37 +203,21 @@ class Judged:
         The bound at the weights' own best is an upper one of that at the optimum, so the difference is the divergence.
         """
         problem, model = self.problem, self.fit.model
-        rows, basis, m, n = numbers(problem.X), numbers(model.prototypes), model.m, len(problem.X)
-        lower = [[mp.mpf(float(v)) for v in row] for row in model.lower]
-        F = []
-        for row in rows:
-            solved: list[Any] = []
-            for i, z in enumerate(basis):
-                total = mp.fsum(lower[i][k] * s for k, s in enumerate(solved))
-                solved.append((entry(problem.kernel, row, z) - total) / lower[i][i])
-            F.append(solved)
-        A = mp.eye(m)
-        for f, s2 in zip(F, problem.each, strict=True):
-            for i in range(m):
-                for j in range(i + 1):
-                    A[i, j] += f[i] * f[j] / s2
-        for i in range(m):
-            for j in range(i):
-                A[j, i] = A[i, j]
-        C = mp.cholesky(A)
-        determinant = 2 * mp.fsum(mp.log(C[i, i]) for i in range(m)) + mp.fsum(mp.log(s2) for s2 in problem.each)
-        trace = mp.fsum(
-            (entry(problem.kernel, row, row) - mp.fsum(v * v for v in f)) / s2
-            for row, f, s2 in zip(rows, F, problem.each, strict=True)
-        )
-        total = mp.zero
-        for target in problem.targets:
-            right = mp.matrix(
-                [mp.fsum(f[i] * y / s2 for f, y, s2 in zip(F, target, problem.each, strict=True)) for i in range(m)]
-            )
-            half = mp.lu_solve(C, right)
-            quadratic = mp.fsum(y * y / s2 for y, s2 in zip(target, problem.each, strict=True)) - mp.fsum(
-                v * v for v in half
-            )
-            total += -(n * mp.log(2 * mp.pi) + determinant + quadratic + trace) / 2
-        return problem.evidence - total
+        rows, basis, n, p = numbers(problem.X), numbers(model.prototypes), len(problem.X), len(problem.targets)
+        lower, each = decimals(numbers(model.lower)), decimals(problem.each)
+        F = forward(lower, decimals([[entry(problem.kernel, row, z) for row in rows] for z in basis]))
+        priors, targets = decimals([entry(problem.kernel, row, row) for row in rows]), decimals(problem.targets).T
+        with in_digits():
+            A, right = F @ (F / each).T, F @ (targets / each[:, None])
+            A[np.diag_indices(len(A))] += 1
+            squares, pivots = (targets**2 / each[:, None]).sum(), []
+            for j in range(len(A)):  # L D L' = A, and right' A^-1 right by it
+                pivots.append(A[j, j])
+                squares -= (right[j] ** 2).sum() / A[j, j]
+                share = A[j + 1 :, j] / A[j, j]
+                right[j + 1 :] -= np.multiply.outer(share, right[j])
+                A[j + 1 :, j + 1 :] -= np.multiply.outer(share, A[j, j + 1 :])
+            trace = ((priors - (F**2).sum(axis=0)) / each).sum()
+        determinant = mp.fsum(mp.log(value) for value in [*of_decimals(pivots), *problem.each])
+        squares, trace = of_decimals(squares), of_decimals(trace)
+        return problem.evidence + (p * (n * mp.log(2 * mp.pi) + determinant + trace) + squares) / 2

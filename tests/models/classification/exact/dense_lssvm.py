@@ -9,7 +9,7 @@ import numpy as np
 import scipy.linalg
 
 from dkgp.kernels import Kernel, SquaredExponential
-from tests.models.exact_gp import entry, mp, numbers
+from tests.models.exact_gp import decimals, entry, in_digits, mp, numbers, of_decimals, solved
 
 
 def dense_decisions(
@@ -34,23 +34,16 @@ def digits_decisions(
     n, rows, tests = len(X), numbers(X), numbers(T)
     each = np.broadcast_to(np.asarray(noise, dtype=np.float64), (n,))
     size = n + int(intercept)
-    system, right = mp.matrix(size, size), mp.matrix(size, signs.shape[1])
+    system, right = np.full((size, size), mp.one), np.full((size, signs.shape[1]), mp.zero)
     for i in range(n):
         for j in range(i + 1):
             system[i, j] = system[j, i] = entry(kernel, rows[i], rows[j])
         system[i, i] += mp.mpf(float(each[i]))
-        if intercept:
-            system[i, n] = system[n, i] = mp.one
-        for column in range(signs.shape[1]):
-            right[i, column] = mp.mpf(float(signs[i, column]))
-    columns = [mp.lu_solve(system, right[:, column]) for column in range(signs.shape[1])]
-    return [
-        [
-            mp.fsum(entry(kernel, row, x) * solved[j] for j, row in enumerate(rows)) + (solved[n] if intercept else 0)
-            for solved in columns
-        ]
-        for x in tests
-    ]
+    system[n:, n:] = mp.zero
+    right[:n] = numbers(signs)
+    cross = [[*(entry(kernel, row, x) for row in rows), mp.one][:size] for x in tests]
+    with in_digits():
+        return list(of_decimals(decimals(cross) @ solved(decimals(system), decimals(right))))
 
 
 def refined_decisions(
