@@ -8,7 +8,7 @@ rooms of `make test-portable` it is marked portable, and run there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -66,3 +66,8 @@ def thin_out(items: list[pytest.Item]) -> None:
         for place, case in enumerate(cases):
             if place not in chosen:
                 case.add_marker(rest)
+
+
+def few(names: Iterable[str], *quick: str) -> list[Any]:
+    """Names as parameters, of which all but the quick ones are marked slow: the others are seen by other tests."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]

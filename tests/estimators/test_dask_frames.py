@@ -70,6 +70,7 @@ def test_joining_predictions_to_their_frame(model: GPRegressor, new: dd.DataFram
     np.testing.assert_array_equal(joined["predicted"], model.predict(joined[NAMES]))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("form", ["series", "array", "pandas"])
 @pytest.mark.parametrize("name", ["sample_weight", "sample_noise"])
 def test_weights_and_noise_may_be_lazy(problem: Problem, frame: dd.DataFrame, form: str, name: str) -> None:

@@ -102,7 +102,7 @@ def test_classifier(
     assert len(set(alphas)) == 1
 
 
-@pytest.mark.parametrize("estimator", [KernelLogisticClassifier, GPClassifier])
+@pytest.mark.parametrize("estimator", [KernelLogisticClassifier, pytest.param(GPClassifier, marks=pytest.mark.slow)])
 def test_likelihoods(
     estimator: Any,
     samples: tuple[np.ndarray, np.ndarray],

@@ -127,7 +127,7 @@ def test_regressors_around_take_frames_as_they_take_arrays(small: Problem, aroun
     np.testing.assert_allclose(on_frames, on_arrays, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_classifiers_around_take_frames_as_they_take_arrays(small: Problem, classes: int) -> None:
     y = np.digitize(small.y, np.quantile(small.y, np.arange(1, classes) / classes))
     model = FixedSizeLSSVC(SMALL, noise_variance=0.1, pool=30, folds=3, search="none")

@@ -25,7 +25,7 @@ from dkgp.solvers import (
 from dkgp.solvers.watch import Watch
 from tests.solvers.problems import OverlappingExecutor, Problem, rounds, smooth_problem
 
-PROBLEM = smooth_problem(300, 3, targets=2)
+PROBLEM = smooth_problem(300, 3, targets=2, noise_variance=0.3)
 SOLVER = GreedyBlockCoordinateDescent(block_size=40)
 
 

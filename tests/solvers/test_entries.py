@@ -70,6 +70,7 @@ class Witness:
         return watched
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("name", SOLVERS)
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_all_that_is_evaluated_is_counted(

@@ -24,6 +24,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.classification.likelihoods import Link
+from tests.covering import few
 from tests.estimators.classification.conftest import NAMES, Labelled
 
 KERNEL = SquaredExponential((0.8, 0.6), 4.0)
@@ -66,7 +67,7 @@ def dense(data: Labelled, one_hot: np.ndarray, penalty: float, weights: np.ndarr
     return np.asarray(KERNEL(new, X) @ np.linalg.solve(lower.T, z))
 
 
-@pytest.mark.parametrize("link", ["logit", "probit"])
+@pytest.mark.parametrize("link", few(("logit", "probit"), "logit"))
 def test_kernels_by_the_evidence_of_all_labels_are_those_of_the_search(
     link: Link, tmp_path: Path, labelled: Labelled
 ) -> None:

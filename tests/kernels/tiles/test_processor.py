@@ -43,6 +43,7 @@ def test_without_it_nothing_runs(name: str, features: str) -> None:
     assert "QEMU: -cpu host" in message
 
 
+@pytest.mark.portable
 def test_a_name_alone_keeps_the_features_of_the_host() -> None:
     """What Numba does with `NUMBA_CPU_NAME`: the check must ask what is compiled for, not what a name stands for."""
     require_targets()

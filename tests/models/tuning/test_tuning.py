@@ -116,7 +116,9 @@ def test_irrelevant_features_get_a_small_gamma(rng: np.random.Generator) -> None
     assert found.gamma[relevant].min() > 20.0 * np.delete(found.gamma, relevant).max()
 
 
-@pytest.mark.parametrize("initial_noise_variance", [likelihood_search._INITIAL_NOISE_VARIANCE, 0.1])
+@pytest.mark.parametrize(
+    "initial_noise_variance", [likelihood_search._INITIAL_NOISE_VARIANCE, pytest.param(0.1, marks=pytest.mark.slow)]
+)
 def test_does_not_settle_on_islands(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, initial_noise_variance: float
 ) -> None:

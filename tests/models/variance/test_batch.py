@@ -225,7 +225,7 @@ def test_threads_make_no_difference(factor_first: bool) -> None:
         assert getattr(one, name).tobytes() == getattr(two, name).tobytes()
 
 
-@pytest.mark.parametrize("together", [None, 30])
+@pytest.mark.parametrize("together", [pytest.param(None, marks=pytest.mark.slow), 30])
 def test_samples_that_have_had_enough_end_there(monkeypatch: pytest.MonkeyPatch, together: int | None) -> None:
     """By another rule than the gap: cut into parts for threads, of which no bit is, and none works on for nothing."""
     problem = draw(41, 560, 3, gamma=0.5, noise=0.05, fresh=290)
@@ -368,7 +368,7 @@ def test_bytes_of_a_batch_are_those_it_takes(monkeypatch: pytest.MonkeyPatch) ->
     assert 0.8 * batch_bytes(3000, 100) < peaks[2] - peaks[1] < 1.15 * batch_bytes(3000, 100)
 
 
-@pytest.mark.parametrize("precision", ["single", "double"])
+@pytest.mark.parametrize("precision", [pytest.param("single", marks=pytest.mark.slow), "double"])
 def test_cuts_into_runs_and_pieces_change_rounding_alone(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     """Each run, piece and tile is shorter than the problem here, as they are on large ones."""
     problem = REGIMES["several blocks"]

@@ -146,7 +146,9 @@ def test_noise_too_far_apart_is_refused(executor: LocalExecutor) -> None:
         Predictor(model, "refused", VarianceSettings())
 
 
-@pytest.mark.parametrize("kernel", [SquaredExponential((0.5, 0.4), 1.3), Linear((1.0, 0.5), 0.7)])
+@pytest.mark.parametrize(
+    "kernel", [SquaredExponential((0.5, 0.4), 1.3), pytest.param(Linear((1.0, 0.5), 0.7), marks=pytest.mark.slow)]
+)
 def test_functions_drawn_have_the_posteriors_moments(kernel: Any, executor: LocalExecutor) -> None:
     case = CASES["growing"]
     case = Case(case.X, case.y, 30.0 * case.v, kernel, 0.01)

@@ -24,6 +24,7 @@ from dkgp.models.variance.nystrom import NystromFactor
 from dkgp.models.variance.sizes import building_bytes
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.solvers import MaxIterations
+from tests.covering import few
 from tests.models.variance.variance_world import KERNEL, NOISE, QUICK, Counting, N, World, content, gaps
 
 pytestmark = pytest.mark.filterwarnings("ignore:The feature:UserWarning")
@@ -288,7 +289,7 @@ def test_a_single_precision_factor_is_not_left_to_prove_by_itself(
     assert (np.frombuffer(found["variance_upper"]).reshape(exact.shape) >= exact * (1 - 1e-9)).all()
 
 
-@pytest.mark.parametrize("change", ["kernel", "noise"])
+@pytest.mark.parametrize("change", few(("kernel", "noise"), "noise"))
 def test_an_overwritten_models_factor_is_not_used(
     world: World, executor: BlockExecutor, model: ModelRecord, tmp_path: Path, change: str
 ) -> None:

@@ -110,7 +110,7 @@ def test_the_same_bits_whoever_computes(expected: Solution, executor_type: Any, 
     assert found.alpha.tobytes() == expected.alpha.tobytes()
 
 
-@pytest.mark.parametrize("stop", [8, 17, 22])
+@pytest.mark.parametrize("stop", [8, pytest.param(17, marks=pytest.mark.slow), 22])
 def test_resumed_before_and_after_growing_it_ends_in_the_same_bits(
     executor: LocalExecutor, grown: Solution, tmp_path: Path, stop: int
 ) -> None:

@@ -110,7 +110,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("build", [1, 2])
+@pytest.mark.parametrize("build", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_killed_while_a_larger_factor_is_built_it_resumes_to_the_same_bits(
     executor: LocalExecutor, whole: Solution, tmp_path: Path, build: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

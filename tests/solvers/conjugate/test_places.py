@@ -106,7 +106,7 @@ def full_after(count: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return left
 
 
-@pytest.mark.parametrize("room", [0, 50_000])
+@pytest.mark.parametrize("room", [pytest.param(0, marks=pytest.mark.slow), 50_000])
 def test_a_scratch_disk_that_is_full(
     whole: Solution, made: list[int], room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -183,7 +183,7 @@ def test_rows_that_are_no_numbers_are_refused(executor: LocalExecutor, rng: np.r
         RowSystem(Source(), executor, shift=np.zeros(2))
 
 
-@pytest.mark.parametrize("candidates", [None, 9])
+@pytest.mark.parametrize("candidates", [pytest.param(None, marks=pytest.mark.slow), 9])
 def test_the_same_bits_on_any_number_of_workers(
     candidates: int | None, tmp_path: Path, rng: np.random.Generator
 ) -> None:

@@ -86,7 +86,13 @@ def trained(found: LabelProblem, workers: int = 1, **more: Any) -> Any:
         executor.close()
 
 
-@pytest.mark.parametrize("solver", [GreedyBlockCoordinateDescent(), ConjugateGradient(FactorPreconditioning(rank=50))])
+@pytest.mark.parametrize(
+    "solver",
+    [
+        pytest.param(GreedyBlockCoordinateDescent(), marks=pytest.mark.slow),  # tests/models/test_conformance.py
+        ConjugateGradient(FactorPreconditioning(rank=50)),
+    ],
+)
 def test_the_bits_do_not_depend_on_the_workers(solver: Any, rng: np.random.Generator) -> None:
     found = problem(rng, 3, n=900)
     one, two, five = (trained(found, workers, solver=solver, calibrate=True) for workers in (1, 2, 5))

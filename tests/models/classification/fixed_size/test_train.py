@@ -51,7 +51,7 @@ def trained(X: Any, labels: Labels, executor: Any, **options: Any) -> TrainedFix
     return train_fixed_size(data, FixedSizeSettings(**kept), in_context(executor, options), **options)
 
 
-@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_rings_are_told_apart(rng: np.random.Generator, one_thread: LocalExecutor, classes: int) -> None:
     X, labels = rings(rng, 600, classes)
     found = trained(X[:400], labels.subset(np.arange(400)), one_thread)

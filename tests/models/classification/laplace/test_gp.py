@@ -207,7 +207,7 @@ def test_variances_are_as_precise_as_averages_have_use_for(
     assert widths.mean() <= 1.05 * at_most.mean()
 
 
-@pytest.mark.parametrize("settings", [VarianceSettings(batch_size=16), None])
+@pytest.mark.parametrize("settings", [pytest.param(VarianceSettings(batch_size=16), marks=pytest.mark.slow), None])
 def test_stores_are_resumed_and_have_the_same_bits_on_any_number_of_workers(
     settings: VarianceSettings | None, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -175,7 +175,7 @@ def test_few_neighbours_are_nearer_to_the_exact_model_than_the_basis_alone(
     assert off[2] < 0.2 * float(everything.std())  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("n_classes", [2, 3])
+@pytest.mark.parametrize("n_classes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_store_predicts_what_memory_does_to_the_bit(
     n_classes: int, unseen: Dataset, tmp_path: Path, one_thread: LocalExecutor
 ) -> None:

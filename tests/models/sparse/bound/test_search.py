@@ -185,7 +185,7 @@ class Stop:
         return self.left < 0
 
 
-@pytest.mark.parametrize("after", [0, 7, 60])
+@pytest.mark.parametrize("after", [pytest.param(0, marks=pytest.mark.slow), 7, 60])
 def test_a_search_that_is_interrupted_is_resumed_to_the_same_bits(
     dataset: Dataset, one_thread: LocalExecutor, tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,7 +224,7 @@ def test_any_number_of_threads_climbs_the_same(settings: dict[str, Any], one_thr
     [
         ({"method": "vfe"}, ROUGH, 0.03),
         ({"method": "sggp", "candidates": 4, "per_round": 32}, ROUGH, 0.03),
-        ({"method": "vfe", "basis": "uniform"}, SMOOTH, 1e-4),
+        pytest.param({"method": "vfe", "basis": "uniform"}, SMOOTH, 1e-4, marks=pytest.mark.slow),
     ],
 )
 def test_a_ladder_that_is_resumed_ends_in_the_same_bits(

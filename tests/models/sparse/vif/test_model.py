@@ -103,7 +103,7 @@ def test_the_exact_mean_is_within_what_is_proven(
     assert (variance <= found.variance_upper * (1.0 + 1e-9)).all()
 
 
-@pytest.mark.parametrize("kernel", [KERNEL, SUM], ids=["one distance", "sum"])
+@pytest.mark.parametrize("kernel", [pytest.param(KERNEL, marks=pytest.mark.slow), SUM], ids=["one distance", "sum"])
 def test_what_was_saved_predicts_the_same_without_the_training_set(
     kernel: Kernel, tmp_path: Path, one_thread: LocalExecutor
 ) -> None:

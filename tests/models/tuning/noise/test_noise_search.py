@@ -174,7 +174,8 @@ def test_stored_model_is_what_the_search_had() -> None:
 
 
 @pytest.mark.parametrize(
-    ("noise", "kind", "off"), [("linear", "linear", 0.2), ("linear", "gp", 0.3), ("bump", "gp", 0.6)]
+    ("noise", "kind", "off"),
+    [("linear", "linear", 0.2), pytest.param("linear", "gp", 0.3, marks=pytest.mark.slow), ("bump", "gp", 0.6)],
 )
 def test_the_noise_is_found(noise: str, kind: str, off: float) -> None:
     dataset, deviations = drawn(noise, 1)
