@@ -29,7 +29,7 @@ from dkgp.models import Hyperparameters
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels
-from dkgp.models.classification.metrics import class_metrics
+from dkgp.models.classification.metrics import ClassTally
 from dkgp_benchmarks.certify.dense import Mode, averaged_logit, latent_variances, logit_mode, softmax_mode
 from dkgp_benchmarks.certify.equality import equality
 from dkgp_benchmarks.certify.problems import BenchCertifyJob, Judged, Problem, problems
@@ -169,12 +169,13 @@ def _measured(problem: Problem, job: BenchCertifyJob, reporter: Reporter) -> lis
             model = estimator(kernel=hyper, random_state=job.seed, **given).fit(problem.inputs, labels.codes)
         seconds = time.perf_counter() - began
         judged, figures = held_against(model, problem.test_inputs, exact)
-        metrics = class_metrics(
-            labels.classes,
+        tally = ClassTally(labels.classes)
+        tally.add(
             problem.test_codes,
             np.asarray(model.predict(problem.test_inputs), dtype=np.int64),
             probabilities=np.asarray(model.predict_proba(problem.test_inputs)),
         )
+        metrics = tally.metrics()
         row: dict[str, Any] = {
             "data": problem.name,
             "method": job.method,

@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.errors import NumericalError
-from dkgp.models.classification.metrics import class_metrics
+from dkgp.models.classification.metrics import ClassTally
 from dkgp_benchmarks.classify.methods import MethodSpec
 from dkgp_benchmarks.classify.problems import PROBLEMS, ClassProblem, Samples, load, splits
 from dkgp_benchmarks.classify.records import Record
@@ -142,7 +142,9 @@ def scores(decisions: FloatArray, codes: IntArray) -> dict[str, float]:
 def probability_scores(probabilities: FloatArray, codes: IntArray) -> dict[str, float | None]:
     """Log loss, Brier score and expected calibration error of probabilities of class 1 (t,), the last in 15 bins."""
     both = np.column_stack([1.0 - probabilities, probabilities])
-    metrics = class_metrics(("-1", "+1"), codes, (probabilities >= 0.5).astype(np.int64), probabilities=both)
+    tally = ClassTally(("-1", "+1"))
+    tally.add(codes, (probabilities >= 0.5).astype(np.int64), probabilities=both)
+    metrics = tally.metrics()
     return {"log_loss": metrics.log_loss, "brier": metrics.brier, "calibration_error": metrics.ece}
 
 
