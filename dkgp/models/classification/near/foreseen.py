@@ -7,7 +7,7 @@ from dkgp.models.classification.near.settings import NearSettings
 from dkgp.models.sparse.vif.foreseen import factors_phase, leaves_phase, search_phase
 from dkgp.solvers.prices import Phase
 
-# Steps to the mode of one latent function, about: six to fifteen were seen.
+# Steps to the mode of one latent function, about: six to twenty were seen.
 STEPS = 9.0
 
 
