@@ -145,6 +145,7 @@ def test_overhead_finds_alpha_bit_identical(problem: BenchProblem) -> None:
     assert document["rows"][0]["ratio"] == 1.0
 
 
+@pytest.mark.slow  # for its processes; tests/engine sees the bits
 def test_products_are_the_same_bits_for_everybody(tmp_path: Path) -> None:
     job = BenchProductsJob(samples=700, features=3, vectors=(1, 2), workers=1, repeats=1, out=str(tmp_path / "p.json"))
     document = run_bench_products(job, SilentReporter())

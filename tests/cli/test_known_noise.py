@@ -14,6 +14,7 @@ from dkgp.data import open_dataset, open_model, open_prediction
 from dkgp.data.stores.manifest import read_manifest
 from dkgp.kernels import kernel_from_json
 from tests.cli.invoke import run_json
+from tests.cli.measuring import measure_little
 
 N = 400
 
@@ -58,7 +59,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "evaluate untold": ("evaluate", folder / "up.zarr", folder / "ut.zarr"),
         "plan": ("plan", train, "--hyper", hyper, "--variance", "--test-samples", 100),
     }
-    return {"folder": folder, **{name: run_json(*command) for name, command in commands.items()}}
+    with pytest.MonkeyPatch.context() as patch:
+        measure_little(patch)
+        return {"folder": folder, **{name: run_json(*command) for name, command in commands.items()}}
 
 
 def dense(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -119,7 +119,7 @@ def in_a_process(*arguments: Any) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("beside", "seconds"),
     [
-        (in_a_thread, 1.0),
+        (in_a_thread, 0.5),
         pytest.param(in_a_process, 15.0, marks=[pytest.mark.faults, pytest.mark.timeout(180)]),
     ],
 )

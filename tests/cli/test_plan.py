@@ -12,6 +12,7 @@ import pytest
 from dkgp.data import dataset_from_arrays, open_dataset, write_friedman1
 from dkgp.plan.network import ClusterFigures, Network
 from tests.cli.invoke import document_of, refused, run, run_json
+from tests.cli.measuring import measure_little
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +27,7 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure little, and in this process."""
-    monkeypatch.setattr("dkgp.plan.figures.SELECTION_SIZES", (50, 100, 150))
-    monkeypatch.setattr("dkgp.plan.figures.LEAST_SECONDS", 0.001)
-    monkeypatch.setattr("dkgp.plan.figures.TILE_SHAPE", (512, 256))
-    monkeypatch.setattr("dkgp.plan.figures.LEAVES", 2)
-    monkeypatch.setattr("dkgp.plan.figures.MATRIX_ORDER", 64)
-    monkeypatch.setattr("dkgp.plan.figures.measure_speedups", lambda kernel: (1.0, 1.5))
+    measure_little(monkeypatch)
 
 
 @pytest.mark.usefixtures("quick")

@@ -65,10 +65,9 @@ def test_predict_and_evaluate_take_the_model(
 ) -> None:
     out, predictions = tmp_path / "w.zarr", tmp_path / "p.zarr"
     common = ("--cluster", "none", "--json")
-    found = run_json(
-        "pursue", folder / "train.zarr", "--out", out, "--method", method, "--plot", tmp_path / "path.png", *common
-    )
-    assert (tmp_path / "path.png").stat().st_size > 10_000
+    plot = ("--plot", tmp_path / "path.png") if method == "lars" else ()  # takes longer than all else
+    found = run_json("pursue", folder / "train.zarr", "--out", out, "--method", method, *plot, *common)
+    assert not plot or (tmp_path / "path.png").stat().st_size > 10_000
     told = run_json("predict", out, folder / "test.zarr", "--out", predictions, *common)
     assert (told["n_samples"], told["largest_mean_error_bound"], told["warnings"]) == (TESTS, None, [])
     X, y = data["X"][N:], data["y"][N:]

@@ -16,7 +16,8 @@ from tests.cli.runs import RUNS, bits
 
 # As many rounds as others, in more time; or another's steps on other numbers.
 SLOW = ("gp", "logistic on a basis", "gp on a basis, tuned", "Student's t", "gbcd, linear mean")
-SLOW += ("gbcd, known noise", "exact by trees", "greedy basis, neighbours", "sparse predictions")
+SLOW += ("gbcd, known noise", "noise model", "pcg, landmarks", "exact by trees", "greedy basis, neighbours")
+SLOW += ("gp with neighbours", "sparse predictions")
 EVERY = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in RUNS]
 )

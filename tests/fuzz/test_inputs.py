@@ -106,4 +106,4 @@ def refusal(command: str, options: Any) -> DkgpError | None:
 
 
 def test_changed_job_documents_are_refused_in_words(tmp_path: Path) -> None:
-    assert 100 < refusals_of_jobs(tmp_path, 350) <= 350
+    assert 100 < refusals_of_jobs(tmp_path, 240) <= 240

@@ -44,7 +44,9 @@ def test_measured_figures_are_of_the_right_kind(
     assert MachineFigures.from_json(json.loads(dump(found.to_json()))) == found
 
 
-def test_speedups_begin_at_one_and_do_not_fall() -> None:
+def test_speedups_begin_at_one_and_do_not_fall(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dkgp.plan.figures.TILE_SHAPE", (1024, 512))
+    monkeypatch.setattr("dkgp.plan.figures.LEAST_SECONDS", 0.002)
     speedups = measure_speedups(SquaredExponential(gamma=(1.0, 1.0)), cores=3)
     assert len(speedups) == 3
     assert speedups[0] == 1.0

@@ -127,9 +127,12 @@ def swapped_after_check(monkeypatch: pytest.MonkeyPatch, place: Path, other: Pat
 @pytest.mark.parametrize(
     ("command", "name"),
     [
-        *(("train", name) for name in ("", "train.zarr", "hyper.json", "train.zarr/X")),
-        *(("predict", name) for name in ("", "train.zarr", "m.zarr", "m.zarr/alpha", "m.zarr/alpha/c/0")),
-        *(("evaluate", name) for name in ("", "train.zarr", "p.zarr")),
+        *(("train", name) for name in ("", "hyper.json", "train.zarr/X")),
+        *(("predict", name) for name in ("", "m.zarr", "m.zarr/alpha/c/0")),
+        *(("evaluate", name) for name in ("", "p.zarr")),
+        # A store's folder, and an array's, are what a model's are above.
+        *(pytest.param(command, "train.zarr", marks=pytest.mark.slow) for command in ("train", "predict", "evaluate")),
+        pytest.param("predict", "m.zarr/alpha", marks=pytest.mark.slow),
     ],
 )
 def test_what_is_exchanged_after_the_check_is_not_read(

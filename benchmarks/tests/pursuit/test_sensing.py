@@ -47,6 +47,7 @@ def test_recovery_ends_with_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found.rows) == 6
 
 
+@pytest.mark.evidence
 def test_signals_that_are_kept_are_not_recovered_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sensing, "VARIANCES", (1e-8, 1.0))
     kept: dict[str, Any] = {}

@@ -76,6 +76,7 @@ def same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
         np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
+@pytest.mark.covering
 @every_form
 def test_what_was_written_comes_back_also_in_another_process(place: Place, training: Dataset, store: StoreKind) -> None:
     written = store.write(place("a.zarr"), training)
@@ -140,6 +141,7 @@ def test_it_is_a_kind_of_its_own(tmp_path: Path, training: Dataset, store: Store
     store.open(url)
 
 
+@pytest.mark.covering
 @every_kind
 def test_only_what_is_to_be_replaced_is_replaced(place: Place, training: Dataset, store: StoreKind) -> None:
     store.write(place("a.zarr"), training)
@@ -186,6 +188,7 @@ def test_an_unfinished_store_is_not_opened_and_may_be_replaced(
     same(store.arrays(store.open(str(tmp_path / "a.zarr"))), written)
 
 
+@pytest.mark.covering
 @every_kind
 def test_a_missing_chunk_is_found_when_it_is_opened(place: Place, training: Dataset, store: StoreKind) -> None:
     store.write(place("a.zarr"), training)

@@ -111,6 +111,7 @@ def test_an_interrupted_removal_leaves_no_damaged_factor(
     assert found(local) is None
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("name", ["indices/c/0", "lower/c/0/0", "gram_lower/c/0/0", "columns/c/7/0"])
 def test_a_missing_chunk_is_found_atfound(model: str, factor: Factor, name: str) -> None:
     record = keep(model, factor)

@@ -17,9 +17,10 @@ from tests.service.problem import Problem
 from tests.service.running.test_runner import attempt
 
 
-# The manifest is written after the arrays, by the same lines as on the command line.
+# The manifest and the plot are written by the same lines as on the command line.
 @pytest.mark.parametrize(
-    "part", ["out/alpha/c/", pytest.param("out/dkgp-manifest.json", marks=pytest.mark.slow), "run.png"]
+    "part",
+    ["out/alpha/c/", *(pytest.param(part, marks=pytest.mark.slow) for part in ("out/dkgp-manifest.json", "run.png"))],
 )
 def test_a_job_whose_disk_is_full_at_its_end(queue: JobQueue, problem: Problem, tmp_path: Path, part: str) -> None:
     out, plot, whole = tmp_path / "out", tmp_path / "run.png", tmp_path / "whole"
