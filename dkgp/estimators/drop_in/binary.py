@@ -21,7 +21,21 @@ from dkgp.operators.base import FloatArray
 
 
 @dataclass(eq=False, repr=False)
-class BinaryGaussianProcessClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class LaplaceParameters(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
+    """Parameters of classifiers of two classes and of several, which `GaussianProcessClassifier` documents."""
+
+    kernel: Any = None
+    _: KW_ONLY
+    optimizer: Any = "fmin_l_bfgs_b"
+    n_restarts_optimizer: int = 0
+    max_iter_predict: int = 100
+    warm_start: bool = False
+    copy_X_train: bool = True  # noqa: N815
+    random_state: Any = None
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class BinaryGaussianProcessClassifier(LaplaceParameters):
     """Two classes by Laplace's approximation; parameters and attributes as of `GaussianProcessClassifier`.
 
     Attributes
@@ -34,14 +48,6 @@ class BinaryGaussianProcessClassifier(ClassifierMixin, BaseEstimator):  # type: 
         Lower Cholesky factor of I + W^1/2 K W^1/2.
     """
 
-    kernel: Any = None
-    _: KW_ONLY
-    optimizer: Any = "fmin_l_bfgs_b"
-    n_restarts_optimizer: int = 0
-    max_iter_predict: int = 100
-    warm_start: bool = False
-    copy_X_train: bool = True  # noqa: N815
-    random_state: Any = None
     dense_bytes: int = 2 * GIBIBYTE
 
     def fit(self, X: Any, y: Any) -> Self:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from dkgp.errors import InputError
-from dkgp.estimators.drop_in.binary import BinaryGaussianProcessClassifier
+from dkgp.estimators.drop_in.binary import BinaryGaussianProcessClassifier, LaplaceParameters
 from dkgp.estimators.drop_in.likelihood import asked_for
 from dkgp.estimators.drop_in.parameters import (
     GIBIBYTE,
@@ -20,26 +20,12 @@ from dkgp.estimators.drop_in.parameters import (
 )
 from dkgp.estimators.drop_in.theirs import OneVsOneClassifier, OneVsRestClassifier
 from dkgp.estimators.drop_in.theirs import kernels as sk
-from dkgp.estimators.scikit_learn import (
-    BaseEstimator,
-    ClassifierMixin,
-    check_is_fitted,
-)
+from dkgp.estimators.scikit_learn import check_is_fitted
 from dkgp.operators.base import FloatArray
 
-_BINARY_PARAMETERS = (
-    "kernel",
-    "optimizer",
-    "n_restarts_optimizer",
-    "max_iter_predict",
-    "warm_start",
-    "copy_X_train",
-    "random_state",
-)
 
-
-@dataclass(eq=False, repr=False)
-class GaussianProcessClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+@dataclass(eq=False, repr=False, kw_only=True)
+class GaussianProcessClassifier(LaplaceParameters):
     """Gaussian process classification with the parameters and meanings of scikit-learn's class of this name.
 
     By Laplace's approximation under the logistic likelihood, in memory. Samples whose kernel matrix does not fit
@@ -82,14 +68,6 @@ class GaussianProcessClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
     (True, True)
     """
 
-    kernel: Any = None
-    _: KW_ONLY
-    optimizer: Any = "fmin_l_bfgs_b"
-    n_restarts_optimizer: int = 0
-    max_iter_predict: int = 100
-    warm_start: bool = False
-    copy_X_train: bool = True  # noqa: N815
-    random_state: Any = None
     multi_class: Literal["one_vs_rest", "one_vs_one"] = "one_vs_rest"
     n_jobs: int | None = None
 
@@ -132,7 +110,7 @@ class GaussianProcessClassifier(ClassifierMixin, BaseEstimator):  # type: ignore
                 f"{self.classes_[0]} is present)"
             )
         binary: Any = BinaryGaussianProcessClassifier(
-            **{name: getattr(self, name) for name in _BINARY_PARAMETERS}, dense_bytes=self.dense_bytes
+            **{each.name: getattr(self, each.name) for each in fields(LaplaceParameters)}, dense_bytes=self.dense_bytes
         )
         if self.n_classes_ > 2:
             several = OneVsRestClassifier if self.multi_class == "one_vs_rest" else OneVsOneClassifier

@@ -17,7 +17,7 @@ from dkgp.data import Dataset, Standardisation, dataset_from_arrays
 from dkgp.data.stores.memory_dataset import assembled_dataset
 from dkgp.errors import InputError
 from dkgp.estimators.ambient import ambient_client
-from dkgp.estimators.drop_in.posterior import Bounds
+from dkgp.estimators.drop_in.posterior import Predicted
 from dkgp.estimators.drop_in.translation import to_dkgp
 from dkgp.estimators.drop_in.tree import Entries
 from dkgp.estimators.fitted import FittedModel, Workspace
@@ -86,34 +86,18 @@ class EnginePosterior:
                 stacklevel=3,
             )
 
-    def mean(self, rows: Any) -> FloatArray:
-        """Means at test samples: (r, t)."""
-        return np.asarray(quantities(self.fitted, rows, ("mean",))["mean"])
-
-    def mean_and_variance(self, rows: Any) -> tuple[FloatArray, FloatArray]:
-        """Means (r, t), and variances (r,), the middles of proven intervals, with the kernel's own noise."""
-        known = self._variances(rows)
-        return known["mean"], 0.5 * (known["variance_lower"] + known["variance_upper"])[:, 0]
-
-    def bounds(self, rows: Any) -> Bounds:
-        """By how much means may miss the exact ones (r, t), and intervals of the exact variances, (r,) each."""
-        known = self._variances(rows)
-        return known["mean_error"], known["variance_lower"][:, 0], known["variance_upper"][:, 0]
-
-    def everything(self, rows: Any) -> tuple[FloatArray, FloatArray, Bounds]:
-        """As `mean_and_variance`, and what `bounds` returns, by the same solves."""
-        known = self._variances(rows)
-        lower, upper = known["variance_lower"][:, 0], known["variance_upper"][:, 0]
-        return known["mean"], 0.5 * (lower + upper), (known["mean_error"], lower, upper)
-
-    def _variances(self, rows: Any) -> dict[str, FloatArray]:
+    def predicted(self, rows: Any, *, variance: bool, bounds: bool) -> Predicted:
+        """As of `DensePosterior`; variances are the middles of proven intervals."""
+        # Means that are asked for alone have the same last bits with bounds beside them.
+        alone = {} if variance else quantities(self.fitted, rows, ("mean",))
+        if not (variance or bounds):
+            return alone["mean"], None, None
         names = ("mean", "mean_error", "variance_lower", "variance_upper")
-        settings = VarianceSettings(gap=VARIANCE_GAP, latent=True)
-        known: dict[str, FloatArray] = quantities(self.fitted, rows, names, settings)
+        known = quantities(self.fitted, rows, names, VarianceSettings(gap=VARIANCE_GAP, latent=True)) | alone
         # scikit-learn's variances have the kernel's own noise, and not `alpha`.
-        for name in ("variance_lower", "variance_upper"):
-            known[name] = known[name] + self.white
-        return known
+        lower, upper = (known[name][:, 0] + self.white for name in ("variance_lower", "variance_upper"))
+        proven = (known["mean_error"], lower, upper)
+        return known["mean"], 0.5 * (lower + upper) if variance else None, proven if bounds else None
 
 
 def _as_they_are(rows: FloatArray, targets: FloatArray, workspace: Workspace) -> Dataset:

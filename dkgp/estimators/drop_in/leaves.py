@@ -30,7 +30,7 @@ def tree_of(kernel: Any) -> Node:
             return PowerNode(tree_of(kernel.kernel), float(kernel.exponent))
     grown = _LEAVES.get(type(kernel))
     if grown is None or (type(kernel) is sk.Matern and kernel.nu not in (0.5, 1.5, 2.5, np.inf)):
-        return CalledLeaf(kernel)
+        return _CalledLeaf(kernel)
     return grown(kernel)
 
 
@@ -47,7 +47,6 @@ class _Leaf(Node):
         self.set(*(float(np.squeeze(getattr(kernel, name))) for name in self.names))
 
     def move(self, theta: FloatArray) -> None:
-        """As `Node.move`."""
         supply = iter(np.exp(theta).tolist())
         values = zip(self.names, self.free, strict=True)
         self.set(*(next(supply) if free else float(getattr(self.kernel, name)) for name, free in values))
@@ -60,100 +59,83 @@ class _Leaf(Node):
         return np.array([value for value, free in zip(gradients, self.free, strict=True) if free])
 
 
-class ConstantLeaf(_Leaf):
+class _NumberLeaf(_Leaf):
+    """One number, where it counts at all; `_summed` is its derivative's sum over what is weighed."""
+
+    holds = 0
+
+    def set(self, *values: float) -> None:
+        (self.value,) = values
+
+    def _summed(self, weights: FloatArray) -> FloatArray:
+        return self._kept(self.value * float(np.sum(weights)))
+
+    def error(self, pair: Pair, largest: float) -> float:
+        return 0.0
+
+
+class _ConstantLeaf(_NumberLeaf):
     """k = c: an amplitude in a product, an offset in a sum."""
 
     names = ("constant_value",)
-    holds = 0
-
-    def set(self, *values: float) -> None:
-        """Take values of `names`."""
-        (self.value,) = values
 
     def dense(self, pair: Pair) -> Entries:
-        """As `Node.dense`."""
         return self.value
 
     def linearised(self, pair: Pair) -> tuple[Entries, Pullback]:
-        """As `Node.linearised`."""
-        return self.value, lambda W: self._kept(self.value * float(W.sum()))
+        return self.value, self._summed
 
     def diagonal(self, rows: Any) -> Entries:
-        """As `Node.diagonal`."""
         return self.value
 
     def diagonal_pullback(self, rows: Any, weights: FloatArray) -> FloatArray:
-        """As `Node.diagonal_pullback`."""
-        return self._kept(self.value * float(np.sum(weights)))
-
-    def error(self, pair: Pair, largest: float) -> float:
-        """As `Node.error`."""
-        return 0.0
+        return self._summed(weights)
 
 
-class WhiteLeaf(_Leaf):
+class _WhiteLeaf(_NumberLeaf):
     """Noise: nothing but a diagonal."""
 
     names = ("noise_level",)
-    holds = 0
-
-    def set(self, *values: float) -> None:
-        """Take values of `names`."""
-        (self.value,) = values
 
     def dense(self, pair: Pair) -> Entries:
-        """As `Node.dense`."""
         return 0.0
 
     def linearised(self, pair: Pair) -> tuple[Entries, Pullback]:
-        """As `Node.linearised`."""
         return 0.0, lambda W: np.zeros(self.size)
 
     def diagonal(self, rows: Any) -> Entries:
-        """As `Node.diagonal`."""
         return 0.0
 
     def noise(self, rows: Any) -> Entries:
-        """As `Node.noise`."""
         return self.value
 
     def noise_pullback(self, rows: Any, weights: FloatArray) -> FloatArray:
-        """As `Node.noise_pullback`."""
-        return self._kept(self.value * float(np.sum(weights)))
-
-    def error(self, pair: Pair, largest: float) -> float:
-        """As `Node.error`."""
-        return 0.0
+        return self._summed(weights)
 
 
-class DotProductLeaf(_Leaf):
+class _DotProductLeaf(_Leaf):
     """k = x'y + sigma_0^2."""
 
     names = ("sigma_0",)
 
     def set(self, *values: float) -> None:
-        """Take values of `names`."""
         self.offset = values[0] ** 2
 
     def dense(self, pair: Pair) -> Entries:
-        """As `Node.dense`."""
         left, right = pair.vectors
         values: FloatArray = left @ right.T
         values += self.offset
         return values
 
     def linearised(self, pair: Pair) -> tuple[Entries, Pullback]:
-        """As `Node.linearised`."""
         return self.dense(pair), lambda W: self._kept(2.0 * self.offset * float(W.sum()))
 
     def diagonal(self, rows: Any) -> Entries:
-        """As `Node.diagonal`."""
         vectors = np.asarray(rows, dtype=np.float64)
         values: FloatArray = np.einsum("il,il->i", vectors, vectors) + self.offset
         return values
 
     def diagonal_pullback(self, rows: Any, weights: FloatArray) -> FloatArray:
-        """As `Node.diagonal_pullback`."""
         return self._kept(2.0 * self.offset * float(np.sum(np.broadcast_to(weights, (len(rows),)))))
 
     def error(self, pair: Pair, largest: float) -> float:
@@ -161,18 +143,16 @@ class DotProductLeaf(_Leaf):
         return float((pair.vectors[0].shape[1] + 4.0) * largest)
 
 
-class PeriodicLeaf(_Leaf):
+class _PeriodicLeaf(_Leaf):
     """k = exp(-2 sin^2(pi r / p) / l^2), r the distance."""
 
     names = ("length_scale", "periodicity")
     holds = 3
 
     def set(self, *values: float) -> None:
-        """Take values of `names`."""
         self.length_scale, self.period = values
 
     def dense(self, pair: Pair) -> Entries:
-        """As `Node.dense`."""
         values, r = np.empty(pair.shape), pair.distances
         for rows in pair.pieces():
             sine = r[rows] * (np.pi / self.period)
@@ -183,7 +163,6 @@ class PeriodicLeaf(_Leaf):
         return values
 
     def linearised(self, pair: Pair) -> tuple[Entries, Pullback]:
-        """As `Node.linearised`."""
         values = filled(self.dense(pair), pair.shape)
 
         def pullback(W: FloatArray) -> FloatArray:
@@ -200,7 +179,6 @@ class PeriodicLeaf(_Leaf):
         return values, pullback
 
     def diagonal(self, rows: Any) -> Entries:
-        """As `Node.diagonal`."""
         return 1.0
 
     def error(self, pair: Pair, largest: float) -> float:
@@ -209,7 +187,7 @@ class PeriodicLeaf(_Leaf):
         return float(2.0 / self.length_scale**2 * (reach * (d + 8.0) + 20.0) + 40.0)
 
 
-class DistanceLeaf(Node):
+class _DistanceLeaf(Node):
     """k = f(s), s = sum_l (x_l - y_l)^2 / (2 l_l^2): RBF, Matern, RationalQuadratic."""
 
     def __init__(self, kernel: Any) -> None:
@@ -228,7 +206,6 @@ class DistanceLeaf(Node):
         self._renew()
 
     def move(self, theta: FloatArray) -> None:
-        """As `Node.move`."""
         values = np.exp(np.asarray(theta, dtype=np.float64))
         if self.mixture_free:
             self.kernel.alpha, values = float(values[0]), values[1:]
@@ -256,14 +233,12 @@ class DistanceLeaf(Node):
         return lambda rows: whole[rows]
 
     def dense(self, pair: Pair) -> Entries:
-        """As `Node.dense`."""
         s, values = self._s(pair), np.empty(pair.shape)
         for rows in pair.pieces():
             values[rows] = self.function.profile(s(rows))
         return values
 
     def linearised(self, pair: Pair) -> tuple[Entries, Pullback]:
-        """As `Node.linearised`."""
         s, values = self._s(pair), np.empty(pair.shape)
         for rows in pair.pieces():
             values[rows] = self.function.profile(s(rows))
@@ -291,7 +266,6 @@ class DistanceLeaf(Node):
         return values, pullback
 
     def diagonal(self, rows: Any) -> Entries:
-        """As `Node.diagonal`."""
         return 1.0
 
     def error(self, pair: Pair, largest: float) -> float:
@@ -299,7 +273,7 @@ class DistanceLeaf(Node):
         return float(pair.vectors[0].shape[1] + 45.0)
 
 
-class CalledLeaf(Node):
+class _CalledLeaf(Node):
     """A kernel object that is called: a user's, one of strings or graphs, Matern of general nu."""
 
     def __init__(self, kernel: Any) -> None:
@@ -309,36 +283,31 @@ class CalledLeaf(Node):
         self.unknown = (type(kernel).__name__,)
 
     def move(self, theta: FloatArray) -> None:
-        """As `Node.move`."""
         if self.size:
             self.kernel.theta = theta
 
     def dense(self, pair: Pair) -> Entries:
-        """As `Node.dense`."""
         values = self.kernel(pair.left) if pair.same else self.kernel(pair.left, pair.right)
         return np.array(values, dtype=np.float64)
 
     def linearised(self, pair: Pair) -> tuple[Entries, Pullback]:
-        """As `Node.linearised`."""
         values, gradient = self.kernel(pair.left, eval_gradient=True)
         flat = np.asarray(gradient, dtype=np.float64).reshape(-1, self.size)
         return np.array(values, dtype=np.float64), lambda W: W.reshape(-1) @ flat
 
     def diagonal(self, rows: Any) -> Entries:
-        """As `Node.diagonal`."""
         return np.array(self.kernel.diag(rows), dtype=np.float64)
 
     def error(self, pair: Pair, largest: float) -> float:
-        """As `Node.error`."""
         return float("inf")
 
 
 _LEAVES: dict[type[Any], Callable[[Any], Node]] = {
-    sk.RBF: DistanceLeaf,
-    sk.Matern: DistanceLeaf,
-    sk.RationalQuadratic: DistanceLeaf,
-    sk.ExpSineSquared: PeriodicLeaf,
-    sk.DotProduct: DotProductLeaf,
-    sk.ConstantKernel: ConstantLeaf,
-    sk.WhiteKernel: WhiteLeaf,
+    sk.RBF: _DistanceLeaf,
+    sk.Matern: _DistanceLeaf,
+    sk.RationalQuadratic: _DistanceLeaf,
+    sk.ExpSineSquared: _PeriodicLeaf,
+    sk.DotProduct: _DotProductLeaf,
+    sk.ConstantKernel: _ConstantLeaf,
+    sk.WhiteKernel: _WhiteLeaf,
 }

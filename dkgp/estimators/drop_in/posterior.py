@@ -36,6 +36,8 @@ _NOISE_ROUNDINGS = 40.0
 
 # By how much means may miss the exact ones (r, t), and intervals of the exact variances, (r,) each.
 Bounds: TypeAlias = tuple[FloatArray, FloatArray, FloatArray]
+# Means (r, t), variances with the kernel's own noise (r,), and bounds.
+Predicted: TypeAlias = tuple[FloatArray, FloatArray | None, Bounds | None]
 
 
 class DensePosterior:
@@ -117,9 +119,10 @@ class DensePosterior:
 
     # ---------------------------------------------------------------------------------------------------------- bounds
 
-    def everything(self, rows: Any) -> tuple[FloatArray, FloatArray, Bounds]:
-        """As `mean_and_variance`, and what `bounds` returns."""
-        return *self.mean_and_variance(rows), self.bounds(rows)
+    def predicted(self, rows: Any, *, variance: bool, bounds: bool) -> Predicted:
+        """Means at test samples, and where they are asked for variances, and what is proven."""
+        mean, variances = self.mean_and_variance(rows) if variance else (self.mean(rows), None)
+        return mean, variances, self.bounds(rows) if bounds else None
 
     def bounds(self, rows: Any) -> Bounds:
         """By how much means may miss the exact ones (r, t), and intervals of the exact variances, (r,) each.

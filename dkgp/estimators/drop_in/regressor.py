@@ -259,15 +259,11 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         if not hasattr(self, "_posterior"):
             return self._prior(inputs_to_predict(self, X), return_std, return_cov, return_bounds)
         X = inputs_to_predict(self, X)
-        covariance = variance = bounds = None
+        covariance = variance = None
         if return_cov:
-            mean, covariance = self._with_covariance(X)
-        elif return_std and return_bounds:
-            mean, variance, bounds = self._posterior.everything(X)
-        elif return_std:
-            mean, variance = self._posterior.mean_and_variance(X)
+            mean, covariance, bounds = self._with_covariance(X, return_bounds)
         else:
-            mean = self._posterior.mean(X)
+            mean, variance, bounds = self._posterior.predicted(X, variance=return_std, bounds=return_bounds)
         several = mean.shape[1] > 1
         shown = self._y_train_std * mean + self._y_train_mean
         results: list[Any] = [shown if several else shown[:, 0]]
@@ -280,18 +276,17 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 warnings.warn("Predicted variances smaller than 0. Setting those variances to 0.", stacklevel=2)
             deviation = np.sqrt(np.maximum(variance, 0.0)[:, None] * scale)
             results.append(deviation if several else deviation[:, 0])
-        if return_bounds:
-            bounds = self._posterior.bounds(X) if bounds is None else bounds
+        if bounds is not None:
             results.append(self._bounds(bounds, mean, several=several))
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _with_covariance(self, X: Any) -> tuple[FloatArray, FloatArray]:
+    def _with_covariance(self, X: Any, bounds: bool) -> tuple[FloatArray, FloatArray, Bounds | None]:
         if isinstance(self._posterior, EnginePosterior):
             n = len(self.X_train_)
             instead = "Ask for return_std, which the engine solves for, or for draws at a model of fewer samples"
             require_dense("the covariance of predictions", n, solve_bytes(n), self.dense_bytes, instead)
             raise MemoryBudgetError("the model was trained without a Cholesky factor; fit it again")
-        return self._posterior.mean_and_covariance(X)
+        return *self._posterior.mean_and_covariance(X), self._posterior.bounds(X) if bounds else None
 
     def _bounds(self, bounds: Bounds, mean: FloatArray, *, several: bool) -> PredictionBounds:
         """In the targets' units; `mean` (r, t) is as the posterior has it."""
