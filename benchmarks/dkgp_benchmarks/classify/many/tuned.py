@@ -97,7 +97,6 @@ def measure_tuned(name: str, tuned_by: str, folder: Path | None, seed: int) -> d
             found = tune_labels_by_neighbours(data, executor, choices, SearchSettings(seed), basis_size=size)
         seconds = time.process_time() - began
         trained = train_near(data, found, executor, NearSettings(seed=seed), likelihood=likelihood)
-    assert trained.kernel_lower is not None
     predictor = NearPredictor(trained.kernel, trained.prototypes, trained.kernel_lower, trained.near)
     mean, variance, _ = predictor.predicted(inputs, None)
     probabilities = averaged(likelihood, mean, variance)

@@ -45,6 +45,7 @@ class TrainedNear(TrainedBasis):
         The latent functions at the samples.
     """
 
+    kernel_lower: FloatArray
     near: Near
     values: FloatArray
 
