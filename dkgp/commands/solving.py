@@ -21,7 +21,6 @@ from dkgp.errors import MemoryBudgetError, UsageError
 from dkgp.kernels import Kernel
 from dkgp.models.context import RunContext
 from dkgp.models.memory import MemoryPlan, Processes, plan_within
-from dkgp.models.warm_up import compiling_bytes
 from dkgp.operators import ArrayInputs, TreeKernelOperator
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
@@ -56,7 +55,7 @@ def planned_solve(
         With the whole matrix, as far as they are foreseen.
     """
     tree_error, n, width = run.job.tree_error, run.dataset.n_samples, feature_width(kernel)
-    resident, budget = room(run, kernel)
+    resident, budget = room(run)
     cache = run.job.cluster.cache_bytes
     repeats = memory.repeats_products and tree_error is None
     if tree_error is not None:
@@ -82,13 +81,13 @@ def planned_solve(
     return plan
 
 
-def room(run: TrainingRun, kernel: Kernel) -> tuple[int, int]:
-    """Bytes that this process will hold before the work, compiled code included, and what the run may take in all.
+def room(run: TrainingRun) -> tuple[int, int]:
+    """Bytes that this process holds before the work, and what the run may take in all.
 
     A checkpoint that has been read becomes part of the vectors, which a plan counts.
     """
     resident, budget = memory_budget(run.job.memory_limit_bytes)
-    return resident + compiling_bytes(kernel) - run.held_bytes, budget
+    return resident - run.held_bytes, budget
 
 
 def inputs_within(run: TrainingRun, width: int, free_bytes: int) -> int:

@@ -15,7 +15,7 @@ from dkgp.solvers.registry import SolverMemory
 
 MEBIBYTE = 1024**2
 # Compiled code, thread stacks and the scheduler of an in-process cluster add 80 to 130 MiB, measured, once a solve
-# runs. The first run of an installation needs the rest, and more, to compile.
+# runs, 100 to 160 in the first run of an installation, which compiles.
 RUNTIME_BYTES = 256 * MEBIBYTE
 READ_BUFFER_ROWS = 16_384
 
@@ -142,7 +142,7 @@ class BasisMemory(Memory):
 class MemoryPlan(Memory):
     """Projected peak memory of a training run, in bytes."""
 
-    resident_bytes: int  # what the coordinator held when the plan was made, and what compiling will add
+    resident_bytes: int  # what the coordinator held when the plan was made
     vectors_bytes: int  # n-vectors of the solver
     inputs_bytes: int  # inputs held at the coordinator
     block_bytes: int  # the dense subproblem and its candidates

@@ -42,8 +42,6 @@ from dkgp.solvers.registry import build_solver, declaration_of, solver_names
 _MOST_HELPERS = 4
 # A helper's peak, which no plan of a run counts; measured. All of them take a quarter of what is free at the most.
 _HELPER_BYTES = 320 * 2**20
-# Compiling adds this to a process's peak, beyond the plan of any run; measured: 70 to 115 MiB.
-_COMPILING_BYTES = 144 * 2**20
 # Helpers begin with what a run needs last: the run itself compiles the others meanwhile, and they meet half-way.
 _LOOPS_OF_RUN = ("pair/double", "matmat/double", "tile/double", "take/double", "matmat/single", "tile/single")
 _LAST = ("take/single",)
@@ -104,11 +102,6 @@ def missing(pieces: Iterable[str]) -> list[str]:
     if FILLED_FOLDER is not None:
         return []
     return [piece for piece in pieces if (mark := _mark(piece)) is not None and not mark.exists()]
-
-
-def compiling_bytes(kernel: Kernel) -> int:
-    """Further bytes of a run's process where it is the first, and compiles."""
-    return _COMPILING_BYTES if missing(pieces_of_run(kernel)) else 0
 
 
 def _mark(piece: str) -> Path | None:

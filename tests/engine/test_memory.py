@@ -20,8 +20,8 @@ Train = Callable[..., dict[str, Any]]
 def train(start_process: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> Train:
     """Train in a process of its own, for about a pass and its verification; return the document.
 
-    Compiling takes two thirds of what is counted for the libraries: each process does, and alone. Of what helpers leave
-    to it, chance decides, and the document's peak is of all processes.
+    What is counted for the libraries is for compiling: each process does, and alone. What helpers leave to it chance
+    decides, and the document's peak is of all processes.
     """
     environment = {"NUMBA_CACHE_DIR": str(tmp_path / "compiled")}
 
@@ -74,8 +74,8 @@ def test_sizes(train: Train, n: int, d: int, cluster: str) -> None:
 
 @pytest.mark.slow
 def test_checkpoints_in_mid_run_are_counted(train: Train) -> None:
-    """With many remembered steps, gathering them for a checkpoint is what takes most."""
-    document = train(60_000, 4, "--memory", 80, "--block-size", 150, "--max-seconds", 8, "--checkpoint-every", 2)
+    """With many remembered steps, of a hundred rounds, gathering them for a checkpoint is what takes most."""
+    document = train(60_000, 4, "--memory", 80, "--block-size", 150, "--max-passes", 0.25, "--checkpoint-every", 1)
     assert document["memory_plan"]["vectors_bytes"] > 150e6
     assert_projected(document)
 

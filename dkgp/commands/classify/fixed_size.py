@@ -129,9 +129,8 @@ class FixedSizeRun(ClassifyRun):
         Raises `MemoryBudgetError` where a pool does not fit, one kernel at a time.
         """
         n, d = self.dataset.n_samples, self.dataset.n_features
-        expected = SquaredExponential(gamma=(1.0,) * d) if kernel is None else kernel
-        width = feature_width(expected)
-        resident, budget = room(self, expected)
+        width = feature_width(SquaredExponential(gamma=(1.0,) * d) if kernel is None else kernel)
+        resident, budget = room(self)
 
         def plan(free: int) -> FixedSizeMemory:
             sizes = TrainingSizes(n, d, self.labels.n_outputs, executor, self.job.cluster.cache_bytes, width)

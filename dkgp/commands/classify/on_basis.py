@@ -63,7 +63,7 @@ class LogisticOnBasisRun(LikelihoodRun):
         """The projected memory, and bytes of inputs that the coordinator may hold; `MemoryBudgetError` beyond it."""
         likelihood, width = self.likelihood, feature_width(kernel)
         n, d = self.dataset.n_samples, self.dataset.n_features
-        resident, budget = room(self, kernel)
+        resident, budget = room(self)
         sizes = TrainingSizes(n, d, likelihood.n_outputs, executor, self.job.cluster.cache_bytes, width)
         plan = self.settings.memory(sizes, coupled=likelihood.coupled)
         plan.require(budget, resident)

@@ -98,7 +98,7 @@ class SparseRun(TrainingRun):
     def _plan(self, executor: BlockExecutor) -> _Plan:
         """Project the memory, and what of the inputs the coordinator holds; `MemoryBudgetError` beyond the budget."""
         job, dataset, kernel = self.job, self.dataset, self.hyperparameters.kernel
-        resident, budget = room(self, kernel)
+        resident, budget = room(self)
         n, d, width = dataset.n_samples, dataset.n_features, feature_width(kernel)
         # A ladder refuses each rung by itself: what it begins with is what must have room.
         size = job.settings.basis_size if job.target is None else min(FIRST_RUNG, job.settings.basis_size)
