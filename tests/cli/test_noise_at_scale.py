@@ -23,6 +23,7 @@ def friedman(X: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_known_noise_of_a_hundred_thousand_samples(tmp_path: Path) -> None:
     rng = np.random.default_rng(7)
     X, T = rng.uniform(size=(N, 10)), rng.uniform(size=(TESTS, 10))
