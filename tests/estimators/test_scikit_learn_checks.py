@@ -48,7 +48,7 @@ ESTIMATORS: tuple[tuple[Any, dict[str, str], tuple[str, ...]], ...] = (
     (SparseGPRegressor(method="sggp", gap=0.05), OF_LIKELIHOODS, OF_ANOTHER_FIT),
     (ConjugateDirectionsPursuit(), {}, EVERY),
     (LSSVC(), OF_MACHINES, EVERY),
-    (FixedSizeLSSVC(), OF_LIKELIHOODS, EVERY),
+    (FixedSizeLSSVC(), OF_LIKELIHOODS, OF_ANOTHER_FIT),
     (KernelLogisticClassifier(), OF_LIKELIHOODS, EVERY),
     (GPClassifier(), OF_GPS, OF_ANOTHER_FIT),
     (GaussianProcessRegressor(), {}, EVERY),

@@ -33,6 +33,7 @@ from dkgp.models.classification.near.settings import NearSettings
 from dkgp.models.classification.near.train import train_near
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.solvers import Checkpointing, GreedyBlockCoordinateDescent
+from tests.covering import few
 from tests.models.classification.problems import noisy_sine
 
 Trainer = Callable[[LabelledData, RunContext], Any]
@@ -70,7 +71,10 @@ TRAINERS = REGRESSIONS | CLASSIFIERS
 # Of a summary: what a run did, however often it was stopped.
 COUNTS = {"iterations", "passes", "basis_size", "cardinality"}
 
-every_trainer = pytest.mark.parametrize("name", TRAINERS)
+# Noise by sample goes where the common one does: tests/solvers/test_every_solver.py.
+every_trainer = pytest.mark.parametrize(
+    "name", few(TRAINERS, *(name for name in TRAINERS if name != "exact GP, known noise"))
+)
 every_classifier = pytest.mark.parametrize("name", CLASSIFIERS)
 Whole = Callable[[str], Any]
 

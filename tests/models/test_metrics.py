@@ -130,6 +130,7 @@ def naive_density(certified: Certified, variance: np.ndarray) -> float:
     return total / (2 * N)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("noise_free", [False, True])
 @pytest.mark.parametrize("stored_latent", [False, True])
 def test_the_targets_decide_which_variance_counts(certified: Certified, stored_latent: bool, noise_free: bool) -> None:

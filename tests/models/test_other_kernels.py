@@ -20,12 +20,13 @@ from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators import ArrayInputs
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers import Cholesky, GradientInfNorm, GreedyBlockCoordinateDescent
+from tests.covering import few
 from tests.models.kernel_world import KERNELS, NOISE, VARYING, D, Fitted, N, fit
 
 ROUNDING = 1e-11  # of the dense reference, relative to k(x, x)
 
 
-@pytest.fixture(scope="module", params=KERNELS)
+@pytest.fixture(scope="module", params=few(KERNELS, "matern32", *VARYING[:2]))
 def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, executor: BlockExecutor) -> Fitted:
     return fit(request.param, tmp_path_factory.mktemp("kernel"), executor)
 

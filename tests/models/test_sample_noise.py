@@ -260,6 +260,7 @@ def attacks() -> dict[str, tuple[FloatArray, FloatArray, FloatArray]]:
     }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("name", attacks())
 @pytest.mark.parametrize("stop", [GradientInfNorm(1e-3), MaxIterations(2), GradientInfNorm(1e-12)])
 def test_bounds_hold_in_50_digits(name: str, stop: Any) -> None:

@@ -116,6 +116,7 @@ def test_features_are_the_rows_in_the_order_asked_for(case: Case, rng: np.random
         np.testing.assert_array_equal(found.squared_norms[:, : found.n], expected.squared_norms[:, : found.n])
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("precision", ["single", "double"])
 @pytest.mark.parametrize(("columns", "targets"), [(1, 1), (1, 3), (40, 1), (40, 3), (N, 2)])
 def test_apply_columns(case: Case, rng: np.random.Generator, precision: str, columns: int, targets: int) -> None:

@@ -145,6 +145,7 @@ class TestTheLook:
         # And counts come to an end, that of float64 where float32 has none.
         assert 2 <= probe.iterations(500, 250, 0) <= 200
 
+    @pytest.mark.covering
     @pytest.mark.parametrize("variance", [1.0, 400.0])
     @pytest.mark.parametrize(
         ("n", "noise", "double"),

@@ -26,6 +26,7 @@ ODD: dict[str, Any] = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kind", [LSSVC, FixedSizeLSSVC])
 @pytest.mark.parametrize("name", ODD)
 def test_answers_are_finite_and_of_the_classes(kind: Any, name: str) -> None:

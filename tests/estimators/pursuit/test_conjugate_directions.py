@@ -29,6 +29,7 @@ def problem(rng: np.random.Generator, p: int = 1, n: int = 120, d: int = 30) -> 
     return X, y[:, 0] if p == 1 else y
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("p", [1, 3])
 @pytest.mark.parametrize("fit_intercept", [True, False])
 @pytest.mark.parametrize("how", [{"n_nonzero_coefs": 7}, {"tol": 120.0}, {}])

@@ -36,6 +36,7 @@ def dense(problem: Problem, model: SparseGPRegressor, noise: Any = NOISE, target
     return Dense(KERNEL, X, (y - y.mean(axis=0)) / y.std(axis=0), np.broadcast_to(noise, len(y)), Z, T)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("by_sample", [False, True])
 @pytest.mark.parametrize(
     ("method", "basis"),
@@ -261,7 +262,7 @@ def test_tuning_does_not_change_parameters(problem: Problem) -> None:
     assert model.score(problem.X_new, problem.y_new) > 0.97
 
 
-@pytest.mark.parametrize("objective", ["bound", "fitc"])
+@pytest.mark.parametrize("objective", ["bound", pytest.param("fitc", marks=pytest.mark.slow)])
 def test_tuning_on_all_samples_raises_the_evidence(problem: Problem, objective: str) -> None:
     """By a few samples' likelihood, and by all samples' bound, of the same model."""
     X, y = problem.X[:150], problem.y[:150]

@@ -53,6 +53,7 @@ def chain(a: np.ndarray, b: np.ndarray, form: str, dtype: type) -> np.floating:
     return total
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("d", [1, 3, 10, 33])
 @pytest.mark.parametrize("form", ["differences", "expanded", "products"])
 @pytest.mark.parametrize(("count", "width"), [(16, 1), (48, 13), (64, 16)])

@@ -93,6 +93,7 @@ def test_rational_quadratic_of_any_shape(rng: np.random.Generator, precision: st
     check(kernel, X, X[:50], precision, False)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("profile", KINDS, ids=lambda profile: profile.name.lower())
 @pytest.mark.parametrize("d", [3, 12])
 def test_bits_of_a_row_depend_on_nothing_beside_it(

@@ -26,6 +26,7 @@ def random_kernel(rng: np.random.Generator, d: int, variance: float = 1.7) -> Sq
     return SquaredExponential(gamma=tuple(rng.uniform(0.2, 1.0, d) / d), variance=variance)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("targets", [1, 2, 5])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_sizes_around_vector_tile_and_flush_boundaries(

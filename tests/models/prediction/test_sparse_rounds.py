@@ -88,6 +88,7 @@ def expected(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return content(url)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("latent", [False, True])
 @pytest.mark.parametrize("method", ["vfe", "sr", "sd"])
 def test_the_store_holds_what_rows_in_memory_get(method: str, latent: bool, world: World, tmp_path: Path) -> None:

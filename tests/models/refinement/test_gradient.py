@@ -27,6 +27,7 @@ def estimator(data: ArrayDataset, probes: np.ndarray, executor: Any, **options: 
     return GradientEstimator(ArrayInputs(data.X), data.y, probes, executor, **options)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("p", [1, 2])
 @pytest.mark.parametrize("kernel", [KERNEL, GENERAL], ids=["rbf", "sum"])
 @pytest.mark.parametrize("halo", [0, 20], ids=["low rank", "halo"])

@@ -113,6 +113,7 @@ def test_default_squared_exponential_starts_as_it_always_did(rng: np.random.Gene
     )
 
 
+@pytest.mark.covering
 @pytest.mark.usefixtures("_blocks")
 @pytest.mark.parametrize(
     "text",

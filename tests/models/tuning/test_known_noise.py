@@ -59,6 +59,7 @@ def dense(kernel: Kernel, variances: np.ndarray, objective: type[DenseObjective]
     return value
 
 
+@pytest.mark.covering
 @every_noise
 @every_kernel
 @pytest.mark.parametrize("objective", [LogMarginalLikelihood, LeaveOneOut])

@@ -63,6 +63,7 @@ def test_a_sum_is_worth_what_scikit_learn_says(trend: tuple[FloatArray, FloatArr
     assert found.log_marginal_likelihood > plain.log_marginal_likelihood + 3.0
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("text", "learn_variance"),
     [

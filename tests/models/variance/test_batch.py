@@ -147,6 +147,7 @@ def test_relative_error_of_what_is_reported(name: str) -> None:
         assert gaps(bounds).max() <= 0.005
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("coarseness", [1e-10, 1e-8])
 @pytest.mark.parametrize("name", ["one feature", "clusters", "tiny noise", "tinier noise", "large amplitude"])
 def test_roundings_are_allowed_for(monkeypatch: pytest.MonkeyPatch, name: str, coarseness: float) -> None:

@@ -289,6 +289,7 @@ def test_a_product_with_the_matrix_rounds_to_less_than_allowed_for(n: int, rng: 
 # ---------------------------------------------------------------------------------------- were arithmetic much coarser
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("coarseness", [1e-9, 1e-7, 1e-5])
 @pytest.mark.parametrize("name", ["smooth", "one feature", "clusters", "tiny noise", "tinier noise", "large amplitude"])
 def test_the_factors_interval_allows_for_roundings(

@@ -74,6 +74,7 @@ def to_the_letter(
             return S, lower, upper, reached
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     "kernel", [SquaredExponential((0.1, 0.1, 0.1)), Matern32((1.0, 0.3, 0.1), 2.0)], ids=["se", "matern"]
 )

@@ -59,6 +59,7 @@ def test_every_interval_contains_the_exact_variance(name: str) -> None:
         assert bounds.passes.max() <= max_passes
 
 
+@pytest.mark.covering
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numbers beyond float32's
 @pytest.mark.parametrize("kind", ["random", "nan", "huge", "zero"])
 @pytest.mark.parametrize("name", ["rough", *HOSTILE])

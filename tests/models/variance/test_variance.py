@@ -44,6 +44,7 @@ def test_batches_where_the_factor_decides(n_test: int, alone: int, joint: int) -
 # ------------------------------------------------------------------------------------------------- against the dense GP
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("latent", [False, True])
 @pytest.mark.parametrize(
     "settings", [{}, {"rank": 5}, {"rank": 400}, {"rank": 40, "halo": 60}, {"max_passes": 0, "rank": 30}, {"gap": 1e-5}]
@@ -176,7 +177,7 @@ def test_the_seed_chooses_the_landmarks(world: World, executor: BlockExecutor, t
     assert stores[0]["variance"] != stores[2]["variance"]
 
 
-@pytest.mark.parametrize("chunk_rows", [7, 30, 45, 1000])
+@pytest.mark.parametrize("chunk_rows", [7, pytest.param(30, marks=pytest.mark.slow), 45, 1000])
 def test_chunks_cut_batches_and_bounds_stay_true(
     world: World, executor: BlockExecutor, tmp_path: Path, chunk_rows: int
 ) -> None:

@@ -77,6 +77,7 @@ def test_the_factors_interval_allows_for_roundings(
             assert (upper >= exact - problem.digit).all()
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("coarseness", [1e-10, 1e-8])
 @pytest.mark.parametrize("name", KERNELS)
 def test_roundings_of_a_batch_are_allowed_for(monkeypatch: pytest.MonkeyPatch, name: str, coarseness: float) -> None:
@@ -92,6 +93,7 @@ def test_roundings_of_a_batch_are_allowed_for(monkeypatch: pytest.MonkeyPatch, n
             assert (bounds.upper >= exact - problem.digit).all()
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("precision", ["single", "double"])
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("noise", [1e-6, 1e-2, 10.0])

@@ -79,6 +79,7 @@ def nothing(rng: np.random.Generator, X: Numbers) -> tuple[Numbers, Numbers, Num
     return rng.normal(size=len(X)), 0.02 * rng.normal(size=len(X)), np.ones(len(X))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     ("case", "kind"),
@@ -97,6 +98,7 @@ def test_a_bad_model_is_named(case: Case, kind: str, seed: int) -> None:
     assert kind in kinds(case, seed)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("n", [30, 100, N, 10_000])
 @pytest.mark.parametrize("case", [right, noise_known, large_units, almost_exact])
 def test_a_good_model_is_left_in_peace(case: Case, n: int) -> None:

@@ -104,6 +104,7 @@ def steps(K: np.ndarray, y: np.ndarray, apply: Callable[[np.ndarray], np.ndarray
     return 300
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("marks", [None, MARKS])
 @pytest.mark.parametrize(("halo", "leaf"), [(90, 40), (0, 25), (100, 700)])
 def test_the_formula(make: MakeOperator, halo: int, leaf: int, marks: np.ndarray | None) -> None:

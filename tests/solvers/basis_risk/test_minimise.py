@@ -54,6 +54,7 @@ def features_of(cross: CrossKernel, X: np.ndarray) -> np.ndarray:
     return np.linalg.solve(cross.lower, cross.operator.kernel(X, cross.prototypes).T).T
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(
     ("loss", "intercept"),

@@ -99,6 +99,7 @@ def expected(executor: LocalExecutor) -> Solution:
     return solved(HARD, executor, stopping=MaxIterations(24))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("budget", [2**31, 0], ids=["resident", "out_of_core"])
 @pytest.mark.parametrize("executor_type", [LocalExecutor, OverlappingExecutor])
 def test_the_same_bits_whoever_computes(expected: Solution, executor_type: Any, budget: int) -> None:

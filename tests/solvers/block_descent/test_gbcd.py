@@ -29,6 +29,7 @@ LETTER = GreedyBlockCoordinateDescent(
 )
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("operator", ["dense", "blocked"])
 def test_paper_to_the_letter(executor, operator: str, seed: int) -> None:

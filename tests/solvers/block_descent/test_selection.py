@@ -37,6 +37,7 @@ def steepest(targets: int, seed: int) -> int:
     return int(np.argmax(np.sum(gradient(PROBLEM, targets, seed) ** 2, axis=1)))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("candidates", [1, 5, 60])
 def test_one_variable_a_step_is_algorithm_2(candidates: int, seed: int) -> None:
@@ -50,6 +51,7 @@ def test_one_variable_a_step_is_algorithm_2(candidates: int, seed: int) -> None:
     np.testing.assert_allclose(subproblem.solve()[:, 0], step, atol=1e-6)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("seed", SEEDS[:3])
 @pytest.mark.parametrize("targets", [1, 2])
 @pytest.mark.parametrize("prefitting", [False, True])

@@ -25,6 +25,7 @@ from tests.solvers.cholesky.tiles import N_TILES, PROBLEM, SOLVER, Writes, bits,
 from tests.solvers.problems import Problem, smooth_problem
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("precision", ["mixed", "double"])
 @pytest.mark.parametrize("tile_rows", [19, 64, 100, 300, 5000])
 def test_the_answer_of_dense_cholesky(executor: LocalExecutor, tile_rows: int, precision: Any) -> None:
@@ -98,6 +99,7 @@ def test_the_same_bits_on_any_number_of_threads_and_in_any_memory() -> None:
     assert len(found) == 1
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("rounds", [0, 2, 4, 5])
 def test_interrupted_and_resumed_it_ends_in_the_same_bits(

@@ -144,6 +144,7 @@ def test_kernels_parameters(executor: LocalExecutor, variance: float, gamma: flo
     solved(executor, drawn(), rbf(3, gamma, variance), tolerance=1e-4)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("noise", [0.01, 1e-6])
 @pytest.mark.parametrize(
     "text", ["linear", "polynomial(degree=3)", "constant", "periodic * rbf", "rbf * linear", "linear + matern12"]

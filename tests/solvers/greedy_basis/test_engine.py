@@ -82,6 +82,7 @@ def chosen(problem: Problem, executor: Any, **settings: Any) -> GreedyBasis:
     return choose_greedily(problem.operator(executor), problem.y, GreedySettings(**settings))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("by_sample", [False, True])
 @pytest.mark.parametrize("p", [1, 3])
 @pytest.mark.parametrize("kind", ["refit", "single", "gradient", "residual"])

@@ -117,6 +117,7 @@ class Lines:
             assert self.slope(place, step * (1.0 + 1e-6)) > -noise
 
 
+@pytest.mark.covering
 @every_loss
 @pytest.mark.parametrize("regularisation", [1e-6, 1e-2, 10.0])
 @pytest.mark.parametrize("start", [0.0, 1.0, 30.0])

@@ -190,6 +190,7 @@ def minimised(written: Written, penalty: float, method: str, **options: Any) -> 
     )
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("penalty", [0.1, 0.01])
 @pytest.mark.parametrize("method", ["kcg", "paramcg"])
 @pytest.mark.parametrize("name", LOSSES)

@@ -183,6 +183,7 @@ def test_stopped_about_the_hand_over_it_ends_in_the_same_bits(
     assert resumed.choice == whole.choice
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("loss", [LogisticLoss(), SoftmaxLoss()], ids=["logit", "softmax"])
 def test_whole_systems_are_solved(loss: Loss, weighted: bool, executor: LocalExecutor) -> None:

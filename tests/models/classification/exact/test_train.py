@@ -32,6 +32,7 @@ def problem(rng: np.random.Generator, n_classes: int = 2, n: int = 300, **more: 
     return LabelProblem(X, codes, rng.standard_normal((50, 3)), SquaredExponential((0.3,) * 3), 0.2, **more)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("n_classes", [2, 4])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("fit_intercept", [True, False])

@@ -114,6 +114,7 @@ class TestAnnealing:
         assert set(sizes[22:]) == {1}
         assert search.evaluations <= 21 * 5 + 45
 
+    @pytest.mark.covering
     @pytest.mark.parametrize("score", [sphere, rastrigin, lambda *point: abs(point[0]) + 0.1 * max(point)])
     @pytest.mark.parametrize("start", [(1.0, 2.0), (-6.0, 3.0), (0.5,), (1.0, -1.0, 0.5)])
     def test_walk_and_simplex_are_the_papers_point_by_point(self, start: tuple[float, ...], score: Score) -> None:

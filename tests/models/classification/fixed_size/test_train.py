@@ -72,6 +72,7 @@ def test_rings_are_told_apart(rng: np.random.Generator, one_thread: LocalExecuto
     assert [record["cardinality"] for record in found.path] == list(range(len(found.path)))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("intercept", ["first", "none"])
 @pytest.mark.parametrize("s2", [1e-6, 1e-2])

@@ -78,6 +78,7 @@ class Problem:
         return self.signs.shape[1]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("outputs", [1, 3])
 @pytest.mark.parametrize("intercept", ["first", "none"])

@@ -61,6 +61,7 @@ def test_softmax_equals_quadrature_in_two_dimensions():
     assert_allclose(known[0], scipy.special.softmax(mean), rtol=1e-11)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("name", ["logit", "probit"])
 @pytest.mark.parametrize("classes", [2, 3])
 def test_intervals_hold_every_average_in_the_box(name, classes, rng):

@@ -82,6 +82,7 @@ def require_held(found: Any, means: FloatArray, variances: FloatArray, name: str
     assert (found.code[found.certified] == probabilities.argmax(axis=1)[found.certified]).all()
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("name", ["logit", "probit"])
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("tolerance", [1e-3, 0.3])

@@ -109,6 +109,7 @@ def test_a_radius_without_end_certifies_nothing_and_survives_json() -> None:
     assert RiskCertificate.from_json(certificate.to_json()) == certificate
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("noise", "gamma", "size"), [(2.0**-300, 1e-4, 1e9), (1e4, 1e-4, 1e9), (1e6, 1e6, 1.0), (2.0**-300, 10.0, 1e9)]
 )

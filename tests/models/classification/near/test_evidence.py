@@ -41,6 +41,7 @@ def objective(
     return LabelVifObjective(ArrayInputs(X), columns, executor, Neighbours(leaf, halo))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("basis", [0, 8])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("name", ["logit", "probit"])

@@ -53,6 +53,7 @@ def far_on_the_wrong_side(labels: ColumnLabels) -> ColumnState:
     return ColumnState(f, a, labels.risk(f) + 0.5 * float(a @ f))
 
 
+@pytest.mark.covering
 @both_links
 @by_weight
 @pytest.mark.parametrize("far", [False, True], ids=["from zero", "from far on the wrong side"])
@@ -95,6 +96,7 @@ def dense_mode(y: np.ndarray, link: Link, w: np.ndarray | None, X: np.ndarray) -
     return found, found.objective - float(np.log(np.diagonal(work)).sum())
 
 
+@pytest.mark.covering
 @both_links
 @by_weight
 @pytest.mark.parametrize("basis", [0, 8])

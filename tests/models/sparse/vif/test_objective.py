@@ -15,7 +15,7 @@ from tests.cluster.executors.test_sums import on_dask
 from tests.kernels.table import CASES, Case
 from tests.models.sparse.vif.dense_vif import covariance, log_likelihood
 
-N = 70
+N = 50
 KERNEL, S2 = SquaredExponential((2.0, 0.7), 1.3), 0.05
 
 
@@ -123,7 +123,7 @@ def test_refusals(one_thread: LocalExecutor) -> None:
     X, Y, Z = rows()
     with pytest.raises(InputError, match="a halo of at least 0 samples, and leaves of at least 1; got -1 and 4"):
         Neighbours(4, -1)
-    with pytest.raises(InputError, match=r"expected targets of shape \(70, p\); got \(70,\)"):
+    with pytest.raises(InputError, match=r"expected targets of shape \(50, p\); got \(50,\)"):
         VifObjective(ArrayInputs(X), Y[:, 0], one_thread)
     doubled = np.concatenate([X, X])
     tried = VifObjective(ArrayInputs(doubled), np.concatenate([Y, Y]), one_thread, Neighbours(4, 20))

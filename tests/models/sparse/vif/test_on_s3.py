@@ -17,6 +17,7 @@ from tests.models.sparse.vif.test_model import KERNEL, S2, problem
 from tests.s3 import s3_server, use_s3
 
 
+@pytest.mark.slow  # a server of its own: what is read from S3 elsewhere goes by the same stores
 def test_it_predicts_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: LocalExecutor) -> None:
     settings, T = SparseSettings("vif", 12, neighbours=16, search_samples=64), np.full((5, 2), 0.3)
     on_disk = problem(tmp_path)

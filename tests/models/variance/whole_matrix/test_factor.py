@@ -87,6 +87,7 @@ class _Coarse(WholeRoundings):
     entry = property(lambda self: 3e-9)  # type: ignore[assignment]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("signs", ["plus", "minus", "random", "against"])
 @pytest.mark.parametrize("kind", ["smooth", "rough", "many features", "large amplitude"])
 def test_the_bounds_hold_for_a_factor_as_bad_as_they_allow(

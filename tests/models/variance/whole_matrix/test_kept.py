@@ -73,6 +73,7 @@ def test_keeping_one_again_computes_nothing(
     keep_whole(model, executor)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("harm", ["another model's", "damaged"])
 @pytest.mark.parametrize("memory_bytes", [None, 1000])
 def test_one_of_no_use_is_told_and_not_used(
