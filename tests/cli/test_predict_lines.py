@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-import os
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -180,38 +180,32 @@ def test_without_it_data_and_output_are_asked_for_as_ever(stores: dict[str, Any]
     refused(run("submit", "predict", stores["model"], "--stdin"), "No such option", "--stdin", exit_code=2)
 
 
-def test_each_line_is_answered_before_the_next_is_written(stores: dict[str, Any]) -> None:
+def test_a_line_that_is_not_as_the_header_is_told_of(stores: dict[str, Any]) -> None:
     rows, names = raw(stores["test"], 3)
-    command = [*PROGRAM, "predict", str(stores["model"]), "--stdin", "--variance"]
+    result = answered(lines_of(rows, names) + "1,2\n", stores["model"], "--variance")
+    assert result.stdout.startswith("mean,std,lower_95,upper_95,mean_error_bound\n")
+    assert result.stdout.endswith("\nnan,nan,nan,nan,nan\n")
+    refused(result, "dkgp predict: line 5 has 2 fields; expected 6, as in the header", "1 of 4 lines")
+
+
+def test_each_line_is_answered_before_the_next_is_written_and_nobody_who_reads_on_is_no_error(
+    stores: dict[str, Any],
+) -> None:
+    rows, _ = raw(stores["test"], 20)
+    command = [*PROGRAM, "predict", str(stores["model"]), "--stdin", "--variance", "--quiet"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=ENVIRONMENT, text=True, bufsize=1, **pipes) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        answers = []
-        for line in lines_of(rows, names).splitlines():
+        for line in lines_of(rows[:3]).splitlines():
             process.stdin.write(line + "\n")
             process.stdin.flush()
-            answers.append(process.stdout.readline())
-        assert answers[0] == "mean,std,lower_95,upper_95,mean_error_bound\n"
-        assert all(len(answer.split(",")) == 5 and np.isfinite(float(answer.split(",")[1])) for answer in answers[1:])
-        process.stdin.write("1,2\n")
-        process.stdin.close()
-        assert process.stdout.read() == "nan,nan,nan,nan,nan\n"
-        noise = process.stderr.read()
-        assert process.wait(timeout=60) == 3
-    assert "dkgp predict: line 5 has 2 fields; expected 6, as in the header" in noise
-    assert "1 of 4 lines" in noise
-
-
-def test_nobody_who_reads_on_is_no_error(stores: dict[str, Any]) -> None:
-    rows, _ = raw(stores["test"], 20)
-    command = [*PROGRAM, "predict", str(stores["model"]), "--stdin", "--quiet"]
-    reading, writing = os.pipe()
-    with subprocess.Popen(
-        command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=writing, stderr=subprocess.PIPE, text=True
-    ) as process:
-        os.close(writing)
-        os.close(reading)
-        _, noise = process.communicate(lines_of(rows), timeout=60)
-    assert (process.returncode, noise) == (0, "")
+            answer = process.stdout.readline().split(",")
+            assert len(answer) == 5
+            assert np.isfinite([float(value) for value in answer]).all()
+        process.stdout.close()
+        with suppress(BrokenPipeError):
+            process.stdin.write(lines_of(rows[3:]))
+            process.stdin.close()
+        assert (process.wait(timeout=60), process.stderr.read()) == (0, "")
