@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.plugin import dkgp, install
 
 SECTION = '''
@@ -58,6 +60,7 @@ SECTION = '''
 '''
 
 
+@pytest.mark.slow
 def test_a_bench_section_is_one_file(tmp_path: Path) -> None:
     environment = install(tmp_path, "dkgp.benches", "sorting_bench", SECTION)
     group, helped, table, written, wrong, again = dkgp(

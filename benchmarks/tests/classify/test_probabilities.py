@@ -70,6 +70,7 @@ print(json.dumps({{"seconds": 3.0, "processor_seconds": 5.0}}))
 """
 
 
+@pytest.mark.evidence
 def test_another_librarys_model_is_run_by_its_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PROBLEMS, "made-twonorm", replace(PROBLEMS["made-twonorm"], n=60, n_test=40))
     fake = tmp_path / "python"

@@ -61,6 +61,7 @@ def test_ripleys_problem_is_his(rng: np.random.Generator) -> None:
     assert drawn_anew.realisation.sum() == 1000
 
 
+@pytest.mark.evidence
 def test_path_errors_are_those_of_dense_solutions(problem: TunedProblem, executor: LocalExecutor) -> None:
     Z, s2 = problem.inputs[::9], problem.noise_variance
     system = system_of(problem, Z, executor)

@@ -224,6 +224,7 @@ def test_a_peer_runs_by_an_interpreter_that_has_it(problem: BenchProblem, tmp_pa
         assert document["figures"][peer] == "fake"
 
 
+@pytest.mark.evidence
 @pytest.mark.usefixtures("contenders_in_process")
 def test_peers_that_are_named_run_alone_and_others_are_refused(problem: BenchProblem, tmp_path: Path) -> None:
     job = BenchSparseJob(problem=problem, sizes=(20,), methods=("vfe",), cluster=HERE, with_exact=False)

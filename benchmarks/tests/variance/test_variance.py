@@ -148,6 +148,7 @@ def test_medians_and_ratios_within_repeats() -> None:
     assert figures["seconds_to_plain_pass"] == pytest.approx(0.3)
 
 
+@pytest.mark.evidence
 @pytest.mark.usefixtures("contenders_in_process")
 def test_cholesky_is_left_out_where_it_does_not_fit(
     problem: BenchProblem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -137,7 +137,7 @@ def test_rounds_are_logged_and_drawn(pipeline: dict[str, Any], out: Path) -> Non
     assert all(record["risk"] >= record["least"] for record in records)
 
 
-@pytest.mark.parametrize("method", ["vfe", "sggp"])
+@pytest.mark.parametrize("method", [pytest.param("vfe", marks=pytest.mark.slow), "sggp"])
 def test_a_basis_grows_until_the_distance_is_proven(pipeline: dict[str, Any], out: Path, method: str) -> None:
     plot, log = out.parent / "rungs.svg", out.parent / "rungs.jsonl"
     options = ("--method", method, "--basis-size", "auto", "--target-distance", 0.2, "--plot", plot, "--log-json", log)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from dkgp.data import dataset_from_arrays, open_model
 from tests.plugin import dkgp, install
@@ -41,6 +42,7 @@ KIND = '''
 '''
 
 
+@pytest.mark.slow
 def test_a_cluster_kind_is_one_file(tmp_path: Path, rng: np.random.Generator) -> None:
     environment = {**install(tmp_path, "dkgp.clusters", "thread_cluster", KIND), "OPENBLAS_NUM_THREADS": "1"}
     X = rng.normal(size=(60, 2))
