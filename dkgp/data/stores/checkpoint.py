@@ -158,7 +158,8 @@ def _encoded(sequence_number: int, arrays: Mapping[str, NDArray[Any]], metadata:
             raise InputError(f"The checkpoint array '{name}' has dtype {array.dtype}; expected numbers.")
         plain[name] = array.astype(array.dtype.newbyteorder("<"), copy=False)
     entries = [{"name": name, "dtype": array.dtype.str, "shape": array.shape} for name, array in plain.items()]
-    header = json_bytes({"sequence_number": sequence_number, "metadata": metadata, "arrays": entries})
+    content = {"sequence_number": sequence_number, "metadata": metadata, "arrays": entries}
+    header = json_bytes(content, indent=None)  # a long history, checkpoint after checkpoint
     digest = hashlib.sha256()
     for piece in (_MAGIC, len(header).to_bytes(8, "little"), header):
         digest.update(piece)
