@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import dask
 import numpy as np
@@ -45,7 +47,7 @@ def fitted(problem: Problem) -> GPRegressor:
     return GPRegressor(KERNEL, noise_variance=NOISE).fit(problem.X, problem.y)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def inner_client() -> Iterator[Client]:
     """Workers in this process."""
     with (
@@ -56,12 +58,24 @@ def inner_client() -> Iterator[Client]:
         yield client
 
 
-@pytest.fixture(scope="session")
-def outer_client() -> Iterator[Client]:
+# A cluster of a process is started for all tests of this folder, and ended before others run: it takes its share of a
+# core even when it rests.
+_HELD = ExitStack()
+_CLIENTS: list[Client] = []
+
+
+@pytest.fixture
+def outer_client() -> Client:
     """A worker in a process of its own."""
-    with (
-        dask.config.set({"distributed.worker.profile.enabled": False}),
-        LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0") as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        yield client
+    if not _CLIENTS:
+        own = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
+        with dask.config.set({"distributed.worker.profile.enabled": False}):
+            cluster = _HELD.enter_context(LocalCluster(processes=True, **own))
+            _CLIENTS.append(_HELD.enter_context(Client(cluster, set_as_default=False)))
+    return _CLIENTS[0]
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+        _CLIENTS.clear()
+        _HELD.close()
