@@ -105,11 +105,16 @@ def with_a_worker_killed(name: str, count: int, work: Callable[[Any], Any]) -> A
     with opened("processes", 2) as executor:
         client = client_of(executor)
         before = set(worker_pids(client))
-        faulty = AfterSubmit(executor, name, count, lambda: kill_one(client))
-        started = time.monotonic()
-        result = work(faulty)
-        assert faulty.done
-        assert time.monotonic() - started < 90.0
+        killed: list[float] = []
+
+        def kill() -> None:
+            kill_one(client)
+            killed.append(time.monotonic())
+
+        result = work(AfterSubmit(executor, name, count, kill))
+        assert killed
+        # Of a busy machine, what comes before says nothing of how soon a worker is made good.
+        assert time.monotonic() - killed[0] < 90.0
         client.wait_for_workers(2, timeout=30)
         assert len(set(worker_pids(client)) & before) == 1  # the nanny has started another
     return result
