@@ -88,9 +88,11 @@ def test_all_workers_killed_at_once_and_started_again_by_their_nannies(problem: 
         assert not set(worker_pids(client)) & set(killed)
 
 
+@pytest.mark.timeout(900)
 def test_a_worker_joins_and_another_leaves_every_few_seconds(
     problem: Problem, reference: Bits, manual_cluster: StartCluster, start_process: StartProcess, tmp_path: Path
 ) -> None:
+    """Six workers are waited for, one after the other, each for as long as a busy machine takes to start it."""
     cluster = manual_cluster(2, "--no-nanny")
     workers = list(cluster.workers)
     changes = itertools.count(1)
@@ -102,12 +104,11 @@ def test_a_worker_joins_and_another_leaves_every_few_seconds(
 
         def change() -> None:
             workers.append(start_process(*command))
-            client.wait_for_workers(3, timeout=60)
+            client.wait_for_workers(3)
             # By turns as a machine that fails, and as one that is asked to go.
             number = next(changes)
             workers.pop(0).send_signal(signal.SIGKILL if number % 2 else signal.SIGTERM)
-            until = time.monotonic() + 60.0
-            while len(client.scheduler_info(n_workers=-1)["workers"]) > 2 and time.monotonic() < until:
+            while len(client.scheduler_info(n_workers=-1)["workers"]) > 2:
                 time.sleep(0.05)
             happened[0] = number
 
@@ -116,12 +117,12 @@ def test_a_worker_joins_and_another_leaves_every_few_seconds(
         def come_and_go(progress: Progress) -> None:
             if progress.iteration % 8 == 0 and len(changing) < 6:
                 if changing:
-                    changing[-1].join(timeout=120.0)
+                    changing[-1].join()
                 changing.append(threading.Thread(target=change, daemon=True))
                 changing[-1].start()
 
         assert bits(problem.train(executor, callback=come_and_go)) == reference
-        changing[-1].join(timeout=120.0)
+        changing[-1].join()
         assert happened[0] == 6
 
 
