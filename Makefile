@@ -45,7 +45,7 @@ STAMP := $(VENV)/.installed
 COMPILED := $(VENV)/.compiled
 PIP_OPTIONS := --quiet --disable-pip-version-check
 
-.PHONY: help install demo test test-portable test-benchmarks test-faults test-slow lint types format docs notebook bench mutants dist lock image-lock image sbom audit clean
+.PHONY: help install demo test test-portable test-long test-faults test-slow lint types format docs notebook bench mutants dist lock image-lock image sbom audit clean
 
 help: ## Print this list
 	@echo "Targets:"
@@ -77,16 +77,16 @@ $(COMPILED): $(STAMP) $(shell find dkgp/kernels -name '*.py')
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/dkgp warm-up
 	touch $@
 
-test: $(COMPILED) ## Run the tests, except the slow ones, those of faults, of other processors and most of the benchmarks'
-	$(PYTEST) -m "not slow and not faults and not portable and not evidence" -n $(TEST_WORKERS) --dist worksteal $(TEST_GUARD) $(PYTEST_ARGS)
+test: $(COMPILED) ## Run the tests, except those that take long or are slow, and those of faults and of other processors
+	$(PYTEST) -m "not slow and not faults and not portable and not long" -n $(TEST_WORKERS) --dist worksteal $(TEST_GUARD) $(PYTEST_ARGS)
 
 test-portable: $(STAMP) ## Run the tests of kernels, operators and engine compiled for another processor, on another BLAS
 	@variables="$$($(BIN)/python -m tests.targets)"; set -x; \
 	env $$variables $(PYTEST) tests/kernels tests/operators tests/engine \
 	    -m "not slow and not faults" -n $(TEST_WORKERS) --dist worksteal $(TEST_GUARD) $(PYTEST_ARGS)
 
-test-benchmarks: $(STAMP) ## Run what `make test` leaves out of the tests of benchmarks/
-	$(PYTEST) benchmarks/tests -m "evidence and not slow and not faults" -n $(TEST_WORKERS) --dist worksteal $(TEST_GUARD) $(PYTEST_ARGS)
+test-long: $(COMPILED) ## Run the tests that take long: a second or more each, but not so much as the slow ones
+	$(PYTEST) -m "long and not slow and not faults and not portable" -n $(TEST_WORKERS) --dist worksteal $(TEST_GUARD) $(PYTEST_ARGS)
 
 test-faults: $(STAMP) ## Run the tests that kill, starve and cut off processes; prints fault, outcome and seconds
 	$(PYTEST) -m faults $(PYTEST_ARGS)

@@ -44,6 +44,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert wrong_with_wheel(wheel) == []
 
 
+@pytest.mark.long
 def test_the_source_distribution_holds_what_tests_and_docs_take(tmp_path: Path) -> None:
     assert wrong_with_source(built("sdist", tmp_path)) == []
 

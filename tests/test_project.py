@@ -331,7 +331,7 @@ def test_continuous_integration_runs_every_check() -> None:
     assert os.access(script, os.X_OK)
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
     commands = [line.split() for line in script.read_text().splitlines() if line.startswith("make ")]
-    wanted = ["lint", "types", "docs", "test-portable", "test", "test-benchmarks"]
+    wanted = ["lint", "types", "docs", "test-portable", "test", "test-long"]
     assert [command for line in commands for command in line[1:]] == wanted
     assert ["make", "test"] in commands  # the README's own command
 
@@ -355,7 +355,7 @@ class TestMake:
             "demo",
             "test",
             "test-portable",
-            "test-benchmarks",
+            "test-long",
             "test-faults",
             "test-slow",
             "lint",
@@ -370,11 +370,11 @@ class TestMake:
 
     def test_tests_leave_out_the_slow_ones_and_faults(self, tmp_path: Path) -> None:
         commands = self.make("-n", "test", f"VENV={tmp_path / 'venv'}").stdout
-        assert '-m pytest -m "not slow and not faults and not portable and not evidence"' in commands
+        assert '-m pytest -m "not slow and not faults and not portable and not long"' in commands
         assert commands.index("-m venv") < commands.index("/dkgp warm-up\n") < commands.index("-m pytest")
         assert "-e '.[dev]' -e ./benchmarks" in commands
-        rest = self.make("-n", "test-benchmarks", f"VENV={tmp_path / 'venv'}").stdout
-        assert '-m pytest benchmarks/tests -m "evidence and not slow and not faults"' in rest
+        rest = self.make("-n", "test-long", f"VENV={tmp_path / 'venv'}").stdout
+        assert '-m pytest -m "long and not slow and not faults and not portable"' in rest
 
     def test_unfit_interpreter_is_named(self, tmp_path: Path) -> None:
         old = tmp_path / "python3.9"

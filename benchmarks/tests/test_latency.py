@@ -12,7 +12,7 @@ from dkgp_benchmarks import latency
 from dkgp_benchmarks.latency import BenchLatencyJob, run_bench_latency
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_every_quantity_is_timed(tmp_path: Path) -> None:
     job = BenchLatencyJob((300, 400), features=3, calls=7, deviation_seconds=0.5, null=True, out=str(tmp_path / "l"))
     document = run_bench_latency(job, SilentReporter())

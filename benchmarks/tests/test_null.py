@@ -15,7 +15,7 @@ from dkgp_benchmarks.variance.measure import VarianceTrial
 from dkgp_benchmarks.variance.report import BenchVarianceJob, run_bench_variance
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 @pytest.mark.usefixtures("contenders_in_process")
 def test_variances_race_cholesky_against_itself(tmp_path: Path) -> None:
     hyper = tmp_path / "hyper.json"

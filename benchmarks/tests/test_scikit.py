@@ -11,7 +11,7 @@ from dkgp.commands.reporting.progress import SilentReporter
 from dkgp_benchmarks.scikit import TASKS, kernels, run_bench_scikit
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_every_task_of_every_kernel_is_raced(tmp_path: Path) -> None:
     out = tmp_path / "scikit.json"
     document = run_bench_scikit(SilentReporter(), sizes=[20], repeats=1, seed=0, null=True, out=str(out))

@@ -13,7 +13,7 @@ from dkgp.commands.solver_options import SolverOptions
 from dkgp_benchmarks.selection import BenchSelectionJob, run_bench_selection
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_selection_compares_all_three(tmp_path: Path) -> None:
     hyper = tmp_path / "hyper.json"
     hyper.write_text(json.dumps({"kernel": {"type": "rbf", "gamma": [0.05] * 10}, "noise_variance": 0.04}))

@@ -36,7 +36,7 @@ def test_a_row_for_each_size_and_solver(tmp_path: Path) -> None:
     assert tables(document)
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_problems_and_rivals_have_settings_of_their_own() -> None:
     job = BenchSolversJob(
         problems=("friedman1,n=400,noise=0.5,kernel=matern32", "friedman1,n=300"),

@@ -126,6 +126,7 @@ def test_solvers_that_make_no_sense_are_refused(settings: dict[str, Any], messag
         BenchSolveJob(**settings)
 
 
+@pytest.mark.long
 def test_cholesky_is_left_out_where_it_does_not_fit(problem: BenchProblem, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dkgp.bench.contenders.available_bytes", lambda: 2**20)
     reporter = SilentReporter()

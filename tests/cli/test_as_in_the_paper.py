@@ -33,6 +33,7 @@ from tests.solvers.problems import rounds
 FloatArray = NDArray[np.float64]
 
 
+@pytest.mark.long
 def test_gbcd_is_algorithms_1_and_2(tmp_path: Path, log: Callable[[], list[dict[str, Any]]]) -> None:
     """Blocks of 500 out of 700, 60 candidates, one variable at a time, until max |g| <= 1e-4, in every round."""
     n, problem = 700, Stored(tmp_path, 700, 0.5, 0.2)
@@ -178,6 +179,7 @@ class FixedSize:
         return np.asarray(errors @ np.bincount(self.folds) / len(self.y))
 
 
+@pytest.mark.long
 def test_classify_is_the_pursuit_papers_fixed_size_machine(
     tmp_path: Path, log: Callable[[], list[dict[str, Any]]]
 ) -> None:

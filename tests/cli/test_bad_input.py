@@ -165,6 +165,7 @@ def test_data_without_targets(pipeline: dict[str, Any], tmp_path: Path) -> None:
     assert not (tmp_path / "hyper.json").exists()
 
 
+@pytest.mark.long
 def test_unreachable_scheduler_gives_up_in_time(
     pipeline: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,7 @@ def test_targets_named_as_other_columns_give_way(tmp_path: Path) -> None:
     assert READERS[".csv"](tmp_path / "p.csv")["true.mean"].tolist() == [0.0, 1.0, 2.0]
 
 
+@pytest.mark.long
 @pytest.mark.covering
 @pytest.mark.parametrize("labels", [("no", "yes"), ("rot", "grün", "a/b")])
 @pytest.mark.parametrize("suffix", SUFFIXES)

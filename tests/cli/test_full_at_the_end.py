@@ -33,6 +33,7 @@ def another(stores: dict[str, Any], whole: Callable[[str], Path], tmp_path_facto
     return out.parent
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("part", "earlier"), CASES)
 def test_a_disk_that_is_full_at_the_end_of_a_run(
     part: str, earlier: bool, another: Path, stores: dict[str, Any], whole: Callable[[str], Path], tmp_path: Path

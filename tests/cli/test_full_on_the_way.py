@@ -76,6 +76,7 @@ def searched(stores: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
     return run_json("tune", stores["train"], "--out", tmp_path_factory.mktemp("searched") / "whole.json", *SEARCH)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", ["hyper.json.checkpoint$", "hyper.json$"])
 def test_a_disk_that_fills_up_in_a_search_with_neighbours(
     part: str, searched: dict[str, Any], stores: dict[str, Any], tmp_path: Path

@@ -39,6 +39,7 @@ def test_not_converged_is_exit_code_4_with_an_honest_record(uninterrupted: dict[
     assert CheckpointStore(uninterrupted["checkpoint"]).load_latest() is not None
 
 
+@pytest.mark.long
 def test_resuming_after_a_limit_goes_on_to_convergence(
     pipeline: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,6 +66,7 @@ def stopped(pipeline: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) 
     return out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recorded", ["here", "elsewhere", "nothing"])
 def test_resuming_where_the_arithmetic_is_another_says_what_holds(
     pipeline: dict[str, Any], stopped: Path, tmp_path: Path, recorded: str

@@ -82,6 +82,7 @@ def dense(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return mean * scale + shift, variance * scale**2, hyper["noise_variance"] * scale**2 + own
 
 
+@pytest.mark.long
 def test_the_noise_is_told(ran: dict[str, Any]) -> None:
     assert ran["ingest"]["noise"] == ran["info"]["noise"] == "s"
     assert ran["info of the model"]["sample_noise"]["least"] == 0.0

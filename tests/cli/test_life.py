@@ -248,6 +248,7 @@ def live(world: World, lives: int, steps: int) -> None:
     assert {"trained", "cut short", "resumed", "predicted", "updated"} <= world.counts.keys()
 
 
+@pytest.mark.long
 def test_a_life_in_any_order(tmp_path: Path) -> None:
     live(World(tmp_path, lambda name: str(tmp_path / name), interrupted), lives=6, steps=10)
 

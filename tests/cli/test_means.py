@@ -36,6 +36,7 @@ def scores(folder: Path, mean: str) -> dict[str, Any]:
     return run_json("evaluate", folder / f"{mean}-pred.zarr", folder / "test.zarr")
 
 
+@pytest.mark.long
 def test_predictions_beyond_the_data_follow_the_trend(folder: Path) -> None:
     linear, centred = scores(folder, "linear"), scores(folder, "centred")
     assert linear["rmse_raw"] < 2.0

@@ -116,6 +116,7 @@ def in_a_process(*arguments: Any) -> Iterator[None]:
     assert process.wait(60) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("beside", "seconds"),
     [

@@ -172,6 +172,7 @@ def test_tables_say_what_the_document_says(problem: tuple[Path, Path]) -> None:
     assert "A product with" not in result.stdout
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick")
 def test_variances_and_kept_tiles_are_foreseen(problem: tuple[Path, Path]) -> None:
     train, hyper = problem

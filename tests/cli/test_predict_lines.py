@@ -39,6 +39,7 @@ def raw(url: Any, rows: int = 60) -> tuple[np.ndarray, tuple[str, ...]]:
     return inputs, dataset.feature_names
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "data", "options"),
     [

@@ -137,6 +137,7 @@ def test_others_are_not_gone_on_with(
     assert bits(arguments["out"]) == arguments["earlier"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("renamed", [0, 1, 2])
 def test_a_kill_while_places_are_exchanged_is_made_up_for(
     arguments: dict[str, Any], renamed: int, monkeypatch: pytest.MonkeyPatch

@@ -59,6 +59,7 @@ def test_it_is_the_estimator_in_memory(folder: Path, data: dict[str, np.ndarray]
         assert list(told["weights"]) == [first, *told["path"][2]["joined"]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["scdp", "mp", "lars", "lasso"])
 def test_predict_and_evaluate_take_the_model(
     method: str, folder: Path, data: dict[str, np.ndarray], tmp_path: Path

@@ -85,6 +85,7 @@ def near(train: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
     return json.loads(out.read_text())  # type: ignore[no-any-return]
 
 
+@pytest.mark.long
 def test_with_neighbours(train: str, near: dict[str, Any], tmp_path: Path) -> None:
     """The same values on workers, each with neighbours of its own making, and named in the table."""
     result = run("tune", train, "--out", tmp_path / "hyper.json", *NEAR, "--cluster", "local", "--workers", 2)
@@ -151,6 +152,7 @@ def test_an_interrupted_search_with_neighbours_goes_on_to_the_same_values(
     assert without_time(json.loads(out.read_text())) == without_time(near)
 
 
+@pytest.mark.long
 def test_labels_by_their_evidence_with_neighbours(
     labelled: Callable[[int], dict[str, Any]], tmp_path: Path, interrupting: Callable[[int], None]
 ) -> None:

@@ -71,6 +71,7 @@ def test_a_good_model_and_its_rivals(inputs: np.ndarray, tmp_path: Path) -> None
     assert "about 1 s" in shown.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transform", ["log", "yeo-johnson"])
 def test_the_transform_mends_it(
     inputs: np.ndarray, price: np.ndarray, plain: tuple[Path, Path], tmp_path: Path, transform: str

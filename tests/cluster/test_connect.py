@@ -120,6 +120,7 @@ def silent_port() -> int:
         yield listening.getsockname()[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "address",
     ["tcp://127.0.0.1:1", "127.0.0.1:1", "tcp://no-such-host.invalid:8786", "nonsense", "carrier-pigeon://coop:1"],

@@ -33,6 +33,7 @@ def workers() -> set[psutil.Process]:
     return {child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())}
 
 
+@pytest.mark.long
 def test_processes_import_nothing_from_where_they_are_started_and_are_gone_afterwards(
     planted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from tests.cluster.helpers import Listener
 StartCluster = Callable[..., Client]
 
 
+@pytest.mark.long
 def test_the_number_asked_for_is_waited_for(start_cluster: StartCluster) -> None:
     own = start_cluster(processes=False, protocol="tcp", n_workers=1)
     later = threading.Timer(1.2, own.cluster.scale, (3,))
@@ -49,6 +50,7 @@ def test_none_at_all_is_an_error(start_cluster: StartCluster) -> None:
     assert caught.value.exit_code is ExitCode.CLUSTER_LOST
 
 
+@pytest.mark.long
 def test_a_scheduler_that_goes_away_meanwhile_is_an_error(start_cluster: StartCluster) -> None:
     own = start_cluster(processes=False, protocol="tcp", n_workers=0)
     threading.Timer(0.3, own.cluster.close).start()

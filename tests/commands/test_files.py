@@ -112,6 +112,7 @@ def test_a_run_that_ended_shows_when(tmp_path: Path) -> None:
     assert "forecast, at the recent rate" not in lines
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
 def test_plots_are_drawn(tmp_path: Path, suffix: str) -> None:
     truth, path = np.random.default_rng(0).standard_normal(50), tmp_path / f"plot.{suffix}"

@@ -44,6 +44,7 @@ def test_what_is_compiled_is_remembered(tmp_path: Path, monkeypatch: pytest.Monk
     assert warm_up.missing(["shift/single"]) == []
 
 
+@pytest.mark.long
 def test_what_cannot_be_compiled_is_told() -> None:
     seconds, failures = warm_up.compile_pieces(["nonsense", "take/single"], 1)
     assert list(seconds) == ["take/single"]

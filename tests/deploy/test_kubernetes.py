@@ -65,6 +65,7 @@ def test_the_check_of_core_kinds_bites() -> None:
         validate(broken)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("document", [d for _, d in DASK], ids=named(DASK))
 def test_dask_kind(document: dict[str, Any], schemas: dict[str, dict[str, Any]]) -> None:
     jsonschema = pytest.importorskip("jsonschema")

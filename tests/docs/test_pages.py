@@ -74,6 +74,7 @@ def test_python_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.long
 def test_the_readme_runs_in_a_process_of_its_own(reader: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
     code = program(ROOT / "README.md")

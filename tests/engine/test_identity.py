@@ -22,12 +22,14 @@ OUT_OF_CORE_IS_SLOW = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("threads", "resident"), [pytest.param(2, True, marks=pytest.mark.portable), (4, False)])
 def test_threads_without_dask(problem: Problem, reference: Bits, threads: int, resident: bool) -> None:
     with opened("none", threads) as executor:
         assert bits(problem.train(executor, resident=resident)) == reference
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("workers", "resident"), [pytest.param(1, True, marks=pytest.mark.portable), (4, False)])
 def test_workers_in_this_process(problem: Problem, reference: Bits, workers: int, resident: bool) -> None:
     with opened("local", workers) as executor:
@@ -72,6 +74,7 @@ SOLVERS = {
 PORTABLE = ("paper", "growing", "cyclic", "gradient")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.portable) if name in PORTABLE else name for name in SOLVERS]
 )

@@ -76,6 +76,7 @@ def expected(problem: Problem) -> Iterator[Callable[[str, str], dict[str, Any]]]
     executor.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "workers", "strength"),
     [

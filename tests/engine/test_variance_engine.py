@@ -87,6 +87,7 @@ def processes() -> Iterator[BlockExecutor]:
         yield executor
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "workers"), [pytest.param("none", 3, marks=pytest.mark.portable), ("local", 2)])
 def test_the_same_bits_on_any_threads(
     model: ModelRecord, tests: Dataset, expected: Expected, tmp_path: Path, kind: str, workers: int

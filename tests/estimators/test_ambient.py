@@ -42,6 +42,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[Client]:
     return seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["outer", "inner"])
 def test_it_is_used_and_said_once(
     where: str,
@@ -70,6 +71,7 @@ def test_it_is_used_and_said_once(
     assert len(used) == 2, "an update runs where its samples are"
 
 
+@pytest.mark.long
 def test_every_kind_of_estimator_picks_it_up(clients: dict[str, Client], used: list[Client], problem: Problem) -> None:
     labels = np.where(problem.y > np.median(problem.y), "high", "low")
     with clients["outer"].as_current():

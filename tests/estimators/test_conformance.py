@@ -166,6 +166,7 @@ def test_pickles_answer_and_are_updated_elsewhere(
         assert_same(shown[name], known)
 
 
+@pytest.mark.long
 def test_importing_dkgp_takes_no_scikit_learn_and_each_estimator_says_that_it_does() -> None:
     names = sorted(one.__name__ for one in CLASSES)
     code = f"""
@@ -257,6 +258,7 @@ def test_text_is_refused_in_words(name: str, samples: Callable[[str], Any], fitt
         model.predict(text)
 
 
+@pytest.mark.long
 def test_one_estimator_is_loaded_without_what_the_others_take() -> None:
     code = (
         "import gc, sys; from dkgp import GPRegressor; assert gc.isenabled(); "

@@ -95,6 +95,7 @@ def finite_or_refused(estimator: Any, X: np.ndarray, y: np.ndarray, *asked: str)
     return answers
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernels_of_all_magnitudes(kernel: str, samples: tuple[np.ndarray, np.ndarray]) -> None:
     X, y = samples
@@ -121,6 +122,7 @@ def test_parts_beyond_float32_are_no_trouble(solver: str, samples: tuple[np.ndar
     assert (bounds.mean_error < 0.01).all()
 
 
+@pytest.mark.long
 @pytest.mark.covering
 @pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize("kernel", ["rbf", "linear + periodic"])

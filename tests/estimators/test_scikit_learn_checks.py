@@ -95,6 +95,7 @@ WITHOUT = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("estimator", "check"), CHECKS + WITHOUT)
 def test_check_estimator(estimator: Any, check: Callable[[Any], None]) -> None:
     with warnings.catch_warnings():

@@ -142,6 +142,7 @@ def test_an_exact_model_beyond_the_memory_is_left_out(tmp_path: Path) -> None:
         decide(ways, 1e9, 1024**2)
 
 
+@pytest.mark.long
 def test_no_machine_is_measured_where_any_would_do(
     fitted: dict[str, Any], table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def test_nothing_wrong_is_said_as_well(document: dict[str, Any]) -> None:
     assert "too few to tell" in page(document, {})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transform", [None, "log"])
 def test_the_residuals_that_are_drawn_are_on_the_scale_that_is_modelled(
     transform: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -57,6 +57,7 @@ READ += ("configuration", *FORMS, "data, chunks", "model, arrays", "factor, mani
 READ += ("logistic, arrays", "gp, manifest", "labels near", "checkpoint shown", "model, shown", "prediction, shown")
 
 
+@pytest.mark.long
 def test_damaged_inputs_are_refused_in_words(tmp_path: Path) -> None:
     taken_well(campaign(tmp_path / "some", len(READ), 200.0, READ), len(READ))
 
@@ -105,5 +106,6 @@ def refusal(command: str, options: Any) -> DkgpError | None:
     return None
 
 
+@pytest.mark.long
 def test_changed_job_documents_are_refused_in_words(tmp_path: Path) -> None:
     assert 100 < refusals_of_jobs(tmp_path, 240) <= 240

@@ -98,6 +98,7 @@ def turn_bits(stored: Stored, count: int, folder: Path, rng: np.random.Generator
     return told, harmless
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_turned_bit_is_told_or_makes_no_difference(
     kind: str, stored: dict[str, Stored], tmp_path: Path, rng: np.random.Generator

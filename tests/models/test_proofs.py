@@ -325,6 +325,7 @@ def test_directions_that_say_nothing_any_more_end_a_batch() -> None:
     assert judged(12 * 2**32 + 40089965) is not None
 
 
+@pytest.mark.long
 def test_any_small_problem() -> None:
     judge_many(50)
 

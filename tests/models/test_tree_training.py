@@ -143,6 +143,7 @@ def test_fewer_kernel_entries_are_evaluated(terrain: Dataset) -> None:
     assert pruned.summary["kernel_evaluations"] < 0.7 * whole.summary["kernel_evaluations"]
 
 
+@pytest.mark.long
 def test_a_run_goes_on_only_with_the_same_error(terrain: Dataset, tmp_path: Path) -> None:
     store, done = CheckpointStore(tmp_path / "checkpoints"), [0]
     identity = run_identity(terrain, KERNEL, NOISE, ERROR)

@@ -275,6 +275,7 @@ def looked_at(notebook: Notebook, folder: Path, timeout: int) -> None:
     notebook.check(found)
 
 
+@pytest.mark.long
 @first
 def test_its_short_form_runs(notebook: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")

@@ -45,6 +45,7 @@ def foreseen(dataset: Dataset, hyper: Hyperparameters, *, count: float | None = 
     return foresee(dataset, hyper, SolverOptions(**options), SilentReporter(), count=count)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{"solver": "gbcd"}, {"solver": "pcg", "halo": 0, "rank": 100}])
 def test_what_a_run_takes_lies_in_the_interval(
     options: dict[str, Any], dataset: Dataset, hyper: Hyperparameters

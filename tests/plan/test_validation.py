@@ -12,6 +12,7 @@ from dkgp.plan.validation.entries import entry_seconds
 from dkgp.plan.validation.processes import run_contender
 
 
+@pytest.mark.long
 def test_an_entry_takes_no_longer_than_numpy_needs() -> None:
     kernel = SquaredExponential(gamma=(0.3, 0.3))
     single, double = (entry_seconds(kernel, precision, 1) for precision in ("single", "double"))

@@ -65,6 +65,7 @@ def predicted(
     return open_prediction(out).attributes["variance"], summary.variance
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_layout_is_the_predictions(workers: int, dataset: Dataset, tests: Dataset, tmp_path: Path) -> None:
     found, settings = hyper(ROUGH, tmp_path), VarianceSettings(**SMALL)

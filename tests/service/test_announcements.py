@@ -124,6 +124,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.long
 def test_the_token_does_not_go_to_who_listens_where_a_service_was_killed(token_file: Path, state: Path) -> None:
     """Its record stays behind; another user takes the port, and waits for commands."""
     process = subprocess.Popen([sys.executable, "-c", SERVE, "0", str(token_file)], stdout=subprocess.PIPE, text=True)

@@ -69,6 +69,7 @@ def test_plain_http_beyond_this_machine_has_to_be_asked_for(tmp_path: Path) -> N
         ServiceSettings(folder, token=token, https_key="k.pem")
 
 
+@pytest.mark.long
 def test_a_service_with_tls_is_trusted_by_its_users_commands_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

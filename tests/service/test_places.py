@@ -99,6 +99,7 @@ def test_models_within_the_roots_and_models_that_are_not_there_yet_are_taken(sta
 # ---------------------------------------------------------------------------------------------------- the job's process
 
 
+@pytest.mark.long
 def test_the_jobs_process_checks_again_and_imports_nothing_from_where_the_service_works(
     queue: JobQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,6 +173,7 @@ else:
 """
 
 
+@pytest.mark.long
 def test_no_thread_keeps_a_service_alive_that_was_asked_to_end(tmp_path: Path) -> None:
     code = ENDING.format(ends=ENDS, folder=tmp_path)
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)

@@ -124,6 +124,7 @@ def swapped_after_check(monkeypatch: pytest.MonkeyPatch, place: Path, other: Pat
     return done
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "name"),
     [
@@ -150,6 +151,7 @@ def test_what_is_exchanged_after_the_check_is_not_read(
     assert contents(outside) == before
 
 
+@pytest.mark.long
 @pytest.mark.covering
 @pytest.mark.parametrize(
     ("command", "name"),
@@ -304,6 +306,7 @@ def turned_all_the_time(link: Path, *folders: Path) -> Iterator[list[int]]:
         thread.join()
 
 
+@pytest.mark.long
 def test_links_that_turn_all_the_time_lead_nowhere(places: tuple[Path, Path], queue: JobQueue) -> None:
     """Files are read and written as fast as possible for a second, and jobs run."""
     inner, outside = places

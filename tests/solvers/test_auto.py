@@ -199,6 +199,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kernel", "noise", "halo", "rank"), CASES)
 def test_what_is_expected_of_all_samples_is_what_they_take(kernel: Kernel, noise: float, halo: int, rank: int) -> None:
     n, d = 4000, kernel.n_features

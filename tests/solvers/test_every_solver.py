@@ -128,6 +128,7 @@ def test_single_precision_tiles_end_in_a_true_gradient(solver: Any, whole: Calla
     np.testing.assert_allclose(solution.gradient, true, rtol=0, atol=1e-10)
 
 
+@pytest.mark.long
 @all_but(*CHOICES)
 def test_each_target_as_if_it_were_alone(solver: Any, executor: LocalExecutor) -> None:
     """A target that is solved at once (zero) or later must not disturb the others."""
@@ -223,6 +224,7 @@ def with_noise_by_sample(executor: LocalExecutor) -> BlockedKernelOperator:
     return BlockedKernelOperator(PROBLEM.kernel, NOISE, ArrayInputs(PROBLEM.X), executor)
 
 
+@pytest.mark.long
 @every_solver
 def test_noise_by_sample(solver: Any, executor: LocalExecutor) -> None:
     stopping = GradientInfNorm(1e-5) | MaxPasses(2000.0)

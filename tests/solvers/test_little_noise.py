@@ -52,6 +52,7 @@ def require_solved(found: Problem, executor: LocalExecutor, solver: Any) -> Any:
     return solution
 
 
+@pytest.mark.long
 def test_the_factor_as_it_comes_solves_them_all(executor: LocalExecutor) -> None:
     for found in problems(300):
         require_solved(
@@ -127,6 +128,7 @@ def least_in_float32(kernel: Kernel) -> float:
 
 
 class TestTheLook:
+    @pytest.mark.long
     @pytest.mark.parametrize(
         ("d", "gamma", "noise", "double"),
         [

@@ -277,6 +277,7 @@ def test_an_estimator_takes_it_by_name(richardson: SolverDeclaration, rng: np.ra
     np.testing.assert_allclose(model.predict(X), reference.predict(X), rtol=0.0, atol=1e-7)
 
 
+@pytest.mark.long
 def test_a_solver_that_is_known_first_takes_no_name_of_dkgps_own_nor_a_place_before_them() -> None:
     code = """
 import dkgp.solvers.smo
@@ -311,6 +312,7 @@ print(json.dumps(results))
 """
 
 
+@pytest.mark.long
 def test_an_installed_package_brings_a_solver_to_the_command_line(
     small_problem: dict[str, str], tmp_path: Path
 ) -> None:

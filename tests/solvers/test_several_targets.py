@@ -49,6 +49,7 @@ def compared(problem: Problem, executor: LocalExecutor, solver: Any, tolerance: 
     return difference, together.progress.column_passes / max(passes), together.progress.column_passes / sum(passes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", few(NAMES, "gbcd", "smo", "cg", "pcg-low-rank", "cholesky"))
 def test_seven_targets_cost_about_as_much_as_the_worst_of_them(executor: LocalExecutor, name: str) -> None:
     problem = smooth_problem(140, 3, targets=7, noise_variance=0.1, gamma=1.0)

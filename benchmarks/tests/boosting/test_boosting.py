@@ -76,7 +76,7 @@ def test_scores_are_those_of_a_naive_loop() -> None:
     assert race._scored(samples, mean, 2.0, ends, "").width == pytest.approx(0.4)
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_every_contender_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")
     monkeypatch.setattr(race, "RATES", (0.1,))

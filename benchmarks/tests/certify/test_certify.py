@@ -110,7 +110,7 @@ def test_a_name_without_a_folder_is_refused() -> None:
         run_bench_certify(BenchCertifyJob(problems=("adult",)), SilentReporter())
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["logistic", "gp"])
 def test_proofs_of_likelihoods_hold(folder: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(likelihood, "MOST", 120)

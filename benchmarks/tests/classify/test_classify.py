@@ -145,7 +145,7 @@ def test_scores_are_by_hand() -> None:
     assert found["balanced_error"] == pytest.approx((1 / 3 + 1 / 2) / 2)
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 @pytest.mark.usefixtures("small")
 def test_a_table_is_complete_and_goes_on_from_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = tmp_path / "record.jsonl"

@@ -42,7 +42,7 @@ def test_a_problem_is_standardised_by_its_training_samples(tmp_path: Path) -> No
     np.testing.assert_array_equal(found.test_codes, np.arange(60)[mask] % 4)
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["letter-like", "htru2-like", "covtype-like"])
 def test_every_contender_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     pytest.importorskip("sklearn")
@@ -77,7 +77,7 @@ def test_problems_of_other_tables_are_refused() -> None:
         run_bench_classify(BenchClassifyJob(tables=("many",), problems=("letters",)), SilentReporter())
 
 
-@pytest.mark.parametrize("cut_off", [pytest.param(False, marks=pytest.mark.evidence), True])
+@pytest.mark.parametrize("cut_off", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_grid_is_gone_over_by_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cut_off: bool) -> None:
     pytest.importorskip("sklearn")
     monkeypatch.setitem(MANY, "covtype-like", replace(MANY["covtype-like"], n=200, n_test=300))
@@ -102,7 +102,7 @@ def test_a_grid_is_gone_over_by_all(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         run_bench_classify(BenchClassifyJob(tables=("grid",), problems=("banana",)), SilentReporter())
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_kernels_by_all_labels_and_by_a_subset_that_is_all_of_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -30,7 +30,7 @@ def trial() -> Trial:
     return trial_of(samples, Split(3, np.arange(120), np.arange(120, 620)), 0)
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_the_method_is_train_fixed_size_with_the_papers_settings(trial: Trial) -> None:
     dataset = memory_dataset(trial.inputs, trial.codes, classes=("-1", "+1"))
     settings = FixedSizeSettings(
@@ -91,7 +91,7 @@ def test_settings_that_there_are_not_are_refused(text: str, message: str) -> Non
         MethodSpec.read(text)
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_the_sparse_rival_finds_kernel_and_size(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dkgp_benchmarks.classify.sparse_rival.GAMMA_STEPS", (-1.0, 0.0))
     monkeypatch.setattr("dkgp_benchmarks.classify.sparse_rival.NOISE_VARIANCES", (0.1, 1.0))
@@ -154,7 +154,7 @@ def test_a_new_draw_differs_only_where_candidates_are_drawn(trial: Trial, interc
     assert np.abs(drawn.decide(trial.test_inputs) - judged).max() > 1e-3
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 @pytest.mark.parametrize("changed", [{}, {"intercept": "selected"}, {"candidates": 20}])
 def test_the_fit_with_what_a_search_found_is_the_search_s_own(trial: Trial, changed: dict[str, Any]) -> None:
     method = FixedSize({"pool": 1.0, **changed})

@@ -32,7 +32,7 @@ def test_scores_are_scikit_learns(rng: np.random.Generator) -> None:
     assert found["calibration_error"] == pytest.approx(sum(gaps))
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_a_basis_has_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PROBLEMS, "made-twonorm", replace(PROBLEMS["made-twonorm"], n=150, n_test=60))
     methods = ("gp", "gp,basis=10,neighbours=150", "gp,basis=10,neighbours=8", "gp,basis=10")
@@ -70,7 +70,7 @@ print(json.dumps({{"seconds": 3.0, "processor_seconds": 5.0}}))
 """
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_another_librarys_model_is_run_by_its_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PROBLEMS, "made-twonorm", replace(PROBLEMS["made-twonorm"], n=60, n_test=40))
     fake = tmp_path / "python"
@@ -89,7 +89,7 @@ def test_another_librarys_model_is_run_by_its_interpreter(tmp_path: Path, monkey
     assert any("gpboost-labels failed: AssertionError: [8, 30, 'iterative']" in line for line in reporter.warnings)
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_the_table_of_probabilities(tmp_path: Path) -> None:
     methods = ("logistic,basis=150,subset=120,isotropic=yes", "svc-calibrated", "hist-boosting", "sklearn-gp,most=60")
     job = BenchClassifyJob(

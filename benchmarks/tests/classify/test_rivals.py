@@ -62,7 +62,7 @@ def test_fold_errors_are_those_of_refits(trial: Trial) -> None:
     np.testing.assert_allclose(fold_errors(K, trial.signs, parts, (0.03, 2.0)), expected, rtol=1e-8)
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 @pytest.mark.parametrize("method", [LeastSquaresSVM(), SupportVectors(), Boosting()], ids=lambda m: type(m).__name__)
 def test_searches_find_what_classifies(
     method: LeastSquaresSVM | SupportVectors | Boosting, trial: Trial, monkeypatch: pytest.MonkeyPatch

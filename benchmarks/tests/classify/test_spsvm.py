@@ -122,7 +122,7 @@ def test_separable_labels_and_duplicates(executor: LocalExecutor) -> None:
     np.testing.assert_array_equal(np.sign(own.decisions(X)), y)
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_validated_errors_are_those_of_machines_trained_without_the_fold(
     executor: LocalExecutor, rng: np.random.Generator
 ) -> None:

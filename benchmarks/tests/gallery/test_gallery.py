@@ -36,7 +36,7 @@ def test_quick_examples_are_the_same_and_drawn(tmp_path: Path) -> None:
     assert json.loads(out.read_text())["rows"] == document["rows"]
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 @pytest.mark.slow
 def test_all_examples_are_the_same() -> None:
     document = run_bench_gallery(BenchGalleryJob(), SilentReporter())

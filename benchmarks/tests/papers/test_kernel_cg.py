@@ -39,7 +39,7 @@ def shown(document: Document, draw: Any, path: Path) -> Document:
     return read
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_losses_come_to_the_least_risk(tmp_path: Path) -> None:
     problem = read_problem("made-twonorm", None, 150, 0).with_gamma(0.02)
     document = shown(loss_figure(problem, "rls", 0.5, reporter=SILENT, **LIMITS), draw_losses, tmp_path / "losses.png")
@@ -62,7 +62,7 @@ def test_losses_come_to_the_least_risk(tmp_path: Path) -> None:
             assert row["factor"] == pytest.approx(row["kcg"] / row["paramcg"] ** 0.5)
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_no_least_risk_without_regularisation(tmp_path: Path) -> None:
     """Nearly: of labels that can be told apart it is far below what few iterations come to."""
     problem = read_problem("made-twonorm", None, 60, 0).with_gamma(0.02)
@@ -92,7 +92,7 @@ def test_kernel_and_lambda_are_the_best_on_what_was_held_out() -> None:
     np.testing.assert_allclose(found.found.feature_gamma, start * np.exp(step))  # type: ignore[attr-defined]
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_table_2(tmp_path: Path) -> None:
     names = counted_problems(None)
     assert names == ("made-twonorm", "made-ringnorm")
@@ -112,7 +112,7 @@ def test_table_2(tmp_path: Path) -> None:
         assert row["same_times"] == pytest.approx((row["same_paramcg"] or 400) / row["same_kcg"])
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_trees_come_to_the_same_risk(tmp_path: Path) -> None:
     terrain = Elevation("made", generated_terrain(3, 60))
     rows = [
@@ -164,7 +164,7 @@ def test_an_elevation_model_is_read_from_its_corner(tmp_path: Path, rng: np.rand
         elevation(Library(tmp_path), 0)
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_parts_of_the_papers(tmp_path: Path) -> None:
     job = BenchPapersJob(
         parts=("kcg-losses", "kcg-counts", "kcg-trees"),

@@ -128,7 +128,7 @@ def test_every_part_at_once(folder: Path, tmp_path: Path) -> None:
     assert {"machine", "hyperparameters", "GBCD", "SMO"} <= set(document["cautions"])
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_without_data_only_friedman1_is_there() -> None:
     job = BenchPapersJob(tables=("2",), n=120, n_test=30, subset=60, **QUICK)
     document = run_bench_papers(job, SilentReporter())
@@ -137,7 +137,7 @@ def test_without_data_only_friedman1_is_there() -> None:
     assert absent == {paper.name for paper in PAPER_DATA} - {"Friedman1"}
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_greedy_selection_needs_fewest_passes(bench: Workbench) -> None:
     """The paper's Table 2 in passes, on a problem where blocks matter; and who was cut off is said to be."""
     table = table_2([trial(bench, FEW)])
@@ -193,7 +193,7 @@ def test_what_breaks_down_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tables({"command": "bench", **table})
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_an_interrupted_run_leaves_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*arguments: Any) -> None:
         raise KeyboardInterrupt
@@ -246,7 +246,7 @@ def test_watching_a_solver_changes_nothing(bench: Workbench) -> None:
     assert (wrapped.name, wrapped.settings()) == ("kcg", KernelConjugateGradient().settings())
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_cholesky_that_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = workbench(60)
     monkeypatch.setattr("dkgp.bench.contenders.available_bytes", lambda: 2**10)
@@ -257,7 +257,7 @@ def test_cholesky_that_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch)
         kernel_cg_figure(bench, FEW)
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_kernel_cg_against_parameter_cg(bench: Workbench) -> None:
     """The theorem at small n, and the risk as the driver's figures give it against the formula."""
     options = SolverOptions(max_passes=4000.0)
@@ -296,7 +296,7 @@ def test_risk_distance() -> None:
     assert reason.converged
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_gradient_correlations_against_scipy(bench: Workbench) -> None:
     document = correlation_figure([gradient_correlations(bench, FEW, seed=3)])
     rows = {(row["system"], row["pairs"]): row for row in document["rows"]}
@@ -338,7 +338,7 @@ def test_growth_exponents() -> None:
     assert growth_figure([rows[:1]], 1e-4, found)["figures"]["seconds_grow_as_n_to_the"] == {}
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_several_targets_stand_in_for_the_poses(folder: Path) -> None:
     job = BenchPapersJob(
         data=str(folder), tables=("2",), problems=("humanevapose",), n=120, n_test=30, subset=60, **QUICK
@@ -348,7 +348,7 @@ def test_several_targets_stand_in_for_the_poses(folder: Path) -> None:
     assert "3 targets" in document["sections"][0]["title"]
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_table_5_has_its_form(folder: Path) -> None:
     job = BenchPapersJob(
         data=str(folder), tables=("5",), n=150, n_test=40, subset=60, basis_size=20, draws=2, tolerance=1e-2

@@ -49,7 +49,7 @@ def sections(job: BenchPapersJob) -> dict[str, dict[str, Any]]:
     return {section["section"]: section for section in document["sections"]}
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_table_4_has_every_method_over_draws(folder: Path) -> None:
     job = BenchPapersJob(
         data=str(folder), tables=("4",), problems=("kin40k",), n=220, n_test=50, subset=80, basis_size=100, draws=3
@@ -103,7 +103,7 @@ def test_the_papers_order_is_judged_by_the_same_draws() -> None:
     assert compared({"sr": draws[:1], "mpgp": draws[:1] + 0.1})["sr above mpgp"].startswith("reversed: -")
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_kernels_are_counted_until_the_gap(paper: SmolaBartlett, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(smola_bartlett, "POSTERIOR", {1.0: 100, 5.0: 40})
     monkeypatch.setattr(smola_bartlett, "MOST_KERNELS", 200)
@@ -144,7 +144,7 @@ def test_the_log_posteriors_are_the_papers_forms(paper: SmolaBartlett) -> None:
     assert sparse == pytest.approx(exact, rel=0.2)
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_figure_and_experiments_are_drawn_and_complete(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

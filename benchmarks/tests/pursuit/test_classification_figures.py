@@ -61,7 +61,7 @@ def test_ripleys_problem_is_his(rng: np.random.Generator) -> None:
     assert drawn_anew.realisation.sum() == 1000
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_path_errors_are_those_of_dense_solutions(problem: TunedProblem, executor: LocalExecutor) -> None:
     Z, s2 = problem.inputs[::9], problem.noise_variance
     system = system_of(problem, Z, executor)
@@ -80,7 +80,7 @@ def test_path_errors_are_those_of_dense_solutions(problem: TunedProblem, executo
         assert share == np.mean((decisions >= 0.0) != (problem.test_codes == 1))
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_figure_7_saturates_at_a_few_prototypes(tmp_path: File, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ripley_module, "SIZES", (1, 4, 12, 30))
     figure = figure_7(BenchPursuitJob(draws=2), SilentReporter())
@@ -93,7 +93,7 @@ def test_figure_7_saturates_at_a_few_prototypes(tmp_path: File, monkeypatch: pyt
     assert written(figure, tmp_path / "figure_7.png") > 5_000
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_figure_7_is_by_models_that_were_fitted_without_the_fold(
     problem: TunedProblem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,7 +120,7 @@ def test_figure_7_is_by_models_that_were_fitted_without_the_fold(
     assert figure.curves["mean"] == [pytest.approx(np.mean(errors))]
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_figure_8_has_prototypes_among_the_samples(tmp_path: File) -> None:
     figure = figure_8(BenchPursuitJob(), SilentReporter())
     _, samples = problem_samples("ripley", None, 0)
@@ -132,7 +132,7 @@ def test_figure_8_has_prototypes_among_the_samples(tmp_path: File) -> None:
     assert written(figure, tmp_path / "figure_8.svg") > 5_000
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_fronts_draw_candidates_and_tell_outliers(tmp_path: File, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fronts_module, "CARDINALITIES", (2, 6, 12))
     monkeypatch.setattr(fronts_module, "VARIANTS", (("59", 59, "first"), ("59, intercept drawn", 59, "selected")))
@@ -157,7 +157,7 @@ def test_problems_of_a_figure_are_those_that_are_here(tmp_path: File) -> None:
     assert front_problems(10, tmp_path) == ["titanic"]
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_figure_11_runs_the_clock_on_four_variants(tmp_path: File, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock_module, "LONGEST", 12)
     figure = figure_11(BenchPursuitJob(n=300, pool=60), SilentReporter())

@@ -18,7 +18,7 @@ from dkgp_benchmarks.pursuit.prototypes import KINDS, UNSCALED, BenchPrototypesJ
 from dkgp_benchmarks.pursuit.tuned import problem_samples
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_each_kind_has_its_row_and_the_record_is_written(tmp_path: File) -> None:
     out = tmp_path / "prototypes.json"
     document = run_bench_prototypes(BenchPrototypesJob(n=300, pool=50, splits=2, out=str(out)), SilentReporter())

@@ -36,7 +36,7 @@ def test_spikes_come_back() -> None:
     assert errors["least squares"] == pytest.approx(np.mean((np.asarray(found.curves["least squares"]) - signal) ** 2))
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_recovery_ends_with_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sensing, "VARIANCES", (1e-8, 1e-4, 1.0))
     found = sensing.figure_6(BenchPursuitJob(draws=4), SilentReporter())
@@ -47,7 +47,7 @@ def test_recovery_ends_with_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found.rows) == 6
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_signals_that_are_kept_are_not_recovered_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sensing, "VARIANCES", (1e-8, 1.0))
     kept: dict[str, Any] = {}

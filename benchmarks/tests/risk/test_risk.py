@@ -162,7 +162,7 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
         run_bench_risk(BenchRiskJob(data=str(tmp_path / "none")), SilentReporter())
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_small_penalties_are_raced_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
     # Two of the twelve, of few samples.
     monkeypatch.setattr(penalties, "KERNELS", {"rough": penalties.KERNELS["rough"]})

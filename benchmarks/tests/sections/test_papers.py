@@ -24,7 +24,7 @@ def data(tmp_path: Path, rng: np.random.Generator) -> Path:
     return folder
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_json_and_record_agree(data: Path, tmp_path: Path) -> None:
     parts = ("--table", 2, "--figure", "kcg", "--problem", "abalone")
     found = run_json("bench", "papers", "--data", data, *parts, *SMALL, "--out", tmp_path / "p.json")

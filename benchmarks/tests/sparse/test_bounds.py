@@ -55,7 +55,7 @@ def test_what_is_false_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"distance", "gap"} <= set(row["broken"])
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_a_folder_of_data_sets_and_an_ill_conditioned_one(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for name in ("abalone", "airfoil", "another"):

@@ -78,7 +78,7 @@ def test_scores_are_of_the_normal_distribution(rng: np.random.Generator) -> None
     assert certain["coverage"] == 0.0
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 @pytest.mark.usefixtures("contenders_in_process")
 def test_models_stand_beside_the_exact_one(problem: BenchProblem, tmp_path: Path) -> None:
     plot, out = tmp_path / "sparse.png", tmp_path / "sparse.json"
@@ -118,7 +118,7 @@ def test_models_stand_beside_the_exact_one(problem: BenchProblem, tmp_path: Path
     assert document["figures"]["least_rmse_at_5"] == "sggp,per_round=5"
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 @pytest.mark.usefixtures("contenders_in_process")
 def test_speed_is_taken_against_blas(problem: BenchProblem) -> None:
     job = BenchSparseJob(
@@ -161,7 +161,7 @@ def test_a_smaller_basis_has_no_ratios(problem: BenchProblem, tmp_path: Path) ->
     ]
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 @pytest.mark.usefixtures("contenders_in_process")
 def test_speed_needs_no_search_and_its_kernel_is_rough() -> None:
     job = BenchSparseJob(
@@ -200,7 +200,7 @@ def fake_python(folder: Path) -> Path:
     return fake
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 @pytest.mark.usefixtures("contenders_in_process")
 def test_a_peer_runs_by_an_interpreter_that_has_it(problem: BenchProblem, tmp_path: Path) -> None:
     fake = fake_python(tmp_path)
@@ -224,7 +224,7 @@ def test_a_peer_runs_by_an_interpreter_that_has_it(problem: BenchProblem, tmp_pa
         assert document["figures"][peer] == "fake"
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 @pytest.mark.usefixtures("contenders_in_process")
 def test_peers_that_are_named_run_alone_and_others_are_refused(problem: BenchProblem, tmp_path: Path) -> None:
     job = BenchSparseJob(problem=problem, sizes=(20,), methods=("vfe",), cluster=HERE, with_exact=False)

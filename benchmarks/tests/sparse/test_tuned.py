@@ -18,7 +18,7 @@ from dkgp_benchmarks.sparse.tuned import run_bench_sparse_tuned
 HERE = ClusterOptions(kind="none")
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 def test_both_searches_are_scored_by_one_model(tmp_path: Path) -> None:
     """Of a rough function, which 60 samples know less of than 600."""
     rng = np.random.default_rng(0)

@@ -83,7 +83,7 @@ def test_exact_variances_lie_in_their_intervals(problem: BenchProblem, tmp_path:
     assert 0.0 < figures["relative_rmse"] <= 0.02 / (1.0 - 0.02)
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 @pytest.mark.usefixtures("contenders_in_process")
 def test_document(problem: BenchProblem, tmp_path: Path) -> None:
     # A factor this small has to be helped by passes; left to itself it would take all 500 samples and need none.
@@ -148,7 +148,7 @@ def test_medians_and_ratios_within_repeats() -> None:
     assert figures["seconds_to_plain_pass"] == pytest.approx(0.3)
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 @pytest.mark.usefixtures("contenders_in_process")
 def test_cholesky_is_left_out_where_it_does_not_fit(
     problem: BenchProblem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -163,7 +163,7 @@ def test_cholesky_is_left_out_where_it_does_not_fit(
     assert figures["seconds_to_plain_pass"] > 0.0
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 @pytest.mark.usefixtures("contenders_in_process")
 def test_a_model_that_is_there(tmp_path: Path, rng: np.random.Generator) -> None:
     train, test = write_friedman1(tmp_path / "train.zarr", tmp_path / "test.zarr", 300, 50)
@@ -199,7 +199,7 @@ def test_bad_trials(problem: BenchProblem, tmp_path: Path) -> None:
         measure_variances(VarianceTrial(problem=whole), tmp_path, SilentReporter())
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 @pytest.mark.usefixtures("contenders_in_process")
 def test_table_3_beside_the_paper(tmp_path: Path, rng: np.random.Generator) -> None:
     X = rng.standard_normal((160, 21))
@@ -226,7 +226,7 @@ def test_table_3_beside_the_paper(tmp_path: Path, rng: np.random.Generator) -> N
     assert len(tables(document)) == 2
 
 
-@pytest.mark.evidence
+@pytest.mark.long
 @pytest.mark.usefixtures("contenders_in_process")
 def test_table_4_beside_the_paper(tmp_path: Path) -> None:
     trial = VarianceTrial(problem=TINY, repeats=1, with_cholesky=False)

@@ -205,6 +205,7 @@ def test_an_exact_one_stops_short_and_goes_on(labelled: Labelled, out: Path) -> 
         assert getattr(record, name).tobytes() == getattr(expected, name).tobytes()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("solver", ["gbcd", "bcdc", "pcg", "kcg", "smo", "cholesky", "tiled-cholesky"])
 def test_any_solver_takes_the_columns_of_labels_and_of_ones(labelled: Labelled, out: Path, solver: str) -> None:
     found = run_json(*exact(labelled(2), out, "--solver", solver, "--tol", 1e-2, "--no-probability"))

@@ -77,6 +77,7 @@ def test_a_job_from_submission_to_resumption(queue: JobQueue, root: Path) -> Non
     assert run_json("resume", job_id)["state"] == "queued"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "said"),
     [

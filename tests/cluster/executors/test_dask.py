@@ -103,6 +103,7 @@ def late_from_the_sixth(group: list[int]) -> list[int]:
     return group
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("takes_too_long", [False, True])
 def test_what_is_done_is_fetched_while_the_rest_is_computed(
     client: Client, monkeypatch: pytest.MonkeyPatch, takes_too_long: bool

@@ -230,6 +230,7 @@ def test_leaves_of_owners_that_are_gone_alone_start_again(monkeypatch: pytest.Mo
     assert begun[1] == begun[3] == 1
 
 
+@pytest.mark.long
 def test_what_belongs_to_nobody_is_not_started_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dkgp.cluster.executors.dask_rounds.WAIT_SECONDS", 0.05)
     (first, second) = client.scheduler_info()["workers"]

@@ -103,6 +103,7 @@ def on_processes() -> Iterator[tuple[DaskExecutor, Client]]:
         yield executor_and_client
 
 
+@pytest.mark.long
 def test_what_all_leaves_take_is_sent_once(on_processes: tuple[DaskExecutor, Client]) -> None:
     Heavy.pickled = 0
     found = on_processes[0].submit_sum("sum", weighed, (Heavy(),), groups_of(16), added).result()
@@ -191,6 +192,7 @@ def test_on_processes_and_nothing_is_left_on_the_scheduler(on_processes: tuple[D
     assert left == 0
 
 
+@pytest.mark.long
 def test_a_sum_that_hangs_is_an_error_by_its_deadline(
     on_processes: tuple[DaskExecutor, Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,6 +161,7 @@ def test_what_the_queueing_system_has_against_a_job_is_said_at_once(queue: Queue
     assert queue.scripts() == []
 
 
+@pytest.mark.long
 def test_jobs_that_wait_in_the_queue_are_cancelled_when_time_is_up(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

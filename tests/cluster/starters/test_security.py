@@ -57,6 +57,7 @@ def test_a_scheduler_and_a_worker_with_certificates(
         open_executor(plain, 1).__enter__()
 
 
+@pytest.mark.long
 def test_a_cluster_started_with_certificates_is_encrypted(certificates: Certificates) -> None:
     options = ClusterOptions(kind="processes", workers=1, threads_per_worker=1, **certificates.options())
     listener = Listener()
@@ -68,6 +69,7 @@ def test_a_cluster_started_with_certificates_is_encrypted(certificates: Certific
     assert listener.warnings == []
 
 
+@pytest.mark.long
 def test_strangers_cannot_reach_a_cluster_that_was_started_here(tmp_path: Path) -> None:
     """Nobody gave certificates: without the run's own there is no way to the scheduler, a nanny or a worker."""
     from distributed import Security

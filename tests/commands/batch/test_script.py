@@ -302,6 +302,7 @@ def test_a_warned_job_checkpoints_once_and_goes_back_to_the_queue(site: Site) ->
     assert "1 of at most 50" in stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("variables", "settings"),
     [

@@ -35,6 +35,7 @@ def measured(rng: np.random.Generator, count: int, *, probabilities: bool) -> tu
     return metrics, curves
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [2, pytest.param(5, marks=pytest.mark.slow), 40])
 def test_a_panel_for_each_thing_that_is_known(rng: np.random.Generator, tmp_path: Path, count: int) -> None:
     metrics, curves = measured(rng, count, probabilities=True)

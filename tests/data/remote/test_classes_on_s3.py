@@ -12,6 +12,7 @@ from dkgp.errors import StorageError
 from tests.s3 import S3Server, use_s3
 
 
+@pytest.mark.long
 def test_labels_and_predicted_classes(
     server: S3Server, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:

@@ -104,6 +104,7 @@ def test_what_another_process_writes_is_seen_at_once(s3: Place, server: S3Server
     assert "1.bin" not in list_object_bytes(folder)
 
 
+@pytest.mark.long
 def test_dataset_round_trip_and_xarray(s3: Place) -> None:
     X, y = _arrays()
     dataset = _dataset(s3("d.zarr"))
@@ -139,6 +140,7 @@ def test_an_open_is_one_listing_and_a_slice_reads_its_chunks_alone(s3: Place, mo
     assert zarr.config.get("async.concurrency") == 4
 
 
+@pytest.mark.long
 def test_reads_from_threads_and_processes(s3: Place) -> None:
     dataset = _dataset(s3("d.zarr"))
     expected = dataset.inputs(0, 300)
@@ -160,6 +162,7 @@ def test_reads_from_threads_and_processes(s3: Place) -> None:
     assert read(3)
 
 
+@pytest.mark.long
 def test_a_store_that_is_there_is_not_overwritten(s3: Place) -> None:
     _dataset(s3("d.zarr"))
     with pytest.raises(OutputExistsError, match="`overwrite`"):
@@ -203,6 +206,7 @@ def test_a_local_store_has_no_claim(tmp_path: Path) -> None:
     assert CLAIM_NAME not in list_object_bytes(tmp_path / "d.zarr")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["s3", "memory"])
 def test_a_failed_writer_leaves_nothing_and_one_taken_over_leaves_all(
     request: pytest.FixtureRequest, where: str
@@ -240,6 +244,7 @@ def test_predictions_resume_and_cut_off_whoever_wrote_before(s3: Place) -> None:
     assert np.array_equal(open_prediction(url).read("mean")[:, 0], values)
 
 
+@pytest.mark.long
 def test_checkpoints(s3: Place) -> None:
     store = CheckpointStore(s3("c"))
     assert store.load_latest() is None
@@ -258,6 +263,7 @@ def test_checkpoints(s3: Place) -> None:
     assert store.load_latest() is None
 
 
+@pytest.mark.long
 def test_sources_on_s3(s3: Place, tmp_path: Path) -> None:
     X, y = _arrays()
     np.savez(tmp_path / "d.npz", X=X, y=y)

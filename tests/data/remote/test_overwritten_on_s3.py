@@ -40,6 +40,7 @@ def by_pieces(dataset: Dataset, rows: int) -> np.ndarray:
     return np.concatenate([dataset.inputs(at, at + rows, standardised=False) for at in range(0, ROWS, rows)])
 
 
+@pytest.mark.long
 @pytest.mark.covering
 @pytest.mark.parametrize("number", [1, 4, ROWS // CHUNK])
 def test_one_that_is_replaced_between_two_chunks_is_told(

@@ -271,6 +271,7 @@ def test_full_disk_while_writing_leaves_nothing(source: Path, tmp_path: Path, mo
     assert os.listdir(tmp_path) == ["data.csv"]
 
 
+@pytest.mark.long
 def test_every_error_is_one_of_ours_and_says_what_to_do(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DkgpError, match="choose another path"):

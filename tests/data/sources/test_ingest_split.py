@@ -28,6 +28,7 @@ def test_fraction_is_met(n: int, fraction: float, seed: int) -> None:
     np.testing.assert_array_equal(mask, random_mask(n, fraction, seed))
 
 
+@pytest.mark.long
 def test_split_depends_on_the_seed_alone(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for number, (path, chunk_rows, read_bytes) in enumerate(

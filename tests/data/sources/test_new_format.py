@@ -48,6 +48,7 @@ FORMAT = '''
 '''
 
 
+@pytest.mark.long
 def test_a_format_is_one_file(tmp_path: Path, rng: np.random.Generator) -> None:
     environment = install(tmp_path, "dkgp.sources", "bar_format", FORMAT)
     values = rng.normal(size=(20, 3))

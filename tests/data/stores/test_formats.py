@@ -79,6 +79,7 @@ def test_predictions(name: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(prediction.read(variable), values.reshape(len(values), -1))
 
 
+@pytest.mark.long
 @of_kind(r"(?!prediction|dataset|labels|checkpoint)")
 def test_models(name: str, tmp_path: Path) -> None:
     """What they hold to the bit, and what they predict as they did, but for roundings of a newer arithmetic."""

@@ -67,6 +67,7 @@ def dense(data: Labelled, one_hot: np.ndarray, penalty: float, weights: np.ndarr
     return np.asarray(KERNEL(new, X) @ np.linalg.solve(lower.T, z))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("link", few(("logit", "probit"), "logit"))
 def test_kernels_by_the_evidence_of_all_labels_are_those_of_the_search(
     link: Link, tmp_path: Path, labelled: Labelled

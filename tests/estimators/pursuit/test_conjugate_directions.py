@@ -79,6 +79,7 @@ def test_draws_and_other_choices(rng: np.random.Generator) -> None:
     assert refit.score(X, y) >= gradient.score(X, y) - 1e-12
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The feature")
 def test_lazy_inputs_and_stores(tmp_path: Path, rng: np.random.Generator) -> None:
     X, y = problem(rng)

@@ -30,6 +30,7 @@ def test_this_processor_does() -> None:
     assert all(compilation_target()[:2])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "features"), [("nehalem", ""), ("haswell", "-fma")], ids=["an old one", "one whose guest is not shown it"]
 )

@@ -65,6 +65,7 @@ def test_functions_of_the_distance(rng: np.random.Generator, function: Any, prec
     check(alone(function), X, X[:37], precision, None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("function", "d", "precision"),
     [

@@ -108,6 +108,7 @@ def test_noise_by_sample(rng: np.random.Generator) -> None:
 HEAVY = [name for name in attacks() if name.startswith("clusters")][1:4]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in HEAVY else name for name in attacks()]
 )
@@ -208,6 +209,7 @@ def test_no_factor_is_built_for_the_mean(rng: np.random.Generator) -> None:
     assert math.isclose(worker_cache().bytes_of("gradients-mean", "whole tiles"), 0.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", ["rbf", "matern52 * linear + rq", "periodic(period=0.3) * rbf"])
 def test_roundings_of_a_sum_that_cancels_are_counted(text: str, rng: np.random.Generator) -> None:
     """Of weights of 1e9 and both signs the sum has lost digits, some of those that are counted, and no more."""

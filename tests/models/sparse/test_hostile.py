@@ -91,6 +91,7 @@ CASES: dict[str, Callable[[], Problem]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_said_holds_or_is_refused_in_words(name: str, one_thread: LocalExecutor) -> None:
     found, refused, checked = CASES[name](), list[str](), 0

@@ -116,6 +116,7 @@ def noisy_problem() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return inputs, targets, known
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("objective", ["likelihood", pytest.param("loo", marks=pytest.mark.slow)])
 def test_what_is_tuned_is_the_common_part(objective: Any) -> None:
     inputs, targets, known = noisy_problem()

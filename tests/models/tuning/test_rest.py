@@ -192,6 +192,7 @@ def test_a_stiff_parameter_may_have_a_slope_that_promises_nothing() -> None:
     assert stopped_at.gain < 1e-3
 
 
+@pytest.mark.long
 def test_a_small_step_on_a_slope_is_no_end_and_a_lower_tolerance_goes_on() -> None:
     """A season: a step along the ridge that its period makes met the tolerance, nearly two nats below the top."""
     rng = np.random.default_rng(0)

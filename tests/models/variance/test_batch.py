@@ -226,6 +226,7 @@ def test_threads_make_no_difference(factor_first: bool) -> None:
         assert getattr(one, name).tobytes() == getattr(two, name).tobytes()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("together", [pytest.param(None, marks=pytest.mark.slow), 30])
 def test_samples_that_have_had_enough_end_there(monkeypatch: pytest.MonkeyPatch, together: int | None) -> None:
     """By another rule than the gap: cut into parts for threads, of which no bit is, and none works on for nothing."""

@@ -192,6 +192,7 @@ def test_predictions_hold_the_dense_gps_variances(
     assert short["unmet"] > 0
 
 
+@pytest.mark.long
 def test_batches_and_workers_change_no_bits(world: World, few: Dataset, tmp_path: Path) -> None:
     found = []
     for number, (threads, batch) in enumerate([(1, 5), (2, None), (5, 1)]):

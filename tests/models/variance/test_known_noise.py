@@ -90,6 +90,7 @@ def test_one_noise_for_all_would_be_too_sure(case: Case, executor: LocalExecutor
     assert (plain.variance[:, 0] < 0.9 * dense(case, places(case))[1]).any()
 
 
+@pytest.mark.long
 @pytest.mark.covering
 @every_case
 @pytest.mark.parametrize("settings", [{}, {"basis": 100, "gap": 0.05}, {"way": "cholesky"}])

@@ -18,6 +18,7 @@ from tests.service.running.test_runner import attempt
 
 
 # The manifest and the plot are written by the same lines as on the command line.
+@pytest.mark.long
 @pytest.mark.parametrize(
     "part",
     ["out/alpha/c/", *(pytest.param(part, marks=pytest.mark.slow) for part in ("out/dkgp-manifest.json", "run.png"))],

@@ -89,6 +89,7 @@ def model(problem: Problem, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(out)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in AGAIN else name for name in DONE]
 )

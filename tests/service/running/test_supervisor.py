@@ -210,6 +210,7 @@ def test_a_containers_limit_counts_where_it_is_less(tmp_path: Path) -> None:
     assert machine_bytes([str(tmp_path / "none"), "/nowhere"]) == psutil.virtual_memory().total
 
 
+@pytest.mark.long
 def test_so_many_of_one_owner_run_at_once(queue: JobQueue, start: Start) -> None:
     for number in range(4):
         submit(queue, number, "wait", owner="alice")

@@ -66,6 +66,7 @@ def test_what_trickles_in_after_an_answer_is_not_waited_for(shared: Stage) -> No
         assert time.monotonic() - began < 10.0
 
 
+@pytest.mark.long
 def test_a_client_that_pauses_between_requests_is_served(shared: Stage) -> None:
     with (
         served(shared, head_seconds=0.3) as url,
@@ -146,6 +147,7 @@ def over_tls(
             assert not thread.is_alive()
 
 
+@pytest.mark.long
 def test_a_handshake_that_never_ends_is_not_waited_for(
     shared: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +166,7 @@ def test_a_handshake_that_never_ends_is_not_waited_for(
             assert client.get("/healthz").status_code == 200
 
 
+@pytest.mark.long
 def test_more_handshakes_than_there_are_places_for_are_closed_as_they_come(
     shared: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

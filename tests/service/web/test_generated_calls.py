@@ -135,6 +135,7 @@ def call_all(calls: Calls, count: int) -> None:
     assert calls.statuses[False, 401] > count
 
 
+@pytest.mark.long
 def test_calls_made_from_the_description(calls: Calls) -> None:
     call_all(calls, 2)
 

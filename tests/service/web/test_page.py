@@ -100,6 +100,7 @@ def points(driver: Chrome) -> int:
     )
 
 
+@pytest.mark.long
 @needs_browser
 def test_the_address_that_serve_prints_signs_in(stage: Stage, tmp_path: Path) -> None:
     """And the token does not stay in the address, nor in what the browser goes back to."""
@@ -118,6 +119,7 @@ def test_the_address_that_serve_prints_signs_in(stage: Stage, tmp_path: Path) ->
         assert TOKEN not in driver.current_url
 
 
+@pytest.mark.long
 @needs_browser
 def test_the_page_in_a_browser(stage: Stage, tmp_path: Path) -> None:
     """Signs in, lists, follows a curve as it grows, cancels, resumes; by mouse and keyboard; no markup from data."""

@@ -52,6 +52,7 @@ def test_events_so_far(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         assert stage.client.get(f"/v1/jobs/{job_id}/events?{bad}").status_code == 422
 
 
+@pytest.mark.long
 def test_a_follower_sees_what_comes_until_the_end(stage: Stage) -> None:
     job_id = stage.submit()["id"]
     writer = stage.events(job_id)

@@ -69,6 +69,7 @@ def grown(executor: LocalExecutor) -> Solution:
     return solved(HARD, executor)
 
 
+@pytest.mark.long
 def test_a_slow_solve_grows_its_blocks_and_takes_fewer_passes(executor: LocalExecutor, grown: Solution) -> None:
     fixed = solved(HARD, executor, GreedyBlockCoordinateDescent(block_size=60))
     assert grown.converged

@@ -140,6 +140,7 @@ def test_directions_of_any_length_lead_to_one_point(name: str, scale: float) -> 
     np.testing.assert_allclose(scaled * scale, plain, rtol=1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "short"),
     [

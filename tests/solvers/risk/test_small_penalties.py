@@ -107,6 +107,7 @@ def minimised(executor: LocalExecutor, function: str, kernel: str, case: str, **
         return minimised_by(operator, targets_of(function, loss), loss=loss, regularisation=penalty, **options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("function", "kernel", "case"), TABLE)
 def test_the_least_risk_is_reached(function: str, kernel: str, case: str, executor: LocalExecutor) -> None:
     loss, penalty = CASES[case]

@@ -112,6 +112,7 @@ def same(first: TrainedFixedSize, second: TrainedFixedSize) -> None:
     assert first.summary["misclassification"] == second.summary["misclassification"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("search", ["shared", "profile", "annealing"])
 def test_a_search_that_was_cut_off_goes_on_to_the_same_bits(
     rng: np.random.Generator, one_thread: LocalExecutor, tmp_path: Path, search: str

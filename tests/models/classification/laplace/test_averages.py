@@ -180,6 +180,7 @@ def test_what_is_no_interval_is_refused():
         averaged_intervals(Likelihood("softmax", 3), *(np.ones((1, 3)) for _ in range(4)))
 
 
+@pytest.mark.long
 @pytest.mark.covering
 @pytest.mark.parametrize("likelihood", [LOGIT, PROBIT, Likelihood("logit", 3)])
 @pytest.mark.parametrize("factor", [1.0, 1.05])

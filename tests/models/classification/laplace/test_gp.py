@@ -154,6 +154,7 @@ def few_landmarks(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     monkeypatch.setattr(batch, "AT_ONCE", 16)
 
 
+@pytest.mark.long
 @pytest.mark.covering
 @pytest.mark.parametrize("name", ["logit", "probit"])
 @pytest.mark.parametrize("classes", [2, 3])

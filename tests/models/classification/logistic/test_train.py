@@ -158,6 +158,7 @@ def test_far_from_the_minimum_no_long_step_is_taken(rng: np.random.Generator) ->
     assert centred
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "n_classes"), [("logit", 2), ("softmax", 3)])
 def test_of_little_penalty_roundings_are_looked_at_closely(
     name: LikelihoodName, n_classes: int, rng: np.random.Generator

@@ -59,6 +59,7 @@ def test_with_all_samples_near_it_is_the_dense_evidence(
     np.testing.assert_allclose(tried.gradient, outcome[1], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.covering
 @pytest.mark.parametrize(("leaf", "halo"), [(8, 12), (4, 8)])
 @pytest.mark.parametrize("name", ["logit", "probit"])
@@ -154,6 +155,7 @@ def test_modes_that_lead_nowhere_are_not_gone_on_from(executor: BlockExecutor, m
     np.testing.assert_array_equal(again.gradient, cold.gradient)
 
 
+@pytest.mark.long
 def test_bits_do_not_depend_on_who_computes(executor: BlockExecutor) -> None:
     X, signs, _, Z = labelled(400)
     here = objective(X, signs, None, executor, "logit", 8, 16)(RBF, 1.0, Z)

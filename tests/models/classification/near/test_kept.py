@@ -51,6 +51,7 @@ def same(found: TrainedNear, expected: TrainedNear) -> None:
     np.testing.assert_array_equal(found.values, expected.values)
 
 
+@pytest.mark.long
 def test_no_bit_depends_on_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
     step = mode.ModeSearch.step

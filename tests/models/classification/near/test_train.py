@@ -282,6 +282,7 @@ def test_what_is_refused(rng: np.random.Generator, one_thread: LocalExecutor) ->
     assert trained(dataset, labels, one_thread, multi_class="softmax").summary["converged"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("classes", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_memory_is_what_is_planned_at_most(classes: int, rng: np.random.Generator, one_thread: LocalExecutor) -> None:
     n, m = 3_000, 40

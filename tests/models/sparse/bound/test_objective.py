@@ -55,6 +55,7 @@ def test_value_and_gradient_are_those_in_many_digits(
     np.testing.assert_allclose(found.gradient, gradient, rtol=0.0, atol=accuracy * np.abs(gradient).max())
 
 
+@pytest.mark.long
 @pytest.mark.covering
 @pytest.mark.parametrize("fitc", [False, True], ids=["bound", "fitc"])
 @pytest.mark.parametrize("case", [case for case in CASES if case.kernel.pairwise], ids=lambda case: case.name)

@@ -111,6 +111,7 @@ def test_a_basis_that_cannot_follow_is_warned_of(one_thread: LocalExecutor) -> N
     assert few.noise_variance > 1.5 * many.noise_variance
 
 
+@pytest.mark.long
 def test_more_starting_points_keep_the_best(dataset: Dataset, one_thread: LocalExecutor) -> None:
     one, three = (searched(dataset, one_thread, basis_size=10, restarts=count) for count in (1, 3))
     assert {each["start"] for each in three.sparse["rounds"]} == {0, 1, 2}
@@ -281,6 +282,7 @@ def test_memory_is_planned() -> None:
         large.require(large.coordinator_bytes - 1)
 
 
+@pytest.mark.long
 def test_with_neighbours_few_basis_samples_find_what_the_likelihood_of_all_finds(
     one_thread: LocalExecutor, tmp_path: Path
 ) -> None:

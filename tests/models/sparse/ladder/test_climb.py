@@ -71,6 +71,7 @@ def same(first: TrainedSparse, second: TrainedSparse) -> None:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [

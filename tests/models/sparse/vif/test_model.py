@@ -205,6 +205,7 @@ def test_a_limited_search_says_of_how_many_it_may_have_missed_nearer_ones(
     assert SparsePredictor(old)(T).unproven == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("d", [2, pytest.param(12, marks=pytest.mark.slow)])
 def test_memory_is_what_is_planned_at_most(d: int, tmp_path: Path, one_thread: LocalExecutor) -> None:
     """Of a fit, and of predictions, whose neighbours the plan takes to be all different: peaks are not far below."""

@@ -74,6 +74,7 @@ def test_without_neighbours_it_is_fitc_value_and_slopes(one_thread: LocalExecuto
     assert value.unexplained == pytest.approx(fitc.unexplained, rel=1e-8)
 
 
+@pytest.mark.long
 @pytest.mark.covering
 @pytest.mark.parametrize(("leaf", "halo", "basis"), [(8, 12, 8), (1, 6, 8), (8, 12, 0), (6, N, 8)])
 @pytest.mark.parametrize("case", [case for case in CASES if case.kernel.pairwise], ids=lambda case: case.name)

@@ -201,6 +201,7 @@ def test_auto_takes_what_held_out_samples_say(noise: str) -> None:
     assert scores[comparison["kind"]] < scores["none"] - 0.3
 
 
+@pytest.mark.long
 def test_auto_leaves_noise_alone_that_is_the_same_everywhere() -> None:
     taken = []
     for seed in range(10):

@@ -80,6 +80,7 @@ def test_scale_and_degrees_are_those_of_the_noise() -> None:
     assert tuned.parameters[-1].value == t.variance
 
 
+@pytest.mark.long
 def test_auto_takes_student_where_there_are_outliers_and_nowhere_else() -> None:
     for seed in range(2):
         start, tuned = found(drawn(0.0, seed), "auto", seed)
