@@ -274,6 +274,7 @@ class _State:
         columns = []
         for number, document in enumerate(metadata["columns"]):
             more: dict[str, Any] = {}
+            document.pop("length", None)  # of a version that shortened steps
             if "value" in document:
                 normal = np.asfortranarray(arrays[f"normal-{number}"])
                 joint = Joint(normal, arrays[f"whitened-{number}"], document.pop("value"), document.pop("explained"))

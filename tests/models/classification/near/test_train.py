@@ -24,7 +24,7 @@ from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels, label_weights
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.near.settings import NearSettings
-from dkgp.models.classification.near.train import TrainedNear, train_near
+from dkgp.models.classification.near.train import TrainedNear, _State, train_near
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.memory import TrainingSizes
@@ -206,6 +206,16 @@ def test_an_interruption_is_heeded_within_a_step_and_between_two(
     assert resumed.near.normal.tobytes() == whole.near.normal.tobytes()
     assert resumed.summary["evidence"] == whole.summary["evidence"]
     assert [one["objective"] for one in resumed.history] == [one["objective"] for one in whole.history]
+    # A version that shortened steps, and held no noise, left this.
+    before = store.load_latest()
+    assert before is not None
+    for column in before.metadata["state"]["columns"]:
+        column["length"] = 0.5
+        del column["held"]
+        column.pop("lowest", None)
+    restored = _State.restored(before.metadata["state"], before.arrays)
+    assert restored.iteration == whole.summary["iterations"]
+    assert (restored.columns[0].held, restored.columns[0].lowest) == (False, np.inf)
     # The end is saved too, and gives the same model once more.
     latest = store.load_latest()
     assert latest is not None
