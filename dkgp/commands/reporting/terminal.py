@@ -13,10 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 
 from dkgp.commands.reporting.convergence import ConvergenceEstimate
 from dkgp.commands.reporting.lines import choice_line, search_line, solve_line, time_left
-from dkgp.commands.reporting.progress import (
-    Measure,
-    WorkProgress,
-)
+from dkgp.commands.reporting.progress import Measure, WorkProgress
 
 if TYPE_CHECKING:
     from dkgp.models import TuneProgress

@@ -19,7 +19,7 @@ what a step makes of their distance,
 
 has both factors below one, as norms of v^-1/2 f, where 2 Sigma > v and C < 2 W: then steps of any start lead to one
 fixed point, a = g and f = (Sigma - v) g with this v. Where W comes to more than one and a half of what is held it is
-raised, which it can be a few times only.
+raised, which has an end, since curvatures are bounded.
 
 A step longer than one, in the largest value, is halved until what it lowers falls, or rises by no more than the two
 steps' covariances may differ in,
