@@ -17,7 +17,7 @@ import numpy as np
 import scipy.linalg
 
 from dkgp.data import Dataset
-from dkgp.data.stores.standardisation import Standardisation
+from dkgp.data.stores.standardisation import RunningMoments, Standardisation
 from dkgp.data.stores.transforms import TransformName, fit_transform
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError, NumericalError
@@ -161,7 +161,9 @@ def _scored(
         scale = Standardisation.identity(samples.inputs.shape[1], p)
         scale = Standardisation(scale.input_mean, scale.input_std, np.zeros(p), np.ones(p), scale.kept, transforms)
         inside = scale.targets(samples.targets)
-        mean, std = inside.mean(axis=0), inside.std(axis=0)
+        moments = RunningMoments(p)
+        moments.update(inside)
+        mean, std = moments.mean, moments.std
         if not (np.isfinite(mean).all() and (std > 0.0).all() and np.isfinite(std).all()):
             return None
         z = (inside - mean) / std

@@ -17,6 +17,9 @@ from dkgp.errors import InputError
 
 # Below it squared deviations have lost digits, or are 0 altogether.
 LEAST_VARIANCE = 1e-280
+# Values of a block whose range is a smaller share of their size have their first row subtracted: a sum of n values of
+# size a loses up to n u a, which is then no longer small against their spread.
+NEAR = 2.0**-16
 
 
 def require_varying_targets(names: Sequence[str], constant: BoolArray, values: FloatArray, n_samples: int) -> None:
@@ -47,8 +50,10 @@ class RunningMoments:
 
         m = m_a + delta n_b / n,    S = S_a + S_b + delta^2 n_a n_b / n,
 
-    which does not cancel where the mean is large against the spread. (scikit-learn's scaler can do this, but is an
-    extra, and tells a column that is constant by its rounded variance.)
+    which does not cancel where the mean is large against the spread. A column whose first block holds values that are
+    near to each other is measured from its first value, the origin: such differences are exact, and neither sums nor
+    means of blocks round to the digits of the origin. Other columns have the origin 0. (scikit-learn's scaler can do
+    this, but is an extra, and tells a column that is constant by its rounded variance.)
 
     Parameters
     ----------
@@ -58,7 +63,8 @@ class RunningMoments:
 
     def __init__(self, n_columns: int) -> None:
         self.count = 0
-        self.mean: FloatArray = np.zeros(n_columns)
+        self._origin: FloatArray = np.zeros(n_columns)
+        self._offset: FloatArray = np.zeros(n_columns)  # the mean less the origin
         self.squared_deviations: FloatArray = np.zeros(n_columns)
         self.minimum: FloatArray = np.full(n_columns, np.inf)
         self.maximum: FloatArray = np.full(n_columns, -np.inf)
@@ -69,11 +75,16 @@ class RunningMoments:
             return
         values = np.asarray(block, dtype=np.float64)
         block_moments = RunningMoments(values.shape[1])
+        block_moments.minimum, block_moments.maximum = values.min(axis=0), values.max(axis=0)
         with np.errstate(all="ignore"):  # what overflows or underflows is reported once, by `require_range`
             block_moments.count = len(values)
-            block_moments.mean = values.mean(axis=0)
-            block_moments.squared_deviations = ((values - block_moments.mean) ** 2).sum(axis=0)
-        block_moments.minimum, block_moments.maximum = values.min(axis=0), values.max(axis=0)
+            size = np.maximum(np.abs(block_moments.minimum), np.abs(block_moments.maximum))
+            near = block_moments.maximum - block_moments.minimum <= NEAR * size
+            if near.any():
+                block_moments._origin = np.where(near, values[0], 0.0)
+                values = values - block_moments._origin
+            block_moments._offset = values.mean(axis=0)
+            block_moments.squared_deviations = ((values - block_moments._offset) ** 2).sum(axis=0)
         self.merge(block_moments)
 
     def merge(self, other: RunningMoments) -> None:
@@ -81,15 +92,23 @@ class RunningMoments:
         if other.count == 0:
             return
         total = self.count + other.count
+        if self.count == 0:
+            self._origin = other._origin
         with np.errstate(all="ignore"):
-            delta = other.mean - self.mean
-            self.mean = self.mean + delta * (other.count / total)
+            delta = (other._origin - self._origin) + (other._offset - self._offset)
+            self._offset = self._offset + delta * (other.count / total)
             self.squared_deviations = (
                 self.squared_deviations + other.squared_deviations + delta**2 * (self.count * (other.count / total))
             )
         self.minimum = np.minimum(self.minimum, other.minimum)
         self.maximum = np.maximum(self.maximum, other.maximum)
         self.count = total
+
+    @property
+    def mean(self) -> FloatArray:
+        """Mean of each column, shape (n_columns,)."""
+        with np.errstate(over="ignore"):
+            return np.asarray(self._origin + self._offset)
 
     @property
     def variance(self) -> FloatArray:

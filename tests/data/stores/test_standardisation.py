@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -50,6 +52,45 @@ def test_large_mean_does_not_cancel() -> None:
     for block in np.array_split(values, 7):
         moments.update(block)
     np.testing.assert_allclose(moments.std, values.std(axis=0), rtol=1e-9)
+
+
+@pytest.mark.parametrize("width", [1e-3, 1e-5])
+@pytest.mark.parametrize("offset", [1.6e9, -7.3e8])
+@pytest.mark.parametrize("rows", [20_000, 700])
+def test_values_near_to_each_other_keep_their_digits(
+    width: float, offset: float, rows: int, rng: np.random.Generator
+) -> None:
+    values = offset + rng.uniform(-width, width, (20_000, 1))
+    moments = RunningMoments(1)
+    for start in range(0, len(values), rows):
+        moments.update(values[start : start + rows])
+    # Both are sums of whole numbers of units in the last place, and so is what they are compared with.
+    unit = np.spacing(abs(offset) / 2.0)
+    steps = [int(step) for step in (values[:, 0] - values[0, 0]) / unit]
+    mean = Fraction(sum(steps), len(steps))
+    variance = Fraction(sum(step * step for step in steps), len(steps)) - mean * mean
+    exact_mean = Fraction(values[0, 0]) + mean * Fraction(unit)
+    assert abs(Fraction(moments.mean[0]) - exact_mean) <= Fraction(np.spacing(abs(offset))) * Fraction(51, 100)
+    assert moments.std[0] == pytest.approx(math.sqrt(variance) * unit, rel=1e-12)
+
+
+def test_a_block_far_from_near_values_is_no_harm(rng: np.random.Generator) -> None:
+    blocks = [1e8 + rng.uniform(-1e-3, 1e-3, (500, 1)), rng.normal(size=(500, 1)), 3e8 + rng.normal(size=(400, 1))]
+    for order in ([0, 1, 2], [1, 0, 2], [2, 0, 1]):
+        moments = RunningMoments(1)
+        for block in order:
+            moments.update(blocks[block])
+        values = np.concatenate(blocks).astype(np.longdouble)
+        assert moments.mean[0] == pytest.approx(float(values.mean()), rel=1e-14)
+        assert moments.std[0] == pytest.approx(float(values.std()), rel=1e-14)
+
+
+def test_ordinary_values_have_the_bits_of_plain_sums(rng: np.random.Generator) -> None:
+    values = np.column_stack([rng.normal(size=3000), 1e3 + rng.normal(size=3000), rng.integers(0, 2, 3000)])
+    moments = RunningMoments(3)
+    moments.update(values)
+    np.testing.assert_array_equal(moments.mean, values.mean(axis=0))
+    np.testing.assert_array_equal(moments.std, values.std(axis=0))
 
 
 def test_a_constant_that_rounds_is_constant() -> None:
