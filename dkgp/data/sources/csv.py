@@ -11,6 +11,7 @@ import gzip
 import io
 import lzma
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -19,7 +20,7 @@ import pandas as pd
 from dkgp.data.remote.storage import object_bytes, open_object
 from dkgp.data.sources.base import Block, Column, Source, refused_as, text_error
 from dkgp.data.sources.formats import FORMATS, Format
-from dkgp.data.types import FloatArray, IntArray
+from dkgp.data.types import FloatArray, IntArray, quoted
 from dkgp.errors import InputError
 from dkgp.registry import Option
 
@@ -44,8 +45,8 @@ class CsvSource(Source):
 
     The delimiter (comma, semicolon, tab, bar or blanks) is found from the first line; compression (gzip, bzip2, xz) is
     recognised by content. The first line is a header of names, where `header` does not say it, if some column is text
-    there and a number in the second line, or if all of it is text, or if it counts 0, 1, 2, ...; without a header the
-    columns are x0, x1, ... `InputError` where the file is empty, not text, or damaged.
+    there and a number in the second line, or if all of it is text, or if it counts 0, 1, 2, ... (also after an empty
+    field); without a header the columns are x0, x1, ... `InputError` where the file is empty, not text, or damaged.
     """
 
     def __init__(self, url: str, header: bool | None = None) -> None:
@@ -56,7 +57,7 @@ class CsvSource(Source):
             raise InputError(f"'{self.url}' is empty; expected lines of delimited numbers.")
         self._delimiter = delimiter_of(first_lines[0])
         rows = [self._fields(line, 1 + index) for index, line in enumerate(first_lines)]
-        self._has_header = _looks_like_header(rows) if header is None else header
+        self._has_header = self._looks_like_header(rows) if header is None else header
         self._n_fields = len(rows[0])
         self.columns = tuple(Column(name, "", index) for index, name in enumerate(self._names(rows[0])))
         self.positional = self.columns
@@ -72,6 +73,15 @@ class CsvSource(Source):
             if len(lines):
                 place = self._places(lines)
                 yield Block(self._parsed(content, lines, columns, place), place, position)
+
+    def _looks_like_header(self, rows: list[list[str]]) -> bool:
+        numbered = _names_are_numbers(rows)
+        if numbered is None:
+            raise InputError(
+                f"The first line of '{self.url}' is an empty field, then the rising whole numbers "
+                f"{quoted(rows[0][1:])}: a header, or a sample with a missing value. Say which by `header`."
+            )
+        return numbered or _looks_like_header(rows)
 
     def _parsed(
         self, content: bytes, lines: IntArray, columns: Sequence[Column], place: Callable[[int], str]
@@ -245,9 +255,6 @@ def delimiter_of(line: str) -> str:
 
 
 def _looks_like_header(rows: list[list[str]]) -> bool:
-    # What pandas and R write for a table without names. A sample that reads 0, 1, 2, ... in order is far less likely.
-    if len(rows[0]) > 2 and [field.strip() for field in rows[0]] == [str(index) for index in range(len(rows[0]))]:
-        return True
     text = [not is_number(field) for field in rows[0]]
     if not any(text):
         return False
@@ -256,6 +263,25 @@ def _looks_like_header(rows: list[list[str]]) -> bool:
     return any(
         is_text and bool(field.strip()) and is_number(field) for is_text, field in zip(text, rows[1], strict=False)
     )
+
+
+def _names_are_numbers(rows: list[list[str]]) -> bool | None:
+    """Return True if the first line numbers the columns, as pandas and R write them; None if it may be a sample.
+
+    The index that they write first has an empty name. A sample that reads 0, 1, 2, ... in order is far less likely.
+    """
+    fields = [field.strip() for field in rows[0]]
+    labels = fields if fields[0] else fields[1:]
+    if not labels or not all(label.isdecimal() for label in labels):
+        return False
+    counted = labels == [str(index) for index in range(len(labels))]
+    if fields[0]:
+        return counted and len(labels) > 2
+    if counted:
+        index = rows[1][0].strip() if len(rows) > 1 and rows[1] else "0"
+        return len(labels) > 1 or index == "0" or not is_number(index)
+    rising = all(int(low) < int(high) for low, high in pairwise(labels))
+    return None if rising and len(labels) > 1 else False
 
 
 def is_number(field: str) -> bool:

@@ -92,6 +92,8 @@ def test_csv_without_header(
         ("1990,b,y\n1,2,3\n4,6,5\n", ("1990", "b", "y")),
         ("1,2,3\n4,6,5\n", ("x0", "x1", "x2")),
         ("0,1,2\n1,2,3\n4,6,5\n", ("0", "1", "2")),
+        (",0,1\n1,2,3\n4,6,5\n", ("column_0", "0", "1")),
+        ('"","0","1"\n"1",2,3\n"4",6,5\n', ("column_0", "0", "1")),
         ("\n\n1;2;3\n  \n4;6;5", ("x0", "x1", "x2")),
         ("  1  2   3 \n 4\t6 5\n", ("x0", "x1", "x2")),
         ("a,b,y\nTrue,2,3\nFalse,6,5\n", ("a", "b", "y")),
@@ -107,6 +109,25 @@ def test_headers_are_recognised(tmp_path: Path, text: str, names: tuple[str, ...
     assert (*dataset.feature_names, *dataset.target_names) == names
     np.testing.assert_array_equal(dataset.inputs(0, 1, standardised=False)[0], [1.0, 2.0])
     np.testing.assert_array_equal(dataset.targets(0, 2, standardised=False)[:, 0], [3.0, 5.0])
+
+
+def test_a_header_of_numbers_that_pandas_writes_is_no_sample(tmp_path: Path, rng: np.random.Generator) -> None:
+    values = rng.normal(size=(20, 3))
+    pd.DataFrame(values).to_csv(tmp_path / "t.csv")
+    dataset = ingest(tmp_path / "t.csv", tmp_path / "t.zarr", features=["0", "1"], target="2").train
+    np.testing.assert_array_equal(dataset.raw_inputs(0, 20), values[:, :2])
+    pd.Series(values[:, 0]).to_csv(tmp_path / "s.csv")
+    assert ingest(tmp_path / "s.csv", tmp_path / "s.zarr", target="0").n_samples == 20
+
+
+def test_a_first_line_that_may_be_header_or_sample_is_asked_about(tmp_path: Path, rng: np.random.Generator) -> None:
+    pd.DataFrame(rng.normal(size=(20, 3)), columns=[2001, 2002, 2004]).to_csv(tmp_path / "t.csv")
+    with pytest.raises(InputError, match=r"first line of .*'2001', '2002', '2004': a header, or .* by `header`"):
+        ingest(tmp_path / "t.csv", tmp_path / "t.zarr", target=-1)
+    assert ingest(tmp_path / "t.csv", tmp_path / "t.zarr", target="2004", header=True).n_samples == 20
+    (tmp_path / "gap.csv").write_text(",3,2\n1,4,5\n2,0,9\n")
+    with pytest.raises(InputError, match="'x0' holds a missing value or NaN in line 1"):
+        ingest(tmp_path / "gap.csv", tmp_path / "g.zarr", target=-1)
 
 
 def test_header_can_be_told(tmp_path: Path) -> None:
