@@ -137,6 +137,12 @@ def mean_in_units(
         return result, np.nextafter((bound * scale + rounded) * (1.0 + 4.0 * EPS), np.inf)
 
 
+def shifted_bound(bound: FloatArray, shifted: FloatArray) -> FloatArray:
+    """Bounds (r, ...) on means after one rounded addition, whose results are `shifted`: u |result| more, outward."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return known(np.nextafter((bound + UNIT * EVALUATION * np.abs(shifted)) * (1.0 + 4.0 * EPS), np.inf))
+
+
 def variance_in_units(lower: FloatArray, upper: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Ends of intervals (r,) in the targets' squared units, (r, p): three roundings each, outward.
 

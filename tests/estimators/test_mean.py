@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.linear_model import LinearRegression, Ridge
 
 from dkgp import GPRegressor
@@ -55,7 +56,7 @@ def test_a_regressor_is_fitted_first_and_the_process_on_its_residuals(data: Any)
     expected, its_std, its_bounds = second.predict(T, return_std=True, return_bounds=True)
     np.testing.assert_array_equal(mean, expected + first.predict(T))
     np.testing.assert_array_equal(std, its_std)
-    np.testing.assert_array_equal(bounds.mean_error, its_bounds.mean_error)
+    np.testing.assert_allclose(bounds.mean_error, its_bounds.mean_error, atol=1.1 * 2.0**-53 * np.abs(mean).max())
     np.testing.assert_allclose(
         gp.sample_y(T, 3, random_state=1), second.sample_y(T, 3, random_state=1) + first.predict(T)[:, None]
     )
@@ -63,6 +64,53 @@ def test_a_regressor_is_fitted_first_and_the_process_on_its_residuals(data: Any)
     second.update(T, truth(T) - first.predict(T))
     np.testing.assert_allclose(gp.predict(X), second.predict(X) + first.predict(X), rtol=1e-10)
     assert not hasattr(gp.mean, "coef_")
+
+
+class Offset(RegressorMixin, BaseEstimator):
+    """A regressor that predicts a number for each target, whatever the inputs."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def fit(self, X: Any, y: Any) -> Offset:
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        return np.broadcast_to(self.values, (len(X), *np.shape(self.values))).copy()
+
+
+@pytest.mark.parametrize("offset", [1.1e9, -3.7e5, 1e-7, 7.3e12, 1.9e-300])
+@pytest.mark.parametrize("framed", [False, True])
+def test_the_bound_has_the_rounding_of_the_sum(data: Any, offset: float, framed: bool) -> None:
+    X, _, T = data
+    kernel, residuals = SquaredExponential((0.5, 0.5), 1.0), np.sin(X[:, 0])
+    means, y, named = Offset(offset), residuals + offset, pd.DataFrame(T, columns=["a", "b"], index=range(5, 35))
+    if framed:
+        X, T = pd.DataFrame(X, columns=["a", "b"]), named
+    gp = GPRegressor(kernel, noise_variance=1e-1, mean=means).fit(X, y)
+    mean, bounds = gp.predict(T, return_bounds=True)
+    alone = GPRegressor(kernel, noise_variance=1e-1).fit(X, y - offset)
+    expected, its = alone.predict(T, return_bounds=True)
+    off = [
+        float(abs(Fraction(sum_) - Fraction(part) - Fraction(offset)) + Fraction(error))
+        for sum_, part, error in zip(np.asarray(mean), np.asarray(expected), np.asarray(its.mean_error), strict=True)
+    ]
+    assert (np.asarray(bounds.mean_error) >= off).all()
+    assert np.asarray(bounds.mean_error).max() <= np.max(its.mean_error) * 1.001 + 1.2e-16 * np.abs(mean).max()
+    if framed:
+        assert list(bounds.mean_error.index) == list(named.index)
+        assert bounds.mean_error.name == its.mean_error.name
+
+
+def test_bounds_of_several_targets_are_widened_by_their_own_sums(data: Any) -> None:
+    X, y, T = data
+    offsets = np.array([2e9, 0.0])
+    both = np.column_stack([y, y]) + offsets
+    gp = GPRegressor(KERNEL, noise_variance=1e-3, mean=Offset(offsets)).fit(X, both)
+    mean, bounds = gp.predict(T, return_bounds=True)
+    error = np.asarray(bounds.mean_error)
+    assert (error[:, 0] - error[:, 1] > 1e-8).all()
+    np.testing.assert_allclose(error[:, 0] - error[:, 1], np.asarray(mean)[:, 0] * 2.0**-53, rtol=0.05)
 
 
 def test_frames_and_several_targets(data: Any) -> None:

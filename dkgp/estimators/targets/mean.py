@@ -10,8 +10,11 @@ import numpy as np
 from dkgp.data import Dataset
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
+from dkgp.estimators.outputs.frames import framed
+from dkgp.estimators.outputs.outputs import PredictionBounds
 from dkgp.estimators.scikit_learn import clone
 from dkgp.estimators.tables import is_plain
+from dkgp.models.rounding import shifted_bound
 from dkgp.models.trend.columns import CENTRED, MEAN_KINDS, MeanKind, count_of
 
 
@@ -58,14 +61,18 @@ class EstimatorMean:
         return y - mean if hasattr(y, "index") else np.asarray(y, dtype=np.float64) - mean
 
     def added(self, X: Any, predicted: Any) -> Any:
-        """Predictions, the mean alone or first in a tuple, with the regressor's added."""
+        """Return predictions, the mean alone or first in a tuple, with the regressor's predictions added to the mean.
+
+        Bounds on the mean's error include the rounding of the sum.
+        """
         if self.regressor is None:
             return predicted
         _require_plain(X)
         mean = np.asarray(self.regressor.predict(X), dtype=np.float64)
-        if isinstance(predicted, tuple):
-            return (predicted[0] + mean, *predicted[1:])
-        return predicted + mean
+        if not isinstance(predicted, tuple):
+            return predicted + mean
+        shifted, *others = predicted[0] + mean, *predicted[1:]
+        return (shifted, *(_shifted(item, shifted) if isinstance(item, PredictionBounds) else item for item in others))
 
     def added_to_draws(self, X: Any, values: FloatArray) -> FloatArray:
         """Functions' values (r, count) or (r, p, count), with the regressor's predictions added."""
@@ -107,6 +114,16 @@ def require_centred(kind: MeanKind, what: str) -> None:
             f"{what} are found about a centred mean, and mean={kind!r} has coefficients of its own; leave one of them "
             "out"
         )
+
+
+def _shifted(bounds: PredictionBounds, mean: Any) -> PredictionBounds:
+    error = bounds.mean_error
+    widened = shifted_bound(np.asarray(error, dtype=np.float64), np.asarray(mean, dtype=np.float64))
+    if hasattr(error, "index"):  # a Series or DataFrame keeps its labels
+        return bounds._replace(
+            mean_error=framed(widened, error.index, getattr(error, "name", ""), getattr(error, "columns", None))
+        )
+    return bounds._replace(mean_error=widened)
 
 
 _EXPECTED = f"mean= is one of {', '.join(map(repr, MEAN_KINDS))}, or a regressor of scikit-learn's"
