@@ -13,6 +13,7 @@ import numpy as np
 from dkgp.data import Prediction
 from dkgp.data.stores.manifest import described_whole
 from dkgp.data.stores.transforms import TargetTransform, require_positive
+from dkgp.models.rounding import known, outward
 from dkgp.models.variance_scores import ScoredVariances
 from dkgp.operators.base import FloatArray
 
@@ -28,7 +29,8 @@ class InUnits:
     median
         Of the predictive distribution; the mean where no transform is used.
     median_error_bound
-        By how much the exact model's median can differ, |T^-1(m +- bound) - T^-1(m)|; None without bounds.
+        By how much the exact model's median can differ, |T^-1(m +- bound) - T^-1(m)| rounded outward; None without
+        bounds.
     lower, upper
         Ends of the central 95 % interval of a new observation; None without variances.
     """
@@ -70,13 +72,28 @@ class TargetUnits:
         bound = None
         if "mean_error_bound" in self._prediction.variables:
             b = self._prediction.read("mean_error_bound", start, end)
-            median = self.back(m)
-            bound = np.maximum(self.back(m + b) - median, median - self.back(m - b)) if self.transformed else b
+            bound = self._median_error_bound(m, b) if self.transformed else b
         lower = upper = None
         if variance is not None and self._variances is not None:
             half = self._variances.half_widths(variance)
             lower, upper = self.back(m - half), self.back(m + half)
         return InUnits(self._mean(m, variance), self.back(m), bound, lower, upper)
+
+    def _median_error_bound(self, mean: FloatArray, bound: FloatArray) -> FloatArray:
+        """Bound the distance of T^-1(mean) as computed from every exact T^-1 within mean +- bound, all (rows, p).
+
+        Both ends, the errors of T^-1 there and all differences are rounded outward.
+        """
+        with np.errstate(all="ignore"):
+            ends = outward(mean - bound, mean + bound)
+            low, high = (self.back(end) for end in ends)
+            low_error, high_error = (
+                np.stack([of.inverse_error(end[:, t]) for t, of in enumerate(self._transforms)], axis=1)
+                for end in (low, high)
+            )
+            low, high = outward(low - low_error, high + high_error)
+            median = self.back(mean)
+            return known(np.nextafter(np.maximum(high - median, median - low), np.inf))
 
     def mean(self, start: int, stop: int) -> FloatArray:
         """Expectations alone, as `read` has them, (rows, p)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import mpmath
 import numpy as np
 import pytest
 import scipy.stats
@@ -18,7 +19,9 @@ from dkgp.models.verdict import findings, read_residuals
 N, NOISE = 400, 0.09
 
 
-def stored(folder: Path, m: np.ndarray, latent: np.ndarray, transforms: list[TargetTransform]) -> Prediction:
+def stored(
+    folder: Path, m: np.ndarray, latent: np.ndarray, transforms: list[TargetTransform], bound: np.ndarray | float = 0.01
+) -> Prediction:
     """Predictions of two targets on the transformed scale, with the function's own variances."""
     folder.mkdir(exist_ok=True)
     attributes = {
@@ -29,7 +32,7 @@ def stored(folder: Path, m: np.ndarray, latent: np.ndarray, transforms: list[Tar
     }
     names = ("mean", "mean_error_bound", "variance", "variance_lower", "variance_upper")
     writer = PredictionWriter.create(folder / "p", len(m), ("u", "v"), names, attributes=attributes)
-    bound = np.full_like(m, 0.01)
+    bound = np.broadcast_to(bound, m.shape)
     writer.write(0, mean=m, mean_error_bound=bound, variance=latent, variance_lower=0.9 * latent, variance_upper=latent)
     return writer.commit()
 
@@ -69,6 +72,41 @@ def test_means_medians_and_intervals_are_those_of_many_draws(
         furthest = np.maximum(*(np.abs(end - of.inverse(m[:, k])) for end in ends))
         assert back.median_error_bound is not None
         np.testing.assert_allclose(back.median_error_bound[:, k], furthest, rtol=1e-12)
+
+
+def exact_inverse(of: TargetTransform, t: mpmath.mpf) -> mpmath.mpf:
+    """T^-1 in real numbers, for lambda as stored."""
+    if of.name == "log":
+        return mpmath.exp(t)
+    power = mpmath.mpf(of.parameter) if t >= 0 else 2 - mpmath.mpf(of.parameter)
+    size = abs(t)
+    exponent = size if power == 0 else mpmath.log1p(power * size) / power
+    return mpmath.sign(t) * mpmath.expm1(exponent)
+
+
+@pytest.mark.parametrize("parameter", [None, 0.0, 1e-300, 1e-9, 0.0517, 0.37, 1.0, 1.6, 2.0 - 2.0**-52, 2.0])
+@pytest.mark.parametrize("bound", [0.0, 1e-17, 1e-12, 1e-3])
+def test_bounds_of_medians_hold_in_fifty_digits(
+    rng: np.random.Generator, tmp_path: Path, parameter: float | None, bound: float
+) -> None:
+    of = TargetTransform("log") if parameter is None else TargetTransform("yeo-johnson", parameter)
+    sizes = 10.0 ** rng.uniform(-6.0, 2.0, 60)
+    m = np.concatenate([sizes * rng.choice([-1.0, 1.0], 60), [0.0, 1e-310, -1e-310, 700.0, -700.0, 1e-160]])
+    m = np.stack([m, m], axis=1)
+    back = TargetUnits(stored(tmp_path, m, np.full_like(m, 0.2), [of, of], bound)).read()
+    assert back.median_error_bound is not None
+    with mpmath.workdps(400 if parameter == 1e-300 else 50):
+        for mean, median, error in zip(m[:, 0], back.median[:, 0], back.median_error_bound[:, 0], strict=True):
+            ends = [exact_inverse(of, mpmath.mpf(mean) + side * mpmath.mpf(bound)) for side in (-1, 0, 1)]
+            if not np.isfinite(median):
+                assert error == np.inf
+                continue
+            furthest = max(abs(end - mpmath.mpf(median)) for end in ends)
+            assert furthest <= error
+            # No wider than some hundred roundings of the median and of T itself.
+            room = 2e-14 * abs(mpmath.mpf(median)) * (1 + mpmath.log1p(abs(median))) + mpmath.mpf(2) ** -1000
+            slope = abs(ends[2] - ends[0]) + mpmath.mpf(10) ** -15 * abs(mpmath.mpf(mean)) * (1 + abs(median))
+            assert error <= 1.001 * furthest + room + slope or parameter in (1e-300, 2.0 - 2.0**-52)
 
 
 def test_scores_are_of_targets_in_their_units(

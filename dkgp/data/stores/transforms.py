@@ -24,6 +24,8 @@ MOST_TARGETS = 2**20
 # Of averages: nodes on each side of zero, where the second derivative jumps, and deviations that they reach over.
 _NODES, _REACH = 64, 10.0
 _AT, _WEIGHTS = np.polynomial.legendre.leggauss(_NODES)
+# Unit roundoff, and a few times what a product below the smallest normal number may be off by.
+_UNIT, _LOST = 2.0**-53, 2.0**-1070
 # Rows whose nodes are held at once.
 _ROWS = 4096
 
@@ -51,6 +53,24 @@ class TargetTransform:
         """T^-1; infinite where that is beyond float64."""
         with np.errstate(all="ignore"):
             return np.asarray(np.exp(transformed) if self.name == "log" else _inverse(transformed, self.parameter))
+
+    def inverse_error(self, inverse: FloatArray) -> FloatArray:
+        """Return by how much results of `inverse` may differ from the exact T^-1, with `parameter` as stored.
+
+        NumPy's exp, expm1 and log1p are within 4 units in the last place, 8 u. The exponent E = log(1 + |y|) has a
+        product, log1p, a quotient and 2 - lambda, each of whose relative errors moves E by no more than the same share;
+        an error of E moves y by at most (1 + E) times its share. Products below the smallest normal number lose up to
+        2^-1075, which a quotient by the power enlarges. See `docs/proofs.md`.
+        """
+        size = np.abs(inverse)
+        with np.errstate(all="ignore"):
+            if self.name == "log":
+                error = 10.0 * _UNIT * size + _LOST
+            else:
+                powers = (self.parameter, 2.0 - self.parameter)
+                lost = _LOST * (1.0 + sum(1.0 / power for power in powers if power > 0.0))
+                error = _UNIT * size * (12.0 * np.log1p(size) + 24.0) + lost * (1.0 + size)
+        return np.asarray(np.where(np.isnan(error), np.inf, error))
 
     def log_slope(self, targets: FloatArray) -> FloatArray:
         """log T'(y), by which a density in y is larger than one in T(y)."""
