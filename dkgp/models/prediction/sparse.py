@@ -19,7 +19,6 @@ from dkgp.models.prediction.predictor import standardised
 from dkgp.models.rounding import EPS, mean_in_units, outward, variance_in_units
 from dkgp.models.sparse.errors import Points
 from dkgp.models.sparse.stored import OpenedSparse, opened_sparse
-from dkgp.models.sparse.vif.prediction import NearPredictor
 from dkgp.operators.base import FloatArray
 
 PIECE_ROWS = 1024
@@ -60,8 +59,7 @@ class SparsePredictor:
         self._opened, self._threads = opened, threads
         self._interval = opened.interval() if variance else None
         self._noise = 0.0 if latent else opened.record.noise_variance
-        model, near = opened.model, opened.near
-        self._near = None if near is None else NearPredictor(model.kernel, model.prototypes, model.lower, near)
+        self._near = opened.near_predictor
 
     @property
     def nbytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from dkgp.models.sparse.certificate import SparseCertificate
 from dkgp.models.sparse.methods import method_named
 from dkgp.models.sparse.model import SparseModel, VarianceInterval, interval_of
 from dkgp.models.sparse.problem import TrainedSparse
-from dkgp.models.sparse.vif.prediction import Near
+from dkgp.models.sparse.vif.prediction import Near, NearPredictor
 from dkgp.models.sparse.vif.stored import near_fields, near_of
 
 
@@ -27,6 +28,12 @@ class OpenedSparse:
     model: SparseModel
     certificate: SparseCertificate
     near: Near | None = None  # of a model with neighbours
+
+    @cached_property
+    def near_predictor(self) -> NearPredictor | None:
+        """Predictor of a model with neighbours, which values and gradients share; None for other models."""
+        model, near = self.model, self.near
+        return None if near is None else NearPredictor(model.kernel, model.prototypes, model.lower, near)
 
     def interval(self) -> VarianceInterval:
         """The proven interval of the exact variance; a few m^3 multiply-adds."""

@@ -1,10 +1,13 @@
 """Gradients of a sparse model's predictions in their inputs: of its mean, with a proven bound, and of its deviation.
 
-The mean is f(x) = k_m(x)' beta. What is proven of it, |f - f*|_H <= sqrt(2 w) for the exact mean f*, holds of its
-derivatives by their norm: |df / dx_l - df* / dx_l| <= G_l(x) sqrt(2 w). With phi = L^-1 k_m(x) the method's variance is
-|C^-1 phi|^2, with k(x, x) - |phi|^2 added but by the subset of regressors, so that
+The basis' mean is f(x) = k_m(x)' beta. What is proven of it, |f - f*|_H <= sqrt(2 w) for the exact mean f*, holds of
+its derivatives by their norm: |df / dx_l - df* / dx_l| <= G_l(x) sqrt(2 w). With phi = L^-1 k_m(x) the method's
+variance is |C^-1 phi|^2, with k(x, x) - |phi|^2 added but by the subset of regressors, so that
 
     dV / dx_l = dk(x, x) / dx_l + 2 (dk_m / dx_l)' L^-T (C^-T C^-1 phi - phi).
+
+A model with neighbours predicts by these too: its derivatives are those of `NearPredictor`. The bound on its mean's is
+the bound of f's and the distance between the two.
 """
 
 from __future__ import annotations
@@ -56,6 +59,10 @@ class SparseGradientPredictor:
             bound = bound + slope_rounding(sizes, self._errors, self._slopes.leaves, model.m, magnitude)
             parts.append((self._slopes.sums(piece, self._columns, model.weights), known(bound)))
         gradient, bound = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        if self._opened.near_predictor is not None:
+            near = self._opened.near_predictor.slopes(rows, self._slopes, self._columns, of_variance=False)
+            # A difference of two numbers, and a sum.
+            gradient, bound = near, known((np.abs(near - gradient) + bound) * (1.0 + 4.0 * EPS))
         return Gradients(*in_units(record, gradient, bound, inputs.shape[1]))
 
 
@@ -77,8 +84,25 @@ class SparseDeviationPredictor:
         """As of `SparseGradientPredictor`."""
         record, model = self._opened.record, self._opened.model
         rows = standardised(record, inputs)
-        variance, steepness = model.variance(rows) + self._noise, np.empty(rows.shape)
-        weights = np.empty((model.m, len(rows)))
+        near = self._opened.near_predictor
+        if near is None:
+            variance, steepness = model.variance(rows), self._steepness(rows)
+        else:
+            _, variance, _ = near.predicted(rows, None)
+            steepness = near.slopes(rows, self._slopes, self._columns, of_variance=True)[:, 0]
+        if model.method.variance != "regressors":
+            steepness = steepness + self._slopes.sizes(rows).along
+        variance = variance + self._noise
+        deviation = np.sqrt(variance)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            slopes = np.where(deviation[:, None] > 0.0, steepness / deviation[:, None], 0.0)
+        gradient, _ = in_units(record, slopes[:, None, :], np.zeros((len(rows), 1, rows.shape[1])), inputs.shape[1])
+        return DeviationGradients(deviation[:, None] * np.asarray(record.standardisation.target_std), gradient, None)
+
+    def _steepness(self, rows: FloatArray) -> FloatArray:
+        """Half of the basis' dV / dx at standardised rows, without that of k(x, x): (r, d)."""
+        model = self._opened.model
+        weights, steepness = np.empty((model.m, len(rows))), np.empty(rows.shape)
         evaluator = model.evaluator()
         prototypes = evaluator.prepare(model.prototypes)
         for start in range(0, len(rows), PIECE_ROWS):
@@ -87,14 +111,7 @@ class SparseDeviationPredictor:
         for i in range(len(rows)):
             of_row = np.ascontiguousarray(weights[:, i : i + 1])
             steepness[i] = self._slopes.sums(rows[i : i + 1], self._columns, of_row)[0, 0]
-        steepness *= 2.0
-        if model.method.variance != "regressors":
-            steepness += 2.0 * self._slopes.sizes(rows).along
-        deviation = np.sqrt(variance)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            slopes = np.where(deviation[:, None] > 0.0, steepness / (2.0 * deviation[:, None]), 0.0)
-        gradient, _ = in_units(record, slopes[:, None, :], np.zeros((len(rows), 1, rows.shape[1])), inputs.shape[1])
-        return DeviationGradients(deviation[:, None] * np.asarray(record.standardisation.target_std), gradient, None)
+        return steepness
 
     def _weights(self, columns: FloatArray) -> FloatArray:
         """L^-T (C^-T C^-1 phi - phi) of columns k_m (m, r); of the subset of regressors without the last term."""

@@ -39,6 +39,12 @@ class LeafFactor:
         """2 log|L22|."""
         return 2.0 * float(np.log(self.lower.diagonal()[self.halo :]).sum())
 
+    def solved(self, right: FloatArray) -> FloatArray:
+        """C_JJ^-1 B for columns B (h, t)."""
+        across = np.array(right.T, order="C")
+        _solve_halo(self.lower, self.halo, across)
+        return across.T
+
 
 def unexplained(evaluator: TileEvaluator, features: Features, factor: FloatArray) -> FloatArray:
     """K - F F' of some samples, by their features and rows of F (c, m): (c, c)."""
@@ -115,16 +121,21 @@ def slopes(leaf: LeafFactor, right: FloatArray, rank: int, moved: Moved) -> Leaf
 
 def _inner(leaf: LeafFactor, right: FloatArray, moved: Moved) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """A, the columns of P, (A W' + p I) / 2 made symmetric, and what stands right of T' in X."""
-    halo, count, T, W = leaf.halo, leaf.lower.shape[0], leaf.rows, leaf.images
+    halo, T, W = leaf.halo, leaf.rows, leaf.images
     A = W @ moved.images
     across = np.ascontiguousarray(A @ right[:halo].T)  # P
-    if halo:
-        shape = halo, len(T), 1.0, leaf.lower, count, across, halo
-        blas("trsm", b"L", b"U", b"T", b"N", *shape)
-        blas("trsm", b"L", b"U", b"N", b"N", *shape)
+    _solve_halo(leaf.lower, halo, across)
     half = 0.5 * (A @ W.T)
     half[np.diag_indices(len(T))] += 0.5 * moved.determinants
     half = 0.5 * (half + half.T)
     inner = half @ T
     inner[:, :halo] += across
     return A, across, half, inner
+
+
+def _solve_halo(lower: FloatArray, halo: int, across: FloatArray) -> None:
+    """Overwrite rows B' (t, h), C-contiguous, with B' C_JJ^-1."""
+    if halo and len(across):
+        shape = halo, len(across), 1.0, lower, len(lower), across, halo
+        blas("trsm", b"L", b"U", b"T", b"N", *shape)
+        blas("trsm", b"L", b"U", b"N", b"N", *shape)

@@ -7,12 +7,20 @@ w = F_* - F_J'A, what is known of the basis' part, its mean z and covariance B^-
 
 Where halos are everything these are the exact model's; without them, FITC's. Targets share C, or each has its own: a
 classifier's latent functions, whose noise is what a label leaves unknown (`dkgp.models.classification.near`).
+
+The halo is constant in the new sample's inputs but where two samples are equally near, so that derivatives keep it
+fixed. With R = (K - F F')_J*, F_* = L^-1 k_m and q = B^-1 w, both predictions move with k_J and k_m alone:
+
+    mean = k_J'g + k_m'L^-T (z - F_J'g),                                  g = C^-1 (Y_J - F_J z),
+    d variance / 2 = d k_** / 2 - dk_J'h + dk_m'L^-T (F_J'h + q - F_*),   h = C^-1 (R + F_J q) = A + C^-1 F_J q.
 """
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +29,8 @@ from numpy.typing import NDArray
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import in_parallel, single_threaded_blas
 from dkgp.kernels import Features, Kernel
-from dkgp.models.sparse.vif.leaf import factor_leaf
+from dkgp.kernels.tiles.slopes import SlopeEvaluator
+from dkgp.models.sparse.vif.leaf import LeafFactor, factor_leaf
 from dkgp.models.sparse.vif.objective import LEAF, Neighbourhood, Neighbours
 from dkgp.models.sparse.vif.tasks import refuse_leaf
 from dkgp.operators.base import FloatArray, Noise, noise_at
@@ -176,41 +185,108 @@ class NearPredictor:
         """The same, and for each row whether its neighbours may not be the nearest; by all cores with no `threads`."""
         mean = np.empty((len(inputs), self._near.targets.shape[1]))
         variance = np.empty((len(inputs), len(self._parts)))
+        unproven = self._each(inputs, partial(self._predict, inputs, mean, variance), threads)
+        return mean, variance if np.ndim(self._near.noise) == 2 else variance[:, 0], unproven
+
+    def slopes(
+        self, inputs: FloatArray, evaluator: SlopeEvaluator, basis: FloatArray, *, of_variance: bool
+    ) -> FloatArray:
+        """Derivatives at standardised inputs (r, d), with the neighbours fixed, of targets that share their noise.
+
+        Of the means (r, p, d), or half of the variance's (r, 1, d) without that of k(x, x). `basis` are the basis'
+        coordinates from `evaluator`. Raises `NumericalError`: rounding exceeds the noise variance.
+        """
+        (part,) = self._parts
+        weights_of = self._variance_weights if of_variance else self._mean_weights
+        result = np.empty((len(inputs), 1 if of_variance else self._near.targets.shape[1], inputs.shape[1]))
+
+        def differentiate(row: int, places: NDArray[np.int32]) -> None:
+            here = inputs[row : row + 1]
+            halo, features, rows = self._behind(here, places)
+            leaf, right = self._leaf(part, halo, features, rows)
+            columns = np.concatenate([evaluator.coordinates(self._near.inputs[halo]), basis], axis=1)
+            result[row] = evaluator.sums(here, columns, weights_of(part, leaf, right))[0]
+
+        self._each(inputs, differentiate, None)
+        return result
+
+    def _each(
+        self, inputs: FloatArray, work: Callable[[int, NDArray[np.int32]], None], threads: int | None
+    ) -> NDArray[np.bool_]:
+        """Call `work` with each row's number and its neighbours' places; return which of these may not be nearest."""
         unproven = np.zeros(len(inputs), dtype=bool)
         points = embed_inputs(self._context, self._near.embedding, inputs)
 
-        def work(piece: int) -> None:
+        def take(piece: int) -> None:
             for row in range(piece * ROWS_AT_ONCE, min((piece + 1) * ROWS_AT_ONCE, len(inputs))):
                 places, is_proven = self._points.near(points[row], self._near.size)
                 unproven[row] = not is_proven
-                self._predict(inputs[row : row + 1], places, mean[row], variance[row])
+                work(row, places)
 
         with single_threaded_blas():
-            in_parallel(work, -(-len(inputs) // ROWS_AT_ONCE), threads)
-        return mean, variance if np.ndim(self._near.noise) == 2 else variance[:, 0], unproven
+            in_parallel(take, -(-len(inputs) // ROWS_AT_ONCE), threads)
+        return unproven
 
-    def _predict(self, inputs: FloatArray, places: NDArray[np.int32], mean: FloatArray, variance: FloatArray) -> None:
-        """Write the means (p,) at one input, and a variance for each part."""
-        near, rank = self._near, len(self._near.whitened)
+    def _behind(self, here: FloatArray, places: NDArray[np.int32]) -> tuple[NDArray[np.intp], Features, FloatArray]:
+        """Neighbours' numbers (c,), and features and rows of F (c + 1, m) of these and one input (1, d)."""
         halo = self._points.order[places].astype(np.intp)
-        features = self._evaluator.prepare(np.concatenate([near.inputs[halo], inputs]))
-        rows = np.empty((features.n, rank))
+        features = self._evaluator.prepare(np.concatenate([self._near.inputs[halo], here]))
+        rows = np.empty((features.n, len(self._near.whitened)))
         self._write_rows(places, features, rows)
+        return halo, features, rows
+
+    def _leaf(
+        self, part: _Part, halo: NDArray[np.intp], features: Features, rows: FloatArray
+    ) -> tuple[LeafFactor, FloatArray]:
+        """The new sample's leaf and its R, whose last row has zeros for targets (c + 1, m + p)."""
+        targets, rank = self._near.targets[halo, part.targets], rows.shape[1]
+        right = np.zeros((features.n, rank + targets.shape[1]))
+        right[:, :rank], right[:-1, rank:] = rows, targets
+        noise = np.append(np.broadcast_to(noise_at(part.noise, halo), (len(halo),)), part.least)
+        leaf = factor_leaf(self._evaluator, features, len(halo), noise, right, rank)
+        if leaf is None:
+            raise refuse_leaf(len(halo), noise)
+        return leaf, right
+
+    def _predict(
+        self, inputs: FloatArray, mean: FloatArray, variance: FloatArray, row: int, places: NDArray[np.int32]
+    ) -> None:
+        """Write the means (p,) of one row of the inputs, and a variance for each part."""
+        halo, features, rows = self._behind(inputs[row : row + 1], places)
+        rank = rows.shape[1]
         for number, part in enumerate(self._parts):
-            targets = near.targets[halo, part.targets]
-            right = np.zeros((features.n, rank + targets.shape[1]))
-            right[:, :rank], right[:-1, rank:] = rows, targets
-            noise = np.append(np.broadcast_to(noise_at(part.noise, halo), (len(halo),)), part.least)
-            leaf = factor_leaf(self._evaluator, features, len(halo), noise, right, rank)
-            if leaf is None:
-                raise refuse_leaf(len(halo), noise)
+            leaf, _ = self._leaf(part, halo, features, rows)
             scale = 1.0 / leaf.rows[0, -1]
             means = scale * leaf.images[0, :rank]  # w
-            mean[part.targets] = means @ part.whitened - scale * leaf.images[0, rank:]
-            variance[number] = max(scale * scale - part.least, 0.0)
+            mean[row, part.targets] = means @ part.whitened - scale * leaf.images[0, rank:]
+            variance[row, number] = max(scale * scale - part.least, 0.0)
             if rank:
                 half = whiten(part.normal, means[:, None], transposed=False)
-                variance[number] += float(np.sum(half * half))
+                variance[row, number] += float(np.sum(half * half))
+
+    def _mean_weights(self, part: _Part, leaf: LeafFactor, right: FloatArray) -> FloatArray:
+        """[g; L^-T (z - F_J'g)]: (c + m, p)."""
+        rank = len(part.whitened)
+        factor, targets = right[:-1, :rank], right[:-1, rank:]
+        near = leaf.solved(targets - factor @ part.whitened)
+        return self._with_basis(near, part.whitened - factor.T @ near)
+
+    def _variance_weights(self, part: _Part, leaf: LeafFactor, right: FloatArray) -> FloatArray:
+        """[-h; L^-T (F_J'h + q - F_*)]: (c + m, 1)."""
+        rank = len(part.whitened)
+        factor, of_row = right[:-1, :rank], right[-1, :rank, None]
+        near = leaf.rows[0, :-1, None] / -leaf.rows[0, -1]  # A
+        basis = -of_row
+        if rank:
+            half = whiten(part.normal, of_row - factor.T @ near, transposed=False)
+            q = whiten(part.normal, half, transposed=True)
+            near, basis = near + leaf.solved(factor @ q), q - of_row
+        return self._with_basis(-near, factor.T @ near + basis)
+
+    def _with_basis(self, near: FloatArray, basis: FloatArray) -> FloatArray:
+        """Weights of neighbours (c, t), and below them those of the basis from its whitened ones (m, t)."""
+        solved = whiten(self._lower, basis, transposed=True) if len(basis) else basis
+        return np.concatenate([near, solved])
 
     def _write_rows(self, places: NDArray[np.int32], features: Features, rows: FloatArray) -> None:
         """Write rows of F for the samples at some places and one new one, whose features these are: (c + 1, m).

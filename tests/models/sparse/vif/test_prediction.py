@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
 from dkgp.kernels import Kernel, Matern32, SquaredExponential, Sum
+from dkgp.kernels.tiles.slopes import SlopeEvaluator
 from dkgp.models.context import RunContext
 from dkgp.models.sparse.vif import prediction
 from dkgp.models.sparse.vif.objective import Neighbourhood, Neighbours
@@ -16,6 +19,7 @@ from dkgp.models.sparse.vif.prediction import Near, NearPredictor, fit_near
 from dkgp.operators import ArrayInputs
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
+from tests.models.exact_gp import entry, numbers
 from tests.models.sparse.dense_models import Dense
 from tests.models.sparse.vif.dense_vif import covariance, low_rank
 from tests.models.sparse.vif.test_objective import KERNEL, S2, N, rows
@@ -145,3 +149,53 @@ def test_rows_that_are_held_are_those_that_are_made_for_each(
         for found, expected in zip(without(T), (mean, variance), strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
         assert not without._made.any()
+
+
+@pytest.mark.parametrize("basis", [0, 5])
+@pytest.mark.parametrize("by_sample", [False, True])
+def test_slopes_are_those_of_the_formulas_in_forty_digits(
+    basis: int, by_sample: bool, one_thread: LocalExecutor
+) -> None:
+    """Differences of the module's formulas, entry by entry, from neighbours that a sort of all distances gives."""
+    mp = mpmath.mp.clone()
+    mp.dps = 40
+    X, Y, Z = rows()
+    Z, size, step = Z[:basis], 6, mp.mpf(10) ** -15
+    noise = S2 * np.random.default_rng(2).uniform(0.5, 2.0, N) if by_sample else S2
+    with RunContext.of(one_thread).operator(KERNEL, noise, ArrayInputs(X)) as operator:  # type: ignore[arg-type]
+        near = replace(fit_near(operator, Y, Z, Neighbours(6, 10)).near, size=size)
+        lower = CrossKernel(operator, Z).lower if basis else np.empty((0, 0))
+    predictor, evaluator = NearPredictor(KERNEL, Z, lower, near), SlopeEvaluator(KERNEL)
+    coordinates = evaluator.coordinates(Z)
+    means, halves = (predictor.slopes(T[:3], evaluator, coordinates, of_variance=which) for which in (False, True))
+    for t, x in enumerate(numbers(T[:3])):
+        J = np.argsort(((X - T[t]) ** 2) @ np.array([2.0, 0.7]))[:size]
+
+        def formulas(x: list[Any], J: np.ndarray = J) -> tuple[list[Any], Any]:
+            """Means and variance at one input."""
+            points = [*numbers(X[J]), x]
+            F = mp.matrix(size + 1, max(basis, 1))
+            if basis:
+                for i, point in enumerate(points):
+                    F[i, :] = mp.lu_solve(mp.matrix(lower), mp.matrix([entry(KERNEL, z, point) for z in numbers(Z)])).T
+            R = mp.matrix([[entry(KERNEL, a, b) for b in points] for a in points]) - F * F.T
+            C, across, F_J, F_x = R[:size, :size], R[:size, size], F[:size, :], F[size, :].T
+            for i, sample in enumerate(J):
+                C[i, i] += mp.mpf(float(noise[sample] if isinstance(noise, np.ndarray) else noise))
+            A = mp.lu_solve(C, across)
+            w = F_x - F_J.T * A
+            mean, variance = (A.T * mp.matrix(Y[J])), R[size, size] - (A.T * across)[0]
+            if basis:
+                mean += w.T * mp.matrix(near.whitened)
+                half = mp.lu_solve(mp.matrix(near.normal), w)
+                variance += (half.T * half)[0]
+            return list(mean), variance
+
+        for feature in range(2):
+            above, below = list(x), list(x)
+            above[feature] += step
+            below[feature] -= step
+            (up, wide), (down, narrow) = formulas(above), formulas(below)
+            expected = [float((a - b) / (2 * step)) for a, b in zip(up, down, strict=True)]
+            np.testing.assert_allclose(means[t, :, feature], expected, rtol=1e-9, atol=1e-11)
+            assert halves[t, 0, feature] == pytest.approx(float((wide - narrow) / (4 * step)), rel=1e-8, abs=1e-11)
