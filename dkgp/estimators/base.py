@@ -19,7 +19,7 @@ from dkgp.estimators.outputs.outputs import predictions
 from dkgp.estimators.sample_noise import SampleNoise
 from dkgp.estimators.scikit_learn import BaseEstimator, RegressorMixin, check_is_fitted
 from dkgp.estimators.settings import OBJECTIVES, executor_for, hyperparameters_for, settings_of
-from dkgp.estimators.tables import Table, is_dask, is_plain, read_inputs
+from dkgp.estimators.tables import Table, computed, is_plain, read_inputs
 from dkgp.estimators.targets.gaps import of_groups
 from dkgp.estimators.targets.mean import EstimatorMean, require_centred
 from dkgp.estimators.training_set import feature_names_of, plain_inputs, true_targets
@@ -80,7 +80,7 @@ class TargetsRegressor(RegressorMixin, ClientEstimator):  # type: ignore[misc]  
         check_is_fitted(self)
         targets = true_targets(X, y)
         mean = self.predict(X)
-        return float(r2_score(targets, np.asarray(mean), sample_weight=sample_weight))
+        return float(r2_score(targets, np.asarray(computed(mean)), sample_weight=computed(sample_weight)))
 
     def __sklearn_tags__(self) -> Any:
         """Several targets are welcome."""
@@ -293,8 +293,7 @@ class GPEstimator(TargetsRegressor, KernelEstimator):
         check_is_fitted(self)
         if isinstance(mean := getattr(self, "_mean", None), EstimatorMean):
             mean.require_differentiable()
-        inputs = self._inputs(X).inputs
-        rows = inputs.compute() if is_dask(inputs) else inputs
+        rows = computed(self._inputs(X).inputs)
         return prediction_gradients(
             self._fitted, rows, deviations=return_std, latent=bool(latent), several=self._several
         )

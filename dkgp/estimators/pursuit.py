@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from numbers import Integral
 from typing import Any, Self
 
@@ -16,13 +17,12 @@ from dkgp.data.sources.labelled import is_labelled, label, labelled_targets
 from dkgp.errors import InputError
 from dkgp.estimators.base import TargetsRegressor
 from dkgp.estimators.fitted import Workspace
-from dkgp.estimators.outputs.frames import frame_index, framed
+from dkgp.estimators.outputs.frames import frame_index, framed, map_rows
 from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of, validate_data
 from dkgp.estimators.settings import executor_for
-from dkgp.estimators.tables import is_dask, is_plain, read_inputs, read_samples
+from dkgp.estimators.tables import computed, is_dask, is_plain, read_inputs, read_samples
 from dkgp.estimators.training_set import (
     client_for,
-    computed,
     feature_names_of,
     kept_samples,
     note_features,
@@ -288,9 +288,15 @@ class ConjugateDirectionsPursuit(TargetsRegressor):
         table = read_inputs(X, feature_names_of(self))
         if table.inputs.ndim != 2 or table.inputs.shape[1] != self.n_features_in_:
             raise InputError(f"X has shape {table.inputs.shape}; expected (n, {self.n_features_in_})")
+        if table.frame is not None:
+            linear = partial(_linear, np.atleast_2d(self.coef_), self.intercept_)
+            frame = map_rows(table.frame, linear, names[: len(self._offset)])
+            return frame if self._several else frame[names[0]]
         result = table.inputs @ self.coef_.T + self.intercept_
-        if table.index is not None:
-            return framed(result, table.index, names[0], names)
         if table.labels is None:
             return result
         return label(result, table.labels, names, "", several=self._several)
+
+
+def _linear(coefficients: FloatArray, intercepts: float | FloatArray, rows: FloatArray) -> FloatArray:
+    return np.asarray(rows @ coefficients.T + intercepts)

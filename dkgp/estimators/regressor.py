@@ -30,7 +30,7 @@ from dkgp.estimators.settings import (
     solver_for_update,
     stopping_of,
 )
-from dkgp.estimators.tables import is_dask
+from dkgp.estimators.tables import computed
 from dkgp.estimators.targets.gaps import fits_groups, of_groups
 from dkgp.estimators.targets.mean import EstimatorMean, kind_of, require_centred
 from dkgp.estimators.training_set import new_samples, training_set
@@ -429,8 +429,8 @@ class GPRegressor(GPEstimator):
                 self._fitted.record, self._fitted.version, count=key[0], seed=key[1], tolerance=self.tol
             )
         table = self._inputs(X)
-        raw = table.inputs.compute() if is_dask(table.inputs) else table.inputs
-        values = self._functions[key](standardised(self._fitted.record, np.asarray(raw, dtype=np.float64)))
+        raw = np.asarray(computed(table.inputs), dtype=np.float64)
+        values = self._functions[key](standardised(self._fitted.record, raw))
         values = self._mean.added_to_draws(X, values if self._several else values[:, 0])
         return (
             values

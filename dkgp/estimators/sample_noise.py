@@ -10,7 +10,7 @@ import numpy as np
 from dkgp.data import Dataset, ModelRecord
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
-from dkgp.estimators.tables import is_dask, is_dask_frame, is_plain
+from dkgp.estimators.tables import computed, is_dask, is_dask_frame, is_plain
 from dkgp.models.noise.model import NoiseModel
 
 BOTH = "noise is told of the samples, and reckoned by a noise model or Student's t; leave one of them out"
@@ -118,7 +118,7 @@ def _checked(values: Any, name: str, what: str) -> FloatArray | None:
     if values is None:
         return None
     try:
-        array = np.asarray(values.compute() if is_dask(values) else values, dtype=np.float64)
+        array = np.asarray(computed(values), dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InputError(f"{name} are no numbers: {error}") from error
     if array.ndim != 1:

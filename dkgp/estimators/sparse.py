@@ -16,7 +16,8 @@ from dkgp.estimators.fitted import Fitted, FittedSparse, Workspace
 from dkgp.estimators.sample_noise import SampleNoise
 from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of
 from dkgp.estimators.settings import OBJECTIVES, about_fit, executor_for, shortfall_of_tuning
-from dkgp.estimators.training_set import computed, new_samples, training_set
+from dkgp.estimators.tables import computed
+from dkgp.estimators.training_set import new_samples, training_set
 from dkgp.models.sparse.bound.search import EVIDENCES
 from dkgp.models.sparse.ladder import LadderTarget, climb
 from dkgp.models.sparse.problem import SparseProblem, noise_by_sample

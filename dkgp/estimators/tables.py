@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,13 @@ class Table:
     several_targets: bool = False  # whether predictions have a dimension for targets
     labels: LabelledTable | None = None  # dimension and coordinates, where predictions are to be labelled
     dataset: Dataset | None = None  # the store that they are in
-    index: Any = None  # of a pandas or dask DataFrame, where predictions are to have it
+    index: Any = None  # of a pandas DataFrame, where predictions are to have it
+    frame: Any = None  # a dask DataFrame of the inputs, where predictions are to be of its partitions
+
+    @property
+    def rows(self) -> Any:
+        """Inputs to predict at: the dask DataFrame where there is one, else the array."""
+        return self.inputs if self.frame is None else self.frame
 
 
 def is_dask(values: object) -> bool:
@@ -59,15 +66,16 @@ def read_samples(X: Any, y: Any) -> Table:
     if is_dask_frame(values):
         target_names = tuple(str(name) for name in (values.columns if values.ndim == 2 else [values.name or "y"]))
     if is_dask_frame(X):
-        inputs, names = _frame_columns(X, None)
+        frame, names = _frame_columns(X, None)
+        inputs = as_array(frame)
     elif is_labelled(X):
         table = labelled_inputs(X, without=target_names or ())
         inputs, names = table.values, table.names
     else:
-        inputs, names = _as_array(X), None
+        inputs, names = as_array(X), None
     if values is None:
         raise InputError("there is no y; training needs targets")
-    values = _as_array(values) if is_dask(values) else np.asarray(values)
+    values = as_array(values) if is_dask(values) else np.asarray(values)
     if values.ndim not in (1, 2):
         raise InputError(f"y has shape {values.shape}; expected (n,) or (n, p)")
     return Table(inputs, names, values, target_names, several)
@@ -89,9 +97,9 @@ def read_inputs(X: Any, names: Sequence[str] | None) -> Table:
         table = labelled_inputs(X, names)
         return Table(table.values, table.names, labels=table)
     if is_dask_frame(X):
-        values, selected = _frame_columns(X, names)
-        return Table(values, selected, index=X.index)
-    return Table(_as_array(X), None)
+        frame, selected = _frame_columns(X, names)
+        return Table(as_array(frame), selected, frame=frame)
+    return Table(as_array(X), None)
 
 
 def is_dask_frame(values: object) -> bool:
@@ -100,7 +108,7 @@ def is_dask_frame(values: object) -> bool:
 
 
 def _frame_columns(frame: Any, names: Sequence[str] | None) -> tuple[Any, tuple[str, ...]]:
-    """Columns of a dask DataFrame, by name, as a dask array (n, d) of unknown chunks; all of them by default."""
+    """Select columns of a dask DataFrame by name, as float64; all of them by default."""
     from pandas.api.types import is_numeric_dtype
 
     if frame.ndim != 2:
@@ -117,12 +125,35 @@ def _frame_columns(frame: Any, names: Sequence[str] | None) -> tuple[Any, tuple[
             f"the column '{odd[0]}' of X is of type {frame.dtypes.iloc[columns.index(odd[0])]}; expected numbers. "
             "Leave it out, or turn it into numbers first"
         )
-    return frame.astype(np.float64).to_dask_array(), columns
+    return frame.astype(np.float64), columns
 
 
-def _as_array(values: Any) -> Any:
+@contextmanager
+def _repeatable_shuffles() -> Iterator[None]:
+    """Shuffle dask DataFrames by tasks, so that rows have the same order however often they are computed.
+
+    X, y and weights are computed one by one. After `shuffle`, `merge` or `set_index`, dask's other shuffles put the
+    rows of a partition into the order in which their parts arrive, which pairs inputs with other samples' targets.
+    """
+    import dask
+
+    with dask.config.set({"dataframe.shuffle.method": "tasks"}):
+        yield
+
+
+def computed(values: Any) -> Any:
+    """Values in memory of a dask collection; other values as they are."""
+    if not is_dask(values):
+        return values
+    with _repeatable_shuffles():
+        return values.compute()
+
+
+def as_array(values: Any) -> Any:
+    """Return a dask array, of a dask DataFrame or Series too; `InputError` for other collections."""
     if is_dask_frame(values):
-        return values.to_dask_array()
+        with _repeatable_shuffles():
+            return values.to_dask_array()
     if not hasattr(values, "blocks"):
         raise InputError(f"got {type(values).__name__}; of dask's collections an array is expected")
     return values

@@ -17,7 +17,7 @@ from dkgp.errors import InputError
 from dkgp.estimators.ambient import ambient_client
 from dkgp.estimators.fitted import Workspace
 from dkgp.estimators.scikit_learn import validate_data
-from dkgp.estimators.tables import Table, is_dask, is_plain, read_inputs, read_samples
+from dkgp.estimators.tables import Table, computed, is_dask, is_plain, read_inputs, read_samples
 
 
 def training_set(estimator: Any, X: Any, y: Any, workspace: Workspace) -> tuple[Dataset, bool]:
@@ -137,11 +137,6 @@ def target_names_of(y: Any, features: Any) -> tuple[str, ...] | None:
 def default_targets(targets: Any) -> tuple[str, ...]:
     """Names of targets (n,) or (n, p) that have none."""
     return ("y",) if targets.ndim == 1 else tuple(f"y{column}" for column in range(targets.shape[1]))
-
-
-def computed(values: Any) -> Any:
-    """Values in memory of what may be a dask collection."""
-    return values.compute() if is_dask(values) else values
 
 
 def note_features(estimator: Any, width: int, names: tuple[str, ...] | None) -> None:

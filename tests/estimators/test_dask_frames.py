@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import dask
@@ -121,3 +122,74 @@ def test_what_has_no_place_is_refused(model: GPRegressor, frame: dd.DataFrame, n
     weights = (frame["east"] > 100.0).astype(float)
     with pytest.raises(InputError, match="leave such samples out of X"):
         GPRegressor(KERNEL, noise_variance=NOISE).fit(frame[NAMES], frame["load"], sample_weight=weights)
+
+
+# Each gives the rows of a frame in another order, in other partitions, or only some of them.
+OPERATIONS: dict[str, Callable[[dd.DataFrame], dd.DataFrame]] = {
+    "repartition": lambda frame: frame.repartition(npartitions=2),
+    "concat": lambda frame: dd.concat([frame, frame]),
+    "loc": lambda frame: frame.loc[30:120],
+    "filter": lambda frame: frame[frame["depth"] > 5.0],
+    "shuffle": lambda frame: frame.shuffle("key"),
+    "set_index": lambda frame: frame.set_index("key"),
+    "sort_values": lambda frame: frame.sort_values("north"),
+    "merge": lambda frame: frame.merge(frame[["key"]], on="key"),
+    "persist": lambda frame: frame.shuffle("key").persist(),
+}
+
+
+@pytest.fixture(scope="module", params=OPERATIONS)
+def reshaped(request: pytest.FixtureRequest, problem: Problem) -> dd.DataFrame:
+    pandas = frame_of(problem.X, problem.y).assign(key=np.random.default_rng(1).permutation(len(problem.X)))
+    return OPERATIONS[request.param](dd.from_pandas(pandas, npartitions=4))
+
+
+@pytest.fixture(scope="module")
+def classifier(problem: Problem) -> KernelLogisticClassifier:
+    labels = np.where(problem.y > 70.0, "high", "low")
+    return KernelLogisticClassifier(KERNEL).fit(pd.DataFrame(problem.X, columns=NAMES), labels)
+
+
+def test_predictions_belong_to_their_rows(
+    model: GPRegressor, classifier: KernelLogisticClassifier, reshaped: dd.DataFrame
+) -> None:
+    mean, std = model.predict(reshaped[NAMES], return_std=True)
+    labels, probabilities = classifier.predict(reshaped[NAMES]), classifier.predict_proba(reshaped[NAMES])
+    joined = reshaped.assign(mean=mean, std=std, label=labels, high=probabilities["high"]).compute()
+    assert len(joined) >= 30
+    expected_mean, expected_std = model.predict(joined[NAMES], return_std=True)
+    np.testing.assert_array_equal(joined["mean"], expected_mean)
+    np.testing.assert_allclose(joined["std"], expected_std, rtol=1e-12)
+    assert joined["label"].tolist() == classifier.predict(joined[NAMES]).tolist()
+    np.testing.assert_allclose(joined["high"], classifier.predict_proba(joined[NAMES])["high"], rtol=1e-12)
+    alone, index = dask.compute(mean, reshaped.index)
+    assert sorted(alone.index) == sorted(index)
+
+
+@pytest.mark.parametrize("reshaped", ["repartition", "shuffle", "merge"], indirect=True)
+def test_inputs_targets_and_weights_keep_their_rows_together(reshaped: dd.DataFrame) -> None:
+    joined = reshaped.compute()
+    weights = 1.0 + np.abs(joined["north"])
+    known = GPRegressor(KERNEL, noise_variance=NOISE).fit(joined[NAMES], joined["load"], sample_weight=weights)
+    lazily = GPRegressor(KERNEL, noise_variance=NOISE)
+    lazily.fit(reshaped[NAMES], reshaped["load"], sample_weight=1.0 + reshaped["north"].abs())
+    np.testing.assert_allclose(lazily.predict(joined[NAMES]), known.predict(joined[NAMES]), atol=1e-3)
+    # Rows in another order give the targets a score near or below zero.
+    expected = known.score(joined[NAMES], joined["load"])
+    assert lazily.score(reshaped[NAMES], reshaped["load"]) == pytest.approx(expected, abs=1e-4)
+    lazily.update(reshaped[NAMES], reshaped["load"], sample_weight=1.0 + reshaped["north"].abs())
+    assert lazily.score(joined[NAMES], joined["load"]) > expected - 0.01
+
+
+@pytest.mark.parametrize("reshaped", ["repartition", "shuffle", "merge"], indirect=True)
+def test_pursuits_and_labels_keep_their_rows_together(reshaped: dd.DataFrame) -> None:
+    joined = reshaped.compute()
+    pursuit = ConjugateDirectionsPursuit(n_nonzero_coefs=2)
+    expected = pursuit.fit(joined[NAMES], joined["load"]).coef_
+    np.testing.assert_allclose(pursuit.fit(reshaped[NAMES], reshaped["load"]).coef_, expected, rtol=1e-6)
+    predicted = reshaped.assign(predicted=pursuit.predict(reshaped[NAMES])).compute()
+    np.testing.assert_allclose(predicted["predicted"], pursuit.predict(predicted[NAMES].to_numpy()), rtol=1e-9)
+    kinds = (reshaped["load"] > 70.0).astype(int)
+    classifier = KernelLogisticClassifier(KERNEL).fit(reshaped[NAMES], kinds)
+    assert classifier.score(joined[NAMES], (joined["load"] > 70.0).astype(int)) > 0.9
+    assert classifier.score(reshaped[NAMES], kinds) > 0.9

@@ -14,8 +14,8 @@ from dkgp.data.sources.labelled import is_labelled, labelled_targets
 from dkgp.errors import InputError
 from dkgp.estimators.fitted import Workspace
 from dkgp.estimators.scikit_learn import validate_data
-from dkgp.estimators.tables import is_dask, is_plain, read_samples
-from dkgp.estimators.training_set import computed, feature_names_of, kept_samples, note_features, target_names_of
+from dkgp.estimators.tables import computed, is_dask, is_plain, read_samples
+from dkgp.estimators.training_set import feature_names_of, kept_samples, note_features, target_names_of
 from dkgp.models.classification.labels import Labels, labels_of
 
 # Kinds of NumPy arrays whose values JSON has words for.

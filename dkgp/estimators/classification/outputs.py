@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from dkgp.data import ClassifierRecord
 from dkgp.data.sources.labelled import LabelledTable, label
 from dkgp.estimators.fitted import FittedClassifier
-from dkgp.estimators.outputs.frames import framed
+from dkgp.estimators.outputs.frames import framed, renamed
 from dkgp.estimators.outputs.outputs import quantities
-from dkgp.estimators.tables import Table, is_dask
+from dkgp.estimators.tables import Table, as_array, is_dask
 from dkgp.models.variance.settings import VarianceSettings
 
 PROBABILITIES = ("probability", "probability_lower", "probability_upper")
@@ -44,9 +44,11 @@ def class_predictions(
     t = record.n_outputs
     width = {"label": 1, "decision": t, "bounds": t, "certified": 1, **dict.fromkeys(PROBABILITIES, len(classes))}
     variance = VarianceSettings() if _averaged(record, names) else None
-    predictions = quantities(fitted, table.inputs, names, variance, client, {name: width[name] for name in names})
-    shaped = {name: _shaped(name, values, classes) for name, values in predictions.items()}
+    predictions = quantities(fitted, table.rows, names, variance, client, {name: width[name] for name in names})
     target = record.target_names[0]
+    if table.frame is not None:
+        return {name: _of_frame(name, values, target, classes) for name, values in predictions.items()}
+    shaped = {name: _shaped(name, values, classes) for name, values in predictions.items()}
     if table.index is not None:
         return {name: _framed(name, values, table.index, target, classes) for name, values in shaped.items()}
     if table.labels is None:
@@ -67,7 +69,29 @@ def _framed(name: str, values: Any, index: Any, target: str, classes: NDArray[An
     """Values with a DataFrame's index; decisions stay an array, whose columns scikit-learn's calibration goes over."""
     if name in ("decision", "bounds"):
         return values
-    return framed(values, index, "_".join(filter(None, (target, _stem(name)))), list(classes))
+    return framed(values, index, _title(target, name), list(classes))
+
+
+def _of_frame(name: str, frame: Any, target: str, classes: NDArray[Any]) -> Any:
+    """Columns of a dask DataFrame in the form of `_framed`."""
+    if name in ("decision", "bounds"):
+        values = as_array(frame)
+        return values if values.shape[1] > 1 else values[:, 0]
+    if name in PROBABILITIES:
+        return renamed(frame, classes.tolist())
+    column = frame[f"{name}.0"].rename(_title(target, name))
+    if name == "certified":
+        return column > 0.5
+    meta = type(column._meta)(classes[:0], index=column._meta.index, name=column.name)
+    return column.map_partitions(_taken_rows, classes, meta=meta)
+
+
+def _taken_rows(column: Any, classes: NDArray[Any]) -> Any:
+    return type(column)(_taken(column.to_numpy(), classes), index=column.index, name=column.name)
+
+
+def _title(target: str, name: str) -> str:
+    return "_".join(filter(None, (target, _stem(name))))
 
 
 def _stem(name: str) -> str:

@@ -7,8 +7,12 @@ scikit-learn asks two things of predictions that pandas does not answer: stackin
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
+
+from dkgp.data.types import FloatArray
 
 
 def frame_index(table: object) -> Any:
@@ -18,11 +22,7 @@ def frame_index(table: object) -> Any:
 
 
 def framed(values: Any, index: Any, name: str, columns: Sequence[Any] | None = None) -> Any:
-    """Values (n,) as a Series of that name, or (n, columns) as a DataFrame; dask's, not computed, for dask's index."""
-    if hasattr(index, "dask"):
-        from dask.dataframe import from_dask_array
-
-        return from_dask_array(values, columns=name if values.ndim == 1 else list(columns or ()), index=index)
+    """Values (n,) as a Series of that name, or (n, columns) as a DataFrame, with a pandas index."""
     from dkgp.estimators.outputs.pandas_kinds import PredictedColumn, PredictedColumns
 
     if values.ndim == 1:
@@ -30,24 +30,25 @@ def framed(values: Any, index: Any, name: str, columns: Sequence[Any] | None = N
     return PredictedColumns(values, index=index, columns=columns)
 
 
-def framed_lazily(
-    parts: Mapping[str, Any], index: Any, titles: Mapping[str, str], columns: Sequence[Any]
-) -> dict[str, Any]:
-    """Numbers of the same tasks, (n,) or (n, columns), as dask Series of their titles or DataFrames.
+def map_rows(frame: Any, compute: Callable[[FloatArray], FloatArray], columns: Sequence[Any]) -> Any:
+    """Apply a function of rows (r, d) -> (r, columns) to each partition of a dask DataFrame, as a dask DataFrame.
 
-    They are columns of one DataFrame, so that what is computed together is computed once.
+    Rows and index of a result come from one and the same partition. A dask array of the frame joined to the frame's
+    index would not do: dask optimises each of them by itself, so that the graph lacks keys, or a shuffle runs twice and
+    orders its rows differently.
+
+    `compute` needs a token of its own (`__dask_tokenize__`), or to be of plain values.
     """
-    from dask.array import concatenate
-    from dask.dataframe import from_dask_array
+    import pandas
 
-    wide = {name: values[:, None] if values.ndim == 1 else values for name, values in parts.items()}
-    labels = {name: [f"{name}.{column}" for column in range(values.shape[1])] for name, values in wide.items()}
-    joint = concatenate(list(wide.values()), axis=1, allow_unknown_chunksizes=True).rechunk({1: -1})
-    frame = from_dask_array(joint, columns=[label for each in labels.values() for label in each], index=index)
-    framed_parts = {}
-    for name, values in parts.items():
-        if values.ndim == 1:
-            framed_parts[name] = frame[labels[name][0]].rename(titles[name])
-        else:
-            framed_parts[name] = frame[labels[name]].rename(columns=dict(zip(labels[name], columns, strict=True)))
-    return framed_parts
+    meta = pandas.DataFrame(np.empty((0, len(columns))), index=frame._meta.index, columns=list(columns))
+    return frame.map_partitions(_computed_rows, compute, list(columns), meta=meta)
+
+
+def _computed_rows(part: Any, compute: Callable[[FloatArray], FloatArray], columns: list[Any]) -> Any:
+    return type(part)(compute(part.to_numpy(np.float64, na_value=np.nan)), index=part.index, columns=columns)
+
+
+def renamed(frame: Any, columns: Sequence[Any]) -> Any:
+    """A dask DataFrame with its columns renamed, in order."""
+    return frame.rename(columns=dict(zip(frame.columns, columns, strict=True)))

@@ -1,4 +1,4 @@
-"""Predictions of dask arrays, as dask arrays: one task for each row chunk, which computes all that is asked for.
+"""Predictions of dask arrays and DataFrames, lazily: one task for each row chunk, which computes all that is asked for.
 
 The graph holds no model (dask-ml's issue 842 shows why). A task holds a few hundred bytes, from which its process makes
 a predictor once, and keeps it. In this process the model is in memory; before a graph is pickled for other processes,
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from dkgp.errors import ClusterError, InputError, StoreError
 from dkgp.estimators.fitted import Fitted
+from dkgp.estimators.outputs.frames import map_rows
+from dkgp.estimators.tables import is_dask_frame
 from dkgp.models.prediction.class_predictor import ClassPredicted, ClassPredictorSource
 from dkgp.models.prediction.predictor import Predicted, PredictorSource
 from dkgp.models.prediction.sparse import SparsePredicted, SparsePredictorSource
@@ -83,11 +85,12 @@ def lazy_predictions(
     quantities: tuple[str, ...],
     columns: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Predict at a dask array without computing anything.
+    """Predict at a dask array or DataFrame without computing anything.
 
-    `inputs` are a dask array (n, d): its row chunks are kept, across it is put into one; `quantities` are keys of
-    `QUANTITIES`, `columns` how many each has (p where it is not told). Returned are (n, columns) dask arrays by name,
-    all of the same tasks: what is computed together is computed once.
+    `inputs` are a dask array (n, d), whose row chunks are kept and whose columns are put into one chunk, or a dask
+    DataFrame of the features; `quantities` are keys of `QUANTITIES`, `columns` the number of columns of each (p by
+    default). Returns (n, columns) dask arrays by name, or DataFrames, all of the same tasks: quantities that are
+    computed together are computed once.
 
     Raises `InputError`: not two-dimensional.
     """
@@ -96,13 +99,18 @@ def lazy_predictions(
 
     if inputs.ndim != 2:
         raise InputError(f"inputs have shape {inputs.shape}; expected (n, d)")
-    if inputs.numblocks[1] > 1:
-        inputs = inputs.rechunk({1: -1})
     p = fitted.record.n_targets
     widths = [p if columns is None else columns[name] for name in quantities]
+    block = _PredictBlock(source, quantities, fitted)
+    if is_dask_frame(inputs):
+        labels = {name: [f"{name}.{k}" for k in range(width)] for name, width in zip(quantities, widths, strict=True)}
+        frame = map_rows(inputs, block, [label for each in labels.values() for label in each])
+        return {name: frame[each] for name, each in labels.items()}
+    if inputs.numblocks[1] > 1:
+        inputs = inputs.rechunk({1: -1})
     stops = np.cumsum(widths).tolist()
     joint = dask.array.map_blocks(
-        _PredictBlock(source, quantities, fitted),
+        block,
         inputs,
         chunks=(inputs.chunks[0], (stops[-1],)),
         dtype=np.float64,

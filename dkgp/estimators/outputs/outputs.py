@@ -10,9 +10,9 @@ import numpy as np
 from dkgp.data.sources.labelled import label
 from dkgp.errors import InputError
 from dkgp.estimators.fitted import Fitted
-from dkgp.estimators.outputs.frames import framed, framed_lazily
+from dkgp.estimators.outputs.frames import framed, renamed
 from dkgp.estimators.outputs.lazy import QUANTITIES, lazy_predictions
-from dkgp.estimators.tables import Table, is_dask
+from dkgp.estimators.tables import Table, is_dask, is_dask_frame
 from dkgp.kernels import Kernel, has_user_function
 from dkgp.models.variance.variances import VarianceSettings
 
@@ -65,8 +65,8 @@ def predictions(
     names = tuple(name for what in asked for name in (PredictionBounds._fields if what == "bounds" else (what,)))
     with_variance = any(name not in ("mean", "mean_error") for name in names)
     variance = settings if with_variance else None
-    known = quantities(fitted, table.inputs, names, variance, client)
-    if not several:
+    known = quantities(fitted, table.rows, names, variance, client)
+    if table.frame is None and not several:
         known = {name: values[:, 0] for name, values in known.items()}
     if table.labels is not None:
         targets = fitted.record.target_names
@@ -74,13 +74,15 @@ def predictions(
             name: label(values, table.labels, targets, "" if name == "mean" else name, several=several)
             for name, values in known.items()
         }
-    if table.index is not None:
-        targets = fitted.record.target_names
-        titles = {name: targets[0] if name == "mean" else f"{targets[0]}_{name}" for name in known}
-        if is_dask(table.index):
-            known = framed_lazily(known, table.index, titles, targets)
-        else:
-            known = {name: framed(values, table.index, titles[name], targets) for name, values in known.items()}
+    targets = fitted.record.target_names
+    titles = {name: targets[0] if name == "mean" else f"{targets[0]}_{name}" for name in known}
+    if table.frame is not None:
+        known = {
+            name: renamed(values, targets) if several else values[f"{name}.0"].rename(titles[name])
+            for name, values in known.items()
+        }
+    elif table.index is not None:
+        known = {name: framed(values, table.index, titles[name], targets) for name, values in known.items()}
     results = [
         PredictionBounds(*(known[name] for name in PredictionBounds._fields)) if what == "bounds" else known[what]
         for what in asked
@@ -96,7 +98,7 @@ def quantities(
     client: Any = None,
     columns: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Predicted quantities by name, (n, columns): dask arrays where the inputs are, else arrays, by the client if any.
+    """Predict quantities, by name, (n, columns): lazily where the inputs are, else as arrays, by the client if any.
 
     `columns` are as of `lazy_predictions`.
     """
@@ -109,7 +111,7 @@ def quantities(
         return {name: QUANTITIES[name](predicted) for name in names}
     rows = inputs if is_dask(inputs) else _rows_for_client(inputs)
     _require_features(fitted, rows)
-    n = UNKNOWN_SIZE_SAMPLES if np.isnan(rows.shape[0]) else int(rows.shape[0])
+    n = UNKNOWN_SIZE_SAMPLES if is_dask_frame(rows) or np.isnan(rows.shape[0]) else int(rows.shape[0])
     lazy = lazy_predictions(fitted, fitted.source(variance, n), rows, names, columns)
     return lazy if is_dask(inputs) else dict(zip(lazy, compute(*lazy.values(), scheduler=client), strict=True))
 

@@ -20,8 +20,8 @@ from dkgp.errors import InputError
 from dkgp.estimators.outputs.frames import framed
 from dkgp.estimators.outputs.outputs import PredictionBounds
 from dkgp.estimators.scikit_learn import clone
-from dkgp.estimators.tables import is_dask, is_plain
-from dkgp.estimators.training_set import computed, default_targets, target_names_of
+from dkgp.estimators.tables import computed, is_dask, is_plain
+from dkgp.estimators.training_set import default_targets, target_names_of
 
 logger = logging.getLogger("dkgp.estimators")
 
