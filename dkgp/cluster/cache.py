@@ -13,6 +13,8 @@ from typing import Any, Protocol, TypeVar, cast
 
 from zict import LRU
 
+from dkgp.forks import fork_safe
+
 
 class _Sized(Protocol):
     @property
@@ -42,7 +44,8 @@ class FeatureCache:
         )
         # By all parts of a key but the last.
         self._sums: Counter[Hashable] = Counter()
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
+        fork_safe(self._values.lock)
         self._building: dict[Hashable, threading.Lock] = {}
         self._abandoned: deque[tuple[Hashable, ...]] = deque()
 
@@ -69,7 +72,7 @@ class FeatureCache:
             self._drop_abandoned()
             if key in self._values:
                 return cast(ValueT, self._hit(key))
-            gate = self._building.setdefault(key, threading.Lock())
+            gate = self._building.setdefault(key, fork_safe(threading.Lock()))
         with gate:
             with self._lock:
                 if key in self._values:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -46,17 +48,43 @@ class LogAnnouncer:
         logger.warning(message)
 
 
+# Clients that a forked child has from its parent, where the threads that serve them stayed.
+_of_parent: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _note_clients_of_parent() -> None:
+    module = sys.modules.get("distributed.client")
+    _of_parent.update(getattr(getattr(module, "Client", None), "_instances", ()))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_clients_of_parent)
+
+
+def require_this_process(client: Any) -> None:
+    """Refuse a client of the parent in a forked child, where it would wait without end; `UsageError`."""
+    if client in _of_parent:
+        raise UsageError(
+            "client= was connected before this process was forked, and a forked process cannot use it; make a "
+            "distributed.Client in this process, or start it by 'spawn'"
+        )
+
+
 def is_in_process(client: Client) -> bool:
     """True if the client's scheduler, and so its workers, live in this process."""
     scheduler: Any = client.scheduler
-    return scheduler is not None and str(scheduler.address).startswith("inproc://")
+    if scheduler is not None and str(scheduler.address).startswith("inproc://"):
+        return True
+    require_this_process(client)
+    return False
 
 
 def client_around() -> Client | None:
     """Return this process's default client, the one that `distributed.Client()` made last; None without one.
 
-    None as well within a task, which would wait for workers that it may hold itself, for a client that is asynchronous
-    or not connected, and where dask's configuration names another scheduler. distributed is not imported here.
+    None as well within a task, which would wait for workers that it may hold itself, for a client that is asynchronous,
+    not connected or a forked process's parent's, and where dask's configuration names another scheduler. distributed is
+    not imported here.
     """
     distributed = sys.modules.get("distributed")
     if distributed is None or dask.config.get("scheduler", None) not in (None, "dask.distributed", "distributed"):
@@ -71,7 +99,7 @@ def client_around() -> Client | None:
         client: Client = distributed.default_client()
     except (ValueError, AttributeError):
         return None
-    return None if client.asynchronous or client.status != "running" else client
+    return None if client.asynchronous or client.status != "running" or client in _of_parent else client
 
 
 @contextmanager
@@ -87,6 +115,7 @@ def open_client_executor(client: Client) -> Iterator[BlockExecutor]:
         raise UsageError(
             f"client= takes a dask.distributed.Client that is connected and not asynchronous; got {client!r}"
         )
+    require_this_process(client)
     options = ClusterOptions()
     with (
         dask.config.set(patience(options)),

@@ -10,16 +10,19 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from contextlib import contextmanager
 from contextvars import copy_context
 
 from threadpoolctl import LibController, ThreadpoolController
 
 from dkgp.errors import ClusterError
+from dkgp.forks import ForkSafePool, fork_safe
 
-_lock = threading.Lock()
+_lock = fork_safe(threading.Lock())
+# Open contexts of `single_threaded_blas`: of the process, and of this thread.
 _depth = 0
+_of_thread = threading.local()
 _restore: list[tuple[LibController, int]] = []
 _controller: ThreadpoolController | None = None
 
@@ -46,7 +49,7 @@ def set_process_threads(threads: int) -> None:
     _process_threads = threads
 
 
-_helpers: ThreadPoolExecutor | None = None
+_helpers: ForkSafePool | None = None
 
 
 def in_parallel(work: Callable[[int], None], count: int, threads: int | None = None) -> None:
@@ -64,7 +67,7 @@ def in_parallel(work: Callable[[int], None], count: int, threads: int | None = N
         return
     with _lock:
         if _helpers is None:
-            _helpers = ThreadPoolExecutor(max(1, available_cores() - 1), thread_name_prefix="dkgp-helper")
+            _helpers = ForkSafePool(max(1, available_cores() - 1), "dkgp-helper")
     pieces = iter(range(count))  # next() on it is atomic: threads take pieces as they get to them
     failed = threading.Event()
 
@@ -126,11 +129,12 @@ def single_threaded_blas() -> Iterator[None]:
     """Give BLAS one thread while the context is open; contexts may nest and overlap across threads.
 
     BLAS thread counts belong to the process, so the count from before the first context returns when the last one
-    closes. threadpoolctl's own context puts back what it found when it opened, which another one may have set.
+    closes. threadpoolctl's own context restores the count from its opening, which another context may have set.
     """
     global _depth
     with _lock:
         _depth += 1
+        _of_thread.depth = getattr(_of_thread, "depth", 0) + 1
         if _depth == 1:
             for library in blas_libraries():
                 _restore.append((library, library.num_threads))
@@ -140,10 +144,26 @@ def single_threaded_blas() -> Iterator[None]:
     finally:
         with _lock:
             _depth -= 1
-            if _depth == 0:
-                for library, threads in _restore:
-                    _set_blas_threads(library, threads)
-                _restore.clear()
+            _of_thread.depth -= 1
+            _restore_blas_threads()
+
+
+def _restore_blas_threads() -> None:
+    if _depth == 0:
+        for library, threads in _restore:
+            _set_blas_threads(library, threads)
+        _restore.clear()
+
+
+def _close_contexts_of_other_threads() -> None:
+    """In a forked child no other thread will close its context."""
+    global _depth
+    _depth = getattr(_of_thread, "depth", 0)
+    _restore_blas_threads()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_contexts_of_other_threads)
 
 
 def require_single_threaded_blas(where: str) -> None:

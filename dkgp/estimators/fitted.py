@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import shutil
+import os
 import tempfile
 import threading
 import uuid
@@ -35,6 +35,7 @@ from dkgp.data import (
 from dkgp.data.stores.arrays import row_ranges
 from dkgp.data.stores.memory_dataset import AssembledDataset, assembled_dataset
 from dkgp.errors import StoreError
+from dkgp.forks import fork_safe, remove_with
 from dkgp.models.exact import TrainedModel
 from dkgp.models.prediction.class_predictor import ClassPredictor, ClassPredictorSource
 from dkgp.models.prediction.predictor import Predictor, PredictorSource
@@ -67,15 +68,17 @@ class Workspace:
 
     def __init__(self, store: str | None) -> None:
         self._store = store
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
+        # The process that a temporary folder belongs to: a forked child makes one of its own.
+        self._owner: int | None = None
 
     def url(self, name: str) -> str:
         """Address for a new store."""
         with self._lock:
-            if self._store is None:
+            if self._store is None or self._owner not in (None, os.getpid()):
                 folder = tempfile.mkdtemp(prefix="dkgp-", dir=dask.config.get("temporary-directory", None))
-                weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-                self._store = folder
+                remove_with(self, folder)
+                self._store, self._owner = folder, os.getpid()
             return f"{self._store.rstrip('/')}/{name}-{uuid.uuid4().hex[:12]}.zarr"
 
 
@@ -87,7 +90,7 @@ class Fitted(ABC):
 
     def _new_version(self) -> None:
         self.version = f"fitted-{uuid.uuid4().hex}"
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self._url: str | None = None
         self._predictors: dict[AnySource, AnyPredictor] = {}
         weakref.finalize(self, Predictor.forget, self.version)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dkgp.cluster import ClusterOptions
-from dkgp.cluster.client_executor import is_in_process
+from dkgp.cluster.client_executor import is_in_process, require_this_process
 from dkgp.data import Dataset, dataset_from_arrays, memory_dataset
 from dkgp.data.sources.ingest_blocks import ingest_blocks
 from dkgp.data.sources.labelled import is_labelled, labelled_targets
@@ -46,6 +46,7 @@ def training_set(estimator: Any, X: Any, y: Any, workspace: Workspace) -> tuple[
 def kept_samples(estimator: Any, inputs: Any, targets: Any, workspace: Workspace, names: dict[str, Any]) -> Dataset:
     """Samples as a data set: in a store where they are lazy, or where workers cannot read this process's memory."""
     if is_dask(inputs):
+        require_this_process(estimator.client)
         return ingest_blocks(workspace.url("training-set"), inputs, targets, scheduler=estimator.client, **names)
     if reads_memory(client_for(estimator, inputs)):
         return memory_dataset(inputs, computed(targets), **names)

@@ -27,6 +27,7 @@ import psutil
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.threads import available_cores
 from dkgp.errors import InputError
+from dkgp.forks import fork_safe
 from dkgp.kernels import Features, Kernel, SquaredExponential, TileEvaluator
 from dkgp.kernels.tiles.code_cache import FILLED_FOLDER, SOURCES_STAMP, cache_folder
 from dkgp.kernels.tiles.evaluator import Precision
@@ -46,7 +47,7 @@ _HELPER_BYTES = 320 * 2**20
 _LOOPS_OF_RUN = ("pair/double", "matmat/double", "tile/double", "take/double", "matmat/single", "tile/single")
 _LAST = ("take/single",)
 _PRECISIONS: tuple[Precision, ...] = ("double", "single")
-_one_at_a_time = threading.Lock()
+_one_at_a_time = fork_safe(threading.Lock())
 _KERNEL = SquaredExponential(gamma=(0.5, 0.5))
 _ROWS = 48
 # What the pieces of solvers with compiled code of their own begin with.

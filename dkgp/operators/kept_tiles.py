@@ -21,6 +21,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import psutil
 from numpy.typing import NDArray
 
+from dkgp.forks import fork_safe
 from dkgp.operators.keeping import Keeping, Watch, timed
 
 
@@ -77,7 +78,7 @@ class TileCache:
     def __init__(self) -> None:
         self._held: dict[tuple[str, tuple[int, int]], _Held] = {}
         self._watches: dict[str, Watch] = {}
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
         self.nbytes = 0
 
     def use(self, request: TileRequest[KeptT], work: Callable[[KeptT | None], None]) -> bool:

@@ -7,13 +7,14 @@ result for each of its blocks. Results come back in block order, whoever compute
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from dkgp.cluster.executors.sums import Combine, PendingSum, SumHere
 from dkgp.cluster.threads import available_cores, in_parallel, process_threads
 from dkgp.cluster.tile_budget import TileBudget
+from dkgp.forks import ForkSafePool
 
 BlockTask: TypeAlias = Callable[..., list[Any]]
 
@@ -179,7 +180,7 @@ class LocalExecutor(BlockExecutor):
     def __init__(self, threads: int | None = None, tiles: TileBudget | None = None) -> None:
         self._threads = threads or available_cores()
         self.tiles = tiles or TileBudget()
-        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="dkgp-block")
+        self._pool = ForkSafePool(self._threads, "dkgp-block")
 
     @property
     def parallelism(self) -> int:

@@ -29,6 +29,7 @@ from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
 
+from dkgp.forks import fork_safe
 from dkgp.kernels.tiles.kept_code import describe, kept_folder
 
 # Much more than one function takes to compile, on a busy machine too: a process that holds a place for longer has
@@ -59,7 +60,7 @@ class _Places:
     """
 
     _of_folder: ClassVar[dict[str, _Places]] = {}
-    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _lock: ClassVar[threading.Lock] = fork_safe(threading.Lock())
 
     def __init__(self, folder: str) -> None:
         os.makedirs(folder, exist_ok=True)

@@ -18,6 +18,7 @@ import numpy as np
 from numba import carray, njit, types
 from numpy.typing import DTypeLike
 
+from dkgp.forks import fork_safe
 from dkgp.kernels.functions import compile_function
 from dkgp.kernels.tiles.blocks import LANES, TILE_COLUMNS
 from dkgp.kernels.tiles.code_cache import c_function
@@ -25,7 +26,7 @@ from dkgp.kernels.tiles.stages import distance_signature, entry_signature
 from dkgp.kernels.vector_math import prefer_full_vectors, stay_apart
 
 _COMPILED: dict[tuple[str, np.dtype[Any], bool], tuple[Any, Callable[..., Any]]] = {}
-_LOCK = threading.Lock()
+_LOCK = fork_safe(threading.Lock())
 
 
 def user_stage(function: Callable[..., Any], dtype: DTypeLike, *, pair: bool) -> int:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import tempfile
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 from dkgp.cluster.executors.base import BlockExecutor, BlockTask, PendingRound, split_evenly
 from dkgp.data.stores.tile_store import TileStore
 from dkgp.errors import CheckpointError, MemoryBudgetError, NumericalError, StorageError
+from dkgp.forks import remove_with
 from dkgp.operators.base import FloatArray, Noise
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers.cholesky.factor_tasks import (
@@ -111,8 +110,8 @@ class TileFactor:
         self._parallelism, self._rows_at_once = _plan(system.executor, layout, memory_bytes)
         if place is None:
             place = tempfile.mkdtemp(prefix="dkgp-tiles-")
-            # Also at the interpreter's exit; what a kill leaves behind is the system's to clear.
-            weakref.finalize(self, shutil.rmtree, place, ignore_errors=True)
+            # What a kill leaves behind is the system's to clear.
+            remove_with(self, place)
         self._store: Tiles = TileStore(place) if isinstance(place, str) else place
         self._tiles = TileContext(system.context, self._store, layout, system.noise, expanded)
         self._held = self._take_over()
