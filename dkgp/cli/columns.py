@@ -99,6 +99,27 @@ _COLUMNS = (
         COLUMNS, "--drop", multiple=True, metavar="NAMES", help="Columns that are no features, such as row numbers."
     ),
     headed(
+        COLUMNS,
+        "--number",
+        "numbers",
+        multiple=True,
+        metavar="NAMES",
+        help="Columns of numbers with a unit, a currency or a per cent sign, which is left off: '3.5 kg', '$1.20', "
+        "'12 %'; (1.5) is -1.5.",
+    ),
+    headed(
+        COLUMNS,
+        "--decimal",
+        metavar="MARK",
+        help="The decimal mark of all numbers, a point or a comma.  [default: a point]",
+    ),
+    headed(
+        COLUMNS,
+        "--thousands",
+        metavar="MARK",
+        help="The mark between the thousands of all numbers: ',', '.', ' ' or an apostrophe.  [default: none]",
+    ),
+    headed(
         COLUMNS, "--missing", multiple=True, metavar="TEXTS", help="Texts that stand for a missing value, such as '?'."
     ),
     headed(COLUMNS, "--drop-missing", is_flag=True, help="Leave out rows with a missing value."),
@@ -178,6 +199,9 @@ def ingest_job(**options: Any) -> IngestJob:
         gap_texts=_listed(options.pop("missing")),
         drop_gaps=options.pop("drop_missing"),
         impute=options.pop("impute"),
+        numbers=_listed(options.pop("numbers")),
+        decimal=options.pop("decimal"),
+        thousands=options.pop("thousands"),
     )
     features, ids = _listed(options.pop("features")) or None, _listed(options.pop("ids"))
     return IngestJob(features=features, ids=ids, table=table, options=of_format, **options)

@@ -57,6 +57,7 @@ def column_words(table: TableOptions, ids: Sequence[str]) -> list[str]:
     """Return the options of columns as words of a command line."""
     words = _listed("categorical", table.categorical)
     words += _by_name("ordinal", table.ordinal) + _listed("date", table.dates) + _by_name("cyclic", table.cyclic)
+    words += _listed("number", table.numbers) + _with("decimal", table.decimal) + _with("thousands", table.thousands)
     words += _listed("id", ids) + _listed("drop", table.drop) + _listed("missing", table.gap_texts)
     return words + (["--drop-missing"] if table.drop_gaps else []) + _with("impute", table.impute)
 

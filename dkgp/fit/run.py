@@ -168,7 +168,7 @@ class _Fit:
                 f"{error}\nThe target '{texts[0]}' holds text; to tell its classes apart, give `labels` {texts[0]}"
             ) from error
         table, ids = error.survey.table(job.table), error.survey.ids(job.table, job.ids)
-        if not self.job.auto_columns or (table == job.table and ids == job.ids):
+        if not self.job.auto_columns or error.survey.unclear(job.table) or (table == job.table and ids == job.ids):
             raise error
         for line in error.survey.report(job.table):
             self.reporter.note(line)
@@ -359,7 +359,7 @@ def _text_targets(survey: Survey) -> list[str]:
     return [
         column.name
         for column in survey.columns
-        if column.name in survey.targets and column.texts and not column.gap_texts
+        if column.name in survey.targets and column.texts and not (column.gap_texts or column.reads_like_numbers)
     ]
 
 

@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.commands.ingest import run_ingest
+from dkgp.commands.ingest import IngestJob, run_ingest
+from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.data import open_dataset, open_prediction
 from dkgp.fit.choice import Forecasts, Way
+from dkgp.fit.job import FitJob
+from dkgp.fit.run import _Fit
 from dkgp.models import read_hyperparameters
 from dkgp.models.tuned_parameter import TunedParameter
 from tests.cli.invoke import files_below, refused, run, run_json
@@ -67,6 +70,29 @@ def test_columns_are_told_of_with_a_line_to_paste(table: Path, fitted: dict[str,
     result = run("ingest", table, tmp_path / "all.zarr", "--target", PRICE, *shlex.split(suggested))
     assert result.exit_code == 0, result.stderr
     assert "columns are read by these options" not in result.stderr
+
+
+def test_a_table_written_for_people_is_read_as_numbers_and_said_so(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, share = rng.normal(0.0, 2000.0, 40).round(2), rng.uniform(0.0, 100.0, 40).round(1)
+    marks = str.maketrans(",.", ".,")
+    lines = [f"{a:,.2f};{b} %;{a / 7 + b:,.3f} €".translate(marks) for a, b in zip(x, share, strict=True)]
+    path = tmp_path / "werte.csv"
+    path.write_text("\n".join(["menge;anteil;preis", *lines]) + "\n", encoding="utf-8")
+    job = FitJob(IngestJob((str(path),), targets=("preis",)), out=str(tmp_path / "fit"))
+    job.folder.mkdir()
+    notes: list[str] = []
+    reporter = SilentReporter()
+    monkeypatch.setattr(reporter, "note", notes.append)
+    document = _Fit(job, reporter)._ingest()
+    assert document["features"] == ["menge", "anteil"]
+    assert document["suggested"] == "--number anteil,preis --decimal , --thousands ."
+    assert any("reads like numbers with a decimal comma and '%' behind" in line for line in notes)
+    stores = [open_dataset(job.place(name)) for name in ("train.zarr", "test.zarr")]
+    values = np.concatenate([store.raw_inputs(0, store.n_samples) for store in stores])
+    np.testing.assert_array_equal(np.sort(values[:, 0]), np.sort(x))
+    np.testing.assert_array_equal(np.sort(values[:, 1]), np.sort(share))
 
 
 def test_the_commands_of_a_fit_give_the_same_one_by_one(

@@ -276,6 +276,9 @@ def test_a_fit_has_options_of_columns_that_come_back() -> None:
             "dates": ["sold:%Y"],
             "cyclic": {"sold": ["year"]},
             "impute": "median",
+            "numbers": ["weight"],
+            "decimal": ",",
+            "thousands": ".",
         },
         "test_fraction": 0.2,
         "options": {"header": True},
@@ -283,7 +286,13 @@ def test_a_fit_has_options_of_columns_that_come_back() -> None:
     options = {"ingestion": ingestion, "out": "/f", "seconds": 60.0, "auto_transform": False}
     job = job_from_options("fit", options)
     assert job.ingestion.table == TableOptions(
-        ordinal={"size": ("s", "m")}, dates=("sold:%Y",), cyclic={"sold": ("year",)}, impute="median"
+        ordinal={"size": ("s", "m")},
+        dates=("sold:%Y",),
+        cyclic={"sold": ("year",)},
+        impute="median",
+        numbers=("weight",),
+        decimal=",",
+        thousands=".",
     )
     assert job_from_options("fit", json.loads(json.dumps(options_from_job(job)))) == job
     paths = {(path.field, path.url, path.access) for path in job_paths("fit", options)}

@@ -9,7 +9,7 @@ import numpy as np
 
 from dkgp.data import AnyModel, LinearRecord
 from dkgp.data.sources.csv import SPACES, delimiter_of, is_number
-from dkgp.data.sources.tables.encoding import Encoding, Number, Rule
+from dkgp.data.sources.tables.encoding import Encoding
 from dkgp.data.types import FloatArray, quoted
 from dkgp.errors import InputError
 
@@ -37,12 +37,8 @@ class LineColumns:
             column: [feature for feature, origin in zip(model.feature_names, made_of, strict=True) if origin == column]
             for column in self.names
         }
-        texts = frozenset(encoding.gap_texts)
-        self._rules: dict[str, Rule] = {
-            column: encoding.rules.get(column) or Number(column, texts)
-            for column in self.names
-            if column in encoding.rules or texts
-        }
+        self._notation = encoding.notation
+        self._rules = {column: rule for column in self.names if (rule := encoding.rule(column)) is not None}
         # Of tables of numbers a line may have the constant features, too, which have no names here.
         kept = np.flatnonzero(model.standardisation.kept).tolist()
         self._widths = {len(self.names): list(range(len(self.names)))}
@@ -57,7 +53,7 @@ class LineColumns:
 
         Raises `InputError`: a header that lacks columns.
         """
-        self._delimiter = delimiter_of(line)
+        self._delimiter = delimiter_of(line, self._notation.decimal)
         fields = [field.strip() for field in self._split(line)]
         fields[0] = fields[0].removeprefix("#").strip()
         present = set(self.names) & set(fields)
@@ -65,7 +61,7 @@ class LineColumns:
         if not present or (numeric and fields != list(self.names)):
             return False
         if len(present) < len(self.names):
-            if all(is_number(field) for field in fields):
+            if all(is_number(field) or self._notation.number(field) is not None for field in fields):
                 return False
             lacking = [name for name in self.names if name not in present]
             raise InputError(

@@ -226,11 +226,11 @@ def numbers(values: NDArray[np.generic], name: str, place: Callable[[int], str])
     raise ColumnError(f"The column '{name}' holds values of type {values.dtype}; expected numbers ({place(0)}).")
 
 
-def text_error(name: str, text: str, place: str) -> ColumnError:
-    """The error for text where a number belongs."""
+def text_error(name: str, text: str, place: str, expected: str = "a number") -> ColumnError:
+    """Return the error for text where a number is expected."""
     shown = text if len(text) <= 40 else text[:37] + "..."
     return ColumnError(
-        f"The column '{name}' holds the text '{shown}' in {place}; expected a number. "
+        f"The column '{name}' holds the text '{shown}' in {place}; expected {expected}. "
         "Leave the column out, turn it into numbers first, or take it as `labels` if it names classes."
     )
 

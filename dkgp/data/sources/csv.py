@@ -245,9 +245,12 @@ def _decompressed(raw: BinaryIO, magic: bytes) -> BinaryIO:
     return raw
 
 
-def delimiter_of(line: str) -> str:
-    """The delimiter of a line: comma, semicolon, tab, bar, or `SPACES`; a comma where there is none."""
-    counts = {delimiter: line.count(delimiter) for delimiter in _DELIMITERS}
+def delimiter_of(line: str, decimal: str = ".") -> str:
+    """Return the delimiter of a line: comma, semicolon, tab, bar, or `SPACES`; a comma where there is none.
+
+    A decimal comma is no delimiter.
+    """
+    counts = {delimiter: line.count(delimiter) for delimiter in _DELIMITERS if delimiter != decimal}
     best = max(counts, key=lambda delimiter: counts[delimiter])
     if counts[best]:
         return best

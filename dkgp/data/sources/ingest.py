@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import normalise_url
-from dkgp.data.sources.base import ColumnError, Source
+from dkgp.data.sources.base import ColumnError, Source, find_columns
 from dkgp.data.sources.formats import expand_locations, open_source
 from dkgp.data.sources.passes import Passes
 from dkgp.data.sources.selection import ColumnChoice, Selector, select_columns
@@ -204,7 +204,7 @@ def ingest(
         passes = Passes(source, select_columns(source, choice, split.column), progress, encoding, transform)
         passes.check()
     except ColumnError as error:
-        raise _refusal(error, raw, choice, split, table or TableOptions(), progress) from error
+        raise _refusal(error, raw, choice, split, table or TableOptions(), progress, like is None) from error
     classes = passes.labels()
     mask = split.mask(passes.n_samples, passes.mask_column(), None if classes is None else classes.stratified)
     remarks = [] if classes is None else classes.check(mask)
@@ -235,15 +235,21 @@ def _encoding(
         return replace(learned, ids=ids), None
     if table:
         raise UsageError(
-            "Got options for columns of text, dates or gaps beside `like`, whose store has them; drop them."
+            "Got options for columns of text, dates, numbers or gaps beside `like`, whose store has them; drop them."
         )
     stored, features = stored_encoding(like)
     with described_whole(str(like), "write the store again"):
         encoding = Encoding() if stored is None else Encoding.from_json(stored, unseen)
-    if not ids:
-        present = {column.name for column in source.columns}
-        ids = tuple(name for name in encoding.ids if name in present)
-    return replace(encoding, ids=ids, dropped=tuple(name for name in encoding.dropped if name not in ids)), features
+    present, needed = {column.name for column in source.columns}, set(features)
+    ids = ids or tuple(name for name in encoding.ids if name in present)
+    # New data need no column that makes no feature: neither targets nor columns that were dropped.
+    rules = {
+        name: rule
+        for name, rule in encoding.rules.items()
+        if name in present or not needed.isdisjoint(rule.names(name))
+    }
+    dropped = tuple(name for name in encoding.dropped if name in present and name not in ids)
+    return replace(encoding, rules=rules, ids=ids, dropped=dropped), features
 
 
 def _refusal(
@@ -253,23 +259,24 @@ def _refusal(
     split: Split,
     table: TableOptions,
     progress: ProgressCallback | None,
+    takes_options: bool,
 ) -> InputError:
-    """The first problem with a column, then those of all columns, and what solves them beside options of `table`."""
+    """Return the first problem with a column, then those of all columns, and options that solve them beside `table`."""
     targets = choice.aside(source, split.column)
     ids = choice.identifying(source)
-    columns = [
-        column for column in source.positional if column not in (*targets, *ids) and column.name not in table.drop
-    ]
+    aside, dropped = {*targets, *ids}, set(table.drop)
+    columns = [column for column in source.positional if column not in aside and column.name not in dropped]
     features = columns if choice.features is None else choice.columns(source)
     try:
-        report = survey(source, [*features, *targets], targets, progress)
+        labels = () if choice.labels is None else find_columns(source, choice.labels, "column of labels")
+        report = survey(source, [*features, *targets], targets, progress, table, labels)
     except InputError:  # such as a file that is damaged further on
         return InputError(str(error))
     lines, options = report.report(table), report.line(table, [column.name for column in ids])
     if not lines:
         return InputError(str(error))
     beside = " beside those that you gave" if table or ids else ""
-    advice = f"\nAdd these options{beside} to read it all the same: {options}" if options else ""
+    advice = f"\nAdd these options{beside} to read it all the same: {options}" if options and takes_options else ""
     message = f"{error}\nAll columns with something to see to, of {report.rows:,} rows:\n  "
     return RefusedColumnsError(message + "\n  ".join(lines) + advice, report)
 

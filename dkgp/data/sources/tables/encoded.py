@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from dkgp.data.sources.base import Block, Column, Source, find_columns
 from dkgp.data.sources.id_texts import IdTexts
-from dkgp.data.sources.tables.encoding import Categories, Encoding, Number, Places, Rule, gaps
-from dkgp.data.sources.tables.learning import DateLearner, Learner, LevelLearner, MedianLearner, TableOptions
+from dkgp.data.sources.tables.encoding import Categories, Encoding, Places, Rule, gaps
+from dkgp.data.sources.tables.learning import DateLearner, Learner, LevelLearner, NumberLearner, TableOptions
 from dkgp.data.types import FloatArray, IntArray, Progress, ProgressCallback, quoted
 from dkgp.errors import InputError
 
@@ -37,7 +37,8 @@ class EncodedSource(Source):
                 f"{quoted([column.name for column in source.columns])}."
             )
         self._origins: dict[Column, tuple[Column, int]] = {}
-        made = {column: self._made_of(column) for column in source.columns if column.name not in encoding.dropped}
+        dropped = set(encoding.dropped)
+        made = {column: self._made_of(column) for column in source.columns if column.name not in dropped}
         self.columns = tuple(column for columns in made.values() for column in columns)
         self.positional = tuple(column for origin in source.positional for column in made.get(origin, ()))
         self.groups = {
@@ -82,18 +83,12 @@ class EncodedSource(Source):
             return _Asked(encode)  # a gap is a text, too
         if encode is not None:
             return _Labels(encode, texts)
-        rule = self._rule(origin)
+        rule = self.encoding.rule(origin.name)
         return None if rule is None else _Asked(rule.read)
 
     def _features(self, origin: Column, numbers: FloatArray) -> FloatArray:
-        rule = self._rule(origin)
+        rule = self.encoding.rule(origin.name)
         return numbers[:, None] if rule is None else rule.features(numbers)
-
-    def _rule(self, origin: Column) -> Rule | None:
-        rule = self.encoding.rules.get(origin.name)
-        if rule is None and self.encoding.gap_texts:
-            return Number(origin.name, frozenset(self.encoding.gap_texts))
-        return rule
 
 
 class _Asked:
@@ -143,20 +138,25 @@ def learned_encoding(
     `InputError` where a column is not there, is a target, or does not hold what it is said to hold.
     """
     texts, impute = frozenset(options.gap_texts), options.impute is not None
+    aside, with_unit = set(targets), set(options.numbers)
     learners: dict[str, Learner] = {name: LevelLearner(name, texts, impute) for name in options.categorical}
     for name, form in options.date_formats:
         learners[name] = DateLearner(name, texts, form, options.cyclic.get(name, ()))
     named = {name: _column(source, name) for name in (*learners, *options.ordinal, *options.drop)}
-    taken = [name for name, column in named.items() if column in targets]
+    taken = [name for name, column in named.items() if column in aside]
     if taken:
         raise InputError(
             f"The column '{taken[0]}' is a target or an id, and encoded or dropped as a feature; choose one. A column "
             "of labels is encoded by itself."
         )
+    numeric = {name: _column(source, name) for name in options.numbers}
     if impute:
-        numeric = [column for column in source.positional if column.name not in named and column not in targets]
-        learners |= {column.name: MedianLearner(column.name, texts, impute) for column in numeric}
-        named |= {column.name: column for column in numeric}
+        features = [column for column in source.positional if column not in aside and column.name not in named]
+        numeric |= {column.name: column for column in features}
+    for name, column in numeric.items():
+        filled, has_unit = impute and column not in aside, name in with_unit
+        learners[name] = NumberLearner(name, texts, filled, options.notation, has_unit)
+    named |= numeric
     if learners:
         asked = {name: _Asked(learner) for name, learner in learners.items()}
         for block in source.blocks([replace(named[name], encode=encode) for name, encode in asked.items()]):
@@ -166,7 +166,7 @@ def learned_encoding(
                 progress(Progress("encode", block.position, source.total, source.unit))
     rules: dict[str, Rule] = {name: Categories(name, levels, ranked=True) for name, levels in options.ordinal.items()}
     rules |= {name: learner.rule() for name, learner in learners.items()}
-    return Encoding(rules, options.drop, options.gap_texts, options.drop_gaps)
+    return Encoding(rules, options.drop, options.gap_texts, options.drop_gaps, notation=options.notation)
 
 
 def _column(source: Source, name: str) -> Column:

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from dkgp.data.classes import class_name
 from dkgp.data.sources.base import text_error
+from dkgp.data.sources.tables.notation import PLAIN, Notation, Unit, around
 from dkgp.data.types import FloatArray, Json, quoted
-from dkgp.errors import InputError, StoreError
+from dkgp.errors import InputError, StoreError, UsageError
 
 Places: TypeAlias = Callable[[int], str]
 Unseen: TypeAlias = Literal["refuse", "zeros"]
@@ -136,11 +137,27 @@ class Date:
 
 @dataclass(frozen=True)
 class Number:
-    """A column of numbers in which some texts stand for gaps; `fill`, where there is one, takes the gaps' place."""
+    """A column of numbers, some of which may be missing.
+
+    Attributes
+    ----------
+    column
+        Its name.
+    gap_texts
+        Texts that stand for a missing value.
+    fill
+        Takes the place of missing values; None where they stay missing.
+    notation
+        Of the numbers that are text.
+    unit
+        The texts around each number, and parentheses around negative ones; None where numbers stand alone.
+    """
 
     column: str
     gap_texts: frozenset[str] = frozenset()
     fill: float | None = None
+    notation: Notation = PLAIN
+    unit: Unit | None = None
 
     def read(self, values: NDArray[Any], place: Places, untyped: bool = False) -> FloatArray:
         """The numbers, NaN for a gap; `InputError` for any other text."""
@@ -149,12 +166,39 @@ class Number:
         import pandas as pd  # a quarter of a second, of those who have text alone
 
         empty = gaps(values, self.gap_texts)
-        numbers = pd.to_numeric(pd.Series(np.where(empty, np.nan, values)), errors="coerce").to_numpy(dtype=np.float64)
+        plain = np.where(empty, np.nan, self.coerced(values))
+        numbers = pd.to_numeric(pd.Series(plain), errors="coerce").to_numpy(dtype=np.float64)
         bad = np.isnan(numbers) & ~empty
         if bad.any():
             row = int(np.argmax(bad))
-            raise text_error(self.column, str(values[row]), place(row))
+            raise text_error(self.column, str(values[row]), place(row), self._expected)
         return np.asarray(numbers)
+
+    def coerced(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the values with numbers in the place of texts that are written for people; others stay."""
+        if self.notation == PLAIN and self.unit is None:
+            return values
+        return np.array([self._number(value) for value in values.tolist()], dtype=object)
+
+    def _number(self, value: Any) -> Any:
+        """Return the number that a text is; the value as it is where it is no text or no number."""
+        if isinstance(value, bytes):
+            value = value.decode(errors="replace")
+        if not isinstance(value, str):
+            return value
+        if self.unit is None:
+            number = self.notation.number(value)
+            return value if number is None else number
+        parts = around(value)
+        if parts is None or parts[0] != self.unit:
+            return value
+        number = self.notation.number(parts[1])
+        return value if number is None else -number if parts[2] else number
+
+    @property
+    def _expected(self) -> str:
+        marks, unit = self.notation.words(), "" if self.unit is None else self.unit.words
+        return "a number" + "".join(f" with {words}" for words in (marks, unit) if words)
 
     def names(self, column: str) -> tuple[str, ...]:
         """The column's own name."""
@@ -165,8 +209,8 @@ class Number:
         return (numbers if self.fill is None else np.where(np.isnan(numbers), self.fill, numbers))[:, None]
 
     def to_json(self) -> Json:
-        """The rule as a manifest has it."""
-        return {"fill": self.fill}
+        """The rule as a manifest has it; the notation is the encoding's."""
+        return {"fill": self.fill, **({} if self.unit is None else {"unit": [self.unit.before, self.unit.after]})}
 
 
 @dataclass(frozen=True)
@@ -185,6 +229,8 @@ class Encoding:
         Whether rows with a gap that is not filled in are left out.
     ids
         Columns that identify samples, which are kept as text.
+    notation
+        Of numbers that are text, in all columns of numbers.
     """
 
     rules: Mapping[str, Rule] = field(default_factory=dict)
@@ -192,6 +238,7 @@ class Encoding:
     gap_texts: tuple[str, ...] = ()
     drop_gaps: bool = False
     ids: tuple[str, ...] = ()
+    notation: Notation = PLAIN
 
     def __bool__(self) -> bool:
         return bool(self.ids) or self.changes_columns
@@ -199,7 +246,14 @@ class Encoding:
     @property
     def changes_columns(self) -> bool:
         """True if anything but the ids is not as it stands in the source."""
-        return bool(self.rules or self.dropped or self.gap_texts or self.drop_gaps)
+        return bool(self.rules or self.dropped or self.gap_texts or self.drop_gaps or self.notation != PLAIN)
+
+    def rule(self, column: str) -> Rule | None:
+        """Return the rule for a column; None where its numbers are read as they stand."""
+        rule = self.rules.get(column)
+        if rule is None and (self.gap_texts or self.notation != PLAIN):
+            return Number(column, frozenset(self.gap_texts), notation=self.notation)
+        return rule
 
     def to_json(self) -> Json:
         """The rules as a manifest has them."""
@@ -213,6 +267,7 @@ class Encoding:
             "gap_texts": list(self.gap_texts),
             "drop_gaps": self.drop_gaps,
             **({"ids": list(self.ids)} if self.ids else {}),
+            **({"notation": [self.notation.decimal, self.notation.thousands]} if self.notation != PLAIN else {}),
         }
 
     @classmethod
@@ -220,6 +275,7 @@ class Encoding:
         """Read the rules of a manifest; `StoreError` where they are of another form."""
         try:
             texts = tuple(map(str, content["gap_texts"]))
+            notation = Notation(*content.get("notation", ()))
             rules: dict[str, Rule] = {
                 name: Categories(name, tuple(rule["levels"]), bool(rule["ranked"]), unseen)
                 for name, rule in content["categories"].items()
@@ -227,10 +283,12 @@ class Encoding:
             rules |= {
                 name: Date(name, rule["format"], tuple(rule["cycles"])) for name, rule in content["dates"].items()
             }
-            rules |= {name: Number(name, frozenset(texts), rule["fill"]) for name, rule in content["numbers"].items()}
+            for name, rule in content["numbers"].items():
+                unit = Unit(*rule["unit"]) if "unit" in rule else None
+                rules[name] = Number(name, frozenset(texts), rule["fill"], notation, unit)
             ids = tuple(map(str, content.get("ids", ())))
-            return cls(rules, tuple(content["dropped"]), texts, bool(content["drop_gaps"]), ids)
-        except (KeyError, TypeError, AttributeError) as error:
+            return cls(rules, tuple(content["dropped"]), texts, bool(content["drop_gaps"]), ids, notation)
+        except (KeyError, TypeError, AttributeError, UsageError) as error:
             raise StoreError(f"The encoding in the manifest is damaged ({error}); write the store again.") from error
 
 

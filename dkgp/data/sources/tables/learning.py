@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -23,6 +24,7 @@ from dkgp.data.sources.tables.encoding import (
     gaps,
     level_names,
 )
+from dkgp.data.sources.tables.notation import PLAIN, Notation, Unit, around
 from dkgp.data.types import FloatArray, quoted
 from dkgp.errors import InputError, UsageError
 
@@ -53,6 +55,12 @@ class TableOptions:
         Leave rows with a missing value out.
     impute
         What takes the place of missing values of features: "median", or None.
+    numbers
+        Columns of numbers with a unit, a currency or a per cent sign beside them, or with negative ones in parentheses.
+        The numbers are read, and what stands beside them is left off. Targets may be among them.
+    decimal, thousands
+        The decimal mark of all numbers, "." (the default) or ",", and the mark between their thousands, ",", ".", " "
+        or "'", none by default. A blank stands for the narrow and the no-break space, too.
     """
 
     categorical: tuple[str, ...] = ()
@@ -63,29 +71,40 @@ class TableOptions:
     gap_texts: tuple[str, ...] = ()
     drop_gaps: bool = False
     impute: str | None = None
+    numbers: tuple[str, ...] = ()
+    decimal: str | None = None
+    thousands: str | None = None
 
     def __post_init__(self) -> None:
         if self.impute not in (None, "median"):
             raise UsageError(f"`impute` is {self.impute!r}; expected median, which is all there is.")
-        asked = [*self.categorical, *self.ordinal, *(name for name, _ in self.date_formats), *self.drop]
-        twice = sorted({name for name in asked if asked.count(name) > 1})
+        dates = dict(self.date_formats)
+        times = Counter([*self.categorical, *self.ordinal, *(name for name, _ in self.date_formats)])
+        times.update([*self.drop, *self.numbers])
+        twice = sorted(name for name, count in times.items() if count > 1)
         if twice:
             raise UsageError(f"The column '{twice[0]}' is named twice, for different things; choose one.")
         for name, cycles in self.cyclic.items():
             odd = [cycle for cycle in cycles if cycle not in get_args(Cycle)]
             if odd:
                 raise UsageError(f"`cyclic` of '{name}' names {odd[0]!r}; expected some of {quoted(get_args(Cycle))}.")
-            if name not in dict(self.date_formats):
+            if name not in dates:
                 raise UsageError(f"`cyclic` names '{name}', which is no date; name it in `date` too.")
         for name, levels in self.ordinal.items():
             if len(set(levels)) != len(levels) or len(levels) < 2:
                 raise UsageError(f"`ordinal` of '{name}' needs two different levels or more; got {quoted(levels)}.")
+        _ = self.notation  # refuses other marks
 
     @property
     def date_formats(self) -> list[tuple[str, str | None]]:
         """Columns of dates, and the format where it is named."""
         pairs = [entry.partition(":") if "%" in entry else (entry, "", "") for entry in self.dates]
         return [(name, form or None) for name, _, form in pairs]
+
+    @property
+    def notation(self) -> Notation:
+        """Notation of the numbers."""
+        return Notation(self.decimal or PLAIN.decimal, self.thousands or PLAIN.thousands)
 
     def __bool__(self) -> bool:
         return self != TableOptions()
@@ -182,18 +201,34 @@ class DateLearner(Learner):
         return Date(self.column, self._formats[0], self._cycles)
 
 
-class MedianLearner(Learner):
-    """Finds the median of a column of numbers: of all of them up to a million, beyond it of every second, fourth ..."""
+class NumberLearner(Learner):
+    """Finds the unit of a column of numbers, where it has one, and the median, where missing values are filled in.
+
+    The median is of all numbers up to a million, beyond it of every second, fourth, ... of them.
+    """
 
     MOST = 2**20
 
-    def __init__(self, column: str, gap_texts: frozenset[str], impute: bool) -> None:
+    def __init__(
+        self, column: str, gap_texts: frozenset[str], impute: bool, notation: Notation = PLAIN, has_unit: bool = False
+    ) -> None:
         super().__init__(column, gap_texts, impute)
+        self._notation, self._has_unit, self._unit = notation, has_unit, Unit() if has_unit else None
         self._values, self._count, self._step, self._seen = [np.empty(0)], 0, 1, 0
+        self._is_empty = True
 
     def look(self, values: NDArray[Any], place: Places) -> None:
-        """Take in the next rows; `InputError` for a text that is no number."""
-        numbers = Number(self.column, self.gap_texts).read(values, place)
+        """Take in the next rows; `InputError` for a text that is no number, or has another unit than the first."""
+        if self._has_unit:
+            present = values[~gaps(values, self.gap_texts)]
+            if len(present):
+                parts = around(str(present[0]))
+                self._unit = Unit() if parts is None else parts[0]
+                self._has_unit = False
+        numbers = Number(self.column, self.gap_texts, None, self._notation, self._unit).read(values, place)
+        self._is_empty &= not np.isfinite(numbers).any()
+        if not self.impute:
+            return
         first = -self._seen % self._step
         self._seen += len(numbers)
         numbers = numbers[first :: self._step]
@@ -204,8 +239,8 @@ class MedianLearner(Learner):
             self._count, self._step = len(self._values[0]), 2 * self._step
 
     def rule(self) -> Rule:
-        """The median in the place of gaps, where they are filled in."""
-        values = np.concatenate(self._values)
-        if not len(values):
+        """The unit, and the median in the place of missing values, where they are filled in."""
+        if self._is_empty:
             raise InputError(f"The column '{self.column}' holds no number at all; drop it.")
-        return Number(self.column, self.gap_texts, float(np.median(values)) if self.impute else None)
+        fill = float(np.median(np.concatenate(self._values))) if self.impute else None
+        return Number(self.column, self.gap_texts, fill, self._notation, self._unit)

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.sources.base import Column, Source
-from dkgp.data.sources.tables.encoding import Places, date_seconds, gaps, level_names
+from dkgp.data.sources.tables.encoding import Number, Places, date_seconds, gaps, level_names
 from dkgp.data.sources.tables.learning import DATE_FORMATS, MOST_LEVELS, TableOptions
+from dkgp.data.sources.tables.notation import NOTATIONS, PLAIN, Notation, NumberTexts, common
 from dkgp.data.types import FloatArray, Progress, ProgressCallback
 from dkgp.errors import InputError
 
@@ -50,6 +51,10 @@ class ColumnSurvey:
     levels: dict[str, int] = field(default_factory=dict)
     formats: list[str] = field(default_factory=lambda: list(DATE_FORMATS))
     counts_rows: bool = True
+    # In which numbers are read so far, and how the texts among them are written.
+    notation: Notation = PLAIN
+    written: NumberTexts = field(default_factory=NumberTexts)
+    gap_levels: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, values: NDArray[Any], place: Places, untyped: bool = False) -> FloatArray:
         """Count the next rows (rows,); text comes back as a number that is its own."""
@@ -61,7 +66,9 @@ class ColumnSurvey:
         empty = gaps(values)
         if values.dtype.kind == "O":
             self.is_date_typed |= any(hasattr(value, "isoformat") for value in values[~empty][:1])
-            numbers = pd.to_numeric(pd.Series(np.where(empty, np.nan, values)), errors="coerce").to_numpy(np.float64)
+            read = Number(self.name, notation=self.notation).coerced(values)
+            numbers = pd.to_numeric(pd.Series(np.where(empty, np.nan, read)), errors="coerce").to_numpy(np.float64)
+            self.written.look_at_plain(text for text in values[~np.isnan(numbers)].tolist() if isinstance(text, str))
         else:
             numbers = values.astype(np.float64)
         text = np.isnan(numbers) & ~empty
@@ -96,9 +103,13 @@ class ColumnSurvey:
         self.texts += int(text.sum())
 
     def _count_texts(self, texts: NDArray[Any]) -> None:
-        for level in level_names(texts):
-            if level is not None and (level in self.levels or len(self.levels) <= MOST_LEVELS):
+        names = [name for name in level_names(texts) if name is not None]
+        for level in names:
+            if level in self.levels or len(self.levels) <= MOST_LEVELS:
                 self.levels[level] = self.levels.get(level, 0) + 1
+            if level.lower() in _GAP_TEXTS:
+                self.gap_levels[level] = self.gap_levels.get(level, 0) + 1
+        self.written.look(name for name in names if name.lower() not in _GAP_TEXTS)
         tried = texts[:_DATES_TRIED]
         self.formats = [form for form in self.formats if not np.isnan(date_seconds(tried, form)).any()]
 
@@ -109,7 +120,9 @@ class ColumnSurvey:
 
     @property
     def gap_texts(self) -> list[str]:
-        """The texts, where they are few among numbers and each looks like a gap."""
+        """Texts that look like a gap, where they are few and all others are numbers."""
+        if self.reads_like_numbers:
+            return list(self.gap_levels)
         if not self.texts or self.texts > 0.5 * self.rows or not self.numbers:
             return []
         return list(self.levels) if all(level.lower() in _GAP_TEXTS for level in self.levels) else []
@@ -120,11 +133,21 @@ class ColumnSurvey:
         return self.is_date_typed or (self.texts > 0 and self.numbers == 0 and bool(self.formats))
 
     @property
+    def reads_like_numbers(self) -> bool:
+        """True of texts that are numbers written for people, but for some that look like a gap."""
+        return self.texts > sum(self.gap_levels.values()) and not self.is_date and self.written.are_numbers
+
+    @property
     def is_constant(self) -> bool:
         """True if all rows hold one value."""
         if self.missing or self.infinite:
             return False
         return len(self.levels) == 1 if self.texts == self.rows else not self.texts and self.lowest == self.highest
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no row holds a value."""
+        return self.missing == self.rows > 0
 
     @property
     def n_levels(self) -> int:
@@ -158,11 +181,40 @@ class Survey:
         """Rows that were read."""
         return self.columns[0].rows if self.columns else 0
 
-    def options(self) -> dict[str, list[str]]:
+    def notation(self, chosen: TableOptions) -> tuple[Notation | None, str | None]:
+        """Return the notation of all numbers; None where columns differ, or where a mark, the second, has two readings.
+
+        Columns that were chosen for something else have no part in it.
+        """
+        aside = {*chosen.categorical, *chosen.ordinal, *dict(chosen.date_formats), *chosen.drop}
+        columns = [column for column in self.columns if column.name not in aside]
+        if not any(column.reads_like_numbers for column in columns):
+            return chosen.notation, None
+        numeric = [column.written for column in columns if column.reads_like_numbers or column.numbers == column.rows]
+        left, mark = common(numeric)
+        return (left[0] if left and mark is None else None), mark
+
+    def unclear(self, chosen: TableOptions) -> list[str]:
+        """Return columns that read like numbers in a notation that the values do not tell."""
+        notation, _ = self.notation(chosen)
+        return [
+            column.name
+            for column in self.columns
+            if notation is None and column.reads_like_numbers and PLAIN not in column.written.notations
+        ]
+
+    def options(self, chosen: TableOptions | None = None) -> dict[str, list[str]]:
         """Options of `ingest` that solve what can be solved, by name."""
-        options: dict[str, list[str]] = {"id": [], "categorical": [], "date": [], "drop": [], "missing": []}
+        chosen = chosen or TableOptions()
+        names = ("id", "categorical", "date", "number", "decimal", "thousands", "drop", "missing")
+        options: dict[str, list[str]] = {name: [] for name in names}
+        targets, unclear = set(self.targets), set(self.unclear(chosen))
         for column in self.columns:
-            if column.name in self.targets or column.gap_texts:
+            if column.name in unclear:
+                continue
+            if column.reads_like_numbers and column.written.needs_unit:
+                options["number"].append(column.name)
+            if column.name in targets or column.gap_texts or column.reads_like_numbers:
                 options["missing"] += column.gap_texts
             elif column.is_date:
                 options["date"].append(column.name)
@@ -171,10 +223,15 @@ class Survey:
                 options["categorical" if is_category else _aside(column.name)].append(column.name)
             elif column.counts_rows and column.rows > 2 and _names_rows(column.name):
                 options[_aside(column.name)].append(column.name)
+            elif column.is_empty:
+                options["drop"].append(column.name)
+        notation, _ = self.notation(chosen)
+        if notation is not None:
+            options["decimal"] = [notation.decimal] if notation.decimal != chosen.notation.decimal else []
+            options["thousands"] = [notation.thousands] if notation.thousands != chosen.notation.thousands else []
         options["missing"] = sorted(set(options["missing"]))
-        gaps_left = sum(
-            column.missing for column in self.columns if column.name not in (*options["id"], *options["drop"])
-        )
+        put_aside = {*options["id"], *options["drop"]}
+        gaps_left = sum(column.missing for column in self.columns if column.name not in put_aside)
         if gaps_left or options["missing"]:
             few = self.rows_with_gaps <= _MOST_GAPS_DROPPED * self.rows and not options["missing"]
             options["drop_missing"] = ["yes"] if few or self._target_gaps else []
@@ -183,10 +240,11 @@ class Survey:
 
     def more(self, chosen: TableOptions, ids: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
         """Return the options beyond those that were chosen; columns that these name stay what they make of them."""
-        options, named = self.options(), {*ids, *_columns_of(chosen)}
+        named = {*ids, *_columns_of(chosen)}
+        taken: dict[str, set[str]] = {"missing": set(chosen.gap_texts), "decimal": set(), "thousands": set()}
         more = {
-            name: tuple(text for text in texts if text not in (chosen.gap_texts if name == "missing" else named))
-            for name, texts in options.items()
+            name: tuple(text for text in texts if text not in taken.get(name, named))
+            for name, texts in self.options(chosen).items()
         }
         if chosen.drop_gaps or (chosen.impute is not None and not self._target_gaps):
             more.pop("drop_missing", None)
@@ -205,6 +263,9 @@ class Survey:
             gap_texts=(*chosen.gap_texts, *more.get("missing", ())),
             drop_gaps=chosen.drop_gaps or "drop_missing" in more,
             impute=chosen.impute or ("median" if "impute" in more else None),
+            numbers=(*chosen.numbers, *more.get("number", ())),
+            decimal=next(iter(more.get("decimal", ())), chosen.decimal),
+            thousands=next(iter(more.get("thousands", ())), chosen.thousands),
         )
 
     def ids(self, chosen: TableOptions, ids: Sequence[str]) -> tuple[str, ...]:
@@ -221,12 +282,17 @@ class Survey:
 
     def report(self, chosen: TableOptions) -> list[str]:
         """A line for each column with something in the way beyond what was chosen for it, or to know of."""
-        settled = set(_columns_of(chosen))
-        lines = [
-            f"'{column.name}': {'; '.join(words)}"
-            for column in self.columns
-            if (words := self._words(column, column.name in settled))
-        ]
+        settled, unclear = set(_columns_of(chosen)), set(self.unclear(chosen))
+        notation, mark = self.notation(chosen)
+        lines = []
+        for column in self.columns:
+            words = self._words(column, column.name in settled)
+            if column.name in unclear:
+                words.insert(0, _unclear_words(column, mark))
+            elif column.reads_like_numbers and column.name not in settled:
+                words.insert(0, _number_words(column, notation or PLAIN))
+            if words:
+                lines.append(f"'{column.name}': {'; '.join(words)}")
         if self.repeated:
             lines.append(
                 f"{self.repeated:,} of the {self.rows:,} rows repeat an earlier one in all of these columns; they "
@@ -250,7 +316,10 @@ class Survey:
             pass
         elif column.gap_texts:
             shown = ", ".join(f"'{text}'" for text in column.gap_texts[:5])
-            words.append(f"{column.texts:,} times {shown} among numbers, which reads like a missing value")
+            count = sum(column.gap_levels.values())
+            words.append(f"{count:,} times {shown} among numbers, which reads like a missing value")
+        elif column.reads_like_numbers:
+            pass  # with the notation of all columns
         elif column.is_date:
             words.append(f"dates, such as '{column.first_text}'" if column.first_text else "dates")
         elif column.texts:
@@ -260,7 +329,12 @@ class Survey:
                 f"text{mixed} of {count} different values, first '{_short(column.first_text)}' in "
                 f"{column.first_text_place}"
             )
-        if column.missing:
+            if column.written.notations and len(column.written.units) > 1:
+                units = [unit.words or "none" for unit in column.written.units]
+                words.append(f"reads like numbers of different units ({', '.join(units)}), which no option reads")
+        if column.is_empty:
+            words.append("no value in any row")
+        elif column.missing:
             share = column.missing / column.rows
             words.append(f"{column.missing:,} missing ({share:.2g} of the rows), first in {column.first_gap_place}")
         if column.infinite:
@@ -283,14 +357,26 @@ class RefusedColumnsError(InputError):
 
 
 def survey(
-    source: Source, columns: Sequence[Column], targets: Sequence[Column], progress: ProgressCallback | None = None
+    source: Source,
+    columns: Sequence[Column],
+    targets: Sequence[Column],
+    progress: ProgressCallback | None = None,
+    chosen: TableOptions | None = None,
+    labels: Sequence[Column] = (),
 ) -> Survey:
-    """Read the columns of a source, whatever they hold; those of `targets` are no features.
+    """Read the columns of a source and refuse no value; those of `targets` are no features, `labels` are no numbers.
 
-    Memory stays at some tens of MiB, and 8 bytes a row of up to half a million. Raises `InputError` where the source
-    is damaged.
+    Numbers are read in the notation that was `chosen`. Memory stays at some tens of MiB, and 8 bytes a row of up to
+    half a million. Raises `InputError` where the source is damaged.
     """
-    surveys = [ColumnSurvey(column.name) for column in columns]
+    chosen = chosen or TableOptions()
+    notations = [
+        of for of in NOTATIONS if chosen.decimal in (None, of.decimal) and chosen.thousands in (None, of.thousands)
+    ]
+    surveys = [
+        ColumnSurvey(column.name, notation=chosen.notation, written=NumberTexts(() if column in labels else notations))
+        for column in columns
+    ]
     repeats, rows, rows_with_gaps = RepeatedRows(), 0, 0
     read = [replace(column, encode=counted) for column, counted in zip(columns, surveys, strict=True)]
     for block in source.blocks(read):
@@ -348,8 +434,29 @@ def _row_hashes(values: FloatArray) -> NDArray[np.uint64]:
 
 
 def _columns_of(chosen: TableOptions) -> tuple[str, ...]:
-    """Columns that options of a user name, whatever for."""
-    return (*chosen.categorical, *chosen.ordinal, *dict(chosen.date_formats), *chosen.drop)
+    """Columns that options of a user name."""
+    return (*chosen.categorical, *chosen.ordinal, *dict(chosen.date_formats), *chosen.drop, *chosen.numbers)
+
+
+def _number_words(column: ColumnSurvey, notation: Notation) -> str:
+    """Return the words on a column of numbers that are written for people."""
+    marks = "" if PLAIN in column.written.notations else notation.words(column.written.marks)
+    return f"reads like numbers with {' and '.join(filter(None, (marks, column.written.words)))}, such as " + (
+        f"'{_short(column.first_text)}'"
+    )
+
+
+def _unclear_words(column: ColumnSurvey, mark: str | None) -> str:
+    """Return the words on a column of numbers whose notation is not known."""
+    such = f"such as '{_short(column.first_text)}' in {column.first_text_place}"
+    if mark is None:
+        words = column.written.notations[0].words(column.written.marks)
+        return f"reads like numbers with {words}, {such}, unlike other columns: write all numbers of the table alike"
+    name = {",": "commas", ".": "points"}[mark]
+    return (
+        f"reads like numbers, {such}, whose {name} are decimal marks or stand between thousands; name which, by "
+        f"`decimal` or `thousands` '{mark}'"
+    )
 
 
 def _names_rows(name: str) -> bool:
