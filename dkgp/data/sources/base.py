@@ -7,11 +7,13 @@ blocks of the columns that are asked for, as often as it is asked. Whatever cann
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,15 @@ from dkgp.data.types import FloatArray, quoted
 from dkgp.errors import DkgpError, InputError, is_mistake
 
 BLOCK_BYTES = 8 * 2**20
+# Up to here float64 holds every whole number.
+_EXACT = 2.0**53
+_NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
+# Kinds of NumPy types that are no numbers, and the remedy.
+_OTHER_KINDS = {
+    "M": ("dates", "expected numbers. Name it as a `date`, which becomes seconds since 1970, or leave it out"),
+    "m": ("durations", "expected numbers. Write them as numbers of one unit, or leave the column out"),
+    "c": ("complex numbers", "expected real ones. Write real and imaginary parts as two columns, or leave it out"),
+}
 
 
 @dataclass(frozen=True)
@@ -208,22 +219,53 @@ def column_values(values: NDArray[np.generic], column: Column, place: Callable[[
 
 
 def numbers(values: NDArray[np.generic], name: str, place: Callable[[int], str]) -> FloatArray:
-    """A column's values, (rows,) or (rows, columns), as float64.
+    """A column's values, (rows,) or (rows, columns), as float64; missing ones (None, NaN) are NaN.
 
-    `InputError` for text, dates, complex numbers or objects; it names column, row (see `Block.place`) and the text.
+    `InputError` for text, dates, durations, complex numbers, objects, and for whole numbers that float64 cannot hold;
+    it names column, row (see `Block.place`) and the text.
     """
-    if values.dtype.kind in "biuf":
-        return values.astype(np.float64, copy=False)
-    if values.dtype.kind in "USO" and values.size:
+    kind = values.dtype.kind
+    if kind in "biuf":
+        floats = values.astype(np.float64, copy=False)
+        if kind in "iu" and values.dtype.itemsize == 8:
+            require_whole(values, floats, name, place)
+        return floats
+    if kind in "USOT" and values.size:
         flat = values.reshape(len(values), -1)
         for row, entries in enumerate(flat):
             for entry in entries:
-                if not isinstance(entry, bool | int | float | np.number) and entry is not None:
+                if not isinstance(entry, _NUMBERS) and entry is not None:
                     text = entry.decode(errors="replace") if isinstance(entry, bytes) else str(entry)
                     raise text_error(name, text, place(row))
-        if values.dtype.kind == "O":
-            return np.asarray(values, dtype=np.float64)
-    raise ColumnError(f"The column '{name}' holds values of type {values.dtype}; expected numbers ({place(0)}).")
+        if kind == "O":
+            floats = np.asarray(values, dtype=np.float64)
+            require_whole(values, floats, name, place)
+            return floats
+    holds, remedy = _OTHER_KINDS.get(kind, ("other values", "expected numbers"))
+    raise ColumnError(f"The column '{name}' holds {holds} ({values.dtype}, from {place(0)} on); {remedy}.")
+
+
+def require_whole(values: NDArray[Any], floats: FloatArray, name: str, place: Callable[[int], str]) -> None:
+    """Raise `InputError` for a whole number (rows, ...) that its float64 does not equal; it names column and row."""
+    for index in zip(*np.nonzero(np.abs(floats) >= _EXACT), strict=True):
+        number = float(floats[index])
+        whole = _whole(values[index]) if math.isfinite(number) else None
+        if whole is not None and whole != int(number):
+            raise ColumnError(
+                f"The column '{name}' holds the whole number {whole} in {place(int(index[0]))}, which float64 cannot "
+                f"hold: it would become {int(number)}. Subtract an offset, or leave the column out, as an `id` if it "
+                "identifies samples."
+            )
+
+
+def _whole(value: Any) -> int | None:
+    """The whole number that a value or its text is; None of others."""
+    if isinstance(value, float | np.floating):
+        return None
+    if isinstance(value, str):
+        digits = value.strip()
+        return int(digits) if digits.removeprefix("-").removeprefix("+").isdecimal() else None
+    return int(value) if value == int(value) else None
 
 
 def text_error(name: str, text: str, place: str, expected: str = "a number") -> ColumnError:

@@ -9,7 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import open_object
-from dkgp.data.sources.base import Block, Column, Source, block_rows, refused_as, row_places, text_error
+from dkgp.data.sources.base import (
+    Block,
+    Column,
+    Source,
+    block_rows,
+    numbers,
+    refused_as,
+    require_whole,
+    row_places,
+    text_error,
+)
 from dkgp.data.sources.formats import FORMATS, Format
 from dkgp.data.types import FloatArray
 from dkgp.registry import Extra
@@ -64,20 +74,29 @@ class ParquetSource(Source):
 
 def _numeric(pyarrow: Any, values: Any, name: str, place: Callable[[int], str]) -> FloatArray:
     types = pyarrow.types
-    kind = values.type
-    if types.is_dictionary(kind):
+    if types.is_dictionary(values.type):
         values = values.dictionary_decode()
-        kind = values.type
-    if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
-        if types.is_boolean(kind):
-            values = values.cast(pyarrow.uint8())
-        return np.asarray(values.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64)
-    if types.is_null(kind):
+    kind = values.type
+    missing = np.asarray(values.is_null().to_numpy(zero_copy_only=False))
+    if types.is_decimal(kind):
+        # Arrow's cast of a decimal to a float is off by an ulp; that of its text rounds correctly.
+        floats = np.array(values.cast(pyarrow.string()).cast(pyarrow.float64()).to_numpy(zero_copy_only=False))
+        if kind.scale <= 0:
+            require_whole(_objects(values), floats, name, place)
+        return floats
+    if missing.all():
         return np.full(len(values), np.nan)
-    for row, entry in enumerate(values):
-        if entry.is_valid:
-            raise text_error(name, str(entry.as_py()), place(row))
-    return np.full(len(values), np.nan)
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+        present = values.drop_null().to_numpy(zero_copy_only=False)
+        rows = np.flatnonzero(~missing)
+        floats = np.full(len(values), np.nan)
+        floats[rows] = numbers(present, name, lambda row: place(int(rows[row])))
+        return floats
+    if types.is_temporal(kind):
+        as_numpy = np.empty(1, dtype="m8[s]" if types.is_duration(kind) or types.is_time(kind) else "M8[s]")
+        return numbers(as_numpy, name, lambda _: place(int(np.argmin(missing))))
+    row = int(np.argmin(missing))
+    raise text_error(name, str(values[row].as_py()), place(row))
 
 
 def _objects(values: Any) -> NDArray[Any]:

@@ -1,9 +1,11 @@
-"""NetCDF files and Zarr groups: variables over a common dimension as columns, or a matrix of features."""
+"""NetCDF files and Zarr groups: variables over a common dimension as columns, a matrix of features, or grids."""
 
 from __future__ import annotations
 
+import base64
+import struct
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,11 +21,24 @@ from dkgp.data.sources.base import Block, Column, Source, block_rows, matrix_of,
 from dkgp.data.sources.formats import FORMATS, Format
 from dkgp.data.stores.dataset import DATASET_KIND, open_dataset
 from dkgp.data.stores.manifest import recognise
-from dkgp.data.types import FloatArray
+from dkgp.data.types import FloatArray, quoted
 from dkgp.errors import InputError, StoreError
-from dkgp.registry import Extra
+from dkgp.registry import Extra, Option
 
 _INPUTS = "X"
+# Values of NetCDF for entries that nothing was written to, by kind and bytes. Those of one or two bytes may be data.
+_NETCDF_FILLS = {
+    "i4": -2147483647,
+    "u4": 4294967295,
+    "i8": -9223372036854775806,
+    "u8": 18446744073709551614,
+    "f4": 9.9692099683868690e36,
+    "f8": 9.9692099683868690e36,
+}
+# Names, axes and units by which a dimension is known as one of space (CF conventions).
+_SPACE = frozenset(
+    ("lat", "latitude", "degrees_north", "degree_north", "lon", "longitude", "degrees_east", "degree_east", "x", "y")
+)
 
 
 class _VariablesSource(Source):
@@ -60,37 +75,53 @@ class _VariablesSource(Source):
         else:
             self.positional = tuple(column for column in self.columns if column.array not in left_out)
 
-    def _slices(self, variables: dict[str, Any], columns: Sequence[Column]) -> Iterator[Block]:
+    def _slices(self, read: Callable[[str, int, int], NDArray[Any]], columns: Sequence[Column]) -> Iterator[Block]:
+        """Blocks of the chosen columns; `read` returns rows of an array, from start to stop."""
         needed = list(dict.fromkeys(column.array for column in columns))
         rows = block_rows(sum(self._widths[name] for name in needed), self._chunk_rows)
         for start in range(0, self.total, rows):
             stop = min(start + rows, self.total)
             place = row_places(self.url, start)
-            unreadable = f"Rows {start} to {stop - 1} of '{self.url}' cannot be read"
-            with refused_as(unreadable):
-                # A vector has one column.
-                parts = {name: np.asarray(variables[name][start:stop]).reshape(stop - start, -1) for name in needed}
+            # A vector has one column.
+            parts = {name: self._read(read, name, start, stop).reshape(stop - start, -1) for name in needed}
             yield Block(matrix_of(columns, parts, place), place, stop)
+
+    def _read(self, read: Callable[[str, int, int], NDArray[Any]], name: str, start: int, stop: int) -> NDArray[Any]:
+        of_array = f" of the array '{name}'" if name else ""
+        with refused_as(f"Rows {start} to {stop - 1}{of_array} of '{self.url}' cannot be read"):
+            return read(name, start, stop)
 
 
 class XarraySource(_VariablesSource):
     """A NetCDF file, or a Zarr group with dimension names.
 
     The samples run along one dimension: that of a matrix `X` (or of the only matrix), or else the one that most vectors
-    share. Coordinates along it count as columns, except the dimension's own. Scale factors and fill values are decoded.
+    share. Coordinates along it count as columns, except the dimension's own. Where `stack` is set, each point of a grid
+    is a sample, and the grid's coordinates are columns. Scale factors, fill values and dates are decoded.
 
-    Raises `InputError` where the file is damaged, or has no such dimension.
+    Raises `InputError` where the file is damaged, has no such dimension, or holds a grid that is not to be stacked.
     """
 
-    def __init__(self, url: str, engine: str) -> None:
+    def __init__(self, url: str, engine: str, stack: bool = False) -> None:
         super().__init__(url)
         self._engine = engine
-        with self._opened() as (dataset, _):
+        self._grid: tuple[str, ...] = ()
+        with self._opened() as raw:
+            # The structure only: dates are decoded block by block.
+            dataset = xr.decode_cf(raw, decode_times=False, decode_timedelta=False)
+            if stack:
+                self._describe_grid(dataset)
+                return
             dimension = _sample_dimension(dataset, url)
             variables = {
                 str(name): variable
                 for name, variable in dataset.variables.items()
                 if variable.dims[:1] == (dimension,) and variable.ndim in (1, 2)
+            }
+            self.left_out = {
+                str(name): f"has the dimensions {variable.dims}; the samples run along '{dimension}'"
+                for name, variable in dataset.variables.items()
+                if str(name) not in variables
             }
             if engine == "zarr":
                 self._chunk_rows = max(
@@ -106,15 +137,71 @@ class XarraySource(_VariablesSource):
 
     def blocks(self, columns: Sequence[Column]) -> Iterator[Block]:
         """All the samples, of the chosen columns."""
-        with self._opened() as (dataset, _):
-            yield from self._slices({str(name): dataset.variables[name] for name in dataset.variables}, columns)
+        with self._opened() as raw:
+            variables = {str(name): variable for name, variable in raw.variables.items()}
+            if self._grid:
+                yield from self._stacked(variables, raw.sizes, columns)
+            else:
+                yield from self._slices(lambda name, start, stop: _decoded(variables[name][start:stop]), columns)
 
     def _opened(self) -> _OpenedDataset:
         return _OpenedDataset(self._address, self._engine)
 
+    def _describe_grid(self, dataset: xr.Dataset) -> None:
+        """Name the columns of a grid: its dimensions' coordinates, then all variables that lie on it."""
+        most = max(dataset.variables.values(), key=lambda variable: (variable.ndim, variable.size), default=None)
+        if most is None or most.ndim < 2:
+            raise InputError(f"'{self.url}' has no variable of two or more dimensions; leave out `stack`.")
+        self._grid = tuple(map(str, most.dims))
+        self.total = int(most.size)
+        names = [*self._grid, *(str(name) for name in dataset.variables if str(name) not in self._grid)]
+        for name in names:
+            dimensions = dataset.variables[name].dims if name in dataset.variables else (name,)
+            if dimensions and set(dimensions) <= set(self._grid):
+                self.groups[name] = (Column(name, name, 0),)
+            else:
+                self.left_out = {**self.left_out, name: f"has the dimensions {dimensions}, the grid {self._grid}"}
+        self.columns = self.positional = tuple(column for group in self.groups.values() for column in group)
+
+    def _stacked(
+        self, variables: Mapping[str, xr.Variable], sizes: Mapping[Hashable, int], columns: Sequence[Column]
+    ) -> Iterator[Block]:
+        """Blocks of consecutive grid points, the last dimension fastest."""
+        shape = [sizes[dimension] for dimension in self._grid]
+        most, start = block_rows(len(columns)), 0
+        needed = list(dict.fromkeys(column.array for column in columns))
+        # The dimensions after `split` lie in a block as a whole, those before it by one index each.
+        split = next(axis for axis in range(len(shape)) if int(np.prod(shape[axis + 1 :])) <= most)
+        step = max(most // max(int(np.prod(shape[split + 1 :])), 1), 1)
+        for outer in np.ndindex(*shape[:split]):
+            for first in range(0, shape[split], step):
+                spans = [slice(index, index + 1) for index in outer] + [slice(first, min(first + step, shape[split]))]
+                spans += [slice(0, size) for size in shape[split + 1 :]]
+                place = row_places(self.url, start)
+                parts = {name: self._grid_values(variables, name, spans) for name in needed}
+                start += len(parts[needed[0]])
+                yield Block(matrix_of(columns, parts, place), place, start)
+
+    def _grid_values(self, variables: Mapping[str, xr.Variable], name: str, spans: Sequence[slice]) -> NDArray[Any]:
+        """Values (points, 1) of a variable at the points of a part of the grid."""
+        lengths = [span.stop - span.start for span in spans]
+        with refused_as(f"The array '{name}' of '{self.url}' cannot be read"):
+            if name not in variables:  # a dimension without coordinates: the index along it
+                axis = self._grid.index(name)
+                variable = xr.Variable((name,), np.arange(spans[axis].start, spans[axis].stop))
+            else:
+                where = {dimension: spans[self._grid.index(str(dimension))] for dimension in variables[name].dims}
+                part = variables[name].isel(where)
+                variable = xr.Variable(part.dims, _decoded(part))
+            axes = [variable.dims.index(dimension) for dimension in self._grid if dimension in variable.dims]
+            shape = [
+                size if dimension in variable.dims else 1 for dimension, size in zip(self._grid, lengths, strict=True)
+            ]
+            return np.broadcast_to(variable.values.transpose(axes).reshape(shape), lengths).reshape(-1, 1)
+
 
 class _OpenedDataset:
-    """An xarray dataset and the file beneath it, closed together."""
+    """An xarray dataset, not decoded, and the file beneath it, closed together."""
 
     def __init__(self, url: str, engine: str) -> None:
         self._file: Any = None
@@ -122,7 +209,15 @@ class _OpenedDataset:
         with refused_as(unreadable), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if engine == "zarr":
-                self._dataset = xr.open_zarr(zarr_place(url), chunks=None)
+                group = _open_zarr(url)
+                arrays = _arrays_of(group, url)
+                # Where xarray does not take fill values for missing ones, it refuses other writers' `_FillValue`.
+                store = xr.backends.ZarrStore(group, mode="r", use_zarr_fill_value_as_mask=True)
+                dataset = xr.open_dataset(store, engine="store", decode_cf=False)
+                # A folder lists its arrays in the order of the disk that it lies on.
+                self._dataset = dataset[sorted(dataset.variables, key=str)]
+                for name, variable in self._dataset.variables.items():
+                    variable.attrs = _attributes(arrays[str(name)], named=True)
             else:
                 target: Any = url
                 # By its name the libraries beneath open whatever lies there by then.
@@ -133,10 +228,14 @@ class _OpenedDataset:
 
                     # A file that could not be opened asks, when it goes, if it was writable, and complains at that.
                     h5netcdf.File._writable = False
-                self._dataset = xr.open_dataset(target, engine=engine, decode_timedelta=False)
+                self._dataset = xr.open_dataset(target, engine=engine, decode_cf=False)
+                for variable in self._dataset.variables.values():
+                    default = _NETCDF_FILLS.get(variable.dtype.kind + str(variable.dtype.itemsize))
+                    if default is not None and "_FillValue" not in variable.attrs:
+                        variable.attrs["_FillValue"] = variable.dtype.type(default)
 
-    def __enter__(self) -> tuple[xr.Dataset, Any]:
-        return self._dataset, self._file
+    def __enter__(self) -> xr.Dataset:
+        return self._dataset
 
     def __exit__(self, *_: object) -> None:
         self._dataset.close()
@@ -159,21 +258,26 @@ class ZarrSource(_VariablesSource):
         lengths = [shape[0] for shape in shapes.values()]
         total = shapes[_INPUTS][0] if _INPUTS in shapes else max(lengths, key=lengths.count)
         shapes = {name: shape for name, shape in shapes.items() if shape[0] == total}
+        self.left_out = {
+            name: f"has the shape {array.shape}; there are {total} samples"
+            for name, array in arrays.items()
+            if name not in shapes
+        }
         self._chunk_rows = max(arrays[name].chunks[0] for name in shapes)
         self._describe(shapes, total)
         self.groups.pop("", None)  # a single array has columns but no name
-        for name in shapes:
-            absent = arrays[name].nchunks - arrays[name].nchunks_initialized
-            if absent:
-                self.warnings.append(
-                    f"{absent} of {arrays[name].nchunks} chunks of the array '{name}' of '{url}' are absent; they read "
-                    f"as its fill value {arrays[name].fill_value}. Zarr leaves out chunks that hold nothing else, but "
-                    "a lost chunk looks the same."
-                )
+        self.warnings += _absent_chunks({name: arrays[name] for name in shapes}, url)
 
     def blocks(self, columns: Sequence[Column]) -> Iterator[Block]:
         """All the samples, of the chosen columns."""
-        yield from self._slices(self._arrays(), columns)
+        arrays = self._arrays()
+        attributes = {name: _attributes(array, named=False) for name, array in arrays.items()}
+
+        def read(name: str, start: int, stop: int) -> NDArray[Any]:
+            values = np.asarray(arrays[name][start:stop])
+            return _decoded(xr.Variable(("row", "column")[: values.ndim], values, attributes[name]))
+
+        yield from self._slices(read, columns)
 
     def _arrays(self) -> dict[str, Any]:
         opened = _open_zarr(self.url)
@@ -232,20 +336,25 @@ class DatasetSource(_VariablesSource):
         return column.encode(values if names is None else np.array(names, dtype=object)[values.astype(np.int64)], place)
 
 
-def open_zarr_source(url: str) -> Source:
-    """The right source for a Zarr store: a dkgp dataset, a group that xarray can read, or plain arrays."""
+def open_zarr_source(url: str, stack: bool = False) -> Source:
+    """Return the source for a Zarr store: a dkgp dataset, a group that xarray can read, or plain arrays."""
     kind = recognise(url)
     if kind is not None:
         if kind != DATASET_KIND:
             raise StoreError(f"'{url}' holds a dkgp {kind} store; expected data.")
+        if stack:
+            raise InputError(f"'{url}' is a dkgp dataset, which has no grids; leave out `stack`.")
         return DatasetSource(url)
     opened = _open_zarr(url)
     if isinstance(opened, zarr.Group):
-        arrays = list(_arrays_of(opened, url).values())
-        if arrays and all(_dimension_names(array) for array in arrays):
-            source = XarraySource(url, "zarr")
-            source.warnings += ZarrSource(url).warnings
+        arrays = _arrays_of(opened, url)
+        if arrays and all(_dimension_names(array) for array in arrays.values()):
+            source = XarraySource(url, "zarr", stack)
+            chosen = {name: array for name, array in arrays.items() if name in source.groups}
+            source.warnings += _absent_chunks(chosen, url) + _fill_warnings(chosen, url)
             return source
+    if stack:
+        raise InputError(f"The arrays of '{url}' have no dimension names, so that there is no grid; leave out `stack`.")
     return ZarrSource(url)
 
 
@@ -264,13 +373,19 @@ def _arrays_of(group: Any, url: str) -> dict[str, Any]:
 
 def _dimension_names(array: Any) -> bool:
     names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
-    return bool(names) and all(names)
+    return array.ndim == 0 or (bool(names) and all(names))
 
 
 def _sample_dimension(dataset: xr.Dataset, url: str) -> Hashable:
     matrices = [name for name, variable in dataset.data_vars.items() if variable.ndim == 2]
     if _INPUTS in matrices:
         return dataset[_INPUTS].dims[0]
+    for name, variable in dataset.data_vars.items():
+        if _is_grid(dataset, variable):
+            raise InputError(
+                f"'{name}' of '{shown(url)}' is a grid of the dimensions {variable.dims}. Give `stack` to read each of "
+                "its points as a sample, with the coordinates as columns; or call a matrix of features 'X'."
+            )
     vectors = [variable.dims[0] for variable in dataset.variables.values() if variable.ndim == 1]
     if len(matrices) == 1 and dataset[matrices[0]].dims[0] in vectors:
         return dataset[matrices[0]].dims[0]
@@ -286,6 +401,117 @@ def _sample_dimension(dataset: xr.Dataset, url: str) -> Hashable:
     return max(dict.fromkeys(counted), key=lambda dimension: (counted.count(dimension), dataset.sizes[dimension]))
 
 
+def _is_grid(dataset: xr.Dataset, variable: xr.DataArray) -> bool:
+    """Return True if every dimension has coordinates of its own that are no names, and the last one is no feature.
+
+    The second dimension of a matrix is one of features where vectors lie along the first, unless it is space or time.
+    """
+    axes = [dataset.variables.get(dimension) for dimension in variable.dims]
+    if len(axes) < 2 or any(axis is None or axis.dtype.kind in "USOT" for axis in axes):
+        return False
+    first, last = variable.dims[0], variable.dims[-1]
+    attributes = dataset.variables[last].attrs
+    words = {str(last).lower(), *(str(attributes.get(key, "")).lower() for key in ("standard_name", "axis", "units"))}
+    of_space = not words.isdisjoint(_SPACE) or any(" since " in word for word in words)
+    has_vectors = any(other.dims == (first,) and name != first for name, other in dataset.variables.items())
+    return not has_vectors or (len(axes) == 2 and of_space)
+
+
+def _attributes(array: Any, named: bool) -> dict[str, Any]:
+    """Attributes of a Zarr array as xarray decodes them, with the value that stands for a missing one.
+
+    It is `_FillValue`. Version 2 with dimension names (`named`) is as xarray writes it, which keeps `_FillValue` as the
+    array's fill value. A fill value of 0 is no missing value: other writers set it on every array.
+    """
+    attributes = dict(array.attrs)
+    stated = attributes.get("_FillValue")
+    if isinstance(stated, str) and array.dtype.kind == "f":
+        try:
+            attributes["_FillValue"] = struct.unpack("<d", base64.standard_b64decode(stated))[0]
+        except (ValueError, struct.error):
+            attributes["_FillValue"] = float(stated)  # "NaN"
+    written_by_xarray = named and array.metadata.zarr_format == 2 and array.dtype.kind in "iuf"
+    if stated is None and written_by_xarray and array.fill_value:  # neither 0 nor None
+        attributes["_FillValue"] = array.fill_value
+    return attributes
+
+
+def _decoded(variable: xr.Variable) -> NDArray[Any]:
+    """Values of a part of a variable after its attributes: missing values, scale, offset, dates, text.
+
+    Dates are datetime64[us]; durations that are marked as such are timedelta64. Whole numbers that float64 cannot hold
+    stay whole, as objects, where some are missing.
+    """
+    raw, attributes = np.asarray(variable.values), dict(variable.attrs)
+    if str(attributes.get("_Unsigned", "")).lower() == "true" and raw.dtype.kind == "i":
+        raw = raw.view(raw.dtype.str.replace("i", "u"))
+    is_duration = str(attributes.get("dtype", "")).startswith("timedelta64")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # Names of its own: a variable that is called like its dimension would get an index.
+        dimensions = tuple(f"axis {axis}" for axis in range(raw.ndim))
+        values = xr.decode_cf(
+            xr.Dataset({"values": xr.Variable(dimensions, np.asarray(variable.values), attributes, variable.encoding)}),
+            decode_coords=False,
+            decode_times=xr.coders.CFDatetimeCoder(time_unit="us"),
+            decode_timedelta=is_duration,
+        )["values"].values
+    if raw.dtype.kind in "iuf" and values.dtype.kind in "iuf":
+        outside = _outside(raw, values, attributes)
+        if outside.any():
+            values = np.where(outside, np.nan, values)
+    if raw.dtype.kind in "iu" and raw.dtype.itemsize == 8 and values.dtype.kind == "f":
+        is_scaled = "scale_factor" in attributes or "add_offset" in attributes
+        if not is_scaled and (np.abs(values) >= 2.0**53).any():
+            whole = raw.astype(object)
+            whole[np.isnan(values)] = None
+            return whole
+    return np.asarray(values)
+
+
+def _outside(raw: NDArray[Any], values: NDArray[Any], attributes: Mapping[str, Any]) -> NDArray[np.bool_]:
+    """Return True where values lie outside of the valid range that the attributes state, of packed values or others."""
+    outside = np.zeros(raw.shape, dtype=bool)
+    low, high = np.ravel(attributes.get("valid_range", (None, None)))
+    for limit, beyond in (
+        (attributes.get("valid_min", low), np.less),
+        (attributes.get("valid_max", high), np.greater),
+    ):
+        if limit is not None:
+            of_packed = np.asarray(limit).dtype.kind != "f" or raw.dtype.kind == "f"
+            outside |= beyond(raw if of_packed else values, limit)
+    return outside
+
+
+def _fill_warnings(arrays: Mapping[str, Any], url: str) -> list[str]:
+    """Warn of arrays of version 2 with the fill value 0, which xarray takes for a missing value."""
+    zeros = [
+        name
+        for name, array in arrays.items()
+        if array.metadata.zarr_format == 2 and array.dtype.kind in "iuf" and "_FillValue" not in array.attrs
+        if array.fill_value is not None and array.fill_value == 0
+    ]
+    if not zeros:
+        return []
+    return [
+        f"The zeros of {quoted(zeros)} of '{url}' are read as numbers: the fill value 0 of Zarr's version 2 marks no "
+        "missing values by itself."
+    ]
+
+
+def _absent_chunks(arrays: Mapping[str, Any], url: str) -> list[str]:
+    warned = []
+    for name, array in arrays.items():
+        absent = array.nchunks - array.nchunks_initialized
+        if absent:
+            warned.append(
+                f"{absent} of {array.nchunks} chunks of the array '{name}' of '{url}' are absent; they read "
+                f"as its fill value {array.fill_value}. Zarr leaves out chunks that hold nothing else, but "
+                "a lost chunk looks the same."
+            )
+    return warned
+
+
 def _feature_labels(dataset: xr.Dataset, variables: dict[str, Any]) -> list[str] | None:
     matrices = [name for name, variable in variables.items() if variable.ndim == 2]
     inputs = _INPUTS if _INPUTS in matrices else matrices[0] if len(matrices) == 1 else None
@@ -297,16 +523,29 @@ def _feature_labels(dataset: xr.Dataset, variables: dict[str, Any]) -> list[str]
     return None
 
 
+_STACK = Option(
+    "stack",
+    "Read grids, such as temp(lat, lon): each point is a sample, the coordinates are columns.",
+    type=bool,
+)
 FORMATS.add(
     Format(
         "NetCDF",
         partial(XarraySource, engine="h5netcdf"),
         suffixes=(".nc", ".nc4", ".h5"),
         magics=(b"\x89HDF\r\n\x1a\n",),
+        options=(_STACK,),
         extra=Extra("netcdf", package="h5netcdf", module="h5netcdf"),
     )
 )
-FORMATS.add(Format("NetCDF 3", partial(XarraySource, engine="scipy"), suffixes=(".nc",), magics=(b"CDF",)))
 FORMATS.add(
-    Format("Zarr", open_zarr_source, markers=("zarr.json", ".zgroup", ".zarray", ".zmetadata", "dkgp-manifest.json"))
+    Format("NetCDF 3", partial(XarraySource, engine="scipy"), suffixes=(".nc",), magics=(b"CDF",), options=(_STACK,))
+)
+FORMATS.add(
+    Format(
+        "Zarr",
+        open_zarr_source,
+        markers=("zarr.json", ".zgroup", ".zarray", ".zmetadata", "dkgp-manifest.json"),
+        options=(_STACK,),
+    )
 )

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.classes import class_name
-from dkgp.data.sources.base import text_error
+from dkgp.data.sources.base import numbers, require_whole, text_error
 from dkgp.data.sources.tables.notation import PLAIN, Notation, Unit, around
 from dkgp.data.types import FloatArray, Json, quoted
 from dkgp.errors import InputError, StoreError, UsageError
@@ -161,18 +161,19 @@ class Number:
 
     def read(self, values: NDArray[Any], place: Places, untyped: bool = False) -> FloatArray:
         """The numbers, NaN for a gap; `InputError` for any other text."""
-        if values.dtype.kind in "biuf":
-            return values.astype(np.float64)
+        if values.dtype.kind not in "OUST":
+            return numbers(values, self.column, place)
         import pandas as pd  # a quarter of a second, of those who have text alone
 
         empty = gaps(values, self.gap_texts)
-        plain = np.where(empty, np.nan, self.coerced(values))
-        numbers = pd.to_numeric(pd.Series(plain), errors="coerce").to_numpy(dtype=np.float64)
-        bad = np.isnan(numbers) & ~empty
+        present = np.where(empty, np.nan, self.coerced(values).astype(object))
+        floats: FloatArray = pd.to_numeric(pd.Series(present), errors="coerce").to_numpy(dtype=np.float64)
+        bad = np.isnan(floats) & ~empty | np.array([isinstance(value, complex) for value in present.tolist()])
         if bad.any():
             row = int(np.argmax(bad))
             raise text_error(self.column, str(values[row]), place(row), self._expected)
-        return np.asarray(numbers)
+        require_whole(present, floats, self.column, place)
+        return floats
 
     def coerced(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return the values with numbers in the place of texts that are written for people; others stay."""
