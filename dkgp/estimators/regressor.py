@@ -175,8 +175,8 @@ class GPRegressor(GPEstimator):
             common s2, which is tuned and which new observations have. Of several targets (n, p), each then a part. By
             default those that a dataset store has.
         sample_weight : (n,) array_like, optional
-            Instead, weights, which divide s2: a sample of weight 3 counts as three that agree, one of weight 0 is left
-            out. The standardisation is that of the samples as they are.
+            Instead, weights up to 1e12, which divide s2: a sample of weight 3 counts as three that agree, one of weight
+            0 is left out. The standardisation is that of the samples as they are.
 
         Returns
         -------

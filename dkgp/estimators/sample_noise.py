@@ -8,12 +8,16 @@ from typing import Any
 import numpy as np
 
 from dkgp.data import Dataset, ModelRecord
+from dkgp.data.stores.standardisation import standardised_noise
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.estimators.tables import computed, is_dask, is_dask_frame, is_plain
 from dkgp.models.noise.model import NoiseModel
 
 BOTH = "noise is told of the samples, and reckoned by a noise model or Student's t; leave one of them out"
+
+# A sample's noise s2 / w is kept as a difference from s2, so that rounding changes it by up to w 2^-52 of itself.
+LARGEST_WEIGHT = 1e12
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class SampleNoise:
 
     def known(self, target_std: FloatArray) -> FloatArray | None:
         """The variances, standardised: (n,)."""
-        return None if self.variances is None else self.variances / float(target_std[0]) ** 2
+        return None if self.variances is None else standardised_noise(self.variances, target_std)
 
     @property
     def multiples(self) -> FloatArray | None:
@@ -92,10 +96,26 @@ class SampleNoise:
         return None if self.relative is None or (self.relative == 1.0).all() else self.relative
 
     def beside(self, noise_variance: float, target_std: FloatArray) -> FloatArray | None:
-        """The part of each sample's noise beside s2, standardised, below zero for a weight above one: (n,)."""
-        if self.relative is not None:
-            return None if self.multiples is None else noise_variance * (self.multiples - 1.0)
-        return self.known(target_std)
+        """Return each sample's noise less s2, standardised, below zero for a weight above one: (n,).
+
+        Raises `InputError` for weights whose noise float64 does not keep as a difference from s2.
+        """
+        if self.relative is None:
+            return self.known(target_std)
+        if self.multiples is None:
+            return None
+        with np.errstate(over="ignore"):
+            noise = noise_variance * self.multiples
+            weights = 1.0 / self.multiples
+        if (beyond := (weights > LARGEST_WEIGHT) | np.isinf(noise)).any():
+            row = int(np.argmax(beyond))
+            raise InputError(
+                f"sample_weight is {weights[row]:.3g} for sample {row}; expected weights of at most "
+                f"{LARGEST_WEIGHT:g}, and noise_variance / sample_weight within float64 (noise_variance is "
+                f"{noise_variance:.3g}). A larger weight leaves no digits of the sample's noise beside noise_variance. "
+                "Divide all weights by a common number, and give noise_variance divided by the same number"
+            )
+        return np.asarray(noise_variance * (self.multiples - 1.0))
 
     def appended(self, record: ModelRecord, noise_model: NoiseModel | None, dataset: Dataset) -> FloatArray | None:
         """The noise of a model's samples, and of new ones after them, whose noise this is: (n,); None without any.

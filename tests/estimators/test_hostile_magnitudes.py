@@ -15,6 +15,7 @@ import pytest
 from dkgp import LSSVC, FixedSizeLSSVC, GPClassifier, GPRegressor, KernelLogisticClassifier, SparseGPRegressor
 from dkgp.errors import DkgpError, InputError
 from dkgp.estimators.scikit_learn import ConvergenceWarning
+from dkgp.estimators.sparse import OverconfidenceWarning
 from dkgp.kernels import Kernel, Linear, Matern12, Matern32, Periodic, Polynomial, RationalQuadratic, SquaredExponential
 from tests.estimators.attack import attacked
 
@@ -58,7 +59,9 @@ TARGETS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "1.7e308": lambda y: 0.0 * y + 1.7e308,
     "one tiny": lambda y: np.column_stack([y, 1e-170 * y]),
 }
-FAR = np.array([[0.3, -0.2], [1e12, 1e11], [1e200, 1e200], [-1e300, 1e300], [1.7e308, 1.7e308], [0.0, 0.0]])
+FAR = np.array(
+    [[0.3, -0.2], [1e12, 1e11], [3e154, -2e154], [1e200, 1e200], [-1e300, 1e300], [1.7e308, 1.7e308], [0.0, 0.0]]
+)
 
 
 @pytest.fixture
@@ -73,6 +76,7 @@ def finite_or_refused(estimator: Any, X: np.ndarray, y: np.ndarray, *asked: str)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.simplefilter("ignore", OverconfidenceWarning)  # of the subset of regressors, at every input
         try:
             model = estimator.fit(X, y)
         except DkgpError:
@@ -109,6 +113,23 @@ def test_kernels_of_all_magnitudes(kernel: str, samples: tuple[np.ndarray, np.nd
     finite_or_refused(GPClassifier(kernel=KERNELS[kernel]), X, labels, *asked)
     regularisation = options["noise_variance"]
     finite_or_refused(KernelLogisticClassifier(KERNELS[kernel], regularisation=regularisation), X, labels, *asked)
+
+
+@pytest.mark.parametrize("kernel", ["linear", "rbf", "polynomial"])
+def test_bases_and_neighbours_far_out(kernel: str, samples: tuple[np.ndarray, np.ndarray]) -> None:
+    (X, y), labels = samples, (samples[1] > 0.0).astype(int)
+    options = {"kernel": KERNELS.get(kernel, SquaredExponential((0.5,), n_features=2))}
+    for method in ("vfe", "dtc", "fitc", "sr", "sd", "vif"):
+        sparse = SparseGPRegressor(method=method, basis_size=5, noise_variance=0.1, **options)
+        assert finite_or_refused(sparse, X, y, "bounds") >= 2
+    assert finite_or_refused(GPRegressor(noise_variance=0.1, **options), X, y, "sample_y") >= 2
+    asked = ("predict", "predict_proba", "decision_function")
+    for basis in ({"n_basis": 5}, {"n_basis": 5, "neighbours": 4}):
+        assert finite_or_refused(GPClassifier(**basis, **options), X, labels, *asked) >= 6
+    for several in ({"multi_class": "ovr"}, {"multi_class": "softmax"}):
+        three = np.digitize(y, [-0.4, 0.4])
+        assert finite_or_refused(GPClassifier(n_basis=5, **several, **options), X, three, *asked) >= 6
+        assert finite_or_refused(KernelLogisticClassifier(n_basis=5, **several, **options), X, three, *asked) >= 6
 
 
 @pytest.mark.parametrize("solver", ["gbcd", "cg", "smo"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,35 @@ def test_a_weight_counts_as_so_many_samples(problem: Problem, kind: Any) -> None
     mean, _ = dense(X, y, NOISE / weights, problem.X_new)
     found, bounds = mixed.predict(problem.X_new, return_bounds=True)
     assert (np.abs(found - mean) <= bounds.mean_error).all()
+
+
+def test_noise_of_weights_has_digits_or_the_weight_is_refused(problem: Problem) -> None:
+    gp = GPRegressor(KERNEL, noise_variance=NOISE)
+    weights = np.concatenate([[1e12, 3.7e11, 5e5, 1e-250], np.ones(296)])
+    gp.fit(problem.X, problem.y, sample_weight=weights)
+    noise = NOISE + gp._fitted.record.sample_noise
+    np.testing.assert_allclose(noise, NOISE / weights, rtol=3e-4)
+    for weight in (1.1e12, 1e16, 1e17, 1e300):
+        words = rf"sample_weight is {re.escape(f'{weight:.3g}')} for sample 299; expected weights of at most 1e\+12"
+        with pytest.raises(InputError, match=words):
+            gp.fit(problem.X, problem.y, sample_weight=np.concatenate([np.ones(299), [weight]]))
+    with pytest.raises(InputError, match=r"sample_weight is 1e-307 for sample 0; .* \(noise_variance is 50\)"):
+        gp.set_params(noise_variance=50.0).fit(
+            problem.X, problem.y, sample_weight=np.concatenate([[1e-307], np.ones(299)])
+        )
+
+
+@pytest.mark.parametrize("kind", [GPRegressor, SparseGPRegressor])
+def test_noise_beyond_float64_on_the_standardised_scale_is_refused(problem: Problem, kind: Any, tmp_path: Path) -> None:
+    noise = np.concatenate([[1.0, 3e290], np.ones(298)])
+    words = r"A known noise variance is 3e\+290, and the target's standard deviation is .*e-19; expected a quotient"
+    with pytest.raises(InputError, match=words):
+        kind(kernel=KERNEL, noise_variance=NOISE).fit(problem.X, problem.y * 1e-20, sample_noise=noise)
+    table = pd.DataFrame(problem.X, columns=list("abcd")).assign(y=problem.y * 1e-20, v=noise)
+    table.to_csv(tmp_path / "data.csv", index=False)
+    ingest(tmp_path / "data.csv", tmp_path / "data.zarr", target="y", noise_column="v")
+    with pytest.raises(InputError, match=words):
+        kind(kernel=KERNEL, noise_variance=NOISE).fit(tmp_path / "data.zarr")
 
 
 @pytest.mark.parametrize("kind", [GPRegressor, SparseGPRegressor])

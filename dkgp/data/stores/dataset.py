@@ -19,7 +19,7 @@ from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import StoredArray, row_ranges, target_layout
 from dkgp.data.stores.identifiers import texts_of_bytes
 from dkgp.data.stores.manifest import Manifest, check_complete, described_whole, read_manifest, texts, typed
-from dkgp.data.stores.standardisation import Standardisation
+from dkgp.data.stores.standardisation import Standardisation, standardised_noise
 from dkgp.data.types import FloatArray, IntArray, Json, Location, quoted
 from dkgp.errors import InputError, StoreError
 from dkgp.html import HtmlShown
@@ -232,7 +232,7 @@ class Dataset(HtmlShown):
         if self._noise_array is None:
             return None
         variances = self._noise_array.read(start, stop)
-        return variances / float(self.standardisation.target_std[0]) ** 2 if standardised else variances
+        return standardised_noise(variances, self.standardisation.target_std) if standardised else variances
 
     def all_sample_noise(self, standardised: bool = True) -> FloatArray | None:
         """Known noise variances of all samples, (n,); as `sample_noise`."""

@@ -42,6 +42,20 @@ def require_varying_targets(names: Sequence[str], constant: BoolArray, values: F
         )
 
 
+def standardised_noise(variances: FloatArray, target_std: FloatArray) -> FloatArray:
+    """Return known noise variances (rows,) of one target on its standardised scale; `InputError` beyond float64."""
+    with np.errstate(over="ignore"):
+        standardised = np.asarray(variances / float(target_std[0]) ** 2)
+    beyond = np.isinf(standardised)
+    if beyond.any():
+        raise InputError(
+            f"A known noise variance is {variances[int(np.argmax(beyond))]:.3g}, and the target's standard deviation "
+            f"is {float(target_std[0]):.3g}; expected a quotient noise / deviation^2 within float64. Leave out samples "
+            "whose noise is that large."
+        )
+    return standardised
+
+
 class RunningMoments:
     """Mean and variance of columns, from blocks that may be merged in any tree.
 

@@ -35,7 +35,7 @@ from dkgp.errors import ClusterError, InputError, NumericalError
 from dkgp.kernels import Kernel, fold_white, kernel_from_json
 from dkgp.kernels.spectrum import RandomFeatures
 from dkgp.models.solver_choice import factor_for, probed_noise
-from dkgp.models.sums import cross_products
+from dkgp.models.sums import cross_products, finite_sums
 from dkgp.models.support import SupportInputs
 from dkgp.models.trend.columns import columns_at
 from dkgp.models.trend.trend import Trend, mean_kind
@@ -94,10 +94,11 @@ class PosteriorFunctions:
     def __call__(self, inputs: FloatArray) -> FloatArray:
         """Values at standardised inputs (r, d), in the targets' units: (r, p, count).
 
-        Raises `InputError`: too many points for values that have to be drawn jointly.
+        Raises `InputError`: too many points for values that have to be drawn jointly. Raises `NumericalError`: values
+        that overflow.
         """
         r, p = len(inputs), self._model.n_targets
-        with single_threaded_blas():
+        with single_threaded_blas(), np.errstate(over="ignore", invalid="ignore"):
             if self._prior is None:
                 values = self._joint(inputs)
             else:
@@ -107,7 +108,7 @@ class PosteriorFunctions:
                 for start in range(0, r, PIECE_ROWS):
                     rows = slice(start, start + PIECE_ROWS)
                     values[rows] += cross_products(self._context, inputs[rows], self._weights)
-        standardisation = self._model.standardisation
+        values, standardisation = finite_sums(values, inputs), self._model.standardisation
         paths = values.reshape(r, p, self._count)
         scaled: FloatArray = paths * standardisation.target_std[:, None] + standardisation.target_mean[:, None]
         return scaled

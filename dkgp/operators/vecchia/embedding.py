@@ -71,4 +71,7 @@ def embed_inputs(context: BlockContext, landmarks: FloatArray | None, inputs: Fl
     largest = float(context.kernel.diagonal(landmarks).max())
     prior = counted(np.asarray(context.kernel.diagonal(inputs), dtype=np.float64), largest)
     columns = LandmarkTriangle.of(evaluator, landmarks).columns(evaluator, evaluator.prepare(inputs))
-    return np.ascontiguousarray((columns / np.sqrt(prior)).T, dtype=np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        points = np.ascontiguousarray((columns / np.sqrt(prior)).T, dtype=np.float32)
+    # Where k(x, x) overflows, no neighbour is nearer than another.
+    return np.nan_to_num(points, nan=0.0, posinf=0.0, neginf=0.0)

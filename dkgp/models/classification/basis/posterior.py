@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.models.rounding import known
 from dkgp.operators.base import FloatArray
 from dkgp.operators.low_rank.landmark_rows import whiten
 
@@ -49,7 +50,14 @@ class BasisPosterior:
         return self.kernel_lower.nbytes + sum(lower.nbytes for lower in self.posterior_lowers)
 
     def variances(self, columns: NDArray[np.float64], prior: FloatArray) -> FloatArray:
-        """Variances by k_m(x) (m, r) and k(x, x) (r,): (r, t); covariances (r, t, t) of columns that hang together."""
+        """Variances by k_m(x) (m, r) and k(x, x) (r,): (r, t); covariances (r, t, t) of columns that hang together.
+
+        Variances that overflow are infinite.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            return known(self._variances(columns, prior))
+
+    def _variances(self, columns: NDArray[np.float64], prior: FloatArray) -> FloatArray:
         phi = whiten(self.kernel_lower, columns, transposed=False)
         unexplained = np.maximum(prior - np.einsum("mr,mr->r", phi, phi), 0.0)
         if not self.coupled:

@@ -51,7 +51,8 @@ def averaged(likelihood: Likelihood, mean: FloatArray, variance: FloatArray) -> 
     if not (v >= 0.0).all():
         raise InputError("a latent variance is below zero, or no number")
     if likelihood.coupled:
-        return averaged_softmax(m, v[:, :, None] * np.eye(m.shape[1]))
+        with np.errstate(invalid="ignore"):  # an infinite variance times zero
+            return averaged_softmax(m, v[:, :, None] * np.eye(m.shape[1]))
     positive, negative = _average(likelihood, m, v)
     if likelihood.n_outputs == 1:
         return np.concatenate([negative, positive], axis=1)

@@ -47,10 +47,11 @@ class LeafFactor:
 
 
 def unexplained(evaluator: TileEvaluator, features: Features, factor: FloatArray) -> FloatArray:
-    """K - F F' of some samples, by their features and rows of F (c, m): (c, c)."""
+    """K - F F' of some samples, by their features and rows of F (c, m): (c, c); not finite where it overflows."""
     matrix = np.ascontiguousarray(evaluator.tile(features, features))
     if factor.shape[1]:
-        matrix -= factor @ factor.T
+        with np.errstate(over="ignore", invalid="ignore"):
+            matrix -= factor @ factor.T
     return matrix
 
 

@@ -91,10 +91,11 @@ def averaged_sigmoid(
 def averaged_softmax(mean: FloatArray, covariance: FloatArray) -> FloatArray:
     """Means of softmax over normal functions, by `SOFTMAX_DRAWS` fixed draws: (r, C), whose rows sum to one.
 
-    `mean` (r, C). `covariance` (r, C, C): positive semidefinite.
+    `mean` (r, C). `covariance` (r, C, C): positive semidefinite; where it is not finite, classes have equal shares.
     """
     r, n_classes = mean.shape
-    roots = _roots(covariance)
+    unknown = ~np.isfinite(covariance).all(axis=(1, 2))
+    roots = _roots(np.where(unknown[:, None, None], 0.0, covariance))
     draws = _draws(n_classes)
     result = np.empty((r, n_classes))
     step = max(1, NODES_AT_ONCE // (len(draws) * n_classes))
@@ -102,6 +103,7 @@ def averaged_softmax(mean: FloatArray, covariance: FloatArray) -> FloatArray:
         rows = slice(start, min(start + step, r))
         values = np.einsum("sj,rij->rsi", draws, roots[rows]) + mean[rows, None, :]
         result[rows] = scipy.special.softmax(values, axis=2).mean(axis=1)
+    result[unknown] = 1.0
     return np.asarray(result / result.sum(axis=1, keepdims=True))
 
 
