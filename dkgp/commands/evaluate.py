@@ -90,7 +90,7 @@ def _evaluate_numbers(job: EvaluateJob, prediction: Prediction, dataset: Dataset
     rivals = fit_rivals(prediction, dataset, reporter.note) if job.compare else None
     if rivals is not None:
         document["compare"] = plain(rivals.to_json())
-    document["verdict"] = _verdict(prediction, dataset, rivals, noise_free=job.noise_free)
+    document |= _verdict(prediction, dataset, rivals, noise_free=job.noise_free)
     if job.plot is not None:
         title = f"{dataset.n_samples:,} samples, RMSE {document['rmse_raw']:.4g}"
         if document["nlpd_raw"] is not None:
@@ -100,16 +100,22 @@ def _evaluate_numbers(job: EvaluateJob, prediction: Prediction, dataset: Dataset
     return document
 
 
-def _verdict(
-    prediction: Prediction, dataset: Dataset, rivals: Rivals | None, *, noise_free: bool
-) -> list[dict[str, str]]:
-    """Return the findings of all targets, each with its target's name where there are several."""
+def _verdict(prediction: Prediction, dataset: Dataset, rivals: Rivals | None, *, noise_free: bool) -> Document:
+    """Return the findings of all targets, with the target's name if there are several, and the effective samples.
+
+    Effective samples are the number of independent errors that tell as much of the noise as the test samples do; the
+    smallest number of all targets.
+    """
     several = prediction.n_targets > 1
-    return [
+    read = read_residuals(prediction, dataset, noise_free=noise_free)
+    verdict = [
         {**({"target": name} if several else {}), **finding.to_json()}
-        for name, residuals in read_residuals(prediction, dataset, noise_free=noise_free).items()
+        for name, residuals in read.items()
         for finding in findings(residuals, None if rivals is None else rivals.errors[name])
     ]
+    # Errors of noise-free targets tell nothing of noise, and a large test set is thinned before it is judged.
+    share = None if noise_free else min(residuals.effective / len(residuals.truth) for residuals in read.values())
+    return {"verdict": verdict, "effective_samples": None if share is None else share * dataset.n_samples}
 
 
 def _evaluate_classes(job: EvaluateJob, prediction: Prediction, dataset: Dataset, reporter: Reporter) -> Document:

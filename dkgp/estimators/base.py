@@ -54,6 +54,12 @@ class ClientEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ship
         """Without the client, which belongs to this process."""
         return {**super().__getstate__(), "client": None}
 
+    def __sklearn_tags__(self) -> Any:
+        """Sparse inputs are taken, and made dense."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
     def __sklearn_clone__(self) -> Self:
         """A new estimator with the same parameters, and the same client rather than a copy of it."""
         from sklearn.base import clone

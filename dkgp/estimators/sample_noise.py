@@ -11,7 +11,7 @@ from dkgp.data import Dataset, ModelRecord
 from dkgp.data.stores.standardisation import standardised_noise
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
-from dkgp.estimators.tables import computed, is_dask, is_dask_frame, is_plain
+from dkgp.estimators.tables import computed, is_dask, is_dask_frame, is_plain, take_rows
 from dkgp.models.noise.model import NoiseModel
 
 BOTH = "noise is told of the samples, and reckoned by a noise model or Student's t; leave one of them out"
@@ -59,9 +59,9 @@ class SampleNoise:
                 f"sample_weight is zero for sample {int(np.argmax(self.relative))}; leave such samples out of X, which "
                 f"is of type {type(X).__name__}, or give them as arrays"
             )
-        self.require(len(X))
+        self.require(np.shape(X)[0])
         kept = np.flatnonzero(np.isfinite(self.relative))
-        return _rows(X, kept), _rows(y, kept), SampleNoise(None, self.relative[kept])
+        return take_rows(X, kept), take_rows(y, kept), SampleNoise(None, self.relative[kept])
 
     def require(self, n: int) -> None:
         """Refuse noise of another number of samples; `InputError`."""
@@ -151,9 +151,3 @@ def _checked(values: Any, name: str, what: str) -> FloatArray | None:
             "that nothing is known of"
         )
     return array
-
-
-def _rows(values: Any, kept: Any) -> Any:
-    if hasattr(values, "iloc"):
-        return values.iloc[kept]
-    return values[kept] if is_dask(values) else np.asarray(values)[kept]

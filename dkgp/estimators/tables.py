@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import issparse
 
 from dkgp.data import Dataset, open_dataset
 from dkgp.data.sources.ingest_blocks import stored_inputs
 from dkgp.data.sources.labelled import LabelledTable, is_labelled, labelled_inputs, labelled_targets
 from dkgp.errors import InputError
+from dkgp.estimators.scikit_learn import dense
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,15 @@ def computed(values: Any) -> Any:
         return values.compute()
 
 
+def take_rows(values: Any, rows: NDArray[np.intp]) -> Any:
+    """Rows of an array, a sparse matrix, a dask array or a pandas object, by position."""
+    if hasattr(values, "iloc"):
+        return values.iloc[rows]
+    if issparse(values):
+        return values.tocsr()[rows]
+    return values[rows] if is_dask(values) else np.asarray(values)[rows]
+
+
 def as_array(values: Any) -> Any:
     """Return a dask array, of a dask DataFrame or Series too; `InputError` for other collections."""
     if is_dask_frame(values):
@@ -156,4 +168,6 @@ def as_array(values: Any) -> Any:
             return values.to_dask_array()
     if not hasattr(values, "blocks"):
         raise InputError(f"got {type(values).__name__}; of dask's collections an array is expected")
+    if issparse(values._meta):
+        return values.map_blocks(dense, "X", dtype=np.float64, meta=np.empty((0, 0)))
     return values

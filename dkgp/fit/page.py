@@ -123,7 +123,7 @@ def _list(texts: Iterable[str]) -> str:
 
 def _verdict(evaluated: Document) -> str:
     if not evaluated.get("verdict"):
-        return f"<p>{escape(nothing_wrong(evaluated['n']))}</p>\n" if "verdict" in evaluated else ""
+        return f"<p>{escape(nothing_wrong(evaluated))}</p>\n" if "verdict" in evaluated else ""
     items = []
     for finding in evaluated["verdict"]:
         advice = finding.get("advice")

@@ -29,7 +29,7 @@ OF_PROBABILITIES = (
 )
 OF_AVERAGES = "a probability is averaged over the latent function, whose variance differs from place to place"
 # The labels of likelihoods are those of the likeliest class.
-OF_LIKELIHOODS = {"check_sample_weight_equivalence_on_dense_data": OF_WEIGHTS}
+OF_LIKELIHOODS = {f"check_sample_weight_equivalence_on_{kind}_data": OF_WEIGHTS for kind in ("dense", "sparse")}
 OF_GPS = {**OF_LIKELIHOODS, "check_decision_proba_consistency": OF_AVERAGES}
 OF_MACHINES = {**OF_LIKELIHOODS, "check_classifiers_train": OF_PROBABILITIES}
 EVERY = ("check_",)

@@ -20,7 +20,7 @@ from dkgp.errors import InputError
 from dkgp.estimators.outputs.frames import framed
 from dkgp.estimators.outputs.outputs import PredictionBounds
 from dkgp.estimators.scikit_learn import clone
-from dkgp.estimators.tables import computed, is_dask, is_plain
+from dkgp.estimators.tables import computed, is_dask, is_plain, take_rows
 from dkgp.estimators.training_set import default_targets, target_names_of
 
 logger = logging.getLogger("dkgp.estimators")
@@ -144,7 +144,7 @@ class GroupedTargets:
                 for name, values in (("sample_noise", sample_noise), ("sample_weight", sample_weight))
                 if values is not None
             }
-            parts.append(clone(estimator).fit(_taken(X, group.rows), _targets(y, group), **options))
+            parts.append(clone(estimator).fit(take_rows(X, group.rows), _targets(y, group), **options))
         return cls(names, tuple(group.columns for group in groups), tuple(parts))
 
     def show(self, estimator: Any) -> None:
@@ -180,7 +180,8 @@ class GroupedTargets:
         """
         values = _numbers(y)
         if values is None or values.shape != (len(y), len(self.names)):
-            raise InputError(f"y has shape {np.shape(y)}; expected ({len(X)}, {len(self.names)}), numbers or NaN")
+            expected = np.shape(X)[0], len(self.names)
+            raise InputError(f"y has shape {np.shape(y)}; expected {expected}, numbers or NaN")
         _require_rows(X, len(y))
         known, groups = ~np.isnan(values), []
         for columns in self.columns:
@@ -197,7 +198,7 @@ class GroupedTargets:
             if len(group.rows):
                 told = {"sample_noise": sample_noise, "sample_weight": sample_weight}
                 options = {name: _noise_of(values, group) for name, values in told.items() if values is not None}
-                part.update(_taken(X, group.rows), _targets(y, group), **options)
+                part.update(take_rows(X, group.rows), _targets(y, group), **options)
         return estimator
 
     def save(self, _: Any, url: Any, **options: Any) -> None:
@@ -249,12 +250,6 @@ def _noise_of(values: Any, group: Group) -> Any:
     return array[group.rows] if array.ndim == 1 else array[group.rows, group.columns[0]]
 
 
-def _taken(X: Any, rows: NDArray[np.intp]) -> Any:
-    if hasattr(X, "iloc"):
-        return X.iloc[rows]
-    return X[rows] if is_dask(X) else np.asarray(X)[rows]
-
-
 def _require_rows(X: Any, n: int) -> None:
     """Refuse inputs of which no samples can be left out; `InputError`."""
     if not (is_plain(X) or (is_dask(X) and hasattr(X, "blocks"))):
@@ -262,8 +257,8 @@ def _require_rows(X: Any, n: int) -> None:
             f"targets with gaps, or with noise of their own, take arrays or DataFrames for X; got {type(X).__name__}. "
             "Fit them one by one, each without the samples that lack it"
         )
-    if len(X) != n:
-        raise InputError(f"X has {len(X)} samples, and y {n}; expected as many")
+    if np.shape(X)[0] != n:
+        raise InputError(f"X has {np.shape(X)[0]} samples, and y {n}; expected as many")
 
 
 def _require_joinable(X: Any) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 FEWEST_SAMPLES = 30
 # Of a false alarm, for each kind of finding.
 LEVEL = 1e-4
+# Points of coverage that matter.
+COVERAGE_MATTERS = 0.015
 # A model is worse than a rival by this factor.
 WORSE = 1.05
 

@@ -16,11 +16,11 @@ import scipy.stats
 
 from dkgp.models.metrics import coverage_band
 from dkgp.models.variance_scores import NORMAL_95
-from dkgp.models.verdict.finding import FEWEST_SAMPLES, LEVEL, WORSE, Finding
+from dkgp.models.verdict.finding import COVERAGE_MATTERS, FEWEST_SAMPLES, LEVEL, WORSE, Finding
 from dkgp.operators.base import FloatArray
 
-# What matters: points of coverage, the mean of z^2 off one by this factor, skewness and excess kurtosis of z.
-_COVERAGE, _SQUARED, _SKEWNESS, _KURTOSIS = 0.015, 1.25, 0.5, 1.5
+# What matters: the mean of z^2 off one by this factor, skewness and excess kurtosis of z.
+_SQUARED, _SKEWNESS, _KURTOSIS = 1.25, 0.5, 1.5
 # Rank correlation of |residual| and mean; share of the residuals' (or of their spread's) variance that a feature tells.
 _CORRELATION, _SHARE = 0.15, 0.03
 _GROUPS = 10
@@ -113,8 +113,11 @@ def findings(residuals: Residuals, rivals: dict[str, float] | None = None) -> li
 
 def _looked_for(residuals: Residuals, rivals: dict[str, float]) -> list[Finding]:
     mean = [_explains_little(residuals), *_rivals(residuals, rivals)]
-    if residuals.noise_free or residuals.effective < FEWEST_SAMPLES:
+    if residuals.noise_free:
         return [finding for finding in mean if finding is not None]
+    if residuals.effective < FEWEST_SAMPLES:
+        # Too few to see a shape of the noise; errors far beyond their bars are evidence all the same.
+        return [finding for finding in (*mean, _size(residuals, False)) if finding is not None]
     mean += _dependences(residuals)
     # Residuals that hold a part of the mean have any shape; what shape the noise has is seen once that is mended.
     wrong_mean = any(finding is not None for finding in mean)
@@ -171,7 +174,7 @@ def _size(residuals: Residuals, other_shape: bool) -> Finding | None:
     if residuals.ends is not None:
         narrow, wide = (z * (residuals.deviations / np.maximum(end, 1e-300)) for end in residuals.ends)
         if (
-            _covered(wide) - _covered(narrow) > _COVERAGE
+            _covered(wide) - _covered(narrow) > COVERAGE_MATTERS
             and len({direction, _off(narrow, n, False), _off(wide, n, False)}) > 1
         ):
             return Finding(
@@ -208,11 +211,13 @@ def _covered(z: FloatArray) -> float:
 
 def _off(z: FloatArray, n: float, other_shape: bool) -> int:
     """1 where errors are larger than was predicted, -1 where smaller, 0 where n samples are no evidence of either."""
+    if round(n) < 1:
+        return 0
     share, squared = _covered(z), float(np.mean(z**2))
     by_chance = scipy.stats.binomtest(round(share * round(n)), round(n), 0.95).pvalue
     # With the deviation that z^2 has, where that is more than a normal distribution's: few outliers are no evidence.
     doubt = abs(squared - 1.0) * math.sqrt(n) / max(float(np.std(z**2)), math.sqrt(2.0))
-    off_coverage = by_chance < LEVEL and abs(share - 0.95) > _COVERAGE and not other_shape
+    off_coverage = by_chance < LEVEL and abs(share - 0.95) > COVERAGE_MATTERS and not other_shape
     off_squares = 2.0 * scipy.stats.norm.sf(doubt) < LEVEL and not 1.0 / _SQUARED < squared < _SQUARED
     if off_squares:
         return 1 if squared > 1.0 else -1

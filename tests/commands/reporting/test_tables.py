@@ -10,6 +10,7 @@ from rich.console import Console
 
 from dkgp.commands.reporting.tables import tables
 from dkgp.commands.reporting.tables.classify import predicted_class_rows
+from dkgp.commands.reporting.tables.evaluated import nothing_wrong
 
 PREDICTED = {
     "command": "predict",
@@ -203,3 +204,27 @@ def test_certified_classes_say_what_they_are_those_of(method: str, width: float 
     found = {"method": method, "counts": {"a": 3, "b": 1}, "certified": 2, "largest_decision_error_bound": 0.5}
     rows = dict(predicted_class_rows({**found, "interval_width_mean": width, "interval_width_max": width}, 4))
     assert rows["certified"] == f"2 of 4 (50.00%): proven to be {said}"
+
+
+SMALL = {**EVALUATED, **JUDGED, "n": 30, "coverage_95_band": [0.8667, 1.0], "coverage_95": 0.7, "nlpd_raw": 1.0}
+
+
+def test_a_verdict_contradicts_no_figure_above_it() -> None:
+    """Coverage of .70 where .87 to 1.00 is expected is no "sign of nothing", however few samples there are."""
+    shown_text = " ".join(text({**SMALL, "effective_samples": 12.3}).split())
+    assert "No sign" not in shown_text
+    assert "A coverage of 70.0% is outside of 86.7% to 100.0%" in shown_text
+    assert "count as 12 independent ones" in shown_text
+    assert "too few to tell a fault from chance" in shown_text
+    inside = {**SMALL, "coverage_95": 0.9, "effective_samples": 12.3}
+    assert "No sign of anything wrong with the means" in text(inside)
+    assert "too few to judge the error bars" in text(inside)
+    assert "No sign of anything wrong in these 30 test samples." in text({**inside, "effective_samples": 30.0})
+    targets = {"u": {"coverage_95": 0.95, "rmse_raw": 1.0}, "v": {"coverage_95": 0.5, "rmse_raw": 1.0}}
+    assert "A coverage of 50.0%" in text({**inside, "per_target": targets})
+
+
+@pytest.mark.parametrize(("wrong", "words"), [(0.5, "no smaller than that of naming the commonest"), (0.1, "No sign")])
+def test_a_verdict_of_labels_contradicts_no_error(wrong: float, words: str) -> None:
+    document = {"n": 40, "confusion": [[20, 0], [20, 0]], "error_rate": wrong, "verdict": []}
+    assert words in nothing_wrong(document)

@@ -201,3 +201,19 @@ def test_errors_beyond_all_measure_end_in_words() -> None:
     with np.errstate(all="raise"):
         found = findings(Residuals(huge.truth, huge.means + 1e200, huge.deviations, huge.inputs, huge.features))
     assert {item.kind for item in found} >= {"explains little", "overconfident"}
+
+
+def far_too_narrow(rng: np.random.Generator, X: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    return X[:, 0] + 3.0 * rng.normal(size=len(X)), X[:, 0], np.full(len(X), 0.3)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.8])
+def test_errors_far_beyond_their_bars_are_seen_in_few_effective_samples(share: float) -> None:
+    """Thirty samples count as six where four fifths of the variance is the function's own."""
+    few = residuals(far_too_narrow, 1, 30, latent_share=share)
+    assert "overconfident" in {item.kind for item in findings(few)}
+    assert findings(residuals(right, 1, 30, latent_share=share)) == []
+
+
+def test_a_function_without_noise_has_no_effective_samples_and_no_alarm() -> None:
+    assert findings(residuals(right, 1, 30, latent_share=1.0)) == []

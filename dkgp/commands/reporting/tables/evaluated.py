@@ -12,7 +12,7 @@ from rich.text import Text
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.tables.classify import evaluated_class_tables
 from dkgp.commands.reporting.tables.layout import Rows, bounds_of, gaps, grid, number, table_of
-from dkgp.models.verdict import FEWEST_SAMPLES
+from dkgp.models.verdict import COVERAGE_MATTERS, FEWEST_SAMPLES
 
 GUIDE = "docs/guides/bad-model.md"
 _PARAMETER = re.compile(r"`([a-z][a-z0-9_]*)`")
@@ -43,9 +43,9 @@ def evaluated_tables(document: Document) -> list[RenderableType]:
 
 def verdict(document: Document) -> RenderableType:
     """Return the verdict: what is wrong and what to do next, in sentences."""
-    findings, n = document["verdict"], document["n"]
+    findings = document["verdict"]
     if not findings:
-        return Text(nothing_wrong(n))
+        return Text(nothing_wrong(document))
     parts = [Text("Verdict", style="bold")]
     for finding in findings:
         of = f"{finding['target']}: " if "target" in finding else ""
@@ -55,11 +55,38 @@ def verdict(document: Document) -> RenderableType:
     return Group(*parts)
 
 
-def nothing_wrong(n: int) -> str:
-    """Return what a verdict without a finding says of n test samples."""
+def nothing_wrong(document: Document) -> str:
+    """Return the sentence of a verdict without a finding; it contradicts no figure that is shown above it."""
+    n, effective = document["n"], document.get("effective_samples")
     if n < FEWEST_SAMPLES:
         return f"{n:,} test samples are too few to tell whether anything is wrong (at least {FEWEST_SAMPLES})."
+    samples = f"{n:,} test samples"
+    if effective is not None and effective < 0.9 * n:
+        samples += f", whose errors are alike and count as {effective:,.0f} independent ones,"
+    if (seen := _outside(document)) is not None:
+        return f"{seen}. These {samples} are too few to tell a fault from chance: evaluate on more of them."
+    if effective is not None and effective < FEWEST_SAMPLES:
+        return f"No sign of anything wrong with the means. These {samples} are too few to judge the error bars."
     return f"No sign of anything wrong in these {n:,} test samples."
+
+
+def _outside(document: Document) -> str | None:
+    """Return the figure that a good model would not show, in words; None if there is none."""
+    if "confusion" in document:
+        common = max(sum(row) for row in document["confusion"])
+        if document["error_rate"] * document["n"] < document["n"] - common:
+            return None
+        return (
+            f"The error of {document['error_rate']:.1%} is no smaller than that of naming the commonest class for all"
+        )
+    if document.get("coverage_95_band") is None:
+        return None
+    low, high = document["coverage_95_band"]
+    for figures in (document.get("per_target") or {"": document}).values():
+        coverage = figures.get("coverage_95")
+        if coverage is not None and not low <= coverage <= high and abs(coverage - 0.95) > COVERAGE_MATTERS:
+            return f"A coverage of {coverage:.1%} is outside of {low:.1%} to {high:.1%}"
+    return None
 
 
 def transform_text(transform: Document) -> str:
