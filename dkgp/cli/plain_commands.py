@@ -51,7 +51,7 @@ def _formats() -> dict[str, str]:
     FURTHER,
     "--like",
     metavar="STORE",
-    help="Encode columns as those of this dataset or model store were, for new data.",
+    help="Encode columns as those of this dataset or model store were, for new data to predict at or to evaluate on.",
 )
 @headed(
     FURTHER,

@@ -21,7 +21,8 @@ from dkgp.data.sources.tables.encoding import Encoding, Unseen
 from dkgp.data.sources.tables.learning import TableOptions
 from dkgp.data.sources.tables.survey import RefusedColumnsError, survey
 from dkgp.data.stores.dataset import DATASET_KIND, Dataset
-from dkgp.data.stores.manifest import described_whole, stored_encoding
+from dkgp.data.stores.manifest import described_whole
+from dkgp.data.stores.training_columns import TrainingColumns
 from dkgp.data.stores.transforms import TransformName
 from dkgp.data.stores.writable import ensure_writable
 from dkgp.data.types import Json, Location, ProgressCallback
@@ -145,8 +146,9 @@ def ingest(
         What columns of text, dates and gaps become. The rules that follow, levels and medians, are of all rows that are
         read; the store keeps them.
     like
-        A dataset or model store whose rules are applied again, instead of `table`; of new data to predict at. The
-        features are then that store's.
+        A dataset or model store whose rules are applied again, instead of `table`; for new data to predict at, or to
+        evaluate a model on. The features are then that store's. New data may be one sample, of one class, or have a
+        constant target: they then take the standardisation and the classes of that store.
     unseen
         With `like`: "refuse" a level that the store has not seen, or make "zeros" of it.
     transform
@@ -194,14 +196,15 @@ def ingest(
     raw = open_source(places, options)
     if table or like is not None:
         choice = choice.by_name(raw)
+    training = None if like is None else TrainingColumns.read(like)
     try:
-        encoding, known_features = _encoding(raw, choice, split, table or TableOptions(), like, unseen, progress)
-        if like is not None:
+        encoding = _encoding(raw, choice, split, table or TableOptions(), like, training, unseen, progress)
+        if training is not None:
             choice = replace(choice, ids=encoding.ids)
         source = EncodedSource(raw, encoding) if encoding.changes_columns else raw
-        if choice.features is None and known_features is not None:
-            choice = replace(choice, features=known_features)
-        passes = Passes(source, select_columns(source, choice, split.column), progress, encoding, transform)
+        if choice.features is None and training is not None:
+            choice = replace(choice, features=training.features)
+        passes = Passes(source, select_columns(source, choice, split.column), progress, encoding, transform, training)
         passes.check()
     except ColumnError as error:
         raise _refusal(error, raw, choice, split, table or TableOptions(), progress, like is None) from error
@@ -210,7 +213,9 @@ def ingest(
     remarks = [] if classes is None else classes.check(mask)
     remarks += passes.repeats()
     train, test, messages = passes.write(outputs, mask, overwrite, chunk_rows)
-    report_warnings = tuple(dict.fromkeys([*source.warnings, *remarks, *messages]))
+    # New data are not learnt from, so that remarks on training sets say nothing of them.
+    of_training = [] if training is not None else [*remarks, *messages]
+    report_warnings = tuple(dict.fromkeys([*source.warnings, *of_training]))
     return IngestReport(train, test, passes.n_samples, time.monotonic() - began, report_warnings)
 
 
@@ -220,27 +225,27 @@ def _encoding(
     split: Split,
     table: TableOptions,
     like: Location | None,
+    training: TrainingColumns | None,
     unseen: Unseen,
     progress: ProgressCallback | None,
-) -> tuple[Encoding, list[str] | None]:
-    """The rules that a user asks for; or those of the store that the source is to be like, and its features."""
+) -> Encoding:
+    """Return the rules that a user asks for, or those of the training set that the source is to be like."""
     ids = tuple(column.name for column in choice.identifying(source))
-    if like is None:
+    if training is None:
         if unseen != "refuse":
             raise UsageError(
                 "Got `unseen` without `like`: new data alone have levels that are not known. Leave it out."
             )
         aside = (*choice.aside(source, split.column), *choice.identifying(source))
         learned = learned_encoding(source, table, aside, progress) if table else Encoding()
-        return replace(learned, ids=ids), None
+        return replace(learned, ids=ids)
     if table:
         raise UsageError(
             "Got options for columns of text, dates, numbers or gaps beside `like`, whose store has them; drop them."
         )
-    stored, features = stored_encoding(like)
     with described_whole(str(like), "write the store again"):
-        encoding = Encoding() if stored is None else Encoding.from_json(stored, unseen)
-    present, needed = {column.name for column in source.columns}, set(features)
+        encoding = Encoding() if training.encoding is None else Encoding.from_json(training.encoding, unseen)
+    present, needed = {column.name for column in source.columns}, set(training.features)
     ids = ids or tuple(name for name in encoding.ids if name in present)
     # New data need no column that makes no feature: neither targets nor columns that were dropped.
     rules = {
@@ -249,7 +254,7 @@ def _encoding(
         if name in present or not needed.isdisjoint(rule.names(name))
     }
     dropped = tuple(name for name in encoding.dropped if name in present and name not in ids)
-    return replace(encoding, rules=rules, ids=ids, dropped=dropped), features
+    return replace(encoding, rules=rules, ids=ids, dropped=dropped)
 
 
 def _refusal(

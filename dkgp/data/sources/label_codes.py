@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.data.classes import MOST_CLASSES, check_classes, class_name
+from dkgp.data.classes import MOST_CLASSES, check_classes, class_name, unseen_error
 from dkgp.data.sources.split import check_classes_split, stratified_mask
 from dkgp.data.types import BoolArray, FloatArray, IntArray, quoted
 from dkgp.errors import InputError
@@ -88,19 +88,25 @@ class LabelEncoder:
             codes = self._final[codes.astype(np.int64)].astype(np.float64)
         return codes
 
-    def settle(self) -> IntArray:
+    def settle(self, known: Sequence[str] = ()) -> IntArray:
         """Name and order the classes; return the code of its class for each number given so far.
 
-        `InputError` where there is one class only, or an infinite label.
+        Labels of one class are tests for the `known` classes of a training set. `InputError` where there is one class
+        only and none is known, or an infinite label.
         """
         labels = self._resolved()
         names = dict.fromkeys(label.name for label in labels)
         numbers = {label.name: label.number for label in labels if label.number is not None}
         ordered = sorted(names, key=numbers.__getitem__) if len(numbers) == len(names) else sorted(names)
+        if len(ordered) == 1 and known:
+            if ordered[0] not in known:
+                raise unseen_error(ordered, known, f"The column '{self.name}'")
+            ordered = list(known)
         if len(ordered) == 1:
             raise InputError(
                 f"The labels '{self.name}' are one class only: all {self.rows_seen} samples are '{ordered[0]}'. There "
-                "is nothing to tell apart; choose another column, or add samples of other classes."
+                "is nothing to tell apart; choose another column, or add samples of other classes. Samples to evaluate "
+                "a model on are read with `like`, which names the model."
             )
         self.classes = check_classes(ordered)
         position = {name: code for code, name in enumerate(ordered)}
@@ -200,9 +206,11 @@ class SettledLabels:
         ]
 
 
-def settled_labels(encoder: LabelEncoder, blocks: Sequence[NDArray[np.int16]]) -> SettledLabels:
-    """The labels of a source from the codes of its blocks in the first pass. Errors as for `LabelEncoder.settle`."""
-    final = encoder.settle()
+def settled_labels(
+    encoder: LabelEncoder, blocks: Sequence[NDArray[np.int16]], known: Sequence[str] = ()
+) -> SettledLabels:
+    """Return the labels of a source from the codes of its blocks in the first pass, as `LabelEncoder.settle` does."""
+    final = encoder.settle(known)
     return SettledLabels(final.astype(np.int16)[np.concatenate(blocks)], encoder.classes, tuple(encoder.warnings))
 
 

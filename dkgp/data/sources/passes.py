@@ -24,9 +24,10 @@ from dkgp.data.sources.tables.survey import RepeatedRows
 from dkgp.data.stores.columns import ColumnNames
 from dkgp.data.stores.dataset import Dataset
 from dkgp.data.stores.dataset_writer import MINIMUM_TRAINING_SAMPLES, DatasetWriter
-from dkgp.data.stores.standardisation import require_varying_targets
+from dkgp.data.stores.standardisation import Standardisation, require_varying_targets
+from dkgp.data.stores.training_columns import TrainingColumns
 from dkgp.data.stores.transforms import TransformName, require_positive
-from dkgp.data.types import BoolArray, FloatArray, Progress, ProgressCallback
+from dkgp.data.types import BoolArray, FloatArray, Progress, ProgressCallback, quoted
 from dkgp.errors import InputError
 
 # Beyond so many different inputs, or so many samples, repeated inputs are not counted.
@@ -39,7 +40,8 @@ MOST_DEVIATION = 1e150
 class Passes:
     """The passes over the chosen columns of a source; `check` comes first, then `write`.
 
-    Memory holds a byte a sample where there is a test mask among the columns, and two where there are labels.
+    Memory holds a byte a sample where there is a test mask among the columns, and two where there are labels. Samples
+    that nothing can be learnt from are refused, unless `training` names the training set that they are tests for.
     """
 
     def __init__(
@@ -49,8 +51,12 @@ class Passes:
         progress: ProgressCallback | None,
         encoding: Encoding | None = None,
         transform: TransformName | None = None,
+        training: TrainingColumns | None = None,
     ) -> None:
         self.n_samples = 0
+        self._training = training
+        # Of the training set, where these samples have none.
+        self._standardisation: Standardisation | None = None
         self._source, self._selection, self._progress = source, selection, progress
         self._encoding, self._transform = encoding or None, transform
         self._repeats = RepeatedRows()
@@ -97,17 +103,23 @@ class Passes:
                     "the samples that lack it: name one target, `drop` the others, and `drop_missing`."
                 )
             raise error
-        self._check_enough()
+        self._check_trainable(lowest == highest, lowest)
         weights = lowest[len(selection.features) + len(selection.targets) :]
         for column, least in zip(selection.weights if selection.noise is None else (), weights, strict=False):
             if least <= 0.0:
                 raise InputError(f"The weights '{column.name}' go down to {least:g}; expected positive numbers.")
-        self._check_constant(lowest == highest, lowest)
 
     def labels(self) -> SettledLabels | None:
         """The labels of all samples, after the first pass; None where the target is a number."""
-        encoder = self._selection.encoder
-        return None if encoder is None else settled_labels(encoder, self._codes)
+        selection, training = self._selection, self._training
+        if selection.encoder is None:
+            return None
+        known = () if training is None else training.classes or ()
+        labels = settled_labels(selection.encoder, self._codes, known)
+        if training is not None and (labels.codes == labels.codes[0]).all():
+            names = [column.name for column in selection.features]
+            self._standardisation = training.standardisation_of(names, [selection.encoder.name])
+        return labels
 
     def mask_column(self) -> BoolArray | None:
         """The test mask that a column holds, (n,), after the first pass; None where no column is one."""
@@ -161,7 +173,7 @@ class Passes:
                     writers[0].append(*(part[~is_test] for part in parts))
                     writers[1].append(*(part[is_test] for part in parts))
                 start = stop
-            train = writers[0].finish()
+            train = writers[0].finish(self._standardisation)
             if mask is None:
                 return train, None, writers[0].warnings
             try:
@@ -234,27 +246,48 @@ class Passes:
                 "out samples that nothing is known of, or the column."
             )
 
-    def _check_enough(self) -> None:
-        n, needed = self.n_samples, MINIMUM_TRAINING_SAMPLES if self._selection.targets else 1
-        if n < needed:
-            raise InputError(
-                f"'{self._source.url}' holds {n} sample{'' if n == 1 else 's'}; at least {needed} "
-                f"{'is' if needed == 1 else 'are'} needed."
-            )
+    def _check_trainable(self, constant: BoolArray, values: FloatArray) -> None:
+        """Refuse samples that nothing can be learnt from; tests of a training set take its standardisation instead.
 
-    def _check_constant(self, constant: BoolArray, values: FloatArray) -> None:
-        """`InputError` where there is nothing to learn, or nothing to learn it from (labels: `LabelEncoder.settle`)."""
-        d = len(self._selection.features)
-        if self._selection.encoder is not None:
-            if constant[:d].all():
+        Of labels, `LabelEncoder.settle` refuses a single class.
+        """
+        selection = self._selection
+        features = [column.name for column in selection.features]
+        targets = [column.name for column in selection.targets]
+        d, p = len(features), len(targets)
+        n, needed = self.n_samples, MINIMUM_TRAINING_SAMPLES if targets else 1
+        try:
+            if n < needed:
                 raise InputError(
-                    f"All {self.n_samples} samples have the same inputs, so that nothing tells the classes apart; "
-                    "choose other features."
+                    f"'{self._source.url}' holds {n} sample{'' if n == 1 else 's'}; at least {needed} "
+                    f"{'is' if needed == 1 else 'are'} needed."
                 )
-            return
-        names = [column.name for column in self._selection.targets]
-        of_targets = slice(d, d + len(names))
-        require_varying_targets(names, constant[of_targets], values[of_targets], self.n_samples)
+            if selection.encoder is None:
+                require_varying_targets(targets, constant[d : d + p], values[d : d + p], n)
+            if p and constant[:d].all():
+                raise InputError(
+                    f"All {d} features are constant over the {n} samples; at least one must vary."
+                    if selection.encoder is None
+                    else f"All {n} samples have the same inputs, so that nothing tells the classes apart; choose other "
+                    "features."
+                )
+        except InputError as error:
+            if n and p and self._training is not None:
+                self._standardisation = self._training.standardisation_of(features, targets)
+            if self._standardisation is None:
+                raise InputError(f"{error}{self._advice}") from None
+
+    @property
+    def _advice(self) -> str:
+        """Words on samples that are no training set."""
+        if not self.n_samples or not self._selection.targets:
+            return ""
+        if self._training is None:
+            return " Samples to evaluate a model on are read with `like`, which names the model."
+        return (
+            f" The store that `like` names has the features {quoted(self._training.features)} and the targets "
+            f"{quoted(self._training.targets)}; with these, such samples can be tests."
+        )
 
 
 class DistinctInputs:

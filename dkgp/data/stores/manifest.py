@@ -37,7 +37,7 @@ from dkgp.data.remote.storage import (
     write_object,
 )
 from dkgp.data.remote.zarr_store import zarr_place
-from dkgp.data.types import Json, Location
+from dkgp.data.types import Json
 from dkgp.errors import DkgpError, InputError, OutputExistsError, StorageError, StoreError
 
 MANIFEST_NAME = "dkgp-manifest.json"
@@ -258,22 +258,6 @@ def _describes_arrays(manifest: Json) -> bool:
 def stored_checksum(url: str) -> str:
     """The checksum that a store's manifest ends in; `OSError`, `ValueError` or `AttributeError` where there is none."""
     return str(json.loads(read_object(join(url, MANIFEST_NAME), MOST_DESCRIPTION_BYTES)).get("checksum"))
-
-
-def stored_encoding(url: Location) -> tuple[Json | None, list[str]]:
-    """The encoding that a dataset or model store keeps (None: all columns were numbers), and its features' names.
-
-    Raises `StoreError` where there is no such store.
-    """
-    address = normalise_url(url)
-    kind = recognise(address)
-    metadata = read_manifest(address, kind or "dataset")["metadata"]
-    if "feature_names" not in metadata:
-        raise StoreError(
-            f"'{address}' is a {kind} store; expected a dataset or a model store, which know their columns."
-        )
-    with described_whole(address, "write the store again"):
-        return metadata.get("encoding"), list(texts(metadata["feature_names"]))
 
 
 def check_complete(url: str, manifest: Json) -> None:

@@ -15,7 +15,8 @@ from dkgp.data import Dataset, TableOptions, ingest, open_dataset, save_model
 from dkgp.data.sources.tables.encoding import Categories, Encoding, cycle_position, date_seconds
 from dkgp.data.sources.tables.learning import DATE_FORMATS
 from dkgp.data.sources.tables.survey import RefusedColumnsError, RepeatedRows
-from dkgp.data.stores.manifest import read_manifest, stored_encoding
+from dkgp.data.stores.manifest import read_manifest
+from dkgp.data.stores.training_columns import TrainingColumns
 from dkgp.errors import InputError, StoreError, UsageError
 
 ALL = TableOptions(
@@ -200,7 +201,8 @@ def test_models_keep_the_rules_of_their_training_set(table: tuple[pd.DataFrame, 
     facts: Any = {"kernel": {"type": "rbf", "length_scales": [1.0] * train.n_features}, "noise_variance": 0.1}
     alpha = np.zeros((train.n_samples, 1))
     save_model(tmp_path / "m.zarr", alpha=alpha, dataset=train, **facts)
-    assert stored_encoding(tmp_path / "m.zarr") == (train.encoding, list(train.feature_names))
+    columns = TrainingColumns.read(tmp_path / "m.zarr")
+    assert (columns.encoding, columns.features) == (train.encoding, train.feature_names)
     table[0].head(5).to_csv(tmp_path / "new.csv", index=False)
     new = ingest(tmp_path / "new.csv", tmp_path / "n.zarr", like=tmp_path / "m.zarr").train
     kept = [train.raw_feature_names.index(name) for name in train.feature_names]

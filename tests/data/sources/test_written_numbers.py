@@ -19,7 +19,7 @@ from dkgp.data import Dataset, TableOptions, ingest
 from dkgp.data.sources.tables.encoding import Encoding
 from dkgp.data.sources.tables.notation import NOTATIONS, PLAIN, Notation, Unit, around
 from dkgp.data.sources.tables.survey import RefusedColumnsError
-from dkgp.data.stores.manifest import stored_encoding
+from dkgp.data.stores.training_columns import TrainingColumns
 from dkgp.errors import InputError, StoreError, UsageError
 from tests.cli.invoke import refused, run, run_json
 
@@ -165,7 +165,7 @@ def test_rules_are_kept_for_files_and_lines_of_new_data(tmp_path: Path) -> None:
     path = written(tmp_path, "a;b;y\n1.234,5;2 %;1\n2,25;3 %;2\n3;4 %;4\n")
     table = TableOptions(decimal=",", thousands=".", numbers=("b",))
     train = ingest(path, tmp_path / "t.zarr", target="y", table=table).train
-    encoding, _ = stored_encoding(train.url)
+    encoding = TrainingColumns.read(train.url).encoding
     assert encoding is not None
     assert Encoding.from_json(encoding).to_json() == encoding
     new = written(tmp_path, "b;a\n5 %;-9.000,25\n", "new.csv")
