@@ -8,6 +8,7 @@ such a module adds to it as well. What fronts offer (choices, options, help, err
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import pkgutil
 import re
@@ -162,9 +163,10 @@ def whole_numbers(text: str) -> tuple[int, ...]:
 def byte_count(text: str) -> int:
     """Read an amount of memory, such as 4GiB, in bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), flags=re.IGNORECASE)
-    if match is None:
+    size = math.inf if match is None else float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " ")
+    if not math.isfinite(size):
         raise ValueError(f"{text!r} is no size; write it as 4GiB, 512MiB or a number of bytes.")
-    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+    return int(size)
 
 
 def byte_budget(text: str) -> int | str:

@@ -119,7 +119,7 @@ def compile_function(function: Function, called: str, arguments: tuple[Any, ...]
 
 def _explanation(error: BaseException) -> str:
     """The first lines of Numba's message that are about the function."""
-    text = re.sub(r"\x1b\[[0-9;]*m|\.?\s*Raised from None$", "", str(error))
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).removesuffix("Raised from None")
     lines = [line.strip() for line in text.splitlines()]
     kept = [line for line in lines if line and not line.startswith(("Failed in", "During: ", "File ", "- Resolution"))]
     return "; ".join(line.rstrip(".:") for line in kept[:_SHOWN_LINES]) or type(error).__name__

@@ -54,7 +54,7 @@ def read(kind: type[T], options: Any, subject: str) -> T:
     if not isinstance(options, Mapping):
         raise UsageError(f"{subject} is described by a JSON object; got {shown(options)}")
     _refuse_too_many(options, subject)
-    _refuse_unusual(options, "")
+    _refuse_unusual(options)
     try:
         # As JSON: a list may stand for a tuple there, and nothing else for what it is not.
         instance: T = adapter(kind).validate_json(json.dumps(options))
@@ -197,27 +197,30 @@ def _refuse_too_many(value: Any, subject: str) -> None:
         remaining.extend(inner)
 
 
-def _refuse_unusual(value: Any, name: str) -> None:
+def _refuse_unusual(value: Any, *place: str) -> None:
     """Refuse what is no JSON, and numbers and texts beyond all bounds; `InputError`, `UsageError`."""
+    reason = ""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            _refuse_unusual(item, f"{name}.{key}" if name else str(key))
+            # Names are joined in messages alone: a long one would be copied for each of its members.
+            _refuse_unusual(item, *place, str(key))
     elif isinstance(value, list | tuple):
         for item in value:
-            _refuse_unusual(item, name)
+            _refuse_unusual(item, *place)
     elif isinstance(value, str):
         if len(value) > LONGEST_TEXT:
-            raise InputError(f"{name}: at most {LONGEST_TEXT:,} characters; got {len(value):,}")
-        if "\0" in value or not value.isprintable():
-            raise InputError(f"{name}: expected text without control characters; got {shown(value)}")
+            reason = f"at most {LONGEST_TEXT:,} characters; got {len(value):,}"
+        elif "\0" in value or not value.isprintable():
+            reason = f"expected text without control characters; got {shown(value)}"
     elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise InputError(f"{name}: expected a finite number; got {value}")
+        reason = "" if math.isfinite(value) else f"expected a finite number; got {value}"
     elif isinstance(value, int):
         if abs(value) >= 2**63:
-            raise InputError(f"{name}: expected a number below 2^63; got one of {value.bit_length():,} bits")
+            reason = f"expected a number below 2^63; got one of {value.bit_length():,} bits"
     elif value is not None:
-        raise UsageError(f"{name}: expected JSON; got a {type(value).__name__}")
+        raise UsageError(f"{shown('.'.join(place))[1:-1]}: expected JSON; got a {type(value).__name__}")
+    if reason:
+        raise InputError(f"{shown('.'.join(place))[1:-1]}: {reason}")
 
 
 @contextmanager

@@ -176,5 +176,5 @@ def _local(path: str) -> _Place:
 def _shown(url: str) -> str:
     """The text for a message: printable, and no longer than a line."""
     text = re.sub(r"//[^/@]*@", "//***@", url)
-    text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
-    return text if len(text) <= 200 else f"{text[:200]}..."
+    end = "..." if len(text) > 200 else ""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:200]) + end

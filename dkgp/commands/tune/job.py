@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
 from dkgp.cluster import ClusterOptions
@@ -19,7 +18,7 @@ from dkgp.models.tuning.likelihood_search import ProgressCallback, SearchSetting
 from dkgp.models.tuning.noise.choice import NoiseKind
 from dkgp.models.tuning.noise.student import NoiseLikelihood
 from dkgp.models.tuning.problem import Choices
-from dkgp.models.tuning.search_space import NOISE_NAME, LogNormal, as_prior
+from dkgp.models.tuning.search_space import NOISE_NAME, LogNormal, as_prior, matches
 from dkgp.models.tuning.tasks import LabelLikelihood, Objective
 from dkgp.options import SEED, Part
 from dkgp.registry import FURTHER, Group, Option
@@ -241,7 +240,7 @@ class TuneJob:
                 f"`objective` {self.objective} is of sparse models, which take the noise for normal and the same "
                 f"everywhere; leave it out with `{name}` {value}"
             )
-        if any(fnmatchcase(NOISE_NAME, name) for name in parse_fixed(self.fixed)):
+        if any(matches(name, NOISE_NAME) for name in parse_fixed(self.fixed)):
             raise UsageError(f"`{name}` {value} finds the noise, which `fixed` holds; leave one of them out")
 
     def _check_evidence(self) -> None:
@@ -285,7 +284,7 @@ class TuneJob:
 def parse_bounds(texts: Iterable[str]) -> dict[str, tuple[float, float]]:
     """Read `NAME=LOW:HIGH`; `UsageError` for another form or values that are no bounds."""
     parsed = {}
-    for name, value in _pairs("--bounds", texts, "NAME=LOW:HIGH, such as 'gamma*=0.01:10'"):
+    for name, value in _pairs("--bounds", texts, "NAME=LOW:HIGH, such as 'gamma*=0.01:10'").items():
         low, separator, high = value.partition(":")
         if not separator:
             raise UsageError(f"--bounds expects NAME=LOW:HIGH, such as 'gamma*=0.01:10'; got '{name}={value}'")
@@ -299,13 +298,14 @@ def parse_bounds(texts: Iterable[str]) -> dict[str, tuple[float, float]]:
 def parse_fixed(texts: Iterable[str]) -> dict[str, float]:
     """Read `NAME=VALUE`; `UsageError` for another form or a value that is not positive."""
     pairs = _pairs("--fix", texts, "NAME=VALUE, such as noise_variance=0.01")
-    return {name: _number("--fix", name, value) for name, value in pairs}
+    return {name: _number("--fix", name, value) for name, value in pairs.items()}
 
 
 def parse_priors(texts: Iterable[str]) -> dict[str, LogNormal]:
     """Read `NAME=lognormal(MEDIAN, SIGMA)`; `UsageError` for another form or values that are not positive."""
     parsed = {}
-    for name, value in _pairs("--prior", texts, "NAME=lognormal(MEDIAN, SIGMA), such as 'gamma*=lognormal(0.1, 1)'"):
+    form = "NAME=lognormal(MEDIAN, SIGMA), such as 'gamma*=lognormal(0.1, 1)'"
+    for name, value in _pairs("--prior", texts, form).items():
         try:
             parsed[name] = as_prior(value)
         except InputError as error:
@@ -313,15 +313,15 @@ def parse_priors(texts: Iterable[str]) -> dict[str, LogNormal]:
     return parsed
 
 
-def _pairs(option: str, texts: Iterable[str], form: str) -> list[tuple[str, str]]:
-    pairs: list[tuple[str, str]] = []
+def _pairs(option: str, texts: Iterable[str], form: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
     for text in texts:
         name, separator, value = (part.strip() for part in text.partition("="))
         if not (name and separator and value):
             raise UsageError(f"{option} expects {form}; got '{text}'")
-        if any(name == other for other, _ in pairs):
+        if name in pairs:
             raise UsageError(f"{option} is given twice for '{name}'; give it once")
-        pairs.append((name, value))
+        pairs[name] = value
     return pairs
 
 

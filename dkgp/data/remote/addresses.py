@@ -19,7 +19,8 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _BUCKETS = ("s3", "s3a", "gs", "gcs")
 _SECRET_NAME = re.compile(r"key|secret|token|sig|credential|passw|auth", re.IGNORECASE)
 _USER_IN_URL = re.compile(r"(?<=://)[^/@\s'\"]+(?=@)")
-_QUERY_IN_URL = re.compile(r"(https?://[^\s'\"?<>]*\?)[^\s'\"<>]*")
+_WEB_URL = re.compile(r"https?://")
+_WORD = re.compile(r"[^\s'\"<>]+")
 
 
 def split_address(text: str) -> tuple[str, str]:
@@ -80,7 +81,14 @@ def shown(url: str) -> str:
 
 def scrubbed(text: str) -> str:
     """Text, such as another library's message, without the users and queries of the addresses in it."""
-    return _QUERY_IN_URL.sub(r"\1...", _USER_IN_URL.sub("...", text))
+    return _WORD.sub(_without_query, _USER_IN_URL.sub("...", text))
+
+
+def _without_query(word: re.Match[str]) -> str:
+    # Word by word: one pattern for address and query would read the rest of the text again from every "http://".
+    address = _WEB_URL.search(word[0])
+    start = -1 if address is None else word[0].find("?", address.end())
+    return word[0] if start < 0 else f"{word[0][: start + 1]}..."
 
 
 def _refuse_credentials(text: str) -> None:

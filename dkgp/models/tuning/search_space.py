@@ -8,10 +8,8 @@ those of all features, `noise_variance` the noise.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +18,6 @@ from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
 from dkgp.models.tuned_parameter import Side, TunedParameter
 from dkgp.models.tuning.marginal_likelihood import KernelFamily
-
-_FORM = re.compile(r"\s*lognormal\s*\(\s*([^,()]+?)\s*,\s*([^,()]+?)\s*\)\s*", flags=re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -68,9 +64,10 @@ def as_prior(prior: LogNormal | str) -> LogNormal:
     """
     if isinstance(prior, LogNormal):
         return prior
-    match = _FORM.fullmatch(prior) if isinstance(prior, str) else None
-    median, sigma = (None, None) if match is None else (_number(match[1]), _number(match[2]))
-    if median is None or sigma is None:
+    text = prior.strip() if isinstance(prior, str) else ""
+    name, _, values = text.removesuffix(")").partition("(")
+    median, sigma = map(_number, values.partition(",")[::2])
+    if name.rstrip().lower() != "lognormal" or not text.endswith(")") or median is None or sigma is None:
         raise InputError(f"a prior is written lognormal(MEDIAN, SIGMA), such as lognormal(0.1, 1); got {prior!r}")
     return LogNormal(median, sigma)
 
@@ -233,8 +230,54 @@ def search_space(
     )
 
 
+def matches(pattern: str, name: str) -> bool:
+    """Return whether the pattern stands for the name: as `fnmatch.fnmatchcase`, with *, ? and sets such as [a-c].
+
+    `fnmatch` translates a pattern in a time that grows with the square of its length, and patterns come from users.
+    """
+    tokens = _tokens(pattern)
+    read = start = position = 0
+    star = -1
+    while position < len(name):
+        token = tokens[read] if read < len(tokens) else ""
+        if token == "*":
+            # Take nothing for now, and come back for one character more whenever the rest does not match.
+            star, start, read = read, position, read + 1
+        elif token in ("?", name[position]) or (len(token) > 1 and _is_in(token, name[position])):
+            read, position = read + 1, position + 1
+        elif star >= 0:
+            start += 1
+            read, position = star + 1, start
+        else:
+            return False
+    return all(token == "*" for token in tokens[read:])
+
+
+def _tokens(pattern: str) -> list[str]:
+    """Split a pattern into characters and sets; a bracket that nothing closes is a character."""
+    tokens: list[str] = []
+    position, last_end = 0, pattern.rfind("]")
+    while (opening := pattern.find("[", position, last_end)) >= 0:
+        tokens.extend(pattern[position:opening])
+        first = opening + 1 + pattern.startswith("!", opening + 1)
+        position = (pattern.index("]", first + 1) if first < last_end else opening) + 1
+        tokens.append(pattern[opening:position])
+    return [*tokens, *pattern[position:]]
+
+
+def _is_in(letters: str, letter: str) -> bool:
+    """Return whether a set in brackets has the letter."""
+    is_negated = letters.startswith("[!")
+    content, position, is_there = letters[1 + is_negated : -1], 0, False
+    while position < len(content):
+        is_range = content.startswith("-", position + 1) and position + 2 < len(content)
+        is_there |= content[position] <= letter <= content[position + 2 * is_range]
+        position += 1 + 2 * is_range
+    return is_there != is_negated
+
+
 def _matching(pattern: str, names: Sequence[str]) -> list[int]:
-    positions = [position for position, name in enumerate(names) if name == pattern or fnmatchcase(name, pattern)]
+    positions = [position for position, name in enumerate(names) if name == pattern or matches(pattern, name)]
     if not positions:
         shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
         raise InputError(f"no hyperparameter is called '{pattern}'; there are {shown}")
