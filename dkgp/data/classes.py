@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,8 @@ def class_name(label: object) -> str:
         ) from None
     if not math.isfinite(number):
         raise InputError("a label is missing or NaN" if math.isnan(number) else "a label is infinite")
+    if isinstance(label, Decimal) and label == label.to_integral_value():
+        return str(int(label))
     return str(int(number)) if number == int(number) and abs(number) <= _EXACT else repr(number)
 
 

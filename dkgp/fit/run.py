@@ -359,7 +359,8 @@ def _text_targets(survey: Survey) -> list[str]:
     return [
         column.name
         for column in survey.columns
-        if column.name in survey.targets and column.texts and not (column.gap_texts or column.reads_like_numbers)
+        if column.name in survey.targets and column.texts and not column.kind
+        if not (column.gap_texts or column.reads_like_numbers)
     ]
 
 

@@ -24,10 +24,10 @@ from dkgp.errors import DkgpError, InputError, is_mistake
 
 BLOCK_BYTES = 8 * 2**20
 # Up to here float64 holds every whole number.
-_EXACT = 2.0**53
+EXACT = 2.0**53
 _NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 # Kinds of NumPy types that are no numbers, and the remedy.
-_OTHER_KINDS = {
+OTHER_KINDS = {
     "M": ("dates", "expected numbers. Name it as a `date`, which becomes seconds since 1970, or leave it out"),
     "m": ("durations", "expected numbers. Write them as numbers of one unit, or leave the column out"),
     "c": ("complex numbers", "expected real ones. Write real and imaginary parts as two columns, or leave it out"),
@@ -241,13 +241,13 @@ def numbers(values: NDArray[np.generic], name: str, place: Callable[[int], str])
             floats = np.asarray(values, dtype=np.float64)
             require_whole(values, floats, name, place)
             return floats
-    holds, remedy = _OTHER_KINDS.get(kind, ("other values", "expected numbers"))
+    holds, remedy = OTHER_KINDS.get(kind, ("other values", "expected numbers"))
     raise ColumnError(f"The column '{name}' holds {holds} ({values.dtype}, from {place(0)} on); {remedy}.")
 
 
 def require_whole(values: NDArray[Any], floats: FloatArray, name: str, place: Callable[[int], str]) -> None:
     """Raise `InputError` for a whole number (rows, ...) that its float64 does not equal; it names column and row."""
-    for index in zip(*np.nonzero(np.abs(floats) >= _EXACT), strict=True):
+    for index in zip(*np.nonzero(np.abs(floats) >= EXACT), strict=True):
         number = float(floats[index])
         whole = _whole(values[index]) if math.isfinite(number) else None
         if whole is not None and whole != int(number):

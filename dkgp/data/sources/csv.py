@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from dkgp.data.remote.storage import object_bytes, open_object
-from dkgp.data.sources.base import Block, Column, Source, refused_as, text_error
+from dkgp.data.sources.base import EXACT, Block, Column, Source, numbers, refused_as, require_whole, text_error
 from dkgp.data.sources.formats import FORMATS, Format
 from dkgp.data.types import FloatArray, IntArray, quoted
 from dkgp.errors import InputError
@@ -86,23 +86,8 @@ class CsvSource(Source):
     def _parsed(
         self, content: bytes, lines: IntArray, columns: Sequence[Column], place: Callable[[int], str]
     ) -> FloatArray:
-        indices = sorted({column.index for column in columns})
-        try:
-            frame = pd.read_csv(
-                io.BytesIO(content),
-                header=None,
-                names=range(self._n_fields),
-                usecols=indices,
-                index_col=False,
-                sep=self._delimiter,
-                skipinitialspace=True,
-                dtype={column.index: object for column in columns if column.encode is not None},
-                **_EXACT,
-                encoding_errors="replace",
-                low_memory=False,
-            )
-        except (ValueError, OverflowError) as error:  # pandas' ParserError is a ValueError
-            raise InputError(f"Lines {lines[0]} to {lines[-1]} of '{self.url}' cannot be parsed: {error}") from error
+        encoded = [column.index for column in columns if column.encode is not None]
+        frame = self._frame(content, lines, {column.index for column in columns}, encoded)
         if len(frame) != len(lines):
             raise InputError(
                 f"Lines {lines[0]} to {lines[-1]} of '{self.url}' hold {len(lines)} samples but parse as {len(frame)}; "
@@ -114,8 +99,30 @@ class CsvSource(Source):
             if column.encode is not None:
                 values[:, position] = column.encode(cells.to_numpy(dtype=object), place, untyped=True)
             else:
-                values[:, position] = _numeric(cells, column.name, place)
+                values[:, position] = floats = _numeric(cells, column.name, place)
+                if cells.dtype.kind == "f" and (np.abs(floats) >= EXACT).any():
+                    texts = self._frame(content, lines, {column.index}, [column.index])[column.index]
+                    require_whole(texts.to_numpy(dtype=object), floats, column.name, place)
         return values
+
+    def _frame(self, content: bytes, lines: IntArray, indices: set[int], texts: Sequence[int]) -> pd.DataFrame:
+        """Parse some columns, `texts` among them without a look at their types."""
+        try:
+            return pd.read_csv(
+                io.BytesIO(content),
+                header=None,
+                names=range(self._n_fields),
+                usecols=sorted(indices),
+                index_col=False,
+                sep=self._delimiter,
+                skipinitialspace=True,
+                dtype=dict.fromkeys(texts, object),
+                **_EXACT,
+                encoding_errors="replace",
+                low_memory=False,
+            )
+        except (ValueError, OverflowError) as error:  # pandas' ParserError is a ValueError
+            raise InputError(f"Lines {lines[0]} to {lines[-1]} of '{self.url}' cannot be parsed: {error}") from error
 
     def _audited(self, text: bytes, first_line: int) -> tuple[bytes, IntArray]:
         """The block without blank lines, and the numbers of the lines left; all have the right number of fields."""
@@ -304,13 +311,15 @@ def _without_first_line(content: bytes) -> bytes:
 
 def _numeric(values: Any, name: str, place: Callable[[int], str]) -> FloatArray:
     if values.dtype.kind in "biuf":
-        return np.asarray(values.to_numpy(dtype=np.float64))
+        return numbers(values.to_numpy(), name, place)
     converted = pd.to_numeric(values, errors="coerce")
     bad = np.asarray(converted.isna() & ~values.isna())
     if bad.any():
         row = int(np.argmax(bad))
         raise text_error(name, str(values.iloc[row]), place(row))
-    return np.asarray(converted.to_numpy(dtype=np.float64))
+    floats = np.asarray(converted.to_numpy(dtype=np.float64))
+    require_whole(values.to_numpy(dtype=object), floats, name, place)
+    return floats
 
 
 FORMATS.add(

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.data.sources.tables.encoding import Places, gaps
+from dkgp.data.sources.base import OTHER_KINDS
+from dkgp.data.sources.tables.encoding import Places, gaps, texts_of
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 
@@ -38,6 +39,8 @@ class IdTexts:
         """Numbers (rows,) of the next rows; `InputError` for a text of more than `MOST_BYTES` bytes."""
         values = np.asarray(values)
         empty = gaps(values)
+        if values.dtype.kind in OTHER_KINDS:
+            values = texts_of(values)
         for row, value in enumerate(values.tolist()):
             text = "" if empty[row] else _text(value)
             size = len(text.encode())

@@ -162,6 +162,11 @@ class NpzSource(Source):
             return [name.decode() if isinstance(name, bytes) else str(name) for name in stream.load().tolist()]
 
     def _build(self, headers: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], names: list[str] | None) -> None:
+        if {"format", "shape", "data"} <= headers.keys() and headers["format"][0] == ():
+            raise InputError(
+                f"'{self.url}' is a sparse matrix of SciPy ({', '.join(headers)}); expected dense arrays. Save the "
+                "matrix's `toarray()`, with a name for each array, as in numpy.savez(path, X=..., y=...)."
+            )
         usable = {
             name: shape
             for name, (shape, dtype) in headers.items()
@@ -198,6 +203,12 @@ class NpzSource(Source):
             self.groups[name] = tuple(Column(label, name, index) for index, label in enumerate(labels))
         self.columns = tuple(column for group in self.groups.values() for column in group)
         self.positional = self.groups[inputs] if inputs is not None else self.columns
+        if inputs is None:
+            self.warnings += [
+                f"The array '{name}' of '{self.url}' {reason}; it is no column."
+                for name, reason in self.left_out.items()
+                if name != _NAMES
+            ]
 
 
 def _why_left_out(shape: tuple[int, ...], dtype: np.dtype[Any], total: int) -> str | None:

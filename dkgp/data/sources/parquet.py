@@ -65,7 +65,7 @@ class ParquetSource(Source):
                 for position, column in enumerate(columns):
                     cells = batch.column(batch.schema.get_field_index(column.name))
                     if column.encode is not None:
-                        values[:, position] = column.encode(_objects(cells), place)
+                        values[:, position] = column.encode(_objects(pyarrow, cells), place)
                     else:
                         values[:, position] = _numeric(pyarrow, cells, column.name, place)
                 start += batch.num_rows
@@ -82,7 +82,7 @@ def _numeric(pyarrow: Any, values: Any, name: str, place: Callable[[int], str]) 
         # Arrow's cast of a decimal to a float is off by an ulp; that of its text rounds correctly.
         floats = np.array(values.cast(pyarrow.string()).cast(pyarrow.float64()).to_numpy(zero_copy_only=False))
         if kind.scale <= 0:
-            require_whole(_objects(values), floats, name, place)
+            require_whole(_objects(pyarrow, values), floats, name, place)
         return floats
     if missing.all():
         return np.full(len(values), np.nan)
@@ -93,13 +93,19 @@ def _numeric(pyarrow: Any, values: Any, name: str, place: Callable[[int], str]) 
         floats[rows] = numbers(present, name, lambda row: place(int(rows[row])))
         return floats
     if types.is_temporal(kind):
-        as_numpy = np.empty(1, dtype="m8[s]" if types.is_duration(kind) or types.is_time(kind) else "M8[s]")
-        return numbers(as_numpy, name, lambda _: place(int(np.argmin(missing))))
+        return numbers(_objects(pyarrow, values), name, place)
     row = int(np.argmin(missing))
     raise text_error(name, str(values[row].as_py()), place(row))
 
 
-def _objects(values: Any) -> NDArray[Any]:
+def _objects(pyarrow: Any, values: Any) -> NDArray[Any]:
+    """Values as Python objects; dates (UTC), durations and times of day as NumPy's."""
+    kind = values.type
+    if pyarrow.types.is_time(kind):
+        values = values.cast(pyarrow.int64() if kind.bit_width == 64 else pyarrow.int32()).cast(pyarrow.int64())
+        values = values.cast(pyarrow.duration(kind.unit))
+    if pyarrow.types.is_temporal(kind):
+        return np.asarray(values.to_numpy(zero_copy_only=False))
     # Filled one by one: NumPy would make a matrix of rows that are lists.
     entries = values.to_pylist()
     objects = np.empty(len(entries), dtype=object)

@@ -206,7 +206,7 @@ def test_options_that_contradict_each_other(tmp_path: Path, options: dict[str, A
 def test_values_that_are_no_labels(tmp_path: Path) -> None:
     days = pd.DataFrame({"a": [1.0, 2.0], "y": pd.to_datetime(["2020-01-01", "2020-01-02"]), "l": [[1], [2]]})
     days.to_parquet(tmp_path / "d.parquet")
-    with pytest.raises(InputError, match=r"of type (datetime|Timestamp).*expected text or a number \(row 1 of"):
+    with pytest.raises(InputError, match=r"of type datetime64.*\(row 1 of .*expected text or numbers"):
         ingest(tmp_path / "d.parquet", tmp_path / "out.zarr", labels="y", features=["a"])
     with pytest.raises(InputError, match="neither text nor numbers"):
         ingest(tmp_path / "d.parquet", tmp_path / "out.zarr", labels="l", features=["a"])

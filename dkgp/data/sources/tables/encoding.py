@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.classes import class_name
-from dkgp.data.sources.base import numbers, require_whole, text_error
+from dkgp.data.sources.base import OTHER_KINDS, numbers, require_whole, text_error
 from dkgp.data.sources.tables.notation import PLAIN, Notation, Unit, around
 from dkgp.data.types import FloatArray, Json, quoted
 from dkgp.errors import InputError, StoreError, UsageError
@@ -24,6 +24,9 @@ Places: TypeAlias = Callable[[int], str]
 Unseen: TypeAlias = Literal["refuse", "zeros"]
 Cycle: TypeAlias = Literal["year", "week", "day"]
 
+# Units of dates without a time of day, and those that pandas has.
+_UNITS_OF_DAYS = frozenset({"Y", "M", "W", "D"})
+_UNITS_OF_TIME = frozenset({"h", "m", "s", "ms", "us", "ns"})
 # The level of a gap in a column of categories whose gaps are filled in.
 MISSING = "(missing)"
 ISO = "ISO8601"
@@ -307,9 +310,23 @@ def gaps(values: NDArray[Any], texts: frozenset[str] = frozenset()) -> NDArray[n
     return empty
 
 
+def texts_of(values: NDArray[Any]) -> NDArray[np.object_]:
+    """Return texts (rows,) of dates, durations or complex numbers; of an instant the same in every unit below a day."""
+    import pandas as pd
+
+    unit = "" if values.dtype.kind == "c" else np.datetime_data(values.dtype)[0]
+    if unit in _UNITS_OF_DAYS and values.dtype.kind == "M":
+        values = values.astype("datetime64[D]")
+    elif unit in _UNITS_OF_TIME:
+        return pd.Series(values).astype(object).astype(str).to_numpy(dtype=object)
+    return values.astype(str).astype(object)
+
+
 def level_names(values: NDArray[Any], texts: frozenset[str] = frozenset()) -> list[str | None]:
     """Names of levels (rows,), blanks around them left out and whole numbers without a point; None for gaps."""
     empty = gaps(values, texts)
+    if values.dtype.kind in OTHER_KINDS:
+        values = texts_of(values)
     return [
         None if missing else value.strip() if isinstance(value, str) else class_name(value)
         for value, missing in zip(values.tolist(), empty.tolist(), strict=True)
@@ -320,6 +337,8 @@ def date_seconds(values: NDArray[Any], form: str) -> FloatArray:
     """Seconds since 1970 (UTC) of dates (rows,), text of a format or dates already; NaN for gaps and what is none."""
     import pandas as pd
 
+    if values.dtype.kind == "M":
+        return _seconds_of(values)
     if values.dtype.kind in "biuf":
         if form == ISO:  # A number is no date, but may be one of digits: 20240131.
             return np.full(len(values), np.nan)
@@ -328,8 +347,16 @@ def date_seconds(values: NDArray[Any], form: str) -> FloatArray:
         times = pd.to_datetime(pd.Series(values), format=form, utc=True, errors="coerce")
     except (ValueError, TypeError, OverflowError):
         return np.full(len(values), np.nan)
-    stamps = times.dt.tz_localize(None).to_numpy(dtype="datetime64[us]")
-    return np.where(np.isnat(stamps), np.nan, stamps.astype(np.int64) / 1e6)
+    return _seconds_of(times.dt.tz_localize(None).to_numpy())
+
+
+def _seconds_of(stamps: NDArray[Any]) -> FloatArray:
+    """Seconds since 1970 of datetime64 (rows,) of any unit, to the microsecond; NaN for NaT and beyond 64 bits."""
+    per_second = 1 if np.datetime_data(stamps.dtype)[0] in {*_UNITS_OF_DAYS, "h", "m", "s"} else 1_000_000
+    whole = stamps.astype("datetime64[s]" if per_second == 1 else "datetime64[us]")
+    is_finer = np.promote_types(stamps.dtype, whole.dtype) == stamps.dtype
+    unknown = np.isnat(stamps) | ((whole.astype(stamps.dtype) != stamps) & (not is_finer))
+    return np.where(unknown, np.nan, whole.astype(np.int64) / per_second)
 
 
 def cycle_position(seconds: FloatArray, cycle: Cycle) -> FloatArray:

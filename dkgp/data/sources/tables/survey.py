@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.data.sources.base import Column, Source
-from dkgp.data.sources.tables.encoding import Number, Places, date_seconds, gaps, level_names
+from dkgp.data.sources.base import OTHER_KINDS, Column, Source
+from dkgp.data.sources.tables.encoding import Number, Places, date_seconds, gaps, level_names, texts_of
 from dkgp.data.sources.tables.learning import DATE_FORMATS, MOST_LEVELS, TableOptions
 from dkgp.data.sources.tables.notation import NOTATIONS, PLAIN, Notation, NumberTexts, common
 from dkgp.data.types import FloatArray, Progress, ProgressCallback
@@ -47,7 +47,8 @@ class ColumnSurvey:
     first_gap_place: str = ""
     lowest: float = np.inf
     highest: float = -np.inf
-    is_date_typed: bool = False
+    # "dates", "durations" or "complex numbers", where the source tells types.
+    kind: str = ""
     levels: dict[str, int] = field(default_factory=dict)
     formats: list[str] = field(default_factory=lambda: list(DATE_FORMATS))
     counts_rows: bool = True
@@ -61,11 +62,12 @@ class ColumnSurvey:
         import pandas as pd
 
         values = np.asarray(values)
-        if values.dtype.kind not in "biuf":
-            values = values.astype(str if values.dtype.kind == "c" else object).astype(object)
         empty = gaps(values)
-        if values.dtype.kind == "O":
-            self.is_date_typed |= any(hasattr(value, "isoformat") for value in values[~empty][:1])
+        if values.dtype.kind in OTHER_KINDS:
+            self.kind, _ = OTHER_KINDS[values.dtype.kind]
+            values, numbers = texts_of(values), np.full(len(values), np.nan)
+        elif values.dtype.kind not in "biuf":
+            values = values.astype(object)
             read = Number(self.name, notation=self.notation).coerced(values)
             numbers = pd.to_numeric(pd.Series(np.where(empty, np.nan, read)), errors="coerce").to_numpy(np.float64)
             self.written.look_at_plain(text for text in values[~np.isnan(numbers)].tolist() if isinstance(text, str))
@@ -91,7 +93,8 @@ class ColumnSurvey:
             if not self.texts:
                 row = int(np.argmax(text))
                 self.first_text, self.first_text_place = str(values[row]), place(row)
-            self._count_texts(values[text])
+            if not self.kind:
+                self._count_texts(values[text])
         if len(finite):
             self.lowest, self.highest = min(self.lowest, finite.min()), max(self.highest, finite.max())
         following = np.arange(self.rows, self.rows + len(numbers), dtype=np.float64)
@@ -130,7 +133,7 @@ class ColumnSurvey:
     @property
     def is_date(self) -> bool:
         """True of texts that are dates, all of them as far as they were tried."""
-        return self.is_date_typed or (self.texts > 0 and self.numbers == 0 and bool(self.formats))
+        return self.kind == "dates" or (not self.kind and self.texts > 0 and self.numbers == 0 and bool(self.formats))
 
     @property
     def reads_like_numbers(self) -> bool:
@@ -210,7 +213,7 @@ class Survey:
         options: dict[str, list[str]] = {name: [] for name in names}
         targets, unclear = set(self.targets), set(self.unclear(chosen))
         for column in self.columns:
-            if column.name in unclear:
+            if column.name in unclear or (column.kind and not column.is_date):
                 continue
             if column.reads_like_numbers and column.written.needs_unit:
                 options["number"].append(column.name)
@@ -322,6 +325,8 @@ class Survey:
             pass  # with the notation of all columns
         elif column.is_date:
             words.append(f"dates, such as '{column.first_text}'" if column.first_text else "dates")
+        elif column.kind:
+            words.append(f"{column.kind}, such as '{column.first_text}', which no option reads")
         elif column.texts:
             count = f"{column.n_levels:,}" if column.n_levels <= MOST_LEVELS else f"more than {MOST_LEVELS:,}"
             mixed = f" in {column.texts:,} of {column.rows:,} rows" if column.numbers else ""
