@@ -17,7 +17,7 @@ from dkgp.estimators.gradients.predictions import PredictionGradients, predictio
 from dkgp.estimators.outputs.frames import frame_index
 from dkgp.estimators.outputs.outputs import predictions
 from dkgp.estimators.sample_noise import SampleNoise
-from dkgp.estimators.scikit_learn import BaseEstimator, RegressorMixin, check_is_fitted
+from dkgp.estimators.scikit_learn import BaseEstimator, RegressorMixin, TakesSparse, check_is_fitted
 from dkgp.estimators.settings import OBJECTIVES, executor_for, hyperparameters_for, settings_of
 from dkgp.estimators.tables import Table, computed, is_plain, read_inputs
 from dkgp.estimators.targets.gaps import of_groups
@@ -33,7 +33,7 @@ from dkgp.models.tuning.problem import Choices
 from dkgp.models.variance.variances import VarianceSettings
 
 
-class ClientEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
+class ClientEstimator(TakesSparse, BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
     """Base of all estimators, which keep their client to this process, and show notebooks what they found."""
 
     def _panels(self) -> str:
@@ -53,12 +53,6 @@ class ClientEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ship
     def __getstate__(self) -> dict[str, Any]:
         """Without the client, which belongs to this process."""
         return {**super().__getstate__(), "client": None}
-
-    def __sklearn_tags__(self) -> Any:
-        """Sparse inputs are taken, and made dense."""
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
 
     def __sklearn_clone__(self) -> Self:
         """A new estimator with the same parameters, and the same client rather than a copy of it."""

@@ -26,6 +26,7 @@ __all__ = [
     "ConvergenceWarning",
     "MultiOutputMixin",
     "RegressorMixin",
+    "TakesSparse",
     "available_if",
     "check_is_fitted",
     "check_random_state",
@@ -51,6 +52,16 @@ def validate_data(estimator: Any, X: Any, *values: Any, **how: Any) -> Any:
             f"X holds text where a number belongs ({error}). Encode such columns first, as with scikit-learn's "
             "OneHotEncoder in a pipeline, or leave them out; `dkgp ingest` encodes them for the commands"
         ) from error
+
+
+class TakesSparse:
+    """Mixin, the first base of an estimator that checks its inputs by `validate_data`."""
+
+    def __sklearn_tags__(self) -> Any:
+        """Sparse inputs are taken, and made dense."""
+        tags = super().__sklearn_tags__()  # type: ignore[misc]
+        tags.input_tags.sparse = True
+        return tags
 
 
 def dense(values: Any, name: str) -> Any:

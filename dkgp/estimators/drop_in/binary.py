@@ -15,13 +15,20 @@ from dkgp.estimators.drop_in.likelihood import asked_for, search, tree_under
 from dkgp.estimators.drop_in.parameters import GIBIBYTE, searched_rows
 from dkgp.estimators.drop_in.theirs import kernels as sk
 from dkgp.estimators.drop_in.tree import Node, Pair, filled
-from dkgp.estimators.scikit_learn import BaseEstimator, ClassifierMixin, check_is_fitted, check_random_state, clone
+from dkgp.estimators.scikit_learn import (
+    BaseEstimator,
+    ClassifierMixin,
+    TakesSparse,
+    check_is_fitted,
+    check_random_state,
+    clone,
+)
 from dkgp.models.tuning.dense_algebra import solve_half
 from dkgp.operators.base import FloatArray
 
 
 @dataclass(eq=False, repr=False)
-class LaplaceParameters(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
+class LaplaceParameters(TakesSparse, ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
     """Parameters of classifiers of two classes and of several, which `GaussianProcessClassifier` documents."""
 
     kernel: Any = None

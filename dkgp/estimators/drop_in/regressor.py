@@ -32,6 +32,7 @@ from dkgp.estimators.scikit_learn import (
     BaseEstimator,
     MultiOutputMixin,
     RegressorMixin,
+    TakesSparse,
     check_random_state,
     clone,
 )
@@ -40,7 +41,7 @@ from dkgp.operators.base import FloatArray
 
 
 @dataclass(eq=False, repr=False)
-class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class GaussianProcessRegressor(TakesSparse, MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Gaussian process regression with the parameters, attributes and meanings of scikit-learn's class of this name.
 
     Inputs are not standardised, noise is `alpha` and what `WhiteKernel` the kernel has, and the kernel's numbers are
