@@ -314,8 +314,8 @@ def test_core_imports_are_declared(pyproject: dict[str, Any], benchmarks: dict[s
     project = pyproject["project"] if package == PACKAGE else benchmarks
     declared = {canonicalize_name(Requirement(text).name) for text in project["dependencies"]}
     if package == PACKAGE:
-        # Brought by a core dependency that cannot work without it: numba, zarr.
-        declared |= {"llvmlite", "numcodecs"}
+        # Brought by a core dependency that cannot work without it: numba.
+        declared |= {"llvmlite"}
     for path in sources(package):
         for node in ast.parse(path.read_text()).body:
             if not isinstance(node, ast.Import | ast.ImportFrom):

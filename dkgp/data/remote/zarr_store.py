@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import zarr
-from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.storage import FsspecStore, LocalStore, WrapperStore
 
-from dkgp.data.remote.addresses import is_local, normalise_url
+from dkgp.data.remote.addresses import is_local, normalise_url, shown
 from dkgp.data.remote.claims import Claim
 from dkgp.data.remote.limits import Limits, active, task_limited_to
 from dkgp.data.remote.object_store import backend, put_async
 from dkgp.data.remote.retries import Attempts, retried
 from dkgp.data.remote.storage import read_object, remove_tree, write_object
+from dkgp.data.remote.zarr_metadata import CheckedStore
 
 T = TypeVar("T")
 
@@ -44,6 +45,13 @@ def zarr_place(url: str, claim: Claim | None = None, limits: tuple[Limits, ...] 
     file_system, path = backend(address, asynchronous=True)
     root = path if claim is None else backend(claim.url, asynchronous=True)[1]
     return RemoteStore(FsspecStore(fs=file_system, path=path.rstrip("/")), address, claim, root)
+
+
+def readable_store(url: str) -> CheckedStore:
+    """Return a Zarr store of somebody else's, to read from; its metadata is checked (see `zarr_metadata`)."""
+    place = zarr_place(url)
+    store = place if isinstance(place, Store) else LocalStore(place)
+    return CheckedStore(store.with_read_only(True), shown(url))
 
 
 class LimitedStore(LocalStore):

@@ -6,6 +6,7 @@ import base64
 import struct
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -14,11 +15,11 @@ import xarray as xr
 import zarr
 from numpy.typing import NDArray
 
-from dkgp.data.remote.limits import active
-from dkgp.data.remote.storage import is_local, open_object, shown
-from dkgp.data.remote.zarr_store import zarr_place
+from dkgp.data.remote.storage import open_object, shown
+from dkgp.data.remote.zarr_store import readable_store
 from dkgp.data.sources.base import Block, Column, Source, block_rows, matrix_of, numbers, refused_as, row_places
 from dkgp.data.sources.formats import FORMATS, Format
+from dkgp.data.sources.hdf5 import CheckedFile, reopened
 from dkgp.data.stores.dataset import DATASET_KIND, open_dataset
 from dkgp.data.stores.manifest import recognise
 from dkgp.data.types import FloatArray, quoted
@@ -108,7 +109,7 @@ class XarraySource(_VariablesSource):
         self._grid: tuple[str, ...] = ()
         with self._opened() as raw:
             # The structure only: dates are decoded block by block.
-            dataset = xr.decode_cf(raw, decode_times=False, decode_timedelta=False)
+            dataset = _structure(raw)
             if stack:
                 self._describe_grid(dataset)
                 return
@@ -204,43 +205,61 @@ class _OpenedDataset:
     """An xarray dataset, not decoded, and the file beneath it, closed together."""
 
     def __init__(self, url: str, engine: str) -> None:
-        self._file: Any = None
+        self._dataset: xr.Dataset
         unreadable = f"'{shown(url)}' cannot be opened"
-        with refused_as(unreadable), warnings.catch_warnings():
+        with refused_as(unreadable), warnings.catch_warnings(), ExitStack() as stack:
             warnings.simplefilter("ignore")
             if engine == "zarr":
                 group = _open_zarr(url)
                 arrays = _arrays_of(group, url)
                 # Where xarray does not take fill values for missing ones, it refuses other writers' `_FillValue`.
                 store = xr.backends.ZarrStore(group, mode="r", use_zarr_fill_value_as_mask=True)
-                dataset = xr.open_dataset(store, engine="store", decode_cf=False)
+                dataset = _undecoded(store, "store")
                 # A folder lists its arrays in the order of the disk that it lies on.
                 self._dataset = dataset[sorted(dataset.variables, key=str)]
                 for name, variable in self._dataset.variables.items():
                     variable.attrs = _attributes(arrays[str(name)], named=True)
             else:
-                target: Any = url
-                # By its name the libraries beneath open whatever lies there by then.
-                if not is_local(url) or active():
-                    self._file = target = open_object(url)
                 if engine == "h5netcdf":
-                    import h5netcdf
-
-                    # A file that could not be opened asks, when it goes, if it was writable, and complains at that.
-                    h5netcdf.File._writable = False
-                self._dataset = xr.open_dataset(target, engine=engine, decode_cf=False)
+                    self._dataset = _undecoded(_netcdf_4_store(stack.enter_context(CheckedFile(url))), "store")
+                else:
+                    self._dataset = _undecoded(reopened(stack.enter_context(open_object(url)), url), engine)
                 for variable in self._dataset.variables.values():
                     default = _NETCDF_FILLS.get(variable.dtype.kind + str(variable.dtype.itemsize))
                     if default is not None and "_FillValue" not in variable.attrs:
                         variable.attrs["_FillValue"] = variable.dtype.type(default)
+            self._files = stack.pop_all()
 
     def __enter__(self) -> xr.Dataset:
         return self._dataset
 
     def __exit__(self, *_: object) -> None:
         self._dataset.close()
-        if self._file is not None:
-            self._file.close()
+        self._files.close()
+
+
+def _undecoded(target: Any, engine: str) -> xr.Dataset:
+    """Open a dataset without decoding, and without indexes: an index holds all values of a coordinate in memory."""
+    return xr.open_dataset(target, engine=engine, decode_cf=False, create_default_indexes=False)
+
+
+def _netcdf_4_store(file: CheckedFile) -> xr.backends.H5NetCDFStore:
+    import h5netcdf
+
+    return xr.backends.H5NetCDFStore(h5netcdf.File(file.h5, "r", decode_vlen_strings=True, phony_dims="access"))
+
+
+def _structure(raw: xr.Dataset) -> xr.Dataset:
+    """Return a dataset with its coordinates known and all but dates decoded, without indexes."""
+    variables, attributes, names = xr.conventions.decode_cf_variables(
+        raw.variables, raw.attrs, decode_times=False, decode_timedelta=False
+    )
+    coordinates = {name for name, variable in variables.items() if name in names or variable.dims == (name,)}
+    return xr.Dataset(
+        {name: variable for name, variable in variables.items() if name not in coordinates},
+        xr.Coordinates({name: variables[name] for name in variables if name in coordinates}, indexes={}),
+        attributes,
+    )
 
 
 class ZarrSource(_VariablesSource):
@@ -361,7 +380,7 @@ def open_zarr_source(url: str, stack: bool = False) -> Source:
 def _open_zarr(url: str) -> Any:
     with refused_as(f"'{url}' is not a Zarr group or array"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return zarr.open(zarr_place(url), mode="r")
+        return zarr.open(readable_store(url), mode="r")
 
 
 def _arrays_of(group: Any, url: str) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from dkgp.data.remote.storage import (
     translate_write_errors,
     write_object,
 )
+from dkgp.data.remote.zarr_metadata import MOST_CHUNK_BYTES
 from dkgp.data.remote.zarr_store import zarr_place
 from dkgp.data.types import Json
 from dkgp.errors import DkgpError, InputError, OutputExistsError, StorageError, StoreError
@@ -58,8 +59,6 @@ _KIND_ATTRIBUTE = "dkgp_store"
 _JSON_TYPES = (dict, list, str, bool, int, float, type(None))
 # A manifest names the bytes of each chunk, a dozen characters for each: of some millions of chunks.
 MOST_DESCRIPTION_BYTES = 64 * 2**20
-# Of a chunk once it is unpacked, which a worker holds whole.
-MOST_CHUNK_BYTES = 2 * 2**30
 
 
 def store_attributes(kind: str, version: int | None = None) -> Json:
