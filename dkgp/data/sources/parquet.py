@@ -95,7 +95,8 @@ def _numeric(pyarrow: Any, values: Any, name: str, place: Callable[[int], str]) 
     if types.is_temporal(kind):
         return numbers(_objects(pyarrow, values), name, place)
     row = int(np.argmin(missing))
-    raise text_error(name, str(values[row].as_py()), place(row))
+    value = values[row].as_py()
+    raise text_error(name, value.decode(errors="replace") if isinstance(value, bytes) else str(value), place(row))
 
 
 def _objects(pyarrow: Any, values: Any) -> NDArray[Any]:
