@@ -65,7 +65,9 @@ def _text_name(text: str) -> str:
     if odd := [mark for mark in name if unicodedata.category(mark) in ("Cc", "Cs")]:
         raise InputError(f"the label {name[:40]!r} holds the control character {odd[0]!r}; rename that class")
     if "\ufffd" in name:
-        raise InputError(f"the label '{name[:40]}' was not written in UTF-8; convert the text first (iconv)")
+        raise InputError(
+            f"the label '{name[:40]}' was not written in UTF-8; name the file's `encoding`, or convert the text (iconv)"
+        )
     return name
 
 

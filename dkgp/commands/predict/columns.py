@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 
 import numpy as np
 
 from dkgp.data import AnyModel, LinearRecord
-from dkgp.data.sources.csv import SPACES, delimiter_of, is_number
 from dkgp.data.sources.tables.encoding import Encoding
+from dkgp.data.sources.text_layout import delimiter_of, is_number, split_fields
 from dkgp.data.types import FloatArray, quoted
 from dkgp.errors import InputError
 
@@ -51,10 +50,10 @@ class LineColumns:
     def begin(self, line: str) -> bool:
         """Take in the first line, which says the delimiter; True if it is a header.
 
-        Raises `InputError`: a header that lacks columns.
+        Raises `InputError`: a header that lacks columns, or unbalanced quotes.
         """
         self._delimiter = delimiter_of(line, self._notation.decimal)
-        fields = [field.strip() for field in self._split(line)]
+        fields = [field.strip() for field in self._split(line, "line 1")]
         fields[0] = fields[0].removeprefix("#").strip()
         present = set(self.names) & set(fields)
         numeric = all(is_number(name) for name in self.names)
@@ -79,7 +78,7 @@ class LineColumns:
         """
         if not line.strip():
             raise InputError(f"{place} is empty; expected {self._expected()}")
-        fields = self._split(line)
+        fields = self._split(line, place)
         positions = self._positions
         if positions is None:
             columns = self._widths.get(len(fields))
@@ -108,11 +107,8 @@ class LineColumns:
             raise InputError(f"{place} has '{text[:40]}' for '{name}'; expected a finite value, without gaps")
         return made
 
-    def _split(self, line: str) -> list[str]:
-        delimiter = self._delimiter or ","
-        if delimiter == SPACES:
-            return line.split()
-        return next(csv.reader([line], delimiter=delimiter, skipinitialspace=True), [""])
+    def _split(self, line: str, place: str) -> list[str]:
+        return split_fields(line, self._delimiter or ",", place)
 
     def _expected(self) -> str:
         return f"{' or '.join(map(str, sorted(self._widths)))} fields, of which the model takes {quoted(self.names)}"

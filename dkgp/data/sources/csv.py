@@ -6,12 +6,11 @@ Every line's fields are counted before pandas parses the block: its parser fills
 from __future__ import annotations
 
 import bz2
-import csv
+import codecs
 import gzip
 import io
 import lzma
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -20,19 +19,25 @@ import pandas as pd
 from dkgp.data.remote.storage import object_bytes, open_object
 from dkgp.data.sources.base import EXACT, Block, Column, Source, numbers, refused_as, require_whole, text_error
 from dkgp.data.sources.formats import FORMATS, Format
-from dkgp.data.types import FloatArray, IntArray, quoted
-from dkgp.errors import InputError
+from dkgp.data.sources.text_layout import MOST_LINES, SPACES, TextLayout, split_fields
+from dkgp.data.types import FloatArray, IntArray
+from dkgp.errors import InputError, UsageError
 from dkgp.registry import Option
 
 _READ_BYTES = 4 * 2**20
+_SAMPLE_BYTES = 64 * 1024
 LONGEST_LINE_BYTES = 64 * 2**20
-_DELIMITERS = (",", ";", "\t", "|")
-SPACES = r"\s+"
 # From 3.1 on pandas converts every number exactly, and deprecates asking for it.
 _EXACT: dict[str, Any] = (
     {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 )
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+# Encodings of text that programs still write. Others, some of which take time quadratic in a text, are refused.
+ENCODINGS = (
+    *("utf-8", "utf-16", "latin-1", "cp1252", "cp1250", "cp1251", "iso-8859-2", "iso-8859-15", "mac-roman", "cp437"),
+    *("cp850", "koi8-r", "shift_jis", "euc-jp", "euc-kr", "gb18030", "big5"),
+)
+_WESTERN = "cp1252"
 _COMPRESSION: tuple[tuple[bytes, Callable[..., Any]], ...] = (
     (b"\x1f\x8b", lambda raw: gzip.GzipFile(fileobj=raw)),
     (b"BZh", bz2.BZ2File),
@@ -43,56 +48,76 @@ _COMPRESSION: tuple[tuple[bytes, Callable[..., Any]], ...] = (
 class CsvSource(Source):
     """A text file of delimited numbers.
 
-    The delimiter (comma, semicolon, tab, bar or blanks) is found from the first line; compression (gzip, bzip2, xz) is
-    recognised by content. The first line is a header of names, where `header` does not say it, if some column is text
-    there and a number in the second line, or if all of it is text, or if it counts 0, 1, 2, ... (also after an empty
-    field); without a header the columns are x0, x1, ... `InputError` where the file is empty, not text, or damaged.
+    The layout (delimiter, comments, header, row names) is read from the first lines (`TextLayout`), and so is whether
+    lines end by carriage returns alone; compression (gzip, bzip2, xz) is recognised by content. Without a header the
+    columns are x0, x1, ...
+
+    Parameters
+    ----------
+    url
+        The file.
+    header
+        Whether the first line is a header; None to find out.
+    encoding
+        One of `ENCODINGS`; by default UTF-8, UTF-16 where the file begins with its mark, and Windows' Western European
+        one, with a warning, where the first line is neither.
+
+    Raises
+    ------
+    InputError
+        The file is empty, not text, or damaged.
+    UsageError
+        An unknown encoding.
     """
 
-    def __init__(self, url: str, header: bool | None = None) -> None:
+    def __init__(self, url: str, header: bool | None = None, encoding: str | None = None) -> None:
         super().__init__(url, "bytes")
+        if encoding is not None and encoding.lower() not in ENCODINGS:
+            raise UsageError(f"`encoding` is {encoding!r}; expected one of {', '.join(ENCODINGS)}")
         self.total = object_bytes(url)
-        first_lines = self._first_lines(2)
-        if not first_lines:
+        self._encoding, self._ends_by_returns, self._is_recognised = encoding, False, False
+        lines = self._first_lines()
+        if not lines:
             raise InputError(f"'{self.url}' is empty; expected lines of delimited numbers.")
-        self._delimiter = delimiter_of(first_lines[0])
-        rows = [self._fields(line, 1 + index) for index, line in enumerate(first_lines)]
-        self._has_header = self._looks_like_header(rows) if header is None else header
-        self._n_fields = len(rows[0])
-        self.columns = tuple(Column(name, "", index) for index, name in enumerate(self._names(rows[0])))
-        self.positional = self.columns
+        self._layout = TextLayout.of_lines(lines, header, self.url)
+        self._delimiter, self._n_fields = self._layout.delimiter, len(self._layout.names)
+        names = self._names()
+        columns = [Column(name, "", index) for index, name in enumerate(names)]
+        self.columns = tuple(columns[:-1] if self._layout.is_trailing else columns)
+        self.positional = self.columns[1:] if self._layout.has_row_names else self.columns
 
     def blocks(self, columns: Sequence[Column]) -> Iterator[Block]:
         """All the samples, of the chosen columns."""
-        skip_header = self._has_header
         for text, first_line, position in self._line_blocks():
+            before = self._layout.first_line - first_line
+            if before > 0:  # header and comments, which may fill blocks
+                pieces = text.split(b"\n", before)
+                if len(pieces) <= before:
+                    continue
+                text, first_line = pieces[before], first_line + before
             content, lines = self._audited(text, first_line)
-            if skip_header and len(lines):
-                content, lines = _without_first_line(content), lines[1:]
-                skip_header = False
             if len(lines):
                 place = self._places(lines)
                 yield Block(self._parsed(content, lines, columns, place), place, position)
-
-    def _looks_like_header(self, rows: list[list[str]]) -> bool:
-        numbered = _names_are_numbers(rows)
-        if numbered is None:
-            raise InputError(
-                f"The first line of '{self.url}' is an empty field, then the rising whole numbers "
-                f"{quoted(rows[0][1:])}: a header, or a sample with a missing value. Say which by `header`."
-            )
-        return numbered or _looks_like_header(rows)
 
     def _parsed(
         self, content: bytes, lines: IntArray, columns: Sequence[Column], place: Callable[[int], str]
     ) -> FloatArray:
         encoded = [column.index for column in columns if column.encode is not None]
-        frame = self._frame(content, lines, {column.index for column in columns}, encoded)
+        trailing = {self._n_fields - 1} if self._layout.is_trailing else set()
+        frame = self._frame(content, lines, {column.index for column in columns} | trailing, encoded)
         if len(frame) != len(lines):
             raise InputError(
                 f"Lines {lines[0]} to {lines[-1]} of '{self.url}' hold {len(lines)} samples but parse as {len(frame)}; "
                 "check their quotes."
             )
+        for index in trailing:
+            if frame[index].notna().any():
+                row = int(np.argmax(frame[index].notna()))
+                raise InputError(
+                    f"The field after the last delimiter holds '{frame[index].iloc[row]}' in {place(row)}, and nothing "
+                    f"in the first lines. Name {self._n_fields} columns in the header, or mend that line."
+                )
         values = np.empty((len(frame), len(columns)))
         for position, column in enumerate(columns):
             cells = frame[column.index]
@@ -129,7 +154,7 @@ class CsvSource(Source):
         if b"\x00" in text:  # which older releases of pandas take for a value's end
             line = first_line + text.count(b"\n", 0, text.index(b"\x00"))
             raise InputError(f"The control character '\\x00' stands in line {line} of '{self.url}'; remove it.")
-        counts = self._field_counts(text)
+        counts = self._field_counts(text, first_line)
         lines = first_line + np.arange(len(counts), dtype=np.int64)
         suspects = np.flatnonzero(counts != self._n_fields)
         if self._n_fields == 1:
@@ -143,26 +168,17 @@ class CsvSource(Source):
             if not blank[index] and counts[index] != self._n_fields:
                 raise InputError(
                     f"Line {first_line + index} of '{self.url}' has {counts[index]} fields; expected {self._n_fields}, "
-                    f"as in the first line (delimiter {self._delimiter_name}). Mend or remove that line."
+                    f"as in the first line (delimiter {self._layout.delimiter_name}). Mend or remove that line."
                 )
         kept = [piece for piece, is_blank in zip(pieces, blank, strict=False) if not is_blank]
         return b"\n".join(kept) + b"\n" if kept else b"", lines[~blank]
 
-    def _field_counts(self, text: bytes) -> IntArray:
-        """The number of fields of each line."""
+    def _field_counts(self, text: bytes, first: int) -> IntArray:
+        """Return the number of fields of each line, the first of which has the number `first`."""
         if self._delimiter == SPACES or b'"' in text:
             lines = text.split(b"\n")[:-1]
-            if self._delimiter == SPACES and b'"' not in text:
-                return np.array([len(line.split()) for line in lines], dtype=np.int64)
-            separator = self._delimiter.encode()
-            first = 0  # the caller names the line; here only the count matters
             return np.array(
-                [
-                    len(self._fields(line.decode(errors="replace"), first + index + 1))
-                    if b'"' in line
-                    else line.count(separator) + 1
-                    for index, line in enumerate(lines)
-                ],
+                [self._field_count(line, f"Line {number} of '{self.url}'") for number, line in enumerate(lines, first)],
                 dtype=np.int64,
             )
         codes = np.frombuffer(text, dtype=np.uint8)
@@ -170,23 +186,26 @@ class CsvSource(Source):
         delimiters = np.flatnonzero(codes == ord(self._delimiter))
         return np.diff(np.searchsorted(delimiters, ends), prepend=0).astype(np.int64) + 1
 
-    def _fields(self, line: str, line_number: int) -> list[str]:
-        if self._delimiter == SPACES:
-            return line.split()
-        try:
-            return next(csv.reader([line], delimiter=self._delimiter, skipinitialspace=True, strict=True), [""])
-        except csv.Error as error:
-            raise InputError(
-                f"Line {line_number} of '{self.url}' has unbalanced quotes ({error}). "
-                "A quoted field with a line break inside is not supported."
-            ) from error
+    def _field_count(self, line: bytes, where: str) -> int:
+        if b'"' in line:
+            return len(split_fields(line.decode(errors="replace"), self._delimiter, where))
+        return len(line.split()) if self._delimiter == SPACES else line.count(self._delimiter.encode()) + 1
 
-    def _names(self, fields: list[str]) -> list[str]:
-        if not self._has_header:
-            return [f"x{index}" for index in range(len(fields))]
-        names = [name.strip() for name in fields]
-        names[0] = names[0].removeprefix("#").strip()
-        for index, name in enumerate(names):
+    def _names(self) -> list[str]:
+        """Return a name for each field of a line, and warn of those that have none, and of lines that are not read."""
+        layout = self._layout
+        if layout.comments:
+            count = "1 line" if layout.comments == 1 else f"{layout.comments} lines"
+            self.warnings.append(f"{count} at the beginning of '{self.url}', with '#' in front: not read.")
+        if layout.has_row_names:
+            self.warnings.append(
+                f"The header of '{self.url}' names one column less than there are: the first one is taken for row "
+                f"names. It is no feature, and is called '{layout.names[0]}'."
+            )
+        if not layout.has_header:
+            return [f"x{index}" for index in range(self._n_fields)]
+        names = list(layout.names)
+        for index, name in enumerate(names[: len(names) - layout.is_trailing]):
             if not name:
                 names[index] = f"column_{index}"
                 self.warnings.append(
@@ -198,18 +217,20 @@ class CsvSource(Source):
     def _places(self, lines: IntArray) -> Callable[[int], str]:
         return lambda row: f"line {lines[row]} of '{self.url}'"
 
-    @property
-    def _delimiter_name(self) -> str:
-        return {"\t": "tab", SPACES: "blanks"}.get(self._delimiter, f"'{self._delimiter}'")
+    def _first_lines(self) -> list[tuple[int, str]]:
+        """Return the first lines that are not blank, with their numbers, and recognise encoding and line ends.
 
-    def _first_lines(self, count: int) -> list[str]:
-        lines: list[str] = []
-        for text, _, _ in self._line_blocks(64 * 1024):
-            for piece in text.decode(errors="replace").split("\n"):
+        At most `MOST_LINES`, and no further block once there are two.
+        """
+        lines: list[tuple[int, str]] = []
+        for text, first_line, _ in self._line_blocks(_SAMPLE_BYTES):
+            for number, piece in enumerate(text.decode(errors="replace").split("\n"), first_line):
                 if piece.strip():
-                    lines.append(piece.rstrip("\r"))
-                if len(lines) == count:
+                    lines.append((number, piece.rstrip("\r")))
+                if len(lines) == MOST_LINES:
                     return lines
+            if len(lines) >= 2:
+                return lines
         return lines
 
     def _line_blocks(self, read_bytes: int | None = None) -> Iterator[tuple[bytes, int, int]]:
@@ -219,14 +240,24 @@ class CsvSource(Source):
             magic = raw.read(6)
         with open_object(self._address) as raw:
             stream = _decompressed(raw, magic)
-            rest, line = b"", 1
+            rest, line, begins = b"", 1, True
+            decoder: codecs.IncrementalDecoder | None = None
             while True:
                 with refused_as(f"'{self.url}' is truncated or damaged"):
                     piece = stream.read(read_bytes or _READ_BYTES)
-                if line == 1 and not rest:
-                    piece = self._without_byte_order_mark(piece)
+                is_last = not piece
+                if begins:
+                    self._recognise(piece)
+                    if self._encoding is not None:
+                        decoder = codecs.getincrementaldecoder(self._encoding)("replace")
+                if decoder is not None:
+                    piece = decoder.decode(piece, is_last).encode()
+                if begins:
+                    piece, begins = piece.removeprefix(codecs.BOM_UTF8), False
+                if self._ends_by_returns:
+                    piece = piece.replace(b"\r", b"\n")
                 text = rest + piece
-                cut = len(text) if not piece else text.rfind(b"\n") + 1
+                cut = len(text) if is_last else text.rfind(b"\n") + 1
                 block, rest = text[:cut], text[cut:]
                 if len(rest) > LONGEST_LINE_BYTES:
                     raise InputError(f"Line {line} of '{self.url}' is longer than 64 MiB; this is not delimited text.")
@@ -234,15 +265,28 @@ class CsvSource(Source):
                     block = block if block.endswith(b"\n") else block + b"\n"
                     yield block, line, int(raw.tell())
                     line += block.count(b"\n")
-                if not piece:
+                if is_last:
                     return
 
-    def _without_byte_order_mark(self, piece: bytes) -> bytes:
-        if piece.startswith(_UTF_16):
-            raise InputError(
-                f"'{self.url}' is UTF-16 text; expected UTF-8. Convert it first (iconv -f UTF-16 -t UTF-8)."
-            )
-        return piece.removeprefix(b"\xef\xbb\xbf")
+    def _recognise(self, start: bytes) -> None:
+        """Recognise the encoding and the line ends of a file by its start, when it is read for the first time."""
+        if self._is_recognised:
+            return
+        self._is_recognised = True
+        if self._encoding is None and start.startswith(_UTF_16):
+            self._encoding = "utf-16"
+        elif self._encoding is None:
+            head = start.lstrip().replace(b"\r", b"\n").partition(b"\n")[0]
+            try:
+                codecs.getincrementaldecoder("utf-8")().decode(head)
+            except UnicodeDecodeError as error:
+                self._encoding = _WESTERN
+                self.warnings.append(
+                    f"The first line of '{self.url}' is no UTF-8 text (byte {head[error.start]:#x}); the file is read "
+                    f"as {_WESTERN}. Name another `encoding` if letters come out wrong."
+                )
+        decoded = start if self._encoding is None else start.decode(self._encoding, errors="replace").encode()
+        self._ends_by_returns = b"\r" in decoded and b"\n" not in decoded
 
 
 def _decompressed(raw: BinaryIO, magic: bytes) -> BinaryIO:
@@ -250,63 +294,6 @@ def _decompressed(raw: BinaryIO, magic: bytes) -> BinaryIO:
         if magic.startswith(start):
             return cast(BinaryIO, opener(raw))
     return raw
-
-
-def delimiter_of(line: str, decimal: str = ".") -> str:
-    """Return the delimiter of a line: comma, semicolon, tab, bar, or `SPACES`; a comma where there is none.
-
-    A decimal comma is no delimiter.
-    """
-    counts = {delimiter: line.count(delimiter) for delimiter in _DELIMITERS if delimiter != decimal}
-    best = max(counts, key=lambda delimiter: counts[delimiter])
-    if counts[best]:
-        return best
-    return SPACES if len(line.split()) > 1 else ","
-
-
-def _looks_like_header(rows: list[list[str]]) -> bool:
-    text = [not is_number(field) for field in rows[0]]
-    if not any(text):
-        return False
-    if all(text) or len(rows) == 1:
-        return True
-    return any(
-        is_text and bool(field.strip()) and is_number(field) for is_text, field in zip(text, rows[1], strict=False)
-    )
-
-
-def _names_are_numbers(rows: list[list[str]]) -> bool | None:
-    """Return True if the first line numbers the columns, as pandas and R write them; None if it may be a sample.
-
-    The index that they write first has an empty name. A sample that reads 0, 1, 2, ... in order is far less likely.
-    """
-    fields = [field.strip() for field in rows[0]]
-    labels = fields if fields[0] else fields[1:]
-    if not labels or not all(label.isdecimal() for label in labels):
-        return False
-    counted = labels == [str(index) for index in range(len(labels))]
-    if fields[0]:
-        return counted and len(labels) > 2
-    if counted:
-        index = rows[1][0].strip() if len(rows) > 1 and rows[1] else "0"
-        return len(labels) > 1 or index == "0" or not is_number(index)
-    rising = all(int(low) < int(high) for low, high in pairwise(labels))
-    return None if rising and len(labels) > 1 else False
-
-
-def is_number(field: str) -> bool:
-    """True of a number's text, and of an empty one."""
-    if "_" in field:
-        return False
-    try:
-        float(field.strip() or "nan")
-    except ValueError:
-        return False
-    return True
-
-
-def _without_first_line(content: bytes) -> bytes:
-    return content[content.index(b"\n") + 1 :]
 
 
 def _numeric(values: Any, name: str, place: Callable[[int], str]) -> FloatArray:
@@ -327,7 +314,7 @@ FORMATS.add(
         "CSV and other delimited text",
         CsvSource,
         suffixes=(".csv", ".tsv", ".txt", ".gz", ".bz2", ".xz"),
-        # Of compressed files, and of UTF-16, which has words of its own.
+        # Of compressed files, and of UTF-16.
         magics=(*(magic for magic, _ in _COMPRESSION), *_UTF_16),
         options=(
             Option(
@@ -335,6 +322,11 @@ FORMATS.add(
                 "Whether text has a header.  [default: find out]",
                 type=bool,
                 spellings=("--header/--no-header",),
+            ),
+            Option(
+                "encoding",
+                "Encoding of text.  [default: utf-8, or what the first bytes tell]",
+                choices=ENCODINGS,
             ),
         ),
         takes_text=True,

@@ -50,6 +50,8 @@ class Format:
 
 
 _GLOB = frozenset("*?[")
+# Compound files, such as .xls; an .xlsx is a ZIP archive, as NPZ files are.
+_OLD_WORKBOOK = b"\xd0\xcf\x11\xe0"
 FORMATS: Registry[Format] = Registry("source format", "dkgp.data.sources", "dkgp.sources")
 
 
@@ -84,6 +86,8 @@ def recognised_format(url: str, is_folder: bool) -> Format:
                 )
             return form
     text = next((form for form in formats() if form.takes_text), None)
+    if start.startswith(_OLD_WORKBOOK):
+        raise InputError(f"'{shown(url)}' is an Excel workbook; save its sheet as CSV, and read that file.")
     if text is None or b"\0" in start:
         raise InputError(
             f"'{shown(url)}' is in no format that is known here, by its first bytes or by its name. Known: {_listed()}."

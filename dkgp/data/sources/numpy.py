@@ -128,6 +128,8 @@ class NpzSource(Source):
             zipfile.ZipFile(file) as archive,
         ):
             members = [name for name in archive.namelist() if name.endswith(".npy")]
+            if not members:
+                raise InputError(_without_arrays(self.url, archive.namelist()))
             headers = {name.removesuffix(".npy"): self._header(archive, name) for name in members}
             names = self._feature_names(archive) if f"{_NAMES}.npy" in members else None
         self._build(headers, names)
@@ -209,6 +211,18 @@ class NpzSource(Source):
                 for name, reason in self.left_out.items()
                 if name != _NAMES
             ]
+
+
+def _without_arrays(url: str, members: list[str]) -> str:
+    """Return the message on a ZIP archive that is no NPZ file."""
+    if "[Content_Types].xml" in members or "content.xml" in members:
+        return f"'{url}' is a workbook of a spreadsheet program; save its sheet as CSV, and read that file."
+    tables = [name for name in members if name.lower().endswith((".csv", ".tsv", ".txt", ".parquet"))]
+    if tables:
+        return f"'{url}' is a ZIP archive of '{tables[0][:80]}'; unpack it, and read that file."
+    return (
+        f"'{url}' is a ZIP archive of {len(members)} files, and none is a NumPy array; unpack it, and read the files."
+    )
 
 
 def _why_left_out(shape: tuple[int, ...], dtype: np.dtype[Any], total: int) -> str | None:

@@ -56,7 +56,6 @@ TEXTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "constant target": ("a,b,y\n1,2,3\n2,3,3\n", {}, "target 'y' is constant: all 2 samples hold 3"),
     "constant features": ("a,b,y\n1,2,3\n1,2,4\n", {}, "All 2 features are constant"),
     "only a target": ("y\n1\n2\n", {}, "no column left for the features"),
-    "utf-16": ("\ufeffa,b,y\n1,2,3\n", {"encoding": "utf-16"}, "UTF-16"),
     "bad chunk rows": ("a,b,y\n1,2,3\n2,3,4\n", {"chunk_rows": 0}, "chunk_rows must be at least 1"),
 }
 

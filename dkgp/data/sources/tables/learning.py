@@ -11,6 +11,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.data.sources.base import ColumnError
 from dkgp.data.sources.tables.encoding import (
     ISO,
     MISSING,
@@ -29,6 +30,8 @@ from dkgp.data.types import FloatArray, quoted
 from dkgp.errors import InputError, UsageError
 
 MOST_LEVELS = 1000
+# Stands for bytes that are no text in the encoding that was read.
+UNREADABLE = "\ufffd"
 # Formats of dates that are tried; where more than one fits all of a column, they must name the same days.
 DATE_FORMATS = (ISO, "%Y/%m/%d", "%Y%m%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%d %b %Y")
 
@@ -149,13 +152,18 @@ class LevelLearner(Learner):
                         f"The column '{self.column}' has more than {MOST_LEVELS} different values (up to "
                         f"{place(row)}), so these are no categories. Drop the column, or turn it into numbers."
                     )
+                if UNREADABLE in level:
+                    raise InputError(
+                        f"The column '{self.column}' holds '{level}' in {place(row)}, which was written in another "
+                        "encoding than it is read in; name its `encoding`, such as latin-1."
+                    )
                 self._levels[level] = None
 
     def rule(self) -> Rule:
         """The levels; a gap is one of its own where gaps are filled in."""
         levels = list(self._levels)
         if not levels:
-            raise InputError(f"The column '{self.column}' holds no value at all; drop it.")
+            raise ColumnError(f"The column '{self.column}' holds no value at all; drop it.")
         try:
             levels.sort(key=float)
         except ValueError:
@@ -241,6 +249,6 @@ class NumberLearner(Learner):
     def rule(self) -> Rule:
         """The unit, and the median in the place of missing values, where they are filled in."""
         if self._is_empty:
-            raise InputError(f"The column '{self.column}' holds no number at all; drop it.")
+            raise ColumnError(f"The column '{self.column}' holds no number at all; drop it.")
         fill = float(np.median(np.concatenate(self._values))) if self.impute else None
         return Number(self.column, self.gap_texts, fill, self._notation, self._unit)
