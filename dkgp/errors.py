@@ -15,6 +15,7 @@ __all__ = [
     "DkgpError",
     "ExitCode",
     "InputError",
+    "InputTypeError",
     "InterruptedRunError",
     "MemoryBudgetError",
     "MissingExtraError",
@@ -55,6 +56,10 @@ class UsageError(DkgpError):
 
 class InputError(DkgpError, ValueError):
     """Data or settings that cannot be worked with; found before work starts."""
+
+
+class InputTypeError(InputError, TypeError):
+    """Values of a type that numbers cannot be read from."""
 
 
 class StoreError(InputError):

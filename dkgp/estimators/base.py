@@ -23,6 +23,7 @@ from dkgp.estimators.tables import Table, computed, is_plain, read_inputs
 from dkgp.estimators.targets.gaps import of_groups
 from dkgp.estimators.targets.mean import EstimatorMean, require_centred
 from dkgp.estimators.training_set import feature_names_of, plain_inputs, true_targets
+from dkgp.estimators.values import weights_of_score
 from dkgp.html import panel
 from dkgp.kernels import Kernel, kernel_from_json
 from dkgp.models import Hyperparameters, tune_dataset
@@ -80,7 +81,8 @@ class TargetsRegressor(RegressorMixin, ClientEstimator):  # type: ignore[misc]  
         check_is_fitted(self)
         targets = true_targets(X, y)
         mean = self.predict(X)
-        return float(r2_score(targets, np.asarray(computed(mean)), sample_weight=computed(sample_weight)))
+        weights = weights_of_score(X, sample_weight)
+        return float(r2_score(targets, np.asarray(computed(mean)), sample_weight=weights))
 
     def __sklearn_tags__(self) -> Any:
         """Several targets are welcome."""

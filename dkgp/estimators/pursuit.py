@@ -30,6 +30,7 @@ from dkgp.estimators.training_set import (
     reads_memory,
     target_names_of,
 )
+from dkgp.estimators.values import numeric, numeric_samples
 from dkgp.operators import ArrayInputs
 from dkgp.solvers.pursuit.engine import pursue
 from dkgp.solvers.pursuit.path import PursuitPath
@@ -189,6 +190,7 @@ class ConjugateDirectionsPursuit(TargetsRegressor):
 
     def _samples(self, X: Any, y: Any) -> tuple[Any, FloatArray, bool]:
         """Rows, targets (n, p), and whether coefficients have a dimension for targets; notes features and names."""
+        X, y = numeric_samples(X, y)
         if is_plain(X):
             labelled_y = y
             if is_labelled(y):
@@ -202,7 +204,7 @@ class ConjugateDirectionsPursuit(TargetsRegressor):
             note_features(self, width, table.names)
             inputs, names, several, dataset = table.inputs, table.target_names, table.several_targets, table.dataset
             several = several or (dataset is None and np.ndim(table.targets) > 1)
-            targets = table.targets
+            targets = numeric(table.targets, "y")
         if dataset is None and not is_dask(inputs) and reads_memory(client_for(self, inputs)):
             source: Any = ArrayInputs(np.asarray(inputs, dtype=np.float64))
             targets = np.asarray(computed(targets), dtype=np.float64)

@@ -34,6 +34,7 @@ from dkgp.estimators.tables import computed
 from dkgp.estimators.targets.gaps import fits_groups, of_groups
 from dkgp.estimators.targets.mean import EstimatorMean, kind_of, require_centred
 from dkgp.estimators.training_set import new_samples, training_set
+from dkgp.estimators.values import numeric_samples
 from dkgp.models.certificate import Certificate
 from dkgp.models.exact import train
 from dkgp.models.hyperparameters import Hyperparameters
@@ -261,6 +262,7 @@ class GPRegressor(GPEstimator):
             raise InputError(
                 "under Student's t every sample's weight may change with new samples; fit again with all of them"
             )
+        X, y = numeric_samples(X, y, sample_noise=sample_noise, sample_weight=sample_weight)
         X, y, noise = SampleNoise.of(sample_noise, sample_weight).without_weightless(X, y)
         inputs, targets = new_samples(self, X, self._mean.taken_off(X, y), fitted.dataset.n_targets)
         noise.require(len(inputs))

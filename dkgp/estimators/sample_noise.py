@@ -11,7 +11,8 @@ from dkgp.data import Dataset, ModelRecord
 from dkgp.data.stores.standardisation import standardised_noise
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
-from dkgp.estimators.tables import computed, is_dask, is_dask_frame, is_plain, take_rows
+from dkgp.estimators.tables import is_dask, is_dask_frame, is_plain, take_rows
+from dkgp.estimators.values import numbers_of
 from dkgp.models.noise.model import NoiseModel
 
 BOTH = "noise is told of the samples, and reckoned by a noise model or Student's t; leave one of them out"
@@ -137,10 +138,7 @@ class SampleNoise:
 def _checked(values: Any, name: str, what: str) -> FloatArray | None:
     if values is None:
         return None
-    try:
-        array = np.asarray(computed(values), dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{name} are no numbers: {error}") from error
+    array = numbers_of(values, name)
     if array.ndim != 1:
         raise InputError(f"{name} has shape {array.shape}; expected (n,), a value for each sample")
     odd = ~(np.isfinite(array) & (array >= 0.0))

@@ -16,8 +16,8 @@ from dkgp.estimators.fitted import Fitted, FittedSparse, Workspace
 from dkgp.estimators.sample_noise import SampleNoise
 from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of
 from dkgp.estimators.settings import OBJECTIVES, about_fit, executor_for, shortfall_of_tuning
-from dkgp.estimators.tables import computed
 from dkgp.estimators.training_set import new_samples, training_set
+from dkgp.estimators.values import numbers_of, numeric_samples
 from dkgp.models.sparse.bound.search import EVIDENCES
 from dkgp.models.sparse.ladder import LadderTarget, climb
 from dkgp.models.sparse.problem import SparseProblem, noise_by_sample
@@ -171,7 +171,9 @@ class SparseGPRegressor(GPEstimator):
         self._settings(DEFAULT_BASIS_SIZE, seed)  # What makes no sense is refused before anything is stored.
         target = self._target()
         workspace = Workspace(self.store)  # A temporary folder goes with this, when all is read.
-        X, y, told = self._told(relative_noise, sample_noise, sample_weight).without_weightless(X, y)
+        by_sample = {"relative_noise": relative_noise, "sample_noise": sample_noise, "sample_weight": sample_weight}
+        X, y = numeric_samples(X, y, **by_sample)
+        X, y, told = self._told(**by_sample).without_weightless(X, y)
         dataset, several = training_set(self, X, y, workspace)
         n, user_basis = dataset.n_samples, self._user_basis(dataset)
         settings = self._settings(n, seed)
@@ -227,7 +229,9 @@ class SparseGPRegressor(GPEstimator):
             Other features or targets than the training set's, or a model that cannot be updated.
         """
         check_is_fitted(self)
-        X, y, told = self._told(relative_noise, sample_noise, sample_weight).without_weightless(X, y)
+        by_sample = {"relative_noise": relative_noise, "sample_noise": sample_noise, "sample_weight": sample_weight}
+        X, y = numeric_samples(X, y, **by_sample)
+        X, y, told = self._told(**by_sample).without_weightless(X, y)
         inputs, targets = new_samples(self, X, y, self._fitted.record.n_targets)
         told.require(len(inputs))
         told.require_one_target(self._fitted.record.n_targets)
@@ -244,7 +248,7 @@ class SparseGPRegressor(GPEstimator):
             raise InputError(
                 "relative_noise is one over sample_weight, and sample_noise the variances themselves; give one of them"
             )
-        relative = np.asarray(computed(relative_noise), dtype=np.float64)
+        relative = numbers_of(relative_noise, "relative_noise")
         noise_by_sample(1.0, relative, relative.size)
         return SampleNoise(None, relative)
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from scipy.sparse import issparse
 
 from dkgp.data import Dataset, open_dataset
+from dkgp.data.numbers import dense, lazy_numbers, require_numbers
 from dkgp.data.sources.ingest_blocks import stored_inputs
 from dkgp.data.sources.labelled import LabelledTable, is_labelled, labelled_inputs, labelled_targets
 from dkgp.errors import InputError
-from dkgp.estimators.scikit_learn import dense
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ def read_samples(X: Any, y: Any) -> Table:
             raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again and name them")
         several = dataset.n_targets > 1
         return Table(None, dataset.raw_feature_names, None, dataset.target_names, several, dataset=dataset)
+    if y is None and is_plain(X):
+        raise InputError("there is no y; a score needs the true values")
     values, target_names, several = labelled_targets(y, X)
     if is_dask_frame(values):
         target_names = tuple(str(name) for name in (values.columns if values.ndim == 2 else [values.name or "y"]))
@@ -75,10 +77,10 @@ def read_samples(X: Any, y: Any) -> Table:
         table = labelled_inputs(X, without=target_names or ())
         inputs, names = table.values, table.names
     else:
-        inputs, names = as_array(X), None
+        inputs, names = _input_array(X), None
     if values is None:
         raise InputError("there is no y; training needs targets")
-    values = as_array(values) if is_dask(values) else np.asarray(values)
+    values = as_array(values) if is_dask(values) else np.asanyarray(values)  # with its mask
     if values.ndim not in (1, 2):
         raise InputError(f"y has shape {values.shape}; expected (n,) or (n, p)")
     return Table(inputs, names, values, target_names, several)
@@ -102,7 +104,7 @@ def read_inputs(X: Any, names: Sequence[str] | None) -> Table:
     if is_dask_frame(X):
         frame, selected = _frame_columns(X, names)
         return Table(as_array(frame), selected, frame=frame)
-    return Table(as_array(X), None)
+    return Table(_input_array(X), None)
 
 
 def is_dask_frame(values: object) -> bool:
@@ -122,6 +124,8 @@ def _frame_columns(frame: Any, names: Sequence[str] | None) -> tuple[Any, tuple[
         raise InputError(f"there is no column '{missing[0]}' in X; it has {', '.join(map(repr, present[:20]))}")
     columns = tuple(present if names is None else names)
     frame = frame[[frame.columns[present.index(name)] for name in columns]]
+    for name, dtype in zip(columns, frame.dtypes, strict=True):
+        require_numbers(dtype, f"the column {name!r} of X")
     odd = [name for name, kind in zip(columns, frame.dtypes, strict=True) if not is_numeric_dtype(kind)]
     if odd:
         raise InputError(
@@ -159,6 +163,17 @@ def take_rows(values: Any, rows: NDArray[np.intp]) -> Any:
     if issparse(values):
         return values.tocsr()[rows]
     return values[rows] if is_dask(values) else np.asarray(values)[rows]
+
+
+def _input_array(X: Any) -> Any:
+    """A dask array of inputs as numbers, (n, d)."""
+    values = as_array(X)
+    if values.ndim != 2:
+        raise InputError(
+            f"X is a dask array of shape {values.shape}; expected (n, d), a row for each sample. Reshape it: "
+            "X[:, None] has one feature, X[None] one sample"
+        )
+    return lazy_numbers(values, "X")
 
 
 def as_array(values: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from dkgp.estimators.ambient import ambient_client
 from dkgp.estimators.fitted import Workspace
 from dkgp.estimators.scikit_learn import validate_data
 from dkgp.estimators.tables import Table, computed, is_dask, is_plain, read_inputs, read_samples
+from dkgp.estimators.values import numbers_of, numeric, require_same_order
 
 
 def training_set(estimator: Any, X: Any, y: Any, workspace: Workspace) -> tuple[Dataset, bool]:
@@ -30,6 +32,7 @@ def training_set(estimator: Any, X: Any, y: Any, workspace: Workspace) -> tuple[
         table = _plain_samples(estimator, X, y)
     else:
         table = read_samples(X, y)
+        table = replace(table, targets=numeric(table.targets, "y"))
         width = len(table.names) if table.names is not None else table.inputs.shape[1]
         note_features(estimator, width, table.names)
     if table.dataset is not None:
@@ -67,7 +70,7 @@ def new_samples(estimator: Any, X: Any, y: Any, p: int) -> tuple[Any, Any]:
         if table.dataset is not None:
             targets = table.dataset.all_targets(standardised=False)
         else:
-            targets = np.asarray(computed(labelled_targets(y, X)[0]))
+            targets = numbers_of(labelled_targets(y, X)[0], "y")
         inputs = np.asarray(computed(table.inputs))
         if inputs.shape[1] != estimator.n_features_in_:
             raise InputError(f"X has {inputs.shape[1]} features; expected {estimator.n_features_in_}")
@@ -83,14 +86,15 @@ def plain_inputs(estimator: Any, X: Any) -> Any:
 
 
 def true_targets(X: Any, y: Any) -> Any:
-    """Targets to compare predictions with, computed."""
+    """Return the targets to compare predictions with, computed; errors as of `numbers_of` and `require_same_order`."""
+    require_same_order(X, y=y)
     if y is None or not is_plain(X):
         table = read_samples(X, y)
         if table.dataset is None:
-            return np.asarray(computed(table.targets))
+            return numbers_of(table.targets, "y")
         values = table.dataset.all_targets(standardised=False)
         return values if table.several_targets else values[:, 0]
-    return _target_values(y)
+    return numbers_of(_target_values(y), "y")
 
 
 def client_for(estimator: Any, inputs: Any) -> Any:

@@ -165,7 +165,7 @@ def test_samples_of_weight_zero_are_left_out(problem: Problem, kind: Any) -> Non
         ({"sample_noise": np.r_[np.ones(7), -1e-9, np.ones(292)]}, "sample_noise is -1e-09 for sample 7"),
         ({"sample_noise": np.r_[np.ones(299), np.nan]}, "sample_noise is nan for sample 299"),
         ({"sample_noise": np.ones((300, 2))}, r"sample_noise has shape \(300, 2\)"),
-        ({"sample_noise": ["much"] * 300}, "sample_noise are no numbers"),
+        ({"sample_noise": ["much"] * 300}, "sample_noise holds text where a number belongs, such as 'much'"),
         ({"sample_weight": np.r_[np.inf, np.ones(299)]}, "sample_weight is inf for sample 0"),
         ({"sample_weight": np.zeros(300)}, "zero for every sample"),
         ({"sample_weight": 2.0}, r"sample_weight has shape \(\)"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dkgp.data.numbers import lazy_numbers, real_numbers
 from dkgp.errors import InputError
 
 
@@ -34,11 +35,17 @@ def is_labelled(table: object) -> bool:
     return xarray is not None and isinstance(table, xarray.DataArray | xarray.Dataset)
 
 
-def labelled_inputs(table: Any, names: Sequence[str] | None = None, *, without: Sequence[str] = ()) -> LabelledTable:
-    """Features of a Dataset of one-dimensional variables, or of a two-dimensional DataArray (sample, feature).
+def labelled_inputs(
+    table: Any, names: Sequence[str] | None = None, *, without: Sequence[str] = (), argument: str | None = "X"
+) -> LabelledTable:
+    """Read the features of a Dataset of one-dimensional variables, or of a two-dimensional DataArray (sample, feature).
 
     They are the `names`, in that order, by default all but `without`; a DataArray that names no features is taken as it
-    is. `InputError`, which lists what there is, for variables of other shapes, or a feature that is not there.
+    is. Masked and missing entries are NaN. `argument` is the table's name in errors; with None values
+    are left as they are.
+
+    Raises `InputError`: variables of other shapes, or that are no numbers; a feature that is not there, with a list of
+    those that are.
     """
     if hasattr(table, "data_vars"):
         present = [str(name) for name in table.data_vars if str(name) not in without]
@@ -52,7 +59,7 @@ def labelled_inputs(table: Any, names: Sequence[str] | None = None, *, without: 
                 "grid first, as in table.stack(sample=('lat', 'lon')), or leave out what is no feature"
             )
         (dimension,) = next(iter(dimensions))
-        columns = [table[name].data for name in features]
+        columns = [_numbers(table[name].data, argument and f"the variable '{name}' of {argument}") for name in features]
         return LabelledTable(_side_by_side(columns), tuple(features), str(dimension), _coordinates(table, dimension))
     if table.ndim != 2:
         raise InputError(
@@ -72,7 +79,8 @@ def labelled_inputs(table: Any, names: Sequence[str] | None = None, *, without: 
         labels = list(names) if names is not None else [f"x{column}" for column in range(table.shape[1])]
     if table.shape[1] != len(labels):
         raise InputError(f"got {table.shape[1]} features along '{across}'; expected {len(labels)}")
-    return LabelledTable(table.data, tuple(labels), str(dimension), _coordinates(table, dimension))
+    values = _numbers(table.data, argument)
+    return LabelledTable(values, tuple(labels), str(dimension), _coordinates(table, dimension))
 
 
 def labelled_targets(targets: Any, table: Any) -> tuple[Any, tuple[str, ...] | None, bool]:
@@ -87,12 +95,10 @@ def labelled_targets(targets: Any, table: Any) -> tuple[Any, tuple[str, ...] | N
         targets = table[_require(list(targets), _variables(table))]
     if not is_labelled(targets):
         return targets, None, np.ndim(targets) > 1
-    if hasattr(targets, "data_vars"):
-        table = labelled_inputs(targets)
-        return table.values, table.names, True
-    if targets.ndim == 1:
+    if not hasattr(targets, "data_vars") and targets.ndim == 1:
         return targets.data, (str(targets.name),) if targets.name is not None else None, False
-    table = labelled_inputs(targets)
+    # One variable may be labels; several have to be numbers to lie side by side.
+    table = labelled_inputs(targets, argument="y" if len(getattr(targets, "data_vars", ())) > 1 else None)
     return table.values, table.names, True
 
 
@@ -121,6 +127,13 @@ def label(
         dimensions.append(last_dimension)
     stem = "target" if several else target_names[0]
     return xarray.DataArray(values, dims=dimensions, coords=coordinates, name="_".join(filter(None, (stem, what))))
+
+
+def _numbers(values: Any, place: str | None) -> Any:
+    """A variable's values as numbers, lazily where they are lazy; as they are where no place is named."""
+    if place is None:
+        return values
+    return lazy_numbers(values, place) if hasattr(values, "dask") else real_numbers(values, place)
 
 
 def _coordinates(table: Any, dimension: Any) -> dict[str, Any]:

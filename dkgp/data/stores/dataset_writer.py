@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dkgp.data.classes import codes_of_targets
+from dkgp.data.numbers import array_of, real_numbers
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import default_chunk_rows, row_ranges, set_attributes, target_layout
 from dkgp.data.stores.columns import ColumnNames
@@ -378,10 +379,10 @@ def dataset_from_arrays(
     InputError
         As `DatasetWriter` does: shapes, names, NaN or infinity, too few samples, a constant target.
     """
-    inputs = np.asarray(X)
+    inputs = array_of(X)
     if inputs.ndim != 2:
         raise InputError(f"X has shape {inputs.shape}; expected (n, d).")
-    targets = np.empty((len(inputs), 0)) if y is None else np.asarray(y)
+    targets = np.empty((len(inputs), 0)) if y is None else array_of(y)
     if targets.ndim == 1:
         targets = targets[:, None]
     if targets.ndim != 2 or len(targets) != len(inputs):
@@ -401,7 +402,9 @@ def dataset_from_arrays(
 
 def _matrix(values: ArrayLike, n_columns: int, kind: str) -> FloatArray:
     try:
-        array = np.asarray(values, dtype=np.float64)
+        array = np.asarray(real_numbers(values, f"The array of {kind}"), dtype=np.float64)
+    except InputError:
+        raise
     except (TypeError, ValueError) as error:
         raise InputError(f"The {kind} are not numbers: {error}") from error
     if array.ndim == 1 and n_columns == 1:

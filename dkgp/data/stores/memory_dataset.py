@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dkgp.data.classes import codes_of_targets
+from dkgp.data.numbers import real_numbers
 from dkgp.data.stores.arrays import default_chunk_rows
 from dkgp.data.stores.columns import ColumnNames
 from dkgp.data.stores.dataset import Dataset
@@ -304,7 +305,9 @@ def _joined(held: RowArray, added: FloatArray) -> RowArray:
 
 
 def _finite_pair(X: ArrayLike, y: ArrayLike) -> tuple[FloatArray, FloatArray]:
-    inputs, targets = np.asarray(X, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    inputs, targets = (
+        np.asarray(real_numbers(values, name), dtype=np.float64) for values, name in ((X, "X"), (y, "y"))
+    )
     targets = targets[:, None] if targets.ndim == 1 else targets
     if inputs.ndim != 2 or targets.ndim != 2 or len(targets) != len(inputs) or not len(inputs):
         raise InputError(

@@ -27,6 +27,7 @@ from dkgp.estimators.fitted import Fitted, FittedClassifier, Workspace
 from dkgp.estimators.scikit_learn import ClassifierMixin, ConvergenceWarning, available_if, check_is_fitted, seed_of
 from dkgp.estimators.settings import about_fit, executor_for, hyperparameters_for, shortfall_of_tuning
 from dkgp.estimators.tables import computed
+from dkgp.estimators.values import weights_of_score
 from dkgp.kernels import Kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.calibration import Calibration
@@ -158,9 +159,8 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
 
         check_is_fitted(self)
         truth = true_labels(X, y, self.classes_, self._fitted.record.classes)
-        return float(
-            accuracy_score(truth, np.asarray(computed(self.predict(X))), sample_weight=computed(sample_weight))
-        )
+        weights = weights_of_score(X, sample_weight)
+        return float(accuracy_score(truth, np.asarray(computed(self.predict(X))), sample_weight=weights))
 
 
 def _has_probabilities(estimator: Any) -> bool:

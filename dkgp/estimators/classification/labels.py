@@ -14,8 +14,9 @@ from dkgp.data.sources.labelled import is_labelled, labelled_targets
 from dkgp.errors import InputError
 from dkgp.estimators.fitted import Workspace
 from dkgp.estimators.scikit_learn import validate_data
-from dkgp.estimators.tables import computed, is_dask, is_plain, read_samples
+from dkgp.estimators.tables import is_dask, is_plain, read_samples
 from dkgp.estimators.training_set import feature_names_of, kept_samples, note_features, target_names_of
+from dkgp.estimators.values import label_values, numbers_of, require_same_order
 from dkgp.models.classification.labels import Labels, labels_of
 
 # Kinds of NumPy arrays whose values JSON has words for.
@@ -50,6 +51,7 @@ def labelled_set(estimator: Any, X: Any, y: Any, sample_weight: Any, workspace: 
 
     Raises `InputError`: a `ValueError`: one class only, a label that is missing, weights that do not fit.
     """
+    require_same_order(X, y=y, sample_weight=sample_weight)
     if is_plain(X):
         inputs, targets = _validated(estimator, X, y)
         names = feature_names_of(estimator)
@@ -64,7 +66,7 @@ def labelled_set(estimator: Any, X: Any, y: Any, sample_weight: Any, workspace: 
             weight = _weights(weights, labels.n_samples)
             return LabelledSet(table.dataset, labels, np.asarray(labels.classes), weight)
         inputs, names, label_name = table.inputs, table.names, table.target_names
-        targets = _column(computed(table.targets))
+        targets = _column(table.targets)
     weight = _weights(sample_weight, len(targets))
     if weight is not None and not weight.any():
         raise InputError("the weight of every sample is zero; expected a positive one for some samples of each class")
@@ -87,14 +89,15 @@ def true_labels(X: Any, y: Any, classes: NDArray[Any], names: tuple[str, ...]) -
 
     Raises `InputError`: there are no labels, or a label of the store is not among `names`.
     """
+    require_same_order(X, y=y)
     if y is None or not is_plain(X):
         table = read_samples(X, y)
         if table.dataset is not None:
             store = table.dataset
             seen = store.as_seen_by(store.feature_names, store.target_names, store.standardisation, names)
             return np.asarray(classes[seen.all_labels()])
-        return _column(computed(table.targets))
-    return _column(labelled_targets(y, None)[0] if is_labelled(y) else computed(y))
+        return _column(table.targets)
+    return _column(labelled_targets(y, None)[0] if is_labelled(y) else y)
 
 
 def encoded(targets: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -105,12 +108,7 @@ def encoded(targets: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """
     from sklearn.utils.multiclass import check_classification_targets
 
-    if targets.dtype.kind == "O":
-        _refuse_missing(targets)
-        kinds = sorted({type(value).__name__ for value in targets})
-        if len(kinds) > 1 and "str" in kinds:
-            raise InputError(f"labels are of the types {', '.join(kinds)}; expected one type for all")
-    elif targets.dtype.kind == "f" and not np.isfinite(targets).all():
+    if targets.dtype.kind == "f" and not np.isfinite(targets).all():
         row = int(np.argmin(np.isfinite(targets)))
         raise InputError(f"the label of sample {row} is {targets[row]}; leave such samples out")
     check_classification_targets(targets)
@@ -120,20 +118,6 @@ def encoded(targets: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
             f"there is one class only, {classes.tolist()[0]!r}; expected two classes at least to tell apart"
         )
     return classes, np.asarray(codes, dtype=np.int64)
-
-
-def _refuse_missing(labels: Any) -> None:
-    values = np.asarray(labels)
-    if values.dtype.kind == "O" and values.ndim == 1:
-        for row, value in enumerate(values):
-            if _is_missing(value):
-                raise InputError(f"the label of sample {row} is missing ({value}); leave such samples out")
-
-
-def _is_missing(value: Any) -> bool:
-    """True of None, NaN and NaT, which do not equal themselves, and pandas' NA, whose comparisons are no bool."""
-    same = value == value
-    return value is None or not (isinstance(same, bool | np.bool_) and bool(same))
 
 
 def classes_to_json(classes: NDArray[Any]) -> dict[str, Any] | None:
@@ -149,8 +133,7 @@ def classes_from_json(document: dict[str, Any] | None, names: tuple[str, ...]) -
 
 
 def _validated(estimator: Any, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
-    values = labelled_targets(y, None)[0] if is_labelled(y) else computed(y)
-    _refuse_missing(values)
+    values = label_values(labelled_targets(y, None)[0] if is_labelled(y) else y)
     inputs, targets = validate_data(estimator, X, values, dtype=np.float64, ensure_min_samples=2)
     return inputs, np.asarray(targets)
 
@@ -158,13 +141,13 @@ def _validated(estimator: Any, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
 def _column(values: Any) -> NDArray[Any]:
     from sklearn.utils.validation import column_or_1d
 
-    return np.asarray(column_or_1d(np.asarray(values), warn=True))
+    return np.asarray(column_or_1d(np.asarray(label_values(values)), warn=True))
 
 
 def _weights(sample_weight: Any, n: int) -> NDArray[np.float64] | None:
     if sample_weight is None:
         return None
-    values = np.asarray(computed(sample_weight), dtype=np.float64)
+    values = numbers_of(sample_weight, "sample_weight")
     if values.ndim == 0:
         values = np.full(n, float(values))
     if values.shape != (n,):

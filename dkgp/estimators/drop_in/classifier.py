@@ -21,6 +21,7 @@ from dkgp.estimators.drop_in.parameters import (
 from dkgp.estimators.drop_in.theirs import OneVsOneClassifier, OneVsRestClassifier
 from dkgp.estimators.drop_in.theirs import kernels as sk
 from dkgp.estimators.scikit_learn import check_is_fitted
+from dkgp.estimators.values import label_values, require_same_order, weights_of_score
 from dkgp.operators.base import FloatArray
 
 
@@ -99,7 +100,7 @@ class GaussianProcessClassifier(LaplaceParameters):
             raise InputError("kernel cannot be a CompoundKernel: give one kernel, which every class gets a copy of")
         if self.multi_class not in ("one_vs_rest", "one_vs_one"):
             raise InputError(f"multi_class= takes 'one_vs_rest' or 'one_vs_one'; got {self.multi_class!r}")
-        X, y = training_samples(self, X, y, multi_output=False)
+        X, y = training_samples(self, X, label_values(y), multi_output=False)
         instead = "Use dkgp.GPClassifier, which solves for the same mode without the matrix, or raise it"
         require_dense("the classifier", len(y), solve_bytes(len(y)), self.dense_bytes, instead)
         self.classes_ = np.unique(y)
@@ -145,7 +146,8 @@ class GaussianProcessClassifier(LaplaceParameters):
         ----------
         sample_weight : (r,) array_like, optional
         """
-        return float(super().score(X, y, sample_weight))
+        require_same_order(X, y=y)
+        return float(super().score(X, label_values(y), weights_of_score(X, sample_weight)))
 
     def predict_proba(self, X: Any) -> FloatArray:
         """Probabilities of the classes, (r, C), in the order of `classes_`.

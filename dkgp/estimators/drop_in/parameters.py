@@ -13,6 +13,7 @@ from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.estimators.drop_in.theirs import kernels
 from dkgp.estimators.drop_in.tree import Node
 from dkgp.estimators.scikit_learn import validate_data
+from dkgp.estimators.values import require_same_order
 from dkgp.models.memory import mib
 from dkgp.models.tuning.tune import DEFAULT_SUBSET
 
@@ -58,6 +59,7 @@ def inputs_to_predict(estimator: Any, X: Any) -> Any:
 
 def training_samples(estimator: Any, X: Any, y: Any, **how: Any) -> tuple[Any, Any]:
     """Inputs and targets of `fit`, checked as scikit-learn has it."""
+    require_same_order(X, y=y)
     vectors = takes_vectors(estimator.kernel)
     dtype = "numeric" if vectors else None
     pair: tuple[Any, Any] = validate_data(estimator, X, y, ensure_2d=vectors, dtype=dtype, **how)

@@ -36,6 +36,7 @@ from dkgp.estimators.scikit_learn import (
     check_random_state,
     clone,
 )
+from dkgp.estimators.values import numbers_of, require_same_order, weights_of_score
 from dkgp.models.rounding import mean_in_units, variance_in_units
 from dkgp.operators.base import FloatArray
 
@@ -179,7 +180,7 @@ class GaussianProcessRegressor(TakesSparse, MultiOutputMixin, RegressorMixin, Ba
 
     def _alpha(self, n: int) -> Entries:
         """`alpha` as a number, or one for each sample."""
-        values = np.asarray(self.alpha, dtype=np.float64)
+        values = numbers_of(self.alpha, "alpha")
         if not bool((values >= 0.0).all()):
             raise InputError(f"alpha= takes a number from 0, or one for each sample; the least is {values.min()}")
         if values.shape in ((), (1,)):
@@ -325,7 +326,8 @@ class GaussianProcessRegressor(TakesSparse, MultiOutputMixin, RegressorMixin, Ba
         ----------
         sample_weight : (r,) array_like, optional
         """
-        return float(super().score(X, y, sample_weight))
+        require_same_order(X, y=y)
+        return float(super().score(X, numbers_of(y, "y"), weights_of_score(X, sample_weight)))
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> FloatArray:
         """Draw from the posterior, or before `fit` from the prior, at test samples.

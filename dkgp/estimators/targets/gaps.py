@@ -20,8 +20,9 @@ from dkgp.errors import InputError
 from dkgp.estimators.outputs.frames import framed
 from dkgp.estimators.outputs.outputs import PredictionBounds
 from dkgp.estimators.scikit_learn import clone
-from dkgp.estimators.tables import computed, is_dask, is_plain, take_rows
+from dkgp.estimators.tables import is_dask, is_plain, take_rows
 from dkgp.estimators.training_set import default_targets, target_names_of
+from dkgp.estimators.values import numbers_of, numeric_samples
 
 logger = logging.getLogger("dkgp.estimators")
 
@@ -82,6 +83,7 @@ def fits_groups(fit: Method) -> Method:
 
     @wraps(fit)
     def fitted(self: Any, X: Any, y: Any = None, sample_noise: Any = None, sample_weight: Any = None) -> Any:
+        X, y = numeric_samples(X, y, sample_noise=sample_noise, sample_weight=sample_weight)
         groups = groups_of(y, sample_noise)
         parts = None
         if groups is not None:
@@ -178,6 +180,7 @@ class GroupedTargets:
 
         Raises `InputError` where some are.
         """
+        X, y = numeric_samples(X, y, sample_noise=sample_noise, sample_weight=sample_weight)
         values = _numbers(y)
         if values is None or values.shape != (len(y), len(self.names)):
             expected = np.shape(X)[0], len(self.names)
@@ -231,7 +234,7 @@ def names_of(y: Any) -> tuple[str, ...]:
 def _numbers(y: Any) -> NDArray[np.float64] | None:
     """Targets as numbers, in memory; None of what has none, which others refuse."""
     try:
-        return np.asarray(computed(y), dtype=np.float64)
+        return numbers_of(y, "y")
     except (TypeError, ValueError):
         return None
 
@@ -241,12 +244,12 @@ def _targets(y: Any, group: Group) -> Any:
     columns = list(group.columns)
     if hasattr(y, "iloc"):
         return y.iloc[group.rows, columns]
-    return np.asarray(computed(y), dtype=np.float64)[group.rows][:, columns]
+    return numbers_of(y, "y")[group.rows][:, columns]
 
 
 def _noise_of(values: Any, group: Group) -> Any:
     """Known noise, or weights, of a group's samples; of noise by target its own column."""
-    array = np.asarray(computed(values))
+    array = numbers_of(values, "sample_noise")
     return array[group.rows] if array.ndim == 1 else array[group.rows, group.columns[0]]
 
 

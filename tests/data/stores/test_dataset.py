@@ -246,7 +246,7 @@ def test_not_finite_names_column_and_row_and_leaves_nothing(place: Place, arrays
         (np.arange(10).reshape(5, 2), np.arange(4), r"y has shape"),
         (np.arange(5), np.arange(5), r"X has shape \(5,\)"),
         (np.empty((5, 0)), np.arange(5), "There is no feature"),
-        (np.array([["1", "a"]] * 5), np.arange(5), "are not numbers"),
+        (np.array([["1", "a"]] * 5), np.arange(5), "inputs holds text where a number belongs, such as 'a'"),
         (np.array([[1e200], [-1e200], [0]]), np.arange(3), "'x0' are too large"),
     ],
 )
