@@ -23,6 +23,7 @@ from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.reporting.progress import Reporter, announce
 from dkgp.commands.resuming import going_on
 from dkgp.data import Dataset, open_dataset
+from dkgp.data.remote.place_locks import locked
 from dkgp.data.types import quoted
 from dkgp.errors import InputError
 from dkgp.models import Hyperparameters
@@ -68,7 +69,13 @@ class Run(ABC):
             A signal asked for the end; what is done is in the checkpoint, where there is one.
         ClusterError
             No cluster, or one that was lost.
+        OutputExistsError
+            Another process writes to one of the local `places`.
         """
+        with locked(*self.places):
+            return self._run()
+
+    def _run(self) -> Document:
         with PeakMemory() as memory:
             self.check()
             self.open()
@@ -89,6 +96,11 @@ class Run(ABC):
         return self.conclude(result, peak_bytes)
 
     # Hooks that are empty here (B027) are not abstract: most commands have nothing to add to one or another of them.
+
+    @property
+    def places(self) -> list[str]:
+        """Places that no other run may write to meanwhile; files beside them are replaced whole."""
+        return [self.job.out]
 
     @property
     def samples(self) -> int:

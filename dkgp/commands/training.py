@@ -64,6 +64,11 @@ class TrainingRun(Run):
 
     # ------------------------------------------------------------------------------------------------------ the course
 
+    @property
+    def places(self) -> list[str]:
+        """The model's place, and that of its checkpoints."""
+        return [*super().places, self.job.checkpoint_url]
+
     def check(self) -> None:
         """Tell which settings are a paper's."""
         announce_preset(self.command, self.job, self.reporter)

@@ -20,6 +20,7 @@ from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.train import TrainJob
 from dkgp.commands.tune import TuneJob
 from dkgp.data import ensure_writable, open_dataset, open_model, open_prediction, write_friedman1
+from dkgp.data.remote.place_locks import locked
 from dkgp.data.stores.dataset import DATASET_KIND
 from dkgp.data.stores.models.exact import MODEL_KIND
 from dkgp.data.stores.prediction_store import PREDICTION_KIND
@@ -75,9 +76,13 @@ def run_demo(job: DemoJob, reporter: Reporter) -> Document:
     """Generate, tune, train, predict, evaluate, draw; return the figures of the whole run.
 
     Raises `InputError`: sizes that make no problem, a folder that holds something else, or another demo than the one to
-    resume; nothing has been written.
+    resume; nothing has been written. `OutputExistsError` where another process writes into the folder.
     """
-    job = job.sized()
+    with locked(job.out):
+        return _run(job.sized(), reporter)
+
+
+def _run(job: DemoJob, reporter: Reporter) -> Document:
     folder = Path(job.out)
     train_url, test_url = str(folder / "train.zarr"), str(folder / "test.zarr")
     model_url, prediction_url = str(folder / "model.zarr"), str(folder / "prediction.zarr")

@@ -60,6 +60,12 @@ class TrainRun(TrainingRun):
         self.choice: Choice | None = None
         self.start = Start()
 
+    @property
+    def places(self) -> list[str]:
+        """The places of the model, of its checkpoints, and of a solver's tiles."""
+        tiles = self.job.tiles_url
+        return [*super().places, *([] if tiles is None else [tiles])]
+
     def open(self) -> None:
         """Open data and hyperparameters, and choose the solver that "auto" stands for; resumed, it is the same."""
         super().open()

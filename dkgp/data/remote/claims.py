@@ -14,7 +14,7 @@ nor commit; it ends with an error. What is left is a removal, which no store mak
 between its look at the claim and the request to remove, for so long that its successor has written meanwhile, removes
 chunks of its successor. That is never silent: the successor's commit, or whoever opens the store, finds them missing.
 
-On a local file system there are no claims: see `storage.write_object`.
+A local file system has locks instead of claims, see `place_locks`.
 """
 
 from __future__ import annotations

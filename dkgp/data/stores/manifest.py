@@ -23,6 +23,7 @@ import zarr
 
 from dkgp.data.remote.claims import CLAIM_NAME, Claim
 from dkgp.data.remote.object_store import tag_of
+from dkgp.data.remote.place_locks import beside
 from dkgp.data.remote.storage import (
     exists,
     is_file,
@@ -166,7 +167,7 @@ def commit(
 
 def set_aside_place(url: str) -> Path:
     """The place of a finished local store while another is written in its own."""
-    return Path(url).with_name(f".dkgp-replaced-{Path(url).name}")
+    return beside(Path(url), ".dkgp-replaced-")
 
 
 def is_committed(url: str) -> bool:

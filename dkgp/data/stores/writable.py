@@ -17,6 +17,7 @@ from dkgp.data.exports import table_suffix
 from dkgp.data.remote.addresses import is_local, normalise_url, protocol_of
 from dkgp.data.remote.claims import CLAIM_NAME, Claim
 from dkgp.data.remote.limits import held
+from dkgp.data.remote.place_locks import PlaceLock, locked
 from dkgp.data.remote.storage import (
     TEMPORARY_PREFIX,
     exists,
@@ -103,13 +104,13 @@ def _is_begun(folder: Path) -> bool:
 class NewStore:
     """A store that is being written: its arrays, under the writer's claim; it can be opened once it is committed."""
 
-    def __init__(self, url: str, kind: str, claim: Claim, version: int | None = None) -> None:
+    def __init__(self, url: str, kind: str, claim: Claim, lock: PlaceLock, version: int | None = None) -> None:
         self.url = url
         self.claim = claim
         self.arrays: list[StoredArray] = []
         # The finished store that this one replaces, until it is committed.
         self.earlier: Path | None = None
-        self._put_back = False
+        self._lock, self._removed = lock, False
         self._kind, self._version = kind, version
 
     def create_array(
@@ -135,16 +136,18 @@ class NewStore:
     def commit(self, metadata: Json) -> None:
         """Write the manifest; errors as of `manifest.commit`."""
         commit(self.url, self._kind, metadata, self.arrays, self.claim, self._version)
+        self._lock.release()
 
     def remove(self) -> None:
         """Remove what was written, unless another writer has taken the place over; a store set aside is put back."""
-        if self._put_back:
+        if self._removed:  # the place may be another writer's by now
             return
         remove_store(self.claim)
         if self.earlier is not None and self.earlier.exists():
             with translate_write_errors(self.url):
                 _move(self.earlier, Path(self.url))
-            self._put_back = True  # who removes again must not remove that
+        self._removed = True
+        self._lock.release()
 
 
 @contextlib.contextmanager
@@ -155,11 +158,14 @@ def new_store(url: str, kind: str, attributes: Json, overwrite: bool, version: i
 
     Another of its kind that is there gives way first: on a disk a finished one is kept beside the place until `commit`
     removes it, and put back if the block fails; elsewhere it is removed. Whatever was written is removed if the block
-    fails. Parameters and errors as of `ensure_writable` and `create_group`.
+    fails. A local place is locked until the store is committed or removed. Parameters and errors as of
+    `ensure_writable`, `PlaceLock.take` and `create_group`.
     """
     ensure_writable(url, overwrite, kind)
+    lock = PlaceLock.take(url)
+    ensure_writable(url, overwrite, kind)  # another writer may have finished before the lock was taken
     claim = Claim.take(url, kind, over=overwrite)
-    store = NewStore(url, kind, claim, version)
+    store = NewStore(url, kind, claim, lock, version)
     try:
         if is_local(url) and overwrite:
             store.earlier = _set_aside(url)
@@ -177,19 +183,20 @@ def take_the_place(store: str, url: str, kind: str) -> None:
     Errors as of `ensure_writable`: what has come to lie at the place is something else, or it cannot be written to;
     both stores stay. A kill leaves both, too: this may be done again.
     """
-    ensure_writable(url, True, kind)
-    store, url = normalise_url(store), normalise_url(url)
-    aside = _set_aside(url)
-    remove_tree(url)
-    with translate_write_errors(url):
-        try:
-            _move(Path(store), Path(url))
-        except BaseException:
-            if aside is not None:
-                _move(aside, Path(url))
-            raise
-    if aside is not None:
-        remove_tree(str(aside))
+    with locked(url):
+        ensure_writable(url, True, kind)
+        store, url = normalise_url(store), normalise_url(url)
+        aside = _set_aside(url)
+        remove_tree(url)
+        with translate_write_errors(url):
+            try:
+                _move(Path(store), Path(url))
+            except BaseException:
+                if aside is not None:
+                    _move(aside, Path(url))
+                raise
+        if aside is not None:
+            remove_tree(str(aside))
 
 
 def _set_aside(url: str) -> Path | None:

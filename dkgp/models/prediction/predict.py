@@ -14,6 +14,7 @@ from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import AnyModel, ClassifierRecord, Dataset, LinearRecord, PredictionWriter, SparseRecord, exists
+from dkgp.data.remote.place_locks import locked
 from dkgp.errors import InputError
 from dkgp.models.context import RunContext
 from dkgp.models.prediction.classes import class_rounds
@@ -138,6 +139,8 @@ def predict(
         The model's support inputs cannot be read.
     MemoryBudgetError
         Variances, or a sparse model, do not fit in their working memory.
+    OutputExistsError
+        Another process is writing there.
     """
     started = time.perf_counter()
     context, out = RunContext.of(context), out if isinstance(out, Destination) else Destination(out)
@@ -155,9 +158,9 @@ def predict(
     if model.standardisation.transforms and note is not None:
         note("the model is of transformed targets, and so are predictions in the store; evaluate brings them back")
     version = f"{model.fingerprint}-{time.time_ns():x}"
-    writer = PredictionWriter.open_to_resume(url) if out.resume and exists(url) else None
     try:
-        with single_threaded_blas():
+        with locked(url), single_threaded_blas():
+            writer = PredictionWriter.open_to_resume(url) if out.resume and exists(url) else None
             rounds: Rounds
             stored = {} if writer is None else writer.attributes
             if isinstance(model, ClassifierRecord):
