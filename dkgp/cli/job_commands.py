@@ -114,7 +114,7 @@ predict = LinesCommand(
     Of a classifier decisions, classes and probabilities; where the model is certified each decision with a proven bound
     and each probability in a proven interval, probability_lower to probability_upper.
 
-    With --variance, the exact variance lies between variance_lower and variance_upper, and the upper end is what is
+    With --variance, the exact variance lies between variance_lower and variance_upper, and the middle is what is
     reported; of a sparse model its method's own is, beside the exact model's interval. Samples whose interval stays
     wider than --variance-gap are counted, with a warning; the exit code is 0. The proofs are of the Gaussian process
     with the model's hyperparameters; of a user() function in its kernel they take for granted that it is positive

@@ -370,9 +370,9 @@ class GPRegressor(GPEstimator):
         X : (r, d) array_like, DataFrame, dask array or DataFrame, xarray DataArray or Dataset, or a store's path
             An xarray Dataset's variables are matched to the features by name; others that it has do not matter.
         return_std : bool
-            Also the standard deviation, from the upper end of the interval that the variance is proven to lie in.
+            Also the standard deviation, from the middle of the interval that the variance is proven to lie in.
         return_var : bool
-            Also the variance, as that upper end.
+            Also the variance, as that middle; `return_bounds` gives the ends.
         return_bounds : bool
             Also `PredictionBounds`: mean_error, variance_lower, variance_upper.
         latent : bool

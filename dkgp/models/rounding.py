@@ -154,6 +154,12 @@ def variance_in_units(lower: FloatArray, upper: FloatArray, scale: FloatArray) -
     return np.maximum(low, 0.0), high
 
 
+def middle(lower: FloatArray, upper: FloatArray) -> FloatArray:
+    """Middles of intervals: the variances that are reported; infinite where the upper end is."""
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isinf(upper), upper, lower + 0.5 * (upper - lower))
+
+
 def assumptions(kernel: Kernel) -> str | None:
     """The assumptions that a proof makes: about users' functions; None without any."""
     names = sorted({part.unproven for part in kernel.walk() if part.unproven is not None})

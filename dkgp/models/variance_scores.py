@@ -12,6 +12,7 @@ from dkgp.data import Prediction
 from dkgp.data.stores.manifest import described_whole
 from dkgp.errors import InputError
 from dkgp.models.noise.student import StudentT
+from dkgp.models.rounding import middle
 from dkgp.operators.base import FloatArray
 
 NORMAL_95 = 1.959963984540054
@@ -30,8 +31,8 @@ class Variances(NamedTuple):
 class ScoredVariances:
     """Reads variances as the targets need them: of observations, or of the function; in the targets' units squared.
 
-    Those of an exact model are proven to lie in an interval, of which the middle is taken: its upper end, which stands
-    in the store as the variance, is the wider the less was computed. A sparse method's own are taken as they are.
+    Those of an exact model are proven to lie in an interval, of which the middle is taken: older stores have its upper
+    end as the variance, which is the wider the less was computed. A sparse method's own are taken as they are.
     """
 
     prediction: Prediction
@@ -72,8 +73,7 @@ class ScoredVariances:
             own = self._needed(self.prediction.read("variance", start, stop), noise)
             return Variances(own, own, own)
         lower, upper = (self.prediction.read(f"variance_{end}", start, stop) for end in ("lower", "upper"))
-        middle = lower + 0.5 * (upper - lower)
-        return Variances(*(self._needed(stored, noise) for stored in (middle, lower, upper)))
+        return Variances(*(self._needed(stored, noise) for stored in (middle(lower, upper), lower, upper)))
 
     def normal_scores(self, error: FloatArray, variance: FloatArray) -> FloatArray:
         """Errors over deviations, (rows, p); of Student's t numbers of the same order that are as normal as those."""

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dkgp.data.sources.labelled import label
+from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
-from dkgp.estimators.fitted import Fitted
+from dkgp.estimators.fitted import Fitted, FittedModel
 from dkgp.estimators.outputs.frames import framed, renamed
 from dkgp.estimators.outputs.lazy import QUANTITIES, lazy_predictions
+from dkgp.estimators.scikit_learn import ConvergenceWarning
 from dkgp.estimators.tables import Table, is_dask, is_dask_frame
 from dkgp.kernels import Kernel, has_user_function
+from dkgp.models.variance.batch import relative_gap
 from dkgp.models.variance.variances import VarianceSettings
 
 UNKNOWN_SIZE_SAMPLES = 100_000
+_ENDS = ("variance_lower", "variance_upper")
 
 
 class PredictionBounds(NamedTuple):
@@ -104,16 +109,41 @@ def quantities(
     """
     from dask.base import compute
 
+    # The ends of intervals tell if they are as narrow as was asked for; those of sparse models do not depend on that.
+    judged = variance is not None and isinstance(fitted, FittedModel) and not is_dask(inputs)
+    wanted = tuple(dict.fromkeys((*names, *_ENDS))) if judged else names
     if not is_dask(inputs) and client is None:
         rows = np.asarray(inputs, dtype=np.float64)
         _require_features(fitted, rows)
         predicted = fitted.predictor(variance, len(rows))(rows)
-        return {name: QUANTITIES[name](predicted) for name in names}
-    rows = inputs if is_dask(inputs) else _rows_for_client(inputs)
-    _require_features(fitted, rows)
-    n = UNKNOWN_SIZE_SAMPLES if is_dask_frame(rows) or np.isnan(rows.shape[0]) else int(rows.shape[0])
-    lazy = lazy_predictions(fitted, fitted.source(variance, n), rows, names, columns)
-    return lazy if is_dask(inputs) else dict(zip(lazy, compute(*lazy.values(), scheduler=client), strict=True))
+        known = {name: QUANTITIES[name](predicted) for name in wanted}
+    else:
+        rows = inputs if is_dask(inputs) else _rows_for_client(inputs)
+        _require_features(fitted, rows)
+        n = UNKNOWN_SIZE_SAMPLES if is_dask_frame(rows) or np.isnan(rows.shape[0]) else int(rows.shape[0])
+        known = lazy_predictions(fitted, fitted.source(variance, n), rows, wanted, columns)
+        if is_dask(inputs):
+            return known
+        known = dict(zip(known, compute(*known.values(), scheduler=client), strict=True))
+    if judged:
+        assert variance is not None
+        _warn_of_wide_intervals(*(known[name] for name in _ENDS), variance.gap)
+    return {name: known[name] for name in names}
+
+
+def _warn_of_wide_intervals(lower: FloatArray, upper: FloatArray, wanted: float) -> None:
+    """Warn if intervals of variances (r, p) are wider than was asked for, and of how many."""
+    gaps = relative_gap(lower, upper)
+    # Moving the ends to the targets' units widens an interval that just met the gap by roundings.
+    missed = float(np.mean(gaps > wanted * (1.0 + 1e-6))) if gaps.size else 0.0
+    if missed:
+        warnings.warn(
+            f"{missed:.1%} of the variances are known less closely than variance_gap={wanted:g} asks: the "
+            f"widest interval is {float(gaps.max()):.1%} of its upper end. A deviation is the middle of its interval; "
+            "return_bounds=True gives the ends. A larger noise_variance makes intervals narrower",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
 
 
 def _rows_for_client(inputs: Any) -> Any:

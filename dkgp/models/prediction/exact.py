@@ -18,7 +18,7 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.noise.model import NoiseModel
 from dkgp.models.noise.student import StudentT
 from dkgp.models.prediction.streaming import MEANS, VARIANCES, Rounds, Streamed, Together
-from dkgp.models.rounding import mean_in_units, variance_in_units
+from dkgp.models.rounding import mean_in_units, middle, variance_in_units
 from dkgp.models.sums import EVERY_ENTRY, Piece, Rows, Sums, joined
 from dkgp.models.support import SupportInputs, certified_means
 from dkgp.models.trend.trend import Trend
@@ -202,7 +202,8 @@ class _MeansAndVariances(Rounds):
         self, mean: FloatArray, bound: FloatArray, lower: FloatArray, upper: FloatArray
     ) -> dict[str, FloatArray]:
         low, high = variance_in_units(lower, upper, self._scale)
-        return {**self._means.of(mean, bound), "variance": high, "variance_lower": low, "variance_upper": high}
+        ends = {"variance_lower": low, "variance_upper": high}
+        return {**self._means.of(mean, bound), "variance": middle(low, high), **ends}
 
     def summary(self, seconds: float, streamed: Streamed) -> dict[str, Any]:
         figures = self._run.summary(seconds)

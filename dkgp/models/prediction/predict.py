@@ -117,7 +117,7 @@ def predict(
         good to this; bounds allow for it. For a kernel that falls with the distance, of few features.
     variance : VarianceSettings, optional
         Predict variances too: of a new observation, noise included (also its own, where the data set knows that),
-        unless `latent` asks for the function's. The store's `variance` is the proven upper end of the interval; of a
+        unless `latent` asks for the function's. The store's `variance` is the middle of the proven interval; of a
         sparse model its method's own, and the interval that of the exact model's.
     plug_in : bool
         Of a Gaussian process classifier: take the likelihood's probabilities at the decisions, without averaging them

@@ -21,7 +21,7 @@ from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
 from dkgp.models.noise.model import NoiseModel
 from dkgp.models.prediction.exact import mean_task
-from dkgp.models.rounding import mean_in_units, variance_in_units
+from dkgp.models.rounding import mean_in_units, middle, variance_in_units
 from dkgp.models.sums import EVERY_ENTRY, joined
 from dkgp.models.support import SupportInputs
 from dkgp.models.trend.trend import Trend
@@ -48,8 +48,10 @@ class Predicted:
 
     @property
     def variance(self) -> FloatArray | None:
-        """The variance to show: the upper end of the interval."""
-        return self.variance_upper
+        """The variance to report: the middle of the interval."""
+        if self.variance_lower is None or self.variance_upper is None:
+            return None
+        return middle(self.variance_lower, self.variance_upper)
 
 
 class Predictor:

@@ -1,7 +1,7 @@
 """Validation of refined hyperparameters: samples held out of the refinement, predicted with both.
 
 The held-out samples take part neither in gradients nor in what they are predicted from. Means are of a solve to the
-tolerance of training, variances the upper ends of proven intervals, as in a prediction store.
+tolerance of training, variances the upper ends of proven intervals.
 """
 
 from __future__ import annotations

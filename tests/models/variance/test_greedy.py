@@ -173,7 +173,7 @@ def test_predictions_hold_the_dense_gps_variances(
     lower, upper, variance = (stored.read(name) for name in ("variance_lower", "variance_upper", "variance"))
     assert (lower <= exact * (1 + 1e-9)).all()
     assert (exact <= upper * (1 + 1e-9)).all()
-    assert variance.tobytes() == upper.tobytes()
+    assert variance.tobytes() == (lower + 0.5 * (upper - lower)).tobytes()
     found = summary.variance
     assert found is not None
     assert (found["met"], found["unmet"], found["computed"]) == (FEW, 0, FEW)

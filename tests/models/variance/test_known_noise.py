@@ -109,7 +109,7 @@ def test_predictions_of_a_store(case: Case, settings: dict[str, Any], executor: 
     np.testing.assert_allclose(stored.attributes["noise_variance"], [noise], rtol=1e-12)
     slack = 1e-9 * case.y.var()
     assert (stored.read("variance_lower")[:, 0] <= exact + noise + slack).all()
-    assert (exact + noise <= stored.read("variance")[:, 0] + slack).all()
+    assert (exact + noise <= stored.read("variance_upper")[:, 0] + slack).all()
     assert (np.abs(stored.read("mean")[:, 0] - mean) <= stored.read("mean_error_bound")[:, 0]).all()
 
 

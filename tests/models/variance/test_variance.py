@@ -62,7 +62,7 @@ def test_intervals_contain_the_dense_gps_variances(
     assert (lower <= exact * (1 + 1e-9)).all()
     assert (exact <= upper * (1 + 1e-9)).all()
     assert (lower >= (0.0 if latent else world.noise * (1 - 1e-12))).all()
-    assert variance.tobytes() == upper.tobytes()
+    assert variance.tobytes() == (lower + 0.5 * (upper - lower)).tobytes()
     found = summary.variance
     assert found is not None
     assert found["latent"] is latent

@@ -25,7 +25,7 @@ from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
 from dkgp.data import ModelRecord
 from dkgp.data.stores.factor_store import open_factor
 from dkgp.data.stores.tile_store import TileStore
-from dkgp.errors import CheckpointError, InputError, StoreError
+from dkgp.errors import CheckpointError, InputError, NumericalError, StoreError
 from dkgp.kernels import Kernel
 from dkgp.models.certificate import Certificate
 from dkgp.models.variance.batch import value_error_goal
@@ -40,7 +40,7 @@ from dkgp.models.variance.variances import VarianceRun
 from dkgp.models.variance.ways.forecast import Forecast, Measured
 from dkgp.models.variance.ways.in_small import Counted, count_products
 from dkgp.models.variance.whole_matrix.factor import WholeRoundings, whole_layout
-from dkgp.models.variance.whole_matrix.kept import are_held, held_tiles, kept_tiles, load_tiles
+from dkgp.models.variance.whole_matrix.kept import are_held, forget_tiles, held_tiles, kept_tiles, load_tiles
 from dkgp.models.variance.whole_matrix.run import WholeRun
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
@@ -155,7 +155,23 @@ def chosen_run(request: Request, note: Note | None = None) -> BatchedRun:
     if lacks is not None:
         return request.iterative()
     request.executor.require_one_arithmetic()
-    return _Choice(request, place, note or (lambda words: None)).run()
+    run = _Choice(request, place, note or (lambda words: None)).run()
+    if isinstance(run, WholeRun) and not _is_sure(request):
+        try:
+            run.prepare(request.model)
+        except NumericalError:
+            if isinstance(place, MemoryTiles):
+                forget_tiles(request.context)
+            return request.iterative()
+    return run
+
+
+@UNPROVEN
+def _is_sure(request: Request) -> bool:
+    """Return True if a Cholesky factor of this noise is proven not to break down."""
+    scales = RowScales.of(request.context, request.model.noise_variance)
+    layout = whole_layout(request.model.n_samples)
+    return WholeRoundings(layout, scales, request.model.noise_variance).least > 0.0
 
 
 def _kept(request: Request) -> str | None:
@@ -192,19 +208,10 @@ def _keeps_partial(request: Request) -> bool:
         return False
 
 
-@UNPROVEN
 def _place(request: Request) -> tuple[Tiles | str | None, str | None]:
     """The place of a whole factor's tiles; if there is none, the reason."""
     n = request.model.n_samples
-    scales = RowScales.of(request.context, request.model.noise_variance)
-    layout = whole_layout(n)
-    needed = layout.disk_bytes
-    proof = WholeRoundings(layout, scales, request.model.noise_variance)
-    if proof.least <= 0.0:
-        return None, (
-            f"the roundings of a Cholesky factor of {n:,} samples may come to {proof.off:.2g}, beside a noise variance "
-            f"of {request.model.noise_variance:.2g}, and it would prove nothing"
-        )
+    needed = whole_layout(n).disk_bytes
     limit = request.settings.memory_bytes
     room = int(MEMORY_SHARE * psutil.virtual_memory().available) if limit is None else limit
     if _in_this_process(request.executor) and (are_held(request.context) or needed <= room):

@@ -7,7 +7,8 @@ d_i. With v = L^-T f, a = sum d_i |v_i| and D^2 = sum d_i^2, Theorem 2 for this 
     |f|^2 - 2 tau a - eps_L a^2 <= k_x' Kbar^-1 k_x <= |f|^2 + 2 tau a + eps_L a^2 + D^2 (eps_L a + tau)^2 / s2,
 
 without a kernel entry but those of k_x, and without a product with K. The proof, and where each rounding is counted:
-docs/proofs.md. a is at most D |f| / sqrt(s2 - eps_L D^2), and is found from v itself where this leaves too much.
+docs/proofs.md. a is at most D |f| / sqrt(s2 - eps_L D^2), and is found from v itself where this leaves too much. Where
+that leaves too much, too, or eps_L D^2 is near s2 or beyond it, the residual of v is computed by a product with Kbar.
 
 References
 ----------
@@ -16,6 +17,7 @@ N. J. Higham, Accuracy and Stability of Numerical Algorithms (2002), lemma 8.4, 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +35,8 @@ from dkgp.solvers.cholesky.substitution import substitute
 TILE_ROWS, LARGE_TILE_ROWS, LARGE_FROM = 512, 1024, 40_000
 # BLAS adds what a tile's product comes to in so many parts at most: its kernels take 128 columns at a time, or more.
 PARTS = 8
+# Terms that a residual's sums add up before they are added to each other.
+SUMMED = 32
 # Of s2, the most that E may take for anything to be proven by it.
 LARGEST_SHARE = 0.1
 
@@ -113,38 +117,44 @@ class WholeFactor:
         noise = 0.0 if latent else known.noise_variance
         bounds = VarianceBounds(highest, noise, gap)
         reported = np.zeros(len(inputs)), ProductTally()
-        if known.least <= 0.0:
-            return bounds.reported(*reported)
-        f = self._columns(inputs, threads)
-        substitute(self.tiles, f, threads)
-        square = self._squares(f)
         share = scales.share(highest, inputs) * np.sqrt(scales.largest)
-        everything = np.arange(len(inputs))
-        spread = known.length * np.sqrt(square / known.least) * EVALUATION
-        self._tighten(bounds, everything, (prior, highest), square, share, spread)
+        if known.least > 0.0:
+            f = self._columns(inputs, threads)
+            substitute(self.tiles, f, threads)
+            square = self._squares(f)
+            everything = np.arange(len(inputs))
+            spread = known.length * np.sqrt(square / known.least) * EVALUATION
+            self._tighten(bounds, everything, (prior, highest), square, share, spread)
+            wide = bounds.unfinished()
+            if len(wide):
+                v = np.ascontiguousarray(f[:, wide])
+                substitute(self.tiles, v, threads, transposed=True)
+                spread = np.fmin(spread[wide], self._spread(v, square[wide]))
+                self._tighten(bounds, wide, (prior[wide], highest[wide]), square[wide], share[wide], spread)
         wide = bounds.unfinished()
         if len(wide):
-            v = np.ascontiguousarray(f[:, wide])
-            substitute(self.tiles, v, threads, transposed=True)
-            spread = np.fmin(spread[wide], self._spread(v, square[wide]))
-            self._tighten(bounds, wide, (prior[wide], highest[wide]), square[wide], share[wide], spread)
+            self._tighten_by_residuals(bounds, wide, inputs, (prior, highest), share, threads)
         return bounds.reported(*reported)
 
     def weights(self, inputs: FloatArray, *, threads: int = 1) -> tuple[FloatArray, FloatArray]:
         """w near Kbar^-1 k_x at standardised inputs (t, d), (n, t), and a bound on each |Kbar w - k_x|, (t,).
 
-        Infinite where nothing is proven of the factor. docs/proofs.md, Theorem 18, has the proof.
+        The bound comes from the factor's roundings (docs/proofs.md, Theorem 18), or, where these prove nothing, from a
+        product with Kbar (Lemma 3a).
         """
         known, scales = self.roundings, self.roundings.scales
         highest = highest_prior(self.tiles.context.kernel, np.asarray(self.tiles.context.kernel.diagonal(inputs)))
+        share = scales.share(highest, inputs) * np.sqrt(scales.largest)
+        if known.least <= 0.0:
+            _, w, residual, off, _ = self._residuals(inputs, share, threads)
+            return w, EVALUATION * (np.sqrt(self._dots(residual, residual)) + known.length * off)
         w = self._columns(inputs, threads)
         substitute(self.tiles, w, threads)
-        share = scales.share(highest, inputs) * np.sqrt(scales.largest)
         tau = (known.entry + known.gamma) * share + known.gamma * np.sqrt(self._squares(w))
         substitute(self.tiles, w, threads, transposed=True)
         spread = np.sqrt(scales.largest) * (scales.weights @ np.abs(w))
         residual = EVALUATION * known.length * ((known.backward + known.gamma) * spread + tau)
-        return w, np.asarray(residual if known.least > 0.0 else np.full_like(residual, np.inf))
+        return w, np.asarray(residual)
 
     def _columns(self, inputs: FloatArray, threads: int) -> FloatArray:
         """k_x of the test samples, float64: (n, t)."""
@@ -169,6 +179,81 @@ class WholeFactor:
         absolute = np.sqrt(scales.largest) * (scales.weights @ np.abs(v))
         off = known.gamma * (absolute + np.sqrt(square)) / np.sqrt(known.least)
         return np.asarray(EVALUATION * (absolute + known.length * off))
+
+    def _residuals(
+        self, inputs: FloatArray, share: FloatArray, threads: int
+    ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
+        """k_x, w near Kbar^-1 k_x, rho = k_x - Kbar w, (n, t) each, as computed; eta and a = sum d_i |w_i|, (t,) each.
+
+        rho is off by eta d_i (docs/proofs.md, Lemma 3a). It takes n^2 kernel entries, once for all test samples.
+        """
+        known, scales = self.roundings, self.roundings.scales
+        columns = self._columns(inputs, threads)
+        w = columns.copy()
+        substitute(self.tiles, w, threads)
+        substitute(self.tiles, w, threads, transposed=True)
+        residual = columns - self._product(w, threads)
+        spread = EVALUATION * np.sqrt(scales.largest) * (scales.weights @ np.abs(w))
+        eta = EVALUATION * (known.entry + (self._additions + 2.0) * UNIT) * (spread + share)
+        return columns, w, residual, eta, spread
+
+    @property
+    def _additions(self) -> float:
+        """Roundings that a term of `_product` and `_dots` passes through, its product and the noise's included."""
+        layout = self.tiles.layout
+        return SUMMED + math.ceil(layout.rows / SUMMED) + layout.n_panels + 2.0
+
+    def _product(self, w: FloatArray, threads: int) -> FloatArray:
+        """Kbar w, (n, t), in sums of few terms each, since w has both signs and its sums cancel."""
+        layout, evaluator = self.tiles.layout, self.roundings.scales.evaluator
+        image = np.empty_like(w)
+
+        def fill(i: int) -> None:
+            rows, total = slice(*layout.bounds(i)), np.zeros((layout.bounds(i)[1] - layout.bounds(i)[0], w.shape[1]))
+            for k in range(layout.n_panels):
+                start, stop = layout.bounds(k)
+                tile, part = evaluator.tile(self.tiles.features(i), self.tiles.features(k)), np.zeros_like(total)
+                for first in range(start, stop, SUMMED):
+                    last = min(first + SUMMED, stop)
+                    part += tile[:, first - start : last - start] @ w[first:last]
+                total += part
+            image[rows] = total + self.roundings.noise_variance * w[rows]
+
+        in_parallel(fill, layout.n_panels, threads)
+        return image
+
+    def _dots(self, a: FloatArray, b: FloatArray) -> FloatArray:
+        """a_j'b_j of the columns of two arrays (n, t), in sums of few terms each: (t,)."""
+        layout, total = self.tiles.layout, np.zeros(a.shape[1])
+        for k in range(layout.n_panels):
+            start, stop = layout.bounds(k)
+            starts = range(start, stop, SUMMED)
+            pieces = [slice(first, min(first + SUMMED, stop)) for first in starts]
+            total += np.sum([np.einsum("it,it->t", a[piece], b[piece]) for piece in pieces], axis=0)
+        return total
+
+    def _tighten_by_residuals(
+        self,
+        bounds: VarianceBounds,
+        which: IndexArray,
+        inputs: FloatArray,
+        priors: tuple[FloatArray, FloatArray],
+        share: FloatArray,
+        threads: int,
+    ) -> None:
+        """Tighten by w near Kbar^-1 k_x and its residual (Theorem 16a): errors of the factor count squared then."""
+        known = self.roundings
+        (prior, highest), share = (values[which] for values in priors), share[which]
+        columns, w, residual, eta, spread = self._residuals(inputs[which], share, threads)
+        quadratic = self._dots(w, columns) + self._dots(w, residual)
+        sizes = self._dots(np.abs(w), np.abs(columns)) + self._dots(np.abs(w), np.abs(residual))
+        either = spread * (known.entry * share + eta) + (self._additions + 1.0) * UNIT * sizes
+        # k(x, x) as computed, and two differences.
+        either += (highest - prior) + 4.0 * UNIT * (highest + np.abs(quadratic))
+        length = np.sqrt(self._dots(residual, residual)) + known.length * eta
+        lower = prior - quadratic - EVALUATION * (either + length**2 / known.noise_variance)
+        upper = prior - quadratic + EVALUATION * either
+        bounds.tighten(which, lower, upper, upper - lower)
 
     def _tighten(
         self,

@@ -42,6 +42,11 @@ def are_held(context: BlockContext) -> bool:
     return worker_cache().bytes_of(context.run_id, "whole tiles") > 0
 
 
+def forget_tiles(context: BlockContext) -> None:
+    """Drop the tiles that this process has under a run's name."""
+    worker_cache().discard(context.run_id, "whole tiles")
+
+
 def kept_tiles(model: ModelRecord) -> str | None:
     """Return the folder of a whole factor that is kept with a model, where all tiles are there; None otherwise."""
     if is_resident(model.url):

@@ -13,7 +13,7 @@ import pytest
 from dkgp.cluster import BlockExecutor
 from dkgp.data import open_prediction
 from dkgp.data.stores.tile_store import TileStore
-from dkgp.errors import InputError, InterruptedRunError, StorageError
+from dkgp.errors import InputError, InterruptedRunError, NumericalError, StorageError
 from dkgp.models.context import RunContext
 from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.variance.search import ProductTally
@@ -22,6 +22,7 @@ from dkgp.models.variance.variances import VarianceRun
 from dkgp.models.variance.ways import choice
 from dkgp.models.variance.ways.forecast import Forecast, Measured
 from dkgp.models.variance.ways.in_small import Counted
+from dkgp.solvers.cholesky.tile_factor import BrokenDownError, TileFactor
 from dkgp.solvers.prices import Prices
 from tests.models.variance.variance_world import TESTS, World, content
 
@@ -230,14 +231,19 @@ def test_a_full_disk_leaves_nothing(
     assert not list(tmp_path.glob("dkgp-tiles*/*.tile"))
 
 
-def test_noise_below_the_roundings_is_left_to_the_iterative_way(
-    world: World, executor: BlockExecutor, tmp_path: Path
+def test_a_factor_that_breaks_down_is_left_to_the_iterative_way(
+    world: World, executor: BlockExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = replace(world.model, noise_variance=1e-12)
-    with pytest.raises(
-        InputError, match="may come to .*, beside a noise variance of 1e-12, and it would prove nothing"
-    ):
-        predict(model, world.test, str(tmp_path / "p"), executor, variance=replace(AUTO, way="cholesky"))
+
+    def broken(self: TileFactor, panels: int) -> None:
+        raise BrokenDownError(7)
+
+    monkeypatch.setattr(TileFactor, "complete", broken)
+    predict(model, world.test, str(tmp_path / "p"), executor, variance=AUTO)
+    assert open_prediction(str(tmp_path / "p")).attributes["variance"].get("way", "iterative") == "iterative"
+    with pytest.raises(NumericalError, match="breaks down at sample 7"):
+        predict(model, world.test, str(tmp_path / "q"), executor, variance=replace(AUTO, way="cholesky"))
 
 
 # ------------------------------------------------------------------------------------------------------------- resuming

@@ -17,7 +17,7 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data.stores.tile_store import TileStore
 from dkgp.errors import InputError, StoreError
 from dkgp.models.prediction.predict import predict
-from dkgp.models.variance.batch import relative_gap
+from dkgp.models.variance.batch import VarianceBounds, relative_gap
 from dkgp.models.variance.row_scales import RowScales
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.variance.whole_matrix.factor import WholeFactor, WholeRoundings
@@ -121,20 +121,66 @@ def test_the_bounds_hold_for_a_factor_as_bad_as_they_allow(
         context = TileContext(factor.tiles.context, tiles, known.layout, problem.noise_variance)
         bad = WholeFactor(context, known)
         monkeypatch.setattr(WholeFactor, "_columns", lambda self, inputs, threads, c=k + rho: np.array(c)[:, None])
+        # A residual has nothing to do with the roundings of the factor; it is attacked below.
+        monkeypatch.setattr(WholeFactor, "_tighten_by_residuals", lambda *arguments: None)
         for gap in (1.0, 1e-12):  # without and with the second solve
             bounds = bad.solve(problem.T[index : index + 1], gap, latent=True)
             assert bounds.lower[0] <= exact <= bounds.upper[0]
             assert bounds.upper[0] - bounds.lower[0] < problem.kernel.variance
 
 
-def test_what_float64_cannot_prove_is_not_claimed() -> None:
-    problem = draw(1, 100, 2, gamma=0.5, noise=1e-13)
-    context = BlockContext(f"whole {next(_RUNS)}", ArrayInputs(problem.X), problem.kernel, problem.n)
-    known = WholeRoundings(TileLayout(100, 50, "double"), RowScales.of(context, 1e-13), 1e-13)
-    assert known.least == 0.0
-    bounds = WholeFactor(TileContext(context, MemoryTiles(), known.layout, 1e-13), known).solve(problem.T, 0.02)
-    assert (bounds.upper >= 1.0).all()
-    assert (bounds.lower <= 1e-13).all()
+@pytest.mark.parametrize(("noise", "widest"), [(1e-11, 0.02), (1e-12, 0.2), (1e-13, 1.0)])
+@pytest.mark.parametrize("d", [1, 2])
+def test_noise_below_the_roundings_of_the_factor_is_proven_by_residuals(noise: float, widest: float, d: int) -> None:
+    problem = draw(d, 24, d, gamma=0.5, noise=noise)
+    factor = whole(problem, rows=7)
+    assert factor.roundings.least == 0.0 or noise > 1e-12
+    bounds = factor.solve(problem.T, 1e-9)
+    for lower, upper, exact in zip(bounds.lower, bounds.upper, exact_in_50_digits(problem), strict=True):
+        assert decimal.Decimal(float(lower)) <= exact + decimal.Decimal(noise) <= decimal.Decimal(float(upper))
+    assert relative_gap(bounds.lower, bounds.upper).max() <= widest
+
+
+@pytest.mark.parametrize("signs", ["plus", "minus", "random", "against"])
+@pytest.mark.parametrize("wrong", [0.0, 1e-6, 1e-2])
+def test_residuals_prove_whatever_the_factor_and_at_the_largest_errors_of_entries(
+    signs: str, wrong: float, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entries of K and k off by as much as Lemma 3a allows, and a factor of another matrix."""
+    problem = KINDS["smooth"]
+    factor = whole(problem, rows=problem.n)
+    known = _Coarse(factor.roundings.layout, factor.roundings.scales, problem.noise_variance)
+    d = np.sqrt(known.scales.largest) * known.scales.weights
+    K = np.asarray(long_kernel(problem.X, problem.X, problem.kernel), dtype=float)
+    K[np.diag_indices(problem.n)] += problem.noise_variance
+    columns = np.asarray(long_kernel(problem.X, problem.T, problem.kernel), dtype=float)
+    noise = rng.normal(size=K.shape)
+    tiles = MemoryTiles()
+    tiles.write("00000-00000", np.linalg.cholesky(K + wrong * (noise @ noise.T) / problem.n))
+    bad = WholeFactor(TileContext(factor.tiles.context, tiles, known.layout, problem.noise_variance), known)
+    for index, exact in enumerate(problem.exact):
+        k = columns[:, index]
+        v = np.linalg.solve(K, k)
+        sign = {
+            "plus": np.ones(problem.n),
+            "minus": -np.ones(problem.n),
+            "random": rng.choice([-1.0, 1.0], problem.n),
+            "against": np.sign(v) + (v == 0.0),
+        }[signs]
+        share = float(np.sqrt(problem.kernel.variance))
+        off = k + 0.99 * known.entry * share * d * sign
+        E = 0.99 * known.entry * np.outer(d, d) * (np.outer(sign, sign) if signs != "plus" else -1.0)
+        monkeypatch.setattr(WholeFactor, "_columns", lambda self, inputs, threads, c=off: np.array(c)[:, None])
+        monkeypatch.setattr(WholeFactor, "_product", lambda self, w, threads, M=K + E: M @ w)
+        highest = np.array([problem.kernel.variance])
+        bounds = VarianceBounds(highest * (1.0 + 1e-12), 0.0, 1e-12)
+        scale = known.scales.share(highest, problem.T[index : index + 1]) * np.sqrt(known.scales.largest)
+        ends = highest, highest * (1.0 + 1e-12)
+        bad._tighten_by_residuals(bounds, np.array([0]), problem.T[index : index + 1], ends, scale, 1)
+        assert bounds.lower[0] <= exact <= bounds.upper[0]
+        w, residual = bad.weights(problem.T[index : index + 1]) if known.least <= 0.0 else (None, None)
+        if w is not None:
+            assert residual[0] >= np.linalg.norm(K @ w[:, 0] - k)
 
 
 def test_every_sum_of_a_tile_is_counted() -> None:
