@@ -141,7 +141,7 @@ def _description() -> bytes:
 
 
 def _writer(handle: int) -> str:
-    """Who has the lock, for messages."""
+    """Describe the process that has the lock, for messages."""
     try:
         about = json.loads(os.pread(handle, 1000, 0))
         return f" ({int(about['process'])} on {about['host']}, since {about['began']})"
