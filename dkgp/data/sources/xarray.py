@@ -36,6 +36,8 @@ _NETCDF_FILLS = {
     "f4": 9.9692099683868690e36,
     "f8": 9.9692099683868690e36,
 }
+# Blocks of a grid are whole chunks up to so many times the usual length.
+_MOST_CHUNK_BLOCKS = 16
 # Names, axes and units by which a dimension is known as one of space (CF conventions).
 _SPACE = frozenset(
     ("lat", "latitude", "degrees_north", "degree_north", "lon", "longitude", "degrees_east", "degree_east", "x", "y")
@@ -173,7 +175,13 @@ class XarraySource(_VariablesSource):
         needed = list(dict.fromkeys(column.array for column in columns))
         # The dimensions after `split` lie in a block as a whole, those before it by one index each.
         split = next(axis for axis in range(len(shape)) if int(np.prod(shape[axis + 1 :])) <= most)
-        step = max(most // max(int(np.prod(shape[split + 1 :])), 1), 1)
+        inner = max(int(np.prod(shape[split + 1 :])), 1)
+        step = max(most // inner, 1)
+        chunk = max(
+            (_chunk_length(variables[name], self._grid[split]) for name in needed if name in variables), default=1
+        )
+        if chunk * inner <= _MOST_CHUNK_BLOCKS * most:  # a chunk that several blocks share is read by each of them
+            step = max(step // chunk, 1) * chunk
         for outer in np.ndindex(*shape[:split]):
             for first in range(0, shape[split], step):
                 spans = [slice(index, index + 1) for index in outer] + [slice(first, min(first + step, shape[split]))]
@@ -191,9 +199,9 @@ class XarraySource(_VariablesSource):
                 axis = self._grid.index(name)
                 variable = xr.Variable((name,), np.arange(spans[axis].start, spans[axis].stop))
             else:
-                where = {dimension: spans[self._grid.index(str(dimension))] for dimension in variables[name].dims}
-                part = variables[name].isel(where)
-                variable = xr.Variable(part.dims, _decoded(part))
+                on_grid = [dimension for dimension in variables[name].dims if dimension in self._grid]
+                part = variables[name].isel({name: spans[self._grid.index(str(name))] for name in on_grid})
+                variable = xr.Variable(on_grid, _decoded(part))  # one of characters has a dimension more
             axes = [variable.dims.index(dimension) for dimension in self._grid if dimension in variable.dims]
             shape = [
                 size if dimension in variable.dims else 1 for dimension, size in zip(self._grid, lengths, strict=True)
@@ -434,6 +442,12 @@ def _is_grid(dataset: xr.Dataset, variable: xr.DataArray) -> bool:
     of_space = not words.isdisjoint(_SPACE) or any(" since " in word for word in words)
     has_vectors = any(other.dims == (first,) and name != first for name, other in dataset.variables.items())
     return not has_vectors or (len(axes) == 2 and of_space)
+
+
+def _chunk_length(variable: xr.Variable, dimension: str) -> int:
+    """Length of a variable's chunks along a dimension; 1 where it has none."""
+    chunks = variable.encoding.get("chunks") or variable.encoding.get("chunksizes")
+    return int(chunks[variable.dims.index(dimension)]) if chunks and dimension in variable.dims else 1
 
 
 def _attributes(array: Any, named: bool) -> dict[str, Any]:

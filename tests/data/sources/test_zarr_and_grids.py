@@ -11,6 +11,7 @@ import xarray as xr
 import zarr
 
 from dkgp.data import ingest
+from dkgp.data.sources.formats import open_source
 from dkgp.errors import InputError, UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -161,6 +162,31 @@ def test_a_grid_of_dates_and_gaps_is_stacked(tmp_path: Path, rng: np.random.Gene
     expected = np.column_stack([seconds, np.tile(np.repeat([10.0, 20.0], 3), 5), np.tile(np.arange(3), 10)])
     np.testing.assert_array_equal(store.raw_inputs(0, 29), np.delete(expected, 15, axis=0))
     np.testing.assert_array_equal(store.targets(0, 29, standardised=False)[:, 0], np.delete(values.ravel(), 15))
+
+
+def test_each_chunk_of_a_grid_is_read_once(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dkgp.data.sources.base.BLOCK_BYTES", 8 * 40)
+    values = rng.normal(size=(12, 5))
+    grid = xr.Dataset({"v": (("time", "x"), values)}, coords={"time": np.arange(12.0), "x": np.arange(5.0)})
+    grid.to_zarr(tmp_path / "g.zarr", zarr_format=3, consolidated=False, encoding={"v": {"chunks": (6, 5)}})
+    source = open_source([str(tmp_path / "g.zarr")], {"stack": True})
+    blocks = list(source.blocks([column for column in source.columns if column.name == "v"]))
+    assert [len(block.values) for block in blocks] == [30, 30]
+    np.testing.assert_array_equal(np.concatenate([block.values[:, 0] for block in blocks]), values.ravel())
+
+
+def test_a_grid_of_names_keeps_them(tmp_path: Path, rng: np.random.Generator) -> None:
+    grid = xr.Dataset(
+        {
+            "cover": (("y", "x"), np.array([["wood", "sea"], ["sea", "field"]])),
+            "v": (("y", "x"), rng.normal(size=(2, 2))),
+        }
+    )
+    path = _write(grid, tmp_path, "netcdf 3")
+    train = ingest(path, tmp_path / "o.zarr", labels="cover", features=["y", "x", "v"], stack=True).train
+    assert [train.classes[code] for code in train.all_labels()] == ["wood", "sea", "sea", "field"]
 
 
 def test_a_matrix_of_features_is_no_grid(tmp_path: Path, rng: np.random.Generator) -> None:
