@@ -127,7 +127,7 @@ def quantities(
         known = dict(zip(known, compute(*known.values(), scheduler=client), strict=True))
     if judged:
         assert variance is not None
-        _warn_of_wide_intervals(*(known[name] for name in _ENDS), variance.gap)
+        _warn_of_wide_intervals(known["variance_lower"], known["variance_upper"], variance.gap)
     return {name: known[name] for name in names}
 
 
