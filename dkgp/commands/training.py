@@ -10,12 +10,14 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from dkgp.commands.presets import announce_preset, preset_record, settled
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.outputs import check_side_files
 from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.reporting.records import RecordLog
 from dkgp.commands.resuming import has_checkpoint, is_unfinished_model, remove_checkpoint
 from dkgp.commands.run import Run
 from dkgp.data import CheckpointStore, ensure_writable
@@ -148,12 +150,17 @@ class TrainingRun(Run):
             self.reporter.note(f"the model '{job.out}' is of a run with another {other}")
             return None
         self.reporter.note(f"the model '{job.out}' is done: it was complete when an earlier run ended")
-        check_side_files(job.plot, None, replace=True)
+        check_side_files(job.plot, job.log_json, replace=True)
+        if job.log_json is not None and not Path(job.log_json).exists():
+            with RecordLog(job.log_json) as log:
+                for index, record in enumerate(model.history):
+                    log.write({"iteration": record.get("round", index), **record})
         return self.report(Outcome(model, model.summary, model.certificate, model.history))
 
     def report(self, outcome: Outcome) -> Document:
-        """End a run whose model is saved: draw the plot, describe it, warn, remove checkpoints that are done with."""
+        """End a run whose model is saved: write what belongs to it, draw the plot, warn, remove old checkpoints."""
         job, checkpoints = self.job, CheckpointStore(self.job.checkpoint_url)
+        self.finish_beside()
         if job.plot is not None:
             self.draw(outcome)
         kept = not outcome.summary["converged"] and has_checkpoint(checkpoints)
@@ -190,6 +197,9 @@ class TrainingRun(Run):
     @abstractmethod
     def save(self, trained: Any, measured: Mapping[str, Any], *, overwrite: bool) -> Outcome:
         """Write the model, with what was `measured` of the run in its summary."""
+
+    def finish_beside(self) -> None:
+        """Write what is asked for besides the model, unless an earlier run did; the model is complete without it."""
 
     @abstractmethod
     def stored(self) -> Any:

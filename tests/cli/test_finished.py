@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from dkgp.data import open_model
+from dkgp.models.variance.whole_matrix.kept import kept_tiles
 from tests.cli.invoke import document_of, refused, run, run_json
 from tests.cli.processes import ENVIRONMENT, PROGRAM, killed
 
@@ -49,6 +50,57 @@ def test_train_killed_after_its_model_was_saved_is_done(pipeline: dict[str, Any]
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
     assert open_model(out).alpha.tobytes() == open_model(pipeline["train"]["out"]).alpha.tobytes()
     assert run(*command).exit_code == 3  # without --resume it is an output that exists
+
+
+TILE = "dkgp.data.stores.tile_store:TileStore.write"
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("place", "call"),
+    [
+        ("dkgp.models.variance.whole_matrix.kept:TileFactor", 1),
+        ("dkgp.data.stores.tile_store:TileStore.create", 1),
+        (TILE, 1),
+        (TILE, 2),
+    ],
+)
+def test_train_killed_before_its_factor_was_whole_builds_it_when_resumed(
+    pipeline: dict[str, Any], tmp_path: Path, place: str, call: int
+) -> None:
+    out = tmp_path / "model.zarr"
+    command = train(pipeline, out, "--with-variances")
+    killed(place, command, call=call)
+    assert kept_tiles(open_model(out)) is None
+    alpha = open_model(out).alpha.tobytes()
+    for kept in ("Cholesky factor of all", ""):
+        result = run(*command, "--resume")
+        document_of(result)
+        assert "was complete when an earlier run ended" in result.stderr
+        assert ("Cholesky factor of all" in result.stderr) == bool(kept)
+        assert kept_tiles(open_model(out)) is not None
+    assert open_model(out).alpha.tobytes() == alpha
+    whole = tmp_path / "whole.zarr"
+    run_json(*train(pipeline, whole, "--with-variances"))
+    for tile in sorted((whole / "variance_tiles").iterdir()):
+        if tile.suffix != ".json":
+            assert tile.read_bytes() == (out / "variance_tiles" / tile.name).read_bytes()
+
+
+def test_train_resumed_when_done_writes_what_is_asked_for_beside_the_model(
+    pipeline: dict[str, Any], model: Path, tmp_path: Path
+) -> None:
+    plot, log = tmp_path / "run.png", tmp_path / "run.jsonl"
+    assert kept_tiles(open_model(model)) is None
+    done = run_json(*train(pipeline, model, "--resume", "--with-variances", "--plot", plot, "--log-json", log))
+    assert done["warnings"] == []
+    assert kept_tiles(open_model(model)) is not None
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [record["iteration"] for record in records] == [entry["iteration"] for entry in open_model(model).history]
+    log.write_text("")
+    run_json(*train(pipeline, model, "--resume", "--log-json", log))
+    assert log.read_text() == ""  # an earlier run's log stays
 
 
 def test_train_resumed_when_done_changes_nothing(pipeline: dict[str, Any], model: Path) -> None:

@@ -52,7 +52,9 @@ def calls(estimator: Any, data: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Each method that the estimator has, with each argument that it takes."""
     for name, variants in METHODS.items():
         method = getattr(estimator, name, None)
-        for _, keywords in variants if method is not None else ():
+        if method is None:
+            continue
+        for _, keywords in variants:
             if keywords.keys() <= inspect.signature(method).parameters.keys():
                 yield f"{name}({', '.join(keywords)})", partial(call, estimator, name, keywords, data)
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -100,7 +101,11 @@ def test_of_several_local_commands_that_overwrite_one_commits(problem: Path, com
     assert sum(code == 0 for _, code in results) >= 1, results
     for message, code in results:
         assert code == 0 or (code == 3 and "Another process (" in message), results
-    opened = {"ingest": open_dataset, "train": open_model, "predict": open_prediction}
+    opened: dict[str, Callable[[Path], object]] = {
+        "ingest": open_dataset,
+        "train": open_model,
+        "predict": open_prediction,
+    }
     if command == "table":
         assert len(out.read_text().splitlines()) == 51
     else:

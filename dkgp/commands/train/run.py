@@ -27,7 +27,7 @@ from dkgp.models.memory import MemoryPlan
 from dkgp.models.robust.train import noise_made, require_one_target, train_student
 from dkgp.models.trend.columns import CENTRED, columns_of, count_of, require_independent
 from dkgp.models.trend.trend import mean_made
-from dkgp.models.variance.whole_matrix.kept import keep_whole
+from dkgp.models.variance.whole_matrix.kept import keep_whole, kept_tiles
 from dkgp.operators.block_tasks import feature_width
 from dkgp.solvers import Checkpointing, Choice, Solver
 from dkgp.solvers.registry import AUTO, Need, solver_memory, solver_names, solvers_that_need
@@ -210,16 +210,17 @@ class TrainRun(TrainingRun):
         summary = {**model.summary, "solver": self.job.solver.solver, **chosen, **measured}
         model = replace(model, summary=summary)
         save(model, self.job.out, self.dataset, by_reference=self.job.by_reference, overwrite=overwrite)
-        if self.job.with_variances:
-            self._keep_variances()
         history = [progress.to_json() for progress in model.solution.history]
         return Outcome(model, summary, model.certificate.to_json(), history, plan.to_json())
 
-    def _keep_variances(self) -> None:
-        """Keep the factor that variances take with the model, which is there without it, too."""
+    def finish_beside(self) -> None:
+        """Keep the factor that variances take with the model, where that is asked for and tiles are missing."""
+        model = self.stored()
+        if not self.job.with_variances or kept_tiles(model) is not None:
+            return
         executor = LocalExecutor()
         try:
-            self.reporter.note(keep_whole(self.stored(), executor))
+            self.reporter.note(keep_whole(model, executor))
         except (StorageError, NumericalError) as error:
             self.reporter.warn(f"the model is saved, without a factor for its variances: {error}")
         finally:

@@ -62,6 +62,12 @@ class TuneRun(Run):
     _overwrite = False
 
     @property
+    def places(self) -> list[str]:
+        """The places of the hyperparameters, and of a search's checkpoint."""
+        checkpoint = self.job.checkpoint_url
+        return [*super().places, *([] if checkpoint is None else [checkpoint])]
+
+    @property
     def samples(self) -> int:
         """As one: an evaluation takes longer than messages do. Unless a cluster is asked for, threads do without."""
         return 1 if self.job.refine is None else self.dataset.n_samples

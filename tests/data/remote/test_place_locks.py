@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -13,7 +14,6 @@ import numpy as np
 import pytest
 
 from dkgp.data import DatasetWriter, dataset_from_arrays, open_dataset
-from dkgp.data.remote import place_locks
 from dkgp.data.remote.place_locks import PlaceLock, beside, locked
 from dkgp.errors import OutputExistsError
 
@@ -166,7 +166,7 @@ def test_a_place_without_locks_is_written_to_as_before(tmp_path: Path, monkeypat
     def refuse(*arguments: object) -> None:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(place_locks.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     dataset_from_arrays(str(tmp_path / "d.zarr"), X, X[:, 0])
     assert os.listdir(tmp_path) == ["d.zarr"]
 
