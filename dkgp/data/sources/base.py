@@ -23,6 +23,11 @@ from dkgp.data.types import FloatArray, quoted
 from dkgp.errors import DkgpError, InputError, is_mistake
 
 BLOCK_BYTES = 8 * 2**20
+# Largest block that is made as long as a chunk; a longer chunk is read in parts, and decoded once for each.
+_MOST_BLOCK_BYTES = 512 * 2**20
+# A column takes about 1.5 KB while a source is ingested.
+MOST_COLUMNS = 500_000
+MOST_ROW_BYTES = 64 * 2**20
 # Up to here float64 holds every whole number.
 EXACT = 2.0**53
 _NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
@@ -194,10 +199,30 @@ def refused_as(message: str) -> Iterator[None]:
         raise InputError(f"{message}: {reason[:500]}") from error
 
 
-def block_rows(n_columns: int, multiple_of: int = 1) -> int:
-    """Rows of a block of about `BLOCK_BYTES`, a multiple of the chunk length where the source has chunks."""
-    rows = max(BLOCK_BYTES // (8 * max(n_columns, 1)), 1)
-    return max(rows // multiple_of, 1) * multiple_of
+def block_rows(n_columns: int, multiple_of: int = 1, row_bytes: int = 0) -> int:
+    """Return the rows of a block of about `BLOCK_BYTES`: a multiple of the source's chunk length, unless that is long.
+
+    `row_bytes` is the size of a row as it is stored, where that may be more than 8 bytes a column.
+    """
+    row_bytes = max(8 * n_columns, row_bytes, 1)
+    rows = max(max(BLOCK_BYTES // row_bytes, 1) // multiple_of, 1) * multiple_of
+    if rows * row_bytes <= _MOST_BLOCK_BYTES:
+        return rows
+    return max(-(-multiple_of // -(-multiple_of * row_bytes // _MOST_BLOCK_BYTES)), 1)
+
+
+def require_bounded(n_columns: int, row_bytes: int, where: str) -> None:
+    """Raise `InputError` for more columns, or longer rows, than are read: before memory is taken for them."""
+    if n_columns > MOST_COLUMNS:
+        raise InputError(
+            f"{where} has {n_columns:,} columns; at most {MOST_COLUMNS:,} are read. Save it with the samples as rows, "
+            "or with fewer features."
+        )
+    if row_bytes > MOST_ROW_BYTES:
+        raise InputError(
+            f"{where} has rows of {row_bytes:,} bytes; at most {MOST_ROW_BYTES:,} are read. Save numbers, or shorter "
+            "texts."
+        )
 
 
 def matrix_of(

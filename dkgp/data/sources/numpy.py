@@ -1,11 +1,13 @@
 """NPY and NPZ files, streamed row by row; also the members of a compressed NPZ, which are never unpacked as a whole.
 
-Only an array in Fortran order must be held in memory while it is read, since its rows are spread over the whole file
-(a local NPY file in that order is mapped instead).
+The rows of an array in Fortran order are spread over the whole file. A local NPY file in that order is mapped; any
+other such array is first copied to a file of the temporary folder, unless it is small.
 """
 
 from __future__ import annotations
 
+import math
+import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -15,13 +17,40 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from dkgp.data.remote.storage import is_local, open_object
-from dkgp.data.sources.base import Block, Column, Source, block_rows, matrix_of, refused_as, row_places
+from dkgp.data.remote.storage import is_local, open_object, translate_write_errors
+from dkgp.data.sources.base import (
+    BLOCK_BYTES,
+    Block,
+    Column,
+    Source,
+    block_rows,
+    matrix_of,
+    refused_as,
+    require_bounded,
+    row_places,
+)
 from dkgp.data.sources.formats import FORMATS, Format
+from dkgp.data.stores.manifest import MOST_DESCRIPTION_BYTES
 from dkgp.errors import InputError
 
 _INPUTS = "X"
 _NAMES = "feature_names"
+# NumPy takes headers of 10,000 bytes, but reads any number of them before it looks.
+_MOST_HEADER_BYTES = 2**16
+# Largest array in Fortran order that is held in memory.
+_MOST_LOADED_BYTES = 8 * BLOCK_BYTES
+
+
+class _HeaderReader:
+    """A file whose header is read, which may not be long."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def read(self, n_bytes: int) -> bytes:
+        if n_bytes > _MOST_HEADER_BYTES:
+            raise ValueError(f"its header has {n_bytes:,} bytes; at most {_MOST_HEADER_BYTES:,} are read")
+        return self._file.read(n_bytes)
 
 
 class _RowStream:
@@ -29,51 +58,68 @@ class _RowStream:
 
     def __init__(self, file: BinaryIO, where: str) -> None:
         self._file = file
-        self._where = where
+        self.where = where
         with refused_as(f"{where} is not a whole NPY array"):
-            version = npy_format.read_magic(file)
+            header = cast(BinaryIO, _HeaderReader(file))
+            version = npy_format.read_magic(header)
             readers = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
             if version not in readers:
                 raise InputError(f"{where} has NPY format {version}; expected an array of plain numbers.")
-            self.shape, self._fortran, self.dtype = readers[version](file)
+            self.shape, self._fortran, self.dtype = readers[version](header)
+            if min(self.shape, default=0) < 0:
+                raise ValueError(f"its shape is {self.shape}")
+        self.width = self.shape[1] if len(self.shape) == 2 else 1
+        self.row_bytes = self.width * self.dtype.itemsize
         self._loaded: NDArray[Any] | None = None
         self._row = 0
 
     def check(self) -> None:
         """Refuse what is no vector or matrix of values."""
-        if self.dtype.hasobject or self.dtype.names is not None:
-            raise InputError(f"{self._where} holds {self.dtype}; expected an array of plain numbers.")
+        if not _is_plain(self.dtype):
+            raise InputError(f"{self.where} holds {self.dtype}; expected an array of plain numbers.")
         if len(self.shape) not in (1, 2):
-            raise InputError(f"{self._where} has shape {self.shape}; expected (n, d) or (n,).")
+            raise InputError(f"{self.where} has shape {self.shape}; expected (n, d) or (n,).")
+        require_bounded(self.width, self.row_bytes, self.where)
 
     def load(self) -> NDArray[Any]:
-        """All of it."""
-        order = self.shape[::-1] if self._fortran else self.shape
-        values = self._numbers(int(np.prod(self.shape, dtype=np.int64))).reshape(order)
+        """Return the whole array; a large one is mapped from a file of the temporary folder."""
+        count, order = math.prod(self.shape), self.shape[::-1] if self._fortran else self.shape
+        if count * self.dtype.itemsize <= _MOST_LOADED_BYTES:
+            values = self._numbers(count).reshape(order)
+        else:
+            folder = tempfile.gettempdir()
+            with (
+                translate_write_errors(folder, "unpack an array in Fortran order to"),
+                tempfile.TemporaryFile() as file,
+            ):
+                step = max(BLOCK_BYTES // self.dtype.itemsize, 1)
+                for start in range(0, count, step):
+                    file.write(self._numbers(min(step, count - start)).tobytes())
+                file.flush()
+                values = np.memmap(file, self.dtype, "r", shape=order)
         return values.T if self._fortran else values
 
     def read(self, n_rows: int) -> NDArray[Any]:
         """The next rows, shape (rows, columns)."""
         n_rows = min(n_rows, self.shape[0] - self._row)
-        width = self.shape[1] if len(self.shape) == 2 else 1
         if self._fortran and len(self.shape) == 2:
             if self._loaded is None:
                 self._loaded = self.load()
             rows = self._loaded[self._row : self._row + n_rows]
         else:
-            rows = self._numbers(n_rows * width).reshape(n_rows, width)
+            rows = self._numbers(n_rows * self.width).reshape(n_rows, self.width)
         self._row += n_rows
         return rows
 
     def _numbers(self, count: int) -> NDArray[Any]:
         missing_bytes = count * self.dtype.itemsize
         pieces: list[bytes] = []
-        with refused_as(f"{self._where} is damaged"):
+        with refused_as(f"{self.where} is damaged"):
             while missing_bytes and (piece := self._file.read(missing_bytes)):
                 pieces.append(piece)
                 missing_bytes -= len(piece)
         if missing_bytes:
-            raise InputError(f"{self._where} is truncated: {missing_bytes} bytes of the array are missing.")
+            raise InputError(f"{self.where} is truncated: {missing_bytes} bytes of the array are missing.")
         return np.frombuffer(b"".join(pieces), dtype=self.dtype)
 
 
@@ -89,14 +135,14 @@ class NpySource(Source):
             stream = _RowStream(file, f"'{self.url}'")
             stream.check()
             self.total = stream.shape[0]
-            width = stream.shape[1] if len(stream.shape) == 2 else 1
+            self._row_bytes = stream.row_bytes
             self._mapped = stream._fortran and len(stream.shape) == 2 and is_local(url)
-        self.columns = tuple(Column(f"x{index}", "", index) for index in range(width))
+        self.columns = tuple(Column(f"x{index}", "", index) for index in range(stream.width))
         self.positional = self.columns
 
     def blocks(self, columns: Sequence[Column]) -> Iterator[Block]:
         """All the samples, of the chosen columns."""
-        rows = block_rows(len(self.columns))
+        rows = block_rows(len(self.columns), row_bytes=self._row_bytes)
         with open_object(self._address) as file:
             stream = _RowStream(file, f"'{self.url}'")
             mapped = None
@@ -137,8 +183,6 @@ class NpzSource(Source):
     def blocks(self, columns: Sequence[Column]) -> Iterator[Block]:
         """All the samples, of the chosen columns; the arrays are read side by side."""
         arrays = list(dict.fromkeys(column.array for column in columns))
-        widths = {name: len(self.groups[name]) for name in arrays}
-        rows = block_rows(sum(widths.values()))
         with ExitStack() as stack:
             archive = stack.enter_context(zipfile.ZipFile(stack.enter_context(open_object(self._address))))
             streams = {}
@@ -146,6 +190,9 @@ class NpzSource(Source):
                 with refused_as(f"'{self.url}' is damaged"):
                     member = cast(BinaryIO, stack.enter_context(archive.open(f"{name}.npy")))
                 streams[name] = _RowStream(member, f"The array '{name}' of '{self.url}'")
+                streams[name].check()
+            width = sum(stream.width for stream in streams.values())
+            rows = block_rows(width, row_bytes=sum(stream.row_bytes for stream in streams.values()))
             for start in range(0, self.total, rows):
                 place = row_places(self.url, start)
                 parts = {name: stream.read(rows) for name, stream in streams.items()}
@@ -161,6 +208,12 @@ class NpzSource(Source):
             stream = _RowStream(cast(BinaryIO, file), f"The array '{_NAMES}' of '{self.url}'")
             if stream.dtype.kind not in "US" or len(stream.shape) != 1:
                 return None
+            require_bounded(stream.shape[0], 0, stream.where)
+            if stream.shape[0] * stream.dtype.itemsize > MOST_DESCRIPTION_BYTES:
+                raise InputError(
+                    f"{stream.where} takes {stream.shape[0] * stream.dtype.itemsize:,} bytes; names of at most "
+                    f"{MOST_DESCRIPTION_BYTES:,} bytes are read. Shorten the longest names."
+                )
             return [name.decode() if isinstance(name, bytes) else str(name) for name in stream.load().tolist()]
 
     def _build(self, headers: dict[str, tuple[tuple[int, ...], np.dtype[Any]]], names: list[str] | None) -> None:
@@ -172,7 +225,7 @@ class NpzSource(Source):
         usable = {
             name: shape
             for name, (shape, dtype) in headers.items()
-            if len(shape) in (1, 2) and not dtype.hasobject and dtype.names is None and name != _NAMES
+            if len(shape) in (1, 2) and _is_plain(dtype) and name != _NAMES
         }
         matrices = [name for name, shape in usable.items() if len(shape) == 2]
         inputs = _INPUTS if _INPUTS in usable else matrices[0] if len(matrices) == 1 else None
@@ -187,9 +240,11 @@ class NpzSource(Source):
             for name, (shape, dtype) in headers.items()
             if (reason := _why_left_out(shape, dtype, self.total)) is not None
         }
+        usable = {name: shape for name, shape in usable.items() if shape[0] == self.total}
+        widths = {name: shape[1] if len(shape) == 2 else 1 for name, shape in usable.items()}
+        row_bytes = sum(width * headers[name][1].itemsize for name, width in widths.items())
+        require_bounded(sum(widths.values()), row_bytes, f"'{self.url}'")
         for name, shape in usable.items():
-            if shape[0] != self.total:
-                continue
             if len(shape) == 1:
                 labels = [name]
             elif name == inputs:
@@ -225,13 +280,18 @@ def _without_arrays(url: str, members: list[str]) -> str:
     )
 
 
+def _is_plain(dtype: np.dtype[Any]) -> bool:
+    """Return True for types of one number or text a value."""
+    return not dtype.hasobject and dtype.names is None and dtype.subdtype is None and dtype.itemsize > 0
+
+
 def _why_left_out(shape: tuple[int, ...], dtype: np.dtype[Any], total: int) -> str | None:
     if dtype.hasobject:
         return (
             "holds Python objects, which are not read, since that may run code; save it as numbers or text, such as by "
             ".astype(str)"
         )
-    if dtype.names is not None or len(shape) not in (1, 2):
+    if not _is_plain(dtype) or len(shape) not in (1, 2):
         return f"has shape {shape} and type {dtype}; expected a vector or matrix of plain values"
     return None if shape[0] == total else f"has {shape[0]} rows, where there are {total} samples"
 

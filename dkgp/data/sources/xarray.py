@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import struct
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -17,7 +18,17 @@ from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import open_object, shown
 from dkgp.data.remote.zarr_store import readable_store
-from dkgp.data.sources.base import Block, Column, Source, block_rows, matrix_of, numbers, refused_as, row_places
+from dkgp.data.sources.base import (
+    Block,
+    Column,
+    Source,
+    block_rows,
+    matrix_of,
+    numbers,
+    refused_as,
+    require_bounded,
+    row_places,
+)
 from dkgp.data.sources.formats import FORMATS, Format
 from dkgp.data.sources.hdf5 import CheckedFile, reopened
 from dkgp.data.stores.dataset import DATASET_KIND, open_dataset
@@ -27,6 +38,8 @@ from dkgp.errors import InputError, StoreError
 from dkgp.registry import Extra, Option
 
 _INPUTS = "X"
+# All chunks of an array are counted when it is opened, which takes a second for a million.
+_MOST_CHUNKS = 10_000_000
 # Values of NetCDF for entries that nothing was written to, by kind and bytes. Those of one or two bytes may be data.
 _NETCDF_FILLS = {
     "i4": -2147483647,
@@ -51,6 +64,13 @@ class _VariablesSource(Source):
         super().__init__(url)
         self._chunk_rows = 1
         self._widths: dict[str, int] = {}
+        self._row_bytes: dict[str, int] = {}
+
+    def _measure(self, arrays: Mapping[str, Any]) -> None:
+        """Take the sizes of the arrays that become columns; raise `InputError` where they are too large."""
+        widths = {name: array.shape[1] if array.ndim == 2 else 1 for name, array in arrays.items()}
+        self._row_bytes = {name: width * arrays[name].dtype.itemsize for name, width in widths.items()}
+        require_bounded(sum(widths.values()), sum(self._row_bytes.values()), f"'{self.url}'")
 
     def _describe(
         self,
@@ -81,7 +101,8 @@ class _VariablesSource(Source):
     def _slices(self, read: Callable[[str, int, int], NDArray[Any]], columns: Sequence[Column]) -> Iterator[Block]:
         """Blocks of the chosen columns; `read` returns rows of an array, from start to stop."""
         needed = list(dict.fromkeys(column.array for column in columns))
-        rows = block_rows(sum(self._widths[name] for name in needed), self._chunk_rows)
+        row_bytes = sum(self._row_bytes.get(name, 0) for name in needed)
+        rows = block_rows(sum(self._widths[name] for name in needed), self._chunk_rows, row_bytes)
         for start in range(0, self.total, rows):
             stop = min(start + rows, self.total)
             place = row_places(self.url, start)
@@ -121,6 +142,7 @@ class XarraySource(_VariablesSource):
                 for name, variable in dataset.variables.items()
                 if variable.dims[:1] == (dimension,) and variable.ndim in (1, 2)
             }
+            self._measure(variables)
             self.left_out = {
                 str(name): f"has the dimensions {variable.dims}; the samples run along '{dimension}'"
                 for name, variable in dataset.variables.items()
@@ -165,6 +187,8 @@ class XarraySource(_VariablesSource):
             else:
                 self.left_out = {**self.left_out, name: f"has the dimensions {dimensions}, the grid {self._grid}"}
         self.columns = self.positional = tuple(column for group in self.groups.values() for column in group)
+        value_bytes = [dataset.variables[name].dtype.itemsize for name in self.groups if name in dataset.variables]
+        require_bounded(len(self.columns), sum(value_bytes), f"'{self.url}'")
 
     def _stacked(
         self, variables: Mapping[str, xr.Variable], sizes: Mapping[Hashable, int], columns: Sequence[Column]
@@ -174,8 +198,8 @@ class XarraySource(_VariablesSource):
         most, start = block_rows(len(columns)), 0
         needed = list(dict.fromkeys(column.array for column in columns))
         # The dimensions after `split` lie in a block as a whole, those before it by one index each.
-        split = next(axis for axis in range(len(shape)) if int(np.prod(shape[axis + 1 :])) <= most)
-        inner = max(int(np.prod(shape[split + 1 :])), 1)
+        split = next(axis for axis in range(len(shape)) if math.prod(shape[axis + 1 :]) <= most)
+        inner = max(math.prod(shape[split + 1 :]), 1)
         step = max(most // inner, 1)
         chunk = max(
             (_chunk_length(variables[name], self._grid[split]) for name in needed if name in variables), default=1
@@ -291,6 +315,7 @@ class ZarrSource(_VariablesSource):
             if name not in shapes
         }
         self._chunk_rows = max(arrays[name].chunks[0] for name in shapes)
+        self._measure({name: arrays[name] for name in shapes})
         self._describe(shapes, total)
         self.groups.pop("", None)  # a single array has columns but no name
         self.warnings += _absent_chunks({name: arrays[name] for name in shapes}, url)
@@ -535,6 +560,11 @@ def _fill_warnings(arrays: Mapping[str, Any], url: str) -> list[str]:
 def _absent_chunks(arrays: Mapping[str, Any], url: str) -> list[str]:
     warned = []
     for name, array in arrays.items():
+        if array.nchunks > _MOST_CHUNKS:
+            raise InputError(
+                f"The array '{name}' of '{url}' has {array.nchunks:,} chunks; at most {_MOST_CHUNKS:,} are read. Write "
+                "it again with larger chunks."
+            )
         absent = array.nchunks - array.nchunks_initialized
         if absent:
             warned.append(
