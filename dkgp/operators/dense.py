@@ -65,6 +65,7 @@ class DenseKernelOperator(KernelOperator):
         super().__init__(kernel, noise_variance, n)
         self._inputs = inputs
         self.matrix = self._tiled() if compiled else kernel(inputs, inputs)
+        self._prior = self.matrix.diagonal().copy()
         self.matrix[np.diag_indices(n)] += self.noise
         self.entries.add(n * n)
 
@@ -81,7 +82,7 @@ class DenseKernelOperator(KernelOperator):
         """Return the same K beside another noise, in a matrix of its own."""
         other = super().with_noise(noise_variance)
         other.matrix = self.matrix.copy()
-        other.matrix[np.diag_indices(self.n)] += other.noise - self.noise
+        other.matrix[np.diag_indices(self.n)] = self._prior + other.noise
         return other
 
     def diagonal(self) -> FloatArray:

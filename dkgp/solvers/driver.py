@@ -19,9 +19,9 @@ from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.base import Method
 from dkgp.solvers.checkpointing import Checkpoints, Interruption
-from dkgp.solvers.precision import PrecisionPolicy
+from dkgp.solvers.precision import SURPRISE, PrecisionPolicy
 from dkgp.solvers.state import SolverState
-from dkgp.solvers.stopping import Progress, StoppingRule, StopReason
+from dkgp.solvers.stopping import Progress, Standstill, StoppingRule, StopReason, stands_still
 from dkgp.solvers.watch import NOBODY, Watch
 
 State = TypeVar("State", bound=SolverState)
@@ -172,9 +172,11 @@ def run(
 
     The other arguments are those of `dkgp.solvers.solve`, which says what is raised.
     """
-    record, precision = Record(operator, watch.callback), PrecisionPolicy(operator)
+    record, precision, standstill = Record(operator, watch.callback), PrecisionPolicy(operator), Standstill(rule)
     checkpoints = Checkpoints(
-        watch.checkpointing, method.settings(), lambda: {**record.to_json(), **precision.to_json()}
+        watch.checkpointing,
+        method.settings(),
+        lambda: {**record.to_json(), **precision.to_json(), **standstill.to_json()},
     )
     interruption = Interruption(watch.interrupted, checkpoints)
     with single_threaded_blas(), operator.watched(interruption.heed_within, watch.within):
@@ -188,6 +190,7 @@ def run(
             state = method.restore(operator, rhs, checkpoint.arrays, checkpoint.metadata["state"])
             record.resume(checkpoint.metadata["loop"])
             precision.resume(checkpoint.metadata["loop"])
+            standstill.resume(checkpoint.metadata["loop"])
         progress = record.measure(state)
         if checkpoint is None:
             precision.begin(state, progress)
@@ -207,10 +210,12 @@ def run(
                 if precision.broke_down(state, progress):
                     state = precision.start_over(state, progress, start)
                     progress = record.measure(state, timings)
+                    standstill.begin_anew()
                 elif renews and state.exact:
                     precision.note_renewal(state, progress)
                 record.add(progress)
                 reason, state.needed_fall = rule.check(progress), rule.needed_fall(progress)
+                reason = reason or _standing_still(standstill, precision, state, progress)
                 checkpoints.save_if_due(state)
             # Before the gradient is verified: a run that resumes from here ends in the bits of one that never stopped.
             stopped_short = reason is not None and not reason.converged
@@ -226,13 +231,19 @@ def run(
             if moving is not None:
                 record.add(progress)
             precision.note_renewal(state, progress)
+            if (state.verified or progress).gradient_norm > SURPRISE * believed.gradient_norm:
+                standstill.begin_anew()
             if not stopped_short and precision.broke_down(state, progress):
                 state = precision.start_over(state, progress, start)
                 progress, reason = record.measure(state), None
+                standstill.begin_anew()
                 checkpoints.save_if_due(state)
                 continue
             reason = rule.check(progress) or (
-                reason if stopped_short else precision.stalled(state, progress, believed, claimed)
+                reason
+                if stopped_short
+                else precision.stalled(state, progress, believed, claimed)
+                or _standing_still(standstill, precision, state, progress)
             )
             if reason is not None:
                 break
@@ -253,6 +264,22 @@ def run(
             # Of the last product, which was with alpha.
             operator.error_bound,
         ), state
+
+
+def _standing_still(
+    standstill: Standstill, precision: PrecisionPolicy, state: SolverState, progress: Progress
+) -> StopReason | None:
+    """Return a reason to stop a solve that comes no closer; float32 rounds that do not are given up first."""
+    if state.stuck:
+        return stands_still(progress, "no further round would change anything")
+    reason = standstill.check(progress)
+    if reason is not None and state.precision == "single":
+        state.precision = "double"
+        standstill.begin_anew()
+        return None
+    if reason is not None and precision.was_deceived:
+        return replace(reason, rule="rounding", message=f"float64 does not come closer: {reason.message}")
+    return reason
 
 
 def _short_of(rule: StoppingRule | None, stands: Progress) -> bool:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 from numpy.typing import ArrayLike
 
+from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
-from dkgp.operators.base import KernelOperator
+from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.base import Solver, as_columns
 from dkgp.solvers.block_descent.gbcd import GreedyBlockCoordinateDescent
 from dkgp.solvers.driver import Solution, run
+from dkgp.solvers.state import nothing
 from dkgp.solvers.stopping import GradientInfNorm, StoppingRule
 from dkgp.solvers.watch import NOBODY, Watch
+
+# Larger noise is beyond float32, and its squares are beyond float64: a solve is with this one in its place.
+LARGEST_NOISE = 1e37
 
 
 def solve(
@@ -54,7 +62,7 @@ def solve(
     InterruptedRunError
         `watch.interrupted` answered true.
     """
-    y = as_columns(rhs, operator.n, "the right-hand side")
+    y, share = as_columns(rhs, operator.n, "the right-hand side"), _noise_share(operator)
     n, p = y.shape
     start = None if initial is None else as_columns(initial, n, "the warm start", p)
     if initial_gradient is not None and start is None:
@@ -62,12 +70,24 @@ def solve(
     gradient = None if initial_gradient is None else as_columns(initial_gradient, n, "the warm start's gradient", p)
     resolved = (solver or GreedyBlockCoordinateDescent()).resolved(n, operator.kernel.n_features, p)
     solution, _ = run(
-        operator,
+        operator if share is None else operator.with_noise(np.minimum(operator.noise, LARGEST_NOISE)),
         y,
         resolved,
         stopping or GradientInfNorm(),
-        initial=start,
+        initial=start if start is None or share is None else start / share,
         initial_gradient=gradient,
         watch=watch,
     )
-    return solution
+    if share is None:
+        return solution
+    # Of a sample with noise s2_i only s2_i alpha_i = y_i - f(x_i) counts: K alpha_i is below any rounding either way.
+    alpha = solution.alpha * share
+    with single_threaded_blas():
+        gradient = operator.matmat(alpha) - y
+    return replace(solution, alpha=alpha, gradient=gradient, stepped=nothing(), product_error=operator.error_bound)
+
+
+def _noise_share(operator: KernelOperator) -> FloatArray | None:
+    """Share of each sample's noise that is solved with, (n, 1); None where all of it is."""
+    noise = np.broadcast_to(operator.noise, (operator.n,))[:, None]
+    return None if noise.max(initial=0.0) <= LARGEST_NOISE else np.minimum(LARGEST_NOISE / noise, 1.0)

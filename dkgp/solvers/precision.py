@@ -184,6 +184,11 @@ class PrecisionPolicy:
             "raise the tolerance, or the noise variance",
         )
 
+    @property
+    def was_deceived(self) -> bool:
+        """True if a recursion of the rounds' precision met the tolerance, and the gradient computed anew did not."""
+        return math.isfinite(self._verified)
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types, for a checkpoint."""
         return {

@@ -37,6 +37,7 @@ class SolverState:
       ||g||^2 / 2, targets added up; infinite where it knows of none.
     - `verified`: where the solve stood, before any step that came with it, when a recursion's gradient was last
       computed anew.
+    - `stuck`: whether the last round, in float64, changed nothing that a next one would start from.
     - `needed_fall`: by how much the gradient must still fall, as the driver notes before a round; see
       `StoppingRule.needed_fall`.
     """
@@ -55,6 +56,7 @@ class SolverState:
     moved: FloatArray = field(default_factory=lambda: np.zeros(1))
     risk_width: float = math.inf
     verified: Progress | None = None
+    stuck: bool = False
     needed_fall: float = math.inf
 
     def begin(self, operator: KernelOperator, warm: bool, gradient: FloatArray | None) -> None:

@@ -87,6 +87,11 @@ class StopReason:
 class StoppingRule(ABC):
     """A condition on progress."""
 
+    @property
+    def limits_effort(self) -> bool:
+        """True if every solve meets it at some time, however little it gains."""
+        return False
+
     @abstractmethod
     def check(self, progress: Progress) -> StopReason | None:
         """Return a reason to stop now, or None."""
@@ -113,6 +118,11 @@ class AnyOf(StoppingRule):
         reasons = [reason for rule in self.rules if (reason := rule.check(progress)) is not None]
         return next((reason for reason in reasons if reason.converged), reasons[0] if reasons else None)
 
+    @property
+    def limits_effort(self) -> bool:
+        """True if one of its rules limits it."""
+        return any(rule.limits_effort for rule in self.rules)
+
     def needed_fall(self, progress: Progress) -> float:
         """Return the least that any rule leaves."""
         return min(rule.needed_fall(progress) for rule in self.rules)
@@ -137,9 +147,82 @@ class AllOf(StoppingRule):
             "; ".join(reason.advice for reason in known if reason.advice),
         )
 
+    @property
+    def limits_effort(self) -> bool:
+        """True if all of its rules limit it."""
+        return all(rule.limits_effort for rule in self.rules)
+
     def needed_fall(self, progress: Progress) -> float:
         """Return the most that any rule leaves."""
         return max(rule.needed_fall(progress) for rule in self.rules)
+
+
+# A solve stands still where neither the gradient falls by this share, nor the objective by that of itself, over so many
+# rounds and column passes: passes that are as many as all before them, since slow solves gain little at a time.
+LEAST_FALL, LEAST_DESCENT = 0.01, 1e-9
+STANDSTILL_ROUNDS, STANDSTILL_PASSES = 50, 200.0
+# Where nobody limits the effort, these passes do, and twice as many for each time that the remaining fall has halved.
+DEFAULT_PASSES = 10_000.0
+
+
+class Standstill:
+    """Ends a solve that comes no closer to its rule, which would go on for ever; shown the progress of every round."""
+
+    def __init__(self, rule: StoppingRule) -> None:
+        self._rule = rule
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget the rounds so far: what they seemed to have gained was not true, or is of another precision."""
+        self._since: tuple[int, float] | None = None  # rounds and passes at the last gain
+        self._needed = self._norm = self._objective = self._needed_before = math.inf
+        self._allowed = DEFAULT_PASSES / 2.0
+
+    def check(self, progress: Progress) -> StopReason | None:
+        """Return a reason to stop if nothing was gained for long, or too little for an end to come."""
+        needed, norm, objective = self._rule.needed_fall(progress), progress.gradient_norm, progress.objective
+        share = 1.0 - LEAST_FALL
+        descent = LEAST_DESCENT * abs(self._objective) if math.isfinite(self._objective) else 0.0
+        gained = needed < share * self._needed or norm < share * self._norm or objective < self._objective - descent
+        if self._since is None or gained:
+            self._since = progress.iteration, progress.column_passes
+            self._needed, self._norm = min(needed, self._needed), min(norm, self._norm)
+            self._objective = min(objective, self._objective)
+        if not self._rule.limits_effort and progress.column_passes >= self._allowed:
+            if self._allowed >= DEFAULT_PASSES and not self._needed <= 0.5 * self._needed_before:
+                cause = f"{progress.column_passes:,.0f} column passes, of which the latter half came little closer"
+                return stands_still(progress, cause)
+            self._needed_before, self._allowed = self._needed, 2.0 * self._allowed
+        rounds, passes = progress.iteration - self._since[0], progress.column_passes - self._since[1]
+        if rounds < STANDSTILL_ROUNDS or 0.0 < passes < max(STANDSTILL_PASSES, self._since[1]):
+            return None
+        return stands_still(progress, f"the last {rounds:,} rounds ({passes:,.0f} column passes) gained nothing")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types, for a checkpoint."""
+        measures = (self._needed, self._norm, self._objective, self._needed_before)
+        finite = [value if math.isfinite(value) else None for value in measures]
+        return {"standstill": {"since": self._since, "allowed": self._allowed, "measures": finite}}
+
+    def resume(self, saved: dict[str, Any]) -> None:
+        """Go on from a checkpoint; one of an earlier version has no such thing."""
+        if "standstill" in saved:
+            document = saved["standstill"]
+            self._since = None if document["since"] is None else tuple(document["since"])
+            self._allowed = document["allowed"]
+            measures = [math.inf if value is None else value for value in document["measures"]]
+            self._needed, self._norm, self._objective, self._needed_before = measures
+
+
+def stands_still(progress: Progress, cause: str) -> StopReason:
+    """Reason of a solve that can come no closer."""
+    return StopReason(
+        "standstill",
+        False,
+        f"{cause}: max|g| stays at {progress.gradient_inf_norm:.3g}",
+        "raise the noise variance or the tolerance, leave out samples whose known noise is many orders of magnitude "
+        "above the others', take another solver, or set `max_passes` where little by little is enough",
+    )
 
 
 def _require(name: str, value: float, least: float = 0.0) -> None:
@@ -254,8 +337,17 @@ class DualityGap(ToTolerance):
         return math.sqrt(max(progress.duality_gap, 0.0) / self.tolerance)
 
 
+class _Effort(StoppingRule):
+    """A rule about effort."""
+
+    @property
+    def limits_effort(self) -> bool:
+        """Always."""
+        return True
+
+
 @dataclass(frozen=True)
-class MaxIterations(StoppingRule):
+class MaxIterations(_Effort):
     """Stops after so many rounds."""
 
     iterations: int
@@ -276,7 +368,7 @@ class MaxIterations(StoppingRule):
 
 
 @dataclass(frozen=True)
-class MaxPasses(StoppingRule):
+class MaxPasses(_Effort):
     """Stops after so many column passes (rounds * m / n)."""
 
     passes: float
@@ -297,7 +389,7 @@ class MaxPasses(StoppingRule):
 
 
 @dataclass(frozen=True)
-class MaxSeconds(StoppingRule):
+class MaxSeconds(_Effort):
     """Stops after so many seconds of wall time."""
 
     seconds: float

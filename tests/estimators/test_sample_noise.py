@@ -15,7 +15,8 @@ import scipy.linalg
 
 from dkgp import GPRegressor, SparseGPRegressor
 from dkgp.data import ingest
-from dkgp.errors import InputError
+from dkgp.errors import InputError, NumericalError
+from dkgp.solvers.registry import solver_names
 from tests.estimators.conftest import KERNEL, NOISE, Problem
 
 KEPT = [0, 2, 3]
@@ -53,6 +54,32 @@ def test_known_noise_is_that_of_the_dense_process(problem: Problem, variances: n
     np.testing.assert_allclose(std**2, variance + NOISE * problem.y.var(), rtol=0.021)
     draws = gp.sample_y(problem.X_new[:3], 400, random_state=1)
     np.testing.assert_allclose(draws.std(axis=1), np.sqrt(variance[:3]), rtol=0.2)
+
+
+@pytest.mark.filterwarnings("ignore:not converged")
+@pytest.mark.parametrize("form", ["sample_noise", "sample_weight"])
+@pytest.mark.parametrize("largest", [1e39, 1e300])
+@pytest.mark.parametrize("solver", solver_names())
+def test_noise_beyond_float32_ends_with_every_solver(solver: str, largest: float, form: str, problem: Problem) -> None:
+    """In the means of the samples without it, or in words."""
+    X, y = problem.X[:80], problem.y[:80].copy()
+    y[:3] += 200.0
+    told = np.full(80, largest if form == "sample_noise" else 1.0 / largest)
+    told[3:] = 0.0 if form == "sample_noise" else 1.0
+    gp = GPRegressor(KERNEL, noise_variance=0.1, solver=solver, tol=1e-6)
+    if solver == "paramcg":
+        with pytest.raises(NumericalError, match="broke down in float64"):
+            gp.fit(X, y, **{form: told})
+        return
+    gp.fit(X, y, **{form: told})
+    assert gp.solution_["converged"] == (solver != "cg")
+    if solver == "cg":
+        assert "gained nothing" in gp.solution_["reason"]
+        return
+    noise = np.full(80, 0.1)
+    noise[:3] = 1e30
+    mean, _ = dense(X, y, noise, problem.X_new)
+    np.testing.assert_allclose(gp.predict(problem.X_new), mean, atol=1e-4 * y.std())
 
 
 def test_one_estimator_out_of_another(problem: Problem, variances: np.ndarray, tmp_path: Path) -> None:

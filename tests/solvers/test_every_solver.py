@@ -17,7 +17,7 @@ import pytest
 
 from dkgp.cluster import LocalExecutor
 from dkgp.data.stores.checkpoint import CheckpointStore
-from dkgp.errors import CheckpointError, InputError, InterruptedRunError
+from dkgp.errors import CheckpointError, InputError, InterruptedRunError, NumericalError
 from dkgp.kernels import SquaredExponential
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import (
@@ -126,6 +126,35 @@ def test_single_precision_tiles_end_in_a_true_gradient(solver: Any, whole: Calla
     true = PROBLEM.gradient(solution.alpha)
     assert np.abs(true).max() <= 1e-4 * (1 + 1e-6)
     np.testing.assert_allclose(solution.gradient, true, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("largest", [1e39, 1e150, 1e300])
+@all_but(*CHOICES, "gbcd-growing", "gbcd-paper", "pcg-nystrom")
+def test_noise_beyond_float32_ends_in_the_answer_or_in_words(
+    solver: Any, largest: float, executor: LocalExecutor
+) -> None:
+    """No rule limits these solves; samples of such noise say nothing, and the others are as without them."""
+    y = PROBLEM.y[:120] / 10.0
+    X, noise = PROBLEM.X[:120], np.full(120, 0.3)
+    y[:4], noise[:4] = y[:4] + 6.0, largest
+    rule, operator = GradientInfNorm(1e-4), BlockedKernelOperator(PROBLEM.kernel, noise, ArrayInputs(X), executor)
+    if solver.name == "paramcg":
+        with pytest.raises(NumericalError, match="broke down in float64"):
+            solve(operator, y, solver=solver, stopping=rule)
+        return
+    solution = solve(operator, y, solver=solver, stopping=rule)
+    K = PROBLEM.kernel(X, X)
+    np.testing.assert_allclose(solution.gradient, K @ solution.alpha + noise[:, None] * solution.alpha - y, atol=1e-9)
+    if solver.name == "cg":  # without a preconditioner: its condition number is that of the noise
+        assert solution.reason.rule == "standstill"
+        return
+    assert solution.converged
+    kept = slice(4, None)
+    expected = np.linalg.solve(K[kept, kept] + 0.3 * np.eye(116), y[kept])
+    np.testing.assert_allclose(solution.alpha[kept], expected, atol=5e-4)
+    np.testing.assert_allclose(noise[:4, None] * solution.alpha[:4], y[:4] - K[:4, kept] @ expected, atol=5e-4)
+    warm = solve(operator, y, solver=solver, stopping=rule, initial=solution.alpha)
+    assert (warm.converged, warm.history) == (True, [])
 
 
 @pytest.mark.long

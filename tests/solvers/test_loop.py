@@ -22,6 +22,7 @@ from dkgp.solvers import (
     ConjugateGradient,
     GradientInfNorm,
     MaxIterations,
+    MaxPasses,
     Progress,
     StoppingRule,
     driver,
@@ -30,6 +31,7 @@ from dkgp.solvers.base import Method
 from dkgp.solvers.driver import Solution, run
 from dkgp.solvers.precision import PrecisionPolicy
 from dkgp.solvers.state import SolverState
+from dkgp.solvers.stopping import Standstill
 from dkgp.solvers.watch import Watch
 from tests.solvers.problems import Problem, smooth_problem
 
@@ -117,6 +119,99 @@ def test_only_a_method_that_renews_on_its_way_is_foreseen_the_end_of(
     assert asked == (expected if renewing else [[]] * 7)
 
 
+@dataclass(frozen=True)
+class Idle(Descent):
+    """Steps down the gradient for so many rounds, and then goes on without coming closer."""
+
+    works: int = 0
+    counts_passes: bool = True
+    wanders: float = 0.0
+    stuck_at: int = 0
+
+    def advance(self, operator: KernelOperator, state: SolverState) -> dict[str, float]:
+        if state.iteration < self.works:
+            return super().advance(operator, state)
+        swing = 1.0 + self.wanders * (-1.0) ** state.iteration
+        state.gradient = state.gradient * swing
+        state.iteration += 1
+        state.stuck = state.iteration == self.stuck_at
+        state.columns += operator.n if self.counts_passes else 0
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "rounds"),
+    [
+        ({}, 200),
+        ({"counts_passes": False}, 50),
+        ({"works": 7}, 7 + 200),
+        ({"stuck_at": 3}, 3),
+        ({"precision": "mixed"}, 400),  # float32 first, and then float64
+        ({"renewing": True}, 200),
+    ],
+    ids=["idle", "idle, no passes", "works first", "says so", "in float32", "renewing"],
+)
+def test_a_method_that_comes_no_closer_ends(settings: dict[str, Any], rounds: int) -> None:
+    """No rule limits the rounds."""
+    solution, state = solved(Idle(**settings), GradientInfNorm(1e-12))
+    assert (solution.reason.rule, solution.converged) == ("standstill", False)
+    assert "max|g| stays at" in solution.reason.message
+    assert "another solver" in solution.reason.advice
+    assert rounds <= len(solution.history) <= rounds + 5
+    assert state.precision == "double"
+
+
+def test_a_solve_that_gains_a_little_goes_on() -> None:
+    """One part in a hundred over as many passes as before them is enough; a rise and fall is not."""
+    slow = [Progress(done, float(done), 0, 0.0, 0.99 ** (done / 100), 1.0, 1.0, 0.0, 1.0) for done in range(3000)]
+    standstill = Standstill(GradientInfNorm(1e-12))
+    assert all(standstill.check(progress) is None for progress in slow)
+    still = [Progress(done, float(done), 0, 0.0, 2.0 + (done % 7), 1.0, 1.0, 0.0, 1.0) for done in range(3000, 9001)]
+    reasons = [standstill.check(progress) for progress in still]
+    first = next(number for number, reason in enumerate(reasons) if reason is not None)
+    assert 2800 <= first <= 3000  # as many passes as there were until the last gain
+    descending = [Progress(done, float(done), 0, 0.0, 1.0, 1.0, 1.0, -1.0 - 1e-6 * done, 1.0) for done in range(3000)]
+    standstill = Standstill(GradientInfNorm(1e-12))
+    assert all(standstill.check(progress) is None for progress in descending)
+
+
+@pytest.mark.parametrize(
+    ("power", "limit", "ends"),
+    [(0.1, None, 10_000), (1.5, None, None), (0.1, MaxPasses(1e9), None)],
+    ids=["too slow to end", "halves and halves", "limited by the user"],
+)
+def test_passes_are_limited_unless_the_rest_halves_as_they_double(
+    power: float, limit: StoppingRule | None, ends: int | None
+) -> None:
+    rule: StoppingRule = GradientInfNorm(1e-12)
+    standstill = Standstill(rule if limit is None else rule | limit)
+    for passes in range(1, 50_000, 50):
+        norm = passes**-power
+        reason = standstill.check(Progress(passes, float(passes), 0, 0.0, norm, norm, 1.0, -1.0, 1.0))
+        if reason is not None:
+            break
+    assert (passes, reason is not None) == ((50_000 - 49, False) if ends is None else (ends + 1, True))
+    if reason is not None:
+        assert "10,001 column passes, of which the latter half came little closer" in reason.message
+        assert "`max_passes`" in reason.advice
+
+
+def test_a_standstill_is_carried_through_checkpoints(tmp_path: Path) -> None:
+    store, whole = CheckpointStore(tmp_path / "checkpoints"), solved(Idle(works=7), GradientInfNorm(1e-12))[0]
+    heard: list[Progress] = []
+    with pytest.raises(InterruptedRunError):
+        solved(
+            Idle(works=7),
+            GradientInfNorm(1e-12),
+            callback=heard.append,
+            interrupted=lambda: len(heard) == 150,
+            checkpointing=Checkpointing(store, 1e9, {}, False),
+        )
+    resumed, _ = solved(Idle(works=7), GradientInfNorm(1e-12), checkpointing=Checkpointing(store, 1e9, {}, True))
+    assert resumed.reason == whole.reason
+    assert len(resumed.history) == len(whole.history)
+
+
 def test_between_two_rounds_a_wish_to_end_is_heeded() -> None:
     method, heard = Descent(), []
     with pytest.raises(InterruptedRunError, match="interrupted after 3 rounds; nothing was saved"):
@@ -172,6 +267,7 @@ def test_checkpoints_follow_rounds_and_a_solve_that_ends_early(tmp_path: Path, m
 def test_a_solve_that_meets_its_rounding_saves_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = CheckpointStore(tmp_path / "checkpoints")
     saved = saved_iterations(store, monkeypatch)
+    monkeypatch.setattr("dkgp.solvers.stopping.STANDSTILL_PASSES", 1e9)  # it comes no closer for long before
     problem = smooth_problem(40, 2, gamma=1.0, noise_variance=1e-6, seed=3)
     solution, _ = solved(
         ConjugateGradient(precision="double").resolved(40, 2),

@@ -154,3 +154,13 @@ def test_what_is_left_is_by_how_much_the_gradient_must_fall() -> None:
     assert (norm | residual | effort).needed_fall(at) == norm.needed_fall(at)
     assert (norm & residual).needed_fall(at) == residual.needed_fall(at)
     assert (norm & effort).needed_fall(at) == math.inf
+
+
+def test_rules_about_effort_limit_it_alone_and_together() -> None:
+    effort, solved = MaxPasses(3.0), GradientInfNorm(1e-4)
+    assert effort.limits_effort
+    assert MaxIterations(3).limits_effort
+    assert MaxSeconds(3.0).limits_effort
+    assert not solved.limits_effort
+    assert (effort | solved).limits_effort
+    assert not (effort & solved).limits_effort

@@ -178,6 +178,7 @@ def iterate(
                 f"after {state.iteration} rounds the kernel matrix, in float64, has no curvature along the gradient: "
                 "it is not positive definite, or not finite. Raise the noise variance, or choose another kernel"
             )
+        state.stuck = last_resort  # no direction is left: one that is not finite, or too short to be told from zero
         # Tiles in float32 need not form a positive definite matrix; those in float64 may do. What steps along such
         # tiles have come to, the recursion does not know: it may be worse than the start.
         if not state.exact:

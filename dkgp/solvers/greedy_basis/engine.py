@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.errors import CheckpointError, InputError
+from dkgp.errors import CheckpointError, InputError, NumericalError
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator, noise_at
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.solvers.block_descent.draws import Draws, round_generator
@@ -92,7 +92,13 @@ class DualSubset:
                 # What others leave of a sample's own variance is never less than its noise.
                 curvature = np.maximum(schur, noise_at(operator.noise, drawn))
             scores = np.sum(error**2, axis=1) / curvature
-            self._append(best_in_groups(scores, drawn, 1, self._taken))
+            picked = best_in_groups(scores, drawn, 1, self._taken)
+            if not len(picked):
+                raise NumericalError(
+                    f"the bound on the duality gap takes no sample beyond {active.size:,}: none of those drawn has a "
+                    "score that is a number. Bring inputs and targets that are far out closer, or leave `gap` out"
+                )
+            self._append(picked)
 
     def _append(self, picked: IndexArray) -> None:
         self._taken[picked] = True

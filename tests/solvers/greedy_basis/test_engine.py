@@ -16,12 +16,12 @@ from dkgp.cluster import LocalExecutor
 from dkgp.cluster.tile_budget import TileBudget
 from dkgp.data import dataset_from_arrays
 from dkgp.data.stores.checkpoint import CheckpointStore
-from dkgp.errors import CheckpointError, InputError, InterruptedRunError
+from dkgp.errors import CheckpointError, InputError, InterruptedRunError, NumericalError
 from dkgp.kernels import Kernel, Matern32, SquaredExponential
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import Checkpointing
 from dkgp.solvers.block_descent.draws import round_generator
-from dkgp.solvers.greedy_basis.engine import ROWS_STREAM, GreedyEngine, choose_greedily
+from dkgp.solvers.greedy_basis.engine import ROWS_STREAM, DualSubset, GreedyEngine, choose_greedily
 from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedyProgress, GreedySettings
 from dkgp.solvers.watch import Watch
 from tests.cluster.executors.test_sums import on_dask
@@ -426,3 +426,10 @@ def test_what_worker_processes_keep_changes_no_bits(killed: bool, score: Any, tm
 def test_settings_that_make_no_sense_are_refused(settings: Any, words: str, one_thread: LocalExecutor) -> None:
     with pytest.raises(InputError, match=words):
         chosen(Problem(), one_thread, **settings)
+
+
+def test_a_gap_that_no_sample_can_be_scored_for_ends_in_words(one_thread: LocalExecutor) -> None:
+    problem = Problem()
+    chosen = DualSubset(problem.operator(one_thread), np.full((N, 1), np.nan), 5, 10, 0)
+    with pytest.raises(NumericalError, match="none of those drawn has a score that is a number.*leave `gap` out"):
+        chosen.grow(3)
