@@ -21,6 +21,8 @@ from dkgp.kernels.vector_math import FAST_MATH, fma, prefer_full_vectors
 
 # Columns that are taken together: some tens of KB for each step, in the core's cache.
 SLOPE_COLUMNS = 512
+# Slopes that are so many times 2**floor at most are zero: those that met the floor, by whatever factors it was taken.
+ABOVE_FLOOR = 2.0**60
 # What a step does.
 DISTANCE, DOT_PRODUCT, CONSTANT, SCALE, ADD, MULTIPLY = range(6)
 # Columns of the table of steps: what it does, the steps that it takes, the first of its coordinates and how many, the
@@ -86,6 +88,10 @@ def add_slopes(rows, columns, weights, steps, places, scales, out):  # type: ign
                     call_entry_stage(
                         steps[step, SLOPES], slopes, at, SLOPE_COLUMNS, 1, width, steps, step * STEP_WIDTH + NUMBERS
                     )
+                    # A difference of inputs may be large enough to make something of a floor.
+                    least = ABOVE_FLOOR * 2.0 ** numbers[step, NUMBERS + PARAMETERS - 1]
+                    for j in range(width):
+                        slopes[step, j] = slopes[step, j] if abs(slopes[step, j]) > least else 0.0
             for t in range(targets):
                 for j in range(width):
                     shares[count - 1, j] = weights[t, first + j]

@@ -218,7 +218,8 @@ def _table(program: TileProgram, coordinates: _Coordinates) -> tuple[NDArray[np.
             kind = loops.DOT_PRODUCT if group.product else loops.DISTANCE
             row[[loops.KIND, loops.FIRST, loops.COUNT]] = kind, len(places), len(read)
             row[[loops.VALUES, loops.SLOPES]] = _stages(step)
-            numbers[:] = (*(*step.parameters, 0.0, 0.0)[: PARAMETERS - 1], FLOOR)
+            floor = FLOOR if step.function is None else -np.inf  # of a user's function there is none
+            numbers[:] = (*(*step.parameters, 0.0, 0.0)[: PARAMETERS - 1], floor)
             places += read
         elif isinstance(step, Constant | Scale):
             row[loops.KIND] = loops.CONSTANT if isinstance(step, Constant) else loops.SCALE

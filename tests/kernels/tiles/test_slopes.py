@@ -97,6 +97,38 @@ def test_sizes_and_roundings_are_bounded(name: str, rng: np.random.Generator) ->
                 assert off <= UNIT * errors * mp.mpf(float(at_rows.terms[i, feature])) * scale + slack
 
 
+FAR = {
+    **{text: parse_kernel(text, 2) for text in ("rbf", "matern32", "matern52", "rq", "rq(alpha=0.01)", "rq(alpha=40)")},
+    **{text: parse_kernel(text, 2) for text in ("rbf + 2 * matern52", "rbf * linear", "matern32 * rq(alpha=0.3)")},
+    "steep": SquaredExponential((4e6, 1.0)),
+    "flat": SquaredExponential((1e-250, 1e-250)),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_roundings_are_bounded_however_far_out(name: str) -> None:
+    """Up to the largest number: what a floor leaves of an entry is not multiplied by the distance."""
+    kernel, z = FAR[name], np.array([[0.3, -0.2]])
+    evaluator = SlopeEvaluator(kernel)
+    columns, of_column = evaluator.coordinates(z), evaluator.sizes(z)
+    with mp.workdps(60):
+        for exponent in (1, 2, 5, 20, 76, 120, 150, 153, 154, 155, 200, 270, 280, 300, 307):
+            x = np.array([[-(10.0**exponent), 0.4]])
+            sizes = evaluator.sizes(x)
+            computed = evaluator.sums(x, columns, np.ones((1, 1)))[0, 0]
+            assert np.isfinite(computed).all()
+            for feature in range(2):
+                above, below = list(numbers(x)[0]), list(numbers(x)[0])
+                step = abs(above[feature]) * mp.mpf(10) ** -20
+                above[feature] += step
+                below[feature] -= step
+                exact = (entry(kernel, above, numbers(z)[0]) - entry(kernel, below, numbers(z)[0])) / (2 * step)
+                bound = UNIT * (sizes.errors[0] + of_column.errors[0] + 12.0)
+                bound *= mp.mpf(float(sizes.terms[0, feature])) * mp.mpf(float(of_column.scale[0]))
+                # The differences of 60 digits.
+                assert abs(mp.mpf(float(computed[feature])) - exact) <= bound + abs(exact) * mp.mpf(10) ** -18
+
+
 @pytest.mark.parametrize("name", ATTACKS)
 def test_norms_of_derivatives_are_the_mixed_ones(name: str, rng: np.random.Generator) -> None:
     """G, A and the derivative of k(x, x) are exact but for a hair; T is nowhere below G."""
