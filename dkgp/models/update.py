@@ -24,6 +24,7 @@ from dkgp.operators.base import FloatArray, total_noise
 from dkgp.operators.cached_columns import cached_columns_bytes
 from dkgp.solvers import GreedyBlockCoordinateDescent, GreedySelection, Solver, StoppingRule, solve
 from dkgp.solvers.block_descent.subproblem import matmat_in_parallel
+from dkgp.solvers.registry import needs_rounds
 from dkgp.solvers.watch import Watch
 
 # Of the memory that is free.
@@ -64,7 +65,7 @@ def update(
         The model's coefficients alpha, and Kbar alpha - y evaluated in float64; with a column for each of the mean's.
     columns_bytes : int, optional
         What kernel columns may take in this process; a third of the free memory by default. They are kept only where
-        all of them fit.
+        all of them fit, and for a solver that takes them one by one.
 
     Returns
     -------
@@ -93,7 +94,8 @@ def update(
         kernel, noise, dataset, context.executor, coordinator_input_bytes=context.coordinator_input_bytes
     ) as blocked:
         operator: KernelOperator = blocked
-        if cached_columns_bytes(n) <= budget and blocked.holds_inputs:
+        by_blocks = solver is not None and needs_rounds(solver)
+        if not by_blocks and cached_columns_bytes(n) <= budget and blocked.holds_inputs:
             operator = CachedColumnsOperator(blocked)
             if solver is None:
                 solver = GreedyBlockCoordinateDescent(selection=GreedySelection(CANDIDATES_OF_KEPT_COLUMNS))

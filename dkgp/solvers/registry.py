@@ -216,6 +216,12 @@ def resuming(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"`{name}` {value}" for name, value in values.items())
 
 
+def needs_rounds(solver: Solver) -> bool:
+    """Return True for a solver that runs tasks of its own, and so takes an operator by blocks alone."""
+    declared = _DECLARED.all().get(solver.name)
+    return declared is not None and Need.ROUNDS in declared.needs
+
+
 def solver_memory(solver: Solver, n: int, d: int) -> SolverMemory:
     """Return what a solver holds, its automatic choices made; of one that nobody has declared, a direction."""
     declared = _DECLARED.all().get(solver.name)
