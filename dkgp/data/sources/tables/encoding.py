@@ -318,7 +318,7 @@ def texts_of(values: NDArray[Any]) -> NDArray[np.object_]:
     if unit in _UNITS_OF_DAYS and values.dtype.kind == "M":
         values = values.astype("datetime64[D]")
     elif unit in _UNITS_OF_TIME:
-        return pd.Series(values).astype(object).astype(str).to_numpy(dtype=object)
+        return np.array([str(value) for value in pd.Series(values).tolist()], dtype=object)
     return values.astype(str).astype(object)
 
 

@@ -328,10 +328,10 @@ class Survey:
         elif column.kind:
             words.append(f"{column.kind}, such as '{column.first_text}', which no option reads")
         elif column.texts:
-            count = f"{column.n_levels:,}" if column.n_levels <= MOST_LEVELS else f"more than {MOST_LEVELS:,}"
+            levels = f"{column.n_levels:,}" if column.n_levels <= MOST_LEVELS else f"more than {MOST_LEVELS:,}"
             mixed = f" in {column.texts:,} of {column.rows:,} rows" if column.numbers else ""
             words.append(
-                f"text{mixed} of {count} different values, first '{_short(column.first_text)}' in "
+                f"text{mixed} of {levels} different values, first '{_short(column.first_text)}' in "
                 f"{column.first_text_place}"
             )
             if column.written.notations and len(column.written.units) > 1:
