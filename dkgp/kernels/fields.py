@@ -72,7 +72,14 @@ def gamma_of_length_scales(length_scales: ArrayLike) -> tuple[float, ...]:
         values = np.zeros(1)
     if values.ndim != 1 or not bool(np.all(values > 0.0)):
         raise InputError(f"length scales must be positive, one for each feature or one for all; got {length_scales!r}")
-    return tuple((0.5 / values**2).tolist())
+    with np.errstate(over="ignore", under="ignore", divide="ignore"):
+        gamma = 0.5 / values**2
+    wrong = np.isfinite(values) & ~((gamma >= np.finfo(np.float64).tiny) & np.isfinite(gamma))
+    if wrong.any():
+        raise InputError(
+            f"length scales must be between 1e-154 and 1e153, or infinite; got {values[wrong][0]:g}. Scale the inputs"
+        )
+    return tuple(gamma.tolist())
 
 
 def length_scales_of_gamma(gamma: tuple[float, ...]) -> tuple[float, ...]:

@@ -11,8 +11,9 @@ import numpy as np
 from dkgp.errors import InputError, NumericalError
 from dkgp.estimators.drop_in.laplace import average_logistic, evidence_gradient, posterior_mode
 from dkgp.estimators.drop_in.leaves import tree_of
-from dkgp.estimators.drop_in.likelihood import asked_for, search, tree_under
+from dkgp.estimators.drop_in.likelihood import OVERFLOWING, asked_for, search, tree_under
 from dkgp.estimators.drop_in.parameters import GIBIBYTE, searched_rows
+from dkgp.estimators.drop_in.posterior import finite_predictions
 from dkgp.estimators.drop_in.theirs import kernels as sk
 from dkgp.estimators.drop_in.tree import Node, Pair, filled
 from dkgp.estimators.scikit_learn import (
@@ -57,6 +58,7 @@ class BinaryGaussianProcessClassifier(LaplaceParameters):
 
     dense_bytes: int = 2 * GIBIBYTE
 
+    @OVERFLOWING
     def fit(self, X: Any, y: Any) -> Self:
         """Search the kernel's numbers, and find the mode; inputs and labels are checked already."""
         # A constant of one and a length scale of one, which nothing is to be searched of.
@@ -124,6 +126,7 @@ class BinaryGaussianProcessClassifier(LaplaceParameters):
             raise AttributeError("L_ is there once the estimator is fitted")
         return np.tril(self._factor)
 
+    @OVERFLOWING
     def predict(self, X: Any) -> Any:
         """The class on whose side of zero the latent mean lies, (r,)."""
         check_is_fitted(self)
@@ -134,6 +137,7 @@ class BinaryGaussianProcessClassifier(LaplaceParameters):
         second = average_logistic(*self.latent_mean_and_variance(X))
         return np.column_stack([1.0 - second, second])
 
+    @OVERFLOWING
     def latent_mean_and_variance(self, X: Any) -> tuple[FloatArray, FloatArray]:
         """Mean and variance of the latent function's approximate posterior, (r,) each (algorithm 3.2)."""
         check_is_fitted(self)
@@ -142,16 +146,16 @@ class BinaryGaussianProcessClassifier(LaplaceParameters):
         columns *= self.W_sr_
         solve_half(self._factor, columns.T)
         prior = filled(tree.diagonal(X) + tree.noise(X), (len(X),))
-        return mean, prior - np.einsum("ij,ij->i", columns, columns)
+        return mean, finite_predictions(prior - np.einsum("ij,ij->i", columns, columns))
 
     def _columns(self, X: Any) -> FloatArray:
         """K(X*, X), (r, n), row by row."""
         return np.ascontiguousarray(tree_of(self.kernel_).matrix(Pair(X, self.X_train_)))
 
     def _mean(self, columns: FloatArray) -> FloatArray:
-        mean: FloatArray = columns @ (self.y_train_ - self.pi_)
-        return mean
+        return finite_predictions(columns @ (self.y_train_ - self.pi_))
 
+    @OVERFLOWING
     def log_marginal_likelihood(self, theta: Any = None, eval_gradient: bool = False, clone_kernel: bool = True) -> Any:
         """As of `GaussianProcessClassifier`."""
         values = asked_for(self, theta, eval_gradient)

@@ -1,7 +1,7 @@
 """Beyond memory: the same posterior by dkgp's engine, which never holds the kernel matrix.
 
-Inputs and targets go in as they are (an identity standardisation), so that kernel and noise mean what they mean in
-scikit-learn.
+Inputs and targets are not scaled, so that kernel and noise mean what they mean in scikit-learn. Where only differences
+of inputs matter, inputs that lie away from the origin are shifted there.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from dkgp.estimators.fitted import FittedModel, Workspace
 from dkgp.estimators.outputs.outputs import quantities
 from dkgp.estimators.scikit_learn import ConvergenceWarning
 from dkgp.estimators.settings import executor_for, solver_for, stopping_of
-from dkgp.kernels import fold_white
+from dkgp.kernels import Kernel, Linear, Polynomial, fold_white
 from dkgp.models import Hyperparameters
 from dkgp.models.exact import train
+from dkgp.models.rounding import outward
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.base import FloatArray
+from dkgp.operators.inputs import ArrayInputs, centre_of
 
 # Of the largest entry of the gradient Kbar alpha - y, relative to the targets' size.
 TOLERANCE = 1e-5
@@ -66,7 +68,7 @@ class EnginePosterior:
         ours, self.white = fold_white(to_dkgp(kernel, d), 0.0)
         noise, beside = _noise_of(self.white, alpha)
         workspace = Workspace(None)
-        dataset = _as_they_are(rows, targets, workspace)
+        dataset = _unscaled(rows, targets, _shift_of(ours, rows), workspace)
         size = float(np.sqrt(np.mean(targets**2))) or 1.0
         tolerance = TOLERANCE * size
         hyperparameters = Hyperparameters(ours, noise)
@@ -95,25 +97,40 @@ class EnginePosterior:
         names = ("mean", "mean_error", "variance_lower", "variance_upper")
         known = quantities(self.fitted, rows, names, VarianceSettings(gap=VARIANCE_GAP, latent=True)) | alone
         # scikit-learn's variances have the kernel's own noise, and not `alpha`.
-        lower, upper = (known[name][:, 0] + self.white for name in ("variance_lower", "variance_upper"))
+        lower, upper = (known[name][:, 0] for name in ("variance_lower", "variance_upper"))
+        if self.white:
+            lower, upper = outward(lower + self.white, upper + self.white)
         proven = (known["mean_error"], lower, upper)
         return known["mean"], 0.5 * (lower + upper) if variance else None, proven if bounds else None
 
 
-def _as_they_are(rows: FloatArray, targets: FloatArray, workspace: Workspace) -> Dataset:
-    """Samples as a data set that standardises nothing; in a store for workers in other processes."""
+def _shift_of(kernel: Kernel, rows: FloatArray) -> FloatArray:
+    """Return what is subtracted from inputs: their centre where only differences of inputs matter, else zero; (d,).
+
+    The rounding of x - c is one of the two that every scaled coordinate is taken to have
+    (`TileEvaluator.row_errors`), so that bounds hold for the inputs as they are.
+    """
+    if any(isinstance(part, Linear | Polynomial) for part in kernel.walk()):
+        return np.zeros(rows.shape[1])
+    centre = centre_of(ArrayInputs(rows))
+    return np.zeros(rows.shape[1]) if centre is None else centre
+
+
+def _unscaled(rows: FloatArray, targets: FloatArray, shift: FloatArray, workspace: Workspace) -> Dataset:
+    """Samples as a data set that scales nothing; in a store for workers in other processes."""
     (n, d), t = rows.shape, targets.shape[1]
+    standardisation = replace(Standardisation.identity(d, t), input_mean=shift)
     names = tuple(f"x{i}" for i in range(d)), tuple(f"y{i}" for i in range(t))
     client = ambient_client(n)
     if client is None or is_in_process(client):
-        return assembled_dataset(rows, targets, Standardisation.identity(d, t), *names, "")
+        return assembled_dataset(standardisation.inputs(rows), targets, standardisation, *names, "")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of constant features, which stay as they are
         feature_names, target_names = names
         stored = dataset_from_arrays(
             workspace.url("training-set"), rows, targets, feature_names=feature_names, target_names=target_names
         )
-    return stored.as_seen_by(feature_names, target_names, Standardisation.identity(d, t))
+    return stored.as_seen_by(feature_names, target_names, standardisation)
 
 
 def _noise_of(white: float, alpha: Entries) -> tuple[float, FloatArray | None]:

@@ -6,6 +6,7 @@ A kernel of a distance takes its function of s, and that function's slope, from 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +15,26 @@ import numpy as np
 from dkgp.errors import InputError
 from dkgp.estimators.drop_in.theirs import kernels as sk
 from dkgp.estimators.drop_in.translation import to_dkgp
-from dkgp.estimators.drop_in.tree import Entries, Node, Pair, PowerNode, ProductNode, Pullback, SumNode, filled
+from dkgp.estimators.drop_in.tree import (
+    LOST_UNITS,
+    Entries,
+    Node,
+    Pair,
+    PowerNode,
+    ProductNode,
+    Pullback,
+    SumNode,
+    filled,
+)
 from dkgp.estimators.scikit_learn import clone
+from dkgp.models.rounding import LOST, UNIT
 from dkgp.operators.base import FloatArray
+
+# Squared periodic length scales that are shorter have a weight that is too small.
+LEAST_SQUARE = 1e-300
+# Exponents of length scales, of inputs, and of inputs over length scales, beyond which differences are scaled before
+# they are squared; and the largest scaled square, whose products with other numbers are finite.
+MOST_EXPONENT, LARGEST_SQUARE = 400, 2.0**900
 
 
 def tree_of(kernel: Any) -> Node:
@@ -78,6 +96,11 @@ class _ConstantLeaf(_NumberLeaf):
     """k = c: an amplitude in a product, an offset in a sum."""
 
     names = ("constant_value",)
+    divisible = True
+
+    def error(self, pair: Pair, largest: float) -> float:
+        """None; but a negative constant is no kernel."""
+        return 0.0 if self.value >= 0.0 else float("inf")
 
     def dense(self, pair: Pair) -> Entries:
         return self.value
@@ -96,6 +119,7 @@ class _WhiteLeaf(_NumberLeaf):
     """Noise: nothing but a diagonal."""
 
     names = ("noise_level",)
+    divisible = True
 
     def dense(self, pair: Pair) -> Entries:
         return 0.0
@@ -119,7 +143,7 @@ class _DotProductLeaf(_Leaf):
     names = ("sigma_0",)
 
     def set(self, *values: float) -> None:
-        self.offset = values[0] ** 2
+        self.offset = values[0] * values[0]
 
     def dense(self, pair: Pair) -> Entries:
         left, right = pair.vectors
@@ -135,12 +159,19 @@ class _DotProductLeaf(_Leaf):
         values: FloatArray = np.einsum("il,il->i", vectors, vectors) + self.offset
         return values
 
+    def diagonal_error(self, rows: Any) -> Entries:
+        """d products and additions, and the offset's two roundings, of terms that are not negative."""
+        d = np.shape(rows)[1]
+        error: Entries = (d + 4.0) * self.diagonal(rows) + (d + 2.0) * LOST_UNITS
+        return error
+
     def diagonal_pullback(self, rows: Any, weights: FloatArray) -> FloatArray:
         return self._kept(2.0 * self.offset * float(np.sum(np.broadcast_to(weights, (len(rows),)))))
 
     def error(self, pair: Pair, largest: float) -> float:
         """d products and additions and the offset's two roundings, of terms whose sizes sum to `largest` at most."""
-        return float((pair.vectors[0].shape[1] + 4.0) * largest)
+        d = pair.vectors[0].shape[1]
+        return float((d + 4.0) * largest + (d + 2.0) * LOST_UNITS)
 
 
 class _PeriodicLeaf(_Leaf):
@@ -148,9 +179,12 @@ class _PeriodicLeaf(_Leaf):
 
     names = ("length_scale", "periodicity")
     holds = 3
+    divisible = True
 
     def set(self, *values: float) -> None:
         self.length_scale, self.period = values
+        # 2 / l^2: of the shortest length scales a value that is too small, of which nothing is claimed.
+        self.weight = 2.0 / max(self.length_scale * self.length_scale, LEAST_SQUARE)
 
     def dense(self, pair: Pair) -> Entries:
         values, r = np.empty(pair.shape), pair.distances
@@ -158,7 +192,7 @@ class _PeriodicLeaf(_Leaf):
             sine = r[rows] * (np.pi / self.period)
             np.sin(sine, out=sine)
             sine *= sine
-            sine *= -2.0 / self.length_scale**2
+            sine *= -self.weight
             np.exp(sine, out=values[rows])
         return values
 
@@ -166,7 +200,7 @@ class _PeriodicLeaf(_Leaf):
         values = filled(self.dense(pair), pair.shape)
 
         def pullback(W: FloatArray) -> FloatArray:
-            by_scale, by_period, factor = 0.0, 0.0, 4.0 / self.length_scale**2
+            by_scale, by_period, factor = 0.0, 0.0, 2.0 * self.weight
             for rows in pair.pieces():
                 weights = W[rows] * values[rows]
                 angle = pair.distances[rows] * (np.pi / self.period)
@@ -182,13 +216,25 @@ class _PeriodicLeaf(_Leaf):
         return 1.0
 
     def error(self, pair: Pair, largest: float) -> float:
-        """sin^2 at angles t up to T moves by t times its relative error; the exponent by 2 / l^2 of that."""
-        d, reach = pair.vectors[0].shape[1], float(np.max(pair.distances, initial=0.0)) * np.pi / self.period
-        return float(2.0 / self.length_scale**2 * (reach * (d + 8.0) + 20.0) + 40.0)
+        """sin^2 at angles t up to T moves by t times its relative error; the exponent by 2 / l^2 of that.
+
+        Squared differences below the smallest normal number move the distance by up to their root. Infinite for several
+        features, of whose distance the function need not be positive definite.
+        """
+        d, rate = pair.vectors[0].shape[1], math.pi / self.period
+        if d != 1 or self.length_scale * self.length_scale < LEAST_SQUARE:
+            return float("inf")
+        reach = float(np.max(pair.distances, initial=0.0)) * rate
+        return float(self.weight * (reach * (d + 8.0) + 20.0 + rate * math.sqrt(LOST) / UNIT) + 40.0)
 
 
 class _DistanceLeaf(Node):
-    """k = f(s), s = sum_l (x_l - y_l)^2 / (2 l_l^2): RBF, Matern, RationalQuadratic."""
+    """k = f(s), s = sum_l (x_l - y_l)^2 / (2 l_l^2): RBF, Matern, RationalQuadratic.
+
+    Where squares could leave float64, differences are first scaled by the power of two next to each length scale.
+    """
+
+    divisible = True
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = clone(kernel)
@@ -214,20 +260,47 @@ class _DistanceLeaf(Node):
         self._renew()
 
     def _renew(self) -> None:
-        self.kernel.length_scale = self.scales if self.several else float(self.scales[0])
+        scaled, self.exponents = np.frexp(self.scales)
+        self.kernel.length_scale = scaled if self.several else float(scaled[0])
         function: Any = to_dkgp(self.kernel, self.scales.size)
-        self.function, self.gamma = function, np.asarray(function.gamma)
+        self.function, self.scaled_gamma = function, np.asarray(function.gamma)
+        # 1 / (2 l^2) to the same bits; infinite or zero of length scales that are scaled.
+        with np.errstate(over="ignore"):
+            self.gamma = np.ldexp(self.scaled_gamma, -2 * self.exponents)
+
+    def _is_scaled(self, pair: Pair) -> bool:
+        exponents = [*self.exponents.tolist(), math.frexp(pair.largest)[1]]
+        return max(map(abs, exponents)) > MOST_EXPONENT or self._reach(pair) > MOST_EXPONENT
+
+    def _reach(self, pair: Pair) -> int:
+        """Exponent of the largest input over the shortest length scale."""
+        return int(math.frexp(pair.largest)[1] - self.exponents.min())
+
+    def _squares(self, pair: Pair, rows: slice, feature: int) -> FloatArray:
+        """Return (x - y)^2 of one feature, in a new array; scaled, where `_is_scaled`."""
+        left, right = pair.vectors
+        difference, scaled = np.subtract.outer(left[rows, feature], right[:, feature]), self._is_scaled(pair)
+        if scaled:
+            np.ldexp(difference, -self.exponents[feature if self.several else 0], out=difference)
+        difference *= difference
+        return np.minimum(difference, LARGEST_SQUARE, out=difference) if scaled else difference
 
     def _s(self, pair: Pair) -> Callable[[slice], FloatArray]:
         """s of a piece of rows, in a new array."""
         d = pair.vectors[0].shape[1]
-        if not self.several:
+        if not self.several and not self._is_scaled(pair):
             gamma, distances = float(self.gamma[0]), pair.squared_distances
             return lambda rows: distances[rows] * gamma
-        if d != self.scales.size:
+        if self.several and d != self.scales.size:
             raise InputError(
                 f"Anisotropic kernel must have the same number of dimensions as data ({self.scales.size}!={d}): give "
                 f"{type(self.kernel).__name__} one length scale, or {d}"
+            )
+        if self._is_scaled(pair):
+            gammas = np.broadcast_to(self.scaled_gamma, (d,)).tolist()
+            return lambda rows: sum(
+                (gamma * self._squares(pair, rows, feature) for feature, gamma in enumerate(gammas)),
+                np.zeros((rows.stop - rows.start, pair.shape[1])),
             )
         whole = pair.weighted_distances(self.gamma)
         return lambda rows: whole[rows]
@@ -245,7 +318,7 @@ class _DistanceLeaf(Node):
 
         def pullback(W: FloatArray) -> FloatArray:
             by_scale, by_mixture = np.zeros(self.scales.size), 0.0
-            x, y = pair.vectors
+            gammas = self.scaled_gamma if self._is_scaled(pair) else self.gamma
             for rows in pair.pieces() if self.size else []:
                 at, f = s(rows), values[rows]
                 D = self.function.slope(at, f)
@@ -253,10 +326,8 @@ class _DistanceLeaf(Node):
                 if not self.several:
                     by_scale[0] += np.vdot(D, at)
                 else:
-                    for feature, gamma in enumerate(self.gamma.tolist()):
-                        difference = np.subtract.outer(x[rows, feature], y[:, feature])
-                        difference *= difference
-                        by_scale[feature] += gamma * np.vdot(D, difference)
+                    for feature, gamma in enumerate(gammas.tolist()):
+                        by_scale[feature] += gamma * np.vdot(D, self._squares(pair, rows, feature))
                 if self.mixture_free:
                     by_mixture += float(self.function._shape_gradients(at, f, W[rows])[0])
             # gamma goes with the scale to the power -2.
@@ -269,7 +340,13 @@ class _DistanceLeaf(Node):
         return 1.0
 
     def error(self, pair: Pair, largest: float) -> float:
-        """s is right to d + 5 roundings, and s |f'(s)| <= 1 / e for these mixtures of exp(-t s); f to 40 more."""
+        """s is right to d + 5 roundings, and s |f'(s)| <= 1 / e for these mixtures of exp(-t s); f to 40 more.
+
+        Squares below the smallest normal number move a distance in length scales by less than 2^-80. Infinite where
+        squares may exceed `LARGEST_SQUARE` and f is not zero there.
+        """
+        if self.mixed and self._reach(pair) > MOST_EXPONENT:
+            return float("inf")
         return float(pair.vectors[0].shape[1] + 45.0)
 
 
@@ -299,6 +376,9 @@ class _CalledLeaf(Node):
         return np.array(self.kernel.diag(rows), dtype=np.float64)
 
     def error(self, pair: Pair, largest: float) -> float:
+        return float("inf")
+
+    def diagonal_error(self, rows: Any) -> Entries:
         return float("inf")
 
 

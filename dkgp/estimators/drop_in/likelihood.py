@@ -27,6 +27,9 @@ from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted
 from dkgp.models.tuning.dense_algebra import factor, fill_upper, invert_factored, rank_update, solve_factored
 from dkgp.operators.base import FloatArray
 
+# Entries that overflow, or are no numbers, are refused or make bounds infinite; NumPy's warnings would say it twice.
+OVERFLOWING = np.errstate(over="ignore", invalid="ignore", divide="ignore")
+
 Objective: TypeAlias = Callable[..., Any]
 """objective(theta, eval_gradient=True) -> what is to be minimised, with its gradient"""
 
@@ -48,6 +51,7 @@ class Evidence:
     targets: FloatArray
     alpha: Entries
 
+    @OVERFLOWING
     def __call__(self, tree: Node, *, gradient: bool) -> tuple[float, FloatArray]:
         """Log marginal likelihood, and its gradient (q,), of zeros where none is asked for.
 

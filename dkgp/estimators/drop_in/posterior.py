@@ -22,17 +22,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dkgp.errors import NumericalError
-from dkgp.estimators.drop_in.likelihood import Evidence, with_noise
+from dkgp.estimators.drop_in.likelihood import OVERFLOWING, Evidence, with_noise
 from dkgp.estimators.drop_in.tree import Node, Pair, filled
-from dkgp.models.rounding import EVALUATION, LOST, UNIT
+from dkgp.models.rounding import EVALUATION, LOST, UNIT, column_lengths, outward
 from dkgp.models.tuning.dense_algebra import factor, solve_factored, solve_half
 from dkgp.operators.base import FloatArray
 
 # Entries of K(X*, X) that are held at a time.
 _HELD_ENTRIES = 2**23
-# Roundings of a noise variance: of sums and products of a few parts, each right to some.
-_NOISE_ROUNDINGS = 40.0
-
 
 # By how much means may miss the exact ones (r, t), and intervals of the exact variances, (r,) each.
 Bounds: TypeAlias = tuple[FloatArray, FloatArray, FloatArray]
@@ -63,6 +60,7 @@ class DensePosterior:
         alpha = Kbar^-1 y.
     """
 
+    @OVERFLOWING
     def __init__(self, tree: Node, evidence: Evidence) -> None:
         self.tree, self.inputs, self.targets = tree, evidence.pair.left, evidence.targets
         noise = np.asarray(tree.noise(self.inputs) + evidence.alpha, dtype=np.float64)
@@ -71,6 +69,8 @@ class DensePosterior:
         if not factor(self.factor):
             raise NumericalError("the kernel matrix is not numerically positive definite")
         self.coefficients = solve_factored(self.factor, np.asfortranarray(self.targets))
+        if not (np.isfinite(self.coefficients).all() and np.isfinite(np.diagonal(self.factor)).all()):
+            raise NumericalError("the kernel matrix is not finite")
 
     def log_determinant(self) -> float:
         """log det Kbar."""
@@ -85,11 +85,13 @@ class DensePosterior:
             return [rows]
         return [rows[start : start + step] for start in range(0, len(rows), step)]
 
+    @OVERFLOWING
     def mean(self, rows: Any) -> FloatArray:
-        """Means at test samples: (r, t)."""
+        """Means at test samples: (r, t). Raises `NumericalError` where they are not finite, as all of these do."""
         batches = [self._columns(batch) @ self.coefficients for batch in self._batches(rows)]
-        return np.concatenate(batches)
+        return finite_predictions(np.concatenate(batches))
 
+    @OVERFLOWING
     def mean_and_variance(self, rows: Any) -> tuple[FloatArray, FloatArray]:
         """Means (r, t), and variances (r,) with the kernel's own noise, which rounding may have made negative."""
         means, variances = [], []
@@ -98,8 +100,9 @@ class DensePosterior:
             means.append(columns @ self.coefficients)
             solve_half(self.factor, columns.T)
             variances.append(self._prior(batch) - np.einsum("ij,ij->i", columns, columns))
-        return np.concatenate(means), np.concatenate(variances)
+        return finite_predictions(np.concatenate(means)), finite_predictions(np.concatenate(variances))
 
+    @OVERFLOWING
     def mean_and_covariance(self, rows: Any) -> tuple[FloatArray, FloatArray]:
         """Means (r, t), and covariances of all pairs of test samples (r, r) with the kernel's own noise."""
         columns = self._columns(rows)
@@ -108,7 +111,7 @@ class DensePosterior:
         covariance = self.tree.matrix(Pair(rows, rows))
         covariance -= columns @ columns.T
         covariance.reshape(-1)[:: len(rows) + 1] += self.tree.noise(rows)
-        return mean, covariance
+        return finite_predictions(mean), finite_predictions(covariance)
 
     def _columns(self, rows: Any) -> FloatArray:
         """K(X*, X), (r, n), row by row."""
@@ -124,42 +127,54 @@ class DensePosterior:
         mean, variances = self.mean_and_variance(rows) if variance else (self.mean(rows), None)
         return mean, variances, self.bounds(rows) if bounds else None
 
+    @OVERFLOWING
     def bounds(self, rows: Any) -> Bounds:
         """By how much means may miss the exact ones (r, t), and intervals of the exact variances, (r,) each.
 
-        Infinite, and from zero to the prior's, where nothing is proven: a kernel of a class that is not scikit-learn's
-        own, or no noise at all.
+        Infinite, and from zero to infinity, where nothing is proven: a kernel of a class that is not scikit-learn's
+        own, one that need not be positive definite, or no noise at all.
+
+        Raises `NumericalError`: an upper end is negative, so that the kernel is not positive definite.
         """
         pair, n = Pair(self.inputs, self.inputs), len(self.targets)
         K = self.tree.matrix(pair)
         sizes = np.abs(K)
         entry_error = self.tree.error(pair, self.tree.largest_diagonal(pair))
-        least = float(self.noise.min()) * (1.0 - _NOISE_ROUNDINGS * 2.0 * UNIT)
-        y_residual, y_error = self._residual(K, sizes, self.coefficients, self.targets, entry_error, 0.0)
+        noise_error = self.tree.noise_error(self.inputs) + self.noise  # one rounding more where alpha is added
+        least = float(np.min(self.noise - 1.01 * UNIT * noise_error))
+        if not least > 0.0:
+            least = 0.0  # divided by zero, all ends are infinite
+        errors = (entry_error, noise_error)
+        y_residual, y_error = self._residual(K, sizes, self.coefficients, self.targets, errors, 0.0)
         ends: list[tuple[FloatArray, ...]] = []
         for batch in self._batches(rows):
             test = Pair(batch, self.inputs)
             columns = self._columns(batch).T  # (n, r)
             test_error = self.tree.error(test, self.tree.largest_diagonal(test))
             w = solve_factored(self.factor, np.asfortranarray(columns))
-            rho, rho_error = self._residual(K, sizes, w, columns, entry_error, test_error)
-            with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-                # |w'r|, entry by entry, and |rho| |r| / s.
-                r_size, rho_size = np.abs(y_residual) + y_error, np.abs(rho) + rho_error
-                second = _lengths(rho_size)[:, None] * _lengths(r_size)[None, :] / least
-                products = (n + 6.0) * (np.abs(columns).T @ np.abs(self.coefficients))
-                rounded = UNIT * (products + test_error * np.abs(self.coefficients).sum(axis=0))
-                mean_error = EVALUATION * (np.abs(w).T @ r_size + second + rounded) + n * LOST
-                # w'k as computed, and by how much the exact w'k + w'rho may miss it.
-                quadratic = np.einsum("ij,ij->j", w, columns)
-                slack = np.einsum("ij,ij->j", np.abs(w), rho_size) + UNIT * (
-                    (n + 6.0) * np.einsum("ij,ij->j", np.abs(w), np.abs(columns)) + test_error * np.abs(w).sum(axis=0)
-                )
-                prior = self._prior(batch)
-                slack = EVALUATION * (slack + UNIT * (test_error + _NOISE_ROUNDINGS * prior + 4.0 * quadratic)) + LOST
-                lower = prior - quadratic - slack - EVALUATION * _lengths(rho_size) ** 2 / least
-                upper = prior - quadratic + slack
+            rho, rho_error = self._residual(K, sizes, w, columns, errors, test_error)
+            # |w'r|, entry by entry, and |rho| |r| / s.
+            r_size, rho_size = np.abs(y_residual) + y_error, np.abs(rho) + rho_error
+            r_length, rho_length = column_lengths(r_size), column_lengths(rho_size)
+            second = rho_length[:, None] * (r_length[None, :] / least)
+            products = (n + 6.0) * (np.abs(columns).T @ np.abs(self.coefficients))
+            rounded = UNIT * (products + test_error * np.abs(self.coefficients).sum(axis=0))
+            mean_error = EVALUATION * (np.abs(w).T @ r_size + second + rounded) + n * LOST
+            # w'k as computed, and by how much the exact w'k + w'rho may miss it.
+            quadratic = np.einsum("ij,ij->j", w, columns)
+            slack = np.einsum("ij,ij->j", np.abs(w), rho_size) + UNIT * (
+                (n + 6.0) * np.einsum("ij,ij->j", np.abs(w), np.abs(columns)) + test_error * np.abs(w).sum(axis=0)
+            )
+            prior, prior_error = self._prior(batch), prior_errors(self.tree, batch)
+            slack = EVALUATION * (slack + prior_error + UNIT * (4.0 * prior + 4.0 * np.abs(quadratic))) + n * LOST
+            lower = prior - quadratic - slack - EVALUATION * rho_length * (rho_length / least)
+            upper = prior - quadratic + slack
             known = np.isfinite(upper) & np.isfinite(lower)
+            if (known & (upper < 0.0)).any():
+                raise NumericalError(
+                    f"the exact variance at a test sample is at most {upper[known].min():.3g}, so that the kernel is "
+                    "not positive definite. Choose another kernel, or ask for predictions without `return_bounds`"
+                )
             ends.append(
                 (
                     np.where(np.isnan(mean_error), math.inf, mean_error),
@@ -176,23 +191,45 @@ class DensePosterior:
         sizes: FloatArray,
         solution: FloatArray,
         right: FloatArray,
-        entry_error: float,
+        errors: tuple[float, FloatArray],
         right_error: float,
     ) -> tuple[FloatArray, FloatArray]:
         """B - Kbar A as computed, and a bound on its error, (n, t) each.
 
         n products and additions in any order, two more for the noise and one for B; entries of K, the noise and B with
-        errors of their own.
+        `errors` of their own.
         """
+        entry_error, noise_error = errors
         n, noise, size = len(K), self.noise[:, None], np.abs(solution)
         residual = right - K @ solution - noise * solution
         terms = sizes @ size + noise * size
-        rounded = (n + 6.0) * (terms + np.abs(right)) + _NOISE_ROUNDINGS * noise * size
-        with np.errstate(invalid="ignore"):
-            inherited = entry_error * size.sum(axis=0)[None, :] + right_error
+        rounded = (n + 6.0) * (terms + np.abs(right))
+        inherited = entry_error * size.sum(axis=0)[None, :] + noise_error[:, None] * size + right_error
         return residual, EVALUATION * UNIT * (rounded + inherited) + n * LOST
 
 
-def _lengths(columns: FloatArray) -> FloatArray:
-    """|a_j| of each column of (n, t)."""
-    return np.asarray(np.linalg.norm(columns, axis=0))
+def finite_predictions(values: FloatArray) -> FloatArray:
+    """Return predictions of the rows; `NumericalError` where one is not finite."""
+    wrong = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
+    if wrong.any():
+        raise NumericalError(
+            f"the prediction at test sample {int(np.argmax(wrong))} is not finite: entries of the kernel overflow "
+            "there, or are no numbers. Scale the inputs, or choose another kernel"
+        )
+    return values
+
+
+def prior_errors(tree: Node, rows: Any) -> FloatArray:
+    """Return bounds on the error of k(x, x) and its noise together, row by row: (r,)."""
+    errors = tree.diagonal_error(rows) + tree.noise_error(rows)
+    sizes = np.abs(tree.diagonal(rows)) + np.abs(tree.noise(rows))
+    return EVALUATION * UNIT * filled(errors + sizes, (len(rows),)) + LOST
+
+
+@OVERFLOWING
+def prior_interval(tree: Node, rows: Any) -> tuple[FloatArray, FloatArray]:
+    """Return an interval of the exact k(x, x) with its noise, (r,) each: infinite above where nothing is proven."""
+    prior, error = filled(tree.diagonal(rows) + tree.noise(rows), (len(rows),)), prior_errors(tree, rows)
+    lower, upper = outward(prior - error, prior + error)
+    known = np.isfinite(upper)
+    return np.where(known, np.maximum(lower, 0.0), 0.0), np.where(known, upper, math.inf)

@@ -23,7 +23,7 @@ from dkgp.estimators.drop_in.parameters import (
     solve_bytes,
     training_samples,
 )
-from dkgp.estimators.drop_in.posterior import Bounds, DensePosterior
+from dkgp.estimators.drop_in.posterior import Bounds, DensePosterior, prior_interval
 from dkgp.estimators.drop_in.theirs import kernels as sk
 from dkgp.estimators.drop_in.translation import to_dkgp
 from dkgp.estimators.drop_in.tree import Entries, Pair
@@ -249,12 +249,18 @@ class GaussianProcessRegressor(TakesSparse, MultiOutputMixin, RegressorMixin, Ba
             Also standard deviations, or covariances; not both. They hold the kernel's own noise and not `alpha`.
         return_bounds : bool
             Also `PredictionBounds`, proven: by how much the mean may miss the exact one, and between what the exact
-            variance lies. Not scikit-learn's; infinite for a kernel of a class that is not scikit-learn's own.
+            variance lies. Not scikit-learn's; infinite for a kernel of a class that is not scikit-learn's own, and for
+            one that need not be positive definite, as `ExpSineSquared` of several features.
 
         Returns
         -------
         mean, or (mean, std or covariance, bounds) of those asked for
             (r,) or (r, t); covariances (r, r) or (r, r, t); the bounds' parts as the mean.
+
+        Raises
+        ------
+        NumericalError
+            A prediction is not finite, or the kernel is proven not to be positive definite.
         """
         if return_std and return_cov:
             raise RuntimeError("At most one of return_std or return_cov can be requested.")
@@ -316,7 +322,9 @@ class GaussianProcessRegressor(TakesSparse, MultiOutputMixin, RegressorMixin, Ba
         if std:
             results.append(np.sqrt(variances))
         if bounds:
-            results.append(PredictionBounds(np.zeros_like(mean), variances, variances))
+            ends = prior_interval(tree_of(kernel), X)
+            lower, upper = (np.repeat(end[:, None], t, axis=1) if several else end for end in ends)
+            results.append(PredictionBounds(np.zeros_like(mean), lower, upper))
         return mean if len(results) == 1 else tuple(results)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:

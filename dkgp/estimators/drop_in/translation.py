@@ -191,7 +191,7 @@ def _periodic_back(kernel: Periodic) -> Any:
 
 
 def _dot_product(kernel: Any, d: int) -> Kernel:
-    return Polynomial((1.0,), offset=float(kernel.sigma_0) ** 2, degree=1, n_features=d)
+    return Polynomial((1.0,), offset=float(kernel.sigma_0) * float(kernel.sigma_0), degree=1, n_features=d)
 
 
 def _dot_product_back(kernel: Linear | Polynomial) -> Any:

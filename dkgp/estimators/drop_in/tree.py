@@ -18,12 +18,16 @@ from typing import Any, TypeAlias
 import numpy as np
 from scipy.spatial.distance import cdist
 
+from dkgp.models.rounding import LOST, UNIT, known
 from dkgp.operators.base import FloatArray
 
 Entries: TypeAlias = "FloatArray | float"
 """Of a matrix or a diagonal; a number where all entries are one"""
 Pullback: TypeAlias = Callable[[FloatArray], FloatArray]
 """weights W (a, b) -> sum_ij W_ij dk_ij / dtheta, (q,)"""
+
+# Absolute error of a product below the smallest normal number, in units of u.
+LOST_UNITS = LOST / UNIT
 
 # Entries of a piece of rows: of float64 what a processor's second cache holds.
 _PIECE_ENTRIES = 2**16
@@ -48,6 +52,11 @@ class Pair:
         """Both sides in float64, row by row."""
         left = np.ascontiguousarray(self.left, dtype=np.float64)
         return left, left if self.same else np.ascontiguousarray(self.right, dtype=np.float64)
+
+    @cached_property
+    def largest(self) -> float:
+        """Largest magnitude of an input of either side."""
+        return max(float(np.max(np.abs(side), initial=0.0)) for side in self.vectors)
 
     @cached_property
     def squared_distances(self) -> FloatArray:
@@ -84,11 +93,14 @@ class Node(ABC):
         (n, n) arrays that `linearised` and its pullback hold at a time.
     unknown : tuple of str
         Classes that are none of scikit-learn's own.
+    divisible : bool
+        True if every power k^e with e > 0 is positive definite.
     """
 
     size: int
     arrays: int
     unknown: tuple[str, ...] = ()
+    divisible: bool = False
 
     @abstractmethod
     def move(self, theta: FloatArray) -> None:
@@ -125,9 +137,18 @@ class Node(ABC):
         `largest` is a bound on |k| over both sides' rows (`largest_diagonal`).
         """
 
+    def diagonal_error(self, rows: Any) -> Entries:
+        """Bound on the error of `diagonal`, row by row, in units of u."""
+        return 0.0
+
+    def noise_error(self, rows: Any) -> Entries:
+        """Bound on the error of `noise`, row by row, in units of u."""
+        return 0.0
+
     def largest_diagonal(self, pair: Pair) -> float:
         """A bound on |dense| over a pair's entries: max sqrt(k(x, x) k(x', x')), k being positive definite."""
-        return max(float(np.max(self.diagonal(side), initial=0.0)) for side in (pair.left, pair.right))
+        sides = [np.abs(self.diagonal(side)) + UNIT * self.diagonal_error(side) for side in (pair.left, pair.right)]
+        return max(float(np.max(side, initial=0.0)) for side in sides)
 
     def matrix(self, pair: Pair) -> FloatArray:
         """Entries without white noise, as an array of their own, (a, b)."""
@@ -137,6 +158,11 @@ class Node(ABC):
 def filled(entries: Entries, shape: tuple[int, ...]) -> FloatArray:
     """Entries as an array."""
     return entries if isinstance(entries, np.ndarray) else np.full(shape, float(entries))
+
+
+def _product_error(first: Any, first_error: Any, second: Any, second_error: Any) -> Any:
+    """Return by how much a product of two sizes moves with errors of both, all in units of u but the sizes."""
+    return known(np.asarray(first_error * second + second_error * first + UNIT * first_error * second_error))
 
 
 def _times(weights: FloatArray, factor: Entries, pullback: Pullback, size: int) -> FloatArray:
@@ -201,6 +227,16 @@ class SumNode(_Binary):
         """As `Node.error`."""
         return sum(part.error(pair, part.largest_diagonal(pair)) for part in (self.first, self.second)) + 2.0 * largest
 
+    def diagonal_error(self, rows: Any) -> Entries:
+        """As `Node.diagonal_error`."""
+        errors = self.first.diagonal_error(rows) + self.second.diagonal_error(rows)
+        return 1.01 * (errors + np.abs(self.diagonal(rows)))
+
+    def noise_error(self, rows: Any) -> Entries:
+        """As `Node.noise_error`."""
+        errors = self.first.noise_error(rows) + self.second.noise_error(rows)
+        return 1.01 * (errors + np.abs(self.noise(rows)))
+
 
 class ProductNode(_Binary):
     """k = a b."""
@@ -257,7 +293,38 @@ class ProductNode(_Binary):
     def error(self, pair: Pair, largest: float) -> float:
         """As `Node.error`."""
         first, second = self.first.largest_diagonal(pair), self.second.largest_diagonal(pair)
-        return 1.01 * (self.first.error(pair, first) * second + self.second.error(pair, second) * first + 2.0 * largest)
+        first_error, second_error = self.first.error(pair, first), self.second.error(pair, second)
+        inherited = _product_error(first, first_error, second, second_error)
+        return float(1.01 * (inherited + 2.0 * largest) + LOST_UNITS)
+
+    @property
+    def divisible(self) -> bool:  # type: ignore[override]
+        """As of `Node`: a product of such kernels is one."""
+        return self.first.divisible and self.second.divisible
+
+    def diagonal_error(self, rows: Any) -> Entries:
+        """As `Node.diagonal_error`."""
+        first, second = (np.abs(part.diagonal(rows)) for part in (self.first, self.second))
+        errors = (part.diagonal_error(rows) for part in (self.first, self.second))
+        inherited = _product_error(first, next(errors), second, next(errors))
+        error: Entries = 1.01 * (inherited + 2.0 * first * second) + LOST_UNITS
+        return error
+
+    def noise_error(self, rows: Any) -> Entries:
+        """By the three products of `noise` and their two sums."""
+        a, b = self.first, self.second
+        first, second = (np.abs(part.noise(rows)) for part in (a, b))
+        k_first, k_second = (np.abs(part.diagonal(rows)) for part in (a, b))
+        errors = [part.noise_error(rows) for part in (a, b)]
+        k_errors = [part.diagonal_error(rows) for part in (a, b)]
+        inherited = (
+            _product_error(first, errors[0], k_second, k_errors[1])
+            + _product_error(k_first, k_errors[0], second, errors[1])
+            + _product_error(first, errors[0], second, errors[1])
+        )
+        sizes = first * k_second + k_first * second + first * second
+        error: Entries = 1.01 * (inherited + 4.0 * sizes) + 3.0 * LOST_UNITS
+        return error
 
 
 class PowerNode(Node):
@@ -302,10 +369,38 @@ class PowerNode(Node):
         of_latent = whole - self.exponent * latent ** (self.exponent - 1.0)
         return self.base.noise_pullback(rows, weights * whole) + self.base.diagonal_pullback(rows, weights * of_latent)
 
+    @property
+    def divisible(self) -> bool:  # type: ignore[override]
+        """As of `Node`: as the base is."""
+        return self.base.divisible
+
     def error(self, pair: Pair, largest: float) -> float:
-        """By the slope e a^(e-1), which for e < 1 has no bound; and the power itself, to 4 units in the last place."""
-        if self.exponent < 1.0:
+        """By the slope e a^(e-1), which for e < 1 has no bound; and the power itself, to 4 units in the last place.
+
+        Infinite where the power need not be positive definite.
+        """
+        if not (self.exponent.is_integer() or self.base.divisible):
             return float("inf")
         base = self.base.largest_diagonal(pair)
-        inner = self.base.error(pair, base)
-        return float(1.01 * self.exponent * base ** (self.exponent - 1.0) * inner + 10.0 * largest)
+        return float(self._moved(base, self.base.error(pair, base)) + 10.0 * largest + LOST_UNITS)
+
+    def diagonal_error(self, rows: Any) -> Entries:
+        """As `Node.diagonal_error`."""
+        base = np.abs(self.base.diagonal(rows))
+        moved = self._moved(base, self.base.diagonal_error(rows))
+        error: Entries = moved + 10.0 * base**self.exponent + LOST_UNITS
+        return error
+
+    def noise_error(self, rows: Any) -> Entries:
+        """By both powers of `noise`, which may cancel, and their difference."""
+        latent, noise = np.abs(self.base.diagonal(rows)), np.abs(self.base.noise(rows))
+        inner = self.base.diagonal_error(rows) + self.base.noise_error(rows) + latent + noise
+        whole = self._moved(latent + noise, inner) + 11.0 * (latent + noise) ** self.exponent
+        error: Entries = whole + self.diagonal_error(rows) + np.abs(self.noise(rows)) + 2.0 * LOST_UNITS
+        return error
+
+    def _moved(self, base: Any, inner: Any) -> Any:
+        """Return by how much a^e moves where a moves by `inner` u, in units of u; infinite for e < 1."""
+        if self.exponent < 1.0:
+            return float("inf")
+        return known(np.asarray(1.01 * self.exponent * (base + UNIT * inner) ** (self.exponent - 1.0) * inner))

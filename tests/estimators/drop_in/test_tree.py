@@ -74,9 +74,14 @@ def test_the_bound_on_entries_errors(kernel: Any, rng: np.random.Generator) -> N
     X = 40.0 + 30.0 * rng.normal(size=(30, 3))
     tree, pair = tree_of(kernel), Pair(X, X)
     bound = tree.error(pair, tree.largest_diagonal(pair)) * 2.0**-53
-    if tree.unknown:
-        assert bound == np.inf
-        return
+    sum_to_a_fraction = isinstance(kernel, sk.Exponentiation) and kernel.exponent == 1.5
+    if tree.unknown or isinstance(kernel, sk.ExpSineSquared) or sum_to_a_fraction:
+        assert bound == np.inf  # of another class, or not known to be positive definite
+        if not isinstance(kernel, sk.ExpSineSquared):
+            return
+        X = X[:, :1]
+        pair = Pair(X, X)
+        bound = tree.error(pair, tree.largest_diagonal(pair)) * 2.0**-53
     exact = in_long_doubles(kernel, X.astype(np.longdouble))
     assert np.abs(tree.matrix(pair) - exact).max() <= bound
     assert bound <= 1e-11 * max(1.0, float(np.abs(exact).max()))
