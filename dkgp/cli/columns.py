@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dkgp.cli.declared import Headed, click_option
+from dkgp.data.types import split_names
 from dkgp.errors import UsageError
 from dkgp.registry import FURTHER, Group
 
@@ -56,7 +57,7 @@ _COLUMNS = (
         "--features",
         multiple=True,
         metavar="NAMES",
-        help="Feature columns, separated by commas.  [default: all others]",
+        help="Feature columns, separated by commas; a name with a comma in double quotes.  [default: all others]",
     ),
     headed(
         COLUMNS,
@@ -121,6 +122,13 @@ _COLUMNS = (
     ),
     headed(
         COLUMNS, "--missing", multiple=True, metavar="TEXTS", help="Texts that stand for a missing value, such as '?'."
+    ),
+    headed(
+        COLUMNS,
+        "--not-missing",
+        multiple=True,
+        metavar="TEXTS",
+        help="Texts that are values of labels and categories although they read like a missing one, such as NA.",
     ),
     headed(COLUMNS, "--drop-missing", is_flag=True, help="Leave out rows with a missing value."),
     headed(
@@ -197,6 +205,7 @@ def ingest_job(**options: Any) -> IngestJob:
         cyclic=_by_name(options.pop("cyclic"), "cyclic"),
         drop=_listed(options.pop("drop")),
         gap_texts=_listed(options.pop("missing")),
+        not_missing=_listed(options.pop("not_missing")),
         drop_gaps=options.pop("drop_missing"),
         impute=options.pop("impute"),
         numbers=_listed(options.pop("numbers")),
@@ -208,7 +217,7 @@ def ingest_job(**options: Any) -> IngestJob:
 
 
 def _listed(groups: Sequence[str]) -> tuple[str, ...]:
-    return tuple(name.strip() for group in groups for name in group.split(",") if name.strip())
+    return tuple(name for group in groups for name in split_names(group))
 
 
 def _by_name(pairs: Sequence[str], option: str) -> dict[str, tuple[str, ...]]:

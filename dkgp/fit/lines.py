@@ -8,6 +8,7 @@ from typing import Any
 
 from dkgp.commands.reporting.documents import Document
 from dkgp.data import TableOptions
+from dkgp.data.types import joined
 from dkgp.fit.job import HYPER, MODEL, PREDICTIONS, TEST, TRAIN, FitJob
 
 
@@ -59,6 +60,7 @@ def column_words(table: TableOptions, ids: Sequence[str]) -> list[str]:
     words += _by_name("ordinal", table.ordinal) + _listed("date", table.dates) + _by_name("cyclic", table.cyclic)
     words += _listed("number", table.numbers) + _with("decimal", table.decimal) + _with("thousands", table.thousands)
     words += _listed("id", ids) + _listed("drop", table.drop) + _listed("missing", table.gap_texts)
+    words += _listed("not-missing", table.not_missing)
     return words + (["--drop-missing"] if table.drop_gaps else []) + _with("impute", table.impute)
 
 
@@ -67,12 +69,12 @@ def _with(name: str, value: Any) -> list[str]:
 
 
 def _listed(name: str, texts: Iterable[str]) -> list[str]:
-    joined = ",".join(texts)
-    return [f"--{name}", joined] if joined else []
+    text = joined(texts)
+    return [f"--{name}", text] if text else []
 
 
 def _by_name(name: str, values: Mapping[str, Iterable[str]]) -> list[str]:
-    return [word for key, texts in values.items() for word in (f"--{name}", f"{key}={','.join(texts)}")]
+    return [word for key, texts in values.items() for word in (f"--{name}", f"{key}={joined(texts)}")]
 
 
 def _format_words(name: str, value: Any) -> list[str]:

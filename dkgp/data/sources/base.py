@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -28,6 +29,13 @@ _MOST_BLOCK_BYTES = 512 * 2**20
 # A column takes about 1.5 KB while a source is ingested.
 MOST_COLUMNS = 500_000
 MOST_ROW_BYTES = 64 * 2**20
+# Texts that stand for a missing value in a file that tells no types, as pandas takes them.
+MISSING_TEXTS = frozenset(
+    (
+        *("#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>"),
+        *("N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
+    )
+)
 # Up to here float64 holds every whole number.
 EXACT = 2.0**53
 _NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
@@ -52,6 +60,8 @@ class Column:
     array: str
     index: int
     encode: Callable[..., FloatArray] | None = field(default=None, compare=False, repr=False)
+    # Texts of `MISSING_TEXTS` that are values of this column.
+    not_missing: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,14 @@ class Source(ABC):
     def __init__(self, url: str, unit: str = "rows") -> None:
         self.url, self._address = shown(url), url
         self.unit, self.groups, self.warnings = unit, {}, []
+
+    @cached_property
+    def by_name(self) -> dict[str, list[Column]]:
+        """The columns by their names, which may repeat."""
+        columns: dict[str, list[Column]] = {}
+        for column in self.columns:
+            columns.setdefault(column.name, []).append(column)
+        return columns
 
     @abstractmethod
     def blocks(self, columns: Sequence[Column]) -> Iterator[Block]:
@@ -131,9 +149,9 @@ class ConcatenatedSource(Source):
 
 
 def _counterpart(part: Source, column: Column) -> Column:
-    for candidate in part.columns:
-        if candidate.name == column.name and candidate.array == column.array:
-            return replace(candidate, encode=column.encode)
+    for candidate in part.by_name.get(column.name, ()):
+        if candidate.array == column.array:
+            return replace(candidate, encode=column.encode, not_missing=column.not_missing)
     raise InputError(f"'{part.url}' has no column '{column.name}'; all sources need the same columns.")
 
 
@@ -148,7 +166,7 @@ def find_columns(source: Source, selector: str | int, role: str) -> tuple[Column
         return (_at(source.positional, int(selector), role, f"'{source.url}'"),)
     if selector in source.groups:
         return source.groups[selector]
-    columns = [column for column in source.columns if column.name == selector]
+    columns = source.by_name.get(selector, [])
     if len(columns) > 1:
         raise InputError(
             f"The column name '{selector}' occurs {len(columns)} times in '{source.url}'; names must differ."
@@ -162,10 +180,12 @@ def find_columns(source: Source, selector: str | int, role: str) -> tuple[Column
         return (_at(source.positional, int(selector), role, f"'{source.url}'"),)
     if selector in source.left_out:
         raise InputError(f"The {role} '{selector}' of '{source.url}' {source.left_out[selector]}.")
-    names = list(source.groups) or [column.name for column in source.columns]
+    names = list(source.groups) or list(source.by_name)
+    is_part = any(selector in map(str.strip, name.split(",")) for name in names if "," in name)
+    advice = " In a list of names, one with a comma stands in double quotes." if is_part else ""
     extra = [column.name for column in source.positional] if source.groups else []
     listed = quoted(names) + (f"; the columns are {quoted(extra)}" if extra and extra != names else "")
-    raise InputError(f"There is no {role} '{selector}' in '{source.url}'; available: {listed}.")
+    raise InputError(f"There is no {role} '{selector}' in '{source.url}'; available: {listed}.{advice}")
 
 
 def _at(columns: Sequence[Column], index: int, role: str, where: str) -> Column:

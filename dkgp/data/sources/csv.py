@@ -10,14 +10,24 @@ import codecs
 import gzip
 import io
 import lzma
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pandas as pd
 
 from dkgp.data.remote.storage import object_bytes, open_object
-from dkgp.data.sources.base import EXACT, Block, Column, Source, numbers, refused_as, require_whole, text_error
+from dkgp.data.sources.base import (
+    EXACT,
+    MISSING_TEXTS,
+    Block,
+    Column,
+    Source,
+    numbers,
+    refused_as,
+    require_whole,
+    text_error,
+)
 from dkgp.data.sources.formats import FORMATS, Format
 from dkgp.data.sources.text_layout import MOST_LINES, SPACES, TextLayout, split_fields
 from dkgp.data.types import FloatArray, IntArray
@@ -105,7 +115,8 @@ class CsvSource(Source):
     ) -> FloatArray:
         encoded = [column.index for column in columns if column.encode is not None]
         trailing = {self._n_fields - 1} if self._layout.is_trailing else set()
-        frame = self._frame(content, lines, {column.index for column in columns} | trailing, encoded)
+        missing = {column.index: MISSING_TEXTS - column.not_missing for column in columns if column.not_missing}
+        frame = self._frame(content, lines, {column.index for column in columns} | trailing, encoded, missing)
         if len(frame) != len(lines):
             raise InputError(
                 f"Lines {lines[0]} to {lines[-1]} of '{self.url}' hold {len(lines)} samples but parse as {len(frame)}; "
@@ -130,8 +141,22 @@ class CsvSource(Source):
                     require_whole(texts.to_numpy(dtype=object), floats, column.name, place)
         return values
 
-    def _frame(self, content: bytes, lines: IntArray, indices: set[int], texts: Sequence[int]) -> pd.DataFrame:
-        """Parse some columns, `texts` among them without a look at their types."""
+    def _frame(
+        self,
+        content: bytes,
+        lines: IntArray,
+        indices: set[int],
+        texts: Sequence[int],
+        missing: Mapping[int, frozenset[str]] | None = None,
+    ) -> pd.DataFrame:
+        """Parse some columns, `texts` among them without a look at their types.
+
+        `missing` are the texts that stand for missing values, of the columns where these are not `MISSING_TEXTS`.
+        """
+        of_missing: dict[str, Any] = {}
+        if missing:
+            texts_of = {index: ["", *sorted(missing.get(index, MISSING_TEXTS))] for index in sorted(indices)}
+            of_missing = {"na_values": texts_of, "keep_default_na": False}
         try:
             return pd.read_csv(
                 io.BytesIO(content),
@@ -143,6 +168,7 @@ class CsvSource(Source):
                 skipinitialspace=True,
                 dtype=dict.fromkeys(texts, object),
                 **_EXACT,
+                **of_missing,
                 encoding_errors="replace",
                 low_memory=False,
             )

@@ -211,7 +211,7 @@ def ingest(
     classes = passes.labels()
     mask = split.mask(passes.n_samples, passes.mask_column(), None if classes is None else classes.stratified)
     remarks = [] if classes is None else classes.check(mask)
-    remarks += passes.repeats()
+    remarks += [*passes.repeats(), *passes.extremes()]
     train, test, messages = passes.write(outputs, mask, overwrite, chunk_rows)
     # New data are not learnt from, so that remarks on training sets say nothing of them.
     of_training = [] if training is not None else [*remarks, *messages]

@@ -88,6 +88,8 @@ def _numeric(pyarrow: Any, values: Any, name: str, place: Callable[[int], str]) 
         return np.full(len(values), np.nan)
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
         present = values.drop_null().to_numpy(zero_copy_only=False)
+        if not missing.any():
+            return numbers(present, name, place)
         rows = np.flatnonzero(~missing)
         floats = np.full(len(values), np.nan)
         floats[rows] = numbers(present, name, lambda row: place(int(rows[row])))

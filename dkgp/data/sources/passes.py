@@ -33,6 +33,8 @@ from dkgp.errors import InputError
 # Beyond so many different inputs, or so many samples, repeated inputs are not counted.
 _MOST_INPUTS = 5000
 _MOST_SAMPLES = 1_000_000
+# Rows that stand for all in quartiles; standard deviations that their distance is to exceed.
+_MOST_ROWS, _LEAST_SHARE = 256, 1e-3
 # Of a standard deviation, whose square is to be a number.
 MOST_DEVIATION = 1e150
 
@@ -59,7 +61,9 @@ class Passes:
         self._standardisation: Standardisation | None = None
         self._source, self._selection, self._progress = source, selection, progress
         self._encoding, self._transform = encoding or None, transform
-        self._repeats = RepeatedRows()
+        self._repeats, self._sample = RepeatedRows(), _RowSample()
+        # Of the features and of targets that are numbers, after the first pass.
+        self._lowest, self._highest = np.empty(0), np.empty(0)
         self._mask_blocks: list[BoolArray] = []
         # Of the block that is under way, (rows, columns).
         self._ids: NDArray[np.object_] = np.empty((0, 0), dtype=object)
@@ -103,6 +107,7 @@ class Passes:
                     "the samples that lack it: name one target, `drop` the others, and `drop_missing`."
                 )
             raise error
+        self._lowest, self._highest = lowest, highest
         self._check_trainable(lowest == highest, lowest)
         weights = lowest[len(selection.features) + len(selection.targets) :]
         for column, least in zip(selection.weights if selection.noise is None else (), weights, strict=False):
@@ -124,6 +129,24 @@ class Passes:
     def mask_column(self) -> BoolArray | None:
         """The test mask that a column holds, (n,), after the first pass; None where no column is one."""
         return np.concatenate(self._mask_blocks) if self._mask_blocks else None
+
+    def extremes(self) -> list[str]:
+        """Warnings of columns whose range leaves most of their values alike once they are standardised."""
+        selection = self._selection
+        columns = [*selection.features, *(() if selection.encoder is not None else selection.targets)]
+        sample = self._sample.rows[:, : len(columns)]
+        lowest, highest = self._lowest[: len(columns)], self._highest[: len(columns)]
+        with np.errstate(all="ignore"):
+            quarter, three_quarters = np.quantile(sample, (0.25, 0.75), axis=0)
+            # A standard deviation is at least the range over the root of 2 n.
+            share = (three_quarters - quarter) * (2.0 * self.n_samples) ** 0.5 / (highest - lowest)
+        return [
+            f"The values of '{columns[index].name}' reach from {lowest[index]:g} to {highest[index]:g}, and the middle "
+            f"half of them lies between {quarter[index]:g} and {three_quarters[index]:g}, within {share[index]:.1g} "
+            "standard deviations: they all look alike to a model. If the extreme values are mistakes, or stand for "
+            "missing ones, remove them first; otherwise take the column's logarithm."
+            for index in np.flatnonzero((share > 0.0) & (share < _LEAST_SHARE)).tolist()
+        ]
 
     def repeats(self) -> list[str]:
         """Warnings where samples repeat others: of a regression any, of a classification the inputs of most."""
@@ -209,6 +232,7 @@ class Passes:
     def _remember(self, values: FloatArray) -> None:
         selection = self._selection
         d = len(selection.features)
+        self._sample.update(values)
         if selection.mask is not None:
             self._mask_blocks.append(mask_from_column(values[:, -1], selection.mask.name))
         if selection.encoder is not None:
@@ -288,6 +312,31 @@ class Passes:
             f" The store that `like` names has the features {quoted(self._training.features)} and the targets "
             f"{quoted(self._training.targets)}; with these, such samples can be tests."
         )
+
+
+class _RowSample:
+    """Keeps every row up to a few hundred, beyond it every second, fourth, ... row."""
+
+    def __init__(self) -> None:
+        self._rows: list[FloatArray] = []
+        self._count, self._step, self._seen = 0, 1, 0
+
+    def update(self, values: FloatArray) -> None:
+        """Take in the next rows, (rows, columns)."""
+        kept = values[-self._seen % self._step :: self._step]
+        self._seen += len(values)
+        while self._count + len(kept) > _MOST_ROWS:
+            rows = np.concatenate([*self._rows, kept])[::2]
+            self._rows, self._count, kept = [], 0, rows
+            self._step *= 2
+        if len(kept):
+            self._rows.append(kept.copy())
+            self._count += len(kept)
+
+    @property
+    def rows(self) -> FloatArray:
+        """The rows that are kept, (rows, columns)."""
+        return np.concatenate(self._rows)
 
 
 class DistinctInputs:

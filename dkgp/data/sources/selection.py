@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from dkgp.data.sources.base import Column, Source, find_columns
+from dkgp.data.sources.base import MISSING_TEXTS, Column, Source, find_columns
 from dkgp.data.sources.id_texts import IdTexts
 from dkgp.data.sources.label_codes import LabelEncoder
 from dkgp.data.stores.columns import ColumnNames
@@ -56,9 +56,9 @@ class ColumnChoice:
 
     def by_name(self, source: Source) -> ColumnChoice:
         """The same with names in the place of indices, which an encoding moves; of a table's columns only."""
+        names = set(source.by_name) | set(source.groups)
 
         def named(selector: Selector) -> Selector:
-            names = {column.name for column in source.columns} | set(source.groups)
             if isinstance(selector, str) and (selector in names or not selector.removeprefix("-").isdecimal()):
                 return selector
             (column,) = find_columns(source, selector, "column")
@@ -151,7 +151,8 @@ def select_columns(source: Source, choice: ColumnChoice, mask: str | None) -> Se
     if len(mask_columns) > 1:
         raise InputError(f"The test mask '{mask}' has {len(mask_columns)} columns; choose one, as in '{mask}:0'.")
     identifying = choice.identifying(source)
-    taken = [column.name for column in identifying if column in (*targets, *weighing, *mask_columns)]
+    others = {*targets, *weighing, *mask_columns}
+    taken = [column.name for column in identifying if column in others]
     if taken or len(set(identifying)) < len(identifying):
         role = (
             f"The id '{taken[0]}' is a target, labels, weights, noise or test mask, too"
@@ -164,7 +165,8 @@ def select_columns(source: Source, choice: ColumnChoice, mask: str | None) -> Se
         feature_columns = tuple(
             column for selector in feature_selectors for column in find_columns(source, selector, "feature")
         )
-        both = [column.name for column in feature_columns if column in (*targets, *weighing, *identifying)]
+        others = {*targets, *weighing, *identifying}
+        both = [column.name for column in feature_columns if column in others]
         if both:
             roles = {column.name: "id" for column in identifying} | {column.name: "target" for column in targets}
             role = roles.get(both[0], counting)
@@ -172,10 +174,9 @@ def select_columns(source: Source, choice: ColumnChoice, mask: str | None) -> Se
     else:
         # A mask that is one column of several takes the whole array with it: the other splits are no features either.
         masked = {column.array for column in mask_columns if column.array} if source.groups else set()
+        aside = {*targets, *weighing, *mask_columns, *identifying}
         feature_columns = tuple(
-            column
-            for column in source.positional
-            if column not in (*targets, *weighing, *mask_columns, *identifying) and column.array not in masked
+            column for column in source.positional if column not in aside and column.array not in masked
         )
     if not feature_columns:
         raise InputError(
@@ -185,7 +186,8 @@ def select_columns(source: Source, choice: ColumnChoice, mask: str | None) -> Se
     ColumnNames.checked([column.name for column in feature_columns], [column.name for column in targets])
     encoder = LabelEncoder(targets[0].name) if labelled else None
     encoded = tuple(replace(column, encode=encoder) for column in targets) if labelled else targets
-    ids = tuple(replace(column, encode=IdTexts(column.name)) for column in identifying)
+    # An id is text as it stands, also where it reads like a missing value.
+    ids = tuple(replace(column, encode=IdTexts(column.name), not_missing=MISSING_TEXTS) for column in identifying)
     mask_column = mask_columns[0] if mask_columns else None
     noise: Literal["variances", "deviations"] | None = None
     if choice.by_noise is not None:

@@ -49,6 +49,10 @@ _NETCDF_FILLS = {
     "f4": 9.9692099683868690e36,
     "f8": 9.9692099683868690e36,
 }
+# Attributes beside `_FillValue` and units of time that change stored numbers.
+_CHANGES = frozenset(
+    ("missing_value", "scale_factor", "add_offset", "_Unsigned", "dtype", "valid_min", "valid_max", "valid_range")
+)
 # Blocks of a grid are whole chunks up to so many times the usual length.
 _MOST_CHUNK_BLOCKS = 16
 # Names, axes and units by which a dimension is known as one of space (CF conventions).
@@ -148,6 +152,11 @@ class XarraySource(_VariablesSource):
                 for name, variable in dataset.variables.items()
                 if str(name) not in variables
             }
+            self.warnings += [
+                f"'{name}' of '{self.url}' {reason}; it is no column."
+                for name, reason in self.left_out.items()
+                if name in dataset.data_vars and dataset[name].ndim > 1
+            ]
             if engine == "zarr":
                 self._chunk_rows = max(
                     (int(v.encoding.get("chunks", (1,))[0]) for v in variables.values() if v.encoding.get("chunks")),
@@ -500,7 +509,11 @@ def _decoded(variable: xr.Variable) -> NDArray[Any]:
     Dates are datetime64[us]; durations that are marked as such are timedelta64. Whole numbers that float64 cannot hold
     stay whole, as objects, where some are missing.
     """
-    raw, attributes = np.asarray(variable.values), dict(variable.attrs)
+    stored = raw = np.asarray(variable.values)
+    attributes = dict(variable.attrs)
+    is_plain = _CHANGES.isdisjoint(attributes) and " since " not in str(attributes.get("units", ""))
+    if raw.dtype.kind in "biuf" and is_plain and not np.any(raw == attributes.get("_FillValue", np.nan)):
+        return raw
     if str(attributes.get("_Unsigned", "")).lower() == "true" and raw.dtype.kind == "i":
         raw = raw.view(raw.dtype.str.replace("i", "u"))
     is_duration = str(attributes.get("dtype", "")).startswith("timedelta64")
@@ -509,7 +522,7 @@ def _decoded(variable: xr.Variable) -> NDArray[Any]:
         # Names of its own: a variable that is called like its dimension would get an index.
         dimensions = tuple(f"axis {axis}" for axis in range(raw.ndim))
         values = xr.decode_cf(
-            xr.Dataset({"values": xr.Variable(dimensions, np.asarray(variable.values), attributes, variable.encoding)}),
+            xr.Dataset({"values": xr.Variable(dimensions, stored, attributes, variable.encoding)}),
             decode_coords=False,
             decode_times=xr.coders.CFDatetimeCoder(time_unit="us"),
             decode_timedelta=is_duration,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -47,7 +48,8 @@ class ColumnNames:
         for name in (weight, noise):
             if name is not None:
                 _require_distinct("feature", (*names.features, name))
-        both = [name for name in names.targets if name in {*names.features, weight, noise}]
+        others = {*names.features, weight, noise}
+        both = [name for name in names.targets if name in others]
         if both:
             raise InputError(f"The target '{both[0]}' is among the features; leave it out of them.")
         if classes is None:
@@ -89,8 +91,6 @@ class ColumnNames:
 
 
 def _require_distinct(column: str, names: tuple[str, ...]) -> None:
-    repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if repeated:
-        raise InputError(
-            f"The {column} name '{repeated[0]}' occurs {names.count(repeated[0])} times; names must differ."
-        )
+    repeated = min((name for name, count in Counter(names).items() if count > 1), default=None)
+    if repeated is not None:
+        raise InputError(f"The {column} name '{repeated}' occurs {names.count(repeated)} times; names must differ.")

@@ -199,6 +199,20 @@ def test_a_matrix_of_features_is_no_grid(tmp_path: Path, rng: np.random.Generato
     np.testing.assert_array_equal(store.raw_inputs(0, N), spectra["spectra"])
 
 
+def test_grids_beside_vectors_are_told_of(tmp_path: Path, rng: np.random.Generator) -> None:
+    mixed = xr.Dataset(
+        {"temp": (("time", "y", "x"), rng.normal(size=(N, 2, 2))), "co2": ("time", rng.normal(size=N))},
+        coords={"time": np.arange(N), "y": [1.0, 2.0], "x": [1.0, 2.0], "hour": ("time", np.arange(N) % 7)},
+    )
+    path = _write(mixed, tmp_path, "netcdf")
+    report = ingest(path, tmp_path / "o.zarr", target="co2", features=["hour"])
+    assert any(
+        "'temp' of" in line and "the samples run along 'time'; it is no column" in line for line in report.warnings
+    )
+    with pytest.raises(InputError, match=r"target 'temp' of .* has the dimensions \('time', 'y', 'x'\)"):
+        ingest(path, tmp_path / "p.zarr", target="temp")
+
+
 def test_stack_goes_with_grids_alone(tmp_path: Path, rng: np.random.Generator) -> None:
     np.savez(tmp_path / "d.npz", X=rng.normal(size=(N, 2)), y=rng.normal(size=N))
     with pytest.raises(UsageError, match="`stack` goes with NetCDF"):

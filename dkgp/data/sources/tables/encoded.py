@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.data.sources.base import Block, Column, Source, find_columns
+from dkgp.data.sources.base import MISSING_TEXTS, Block, Column, Source, find_columns
 from dkgp.data.sources.id_texts import IdTexts
 from dkgp.data.sources.tables.encoding import Categories, Encoding, Places, Rule, gaps
 from dkgp.data.sources.tables.learning import DateLearner, Learner, LevelLearner, NumberLearner, TableOptions
@@ -65,7 +65,7 @@ class EncodedSource(Source):
         encoders = {self._origins[column]: column.encode for column in columns}
         origins = list(dict.fromkeys(origin for origin, _ in wanted))
         read = {origin: self._reading(origin, encoders.get((origin, 0))) for origin in origins}
-        for block in self.source.blocks([replace(origin, encode=encode) for origin, encode in read.items()]):
+        for block in self.source.blocks([self._asked(origin, encode) for origin, encode in read.items()]):
             made = {
                 origin: self._features(origin, _numbers(encode, block, position))
                 for position, (origin, encode) in enumerate(read.items())
@@ -85,6 +85,15 @@ class EncodedSource(Source):
             return _Labels(encode, texts)
         rule = self.encoding.rule(origin.name)
         return None if rule is None else _Asked(rule.read)
+
+    def _asked(self, origin: Column, encode: Encode | None) -> Column:
+        """Return the column of the source with its encoder, and the texts that are no missing values of it."""
+        kept: frozenset[str] = frozenset()
+        if isinstance(encode, _Asked) and isinstance(encode.encode, IdTexts):
+            kept = MISSING_TEXTS
+        elif isinstance(encode, _Labels) or isinstance(self.encoding.rules.get(origin.name), Categories):
+            kept = frozenset(self.encoding.not_missing)
+        return replace(origin, encode=encode, not_missing=kept)
 
     def _features(self, origin: Column, numbers: FloatArray) -> FloatArray:
         rule = self.encoding.rule(origin.name)
@@ -159,14 +168,21 @@ def learned_encoding(
     named |= numeric
     if learners:
         asked = {name: _Asked(learner) for name, learner in learners.items()}
-        for block in source.blocks([replace(named[name], encode=encode) for name, encode in asked.items()]):
+        kept = {name: frozenset(options.not_missing) for name in options.categorical}
+        columns = [
+            replace(named[name], encode=encode, not_missing=kept.get(name, frozenset()))
+            for name, encode in asked.items()
+        ]
+        for block in source.blocks(columns):
             for position, encode in enumerate(asked.values()):
                 _numbers(encode, block, position)
             if progress is not None:
                 progress(Progress("encode", block.position, source.total, source.unit))
     rules: dict[str, Rule] = {name: Categories(name, levels, ranked=True) for name, levels in options.ordinal.items()}
     rules |= {name: learner.rule() for name, learner in learners.items()}
-    return Encoding(rules, options.drop, options.gap_texts, options.drop_gaps, notation=options.notation)
+    return Encoding(
+        rules, options.drop, options.gap_texts, options.drop_gaps, (), options.notation, options.not_missing
+    )
 
 
 def _column(source: Source, name: str) -> Column:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -235,6 +236,8 @@ class Encoding:
         Columns that identify samples, which are kept as text.
     notation
         Of numbers that are text, in all columns of numbers.
+    not_missing
+        Texts that are values of labels and categories although they read like a missing one.
     """
 
     rules: Mapping[str, Rule] = field(default_factory=dict)
@@ -243,6 +246,7 @@ class Encoding:
     drop_gaps: bool = False
     ids: tuple[str, ...] = ()
     notation: Notation = PLAIN
+    not_missing: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.ids) or self.changes_columns
@@ -250,7 +254,8 @@ class Encoding:
     @property
     def changes_columns(self) -> bool:
         """True if anything but the ids is not as it stands in the source."""
-        return bool(self.rules or self.dropped or self.gap_texts or self.drop_gaps or self.notation != PLAIN)
+        of_texts = self.gap_texts or self.not_missing or self.notation != PLAIN
+        return bool(self.rules or self.dropped or self.drop_gaps or of_texts)
 
     def rule(self, column: str) -> Rule | None:
         """Return the rule for a column; None where its numbers are read as they stand."""
@@ -272,6 +277,7 @@ class Encoding:
             "drop_gaps": self.drop_gaps,
             **({"ids": list(self.ids)} if self.ids else {}),
             **({"notation": [self.notation.decimal, self.notation.thousands]} if self.notation != PLAIN else {}),
+            **({"not_missing": list(self.not_missing)} if self.not_missing else {}),
         }
 
     @classmethod
@@ -291,7 +297,8 @@ class Encoding:
                 unit = Unit(*rule["unit"]) if "unit" in rule else None
                 rules[name] = Number(name, frozenset(texts), rule["fill"], notation, unit)
             ids = tuple(map(str, content.get("ids", ())))
-            return cls(rules, tuple(content["dropped"]), texts, bool(content["drop_gaps"]), ids, notation)
+            not_missing = tuple(map(str, content.get("not_missing", ())))
+            return cls(rules, tuple(content["dropped"]), texts, bool(content["drop_gaps"]), ids, notation, not_missing)
         except (KeyError, TypeError, AttributeError, UsageError) as error:
             raise StoreError(f"The encoding in the manifest is damaged ({error}); write the store again.") from error
 
@@ -318,7 +325,7 @@ def texts_of(values: NDArray[Any]) -> NDArray[np.object_]:
     if unit in _UNITS_OF_DAYS and values.dtype.kind == "M":
         values = values.astype("datetime64[D]")
     elif unit in _UNITS_OF_TIME:
-        return pd.Series(values).astype(object).astype(str).to_numpy(dtype=object)
+        return np.array([str(value) for value in pd.Series(values).tolist()], dtype=object)
     return values.astype(str).astype(object)
 
 
@@ -331,6 +338,17 @@ def level_names(values: NDArray[Any], texts: frozenset[str] = frozenset()) -> li
         None if missing else value.strip() if isinstance(value, str) else class_name(value)
         for value, missing in zip(values.tolist(), empty.tolist(), strict=True)
     ]
+
+
+def may_be_date(text: str, form: str) -> bool:
+    """False for a text that `date_seconds` does not read, by the standard library, which takes microseconds for it."""
+    if form == ISO:
+        return any(character.isdigit() for character in text)
+    try:
+        datetime.strptime(text.strip(), form)
+    except ValueError:
+        return False
+    return True
 
 
 def date_seconds(values: NDArray[Any], form: str) -> FloatArray:

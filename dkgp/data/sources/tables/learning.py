@@ -54,6 +54,8 @@ class TableOptions:
         Columns that are no features.
     gap_texts
         Texts that stand for a missing value.
+    not_missing
+        Texts that are values of labels and categories although they read like a missing one, such as NA.
     drop_gaps
         Leave rows with a missing value out.
     impute
@@ -77,6 +79,7 @@ class TableOptions:
     numbers: tuple[str, ...] = ()
     decimal: str | None = None
     thousands: str | None = None
+    not_missing: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.impute not in (None, "median"):

@@ -7,6 +7,7 @@ so that one message tells all there is, and ends with a line to paste.
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.data.sources.base import OTHER_KINDS, Column, Source
-from dkgp.data.sources.tables.encoding import Number, Places, date_seconds, gaps, level_names, texts_of
+from dkgp.data.sources.base import MISSING_TEXTS, OTHER_KINDS, Column, Source
+from dkgp.data.sources.tables.encoding import Number, Places, date_seconds, gaps, level_names, may_be_date, texts_of
 from dkgp.data.sources.tables.learning import DATE_FORMATS, MOST_LEVELS, TableOptions
 from dkgp.data.sources.tables.notation import NOTATIONS, PLAIN, Notation, NumberTexts, common
-from dkgp.data.types import FloatArray, Progress, ProgressCallback
+from dkgp.data.types import FloatArray, Progress, ProgressCallback, joined
 from dkgp.errors import InputError
 
 # Texts among numbers that people write for a gap.
@@ -56,12 +57,17 @@ class ColumnSurvey:
     notation: Notation = PLAIN
     written: NumberTexts = field(default_factory=NumberTexts)
     gap_levels: dict[str, int] = field(default_factory=dict)
+    # Texts of `MISSING_TEXTS` that stand for missing values, and how often.
+    missing_texts: Counter[str] = field(default_factory=Counter)
+    not_missing: frozenset[str] = frozenset()
 
     def __call__(self, values: NDArray[Any], place: Places, untyped: bool = False) -> FloatArray:
         """Count the next rows (rows,); text comes back as a number that is its own."""
         import pandas as pd
 
         values = np.asarray(values)
+        if untyped:
+            values = self._without_missing(values)
         empty = gaps(values)
         if values.dtype.kind in OTHER_KINDS:
             self.kind, _ = OTHER_KINDS[values.dtype.kind]
@@ -81,6 +87,13 @@ class ColumnSurvey:
         numbers = numbers.copy()
         numbers[text] = (hashed >> np.uint64(12)).astype(np.float64)
         return np.asarray(numbers)
+
+    def _without_missing(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Count texts that stand for missing values, and return the values with NaN in their place."""
+        texts = MISSING_TEXTS - self.not_missing
+        found = [value if isinstance(value, str) and value in texts else None for value in values.tolist()]
+        self.missing_texts.update(text for text in found if text is not None)
+        return np.where([text is not None for text in found], np.nan, values)
 
     def _count(
         self, values: NDArray[Any], numbers: FloatArray, empty: NDArray[Any], text: NDArray[Any], place: Places
@@ -113,6 +126,8 @@ class ColumnSurvey:
             if level.lower() in _GAP_TEXTS:
                 self.gap_levels[level] = self.gap_levels.get(level, 0) + 1
         self.written.look(name for name in names if name.lower() not in _GAP_TEXTS)
+        if self.formats and isinstance(texts[0], str):
+            self.formats = [form for form in self.formats if may_be_date(texts[0], form)]
         tried = texts[:_DATES_TRIED]
         self.formats = [form for form in self.formats if not np.isnan(date_seconds(tried, form)).any()]
 
@@ -280,7 +295,8 @@ class Survey:
         words = []
         for name, values in self.more(chosen, ids).items():
             flag = f"--{name.replace('_', '-')}"
-            words.append(flag if name == "drop_missing" else f"{flag} {shlex.quote(','.join(values))}")
+            value = values[0] if name in ("decimal", "thousands") else joined(values)
+            words.append(flag if name == "drop_missing" else f"{flag} {shlex.quote(value)}")
         return " ".join(words)
 
     def report(self, chosen: TableOptions) -> list[str]:
@@ -328,10 +344,10 @@ class Survey:
         elif column.kind:
             words.append(f"{column.kind}, such as '{column.first_text}', which no option reads")
         elif column.texts:
-            count = f"{column.n_levels:,}" if column.n_levels <= MOST_LEVELS else f"more than {MOST_LEVELS:,}"
+            levels = f"{column.n_levels:,}" if column.n_levels <= MOST_LEVELS else f"more than {MOST_LEVELS:,}"
             mixed = f" in {column.texts:,} of {column.rows:,} rows" if column.numbers else ""
             words.append(
-                f"text{mixed} of {count} different values, first '{_short(column.first_text)}' in "
+                f"text{mixed} of {levels} different values, first '{_short(column.first_text)}' in "
                 f"{column.first_text_place}"
             )
             if column.written.notations and len(column.written.units) > 1:
@@ -342,6 +358,12 @@ class Survey:
         elif column.missing:
             share = column.missing / column.rows
             words.append(f"{column.missing:,} missing ({share:.2g} of the rows), first in {column.first_gap_place}")
+            if column.missing_texts and column.texts and not column.numbers:
+                text, count = column.missing_texts.most_common(1)[0]
+                words[-1] += (
+                    f", {'all' if count == column.missing else f'{count:,}'} written '{text}': where that is a value, "
+                    "name it in `not_missing`"
+                )
         if column.infinite:
             words.append(f"{column.infinite:,} infinite")
         if settled:
@@ -383,7 +405,10 @@ def survey(
         for column in columns
     ]
     repeats, rows, rows_with_gaps = RepeatedRows(), 0, 0
-    read = [replace(column, encode=counted) for column, counted in zip(columns, surveys, strict=True)]
+    read = [
+        replace(column, encode=counted, not_missing=MISSING_TEXTS)
+        for column, counted in zip(columns, surveys, strict=True)
+    ]
     for block in source.blocks(read):
         values = block.values
         rows += len(values)
