@@ -45,13 +45,19 @@ def split_address(text: str) -> tuple[str, str]:
 def normalise_url(location: Location) -> str:
     """One spelling per place: absolute paths for local files, fsspec URLs unchanged but for a trailing slash.
 
-    Raises `InputError` for an empty path, for one that can be read in two ways, and for a URL that holds credentials.
+    Raises `InputError` for an empty path, for one that can be read in two ways, for a URL that holds credentials, and
+    for one of references to other places.
     """
     text = os.fspath(location)
     if not text:
         raise InputError("Got an empty path; expected a local path or an fsspec URL such as s3://bucket/name.zarr.")
     if "://" in text:
         _refuse_credentials(text)
+    if "reference" in {part.partition("://")[0] for part in text.split("::") if "://" in text or "::" in text}:
+        raise InputError(
+            "Got an address of the kind 'reference', whose file names other places to read from, wherever they lie. "
+            "Expected the address of the data themselves; save what the references describe as a Zarr store first."
+        )
     protocol, rest = split_address(text)
     if protocol != "file" or "::" in text:
         return text.rstrip("/")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,10 +19,10 @@ from zarr.storage import FsspecStore, LocalStore, WrapperStore
 
 from dkgp.data.remote.addresses import is_local, normalise_url, shown
 from dkgp.data.remote.claims import Claim
-from dkgp.data.remote.limits import Limits, active, task_limited_to
+from dkgp.data.remote.limits import Limits, active, open_local, task_limited_to
 from dkgp.data.remote.object_store import backend, put_async
 from dkgp.data.remote.retries import Attempts, retried
-from dkgp.data.remote.storage import read_object, remove_tree, write_object
+from dkgp.data.remote.storage import remove_tree, write_object
 from dkgp.data.remote.zarr_metadata import CheckedStore
 
 T = TypeVar("T")
@@ -74,16 +75,9 @@ class LimitedStore(LocalStore):
     ) -> Buffer | None:
         """One object, or None where there is none."""
         try:
-            content = self._limited(read_object, key)
+            content = self._limited(_read_part, key, byte_range)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return None
-        match byte_range:
-            case RangeByteRequest(start, end):
-                content = content[start:end]
-            case OffsetByteRequest(offset):
-                content = content[offset:]
-            case SuffixByteRequest(suffix):
-                content = content[max(len(content) - suffix, 0) :]
         return (prototype or default_buffer_prototype()).buffer.from_bytes(content)
 
     def set_sync(self, key: str, value: Buffer) -> None:
@@ -132,6 +126,20 @@ class LimitedStore(LocalStore):
     def _limited(self, work: Callable[..., T], key: str, *arguments: Any, **options: Any) -> T:
         with task_limited_to(self._limits):
             return work(str(self.root / key), *arguments, **options)
+
+
+def _read_part(path: str, part: ByteRequest | None) -> bytes:
+    """Return a part of a local file, without reading the rest."""
+    with open_local(path) as file:
+        match part:
+            case RangeByteRequest(start, end):
+                file.seek(start)
+                return file.read(end - start)
+            case OffsetByteRequest(offset):
+                file.seek(offset)
+            case SuffixByteRequest(suffix):
+                file.seek(max(os.fstat(file.fileno()).st_size - suffix, 0))
+        return file.read()
 
 
 class RemoteStore(WrapperStore[FsspecStore]):

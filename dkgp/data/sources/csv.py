@@ -25,6 +25,7 @@ from dkgp.data.sources.base import (
     Source,
     numbers,
     refused_as,
+    require_bounded,
     require_whole,
     text_error,
 )
@@ -89,6 +90,8 @@ class CsvSource(Source):
         lines = self._first_lines()
         if not lines:
             raise InputError(f"'{self.url}' is empty; expected lines of delimited numbers.")
+        most_fields = max(line.count(mark) for _, line in lines for mark in ",;\t|") + 1
+        require_bounded(most_fields, 0, f"A line of '{self.url}'")
         self._layout = TextLayout.of_lines(lines, header, self.url)
         self._delimiter, self._n_fields = self._layout.delimiter, len(self._layout.names)
         names = self._names()

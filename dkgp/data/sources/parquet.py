@@ -16,6 +16,7 @@ from dkgp.data.sources.base import (
     block_rows,
     numbers,
     refused_as,
+    require_bounded,
     require_whole,
     row_places,
     text_error,
@@ -41,6 +42,7 @@ class ParquetSource(Source):
         whole = f"'{self.url}' is not a whole Parquet file"
         with refused_as(whole), open_object(url) as file:
             opened = parquet.ParquetFile(file)
+            require_bounded(len(opened.schema_arrow.names), 0, f"'{self.url}'")
             names = [str(name) for name in opened.schema_arrow.names]
             self.total = int(opened.metadata.num_rows)
         self.columns = tuple(

@@ -8,6 +8,7 @@ no part of UTF-8.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import zarr
 from numpy.typing import NDArray
-from zarr.codecs import BloscCodec, Crc32cCodec
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
 
 from dkgp.data.remote.claims import Claim
 from dkgp.data.remote.limits import active
@@ -39,6 +40,8 @@ from dkgp.data.types import FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, StorageError, StoreError, is_mistake
 
 _MIB = 2**20
+# Of every array that is read back. Another codec could make any number of bytes of a chunk.
+_CODECS = (BytesCodec, BloscCodec, Crc32cCodec)
 
 StoredType: TypeAlias = Literal["float64", "float32", "int64", "int8", "uint8"]
 _FILL_VALUES: dict[StoredType, float | int] = {
@@ -328,6 +331,13 @@ class StoredArray:
             raise StoreError(
                 f"The array '{self.name}' of '{self.url}' has shape {array.shape} in chunks of {array.chunks[0]} rows; "
                 f"its manifest says {self.shape} in chunks of {self.chunk_rows}. Write the store again."
+            )
+        if tuple(map(type, array.metadata.codecs)) != _CODECS or math.prod(array.chunks[1:]) > math.prod(
+            max(size, 1) for size in self.shape[1:]
+        ):
+            raise StoreError(
+                f"The array '{self.name}' of '{self.url}' has chunks of shape {array.chunks} and codecs that dkgp does "
+                "not write. Write the store again."
             )
         return np.asarray(array[selection] if isinstance(selection, slice) else array.oindex[selection])
 

@@ -126,3 +126,12 @@ def test_no_error_about_a_presigned_source_shows_its_token(
         assert SECRET not in str(link)
         link = link.__cause__ or link.__context__
     assert not (tmp_path / "d.zarr").exists()
+
+
+@pytest.mark.parametrize(
+    "url", ["reference://?fo=refs.json", "reference::s3://bucket/refs.json", "simplecache::reference://a"]
+)
+def test_references_to_other_places_are_refused(url: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="of the kind 'reference', whose file names other places"):
+        ingest(url, tmp_path / "d.zarr", target="y")
+    assert normalise_url(tmp_path / "reference") == str(tmp_path / "reference")

@@ -13,10 +13,13 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
+from zarr.storage import LocalStore
 
 import dkgp.data.remote.zarr_metadata as zarr_metadata
 from dkgp.data import ingest
 from dkgp.data.remote.limits import Limits, limited_to
+from dkgp.data.remote.zarr_store import LimitedStore
 from dkgp.errors import InputError
 
 N = 10
@@ -264,6 +267,26 @@ def test_codecs_of_the_list_are_read(tmp_path: Path) -> None:
     group.create_array("y", data=values, chunks=(5,))
     dataset = ingest(tmp_path / "a.zarr", tmp_path / "d.zarr", target="y").train
     np.testing.assert_array_equal(dataset.raw_inputs(0, N), values[:, None] + np.arange(len(compressors)))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        None,
+        RangeByteRequest(3, 7),
+        RangeByteRequest(90, 200),
+        OffsetByteRequest(95),
+        SuffixByteRequest(4),
+        SuffixByteRequest(200),
+    ],
+)
+def test_parts_of_files_below_roots_are_those_of_zarr(tmp_path: Path, part: ByteRequest | None) -> None:
+    (tmp_path / "a").write_bytes(bytes(range(100)))
+    limited = LimitedStore(str(tmp_path), limits=(Limits((str(tmp_path),)),)).get_sync("a", byte_range=part)
+    expected = LocalStore(tmp_path).get_sync("a", byte_range=part)
+    assert limited is not None
+    assert expected is not None
+    assert limited.to_bytes() == expected.to_bytes()
 
 
 def test_shards_are_read(tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ def feature_names(n_names: int, descr: str) -> Callable[[Path], Path]:
 COLUMNS = "has 2,000,000,000 columns|has 2,000,000,001 columns"
 UNBOUNDED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "npy": (lambda place: file(place / "a.npy", npy((1, WIDE))), COLUMNS),
+    "csv": (lambda place: file(place / "a.csv", b"," * 600_000 + b"\n1\n"), "A line of .* has 600,001 columns"),
     "npy in Fortran order": (lambda place: file(place / "a.npy", npy((1, WIDE), fortran=True)), COLUMNS),
     "npy of long texts": (
         lambda place: file(place / "a.npy", npy((5, 2), "<U500000000")),
@@ -162,7 +163,7 @@ def test_sources_that_promise_too_much_take_no_memory(tmp_path: Path, case: str)
     write, message = UNBOUNDED[case]
     place = write(tmp_path)
     with little_memory(40), pytest.raises(InputError, match=message):
-        ingest(place, tmp_path / "d.zarr", target="y" if place.suffix != ".npy" else 0)
+        ingest(place, tmp_path / "d.zarr", target=0 if place.suffix in (".npy", ".csv") else "y")
     assert not (tmp_path / "d.zarr").exists()
 
 

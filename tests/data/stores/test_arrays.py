@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -167,6 +168,27 @@ def test_an_array_that_is_not_as_its_manifest_says_is_refused(tmp_path: Path) ->
         other = StoredArray(array.url, "values", shape, chunk_rows)
         with pytest.raises(StoreError, match="its manifest says"):
             other.read(0, 5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda document: document["codecs"].pop(),
+        lambda document: document["codecs"].insert(1, {"name": "gzip", "configuration": {"level": 1}}),
+        lambda document: document["chunk_grid"]["configuration"]["chunk_shape"].__setitem__(1, 2_000_000_000),
+    ],
+    ids=["no checksum", "gzip", "wide chunks"],
+)
+def test_codecs_and_chunks_that_are_not_written_are_not_read(tmp_path: Path, change: Callable[[Any], object]) -> None:
+    create_group(str(tmp_path), "dataset", {})
+    array = create_array(str(tmp_path), "X", (8, 2), 8, ("sample", "feature"))
+    array.write(0, np.ones((8, 2)))
+    description = tmp_path / "X" / "zarr.json"
+    document = json.loads(description.read_text())
+    change(document)
+    description.write_text(json.dumps(document))
+    with pytest.raises(StoreError, match="'X' of .* codecs that dkgp does not write. Write the store again"):
+        StoredArray(str(tmp_path), "X", (8, 2), 8).read(0, 8)
 
 
 def test_a_damaged_chunk_is_named_with_its_reason(tmp_path: Path) -> None:
