@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dkgp.cli.declared import Headed, click_option
-from dkgp.data.types import split_names
 from dkgp.errors import UsageError
 from dkgp.registry import FURTHER, Group
 
@@ -217,6 +216,8 @@ def ingest_job(**options: Any) -> IngestJob:
 
 
 def _listed(groups: Sequence[str]) -> tuple[str, ...]:
+    from dkgp.data.types import split_names
+
     return tuple(name for group in groups for name in split_names(group))
 
 
