@@ -20,12 +20,17 @@ if TYPE_CHECKING:
 CERTIFICATE_NAME, KEY_NAME = "certificate.pem", "certificate-key.pem"
 # What browsers take at most; made anew once less than the rest is left.
 VALID_DAYS, RENEWED_DAYS = 397, 30
+_KEY_USAGES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
 
 
 def own_certificate(folder: Path, host: str) -> tuple[Path, Path]:
     """Return certificate and key in the service's folder, made where there are none for this host, or they end soon.
 
-    It is its own authority: whoever is to trust it is given the file. It names this machine, `localhost` and `host`.
+    Others trust it by a copy of the file. It names this machine, `localhost` and `host`, and vouches for itself alone:
+    it is no authority, so that its key signs no certificate of another name.
     """
     certificate, key = folder / CERTIFICATE_NAME, folder / KEY_NAME
     names = _names(host)
@@ -65,6 +70,9 @@ def _holds(certificate: Path, key: Path, names: list[str]) -> bool:
         checked_certificate(certificate, key)
         made = x509.load_pem_x509_certificate(certificate.read_bytes())
         alternatives = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        if made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
+            # An earlier version made authorities.
+            return False
     except (InputError, OSError, ValueError, x509.ExtensionNotFound):
         return False
     known = {*alternatives.get_values_for_type(x509.DNSName)}
@@ -77,17 +85,22 @@ def _make(certificate: Path, key: Path, names: list[str]) -> None:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
     private = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dkgp serve")])
+    identifier = x509.SubjectKeyIdentifier.from_public_key(private.public_key())
     began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
     made = (
         x509.CertificateBuilder(subject, subject, private.public_key(), x509.random_serial_number())
         .not_valid_before(began)
         .not_valid_after(began + datetime.timedelta(days=VALID_DAYS))
         .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.KeyUsage(**{**dict.fromkeys(_KEY_USAGES, False), "digital_signature": True}), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(identifier, critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
         .sign(private, hashes.SHA256())
     )
     forms = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

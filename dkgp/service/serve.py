@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from uvicorn import Server
 
 BACKLOG = 1024
+# Between these, requests are read: a flood of connections must not push one out before its request is looked at.
+ACCEPTED_AT_ONCE = 32
 # Answers under way when a signal comes; streams end by themselves.
 ANSWER_SECONDS = 5
 # For the jobs to finish a round and write their checkpoints; what takes longer is ended and goes on from its last one.
@@ -233,6 +235,9 @@ def _server(
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             with limited_handshakes(self.config.ssl is not None, HANDSHAKE_SECONDS, MOST_HANDSHAKES):
                 await super().startup(sockets)
+            for listener in sockets or ():
+                # asyncio has set it to the number of connections that it accepts at once.
+                listener.listen(BACKLOG)
             if self.started:
                 announce()
 
@@ -250,6 +255,9 @@ def _server(
     return OrderlyServer(
         uvicorn.Config(
             app,
+            # Its limits count on asyncio's own tasks.
+            loop="asyncio",
+            backlog=ACCEPTED_AT_ONCE,
             http=protocol_type(),
             ws="none",
             lifespan="off",

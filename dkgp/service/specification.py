@@ -237,6 +237,7 @@ def _check_evaluate(job: EvaluateJob) -> None:
 
 
 def _check_fit(job: FitJob) -> None:
+    from dkgp.commands.ingest import IngestJob
     from dkgp.data.sources.formats import format_options
 
     job.check()
@@ -246,6 +247,12 @@ def _check_fit(job: FitJob) -> None:
     patterns = [source for source in job.ingestion.sources if set(source) & set("*?[")]
     if patterns:
         raise InputError(f"sources: '{patterns[0]}' is a pattern; name the files, or their folder")
+    for name in ("out", "test_out", "overwrite"):
+        if getattr(job.ingestion, name) != getattr(IngestJob, name):
+            raise UsageError(
+                f"ingestion.{name}: a fit puts its data sets into its own folder, `out`, and replaces them by its own "
+                "`overwrite`; leave it out"
+            )
     known = format_options()
     for name in job.ingestion.options:
         if name not in known:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 import stat
 from pathlib import Path
 
 import httpx
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from dkgp.errors import InputError, UsageError
 from dkgp.service import certificate as module
@@ -34,6 +38,69 @@ def test_one_that_ends_soon_is_made_anew(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "VALID_DAYS", module.RENEWED_DAYS)
     made = own_certificate(tmp_path, "localhost")[0].read_bytes()
     assert own_certificate(tmp_path, "localhost")[0].read_bytes() != made
+
+
+def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None:
+    """Have both sides of a connection speak TLS; the client's error where it trusts not."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [
+        client.wrap_bio(to_client, to_server, server_hostname=name),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for _ in range(4):
+        for side in sides:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "gp.example"])
+def test_whoever_has_a_copy_trusts_it(tmp_path: Path, name: str, strict: bool) -> None:
+    certificate, key = own_certificate(tmp_path, "gp.example")
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=str(certificate))
+    server.load_cert_chain(certificate, key)
+    if strict:
+        # As Python 3.13 has it by default.
+        client.verify_flags |= ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN
+    handshake(server, client, name)
+    with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
+        handshake(server, client, "other.example")
+
+
+def test_its_key_signs_no_other_name(tmp_path: Path) -> None:
+    certificate, key = own_certificate(tmp_path, "127.0.0.1")
+    authority = x509.load_pem_x509_certificate(certificate.read_bytes())
+    stolen = serialization.load_pem_private_key(key.read_bytes(), None)
+    assert isinstance(stolen, ec.EllipticCurvePrivateKey)
+    other = ec.generate_private_key(ec.SECP256R1())
+    forged = (
+        x509.CertificateBuilder(authority.subject, x509.Name([]), other.public_key(), x509.random_serial_number())
+        .not_valid_before(authority.not_valid_before_utc)
+        .not_valid_after(authority.not_valid_after_utc)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("bank.example")]), critical=True)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(stolen, hashes.SHA256())
+    )
+    plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    content = forged.public_bytes(serialization.Encoding.PEM) + certificate.read_bytes()
+    (tmp_path / "forged.pem").write_bytes(content + other.private_bytes(serialization.Encoding.PEM, *plain))
+    for partial in (0, ssl.VERIFY_X509_PARTIAL_CHAIN):
+        server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=str(certificate))
+        server.load_cert_chain(tmp_path / "forged.pem")
+        client.verify_flags |= partial
+        with pytest.raises(ssl.SSLCertVerificationError, match="invalid CA certificate"):
+            handshake(server, client, "bank.example")
+
+
+def test_an_authority_that_an_earlier_version_made_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        constraints = x509.BasicConstraints
+        patch.setattr(x509, "BasicConstraints", lambda ca, path_length: constraints(True, 0))
+        earlier = own_certificate(tmp_path, "localhost")[0].read_bytes()
+    certificate, _ = own_certificate(tmp_path, "localhost")
+    assert certificate.read_bytes() != earlier
+    made = x509.load_pem_x509_certificate(certificate.read_bytes())
+    assert not made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
 
 
 @pytest.mark.parametrize("content", [b"", b"no certificate", b"-----BEGIN ENCRYPTED PRIVATE KEY-----\n"])

@@ -13,7 +13,7 @@ and the job's id, never its address, headers or body.
             command's words, such as "token revoke"
 "job"       the job's id, where there is one
 "status"    of the answer
-"left_out"  how many refusals of strangers before this line were too many to write down
+"left_out"  how many requests before this line were too many of one token, or of strangers, to write down
 ==========  ==========================================================================================================
 """
 

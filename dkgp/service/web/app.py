@@ -172,6 +172,7 @@ def create_app(service: Service) -> "ASGIApp":
         title="dkgp jobs",
         version=dkgp.__version__,
         description="Gaussian process regression, exact and sparse, and classification: commands as jobs.",
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         separate_input_output_schemas=False,
@@ -323,9 +324,10 @@ def _add_events(app: "FastAPI", service: Service) -> None:
         await run_in_threadpool(service.job, _checked_id(job_id), caller_of(request))
         if not follow:
             return EventStream(service.hub.events(job_id, after))
-        if service.closing or service.hub.is_full:
+        caller = caller_of(request)
+        if service.closing or service.hub.is_full(caller):
             raise HTTPException(503, "the service is stopping, or too many streams are open; try again in a moment")
-        return EventStream(while_known(service.hub.follow(job_id, after), request.scope[STILL_KEY]))
+        return EventStream(while_known(service.hub.follow(job_id, after, caller.name), request.scope[STILL_KEY]))
 
     @app.get("/v1/jobs/{job_id}/curve", response_model=schema.JobCurve, responses=_errors(404))
     def curve(job_id: str, request: Request) -> Any:

@@ -1,10 +1,10 @@
-"""Lines of the audit log about requests: all changes and refusals, and reads, the same one once an hour."""
+"""Lines of the audit log about requests: changes and refusals, and reads, the same one once an hour."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from dkgp.service.access.audit import AuditLog
@@ -14,8 +14,10 @@ from dkgp.service.web.auth import CALLER_KEY, OPEN_PATHS
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# Of requests that show no token, lines a minute: a stranger must not be able to push the others out.
-STRANGERS_PER_MINUTE = 60
+# Lines a minute of each token, and of all requests without one: nobody must be able to push the others out. With so
+# many, the log reaches back two days for refusals and reads, and four hours for changes.
+LINES_PER_MINUTE = 60
+CHANGES_PER_MINUTE = 600
 # What is asked for again and again (metrics, a job that is waited for) is written down once an hour.
 REPEATED_READ_SECONDS = 3600.0
 REMEMBERED_READS = 1000
@@ -23,12 +25,14 @@ _CALL = re.compile(r"/v1/jobs(?:/([0-9a-f]{12})(?:/(?:events|curve|cancel|resume
 
 
 class AuditedRequests:
-    """Writes down requests as they are answered: all changes and refusals, and reads, the same one once an hour."""
+    """Writes down requests as they are answered: changes, refusals, and reads, the same one once an hour."""
 
     def __init__(self, app: ASGIApp, audit: AuditLog) -> None:
         self._app, self._audit = app, audit
         self._reads: OrderedDict[tuple[str, ...], float] = OrderedDict()
-        self._minute, self._strangers, self._left_out = 0.0, 0, 0
+        self._minute, self._left_out = 0.0, 0
+        # Of this minute, by token and whether they are of changes.
+        self._lines: Counter[tuple[str | None, bool]] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -52,10 +56,11 @@ class AuditedRequests:
         what, job = f"{method} {route}", job or _made(headers)
         client = scope.get("client")
         address = client[0] if client else None
+        is_change = method == "POST" and status < 400
         is_read = method != "POST" and status < 400
         if is_read and not self._is_new(str(caller and caller.name), str(address), what, str(job)):
             return
-        if caller is None and not self._may_write_of_stranger():
+        if not self._may_write(caller and caller.name, is_change):
             return
         extra: dict[str, Any] = {}
         if self._left_out:
@@ -72,12 +77,14 @@ class AuditedRequests:
             self._reads.popitem(last=False)
         return is_new
 
-    def _may_write_of_stranger(self) -> bool:
+    def _may_write(self, token: str | None, is_change: bool) -> bool:
+        """Count a line; return False for one too many in this minute, which the next line then counts."""
         now = time.monotonic()
         if now - self._minute >= 60.0:
-            self._minute, self._strangers = now, 0
-        self._strangers += 1
-        if self._strangers <= STRANGERS_PER_MINUTE:
+            self._minute = now
+            self._lines.clear()
+        self._lines[token, is_change] += 1
+        if self._lines[token, is_change] <= (CHANGES_PER_MINUTE if is_change else LINES_PER_MINUTE):
             return True
         self._left_out += 1
         return False

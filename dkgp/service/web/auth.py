@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -13,12 +15,25 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 # They hold no data: the page asks for the token itself.
-OPEN_PATHS = frozenset({"/", "/page.js", "/page.css", "/icon.svg", "/healthz", "/docs", "/openapi.json"})
+HEALTH_PATH = "/healthz"
+OPEN_PATHS = frozenset({"/", "/page.js", "/page.css", "/icon.svg", HEALTH_PATH, "/docs", "/openapi.json"})
 # Where a request's scope says who sent it.
 CALLER_KEY = "dkgp.caller"
 # And what tells whether the token that it showed is still good: for answers that take hours.
 STILL_KEY = "dkgp.still_known"
+# Where it says that its token entitles it to its connection until it is answered.
+ADMITTED_KEY = "dkgp.admitted"
+# And where it says that its connection is one of those kept for health and administrators.
+RESERVED_KEY = "dkgp.reserved"
+# Requests without a token that are answered at once; others wait, so that those with a token are answered between them.
+STRANGERS_AT_ONCE = 8
+HEALTH_CHECKS_AT_ONCE = 4
+# The same of each token but an administrator's, streams apart.
+TURNS_OF_TOKEN = 8
+# Of such a token, streams and requests that wait included: a fifth of the connections that there are.
+MOST_REQUESTS_OF_TOKEN = 100
 READING = frozenset({"GET", "HEAD"})
+BUSY = "the service has as many connections as it takes; try again in a moment"
 UNAUTHORISED = (
     "this service needs its token: send the header 'Authorization: Bearer TOKEN' "
     "(command line: --token-file FILE or DKGP_SERVICE_TOKEN)"
@@ -31,33 +46,86 @@ class Guard:
     With tokens, everything but `OPEN_PATHS` needs one; a missing and a wrong one are answered alike, and one of the
     scope "read" changes nothing. Without, the service listens on loopback alone, and what has to be kept out are web
     pages in a browser on this machine: requests that another site sent, and names that another site has pointed at this
-    machine (DNS rebinding). Whoever is let through is named in the request's scope, under `CALLER_KEY`.
+    machine (DNS rebinding). The sender of a request that is let through, but for those of `OPEN_PATHS`, is named in the
+    request's scope, under `CALLER_KEY`. No token has more than `MOST_REQUESTS_OF_TOKEN` answered at once, but an
+    administrator's.
     """
 
     def __init__(self, app: ASGIApp, tokens: TokenBook | None) -> None:
         self._app, self._tokens = app, tokens
+        self._at_work: Counter[str] = Counter()
+        self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(TURNS_OF_TOKEN))
+        self._strangers = asyncio.Semaphore(STRANGERS_AT_ONCE)
+        self._health_checks = asyncio.Semaphore(HEALTH_CHECKS_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        is_open = scope["path"] in OPEN_PATHS
+        caller: Caller | None = None
         if self._tokens is None:
             if (refusal := _foreign(scope)) is not None:
                 await error_answer(403, "ForeignRequest", refusal)(scope, receive, send)
                 return
-            scope[CALLER_KEY], scope[STILL_KEY] = Caller(ANYBODY, "admin"), lambda: True
-        elif scope["path"] not in OPEN_PATHS:
+            caller, scope[STILL_KEY] = Caller(ANYBODY, "admin"), lambda: True
+        elif not is_open:
             tokens, token = self._tokens, _shown_token(scope)
             caller = tokens.caller(token)
             if caller is None:
-                await error_answer(401, "Unauthorised", UNAUTHORISED)(scope, receive, send)
+                refused = error_answer(401, "Unauthorised", UNAUTHORISED)
+                await _in_turn(self._strangers, refused)(scope, receive, send)
                 return
-            scope[CALLER_KEY], scope[STILL_KEY] = caller, lambda: tokens.caller(token) == caller
-            if caller.scope == "read" and scope["method"] not in READING:
-                await error_answer(403, "Forbidden", forbidden(caller, "changes nothing"))(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+            scope[STILL_KEY] = lambda: tokens.caller(token) == caller
+        is_admin = caller is not None and caller.is_admin
+        if RESERVED_KEY in scope and not is_admin and scope["path"] != HEALTH_PATH:
+            await error_answer(503, "ServiceUnavailable", BUSY)(scope, receive, send)
+            return
+        if caller is None or is_open:
+            turns = self._health_checks if scope["path"] == HEALTH_PATH else self._strangers
+            await _in_turn(turns, self._app)(scope, receive, send)
+            return
+        scope[CALLER_KEY] = caller
+        if is_admin:
+            scope[ADMITTED_KEY] = True
+            await self._app(scope, receive, send)
+        elif caller.scope == "read" and scope["method"] not in READING:
+            refused = error_answer(403, "Forbidden", forbidden(caller, "changes nothing"))
+            await _in_turn(self._turns[caller.name], refused)(scope, receive, send)
+        else:
+            await self._answer(caller, scope, receive, send)
+
+    async def _answer(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request of a token that is no administrator's, where it has not as many under way as it may."""
+        turns = self._turns[caller.name]
+        if self._at_work[caller.name] >= MOST_REQUESTS_OF_TOKEN:
+            message = f"{self._at_work[caller.name]} requests of the token '{caller.name}' are being answered, as many "
+            message += "as the service answers of one token at once; wait for some to end"
+            await _in_turn(turns, error_answer(429, "TooManyRequests", message))(scope, receive, send)
+            return
+        scope[ADMITTED_KEY] = True
+        self._at_work[caller.name] += 1
+        try:
+            if scope["path"].endswith("/events"):
+                # A stream may last for days: it waits for its turn alone.
+                async with turns:
+                    await asyncio.sleep(0)
+                await self._app(scope, receive, send)
+            else:
+                await _in_turn(turns, self._app)(scope, receive, send)
+        finally:
+            self._at_work[caller.name] -= 1
+
+
+def _in_turn(turns: asyncio.Semaphore, app: ASGIApp) -> ASGIApp:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async with turns:
+            # An answer that waits for nothing would be followed by the next one before anything else is done.
+            await asyncio.sleep(0)
+            await app(scope, receive, send)
+
+    return answer
 
 
 def forbidden(caller: Caller, refusal: str) -> str:

@@ -1,49 +1,69 @@
-"""Connections that hold a place and ask for nothing: they get a deadline, and give way where places are short.
+"""Limits of connections: those that ask for nothing or do not read get a deadline, and strangers give way.
 
-uvicorn waits for ever for the head of a first request, and for whatever trickles in after an answer; some thousand such
-connections use up the process's file handles, health checks' included. Where it speaks TLS, asyncio waits a minute for
-the handshake, of as many as come, before anybody counts them.
+uvicorn waits without limit for the head of a first request, for data that trickles in after an answer, and for a client
+that does not read. Its `limit_concurrency` would refuse health checks and administrators as well. Where it speaks TLS,
+asyncio waits a minute for each handshake, and does not count them.
+
+A connection is a stranger's until a request on it shows a token, and again once that request is answered. Requests
+beyond those that a token may have under way are strangers' as well.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import weakref
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+import heapq
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from ipaddress import ip_address, ip_network
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from dkgp.service.web.answers import error_answer
+from dkgp.service.web.auth import ADMITTED_KEY, RESERVED_KEY
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
 # From the connection, or the first byte after an answer, to the end of a request's head.
 HEAD_SECONDS = 10.0
-# Half of the file handles that a process commonly has. Beyond it the longest idle connection gives way, and where all
-# are at work, health alone is answered, over some more.
+# A client that waits for an answer reads so many bytes in this time, or the rest of the answer.
+WRITE_SECONDS = 30.0
+LEAST_READ_BYTES = 2**15
+# Requests in a row that a client sends before it has read the answer to the one before.
+MOST_PIPELINED = 16
+# Half of the file handles that a process commonly has. Beyond them the connections of strangers give way. Where every
+# connection shows a token, health and administrators have some more.
 MOST_CONNECTIONS = 500
 RESERVED_CONNECTIONS = 32
-# From the connection to the end of a TLS handshake, and how many may be in one; others are closed as they come.
+# From the connection to the end of a TLS handshake. Beyond so many the longest one gives way.
 HANDSHAKE_SECONDS = 10.0
 MOST_HANDSHAKES = 200
-HEALTH_PATH = "/healthz"
 
 
-class HealthAlone:
-    """Answers health checks, and every other request with 503."""
+class _Client(Protocol):
+    network: str
+    since: float
+
+
+_ClientT = TypeVar("_ClientT", bound=_Client)
+
+
+class InReserve:
+    """Marks requests as those of a reserved connection, which ends with its answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["path"] == HEALTH_PATH:
-            await self._app(scope, receive, send)
-            return
-        message = "the service has as many connections as it takes; try again in a moment"
-        await error_answer(503, "ServiceUnavailable", message, {"connection": "close"})(scope, receive, send)
+        scope[RESERVED_KEY] = True
+
+        async def send_last(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            await send(message)
+
+        await self._app(scope, receive, send_last)
 
 
 @contextlib.contextmanager
@@ -56,19 +76,18 @@ def limited_handshakes(speaks_tls: bool, seconds: float, most: int) -> Iterator[
     create = loop.create_server
 
     async def create_limited(factory: Callable[[], Any], *arguments: Any, **settings: Any) -> asyncio.Server:
-        under_way: weakref.WeakSet[Any] = weakref.WeakSet()
+        under_way: OrderedDict[asyncio.Task[Any], None] = OrderedDict()
 
         def counted() -> Any:
-            # Made when a connection is accepted, and told of it (`connection_made`) after the handshake.
-            now = loop.time()
-            waiting = sum(each.accepted > now - seconds and each.made is False for each in under_way)
-            if waiting >= most:
-                # asyncio closes the connection.
-                raise ConnectionAbortedError("as many TLS handshakes are under way as the service takes")
-            protocol = factory()
-            protocol.accepted, protocol.made = now, False
-            under_way.add(protocol)
-            return protocol
+            # asyncio makes the protocol in the task that accepts the connection and waits for its handshake.
+            task = asyncio.current_task(loop)
+            assert task is not None
+            if len(under_way) >= most:
+                oldest, _ = under_way.popitem(last=False)
+                oldest.cancel()
+            under_way[task] = None
+            task.add_done_callback(lambda done: under_way.pop(done, None))
+            return factory()
 
         return await create(counted, *arguments, ssl_handshake_timeout=seconds, **settings)
 
@@ -83,38 +102,56 @@ def limited_handshakes(speaks_tls: bool, seconds: float, most: int) -> Iterator[
 
 
 def protocol_type(
-    head_seconds: float = HEAD_SECONDS, most: int = MOST_CONNECTIONS, reserved: int = RESERVED_CONNECTIONS
+    head_seconds: float = HEAD_SECONDS,
+    most: int = MOST_CONNECTIONS,
+    reserved: int = RESERVED_CONNECTIONS,
+    write_seconds: float = WRITE_SECONDS,
 ) -> type[H11Protocol]:
     """Return uvicorn's protocol with these limits, for its setting `http`."""
+    import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class LimitedProtocol(H11Protocol):
         """A connection; idle while no request is at work on it."""
 
-        # When the connection was accepted, and whether it has come through its handshake, where it has one.
-        accepted: float = 0.0
-        made: bool = False
-        idle_since: float = 0.0
+        network: str = ""
+        # When it was accepted, or last answered a request that showed a token.
+        since: float = 0.0
+        is_reserved: bool = False
         _deadline: asyncio.TimerHandle | None = None
+        _watch: asyncio.TimerHandle | None = None
+        # Bytes that the client had not read when they were last looked at, while the connection waits for it.
+        _unread: int | None = None
+        _pipelined: int = 0
 
         @property
         def is_idle(self) -> bool:
             return self.cycle is None or self.cycle.response_complete
 
+        @property
+        def is_strangers(self) -> bool:
+            return self.is_idle or ADMITTED_KEY not in self.cycle.scope
+
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            self.made = True
             super().connection_made(transport)
+            self.network, self.since = _network(self.client), self.loop.time()
             self._begin_idling()
+            self._watch = self.loop.call_later(write_seconds, self._look_at_reading)
             if len(self.connections) <= most:
                 return
             others = [other for other in self.connections if isinstance(other, LimitedProtocol) and other is not self]
-            idle = [other for other in others if other.is_idle]
-            if idle:
-                min(idle, key=lambda other: other.idle_since).give_way()
-            elif len(self.connections) <= most + reserved:
-                self.app = HealthAlone(self.app)
-            else:
-                self.give_way()
+            in_reserve = [other for other in others if other.is_reserved]
+            if len(others) - len(in_reserve) < most:
+                return
+            strangers = [other for other in others if other.is_strangers and not other.is_reserved]
+            if strangers:
+                # Several at once: under a flood of newcomers the search is made for one in so many.
+                for stranger in _first(strangers, max(1, most // 20)):
+                    stranger.give_way()
+                return
+            self.is_reserved, self.app = True, InReserve(self.app)
+            if len(in_reserve) >= reserved:
+                _first([other for other in in_reserve if other.is_strangers] or in_reserve)[0].give_way()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
@@ -124,21 +161,52 @@ def protocol_type(
                 self._begin_idling()
 
         def on_response_complete(self) -> None:
-            self.idle_since = self.loop.time()
+            if ADMITTED_KEY in self.cycle.scope:
+                self.since = self.loop.time()
+            is_pipelined = self.conn.their_state is h11.DONE and bool(self.conn.trailing_data[0])
+            self._pipelined = self._pipelined + 1 if is_pipelined else 0
+            if self._pipelined > MOST_PIPELINED and not self.transport.is_closing():
+                self.conn.send(h11.ConnectionClosed())
+                self.transport.close()
             super().on_response_complete()
 
+        def handle_events(self) -> None:
+            if self.flow.write_paused and self.is_idle:
+                # The client has to read the last answer before its next request is begun.
+                self.flow.pause_reading()
+                return
+            super().handle_events()
+
+        def resume_writing(self) -> None:
+            self._unread = None
+            super().resume_writing()
+            if self.cycle is not None and self.is_idle and not self.transport.is_closing():
+                self.flow.resume_reading()
+                self.handle_events()
+
         def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_deadline()
+            self._stop_timers()
             super().connection_lost(exc)
 
         def give_way(self) -> None:
-            """Close at once, without waiting for what the other side has not read."""
-            self._stop_deadline()
+            """Close at once, without waiting for data that the other side has not read."""
+            self._stop_timers()
             self.connections.discard(self)
             self.transport.abort()
 
+        def _look_at_reading(self) -> None:
+            """Close where the client has read next to nothing since the last look, and the connection waits for it."""
+            unread = self.transport.get_write_buffer_size()
+            if not (self.flow.write_paused or self.transport.is_closing()):
+                self._unread = None
+            elif self._unread is None or self._unread - unread >= min(LEAST_READ_BYTES, self._unread):
+                self._unread = unread
+            else:
+                self.give_way()
+                return
+            self._watch = self.loop.call_later(write_seconds, self._look_at_reading)
+
         def _begin_idling(self) -> None:
-            self.idle_since = self.loop.time()
             self._deadline = self.loop.call_later(head_seconds, self.give_way)
 
         def _stop_deadline(self) -> None:
@@ -146,4 +214,26 @@ def protocol_type(
                 self._deadline.cancel()
                 self._deadline = None
 
+        def _stop_timers(self) -> None:
+            self._stop_deadline()
+            if self._watch is not None:
+                self._watch.cancel()
+                self._watch = None
+
     return LimitedProtocol
+
+
+def _first(connections: Sequence[_ClientT], count: int = 1) -> list[_ClientT]:
+    """Return so many connections that give way: the oldest ones of the network that has most of them."""
+    (network, _), *_ = Counter(connection.network for connection in connections).most_common(1)
+    crowd = (connection for connection in connections if connection.network == network)
+    return heapq.nsmallest(count, crowd, key=lambda connection: connection.since)
+
+
+def _network(client: tuple[str, int] | None) -> str:
+    """Return the client's address, of IPv6 the network of 64 bits, all of which one machine may have."""
+    try:
+        address = ip_address("" if client is None else client[0].partition("%")[0])
+    except ValueError:
+        return ""
+    return str(address if address.version == 4 else ip_network((int(address), 64), strict=False))

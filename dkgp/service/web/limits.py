@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dkgp.service.web.answers import MalformedError, error_answer
+from dkgp.service.web.auth import OPEN_PATHS
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -33,7 +34,8 @@ class BodyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            # Pages take no body, and what a stranger sends is not kept.
             await self._app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])

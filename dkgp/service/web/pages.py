@@ -1,7 +1,9 @@
 """Pages for a browser: the page with its script and style, and the description of the calls."""
 
 # No `from __future__ import annotations`: FastAPI reads annotations, and here they name what is imported in a function.
+import json
 from collections.abc import Mapping
+from functools import cache
 from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -26,7 +28,7 @@ def add_pages(app: "FastAPI", *, needs_token: bool) -> None:
         if needs_token:
             content = content.replace('data-token="none"', 'data-token="required"', 1)
 
-        def page() -> Any:
+        async def page() -> Any:
             return Response(content, headers={"content-type": media_type})
 
         app.add_api_route(path, page, methods=["GET"], include_in_schema=False)
@@ -34,9 +36,19 @@ def add_pages(app: "FastAPI", *, needs_token: bool) -> None:
     for path, (name, media_type) in PAGE_FILES.items():
         add(path, name, media_type)
 
+    @cache
+    def described() -> tuple[bytes, bytes]:
+        """The description as JSON and as a page; strangers may ask for it as often as they like."""
+        schema = app.openapi()
+        return json.dumps(schema, ensure_ascii=False, separators=(",", ":")).encode(), describe_calls(schema).encode()
+
+    @app.api_route("/openapi.json", methods=["GET", "HEAD"], include_in_schema=False)
+    async def openapi() -> Any:
+        return Response(described()[0], media_type="application/json")
+
     @app.get("/docs", include_in_schema=False)
-    def docs() -> Any:
-        return HTMLResponse(describe_calls(app.openapi()))
+    async def docs() -> Any:
+        return HTMLResponse(described()[1])
 
 
 def describe_calls(schema: Mapping[str, Any]) -> str:

@@ -10,13 +10,14 @@ import asyncio
 import json
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dkgp.commands.reporting.progress import measured
+from dkgp.service.access.tokens import Caller
 from dkgp.service.queue.events import EventReader
 from dkgp.service.queue.job_queue import JobQueue
 from dkgp.service.queue.records import TERMINAL, UnknownJobError
@@ -31,7 +32,9 @@ STATE_SECONDS = 1.0
 KEEP_ALIVE_SECONDS = 10.0
 # A job's process may write its last event just after its state.
 LAST_EVENT_SECONDS = 2.0
-MOST_FOLLOWERS = 1000
+# Of the 500 connections that there are, streams leave some to other calls; and one token's leave some to other tokens.
+MOST_FOLLOWERS = 400
+MOST_FOLLOWERS_OF_TOKEN = 80
 MOST_POINTS = 600
 
 
@@ -96,6 +99,7 @@ class EventHub:
         self._queue = queue
         self._keep_alive_seconds = keep_alive_seconds
         self._feeds: dict[str, _Feed] = {}
+        self._of_token: Counter[str] = Counter()
         self._task: asyncio.Task[None] | None = None
         self._readers = asyncio.Semaphore(4)
         self._closed = False
@@ -105,10 +109,10 @@ class EventHub:
         """Number of streams that are open."""
         return sum(feed.followers for feed in self._feeds.values())
 
-    @property
-    def is_full(self) -> bool:
-        """True if another follower would be one too many."""
-        return self.followers >= MOST_FOLLOWERS
+    def is_full(self, caller: Caller) -> bool:
+        """True if another follower of the caller would be one too many; its administrators share one limit with all."""
+        is_limited = not caller.is_admin and self._of_token[caller.name] >= MOST_FOLLOWERS_OF_TOKEN
+        return is_limited or self.followers >= MOST_FOLLOWERS
 
     def close(self) -> None:
         """End all streams, after what they have been given so far."""
@@ -123,13 +127,17 @@ class EventHub:
             yield b"".join(_line(event) for event in page)
             after = page[-1]["sequence"]
 
-    async def follow(self, job_id: str, after: int) -> AsyncIterator[bytes]:
-        """Yield the lines of events as they come, until the job has ended; blank lines in between keep it alive."""
+    async def follow(self, job_id: str, after: int, token: str = "") -> AsyncIterator[bytes]:
+        """Yield the lines of events as they come, until the job has ended; blank lines in between keep it alive.
+
+        `token` is the name of the token that follows.
+        """
         feed = self._feeds.get(job_id)
         if feed is None:
             path = _event_file(self._queue, job_id)
             feed = self._feeds[job_id] = _Feed(job_id, EventReader(path), path)
         feed.followers += 1
+        self._of_token[token] += 1
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._watch())
         behind = EventReader(feed.path)
@@ -148,6 +156,7 @@ class EventHub:
                         yield b"\n"
         finally:
             feed.followers -= 1
+            self._of_token[token] -= 1
             if feed.followers == 0:
                 self._feeds.pop(job_id, None)
 

@@ -8,17 +8,20 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
 
 from dkgp.service import serve
+from dkgp.service.access.tokens import add_token
 from dkgp.service.certificate import own_certificate
 from dkgp.service.serve import listen
-from dkgp.service.web import connections
+from dkgp.service.web import auth, connections, streaming
 from tests.service.stage import BEARER, DEADLINE_SECONDS, Stage, served
 
+PAGES = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 50
 HALF_A_HEAD = b"GET /v1/jobs HTTP/1.1\r\nhost: localhost\r\nx-slow: "
 
 
@@ -104,19 +107,156 @@ def test_the_longest_idle_gives_way(shared: Stage) -> None:
                 assert connection.recv(64).startswith(b"HTTP/1.1 401 ")
 
 
-def test_health_is_answered_where_every_place_is_at_work(stage: Stage) -> None:
-    job = stage.submit("followed.zarr")["id"]
-    follow = f"GET /v1/jobs/{job}/events?follow=true HTTP/1.1\r\nhost: localhost\r\n"
-    follow += f"authorization: {BEARER['Authorization']}\r\n\r\n"
+def bearer_of(stage: Stage, name: str) -> dict[str, str]:
+    token, _ = add_token(stage.queue.folder, name, "submit")
+    return {"Authorization": f"Bearer {token}"}
+
+
+def following(stage: Stage, name: str, headers: dict[str, str]) -> bytes:
+    """A request for the events of a new job of the headers' token."""
+    body = {"command": "train", "options": stage.options(f"{name}.zarr")}
+    job = stage.anonymous(**headers).post("/v1/jobs", json=body).json()["id"]
+    request = f"GET /v1/jobs/{job}/events?follow=true HTTP/1.1\r\nhost: localhost\r\n"
+    return f"{request}authorization: {headers['Authorization']}\r\n\r\n".encode()
+
+
+def get(url: str, headers: dict[str, str]) -> httpx.Response:
+    return httpx.get(f"{url}/v1/jobs", headers=headers, trust_env=False, timeout=DEADLINE_SECONDS)
+
+
+def test_health_and_administrators_are_answered_where_every_place_is_at_work(stage: Stage) -> None:
+    alice, bob = bearer_of(stage, "alice"), bearer_of(stage, "bob")
+    follow = following(stage, "alice", alice)
     with served(stage, most=2, reserved=2) as url, contextlib.ExitStack() as stack:
         for _ in range(2):
-            streamed = stack.enter_context(connected(url, follow.encode()))
+            streamed = stack.enter_context(connected(url, follow))
             assert streamed.recv(64).startswith(b"HTTP/1.1 200 ")
+        # Nor can strangers use up the reserve: neither half heads, nor pages that they ask for and do not read.
+        for _ in range(5):
+            stack.enter_context(connected(url))
+            stack.enter_context(connected(url, PAGES))
         assert health(url) == 200
-        refused = httpx.get(f"{url}/v1/jobs", headers=BEARER, trust_env=False, timeout=DEADLINE_SECONDS)
+        refused = get(url, bob)
         assert refused.status_code == 503
         assert "as many connections as it takes" in refused.json()["error"]["message"]
+        assert refused.headers["connection"] == "close"
+        assert get(url, BEARER).status_code == 200
+        # Those that showed a token are still there.
+        streamed.sendall(b"\r\n")
+        streamed.settimeout(0.2)
+        with contextlib.suppress(TimeoutError):
+            while streamed.recv(2**16):
+                pass
+            raise AssertionError("the stream was closed")
         stage.service.close()
+
+
+def test_pages_that_nobody_reads_hold_no_place(shared: Stage) -> None:
+    """Each connection asks for a page of a megabyte again and again, reads nothing, and waits to write for ever."""
+    with served(shared, most=4, reserved=1) as url, contextlib.ExitStack() as stack:
+        attackers = [stack.enter_context(connected(url, PAGES)) for _ in range(8)]
+        for _ in range(3):
+            with contextlib.suppress(OSError):
+                for attacker in attackers:
+                    attacker.sendall(PAGES)
+            assert health(url) == 200
+            assert get(url, BEARER).status_code == 200
+
+
+def send_for_ever(connection: socket.socket) -> None:
+    while True:
+        connection.sendall(PAGES)
+        time.sleep(0.05)
+
+
+def test_a_client_that_does_not_read_is_not_waited_for(shared: Stage) -> None:
+    with served(shared, write_seconds=0.3) as url:
+        address = httpx.URL(url)
+        with socket.socket() as silent:
+            silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            silent.connect((address.host, address.port))
+            silent.sendall(PAGES)
+            # The end is seen by whoever sends: reading would make room.
+            silent.settimeout(DEADLINE_SECONDS)
+            with pytest.raises((ConnectionResetError, BrokenPipeError)):
+                send_for_ever(silent)
+
+
+def test_a_client_that_reads_slowly_gets_all_of_it(shared: Stage) -> None:
+    size = len(shared.anonymous().get("/docs").content)
+    with served(shared, write_seconds=0.3) as url:
+        address = httpx.URL(url)
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.connect((address.host, address.port))
+            slow.sendall(b"GET /docs HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            received, began = b"", time.monotonic()
+            while piece := slow.recv(2**14):
+                received += piece
+                if time.monotonic() - began < 1.0:
+                    time.sleep(0.02)
+        assert len(received.partition(b"\r\n\r\n")[2]) == size
+
+
+def test_requests_in_a_row_are_bounded(shared: Stage) -> None:
+    request = b"GET /icon.svg HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    with served(shared) as url:
+        for number, answered in ((10, 10), (200, connections.MOST_PIPELINED + 1)):
+            with connected(url, request * number) as eager:
+                received = b""
+                with contextlib.suppress(ConnectionResetError):
+                    while received.count(b"HTTP/1.1 200") < number and (piece := eager.recv(2**16)):
+                        received += piece
+                assert received.count(b"HTTP/1.1 200") == answered
+        # One after the other they are as many as anybody likes.
+        with httpx.Client(base_url=url, trust_env=False) as client:
+            assert {client.get("/icon.svg").status_code for _ in range(2 * connections.MOST_PIPELINED)} == {200}
+
+
+def test_one_token_leaves_places_to_others(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth, "MOST_REQUESTS_OF_TOKEN", 4)
+    monkeypatch.setattr(streaming, "MOST_FOLLOWERS_OF_TOKEN", 3)
+    alice, bob = bearer_of(stage, "alice"), bearer_of(stage, "bob")
+    follow = following(stage, "alice", alice)
+    with served(stage, most=8, reserved=2) as url, contextlib.ExitStack() as stack:
+        streams = [stack.enter_context(connected(url, follow)) for _ in range(3)]
+        assert all(stream.recv(64).startswith(b"HTTP/1.1 200 ") for stream in streams)
+        with connected(url, follow) as further:
+            assert further.recv(64).startswith(b"HTTP/1.1 503 ")
+        assert get(url, alice).status_code == 200
+        # A body that does not come is a request like any other.
+        body = b"POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 9\r\n"
+        slow = stack.enter_context(connected(url, body + f"authorization: {alice['Authorization']}\r\n\r\n".encode()))
+        refused = get(url, alice)
+        while refused.status_code == 200:
+            refused = get(url, alice)
+        assert refused.status_code == 429
+        assert "4 requests of the token 'alice' are being answered" in refused.json()["error"]["message"]
+        assert refused.headers["retry-after"]
+        assert get(url, bob).status_code == get(url, BEARER).status_code == 200
+        slow.close()
+        while get(url, alice).status_code == 429:
+            time.sleep(0.01)
+        stage.service.close()
+
+
+@dataclass
+class Standing:
+    network: str
+    since: float
+
+
+def test_who_gives_way() -> None:
+    crowd = [Standing("10.0.0.1", since) for since in (5.0, 3.0, 4.0)]
+    others = [Standing("10.0.0.2", 1.0), Standing("10.0.0.3", 2.0)]
+    assert connections._first([*others, *crowd], 2) == [crowd[1], crowd[2]]
+    assert connections._first([*others, *crowd], 9) == [crowd[1], crowd[2], crowd[0]]
+    assert connections._first(others)[0] in others
+    assert connections._network(("2001:db8::1:2", 1)) == connections._network(("2001:db8::ffff", 2))
+    assert connections._network(("2001:db8::1", 1)) != connections._network(("2001:db8:0:1::1", 1))
+    assert connections._network(("10.0.0.1", 1)) != connections._network(("10.0.0.2", 1))
+    assert connections._network(("fe80::1%eth0", 1)) == "fe80::/64"
+    assert connections._network(None) == ""
 
 
 def test_a_thousand_half_heads_do_not_keep_health_from_being_answered(shared: Stage) -> None:
@@ -167,17 +307,18 @@ def test_a_handshake_that_never_ends_is_not_waited_for(
 
 
 @pytest.mark.long
-def test_more_handshakes_than_there_are_places_for_are_closed_as_they_come(
+def test_handshakes_of_strangers_keep_nobody_out(
     shared: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with over_tls(shared, tmp_path, monkeypatch, 1.0) as (url, context), contextlib.ExitStack() as stack:
-        for _ in range(3):
-            stack.enter_context(connected(url, b""))
+    with over_tls(shared, tmp_path, monkeypatch, 30.0) as (url, context), contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(connected(url, b"")) for _ in range(3)]
         time.sleep(0.2)
-        began = time.monotonic()
-        for _ in range(20):
-            assert is_closed(stack.enter_context(connected(url, b"")))
-        assert time.monotonic() - began < 0.7
-        time.sleep(1.2)
-        with httpx.Client(base_url=url, verify=context, trust_env=False) as client:
+        # The longest ones give way.
+        silent += [stack.enter_context(connected(url, b"")) for _ in range(5)]
+        assert all(is_closed(connection) for connection in silent[:5])
+        with httpx.Client(base_url=url, verify=context, trust_env=False, timeout=DEADLINE_SECONDS) as client:
             assert client.get("/healthz").status_code == 200
+        assert is_closed(silent[5])
+        silent[7].settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            silent[7].recv(1)

@@ -135,7 +135,7 @@ def run_limited(*messages: dict[str, Any], seconds: float = 30.0, headers: Any =
         if message["type"] == "http.response.start":
             answered.append(message["status"])
 
-    asyncio.run(BodyLimit(app, 10, seconds)({"type": "http", "headers": headers}, receive, send))
+    asyncio.run(BodyLimit(app, 10, seconds)({"type": "http", "path": "/v1/jobs", "headers": headers}, receive, send))
     return (answered[0] if answered else None), (seen[0] if seen else None)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -204,10 +206,32 @@ def test_the_audit_log_has_who_did_what_and_what_came_of_it(people: People) -> N
 
 
 def test_a_stranger_cannot_push_the_others_out_of_the_log(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditing, "STRANGERS_PER_MINUTE", 5)
+    monkeypatch.setattr(auditing, "LINES_PER_MINUTE", 5)
     for _ in range(50):
         assert people.stage.anonymous().post("/v1/jobs").status_code == 401
     people.submit("alice", "a.zarr")
     lines = people.audit()
     assert [line["status"] for line in lines] == [401] * 5 + [201]
     assert lines[-1]["left_out"] == 45
+
+
+def test_no_token_can_push_the_others_out_of_the_log(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditing, "LINES_PER_MINUTE", 5)
+    monkeypatch.setattr(auditing, "CHANGES_PER_MINUTE", 7)
+    first = people.submit("alice", "a.zarr").json()["id"]
+    for _ in range(20):
+        assert people.client("prometheus").post(f"/v1/jobs/{first}/cancel").status_code == 403
+    for number in range(20):
+        assert people.client("bob").get(f"/v1/jobs/{number:012x}").status_code == 404
+    # The same submission again changes nothing, and is answered like the first.
+    for _ in range(20):
+        body = {"command": "train", "options": people.stage.options("b.zarr")}
+        people.client("bob").post("/v1/jobs", json=body, headers={"idempotency-key": "b"})
+    people.submit("alice", "c.zarr")
+    lines = people.audit()
+    assert [line["who"] for line in lines] == ["alice"] + ["prometheus"] * 5 + ["bob"] * 12 + ["alice"]
+    assert sum(line.get("left_out", 0) for line in lines) == 15 + 15 + 13
+    later = time.monotonic() + 61.0
+    monkeypatch.setattr(auditing, "time", SimpleNamespace(monotonic=lambda: later))
+    people.client("prometheus").post(f"/v1/jobs/{first}/cancel")
+    assert people.audit()[-1]["who"] == "prometheus"
