@@ -135,8 +135,10 @@ class XarraySource(_VariablesSource):
         self._engine = engine
         self._grid: tuple[str, ...] = ()
         with self._opened() as raw:
-            # The structure only: dates are decoded block by block.
-            dataset = _structure(raw)
+            with refused_as(f"The attributes of the arrays of '{self.url}' cannot be used"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                # The structure only: dates are decoded block by block.
+                dataset = _structure(raw)
             if stack:
                 self._describe_grid(dataset)
                 return
@@ -332,11 +334,11 @@ class ZarrSource(_VariablesSource):
     def blocks(self, columns: Sequence[Column]) -> Iterator[Block]:
         """All the samples, of the chosen columns."""
         arrays = self._arrays()
-        attributes = {name: _attributes(array, named=False) for name, array in arrays.items()}
 
         def read(name: str, start: int, stop: int) -> NDArray[Any]:
             values = np.asarray(arrays[name][start:stop])
-            return _decoded(xr.Variable(("row", "column")[: values.ndim], values, attributes[name]))
+            attributes = _attributes(arrays[name], named=False)
+            return _decoded(xr.Variable(("row", "column")[: values.ndim], values, attributes))
 
         yield from self._slices(read, columns)
 
@@ -527,6 +529,8 @@ def _decoded(variable: xr.Variable) -> NDArray[Any]:
             decode_times=xr.coders.CFDatetimeCoder(time_unit="us"),
             decode_timedelta=is_duration,
         )["values"].values
+    if is_duration and values.dtype.kind != "m":
+        raise ValueError(f"durations of the units {attributes.get('units')!r} are not known")
     if raw.dtype.kind in "iuf" and values.dtype.kind in "iuf":
         outside = _outside(raw, values, attributes)
         if outside.any():
@@ -550,7 +554,7 @@ def _outside(raw: NDArray[Any], values: NDArray[Any], attributes: Mapping[str, A
     ):
         if limit is not None:
             of_packed = np.asarray(limit).dtype.kind != "f" or raw.dtype.kind == "f"
-            outside |= beyond(raw if of_packed else values, limit)
+            outside |= beyond(raw if of_packed else values, float(np.asarray(limit).item()))
     return outside
 
 

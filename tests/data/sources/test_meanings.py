@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -591,6 +592,32 @@ def test_other_types_of_hdf5_are_refused_by_name(tmp_path: Path) -> None:
     for name in ("pair", "ragged"):
         with pytest.raises(InputError, match=f"'{name}'"):
             ingest(tmp_path / "d.nc", tmp_path / "o.zarr", target="y", features=[name])
+
+
+@pytest.mark.parametrize("form", ["netcdf 4", "zarr 2", "zarr 2 named", "zarr 3", "zarr 3 named"])
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"scale_factor": "a"},
+        {"scale_factor": np.array([1.0, 2.0])},
+        {"_FillValue": "x"},
+        {"units": "days since whenever"},
+        {"valid_range": np.array([1.0, 2.0, 3.0])},
+        {"valid_min": "low"},
+        {"dtype": "timedelta64[weeks]", "units": "fortnights"},
+    ],
+    ids=str,
+)
+def test_attributes_that_make_no_sense_are_refused_in_words(
+    tmp_path: Path, form: str, attributes: dict[str, Any]
+) -> None:
+    if "_FillValue" in attributes and form in ("netcdf 4", "zarr 2 named"):
+        pytest.skip("cannot be written")
+    path = _stored(tmp_path, form, Row(_cycled(0.0, 1.0, 2.0), frozenset(), attributes=attributes))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(InputError, match=r"d\.(nc|zarr)"):
+            _read(path, form)
 
 
 def test_files_with_dates_of_other_units_are_one_column(tmp_path: Path) -> None:
