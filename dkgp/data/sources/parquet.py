@@ -37,6 +37,7 @@ class ParquetSource(Source):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
+        import pyarrow
         from pyarrow import parquet
 
         whole = f"'{self.url}' is not a whole Parquet file"
@@ -44,6 +45,8 @@ class ParquetSource(Source):
             opened = parquet.ParquetFile(file)
             require_bounded(len(opened.schema_arrow.names), 0, f"'{self.url}'")
             names = [str(name) for name in opened.schema_arrow.names]
+            # A text that many rows share is then held once.
+            self._texts = [field.name for field in opened.schema_arrow if _is_text(pyarrow, field.type)]
             self.total = int(opened.metadata.num_rows)
         self.columns = tuple(
             Column(name, "", index) for index, name in enumerate(names) if not name.startswith(_PANDAS_INDEX)
@@ -60,7 +63,7 @@ class ParquetSource(Source):
         damaged = f"'{self.url}' is damaged"
         with refused_as(damaged), open_object(self._address) as file:
             # Without this it reads ahead through the whole file.
-            opened = parquet.ParquetFile(file, pre_buffer=False)
+            opened = parquet.ParquetFile(file, pre_buffer=False, read_dictionary=self._texts)
             for batch in opened.iter_batches(batch_size=block_rows(len(names)), columns=names):
                 place = row_places(self.url, start)
                 values: FloatArray = np.empty((batch.num_rows, len(columns)))
@@ -74,9 +77,13 @@ class ParquetSource(Source):
                 yield Block(values, place, start)
 
 
+def _is_text(pyarrow: Any, kind: Any) -> bool:
+    return kind in (pyarrow.string(), pyarrow.large_string(), pyarrow.binary(), pyarrow.large_binary())
+
+
 def _numeric(pyarrow: Any, values: Any, name: str, place: Callable[[int], str]) -> FloatArray:
     types = pyarrow.types
-    if types.is_dictionary(values.type):
+    if types.is_dictionary(values.type) and not _is_text(pyarrow, values.type.value_type):
         values = values.dictionary_decode()
     kind = values.type
     missing = np.asarray(values.is_null().to_numpy(zero_copy_only=False))
@@ -106,6 +113,13 @@ def _numeric(pyarrow: Any, values: Any, name: str, place: Callable[[int], str]) 
 def _objects(pyarrow: Any, values: Any) -> NDArray[Any]:
     """Values as Python objects; dates (UTC), durations and times of day as NumPy's."""
     kind = values.type
+    if pyarrow.types.is_dictionary(kind):
+        if not _is_text(pyarrow, kind.value_type):
+            return _objects(pyarrow, values.dictionary_decode())
+        rows = values.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        used, positions = np.unique(rows, return_inverse=True)
+        entries = _objects(pyarrow, values.dictionary.take(pyarrow.array(used, mask=used < 0)))
+        return entries[positions]
     if pyarrow.types.is_time(kind):
         values = values.cast(pyarrow.int64() if kind.bit_width == 64 else pyarrow.int32()).cast(pyarrow.int64())
         values = values.cast(pyarrow.duration(kind.unit))

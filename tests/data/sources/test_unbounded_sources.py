@@ -9,13 +9,16 @@ import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
+import pyarrow as pa
 import pytest
 import zarr
+from pyarrow import parquet
 
 import dkgp.data.sources.numpy as numpy_sources
 from dkgp.data import ingest
@@ -227,3 +230,29 @@ def test_a_member_that_inflates_is_not_unpacked_in_memory(tmp_path: Path, monkey
 def test_wide_sources_within_the_bounds_are_read(tmp_path: Path, named: bool) -> None:
     place = zarr_2(tmp_path / "a.zarr", named, shape=[5, 3000], chunks=[5, 1000])
     assert len(open_source([str(place)], {}).columns) == 3001
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["categories", "texts"])
+def test_a_text_that_many_rows_share_is_held_once(tmp_path: Path, stored: bool) -> None:
+    """Twelve gigabytes of labels, in a file of half a megabyte."""
+    texts = ["a" * 500_000, "b", None]
+    codes = np.arange(60_000) % 3
+    labels = pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32(), mask=codes == 2), pa.array(texts[:2]))
+    table = pa.table({"x": np.arange(60_000.0), "label": labels})
+    parquet.write_table(table, tmp_path / "a.parquet", store_schema=stored, row_group_size=25_000)
+    assert (tmp_path / "a.parquet").stat().st_size < 2_000_000
+    source = open_source([str(tmp_path / "a.parquet")], {})
+    values, arrow_bytes = [], []
+
+    def encode(entries: np.ndarray, place: object) -> np.ndarray:
+        arrow_bytes.append(pa.total_allocated_bytes())
+        values.extend(entries.tolist())
+        return np.zeros(len(entries))
+
+    x, label = source.columns
+    for block in source.blocks([replace(label, encode=encode), x]):
+        assert block.values[:, 0].tolist() == [0.0] * len(block.values)
+    assert values == [texts[code] for code in codes]
+    assert max(arrow_bytes) < 50 * 2**20
+    with pytest.raises(InputError, match="'label' holds the text 'aaaa.*' in row 1"):
+        list(source.blocks([label]))
