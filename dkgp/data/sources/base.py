@@ -292,7 +292,11 @@ def numbers(values: NDArray[np.generic], name: str, place: Callable[[int], str])
 
 def require_whole(values: NDArray[Any], floats: FloatArray, name: str, place: Callable[[int], str]) -> None:
     """Raise `InputError` for a whole number (rows, ...) that its float64 does not equal; it names column and row."""
-    for index in zip(*np.nonzero(np.abs(floats) >= EXACT), strict=True):
+    suspects = np.abs(floats) >= EXACT
+    if values.dtype.kind in "iu" and suspects.any():  # most are exact, multiples of a power of two
+        most = 2.0**63 if values.dtype.kind == "i" else 2.0**64
+        suspects &= (floats >= most) | (np.where(floats < most, floats, 0.0).astype(values.dtype) != values)
+    for index in zip(*np.nonzero(suspects), strict=True):
         number = float(floats[index])
         whole = _whole(values[index]) if math.isfinite(number) else None
         if whole is not None and whole != int(number):
