@@ -5,24 +5,34 @@ from __future__ import annotations
 import os
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import compress
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 
-from dkgp.cluster.client_executor import is_in_process
 from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.estimators.fitted import Fitted, Workspace
 from dkgp.estimators.gradients.predictions import PredictionGradients, prediction_gradients
 from dkgp.estimators.outputs.frames import frame_index
 from dkgp.estimators.outputs.outputs import predictions
+from dkgp.estimators.parameters import (
+    Client,
+    Place,
+    PositiveOrNone,
+    RandomState,
+    Restarts,
+    SubsetSize,
+    Takes,
+    address,
+    check_value,
+)
 from dkgp.estimators.sample_noise import SampleNoise
 from dkgp.estimators.scikit_learn import BaseEstimator, RegressorMixin, TakesSparse, check_is_fitted
 from dkgp.estimators.settings import OBJECTIVES, executor_for, hyperparameters_for, settings_of
 from dkgp.estimators.tables import Table, computed, is_plain, read_inputs
 from dkgp.estimators.targets.gaps import of_groups
 from dkgp.estimators.targets.mean import EstimatorMean, require_centred
-from dkgp.estimators.training_set import feature_names_of, plain_inputs, true_targets
+from dkgp.estimators.training_set import feature_names_of, outer_client, plain_inputs, true_targets
 from dkgp.estimators.values import weights_of_score
 from dkgp.html import panel
 from dkgp.kernels import Kernel, kernel_from_json
@@ -32,6 +42,11 @@ from dkgp.models.trend.columns import CENTRED, MeanKind
 from dkgp.models.tuning.likelihood_search import SearchSettings
 from dkgp.models.tuning.problem import Choices
 from dkgp.models.variance.variances import VarianceSettings
+
+KERNELS = Takes(
+    "an expression such as 'rbf', a dkgp.kernels.Kernel or dkgp.models.Hyperparameters",
+    lambda value: isinstance(value, str | Kernel | Hyperparameters),
+)
 
 
 class ClientEstimator(TakesSparse, BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
@@ -99,11 +114,11 @@ class KernelEstimator(ClientEstimator):
     A field is a parameter of the constructor: of it and its default there is one declaration.
     """
 
-    kernel: str | Kernel | Hyperparameters = "rbf"
+    kernel: Annotated[str | Kernel | Hyperparameters, KERNELS] = "rbf"
     _: KW_ONLY
-    client: Any = None
-    store: str | None = None
-    random_state: Any = 0
+    client: Client = None
+    store: Place = None
+    random_state: RandomState = 0
 
     _state: ClassVar[type[Fitted]]
     _fitted: Fitted = field(init=False)
@@ -151,7 +166,7 @@ class KernelEstimator(ClientEstimator):
             The place is taken, or cannot be written to.
         """
         check_is_fitted(self)
-        self._fitted.save(os.fspath(url), overwrite=overwrite)
+        self._fitted.save(address(url), overwrite=overwrite)
 
     @classmethod
     def load(cls, url: str | os.PathLike[str], *, client: Any = None) -> Self:
@@ -168,7 +183,8 @@ class KernelEstimator(ClientEstimator):
         StoreError
             Nothing there, or not a model of this kind that is whole.
         """
-        fitted = cls._opened(os.fspath(url))
+        check_value("client", Client, client)
+        fitted = cls._opened(address(url))
         record, about = fitted.record, fitted.about
         saved = about.get("settings")
         estimator = cls(**(settings_of(saved) if saved else cls._settings_from(fitted)), client=client)
@@ -194,12 +210,10 @@ class KernelEstimator(ClientEstimator):
 class GPEstimator(TargetsRegressor, KernelEstimator):
     """Base of Gaussian processes; parameters and attributes as of `GPRegressor`."""
 
-    noise_variance: float | None = None
+    noise_variance: PositiveOrNone = None
     optimizer: str | None = "marginal_likelihood"
-    subset_size: int = 2000
-    n_restarts_optimizer: int = 0
-
-    _optimizers: ClassVar[tuple[str, ...]] = (*OBJECTIVES, "vif")
+    subset_size: SubsetSize = 2000
+    n_restarts_optimizer: Restarts = 0
 
     def _hyperparameters(self, dataset: Dataset, seed: int, noise: SampleNoise) -> Hyperparameters:
         def tune(kernel: Kernel | None, fixed: dict[str, float] | None) -> Hyperparameters:
@@ -210,7 +224,6 @@ class GPEstimator(TargetsRegressor, KernelEstimator):
             dataset,
             noise_variance=self.noise_variance,
             optimizer=self.optimizer,
-            optimizers=self._optimizers,
             tune=tune,
         )
 
@@ -262,7 +275,7 @@ class GPEstimator(TargetsRegressor, KernelEstimator):
     def _predictions(self, X: Any, settings: VarianceSettings, **asked: bool) -> Any:
         """The mean and what else is asked for: std, variance, bounds."""
         check_is_fitted(self)
-        client = None if self.client is None or is_in_process(self.client) else self.client
+        client = outer_client(self)
         names = ("mean", *(name for name, wanted in asked.items() if wanted))
         return predictions(self._fitted, self._inputs(X), names, settings, several=self._several, client=client)
 

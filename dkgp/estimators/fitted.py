@@ -66,8 +66,8 @@ class Workspace:
     removed when nothing refers to this object any more.
     """
 
-    def __init__(self, store: str | None) -> None:
-        self._store = store
+    def __init__(self, store: str | os.PathLike[str] | None) -> None:
+        self._store = None if store is None else os.fspath(store)
         self._lock = fork_safe(threading.Lock())
         # The process that a temporary folder belongs to: a forked child makes one of its own.
         self._owner: int | None = None

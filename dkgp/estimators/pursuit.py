@@ -5,8 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from numbers import Integral
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,15 @@ from dkgp.errors import InputError
 from dkgp.estimators.base import TargetsRegressor
 from dkgp.estimators.fitted import Workspace
 from dkgp.estimators.outputs.frames import frame_index, framed, map_rows
+from dkgp.estimators.parameters import (
+    Client,
+    Count,
+    CountOrNone,
+    Place,
+    RandomState,
+    check_parameters,
+    check_value,
+)
 from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of, validate_data
 from dkgp.estimators.settings import executor_for
 from dkgp.estimators.tables import computed, is_dask, is_plain, read_inputs, read_samples
@@ -32,6 +40,7 @@ from dkgp.estimators.training_set import (
 )
 from dkgp.estimators.values import numeric, numeric_samples
 from dkgp.operators import ArrayInputs
+from dkgp.registry import Option
 from dkgp.solvers.pursuit.engine import pursue
 from dkgp.solvers.pursuit.path import PursuitPath
 from dkgp.solvers.pursuit.rows import RowSystem
@@ -115,17 +124,17 @@ class ConjugateDirectionsPursuit(TargetsRegressor):
     [4]
     """
 
-    n_nonzero_coefs: int | None = None
-    tol: float | None = None
+    n_nonzero_coefs: CountOrNone = None
+    tol: Annotated[float | None, Option(least=0)] = None
     _: KW_ONLY
-    candidates: int | None = None
-    per_round: int = 1
-    choice: Any = "gradient"
+    candidates: CountOrNone = None
+    per_round: Count = 1
+    choice: Literal["gradient", "refit", "single"] = "gradient"
     fit_intercept: bool = True
     joint: bool = False
-    client: Any = None
-    store: str | None = None
-    random_state: Any = 0
+    client: Client = None
+    store: Place = None
+    random_state: RandomState = 0
 
     # ------------------------------------------------------------------------------------------------------- fitting
 
@@ -148,6 +157,7 @@ class ConjugateDirectionsPursuit(TargetsRegressor):
         InputError
             A `ValueError`: data or settings that cannot be worked with.
         """
+        check_parameters(self)
         settings = self._settings()
         source, targets, several = self._samples(X, y)
         limit = self._limit(source.n_features)
@@ -168,8 +178,6 @@ class ConjugateDirectionsPursuit(TargetsRegressor):
         return self
 
     def _settings(self) -> PursuitSettings:
-        if self.tol is not None and not (np.isfinite(self.tol) and self.tol >= 0.0):
-            raise InputError(f"tol= must be a number that is not negative; got {self.tol}")
         return PursuitSettings(
             candidates=self.candidates,
             per_round=self.per_round,
@@ -183,7 +191,7 @@ class ConjugateDirectionsPursuit(TargetsRegressor):
         limit: Any = self.n_nonzero_coefs
         if limit is None:
             limit = None if self.tol is not None else max(1, features // 10)
-        elif isinstance(limit, bool) or not isinstance(limit, Integral) or not 1 <= int(limit) <= features:
+        elif limit > features:
             raise InputError(f"n_nonzero_coefs= is 1 to {features}, the number of features; got {limit!r}")
         self.n_nonzero_coefs_ = limit
         return None if limit is None else int(limit)
@@ -273,8 +281,7 @@ class ConjugateDirectionsPursuit(TargetsRegressor):
         The intercept of them is `y.mean() - coef @ X.mean(axis=0)`.
         """
         check_is_fitted(self)
-        if k < 0:
-            raise InputError(f"a cardinality is 0 at least; got {k}")
+        check_value("k", Annotated[int, Option(least=0)], k)
         result = self._coefficients(k)
         return result if self._several else np.asarray(result[0])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,14 @@ from dkgp.errors import InputError
 from dkgp.estimators.base import GPEstimator
 from dkgp.estimators.fitted import Fitted, FittedModel, Workspace
 from dkgp.estimators.outputs.outputs import what_holds
+from dkgp.estimators.parameters import (
+    CheckedElsewhere,
+    Count,
+    Positive,
+    PositiveOrNone,
+    check_parameters,
+    check_value,
+)
 from dkgp.estimators.sample_noise import BOTH, SampleNoise
 from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of
 from dkgp.estimators.settings import (
@@ -45,12 +52,11 @@ from dkgp.models.robust.train import train_student
 from dkgp.models.trend.columns import CENTRED, MeanKind
 from dkgp.models.trend.trend import mean_kind
 from dkgp.models.tuning.likelihood_search import SearchSettings
-from dkgp.models.tuning.noise.choice import NOISE_KINDS, NoiseKind, tune_noise
-from dkgp.models.tuning.noise.student import NOISE_LIKELIHOODS, NoiseLikelihood, tune_likelihood
+from dkgp.models.tuning.noise.choice import NoiseKind, tune_noise
+from dkgp.models.tuning.noise.student import NoiseLikelihood, tune_likelihood
 from dkgp.models.tuning.problem import Choices
 from dkgp.models.update import update
 from dkgp.models.variance.variances import VarianceSettings
-from dkgp.solvers import Solver
 
 # Draws of functions that an estimator keeps, so that they need not be solved for again at other points.
 MOST_KEPT_DRAWS = 4
@@ -145,13 +151,13 @@ class GPRegressor(GPEstimator):
     """
 
     optimizer: Literal["marginal_likelihood", "loo", "vif"] | None = "marginal_likelihood"
-    tol: float = 1e-4
-    max_passes: float | None = None
-    solver: str | Solver = "auto"
-    variance_gap: float = 0.02
+    tol: Positive = 1e-4
+    max_passes: PositiveOrNone = None
+    solver: CheckedElsewhere = "auto"
+    variance_gap: Positive = 0.02
     noise_model: NoiseKind = "none"
     likelihood: NoiseLikelihood = "gaussian"
-    mean: Any = CENTRED
+    mean: CheckedElsewhere = CENTRED
     with_variances: bool = False
 
     _state: ClassVar[type[Fitted]] = FittedModel
@@ -189,6 +195,7 @@ class GPRegressor(GPEstimator):
         InputError
             A `ValueError`: data or settings that cannot be worked with.
         """
+        check_parameters(self)
         stopping, seed = stopping_of(self.tol, self.max_passes), seed_of(self.random_state)
         checked_solver(self.solver)
         workspace = Workspace(self.store)
@@ -252,6 +259,7 @@ class GPRegressor(GPEstimator):
             Other features or targets than the training set's, or a model that came without its targets.
         """
         check_is_fitted(self)
+        check_parameters(self)
         fitted = self._fitted
         if fitted.dataset is None or fitted.gradient is None:
             raise InputError(
@@ -301,12 +309,6 @@ class GPRegressor(GPEstimator):
         return noise_variance, known if told is None else told
 
     def _hyperparameters(self, dataset: Dataset, seed: int, noise: SampleNoise) -> Hyperparameters:
-        if self.noise_model not in NOISE_KINDS:
-            raise InputError(f"noise_model= is one of {', '.join(map(repr, NOISE_KINDS))}; got {self.noise_model!r}")
-        if self.likelihood not in NOISE_LIKELIHOODS:
-            raise InputError(
-                f"likelihood= is one of {', '.join(map(repr, NOISE_LIKELIHOODS))}; got {self.likelihood!r}"
-            )
         if self.noise_model == "none" and self.likelihood == "gaussian":
             return super()._hyperparameters(dataset, seed, noise)
         require_centred(self._mean_kind(), "noise_model= and likelihood=")
@@ -394,8 +396,7 @@ class GPRegressor(GPEstimator):
         return self._mean.added(X, predicted)
 
     def _variance_settings(self, *, latent: bool) -> VarianceSettings:
-        if not (math.isfinite(self.variance_gap) and self.variance_gap > 0.0):
-            raise InputError(f"`variance_gap` must be positive and finite; got {self.variance_gap!r}")
+        check_parameters(self, "variance_gap", "with_variances")
         way = "cholesky" if self.with_variances else "auto"
         return VarianceSettings(gap=self.variance_gap, latent=latent, way=way)
 
@@ -423,6 +424,7 @@ class GPRegressor(GPEstimator):
             In the targets' units; of labelled inputs a DataArray.
         """
         check_is_fitted(self)
+        check_value("n_samples", Count, n_samples)
         key = (int(n_samples), seed_of(random_state))
         if key not in self._functions:
             while len(self._functions) >= MOST_KEPT_DRAWS:

@@ -7,6 +7,7 @@ from typing import Any
 
 from dkgp.data.numbers import dense
 from dkgp.errors import InputError, MissingExtraError
+from dkgp.estimators.parameters import RandomState, check_value
 from dkgp.estimators.values import numeric
 
 try:
@@ -63,7 +64,11 @@ class TakesSparse:
 
 
 def seed_of(random_state: Any) -> int:
-    """A whole number for dkgp's seeded draws from what scikit-learn calls a random state."""
+    """Return a whole number for dkgp's seeded draws from what scikit-learn calls a random state.
+
+    Raises `InputError` for another object.
+    """
+    check_value("random_state", RandomState, random_state)
     if isinstance(random_state, Integral):
         return int(random_state)
     return int(check_random_state(random_state).randint(2**31 - 1))

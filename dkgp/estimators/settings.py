@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
 from dkgp.cluster.client_executor import open_client_executor
@@ -34,12 +36,11 @@ def hyperparameters_for(
     *,
     noise_variance: float | None,
     optimizer: str | None,
-    optimizers: Iterable[str],
     tune: Callable[[Kernel | None, dict[str, float] | None], Hyperparameters],
 ) -> Hyperparameters:
     """The user's hyperparameters, or those that `tune` finds for a kernel (None for "rbf") and fixed values.
 
-    Raises `InputError`: something else than is understood, or a kernel without a noise variance.
+    Raises `InputError`: an expression that cannot be read, or a kernel without a noise variance.
     """
     names = dataset.feature_names
     if isinstance(kernel, Hyperparameters):
@@ -57,13 +58,6 @@ def hyperparameters_for(
                 "kernel + White(0.01), or give the kernel as text to have all of it tuned"
             )
         return Hyperparameters(without_white, noise)
-    if not isinstance(kernel, str):
-        raise InputError(
-            f"kernel= takes an expression such as 'rbf', a dkgp.kernels.Kernel or dkgp.models.Hyperparameters; got "
-            f"{kernel!r}"
-        )
-    if optimizer is not None and optimizer not in optimizers:
-        raise InputError(f"optimizer= is one of {', '.join(map(repr, optimizers))} or None; got {optimizer!r}")
     parsed = parse_kernel(kernel, dataset.n_features, names)
     if optimizer is None:
         without_white, noise = fold_white(parsed, noise_variance or 0.0)
@@ -173,8 +167,9 @@ def saved_settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
         saved["kernel"] = {"hyperparameters": kernel.to_json()}
     else:
         saved["kernel"] = kernel.to_json() if isinstance(kernel, Kernel) else kernel
-    saved["random_state"] = state if isinstance(state, int) else None
-    return {name: value for name, value in saved.items() if value is None or isinstance(value, _JSON_TYPES)}
+    saved["random_state"] = state
+    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in saved.items()}
+    return {name: value for name, value in plain.items() if value is None or isinstance(value, _JSON_TYPES)}
 
 
 def settings_of(saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import warnings
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 
@@ -13,19 +13,32 @@ from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.estimators.base import GPEstimator
 from dkgp.estimators.fitted import Fitted, FittedSparse, Workspace
+from dkgp.estimators.parameters import CheckedElsewhere, CountOrNone, PositiveOrNone, check_parameters
 from dkgp.estimators.sample_noise import SampleNoise
 from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of
-from dkgp.estimators.settings import OBJECTIVES, about_fit, executor_for, shortfall_of_tuning
+from dkgp.estimators.settings import about_fit, executor_for, shortfall_of_tuning
 from dkgp.estimators.training_set import new_samples, training_set
-from dkgp.estimators.values import numbers_of, numeric_samples
-from dkgp.models.sparse.bound.search import EVIDENCES
+from dkgp.estimators.values import numbers_of, numeric, numeric_samples
 from dkgp.models.sparse.ladder import LadderTarget, climb
 from dkgp.models.sparse.problem import SparseProblem, noise_by_sample
-from dkgp.models.sparse.settings import NEAR_SETTINGS, SparseSettings
+from dkgp.models.sparse.settings import (
+    CANDIDATE_COUNT,
+    CERTIFY_PASSES,
+    EXHAUSTIVE,
+    METHOD,
+    NEAR_SETTINGS,
+    NEIGHBOURS,
+    PER_ROUND,
+    SCORE_ROWS,
+    SCREENED,
+    SEARCH_SAMPLES,
+    SparseSettings,
+)
 from dkgp.models.sparse.train import train_sparse
 from dkgp.models.sparse.vif.objective import HALO, LEAF, SEARCHED
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.registry import Option
 
 # Basis samples where nothing is said, and there are as many.
 DEFAULT_BASIS_SIZE, AUTO = 1000, "auto"
@@ -118,22 +131,21 @@ class SparseGPRegressor(GPEstimator):
     """
 
     optimizer: Literal["marginal_likelihood", "loo", "bound", "fitc", "vif"] | None = "marginal_likelihood"
-    method: str = "vfe"
-    basis_size: int | Literal["auto"] | None = None
-    basis: Any = None
-    gap: float | None = None
-    target_distance: float | None = None
-    largest_basis: int | None = None
-    candidates: int = 59
-    per_round: int | None = None
-    exhaustive: bool = False
-    screen: int | None = None
-    score_rows: int | None = None
-    certify_passes: float = 0.0
-    neighbours: int = LEAF + HALO
-    search_samples: int = SEARCHED
+    method: Annotated[str, METHOD] = "vfe"
+    basis_size: Annotated[int | Literal["auto"] | None, Option(least=1)] = None
+    basis: CheckedElsewhere = None
+    gap: PositiveOrNone = None
+    target_distance: PositiveOrNone = None
+    largest_basis: CountOrNone = None
+    candidates: Annotated[int, CANDIDATE_COUNT] = 59
+    per_round: Annotated[int | None, PER_ROUND] = None
+    exhaustive: Annotated[bool, EXHAUSTIVE] = False
+    screen: Annotated[int | None, SCREENED] = None
+    score_rows: Annotated[int | None, SCORE_ROWS] = None
+    certify_passes: Annotated[float, CERTIFY_PASSES] = 0.0
+    neighbours: Annotated[int, NEIGHBOURS] = LEAF + HALO
+    search_samples: Annotated[int, SEARCH_SAMPLES] = SEARCHED
 
-    _optimizers: ClassVar[tuple[str, ...]] = (*OBJECTIVES, *EVIDENCES)
     _state: ClassVar[type[Fitted]] = FittedSparse
     _fitted: FittedSparse = field(init=False)
 
@@ -167,6 +179,7 @@ class SparseGPRegressor(GPEstimator):
         NumericalError
             Rounding exceeds the noise variance: nothing is added to make it fit.
         """
+        check_parameters(self)
         seed = seed_of(self.random_state)
         self._settings(DEFAULT_BASIS_SIZE, seed)  # What makes no sense is refused before anything is stored.
         target = self._target()
@@ -270,12 +283,8 @@ class SparseGPRegressor(GPEstimator):
         auto, size = self.basis_size == AUTO, cast(Any, self.basis_size)
         if auto or size is None:
             size = min(DEFAULT_BASIS_SIZE, n)
-        try:
-            size = operator.index(size)
-        except TypeError:
-            raise InputError(f'basis_size= takes a whole number or "auto"; got {size!r}') from None
         settings = SparseSettings(
-            basis_size=size,
+            basis_size=operator.index(size),
             basis=self.basis if isinstance(self.basis, str) else None,
             gap=None if auto else self.gap,
             seed=seed,
@@ -301,7 +310,7 @@ class SparseGPRegressor(GPEstimator):
         """A basis of the user's own: numbers of samples, or standardised inputs."""
         if self.basis is None or isinstance(self.basis, str):
             return None
-        values = np.asarray(self.basis)
+        values = np.asarray(numeric(self.basis, "basis"))
         if values.ndim == 1 and np.issubdtype(values.dtype, np.integer):
             return values
         raw, kept = dataset.standardisation.n_raw_features, dataset.n_features

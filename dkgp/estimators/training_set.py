@@ -17,6 +17,7 @@ from dkgp.data.stores.standardisation import require_varying_targets
 from dkgp.errors import InputError
 from dkgp.estimators.ambient import ambient_client
 from dkgp.estimators.fitted import Workspace
+from dkgp.estimators.parameters import check_parameters
 from dkgp.estimators.scikit_learn import validate_data
 from dkgp.estimators.tables import Table, computed, is_dask, is_plain, read_inputs, read_samples
 from dkgp.estimators.values import numbers_of, numeric, require_same_order
@@ -100,6 +101,12 @@ def true_targets(X: Any, y: Any) -> Any:
 def client_for(estimator: Any, inputs: Any) -> Any:
     """The estimator's client, or the one that is around, if it is of use for inputs (n, d) in memory."""
     return estimator.client if estimator.client is not None else ambient_client(len(inputs))
+
+
+def outer_client(estimator: Any) -> Any:
+    """Return the estimator's client if its workers are in other processes; None otherwise, and without one."""
+    check_parameters(estimator, "client")
+    return None if estimator.client is None or is_in_process(estimator.client) else estimator.client
 
 
 def reads_memory(client: Any) -> bool:

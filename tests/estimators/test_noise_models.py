@@ -99,7 +99,7 @@ def test_updates_take_the_noise_of_the_new_samples() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     X, y = samples(60)
-    with pytest.raises(InputError, match="noise_model= is one of 'none', 'linear', 'gp', 'auto'; got 'cubic'"):
+    with pytest.raises(InputError, match="noise_model= takes 'none', 'linear', 'gp' or 'auto'; got 'cubic'"):
         GPRegressor(noise_model="cubic").fit(X, y)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="is found where a kernel is tuned"):
         GPRegressor(kernel=SquaredExponential((1.0, 1.0)), noise_variance=0.1, noise_model="gp").fit(X, y)
@@ -156,7 +156,7 @@ def test_outliers_pull_less_under_students_t(tmp_path: Path) -> None:
 
 def test_likelihoods_that_cannot_be_are_refused() -> None:
     X, y, _ = with_outliers(60)
-    with pytest.raises(InputError, match="likelihood= is one of 'gaussian', 'student-t', 'auto'; got 'cauchy'"):
+    with pytest.raises(InputError, match="likelihood= takes 'gaussian', 'student-t' or 'auto'; got 'cauchy'"):
         GPRegressor(likelihood="cauchy").fit(X, y)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="leave one of them out"):
         GPRegressor(likelihood="student-t", noise_model="linear").fit(X, y)

@@ -190,12 +190,12 @@ def test_rows_do_not_depend_on_their_neighbours(problem: Problem, fitted: GPRegr
         ({"kernel": KERNEL}, "needs a noise variance"),
         ({"kernel": SquaredExponential(gamma=(1.0,)), "noise_variance": 0.1}, "features"),
         ({"kernel": Hyperparameters(SquaredExponential(gamma=(1.0,)), 0.1)}, "features"),
-        ({"optimizer": "fmin"}, "optimizer= is one of 'marginal_likelihood', 'loo', 'vif' or None"),
+        ({"optimizer": "fmin"}, "optimizer= takes 'marginal_likelihood', 'loo', 'vif' or None"),
         ({"optimizer": "vif", "mean": "linear"}, "'vif' are found about a centred mean"),
         ({"optimizer": "vif", "likelihood": "student-t"}, "tuned on a subset; .*'marginal_likelihood', 'loo'"),
         ({"solver": "adam"}, "dkgp.solvers"),
-        ({"tol": 0.0}, "tolerance"),
-        ({"tol": math.nan}, "tolerance"),
+        ({"tol": 0.0}, "tol= takes a finite number above 0; got 0.0"),
+        ({"tol": math.nan}, "tol= takes a finite number above 0; got nan"),
         ({"max_passes": -1.0}, "passes"),
     ],
 )
@@ -224,7 +224,7 @@ def test_bad_data_are_refused(problem: Problem, fitted: GPRegressor) -> None:
         fitted.predict(np.full((2, 4), np.nan))
     with pytest.raises(ValueError, match="features"):
         fitted.predict(problem.X_new[:, :2])
-    with pytest.raises(InputError, match="`variance_gap` must be positive"):
+    with pytest.raises(InputError, match="variance_gap= takes a finite number above 0"):
         GPRegressor(KERNEL, noise_variance=NOISE, variance_gap=0.0).fit(problem.X, problem.y).predict(
             problem.X_new, return_std=True
         )

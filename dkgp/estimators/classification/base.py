@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from dkgp.cluster import BlockExecutor
-from dkgp.cluster.client_executor import is_in_process
 from dkgp.data.classes import class_name
 from dkgp.errors import InputError
 from dkgp.estimators.base import KernelEstimator
@@ -24,9 +23,11 @@ from dkgp.estimators.classification.labels import (
 )
 from dkgp.estimators.classification.outputs import class_predictions
 from dkgp.estimators.fitted import Fitted, FittedClassifier, Workspace
+from dkgp.estimators.parameters import CheckedElsewhere, Positive, PositiveOrNone, SubsetSize, check_parameters
 from dkgp.estimators.scikit_learn import ClassifierMixin, ConvergenceWarning, available_if, check_is_fitted, seed_of
 from dkgp.estimators.settings import about_fit, executor_for, hyperparameters_for, shortfall_of_tuning
 from dkgp.estimators.tables import computed
+from dkgp.estimators.training_set import outer_client
 from dkgp.estimators.values import weights_of_score
 from dkgp.kernels import Kernel
 from dkgp.models import Hyperparameters
@@ -48,7 +49,7 @@ from dkgp.operators.base import FloatArray
 class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # scikit-learn ships no types
     """Base of classifiers; parameters and attributes as of `LSSVC`."""
 
-    class_weight: Any = None
+    class_weight: CheckedElsewhere = None
 
     _form: ClassVar[str]  # of the models that it trains and loads
     _further_weights: ClassVar[tuple[str, ...]] = ()  # what class_weight= takes beside what all classifiers do
@@ -60,6 +61,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
 
     def _fit(self, X: Any, y: Any, sample_weight: Any) -> Self:
         """Read the training set, tune, train, keep: `fit` of every classifier."""
+        check_parameters(self)
         seed = seed_of(self.random_state)
         self._check_settings(seed)
         workspace = Workspace(self.store)
@@ -121,8 +123,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
     def _predicted(self, X: Any, *names: str) -> tuple[Any, ...]:
         """Predictions by the names of `class_predictions`."""
         check_is_fitted(self)
-        client = None if self.client is None or is_in_process(self.client) else self.client
-        predictions = class_predictions(self._fitted, self._inputs(X), names, self.classes_, client)
+        predictions = class_predictions(self._fitted, self._inputs(X), names, self.classes_, outer_client(self))
         return tuple(predictions[name] for name in names)
 
     def decision_function(self, X: Any) -> Any:
@@ -174,7 +175,7 @@ def _has_probabilities(estimator: Any) -> bool:
 class CalibratedClassifier(KernelClassifier):
     """Base of least-squares machines, whose decisions a calibration turns into probabilities."""
 
-    noise_variance: Any = None
+    noise_variance: CheckedElsewhere = None
     probability: bool = True
 
     def _take(self, fitted: Fitted) -> None:
@@ -219,11 +220,9 @@ class CertifiedClassifier(KernelClassifier):
     """Base of classifiers with all samples in one problem: of its exact solution they prove decisions and labels."""
 
     optimizer: str | None = "marginal_likelihood"
-    subset_size: int = 2000
-    tol: float = DECISION_TOLERANCE
-    max_passes: float | None = None
-
-    _optimizers: ClassVar[tuple[str, ...]] = ("marginal_likelihood",)
+    subset_size: SubsetSize = 2000
+    tol: Positive = DECISION_TOLERANCE
+    max_passes: PositiveOrNone = None
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Tune where hyperparameters are not given, train and certify.
@@ -275,7 +274,6 @@ class CertifiedClassifier(KernelClassifier):
             training_set.dataset,
             noise_variance=noise_variance,
             optimizer=self.optimizer,
-            optimizers=self._optimizers,
             tune=tune,
         )
 

@@ -9,13 +9,14 @@ from dkgp.cluster import BlockExecutor
 from dkgp.estimators.classification.base import CalibratedClassifier, CertifiedClassifier
 from dkgp.estimators.classification.labels import LabelledSet
 from dkgp.estimators.fitted import Fitted
+from dkgp.estimators.parameters import CheckedElsewhere, PositiveOrNone
 from dkgp.estimators.settings import checked_solver
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.exact.certificate import DecisionCertificate
 from dkgp.models.classification.exact.train import ExactSettings, train_exact
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.trained import TrainedClassifier
-from dkgp.solvers import MaxPasses, Solver
+from dkgp.solvers import MaxPasses
 from dkgp.solvers.registry import AUTO, build_solver
 
 
@@ -79,10 +80,10 @@ class LSSVC(CalibratedClassifier, CertifiedClassifier):
     (['same', 'other'], [True, True])
     """
 
-    noise_variance: float | None = None
+    noise_variance: PositiveOrNone = None
     optimizer: Literal["marginal_likelihood"] | None = "marginal_likelihood"
     fit_intercept: bool = True
-    solver: str | Solver = AUTO
+    solver: CheckedElsewhere = AUTO
 
     _form = "exact"
     _holds = "The error bounds of decisions are those of the solution as it stands, wider than asked for, and hold"

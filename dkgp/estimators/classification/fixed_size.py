@@ -5,18 +5,26 @@ from __future__ import annotations
 import operator
 import warnings
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 
 from dkgp.cluster import BlockExecutor
-from dkgp.errors import InputError
 from dkgp.estimators.classification.base import CalibratedClassifier
 from dkgp.estimators.classification.labels import LabelledSet
 from dkgp.estimators.fitted import Fitted
+from dkgp.estimators.parameters import CheckedElsewhere, Takes
+from dkgp.estimators.values import numbers_of
 from dkgp.kernels import Kernel, fold_white, parse_kernel
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
+from dkgp.models.classification.fixed_size.settings import (
+    CANDIDATES,
+    FOLDS,
+    MAX_BASIS,
+    POOL,
+    POOL_CHOICE,
+    FixedSizeSettings,
+)
 from dkgp.models.classification.fixed_size.train import train_fixed_size
 from dkgp.models.classification.fixed_size.weighings import considered_weights, weighing_words
 from dkgp.models.classification.labelled import LabelledData
@@ -37,6 +45,21 @@ _SETTINGS = (
     "stop",
     "probability",
 )
+
+
+def _are_noise_variances(value: Any) -> bool:
+    if value is None:
+        return True
+    if isinstance(value, str | bool | dict):
+        return False
+    try:
+        values = numbers_of(value, "noise_variance")
+    except (TypeError, ValueError):
+        return False
+    return values.ndim < 2 and values.size > 0 and bool((np.isfinite(values) & (values > 0.0)).all())
+
+
+NOISE = Takes("a positive number, a sequence of such, or None", _are_noise_variances)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -114,12 +137,13 @@ class FixedSizeLSSVC(CalibratedClassifier):
     True
     """
 
-    class_weight: Any = "auto"
-    pool: int | None = None
-    prototypes: str = "k-centre"
-    max_basis: int | None = None
-    candidates: int | None = None
-    folds: int = 5
+    noise_variance: Annotated[Any, NOISE] = None
+    class_weight: CheckedElsewhere = "auto"
+    pool: Annotated[int | None, POOL] = None
+    prototypes: Annotated[str, POOL_CHOICE] = "k-centre"
+    max_basis: Annotated[int | None, MAX_BASIS] = None
+    candidates: Annotated[int | None, CANDIDATES] = None
+    folds: Annotated[int, FOLDS] = 5
     search: Literal["shared", "grid", "profile", "annealing", "none"] = "shared"
     cardinality: Literal["tenth", "best", "one-standard-error"] = "tenth"
     isotropic: bool = False
@@ -181,10 +205,7 @@ class FixedSizeLSSVC(CalibratedClassifier):
 
     def _settings(self, labels: Labels | None, seed: int) -> FixedSizeSettings:
         """Settings, with as many folds as the rarest class allows."""
-        try:
-            folds = operator.index(self.folds)
-        except TypeError:
-            raise InputError(f"folds= takes a whole number; got {self.folds!r}") from None
+        folds = operator.index(self.folds)
         if labels is not None:
             folds = min(folds, max(2, int(labels.counts().min())))
         values = None
@@ -205,8 +226,6 @@ class FixedSizeLSSVC(CalibratedClassifier):
         if isinstance(kernel, str):
             parsed = parse_kernel(kernel, dataset.n_features, names)
             return (None if kernel.strip() == "rbf" else fold_white(parsed, 0.0)[0]), noise
-        if not isinstance(kernel, Kernel):
-            raise InputError(f"kernel= takes an expression, a kernel or hyperparameters; got {kernel!r}")
         return kernel, noise
 
     def _take(self, fitted: Fitted) -> None:

@@ -9,6 +9,7 @@ from dkgp.cluster import BlockExecutor
 from dkgp.errors import InputError
 from dkgp.estimators.classification.probabilistic import LikelihoodClassifier
 from dkgp.estimators.fitted import Fitted, FittedClassifier
+from dkgp.estimators.parameters import CountOrNone
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.basis.settings import BasisSettings
 from dkgp.models.classification.labelled import LabelledData
@@ -60,7 +61,7 @@ class GPClassifier(LikelihoodClassifier):
 
     link: Link = "logit"
     multi_class: MultiClass = "ovr"
-    neighbours: int | None = None
+    neighbours: CountOrNone = None
 
     _form = "gp"
 

@@ -8,6 +8,7 @@ from typing import Any
 from dkgp.cluster import BlockExecutor
 from dkgp.estimators.classification.probabilistic import LikelihoodClassifier
 from dkgp.estimators.fitted import Fitted, FittedClassifier
+from dkgp.estimators.parameters import Positive
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood, MultiClass
@@ -86,7 +87,7 @@ class KernelLogisticClassifier(LikelihoodClassifier):
     True
     """
 
-    regularisation: float = 1.0
+    regularisation: Positive = 1.0
     multi_class: MultiClass = "softmax"
 
     _form = "logistic"

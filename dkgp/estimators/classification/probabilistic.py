@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
 from dkgp.cluster import BlockExecutor
-from dkgp.errors import InputError
 from dkgp.estimators.classification.base import CertifiedClassifier
 from dkgp.estimators.classification.labels import LabelledSet
 from dkgp.estimators.fitted import Fitted, FittedClassifier
+from dkgp.estimators.parameters import CountOrNone
 from dkgp.estimators.scikit_learn import check_is_fitted
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.basis.settings import DEFAULT_BASIS, BasisSettings
+from dkgp.models.classification.basis.settings import BASES, DEFAULT_BASIS, BasisSettings
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood, Link
 from dkgp.models.classification.logistic.stopping import RiskSettings
 from dkgp.models.classification.near.train import train_with_basis
 from dkgp.models.classification.trained import BasisForm, TrainedClassifier
+from dkgp.registry import Option
 from dkgp.solvers import MaxPasses
 from dkgp.solvers.registry import AUTO
 from dkgp.solvers.risk import RISK_METHODS
@@ -31,18 +32,15 @@ class LikelihoodClassifier(CertifiedClassifier):
     """Base of `KernelLogisticClassifier` and `GPClassifier`, whose parameters and attributes these are."""
 
     optimizer: Literal["laplace", "vif"] | None = "laplace"
-    n_basis: int | None = None
-    basis: str = DEFAULT_BASIS
+    n_basis: CountOrNone = None
+    basis: Annotated[str, Option(choices=BASES)] = DEFAULT_BASIS
     certify: bool = False
-    solver: str = AUTO
+    solver: Annotated[str, Option(choices=(AUTO, *RISK_METHODS))] = AUTO
 
-    _optimizers: ClassVar[tuple[str, ...]] = ("laplace", "vif")
     _form: ClassVar[BasisForm]
 
     def _check_settings(self, seed: int) -> None:
-        if self.solver not in (AUTO, *RISK_METHODS):
-            names = ", ".join(f'"{name}"' for name in (AUTO, *RISK_METHODS))
-            raise InputError(f"solver= takes one of {names}; got {self.solver!r}")
+        """Nothing: the annotations say all."""
 
     @abstractmethod
     def _likelihood(self, n_classes: int) -> Likelihood:
@@ -69,8 +67,6 @@ class LikelihoodClassifier(CertifiedClassifier):
                 seed=seed,
             )
             return self._trained_on_all(data, hyperparameters, executor, settings)
-        if self.n_basis < 1:
-            raise InputError(f"`n_basis` must be at least 1; got {self.n_basis}")
         return train_with_basis(
             data,
             hyperparameters,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 
@@ -12,10 +12,11 @@ from dkgp.errors import InputError, NumericalError
 from dkgp.estimators.drop_in.laplace import average_logistic, evidence_gradient, posterior_mode
 from dkgp.estimators.drop_in.leaves import tree_of
 from dkgp.estimators.drop_in.likelihood import OVERFLOWING, asked_for, search, tree_under
-from dkgp.estimators.drop_in.parameters import GIBIBYTE, searched_rows
+from dkgp.estimators.drop_in.parameters import GIBIBYTE, KERNEL, OPTIMIZER, searched_rows
 from dkgp.estimators.drop_in.posterior import finite_predictions
 from dkgp.estimators.drop_in.theirs import kernels as sk
 from dkgp.estimators.drop_in.tree import Node, Pair, filled
+from dkgp.estimators.parameters import Count, RandomState, Restarts
 from dkgp.estimators.scikit_learn import (
     BaseEstimator,
     ClassifierMixin,
@@ -32,14 +33,14 @@ from dkgp.operators.base import FloatArray
 class LaplaceParameters(TakesSparse, ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
     """Parameters of classifiers of two classes and of several, which `GaussianProcessClassifier` documents."""
 
-    kernel: Any = None
+    kernel: Annotated[Any, KERNEL] = None
     _: KW_ONLY
-    optimizer: Any = "fmin_l_bfgs_b"
-    n_restarts_optimizer: int = 0
-    max_iter_predict: int = 100
+    optimizer: Annotated[Any, OPTIMIZER] = "fmin_l_bfgs_b"
+    n_restarts_optimizer: Restarts = 0
+    max_iter_predict: Count = 100
     warm_start: bool = False
     copy_X_train: bool = True  # noqa: N815
-    random_state: Any = None
+    random_state: RandomState = None
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

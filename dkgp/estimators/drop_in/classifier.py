@@ -12,7 +12,6 @@ from dkgp.estimators.drop_in.binary import BinaryGaussianProcessClassifier, Lapl
 from dkgp.estimators.drop_in.likelihood import asked_for
 from dkgp.estimators.drop_in.parameters import (
     GIBIBYTE,
-    check_parameters,
     inputs_to_predict,
     require_dense,
     solve_bytes,
@@ -20,6 +19,7 @@ from dkgp.estimators.drop_in.parameters import (
 )
 from dkgp.estimators.drop_in.theirs import OneVsOneClassifier, OneVsRestClassifier
 from dkgp.estimators.drop_in.theirs import kernels as sk
+from dkgp.estimators.parameters import check_parameters
 from dkgp.estimators.scikit_learn import check_is_fitted
 from dkgp.estimators.values import label_values, require_same_order, weights_of_score
 from dkgp.operators.base import FloatArray
@@ -95,11 +95,9 @@ class GaussianProcessClassifier(LaplaceParameters):
         MemoryBudgetError
             More samples than `dense_bytes` allows.
         """
-        check_parameters(self, {"n_restarts_optimizer": 0, "max_iter_predict": 1}, ("warm_start", "copy_X_train"))
+        check_parameters(self)
         if isinstance(self.kernel, sk.CompoundKernel):
             raise InputError("kernel cannot be a CompoundKernel: give one kernel, which every class gets a copy of")
-        if self.multi_class not in ("one_vs_rest", "one_vs_one"):
-            raise InputError(f"multi_class= takes 'one_vs_rest' or 'one_vs_one'; got {self.multi_class!r}")
         X, y = training_samples(self, X, label_values(y), multi_output=False)
         instead = "Use dkgp.GPClassifier, which solves for the same mode without the matrix, or raise it"
         require_dense("the classifier", len(y), solve_bytes(len(y)), self.dense_bytes, instead)

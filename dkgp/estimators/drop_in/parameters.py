@@ -1,17 +1,17 @@
-"""Parameters, inputs and memory of both estimators of this room, checked."""
+"""Inputs and memory of both estimators of this room, checked, and what their parameters take."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-from dkgp.errors import InputError, MemoryBudgetError
+from dkgp.errors import MemoryBudgetError
 from dkgp.estimators.drop_in.theirs import kernels
 from dkgp.estimators.drop_in.tree import Node
+from dkgp.estimators.parameters import Takes
 from dkgp.estimators.scikit_learn import validate_data
 from dkgp.estimators.values import require_same_order
 from dkgp.models.memory import mib
@@ -22,27 +22,16 @@ GIBIBYTE = 2**30
 _SOLVE_ARRAYS = 3
 
 
-def check_parameters(estimator: Any, counts: dict[str, int], switches: tuple[str, ...]) -> None:
-    """Refuse parameters that are none of scikit-learn's: `InputError` says what is expected.
-
-    `counts` are whole numbers by name with their least value, `switches` are True or False.
-    """
-    kernel, optimizer = estimator.kernel, estimator.optimizer
-    if kernel is not None and not isinstance(kernel, kernels.Kernel):
-        raise InputError(
-            f"kernel= takes a kernel of sklearn.gaussian_process.kernels or None; got {kernel!r}. Expressions and "
-            "dkgp's kernels are for dkgp.GPRegressor and dkgp.GPClassifier; "
-            "dkgp.estimators.drop_in.translation.to_scikit_learn makes one of the other"
-        )
-    if not (optimizer is None or callable(optimizer) or optimizer == "fmin_l_bfgs_b"):
-        raise InputError(f"optimizer= takes 'fmin_l_bfgs_b', a function or None; got {optimizer!r}")
-    for name, least in counts.items():
-        value = getattr(estimator, name)
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-            raise InputError(f"{name}= takes a whole number from {least}; got {value!r}")
-    for name in switches:
-        if not isinstance(getattr(estimator, name), bool | np.bool_):
-            raise InputError(f"{name}= takes True or False; got {getattr(estimator, name)!r}")
+KERNEL = Takes(
+    "a kernel of sklearn.gaussian_process.kernels or None",
+    lambda value: value is None or isinstance(value, kernels.Kernel),
+    ". Expressions and dkgp's kernels are for dkgp.GPRegressor and dkgp.GPClassifier; "
+    "dkgp.estimators.drop_in.translation.to_scikit_learn makes one of the other",
+)
+OPTIMIZER = Takes(
+    "'fmin_l_bfgs_b', a function or None",
+    lambda value: value is None or callable(value) or (isinstance(value, str) and value == "fmin_l_bfgs_b"),
+)
 
 
 def takes_vectors(kernel: Any) -> bool:

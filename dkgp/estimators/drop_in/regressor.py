@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from dkgp.estimators.drop_in.leaves import tree_of
 from dkgp.estimators.drop_in.likelihood import Evidence, asked_for, search, tree_under
 from dkgp.estimators.drop_in.parameters import (
     GIBIBYTE,
-    check_parameters,
+    KERNEL,
+    OPTIMIZER,
     inputs_to_predict,
     require_dense,
     search_bytes,
@@ -28,6 +29,15 @@ from dkgp.estimators.drop_in.theirs import kernels as sk
 from dkgp.estimators.drop_in.translation import to_dkgp
 from dkgp.estimators.drop_in.tree import Entries, Pair
 from dkgp.estimators.outputs.outputs import PredictionBounds
+from dkgp.estimators.parameters import (
+    CheckedElsewhere,
+    Count,
+    CountOrNone,
+    RandomState,
+    Restarts,
+    check_parameters,
+    check_value,
+)
 from dkgp.estimators.scikit_learn import (
     BaseEstimator,
     MultiOutputMixin,
@@ -95,15 +105,15 @@ class GaussianProcessRegressor(TakesSparse, MultiOutputMixin, RegressorMixin, Ba
     True
     """
 
-    kernel: Any = None
+    kernel: Annotated[Any, KERNEL] = None
     _: KW_ONLY
-    alpha: Any = 1e-10
-    optimizer: Any = "fmin_l_bfgs_b"
-    n_restarts_optimizer: int = 0
+    alpha: CheckedElsewhere = 1e-10
+    optimizer: Annotated[Any, OPTIMIZER] = "fmin_l_bfgs_b"
+    n_restarts_optimizer: Restarts = 0
     normalize_y: bool = False
     copy_X_train: bool = True  # noqa: N815
-    n_targets: int | None = None
-    random_state: Any = None
+    n_targets: CountOrNone = None
+    random_state: RandomState = None
 
     dense_bytes: ClassVar[int] = 2 * GIBIBYTE
     _posterior: DensePosterior | EnginePosterior = field(init=False)
@@ -137,8 +147,7 @@ class GaussianProcessRegressor(TakesSparse, MultiOutputMixin, RegressorMixin, Ba
         UserWarning
             Hyperparameters were searched on a subset.
         """
-        counts = {"n_restarts_optimizer": 0} | ({} if self.n_targets is None else {"n_targets": 1})
-        check_parameters(self, counts, ("normalize_y", "copy_X_train"))
+        check_parameters(self)
         self.kernel_ = sk.ConstantKernel() * sk.RBF() if self.kernel is None else clone(self.kernel)
         rng = check_random_state(self.random_state)
         X, y = training_samples(self, X, y, multi_output=True, y_numeric=True)
@@ -349,6 +358,8 @@ class GaussianProcessRegressor(TakesSparse, MultiOutputMixin, RegressorMixin, Ba
         (r, n_samples) or (r, t, n_samples) ndarray
             scikit-learn's own draws, where the random state is the same.
         """
+        check_value("n_samples", Count, n_samples)
+        check_value("random_state", RandomState, random_state)
         rng = check_random_state(random_state)
         mean, covariance = self.predict(X, return_cov=True)
         if mean.ndim == 1:

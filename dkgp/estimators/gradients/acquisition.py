@@ -24,7 +24,7 @@ N. Srinivas, A. Krause, S. M. Kakade, M. Seeger, Gaussian process optimization i
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from scipy.special import erfcx, ndtr
@@ -32,10 +32,17 @@ from scipy.special import erfcx, ndtr
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.estimators.gradients.predictions import PredictionGradients
+from dkgp.estimators.parameters import Takes, check_value
+from dkgp.registry import Option
 
 # Below -TAIL by the continued fraction, of so many terms: above, 1 - t m loses less than two digits. Both are found by
 # comparison with 50 digits.
 TAIL, TERMS = 5.0, 40
+
+
+_PREDICTED = Takes(
+    "the result of predict_gradients(X, return_std=True)", lambda value: isinstance(value, PredictionGradients)
+)
 
 
 class Acquisition(NamedTuple):
@@ -108,8 +115,7 @@ def upper_confidence_bound(predicted: PredictionGradients, beta: float = 2.0, *,
     minimise : bool
         Whether lower targets are better.
     """
-    if not (math.isfinite(beta) and beta >= 0.0):
-        raise InputError(f"beta, a number of deviations, must be finite and not below zero; got {beta!r}")
+    check_value("beta", Annotated[float, Option(least=0)], beta)
     mean, mean_gradient, std, std_gradient = _gain(predicted, 0.0, minimise)
     return Acquisition(mean + beta * std, mean_gradient + beta * std_gradient)
 
@@ -118,14 +124,14 @@ def _gain(
     predicted: PredictionGradients, best: float, minimise: bool
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """By how much the mean is better than the best, and the deviation, with gradients: (r,), (r, d), (r,), (r, d)."""
+    check_value("predicted", Annotated[Any, _PREDICTED], predicted)
     if predicted.std is None or predicted.std_gradient is None:
         raise InputError("there are no deviations; predict with predict_gradients(X, return_std=True)")
     if predicted.mean.ndim != 1:
         raise InputError(
             f"acquisition functions are of one target; got means of shape {predicted.mean.shape}. Fit each by itself"
         )
-    if not math.isfinite(best):
-        raise InputError(f"the best target so far must be finite; got {best!r}")
+    check_value("best", float, best)
     sign = -1.0 if minimise else 1.0
     return sign * (predicted.mean - best), sign * predicted.mean_gradient, predicted.std, predicted.std_gradient
 

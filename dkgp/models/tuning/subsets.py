@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,6 +63,10 @@ def plan_subsets(
 
     Raises `InputError`: numbers out of range, or several subsets that would all be the whole of the data.
     """
+    try:
+        subset, subsets = operator.index(subset), operator.index(subsets)
+    except TypeError:
+        raise InputError(f"subset and subsets must be whole numbers; got {subset!r} and {subsets!r}") from None
     if subset < 2:
         raise InputError(f"subset must be at least 2; got {subset}")
     if subsets < 1:

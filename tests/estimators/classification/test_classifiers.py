@@ -187,9 +187,9 @@ def test_settings_of_prototypes_are_checked(labelled: Labelled) -> None:
     X, y = labelled.X, labelled.y
     with pytest.raises(InputError, match="folds= takes a whole number"):
         FixedSizeLSSVC(folds="many").fit(X, y)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="`search` must be one of"):
+    with pytest.raises(InputError, match="search= takes 'shared', 'grid', .* or 'none'; got 'best'"):
         FixedSizeLSSVC(search="best").fit(X, y)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"`stop` takes a window and a share.*; got 5"):
+    with pytest.raises(InputError, match=r"stop= takes \(a whole number, a finite number\) or None; got 5"):
         FixedSizeLSSVC(stop=5).fit(X, y)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="kernel= takes an expression"):
         FixedSizeLSSVC(kernel=3.0).fit(X, y)  # type: ignore[arg-type]

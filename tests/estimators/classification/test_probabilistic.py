@@ -193,7 +193,7 @@ def test_neighbours_come_near_to_the_model_of_all_samples(labelled: Labelled, mo
         model.predict_proba(labelled.X_new, return_intervals=True)
     for settings, said in (
         ({"neighbours": 8}, "neighbours=8 is of a basis: give n_basis="),
-        ({"n_basis": 10, "neighbours": 0}, "`neighbours` must be at least 1; got 0"),
+        ({"n_basis": 10, "neighbours": 0}, "neighbours= takes a whole number from 1 or None; got 0"),
         ({"n_basis": 10, "neighbours": 8, "certify": True}, "nothing is proven of a basis with `neighbours`"),
         ({"n_basis": 10, "neighbours": 8, "multi_class": "softmax"}, "softmax couples the classes"),
     ):
@@ -212,11 +212,11 @@ def test_kernels_are_tuned_by_the_evidence_of_labels(labelled: Labelled) -> None
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"solver": "gbcd"}, "solver= takes one of"),
+        ({"solver": "gbcd"}, "solver= takes 'auto', 'kcg'"),
         ({"regularisation": 0.0}, "regularisation"),
         ({"multi_class": "all"}, "softmax.*ovr|ovr.*softmax"),
         ({"basis": "none", "n_basis": 5}, "none"),
-        ({"n_basis": 0}, "`n_basis` must be at least 1; got 0"),
+        ({"n_basis": 0}, "n_basis= takes a whole number from 1 or None; got 0"),
         ({"optimizer": "loo"}, "laplace"),
         ({"kernel": "rbf", "optimizer": "loo"}, "laplace"),
     ],

@@ -274,7 +274,7 @@ def test_tuning_on_all_samples_raises_the_evidence(problem: Problem, objective: 
     assert all_of_them.score(problem.X_new, problem.y_new) > 0.9
     fixed = SparseGPRegressor(optimizer=objective, basis_size=20, noise_variance=0.2).fit(X, y)
     assert fixed.noise_variance_ == pytest.approx(0.2)
-    with pytest.raises(InputError, match="one of 'marginal_likelihood', 'loo', 'vif' or None; got 'bound'"):
+    with pytest.raises(InputError, match="optimizer= takes 'marginal_likelihood', 'loo', 'vif' or None; got 'bound'"):
         GPRegressor(optimizer="bound").fit(X, y)
 
 
@@ -286,32 +286,35 @@ def test_rows_do_not_depend_on_their_neighbours(problem: Problem, sparse: Sparse
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"method": "nystrom"}, "`method` must be one of sd, sr, dtc, fitc, vfe, vif, sggp, mpgp; got 'nystrom'"),
+        (
+            {"method": "nystrom"},
+            "method= takes 'sd', 'sr', 'dtc', 'fitc', 'vfe', 'vif', 'sggp' or 'mpgp'; got 'nystrom'",
+        ),
         ({"basis": "best"}, "`basis` must be one of .*; got 'best'"),
         ({"basis_size": 301}, "a basis has 1 to 300 samples here; 301 were asked for"),
         ({"basis_size": 301, "method": "sggp"}, "a basis has 1 to 300 samples here; 301 were asked for"),
-        ({"basis_size": 0}, "a basis has 1 to 300 samples here; 0 were asked for"),
+        ({"basis_size": 0}, "basis_size= takes a whole number from 1, 'auto' or None; got 0"),
         ({"gap": 0.1}, "a duality gap is reached by a greedy basis; this one is pivoted"),
-        ({"certify_passes": -1.0}, "`certify_passes` must not be negative"),
-        ({"certify_passes": math.nan}, "`certify_passes` must not be negative"),
+        ({"certify_passes": -1.0}, "certify_passes= takes a finite number from 0; got -1.0"),
+        ({"certify_passes": math.nan}, "certify_passes= takes a finite number from 0; got nan"),
         ({"basis": [3, 300]}, "300"),
         ({"basis": [3, 3]}, "are the same point"),
         ({"basis": np.zeros((4, 2))}, r"inputs \(m, 4\); got an array of float64 and shape \(4, 2\)"),
         ({"basis": [0.5, 1.5]}, r"numbers of samples \(m,\)"),
-        ({"basis": [["a", "b", "c", "d"]]}, "takes a name"),
+        ({"basis": [["a", "b", "c", "d"]]}, "basis holds text"),
         ({"basis": np.full((3, 4), np.nan)}, "finite"),
         ({"basis": np.zeros((0, 4))}, "basis"),
         ({"method": "sd", "basis": "k-means"}, "needs a basis of training samples"),
         ({"kernel": "rbv"}, "rbv"),
-        ({"kernel": "rbf", "optimizer": "fmin"}, "one of 'marginal_likelihood', 'loo', 'bound', 'fitc', 'vif' or None"),
+        ({"kernel": "rbf", "optimizer": "fmin"}, "takes 'marginal_likelihood', 'loo', 'bound', 'fitc', 'vif' or None"),
         ({"noise_variance": None}, "needs a noise variance"),
         ({"method": "sggp", "candidates": 0}, "candidates"),
-        ({"basis_size": "many"}, "takes a whole number or \"auto\"; got 'many'"),
+        ({"basis_size": "many"}, "takes a whole number from 1, 'auto' or None; got 'many'"),
         ({"basis_size": 2.5}, "takes a whole number"),
         ({"basis_size": "auto"}, "needs a target: a `target_distance`, or a `gap`"),
         ({"basis_size": "auto", "gap": 0.1, "basis": [1, 2]}, "a basis that is given does not grow"),
         ({"method": "sggp", "gap": 0.1, "basis": [1, 2]}, "a basis that is given does not grow"),
-        ({"target_distance": 0.0}, "`target_distance` must be positive; got 0.0"),
+        ({"target_distance": 0.0}, "target_distance= takes a finite number above 0 or None; got 0.0"),
     ],
 )
 def test_bad_parameters_are_refused(problem: Problem, parameters: dict[str, Any], message: str) -> None:
