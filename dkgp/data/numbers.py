@@ -50,7 +50,8 @@ def real_numbers(values: Any, place: str) -> NDArray[Any]:
     array = array_of(values)
     require_numbers(array.dtype, place)
     if isinstance(array, np.ma.MaskedArray):
-        array = np.asarray((array if array.dtype.kind == "O" else array.astype(np.float64)).filled(np.nan))
+        masked: Any = array if array.dtype.kind == "O" else array.astype(np.float64)
+        array = np.asarray(masked.filled(np.nan))
     if array.dtype.kind in "OSUT":
         return _of_objects(np.asarray(array).astype(object, copy=False), place)
     return np.asarray(array)
