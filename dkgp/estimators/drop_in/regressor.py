@@ -190,8 +190,9 @@ class GaussianProcessRegressor(TakesSparse, MultiOutputMixin, RegressorMixin, Ba
     def _alpha(self, n: int) -> Entries:
         """`alpha` as a number, or one for each sample."""
         values = numbers_of(self.alpha, "alpha")
-        if not bool((values >= 0.0).all()):
-            raise InputError(f"alpha= takes a number from 0, or one for each sample; the least is {values.min()}")
+        odd = values[~((values >= 0.0) & np.isfinite(values))]
+        if odd.size:
+            raise InputError(f"alpha= takes a finite number from 0, or one for each sample; got {odd[0]}")
         if values.shape in ((), (1,)):
             return float(values.reshape(-1)[0])
         if values.shape != (n,):
