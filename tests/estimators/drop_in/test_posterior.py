@@ -275,6 +275,18 @@ def test_beyond_memory_inputs_may_lie_anywhere(offset: float, noise: Any, rng: n
     assert bounds.mean_error[3] < 1e-2
 
 
+@pytest.mark.parametrize("offset", [2e4, -7e8])
+def test_beyond_memory_periods_far_from_the_origin(offset: float, rng: np.random.Generator) -> None:
+    class Engine(GaussianProcessRegressor):
+        dense_bytes: ClassVar[int] = 64
+
+    X = offset + rng.normal(size=(12, 1))
+    X_new = np.vstack([offset * np.array([[1.7], [-0.3], [0.01]]), X[:1] + 1e-3])
+    for kernel in (sk.ExpSineSquared(0.8, 2.3), sk.ExpSineSquared(1.3, 0.7) * sk.RBF(3.0)):
+        gp = Engine(kernel, alpha=1e-2, optimizer=None).fit(X, np.sin(X[:, 0] - offset))
+        assert require_bounds(gp, X_new).mean_error[-1] < 1e-9
+
+
 @pytest.mark.parametrize("alpha", [0.0, 1e-7, np.geomspace(1e-9, 3.0, 16)], ids=["none", "common", "by sample"])
 def test_beyond_memory_white_noise_is_added_to_intervals(alpha: Any, rng: np.random.Generator) -> None:
     class Engine(GaussianProcessRegressor):

@@ -94,7 +94,7 @@ def averaged_softmax(mean: FloatArray, covariance: FloatArray) -> FloatArray:
     `mean` (r, C). `covariance` (r, C, C): positive semidefinite; where it is not finite, classes have equal shares.
     """
     r, n_classes = mean.shape
-    unknown = ~np.isfinite(covariance).all(axis=(1, 2))
+    unknown = np.asarray(~np.isfinite(covariance).all(axis=(1, 2)))
     roots = _roots(np.where(unknown[:, None, None], 0.0, covariance))
     draws = _draws(n_classes)
     result = np.empty((r, n_classes))
