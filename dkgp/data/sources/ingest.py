@@ -16,7 +16,7 @@ from dkgp.data.sources.formats import expand_locations, open_source
 from dkgp.data.sources.passes import Passes
 from dkgp.data.sources.selection import ColumnChoice, Selector, select_columns
 from dkgp.data.sources.split import Split
-from dkgp.data.sources.tables.encoded import EncodedSource, learned_encoding
+from dkgp.data.sources.tables.encoded import EncodedSource, learned_encoding, settled_options
 from dkgp.data.sources.tables.encoding import Encoding, Unseen
 from dkgp.data.sources.tables.learning import TableOptions
 from dkgp.data.sources.tables.survey import RefusedColumnsError, survey
@@ -197,9 +197,11 @@ def ingest(
     if table or like is not None:
         choice = choice.by_name(raw)
     training = None if like is None else TrainingColumns.read(like)
+    table, asked = table or TableOptions(), choice
     try:
-        encoding = _encoding(raw, choice, split, table or TableOptions(), like, training, unseen, progress)
+        encoding = _encoding(raw, choice, split, table, like, training, unseen, progress)
         if training is not None:
+            table = settled_options(encoding)
             choice = replace(choice, ids=encoding.ids)
         source = EncodedSource(raw, encoding) if encoding.changes_columns else raw
         if choice.features is None and training is not None:
@@ -207,7 +209,7 @@ def ingest(
         passes = Passes(source, select_columns(source, choice, split.column), progress, encoding, transform, training)
         passes.check()
     except ColumnError as error:
-        raise _refusal(error, raw, choice, split, table or TableOptions(), progress, like is None) from error
+        raise _refusal(error, raw, asked, split, table, progress, like is None) from error
     classes = passes.labels()
     mask = split.mask(passes.n_samples, passes.mask_column(), None if classes is None else classes.stratified)
     remarks = [] if classes is None else classes.check(mask)

@@ -181,6 +181,18 @@ def test_rules_are_kept_for_files_and_lines_of_new_data(tmp_path: Path) -> None:
         Encoding.from_json({**encoding, "notation": [",", ","]})
 
 
+def test_a_refusal_of_new_data_takes_the_notation_of_the_training_set(tmp_path: Path) -> None:
+    path = written(tmp_path, "a;b;k;y\n1.234,5;1,5;u;1\n2,25;2,5;v;2\n3;3,5;u;4\n")
+    table = TableOptions(decimal=",", thousands=".", categorical=("k",))
+    ingest(path, tmp_path / "t.zarr", target="y", table=table)
+    new = written(tmp_path, "a;b;k\n1,5;;u\n2,5;x;v\n", "new.csv")
+    with pytest.raises(InputError, match="'b' holds the text 'x' in line 3 .*a number with a decimal comma") as caught:
+        ingest(new, tmp_path / "n.zarr", like=tmp_path / "t.zarr")
+    assert "reads like numbers" not in str(caught.value)
+    assert "'k'" not in str(caught.value)
+    assert "Add these options" not in str(caught.value)
+
+
 def test_new_data_need_no_column_that_makes_no_feature(tmp_path: Path) -> None:
     path = written(tmp_path, "a,note,y\n1,u,$1\n2,v,$2\n4,w,$3\n")
     ingest(path, tmp_path / "t.zarr", target="y", table=TableOptions(numbers=("y",), drop=("note",)))

@@ -185,6 +185,19 @@ def learned_encoding(
     )
 
 
+def settled_options(encoding: Encoding) -> TableOptions:
+    """Return options that name the columns which an encoding has rules for, so that a survey leaves them alone."""
+    return TableOptions(
+        categorical=tuple(name for name in encoding.rules if name not in encoding.dropped),
+        drop=encoding.dropped,
+        gap_texts=encoding.gap_texts,
+        drop_gaps=encoding.drop_gaps,
+        decimal=encoding.notation.decimal,
+        thousands=encoding.notation.thousands,
+        not_missing=encoding.not_missing,
+    )
+
+
 def _column(source: Source, name: str) -> Column:
     columns = find_columns(source, name, "column")
     if len(columns) != 1:
