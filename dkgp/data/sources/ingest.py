@@ -196,6 +196,8 @@ def ingest(
     raw = open_source(places, options)
     if table or like is not None:
         choice = choice.by_name(raw)
+    if table and choice.labels in table.numbers:
+        raise UsageError(f"The labels '{choice.labels}' are among `numbers`; labels keep their texts. Leave them out.")
     training = None if like is None else TrainingColumns.read(like)
     table, asked = table or TableOptions(), choice
     try:

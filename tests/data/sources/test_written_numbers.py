@@ -142,6 +142,8 @@ def test_labels_keep_their_texts(tmp_path: Path) -> None:
         ingest(path, tmp_path / "t.zarr", labels="y")
     train = ingest(path, tmp_path / "t.zarr", labels="y", table=TableOptions(decimal=",")).train
     assert train.classes == ("10 %", "20 %")
+    with pytest.raises(UsageError, match="labels 'y' are among `numbers`; labels keep their texts"):
+        ingest(path, tmp_path / "n.zarr", labels=-1, table=TableOptions(decimal=",", numbers=("y",)))
 
 
 def test_marks_in_wrong_places_are_refused_where_pandas_takes_them(tmp_path: Path) -> None:
