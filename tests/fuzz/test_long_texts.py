@@ -50,8 +50,27 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     ),
     "JSON": lambda text: parse_json(text.encode()),
 }
-UNITS = ("a", " ", "1", ".", "(", "[", "[!a", "*a", "?", ",", "=", ":", "-", "/", "http://", "https://a?", "://", "`a")
-UNITS = (*UNITS, "@", "'", "\\", "\n", "\x1b[1", "lognormal(", "rbf+", " Raised", "1:", "%2", '{"a":')
+_LETTERS = (
+    "a",
+    " ",
+    "1",
+    ".",
+    "(",
+    "[",
+    "[!a",
+    "*a",
+    "?",
+    ",",
+    "=",
+    ":",
+    "-",
+    "/",
+    "http://",
+    "https://a?",
+    "://",
+    "`a",
+)
+UNITS = (*_LETTERS, "@", "'", "\\", "\n", "\x1b[1", "lognormal(", "rbf+", " Raised", "1:", "%2", '{"a":')
 BEGINNINGS = ("", "lognormal(1", "http://", "/", "1")
 
 

@@ -6,10 +6,12 @@ import contextlib
 import os
 import re
 import sqlite3
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from dkgp.service.roots import OutsideRootsError, resolved
 
 Row = sqlite3.Row
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 # "dkgp", so that another program's database is not taken for a queue.
 APPLICATION_ID = 0x646B6770
 BUSY_SECONDS = 30.0
@@ -41,7 +43,10 @@ _OWN_NAMES = {
 
 _OLDER_AUDIT = re.compile(r"audit\.\d\.jsonl")
 
-_SCHEMA = """
+# The queue's time, and the machine's uptime at which it was that.
+_CLOCK = "CREATE TABLE clock (seconds REAL NOT NULL, boot TEXT NOT NULL, uptime REAL NOT NULL)"
+_SCHEMA = f"""
+{_CLOCK};
 CREATE TABLE jobs (
     sequence INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
@@ -84,6 +89,7 @@ CREATE INDEX outputs_by_job ON outputs (job_id);
 # What makes a queue of a version one of the next.
 _UPGRADES = {
     1: ("ALTER TABLE jobs ADD COLUMN memory_bytes INTEGER", "ALTER TABLE jobs ADD COLUMN stop_detail TEXT"),
+    2: (_CLOCK,),
 }
 
 
@@ -136,6 +142,19 @@ class Transaction:
         """Return all rows."""
         return self._connection.execute(statement, values).fetchall()
 
+    def now(self) -> float:
+        """Return the queue's time, as of `QueueDatabase.now`."""
+        return _time(self.one("SELECT * FROM clock"))
+
+    def wind_clock(self) -> None:
+        """Note the queue's time, which goes on from there once the machine has started anew."""
+        row, boot, uptime = self.one("SELECT * FROM clock"), _boot(), time.monotonic()
+        if row is None:
+            self.run("INSERT INTO clock (seconds, boot, uptime) VALUES (?, ?, ?)", time.time(), boot, uptime)
+        else:
+            seconds = _time(row) if row["boot"] == boot else row["seconds"]
+            self.run("UPDATE clock SET seconds = ?, boot = ?, uptime = ?", seconds, boot, uptime)
+
 
 class QueueDatabase:
     """One connection, shared by the threads of this process in turn; every transaction is short."""
@@ -178,6 +197,14 @@ class QueueDatabase:
         with self._turn, self._translated():
             return Transaction(self._connection).all(statement, *values)
 
+    def now(self) -> float:
+        """Return the queue's time in seconds, which goes on while the machine runs.
+
+        It begins as the time of day, but no change of the machine's clock moves it: neither deadlines nor the time for
+        which jobs are remembered depend on that. While the machine is off, it stands still.
+        """
+        return _time(self.read("SELECT * FROM clock")[0])
+
     def _open(self) -> None:
         self._use_write_ahead_log()
         self._connection.execute("PRAGMA synchronous = FULL")
@@ -202,6 +229,7 @@ class QueueDatabase:
                     f"the queue '{self._path}' has the format {version}; this version of dkgp reads {SCHEMA_VERSION}. "
                     "Use the version that wrote it, or another folder"
                 )
+            transaction.wind_clock()
 
     def _pragma(self, name: str) -> int:
         return int(self._connection.execute(f"PRAGMA {name}").fetchone()[0])
@@ -231,6 +259,22 @@ class QueueDatabase:
             raise
         except sqlite3.DatabaseError as error:
             raise StoreError(f"The queue '{self._path}' is damaged: {error}. Start with a new folder.") from error
+
+
+def _time(clock: Row | None) -> float:
+    if clock is None:
+        raise AssertionError("the queue's clock is wound when it is opened")
+    return float(clock["seconds"]) + max(0.0, time.monotonic() - float(clock["uptime"]))
+
+
+@cache
+def _boot() -> str:
+    """Return the name of this start of the machine, since which `time.monotonic` counts in every process."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        command = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _resolve_outputs(transaction: Transaction) -> None:

@@ -19,9 +19,7 @@ import json
 import math
 import secrets
 import shutil
-import time
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,8 +44,6 @@ from dkgp.service.queue.sizes import FolderSizes, tree_bytes
 from dkgp.service.roots import resolved
 
 ID_BYTES = 6
-# A job's folder without a row: its submission was cut off before it was recorded.
-ORPHAN_SECONDS = 3600.0
 
 
 class JobQueue:
@@ -197,7 +193,7 @@ class JobQueue:
                     "WHERE id = ?",
                     json.dumps(error),
                     now_text(),
-                    time.time(),
+                    transaction.now(),
                     job_id,
                 )
                 transaction.run("DELETE FROM outputs WHERE job_id = ?", job_id)
@@ -244,11 +240,13 @@ class JobQueue:
 
     def prune(self, keep_seconds: float) -> int:
         """Forget the jobs that ended so long ago, their events and logs, but never what they wrote; return how many."""
-        rows = self._database.read(
-            f"SELECT id FROM jobs WHERE state IN ({_marks(TERMINAL)}) AND finished_at <= ?",
-            *TERMINAL,
-            time.time() - keep_seconds,
-        )
+        with self._database.write() as transaction:
+            transaction.wind_clock()
+            rows = transaction.all(
+                f"SELECT id FROM jobs WHERE state IN ({_marks(TERMINAL)}) AND finished_at <= ?",
+                *TERMINAL,
+                transaction.now() - keep_seconds,
+            )
         forgotten = sum(self._forget(row["id"]) for row in rows)
         self.forgotten["age"] += forgotten
         self._remove_orphans()
@@ -291,12 +289,12 @@ class JobQueue:
 
     def _remove_orphans(self) -> None:
         """Remove the folders of jobs that are forgotten, or were never recorded."""
-        for path in (self.folder / "jobs").iterdir():
-            with suppress(OSError):
-                # A lock is made when a job is claimed, and a job is recorded before that: in this order no job is lost.
-                given_up = (path / "lock").exists() or time.time() - path.stat().st_mtime > ORPHAN_SECONDS
-                if given_up and not self._database.read("SELECT id FROM jobs WHERE id = ?", path.name):
-                    shutil.rmtree(path, ignore_errors=True)
+        # A job is recorded and its folder made in one such transaction: none is under way here.
+        with self._database.write() as transaction:
+            known = {row["id"] for row in transaction.all("SELECT id FROM jobs")}
+            orphans = [path for path in (self.folder / "jobs").iterdir() if path.name not in known]
+        for path in orphans:
+            shutil.rmtree(path, ignore_errors=True)
 
     def _require_room(self, transaction: Transaction, owner: str | None) -> None:
         for words, most, condition, values in (

@@ -6,7 +6,6 @@ Every change names the attempt that it is about, so that what comes too late cha
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, fields
@@ -90,7 +89,7 @@ class Ledger:
                     "stop_detail = NULL, started = ?, started_at = ?, dashboard_link = NULL WHERE id = ?",
                     service,
                     now_text(),
-                    time.time(),
+                    transaction.now(),
                     row["id"],
                 )
                 claimed = transaction.one("SELECT * FROM jobs WHERE id = ?", row["id"])
@@ -148,7 +147,7 @@ class Ledger:
 
     def running(self) -> list[RunningJob]:
         """Return the jobs under way, whoever looks after them."""
-        now = time.time()
+        now = self._database.now()
         return [
             RunningJob(
                 id=row["id"],
@@ -201,8 +200,8 @@ class Ledger:
             elif row["stop"] == "deadline":
                 state, final_error = "failed", {**interruption, "type": "DeadlineExceededError"}
                 final_error["message"] = (
-                    f"the job took longer than it may ({_seconds(row):.0f} seconds); {error['message']}. Resume it to "
-                    "go on, or submit it with a later deadline"
+                    f"the job took longer than it may ({_seconds(row, transaction.now()):.0f} seconds); "
+                    f"{error['message']}. Resume it to go on, or submit it with a later deadline"
                 )
             elif row["stop"] == "memory":
                 state, final_error = "failed", {**interruption, "type": "MemoryExceededError"}
@@ -223,7 +222,7 @@ class Ledger:
                     "UPDATE jobs SET state = 'queued', resume = 1, deaths = ?, ran_seconds = ?, stop = NULL, "
                     "service = NULL, progress = ? WHERE id = ?",
                     deaths,
-                    _seconds(row),
+                    _seconds(row, transaction.now()),
                     self._progress(job_id),
                     job_id,
                 )
@@ -249,8 +248,8 @@ class Ledger:
             None if document is None else dump(document, indent=None),
             None if error is None else dump(error, indent=None),
             now_text(),
-            time.time(),
-            _seconds(row),
+            transaction.now(),
+            _seconds(row, transaction.now()),
             self._progress(row["id"]),
             row["id"],
         )
@@ -296,6 +295,6 @@ def _running(transaction: Transaction, job_id: str, attempt: int) -> Row | None:
     return transaction.one("SELECT * FROM jobs WHERE id = ? AND attempt = ? AND state = 'running'", job_id, attempt)
 
 
-def _seconds(row: Row) -> float:
+def _seconds(row: Row, now: float) -> float:
     """Seconds that the attempts so far took together, with the one that runs."""
-    return float(row["ran_seconds"]) + max(0.0, time.time() - float(row["started_at"]))
+    return float(row["ran_seconds"]) + max(0.0, now - float(row["started_at"]))

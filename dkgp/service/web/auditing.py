@@ -58,14 +58,15 @@ class AuditedRequests:
         address = client[0] if client else None
         is_change = method == "POST" and status < 400
         is_read = method != "POST" and status < 400
-        if is_read and not self._is_new(str(caller and caller.name), str(address), what, str(job)):
+        name = None if caller is None else caller.name
+        if is_read and not self._is_new(str(name), str(address), what, str(job)):
             return
-        if not self._may_write(caller and caller.name, is_change):
+        if not self._may_write(name, is_change):
             return
         extra: dict[str, Any] = {}
         if self._left_out:
             extra["left_out"], self._left_out = self._left_out, 0
-        who = {"who": caller and caller.name, "scope": caller and caller.scope}
+        who = {"who": name, "scope": caller and caller.scope}
         self._audit.write(what, **who, **{"from": address}, job=job, status=status, **extra)
 
     def _is_new(self, *read: str) -> bool:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import shutil
 import sqlite3
 import stat
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dkgp.errors import InputError, StorageError, StoreError, UsageError
-from dkgp.service.queue import database, ledger
+from dkgp.service.queue import database
 from dkgp.service.queue.events import EventReader
 from dkgp.service.queue.job_queue import JobQueue
 from dkgp.service.queue.locks import FileLock
@@ -333,12 +335,12 @@ def test_processes_and_threads_claim_every_job_once(queue: JobQueue) -> None:
 
 
 class Clock:
-    """Time as the queue sees it."""
+    """Time as the queue sees it, which counts the machine's uptime."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
+        self.now = time.monotonic()
 
-    def time(self) -> float:
+    def monotonic(self) -> float:
         return self.now
 
 
@@ -347,12 +349,12 @@ def kinds(queue: JobQueue, job_id: str) -> list[str]:
 
 
 def test_attempts_add_up_to_what_a_job_has_run(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    monkeypatch.setattr(ledger, "time", clock)
+    clock, about = Clock(), partial(pytest.approx, abs=1e-5)
+    monkeypatch.setattr(database, "time", clock)
     job = submit(queue, deadline_seconds=100.0)
     queue.claim()
     clock.now += 0.25
-    assert queue.ledger.running()[0].ran_seconds == 0.25
+    assert queue.ledger.running()[0].ran_seconds == about(0.25)
     assert queue.ledger.interrupted(job.id, 1, {"message": "state saved"}) == "queued"
     clock.now += 500.0  # waiting does not count
     assert queue.ledger.running() == []
@@ -360,11 +362,11 @@ def test_attempts_add_up_to_what_a_job_has_run(queue: JobQueue, monkeypatch: pyt
     clock.now += 99.0
     running = queue.ledger.attempt(job.id, 2)
     assert running is not None
-    assert (running.ran_seconds, running.deadline_seconds, running.attempt) == (99.25, 100.0, 2)
+    assert (running.ran_seconds, running.deadline_seconds, running.attempt) == (about(99.25), 100.0, 2)
     assert queue.ledger.attempt(job.id, 1) is None
     assert queue.ledger.attempt("ffffffffffff", 2) is None
-    clock.now -= 1000.0  # set back: no attempt took less than nothing
-    assert queue.ledger.running()[0].ran_seconds == 0.25
+    clock.now -= 1000.0  # never happens; no attempt took less than nothing
+    assert queue.ledger.running()[0].ran_seconds == about(0.25)
     clock.now += 1001.0
     assert queue.ledger.mark_stop(job.id, 2, "deadline")
     assert queue.ledger.interrupted(job.id, 2, {"message": "state saved"}) == "failed"
@@ -373,7 +375,7 @@ def test_attempts_add_up_to_what_a_job_has_run(queue: JobQueue, monkeypatch: pyt
     assert "longer than it may (100 seconds); state saved" in record.error["message"]
     queue.resume(job.id)
     queue.claim()
-    assert queue.ledger.running()[0].ran_seconds == 0.0
+    assert queue.ledger.running()[0].ran_seconds == about(0.0)
 
 
 def test_only_deaths_that_nobody_asked_for_count(tmp_path: Path) -> None:
@@ -433,14 +435,75 @@ def test_a_list_ends_at_a_hundred_by_default(queue: JobQueue) -> None:
     assert [record.id for record in queue.list()] == ids[:1:-1]
 
 
-def test_folders_of_no_job_go_once_they_are_old(queue: JobQueue) -> None:
+def test_folders_of_no_job_go_and_those_of_submissions_under_way_stay(
+    queue: JobQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jobs = queue.folder / "jobs"
-    for name in ("new", "old", "claimed"):
+    for name in ("cut-off", "claimed"):
         (jobs / name).mkdir()
     (jobs / "claimed" / "lock").touch()
-    before = time.time() - 3700.0
-    os.utime(jobs / "old", (before, before))
     known = submit(queue)
-    os.utime(queue.folder_of(known.id), (before, before))
-    assert queue.prune(keep_seconds=0.0) == 0
-    assert {path.name for path in jobs.iterdir()} == {"new", known.id}
+    made, pruned, tell = threading.Event(), threading.Event(), queue.ledger.tell
+    other = JobQueue(queue.folder)
+
+    def tell_slowly(*parts: Any, **content: Any) -> None:
+        # The folder is there, and its job not recorded yet.
+        made.set()
+        assert not pruned.wait(0.3)
+        tell(*parts, **content)
+
+    monkeypatch.setattr(queue.ledger, "tell", tell_slowly)
+    with ThreadPoolExecutor(2) as threads:
+        under_way = threads.submit(submit, queue, 1)
+        assert made.wait(30)
+        threads.submit(lambda: other.prune(keep_seconds=0.0)).add_done_callback(lambda _: pruned.set())
+        submitted = under_way.result(30)
+        assert pruned.wait(30)
+    other.close()
+    assert {path.name for path in jobs.iterdir()} == {known.id, submitted.id}
+    assert (queue.folder_of(submitted.id) / "events.jsonl").exists()
+
+
+def moved(by: float = 0.0, uptime: float = 0.0) -> SimpleNamespace:
+    """The module `time`, with the clock and the machine's uptime moved."""
+    clocks = {"time": lambda: time.time() + by, "monotonic": lambda: time.monotonic() + uptime}
+    return SimpleNamespace(sleep=time.sleep, **clocks)
+
+
+@pytest.mark.parametrize("days", [100.0, -100.0])
+def test_a_clock_that_jumps_ends_and_forgets_no_job(
+    queue: JobQueue, monkeypatch: pytest.MonkeyPatch, days: float
+) -> None:
+    ended, running = submit(queue, 0), submit(queue, 1)
+    for _ in range(2):
+        queue.claim()
+    queue.ledger.finish(ended.id, 1, "done", 0)
+    monkeypatch.setattr(database, "time", moved(by=days * 86_400.0))
+    for opened in (queue, JobQueue(queue.folder)):
+        assert opened.prune(keep_seconds=3600.0) == 0
+        (job,) = opened.ledger.running()
+        assert (job.id, job.ran_seconds < 60.0) == (running.id, True)
+    # The machine's own time counts.
+    monkeypatch.setattr(database, "time", moved(uptime=5000.0))
+    assert queue.ledger.running()[0].ran_seconds == pytest.approx(5000.0, abs=60.0)
+    assert queue.prune(keep_seconds=3600.0) == 1
+
+
+def test_time_stands_still_while_the_machine_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = JobQueue(tmp_path / "queue")
+    ended = submit(queue)
+    queue.claim()
+    monkeypatch.setattr(database, "time", moved(uptime=3000.0))
+    queue.prune(keep_seconds=1e6)
+    (job,) = queue.ledger.running()
+    queue.close()
+    # Another start of the machine, or another machine, which has run for longer than the first.
+    monkeypatch.setattr(database, "_boot", lambda: "another")
+    monkeypatch.setattr(database, "time", moved(uptime=9e6))
+    queue = JobQueue(tmp_path / "queue")
+    (later,) = queue.ledger.running()
+    assert job.ran_seconds == pytest.approx(3000.0, abs=60.0)
+    assert later.ran_seconds == pytest.approx(job.ran_seconds, abs=60.0)
+    queue.ledger.finish(ended.id, 1, "done", 0)
+    assert queue.prune(keep_seconds=3600.0) == 0
+    queue.close()

@@ -73,6 +73,7 @@ def test_places_that_an_earlier_version_kept_by_their_spelling_are_kept(tmp_path
         database.execute("UPDATE outputs SET url = ?", (f"{folder}/link/x.json",))
         for column in ("memory_bytes", "stop_detail"):
             database.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
+        database.execute("DROP TABLE clock")
         database.execute("PRAGMA user_version = 1")
     database.close()
     queue = JobQueue(tmp_path / "queue")
