@@ -128,6 +128,14 @@ def test_a_range_is_told() -> None:
             estimator("GPRegressor").set_params(**settings).fit(X, Y)
 
 
+@pytest.mark.parametrize("name", ["FixedSizeLSSVC", "GPClassifier", "KernelLogisticClassifier", "LSSVC"])
+def test_weights_of_classes_are_numbers(name: str) -> None:
+    for weight in ("much", None, [1.0], -1.0, 0, float("nan"), object()):
+        with pytest.raises(InputError, match=r"class_weight\['even'\]= takes a finite number above 0; got"):
+            fit(estimator(name).set_params(class_weight={"even": weight}))
+    fit(estimator(name).set_params(class_weight={"even": np.float32(2.0)}))
+
+
 def test_values_that_mean_nothing_in_a_fit_are_refused_all_the_same() -> None:
     # A subset is drawn by a search alone, a limit of passes by some solvers alone.
     for name, settings in (("LSSVC", {"subset_size": "many"}), ("SparseGPRegressor", {"largest_basis": 0.5})):

@@ -23,7 +23,14 @@ from dkgp.estimators.classification.labels import (
 )
 from dkgp.estimators.classification.outputs import class_predictions
 from dkgp.estimators.fitted import Fitted, FittedClassifier, Workspace
-from dkgp.estimators.parameters import CheckedElsewhere, Positive, PositiveOrNone, SubsetSize, check_parameters
+from dkgp.estimators.parameters import (
+    CheckedElsewhere,
+    Positive,
+    PositiveOrNone,
+    SubsetSize,
+    check_parameters,
+    check_value,
+)
 from dkgp.estimators.scikit_learn import ClassifierMixin, ConvergenceWarning, available_if, check_is_fitted, seed_of
 from dkgp.estimators.settings import about_fit, executor_for, hyperparameters_for, shortfall_of_tuning
 from dkgp.estimators.tables import computed
@@ -99,6 +106,8 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
         """Weights of the samples, of mean one, by class and by sample; None where all count the same."""
         by_class = self.class_weight
         if isinstance(by_class, Mapping):
+            for label, weight in by_class.items():
+                check_value(f"class_weight[{label!r}]", Positive, weight)
             by_class = {class_name(label): weight for label, weight in by_class.items()}
         elif by_class is not None and by_class != "balanced":
             words = "".join(f'"{word}", ' for word in self._further_weights)
