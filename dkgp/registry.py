@@ -181,7 +181,10 @@ def installed_entry_points(group: str) -> list[EntryPoint]:
     An empty entry of PYTHONPATH, as a trailing colon makes it, would have a command run what somebody left in a folder
     of data; that folder counts only where it is named in full.
     """
-    here = os.path.realpath(os.getcwd())
+    try:
+        here = os.path.realpath(os.getcwd())
+    except FileNotFoundError:  # it was removed, and nothing lies in it
+        here = ""
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     is_meant = any(os.path.isabs(folder) and os.path.realpath(folder) == here for folder in named)
     folders = [

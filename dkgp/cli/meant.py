@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
 import click
+
+from dkgp.cli.streams import guarded_streams
+from dkgp.errors import DkgpError, UsageError
 
 
 def meant(name: str, known: Sequence[str]) -> str:
@@ -18,6 +24,16 @@ def meant(name: str, known: Sequence[str]) -> str:
 class Commands(click.Group):
     """Commands, of which a wrong name is told the one most like it; options do so by click."""
 
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """Run a command; its output may be closed or full, and surroundings that no command can run in are refused."""
+        with guarded_streams():
+            try:
+                _require_threads()
+                return super().main(*arguments, **options)
+            except DkgpError as error:  # of what is printed before a command begins, such as its help
+                print(f"dkgp: {error}", file=sys.stderr)
+                sys.exit(int(error.exit_code))
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -26,6 +42,14 @@ class Commands(click.Group):
         if not name.startswith("-") and not ctx.resilient_parsing and self.get_command(ctx, name) is None:
             raise click.UsageError(f"No such command '{name}'. {meant(name, self.list_commands(ctx))}", ctx)
         return super().resolve_command(ctx, args)
+
+
+def _require_threads() -> None:
+    """Refuse a number of Numba's threads that it cannot be imported with; dkgp's own loops do not use it."""
+    threads = os.environ.get("NUMBA_NUM_THREADS", "")
+    with suppress(ValueError):
+        if int(threads) < 1:
+            raise UsageError(f"NUMBA_NUM_THREADS is {threads}; expected a number above zero. Set one, or unset it")
 
 
 class Choice(click.Choice[str]):

@@ -53,6 +53,8 @@ KILLS = [
     ("logistic on a basis", "dkgp.models.classification.basis.train:certify_basis", RESUMING),
     ("logistic on a basis", COMMIT, RESUMING),
     ("predictions", "dkgp.models.prediction.predict:PredictSummary", ""),
+    ("predictions", LAYOUT, ""),
+    ("predictions", f"{LAYOUT} 2", ""),
     # Within a pass of the search.
     ("fixed-size", f"{PASS} 1", FRESH),
     ("fixed-size", f"{PASS} 3", RESUMING),

@@ -13,6 +13,8 @@ from urllib.parse import parse_qsl, urlsplit
 from dkgp.data.types import Location
 from dkgp.errors import InputError
 
+# Of every usual file system, and of Linux.
+LONGEST_NAME_BYTES, LONGEST_PATH_BYTES = 255, 4095
 _WEB = ("http", "https")
 _LOCAL = ("file", "local")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -45,8 +47,9 @@ def split_address(text: str) -> tuple[str, str]:
 def normalise_url(location: Location) -> str:
     """One spelling per place: absolute paths for local files, fsspec URLs unchanged but for a trailing slash.
 
-    Raises `InputError` for an empty path, for one that can be read in two ways, for a URL that holds credentials, and
-    for one of references to other places.
+    Raises `InputError` for an empty path, for one that can be read in two ways, for names that no file system takes,
+    for a relative path where the working folder was removed, for a URL that holds credentials, and for one of
+    references to other places.
     """
     text = os.fspath(location)
     if not text:
@@ -61,7 +64,32 @@ def normalise_url(location: Location) -> str:
     protocol, rest = split_address(text)
     if protocol != "file" or "::" in text:
         return text.rstrip("/")
-    return os.path.abspath(os.path.expanduser(rest))
+    try:
+        path = os.path.abspath(os.path.expanduser(rest))
+    except FileNotFoundError:
+        raise InputError(
+            f"The working folder was removed, and '{text}' is relative to it; change to another folder, or give an "
+            "absolute path."
+        ) from None
+    _require_short_names(path)
+    return path
+
+
+def _require_short_names(path: str) -> None:
+    """Refuse names that no file system takes, before one of many calls fails on them."""
+    if "\0" in path:
+        raise InputError(f"Got a path with a null character: {path[:80]!r}; no file system takes one.")
+    # A character takes at most four bytes.
+    if 4 * len(path) <= LONGEST_NAME_BYTES:
+        return
+    if (count := len(os.fsencode(path))) > LONGEST_PATH_BYTES:
+        raise InputError(f"The path '{path[:80]}...' has {count:,} bytes; the system takes {LONGEST_PATH_BYTES:,}.")
+    for name in path.split("/"):
+        if (count := len(os.fsencode(name))) > LONGEST_NAME_BYTES:
+            raise InputError(
+                f"The name '{name[:40]}...{name[-20:]}' has {count:,} bytes; file systems take {LONGEST_NAME_BYTES}. "
+                "Choose a shorter one."
+            )
 
 
 def is_local(location: Location) -> bool:

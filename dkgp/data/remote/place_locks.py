@@ -23,14 +23,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
-from dkgp.data.remote.addresses import is_local, normalise_url
+from dkgp.data.remote.addresses import LONGEST_NAME_BYTES, is_local, normalise_url
 from dkgp.data.remote.limits import held
 from dkgp.data.types import Location
 from dkgp.errors import OutputExistsError
 
 _PREFIX = ".dkgp-lock-"
-# Of a file's name, on every usual file system.
-_LONGEST_NAME_BYTES = 255
 _TRIES = 100
 # Places that a caller of this code has locked.
 _locked: ContextVar[frozenset[str]] = ContextVar("locked_places", default=frozenset())
@@ -108,7 +106,7 @@ def locked(*locations: Location) -> Iterator[None]:
 def beside(place: Path, prefix: str) -> Path:
     """Return a hidden name beside a place: the prefix and the place's name, or its hash where that is too long."""
     name = f"{prefix}{place.name}"
-    if len(os.fsencode(name)) > _LONGEST_NAME_BYTES:
+    if len(os.fsencode(name)) > LONGEST_NAME_BYTES:
         name = prefix + hashlib.sha256(os.fsencode(place.name)).hexdigest()[:32]
     return place.with_name(name)
 

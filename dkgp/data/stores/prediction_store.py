@@ -205,6 +205,21 @@ class PredictionWriter(_Planned):
                 )
         return cls(address, plan, store.claim)
 
+    @staticmethod
+    def lacks_arrays(url: Location) -> bool:
+        """True of a prediction store whose writer was killed while it laid out the arrays: there is nothing to keep."""
+        address = normalise_url(url)
+        if not exists(address) or recognise(address) != PREDICTION_KIND or is_committed(address):
+            return False
+        try:
+            plan = json.loads(read_object(join(address, "zarr.json")))["attributes"][_PLAN]
+            variables = texts(plan["variables"])
+        except FileNotFoundError:
+            return True
+        except (ValueError, KeyError, TypeError):
+            return False  # what is wrong with it is for `open_to_resume` to say
+        return not all(exists(join(address, name, "zarr.json")) for name in variables)
+
     @classmethod
     def open_to_resume(cls, url: Location) -> PredictionWriter:
         """Go on with a store that `create` started, finished or not. `StoreError` where there is none.

@@ -160,7 +160,8 @@ def predict(
     version = f"{model.fingerprint}-{time.time_ns():x}"
     try:
         with locked(url), single_threaded_blas():
-            writer = PredictionWriter.open_to_resume(url) if out.resume and exists(url) else None
+            begins = out.resume and PredictionWriter.lacks_arrays(url)
+            writer = PredictionWriter.open_to_resume(url) if out.resume and exists(url) and not begins else None
             rounds: Rounds
             stored = {} if writer is None else writer.attributes
             if isinstance(model, ClassifierRecord):
@@ -197,7 +198,7 @@ def predict(
                     rounds.variables,
                     rows,
                     attributes,
-                    out.overwrite,
+                    out.overwrite or begins,
                     rounds.classes,
                 )
             elif writer.attributes != attributes:
