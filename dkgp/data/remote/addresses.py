@@ -56,7 +56,8 @@ def normalise_url(location: Location) -> str:
         raise InputError("Got an empty path; expected a local path or an fsspec URL such as s3://bucket/name.zarr.")
     if "://" in text:
         _refuse_credentials(text)
-    if "reference" in {part.partition("://")[0] for part in text.split("::") if "://" in text or "::" in text}:
+    is_url = "://" in text or "::" in text
+    if is_url and "reference" in {part.partition("://")[0] for part in text.split("::")}:
         raise InputError(
             "Got an address of the kind 'reference', whose file names other places to read from, wherever they lie. "
             "Expected the address of the data themselves; save what the references describe as a Zarr store first."
