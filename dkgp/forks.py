@@ -2,7 +2,8 @@
 
 A fork copies the memory of a process and none of its threads but the one that calls it. A lock that another thread
 holds stays locked in the child, and a pool waits for threads that are not there. Both are made anew in the child. A
-temporary folder stays the parent's: the child does not remove it.
+temporary folder stays the parent's: the child does not remove it. A fork waits for code that another thread compiles,
+whose state a child could not use.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ LockT = TypeVar("LockT")
 
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 _pools: weakref.WeakSet[ForkSafePool] = weakref.WeakSet()
+_compiler_locks: list[Any] = []  # of Numba, while a fork goes on
 
 
 def fork_safe(lock: LockT) -> LockT:
@@ -51,7 +53,20 @@ def _remove(folder: str, process: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _hold_compiler() -> None:
+    compiler = sys.modules.get("numba.core.compiler_lock")
+    if compiler is not None:
+        compiler.global_compiler_lock.acquire()
+        _compiler_locks.append(compiler.global_compiler_lock)
+
+
+def _release_compiler() -> None:
+    if _compiler_locks:
+        _compiler_locks.pop().release()
+
+
 def _renew() -> None:
+    _release_compiler()
     for lock in _locks:
         lock._at_fork_reinit()  # as the standard library does with its own locks
     for pool in _pools:
@@ -64,4 +79,4 @@ def _renew() -> None:
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_renew)
+    os.register_at_fork(before=_hold_compiler, after_in_parent=_release_compiler, after_in_child=_renew)

@@ -84,6 +84,28 @@ CASES = {
         thread.join()
         assert in_child(lambda: [lock.acquire(timeout=0.1) for lock in locks]) == [True] * len(locks)
     """,
+    "code that another thread compiles": """
+        import dkgp.forks
+        from numba.core.compiler_lock import global_compiler_lock as compiler
+        done, begun = [], threading.Event()
+        def compile_code():
+            with compiler:
+                begun.set()
+                time.sleep(0.3)
+                done.append(1)
+        thread = threading.Thread(target=compile_code)
+        thread.start()
+        begun.wait()
+        def call():
+            with compiler:
+                return done  # nothing is half compiled in the child
+        assert in_child(call) == [1]
+        thread.join()
+        thread = threading.Thread(target=compile_code)  # open to other threads in the parent
+        thread.start()
+        thread.join(10.0)
+        assert not thread.is_alive()
+    """,
     "BLAS threads": """
         from dkgp.cluster.threads import _set_blas_threads, blas_libraries, single_threaded_blas
         for library in blas_libraries():

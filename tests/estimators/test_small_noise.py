@@ -43,7 +43,7 @@ def test_deviations_are_the_exact_ones(noise_variance: float, rtol: float) -> No
 def test_intervals_that_are_wider_than_asked_are_told_with_their_share() -> None:
     model, T, _ = small(1e-12)
     with pytest.warns(
-        ConvergenceWarning, match=r"100\.0% of the variances are known less closely than variance_gap=0\.02"
+        ConvergenceWarning, match=r"100% of the variances are known less closely than variance_gap=0\.02"
     ):
         model.predict(T, return_std=True)
     model, T, _ = small(1e-8)
