@@ -76,17 +76,22 @@ def dense(values: Any, name: str) -> Any:
     """
     if not hasattr(values, "tocsr"):
         return values
+    require_numbers(values.dtype, name)
+    require_room(values.shape, name)
+    return values.astype(np.float64).toarray()
+
+
+def require_room(shape: tuple[int, ...], name: str) -> None:
+    """Refuse a sparse matrix that takes more than half of the free memory as an array; `InputError`."""
     import psutil
 
-    require_numbers(values.dtype, name)
-    free, needed = int(psutil.virtual_memory().available), 8 * int(np.prod(values.shape, dtype=object))
+    free, needed = int(psutil.virtual_memory().available), 8 * int(np.prod(shape, dtype=object))
     if needed > free // 2:
         raise InputError(
-            f"{name} is a sparse matrix of shape {values.shape}; as a dense one it takes {needed / 2**30:.3g} GiB, "
+            f"{name} is a sparse matrix of shape {shape}; as a dense one it takes {needed / 2**30:.3g} GiB, "
             f"more than half of the {free / 2**30:.3g} GiB of free memory. Select features (SelectKBest), project them "
             "(TruncatedSVD), or write a dataset store by `dkgp ingest` and pass its path"
         )
-    return values.astype(np.float64).toarray()
 
 
 def lazy_numbers(values: Any, place: str) -> Any:

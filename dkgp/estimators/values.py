@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.data.numbers import array_of, lazy_numbers, real_numbers, require_numbers
+from dkgp.data.numbers import array_of, lazy_numbers, real_numbers, require_numbers, require_room
 from dkgp.data.sources.labelled import is_labelled, labelled_inputs
 from dkgp.errors import InputError
 from dkgp.estimators.tables import computed, is_dask, is_dask_frame, is_plain
@@ -102,6 +102,8 @@ def _numeric_frame(frame: Any, name: str) -> Any:
     """A frame of pandas, polars or Arrow whose columns are numbers; itself where all are."""
     names = list(getattr(frame, "column_names", frame.columns))
     columns = [frame.iloc[:, place] if hasattr(frame, "iloc") else frame[label] for place, label in enumerate(names)]
+    if any(map(_is_sparse, columns)):
+        require_room(frame.shape, name)
     numbers = [
         _column_numbers(column, f"the column {str(label)!r} of {name}")
         for label, column in zip(names, columns, strict=True)
@@ -121,14 +123,20 @@ def _numeric_frame(frame: Any, name: str) -> Any:
 
 
 def _column_numbers(column: Any, place: str) -> NDArray[Any] | None:
-    """Numbers of a column that has others, or masked entries; None where it has numbers alone."""
+    """Numbers of a column that has others, masked entries, or is sparse; None where it has numbers alone."""
     dtype = getattr(column, "dtype", None)
     require_numbers(dtype, place)
-    if getattr(dtype, "kind", "O") in "biuf":
+    sparse = _is_sparse(column)
+    if getattr(dtype, "kind", "O") in "biuf" and not sparse:
         return None
     array = np.asarray(column)
     numbers = real_numbers(array, place)
-    return None if numbers is array else numbers
+    return None if numbers is array and not sparse else numbers
+
+
+def _is_sparse(column: Any) -> bool:
+    """True of pandas' sparse columns, as `get_dummies(sparse=True)` returns them."""
+    return getattr(column, "sparse", None) is not None
 
 
 def label_values(y: Any) -> Any:

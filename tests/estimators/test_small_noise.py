@@ -55,5 +55,7 @@ def test_intervals_that_are_wider_than_asked_are_told_with_their_share() -> None
 
 def test_the_share_counts_variances() -> None:
     lower, upper = np.array([[1.0], [0.5], [0.9], [1.0]]), np.array([[1.0], [1.0], [1.0], [1.0]])
-    with pytest.warns(ConvergenceWarning, match=r"^25\.0% .* the widest interval is 50\.0% of its upper end"):
+    with pytest.warns(ConvergenceWarning, match=r"^25% .* the widest interval is 50% of its upper end"):
         outputs._warn_of_wide_intervals(lower, upper, 0.1)
+    with pytest.warns(ConvergenceWarning, match=r"^25% .* the widest interval is 0\.0012% of its upper end"):
+        outputs._warn_of_wide_intervals(upper - np.array([[0.0], [1.2e-5], [0.0], [0.0]]), upper, 1e-6)

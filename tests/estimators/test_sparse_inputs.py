@@ -103,3 +103,24 @@ def test_targets_with_gaps_take_rows_of_sparse_matrices(table: pd.DataFrame) -> 
     model = GPRegressor(KERNEL, noise_variance=0.01).fit(sparse.csr_matrix(X), both)
     expected = GPRegressor(KERNEL, noise_variance=0.01).fit(X, both)
     np.testing.assert_array_equal(model.predict(sparse.csr_matrix(X)), expected.predict(X))
+
+
+@pytest.mark.parametrize("name", ["exact", "sparse", "gp", "fixed size", "drop-in"])
+@pytest.mark.parametrize("columns", [["cut"], ["cut", "size"]], ids=["all sparse", "some sparse"])
+@pytest.mark.filterwarnings("error:pandas.DataFrame with sparse columns")
+def test_frames_with_sparse_columns_are_read_as_dense_ones(table: pd.DataFrame, name: str, columns: list[str]) -> None:
+    rows, targets = pd.get_dummies(table[columns], dtype=float), targets_of(table, name)
+    encoded = [column for column in rows if column != "size"]
+    frame = rows.astype(dict.fromkeys(encoded, pd.SparseDtype(float, 0.0)))
+    unfitted = ESTIMATORS[name]() if len(columns) == 2 else ESTIMATORS[name]().set_params(kernel=None)
+    if len(columns) == 1 and name != "drop-in":
+        unfitted.set_params(kernel=SquaredExponential(gamma=(0.5,) * 3))
+    predicted = [np.asarray(unfitted.fit(form, targets).predict(form)) for form in (frame, rows)]
+    np.testing.assert_array_equal(*predicted)
+
+
+def test_frames_with_sparse_columns_that_do_not_fit_in_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = pd.DataFrame.sparse.from_spmatrix(sparse.eye_array(200, format="csr"))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 600_000})())
+    with pytest.raises(InputError, match=r"X is a sparse matrix of shape \(200, 200\); as a dense one it takes"):
+        GPRegressor().fit(frame, np.arange(200.0))

@@ -139,8 +139,8 @@ def _warn_of_wide_intervals(lower: FloatArray, upper: FloatArray, wanted: float)
     if missed:
         warnings.warn(
             f"{100.0 * missed:.3g}% of the variances are known less closely than variance_gap={wanted:g} asks: the "
-            f"widest interval is {100.0 * float(gaps.max()):.3g}% of its upper end. A deviation is the middle of its interval; "
-            "return_bounds=True gives the ends. A larger noise_variance makes intervals narrower",
+            f"widest interval is {100.0 * float(gaps.max()):.3g}% of its upper end. A deviation is the middle of its "
+            "interval; return_bounds=True gives the ends. A larger noise_variance makes intervals narrower",
             ConvergenceWarning,
             stacklevel=2,
         )
