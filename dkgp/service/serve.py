@@ -262,6 +262,8 @@ def _server(
             ws="none",
             lifespan="off",
             log_config=None,
+            # Its warnings are of requests that anybody can send, a line or two for each.
+            log_level="error",
             access_log=False,
             # A header that any client can set must not decide who it is.
             proxy_headers=False,

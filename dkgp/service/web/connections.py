@@ -31,6 +31,11 @@ WRITE_SECONDS = 30.0
 LEAST_READ_BYTES = 2**15
 # Requests in a row that a client sends before it has read the answer to the one before.
 MOST_PIPELINED = 16
+# Pieces of one body that are smaller than so many bytes: chunks of one byte would keep the event loop busy for seconds.
+MOST_PIECES, BYTES_OF_PIECE = 2048, 512
+# The head of a request. Bytes are parsed in smaller portions: the limit is looked at between them.
+LARGEST_HEAD_BYTES = 2**16
+PARSED_BYTES = 2**14
 # Half of the file handles that a process commonly has. Beyond them the connections of strangers give way. Where every
 # connection shows a token, health and administrators have some more.
 MOST_CONNECTIONS = 500
@@ -111,6 +116,21 @@ def protocol_type(
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
+    class LimitedParser(h11.Connection):
+        """Refuses a body of very many small pieces."""
+
+        _spare = 0
+
+        def next_event(self) -> Any:
+            event = super().next_event()
+            if isinstance(event, h11.Request):
+                self._spare = MOST_PIECES * BYTES_OF_PIECE
+            elif isinstance(event, h11.Data):
+                self._spare += len(event.data) - BYTES_OF_PIECE
+                if self._spare < 0:
+                    raise h11.RemoteProtocolError("the body comes in too many small pieces")
+            return event
+
     class LimitedProtocol(H11Protocol):
         """A connection; idle while no request is at work on it."""
 
@@ -131,6 +151,10 @@ def protocol_type(
         @property
         def is_strangers(self) -> bool:
             return self.is_idle or ADMITTED_KEY not in self.cycle.scope
+
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **settings)
+            self.conn = LimitedParser(h11.SERVER, LARGEST_HEAD_BYTES)
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -154,7 +178,10 @@ def protocol_type(
                 _first([other for other in in_reserve if other.is_strangers] or in_reserve)[0].give_way()
 
         def data_received(self, data: bytes) -> None:
-            super().data_received(data)
+            for start in range(0, len(data), PARSED_BYTES):
+                if self.transport.is_closing():
+                    return
+                super().data_received(data[start : start + PARSED_BYTES])
             if not self.is_idle:
                 self._stop_deadline()
             elif self._deadline is None:
@@ -176,6 +203,13 @@ def protocol_type(
                 self.flow.pause_reading()
                 return
             super().handle_events()
+
+        def send_400_response(self, msg: str) -> None:
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                super().send_400_response(msg)
+            else:
+                # The answer has begun, or is over: uvicorn would fail, with a traceback in the log.
+                self.transport.close()
 
         def resume_writing(self) -> None:
             self._unread = None

@@ -213,6 +213,36 @@ def test_requests_in_a_row_are_bounded(shared: Stage) -> None:
             assert {client.get("/icon.svg").status_code for _ in range(2 * connections.MOST_PIPELINED)} == {200}
 
 
+@pytest.mark.parametrize(("chunks", "kind"), [(2_000, b"MalformedError"), (3_000, b"Invalid HTTP request")])
+def test_a_body_of_very_many_small_chunks_is_refused(shared: Stage, chunks: int, kind: bytes) -> None:
+    # Half a megabyte of them, which any stranger may send, kept everybody waiting for seconds.
+    head = f"POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\nauthorization: {BEARER['Authorization']}\r\n"
+    head += "content-type: application/json\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+    with served(shared) as url, connected(url, head.encode() + b"1\r\n[\r\n" * chunks + b"0\r\n\r\n") as sender:
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while piece := sender.recv(2**16):
+                answer += piece
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert kind in answer
+
+
+def test_a_head_is_bounded_however_much_of_it_comes_at_once(shared: Stage) -> None:
+    for lines, status in ((5_000, b"200"), (40_000, b"400")):
+        request = b"GET /icon.svg HTTP/1.1\r\nhost: localhost\r\n" + b"a:b\r\n" * lines + b"\r\n"
+        with served(shared) as url, connected(url, request) as sender:
+            assert sender.recv(64).startswith(b"HTTP/1.1 " + status)
+
+
+def test_nonsense_after_an_answer_leaves_no_traceback(shared: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    request = b"POST /icon.svg HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    with served(shared) as url, connected(url, request) as sender:
+        assert sender.recv(4096).startswith(b"HTTP/1.1 405 ")
+        sender.sendall(b"no size\r\n")
+        assert is_closed(sender)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def test_one_token_leaves_places_to_others(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auth, "MOST_REQUESTS_OF_TOKEN", 4)
     monkeypatch.setattr(streaming, "MOST_FOLLOWERS_OF_TOKEN", 3)
