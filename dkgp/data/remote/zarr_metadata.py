@@ -111,8 +111,12 @@ def check_document(key: str, content: bytes, where: str) -> None:
         )
     try:
         document = json.loads(content)
-    except (ValueError, RecursionError):
+    except ValueError:
         return
+    except RecursionError as error:
+        raise InputError(
+            f"The metadata {where} is nested too deep to be read. Write it again with fewer levels."
+        ) from error
     if key.endswith(".zmetadata"):
         _check_consolidated(document, where)
     elif not key.endswith(".zattrs"):

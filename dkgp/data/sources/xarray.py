@@ -53,6 +53,8 @@ _NETCDF_FILLS = {
 _CHANGES = frozenset(
     ("missing_value", "scale_factor", "add_offset", "_Unsigned", "dtype", "valid_min", "valid_max", "valid_range")
 )
+# Chunks that are read by one call: a library takes up to 7 KB for each.
+_MOST_CHUNKS_AT_ONCE = 4096
 # Blocks of a grid are whole chunks up to so many times the usual length.
 _MOST_CHUNK_BLOCKS = 16
 # Names, axes and units by which a dimension is known as one of space (CF conventions).
@@ -178,7 +180,9 @@ class XarraySource(_VariablesSource):
             if self._grid:
                 yield from self._stacked(variables, raw.sizes, columns)
             else:
-                yield from self._slices(lambda name, start, stop: _decoded(variables[name][start:stop]), columns)
+                yield from self._slices(
+                    lambda name, start, stop: _decoded(_rows(variables[name], start, stop)), columns
+                )
 
     def _opened(self) -> _OpenedDataset:
         return _OpenedDataset(self._address, self._engine)
@@ -235,8 +239,9 @@ class XarraySource(_VariablesSource):
                 variable = xr.Variable((name,), np.arange(spans[axis].start, spans[axis].stop))
             else:
                 on_grid = [dimension for dimension in variables[name].dims if dimension in self._grid]
-                part = variables[name].isel({name: spans[self._grid.index(str(name))] for name in on_grid})
-                variable = xr.Variable(on_grid, _decoded(part))  # one of characters has a dimension more
+                part = {name: spans[self._grid.index(str(name))] for name in on_grid}
+                # One of characters has a dimension more.
+                variable = xr.Variable(on_grid, _decoded(_part(variables[name], part)))
             axes = [variable.dims.index(dimension) for dimension in self._grid if dimension in variable.dims]
             shape = [
                 size if dimension in variable.dims else 1 for dimension, size in zip(self._grid, lengths, strict=True)
@@ -336,8 +341,10 @@ class ZarrSource(_VariablesSource):
         arrays = self._arrays()
 
         def read(name: str, start: int, stop: int) -> NDArray[Any]:
-            values = np.asarray(arrays[name][start:stop])
-            attributes = _attributes(arrays[name], named=False)
+            array = arrays[name]
+            spans = (slice(start, stop), *(slice(0, size) for size in array.shape[1:]))
+            values = _by_chunks(lambda part: np.asarray(array[part]), spans, array.chunks, array.dtype)
+            attributes = _attributes(array, named=False)
             return _decoded(xr.Variable(("row", "column")[: values.ndim], values, attributes))
 
         yield from self._slices(read, columns)
@@ -484,6 +491,37 @@ def _chunk_length(variable: xr.Variable, dimension: str) -> int:
     """Length of a variable's chunks along a dimension; 1 where it has none."""
     chunks = variable.encoding.get("chunks") or variable.encoding.get("chunksizes")
     return int(chunks[variable.dims.index(dimension)]) if chunks and dimension in variable.dims else 1
+
+
+def _rows(variable: xr.Variable, start: int, stop: int) -> xr.Variable:
+    return _part(variable, {variable.dims[0]: slice(start, stop)})
+
+
+def _part(variable: xr.Variable, part: Mapping[Hashable, slice]) -> xr.Variable:
+    """Return a part of a variable that is not decoded, by slices of some of its dimensions, in memory."""
+    spans = tuple(part.get(name, slice(0, size)) for name, size in variable.sizes.items())
+    chunks = variable.encoding.get("chunks") or variable.encoding.get("chunksizes") or variable.shape
+    values = _by_chunks(lambda places: np.asarray(variable[places].values), spans, chunks, variable.dtype)
+    return xr.Variable(variable.dims, values, variable.attrs, variable.encoding)
+
+
+def _by_chunks(
+    read: Callable[[tuple[slice, ...]], NDArray[Any]],
+    spans: tuple[slice, ...],
+    chunks: Sequence[int],
+    dtype: np.dtype[Any],
+) -> NDArray[Any]:
+    """Return the part `spans` of an array; `read` is called with parts of at most `_MOST_CHUNKS_AT_ONCE` chunks."""
+    counts = [-(-span.stop // size) - span.start // size for span, size in zip(spans, chunks, strict=True)]
+    if math.prod(counts) <= _MOST_CHUNKS_AT_ONCE:
+        return read(spans)
+    axis = int(np.argmax(counts))
+    span, middle = spans[axis], (spans[axis].start // chunks[axis] + counts[axis] // 2) * chunks[axis]
+    values = np.empty([span.stop - span.start for span in spans], dtype)
+    for side in (slice(span.start, middle), slice(middle, span.stop)):
+        place = (*[slice(None)] * axis, slice(side.start - span.start, side.stop - span.start))
+        values[place] = _by_chunks(read, (*spans[:axis], side, *spans[axis + 1 :]), chunks, dtype)
+    return values
 
 
 def _attributes(array: Any, named: bool) -> dict[str, Any]:

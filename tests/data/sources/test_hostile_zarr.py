@@ -247,6 +247,16 @@ def test_metadata_of_many_bytes_is_not_read(
         ingest(place, tmp_path / "d.zarr", target="y")
 
 
+def test_metadata_that_is_nested_deep_is_refused(tmp_path: Path) -> None:
+    """Python's limit depends on the frames below it: where the check meets it, Zarr need not."""
+    place = write(tmp_path / "a.zarr", {})
+    (place / "a").mkdir()
+    inner = json.dumps(array_v2("|O", **PICKLED))[:-1]
+    (place / "a" / ".zarray").write_text(f'{inner}, "more": {"[" * 2000}{"]" * 2000}}}')
+    with pytest.raises(InputError, match="a/.zarray' is nested too deep to be read. Write it again with fewer"):
+        ingest(place, tmp_path / "d.zarr", target="y")
+
+
 def test_codecs_of_the_list_are_read(tmp_path: Path) -> None:
     values = np.arange(float(N))
     group = zarr.create_group(tmp_path / "a.zarr", zarr_format=2)

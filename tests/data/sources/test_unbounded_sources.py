@@ -21,6 +21,7 @@ import zarr
 from pyarrow import parquet
 
 import dkgp.data.sources.numpy as numpy_sources
+import dkgp.data.sources.xarray as xarray_sources
 from dkgp.data import ingest
 from dkgp.data.sources.base import block_rows
 from dkgp.data.sources.formats import formats, open_source
@@ -189,6 +190,42 @@ def test_long_chunks_are_read_in_parts(tmp_path: Path) -> None:
     assert block_rows(3, 10**8) * 3 * 8 <= 512 * 2**20 < block_rows(3, 10**8) * 3 * 8 * 2
     assert block_rows(1, row_bytes=2**20) == 8
     assert block_rows(10**9, row_bytes=1) == 1
+
+
+@pytest.mark.parametrize("form", ["plain", "named", "hdf5", "grid"])
+def test_few_of_many_chunks_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    X, y = np.random.default_rng(0).normal(size=(53, 7)), np.arange(53.0)
+    if form == "hdf5":
+        with h5py.File(tmp_path / "a.h5", "w") as opened:
+            opened.create_dataset("X", data=X, chunks=(3, 2))
+            opened.create_dataset("y", data=y, chunks=(1,), maxshape=(None,))
+    else:
+        group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+        names = None if form == "plain" else ["sample", "feature"]
+        group.create_array("X", data=X, chunks=(3, 2), dimension_names=names)
+        group.create_array("y", data=y, chunks=(1,), dimension_names=names and names[:1])
+    place = next(tmp_path.iterdir())
+    plain, reads = xarray_sources._by_chunks, []
+
+    def watched(read: Any, spans: tuple[slice, ...], chunks: Any, dtype: Any) -> np.ndarray:
+        def counted(part: tuple[slice, ...]) -> np.ndarray:
+            touched = [len({i // size for i in range(a.start, a.stop)}) for a, size in zip(part, chunks, strict=True)]
+            reads.append(np.prod(touched))
+            return read(part)
+
+        return plain(counted, spans, chunks, dtype) if read.__name__ != "counted" else plain(read, spans, chunks, dtype)
+
+    monkeypatch.setattr(xarray_sources, "_MOST_CHUNKS_AT_ONCE", 5)
+    monkeypatch.setattr(xarray_sources, "_by_chunks", watched)
+    source = open_source([str(place)], {"stack": True} if form == "grid" else {})
+    if form == "grid":
+        (block,) = source.blocks([source.by_name["X"][0], source.by_name["y"][0]])
+        np.testing.assert_array_equal(block.values, np.stack([X.ravel(), np.repeat(y, 7)], axis=1))
+    else:
+        (block,) = source.blocks([*source.groups["X"], *source.groups["y"]])
+        np.testing.assert_array_equal(block.values, np.column_stack([X, y]))
+    assert 1 < max(reads) <= 5
+    assert len(reads) >= (18 * 4 + 53) / 5
 
 
 @pytest.mark.parametrize("n", [7, 1000])

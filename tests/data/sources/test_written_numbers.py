@@ -95,6 +95,16 @@ def test_units_currencies_and_parentheses_are_left_off(tmp_path: Path) -> None:
     np.testing.assert_array_equal(inputs, [[2, 1, 1000, 0]])
 
 
+def test_a_typographic_minus_alone_is_told_of_and_read(tmp_path: Path) -> None:
+    path = written(tmp_path, "a,y\n\u22121.5,1\n2,2\n3,\u22123\n")
+    with pytest.raises(RefusedColumnsError) as caught:
+        ingest(path, tmp_path / "t.zarr", target="y")
+    assert "'a': reads like numbers with negative ones in parentheses or with a typographic minus" in str(caught.value)
+    assert str(caught.value).endswith("--number a,y")
+    train = ingest(path, tmp_path / "t.zarr", target="y", table=caught.value.survey.table(TableOptions())).train
+    np.testing.assert_array_equal(raw(train), [[-1.5, 1], [2, 2], [3, -3]])
+
+
 @pytest.mark.parametrize(
     ("text", "name", "words"),
     [

@@ -153,7 +153,7 @@ class NumberTexts:
                 return
             unit, core, negative = parts
             self.units.setdefault(unit, text)
-            self.needs_unit |= unit != Unit() or negative
+            self.needs_unit |= unit != Unit() or negative or MINUS in core
             self._unsigned |= not negative
             self._fit(core)
             if len(self.units) > _MOST_UNITS:
