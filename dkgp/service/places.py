@@ -25,11 +25,12 @@ def check_places(roots: Roots, command: str, options: Mapping[str, Any]) -> None
     `OutsideRootsError` for a place outside the roots or of ambiguous text, `StoreError` for a model whose training
     set is no place; errors of `job_from_options` where the options describe no job.
     """
+    folders: dict[str, str] = {}
     for path in job_paths(command, options):
-        roots.require(path.url, path.field, path.access)
+        roots.require(path.url, path.field, path.access, folders)
         # The text as it was given too: where it goes through symbolic links and back, programs read it differently.
         if isinstance(text := options.get(path.field), str):
-            roots.require(text, path.field, path.access)
+            roots.require(text, path.field, path.access, folders)
     for field in _MODELS:
         # A model that is not there yet may be the output of a job that waits.
         if (model := options.get(field)) is not None and (named := named_training_set(model)) is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -65,18 +66,22 @@ class Roots:
 
     def contains(self, url: str) -> bool:
         """True if a job may touch the place; `OutsideRootsError` where the text can be read in two ways."""
-        place = _place(url)
+        return self._contains(_place(url))
+
+    def _contains(self, place: _Place) -> bool:
         if any(place.is_below(folder) for folder in self._excluded):
             return False
         return any(place.is_below(root) for root in self._places)
 
-    def require(self, url: str, field: str, access: str = "read") -> None:
+    def require(self, url: str, field: str, access: str = "read", folders: dict[str, str] | None = None) -> None:
         """Refuse (`OutsideRootsError`) a place outside the roots, or one whose text can be read in two ways.
 
-        `field` is the option that names the place, and `access` what the job would do: "read" or "write".
+        `field` is the option that names the place, and `access` what the job would do: "read" or "write". `folders`
+        keeps the real paths of local folders for the next place that is checked.
         """
         try:
-            inside = self.contains(url)
+            place = _place(url, folders)
+            inside = self._contains(place)
         except OutsideRootsError as error:
             raise OutsideRootsError(f"'{field}': {error}") from None
         if not inside:
@@ -84,7 +89,6 @@ class Roots:
                 f"'{field}': this service may not {access} '{_shown(url)}'; it works below {', '.join(self.urls)}. "
                 "Choose a place there, or start the service with another --root"
             )
-        place = _place(url)
         if access == "write" and any(kept.is_below(place) for kept in (*self._places, *self._excluded)):
             # A job that waits keeps all others away from its output, and from everything below it.
             raise OutsideRootsError(
@@ -136,7 +140,7 @@ def _root(root: str) -> tuple[_Place, str]:
     return place, real
 
 
-def _place(url: str) -> _Place:
+def _place(url: str, folders: dict[str, str] | None = None) -> _Place:
     """Take a path or URL apart, in the one way in which it can be read."""
     if not url:
         raise OutsideRootsError("the path is empty; give an absolute path or a URL such as s3://bucket/name.zarr")
@@ -151,7 +155,7 @@ def _place(url: str) -> _Place:
         raise OutsideRootsError(f"'{_shown(url)}': write the scheme in small letters")
     scheme = _ALIASES.get(scheme, scheme)
     if scheme == "file":
-        return _local(rest)
+        return _local(rest, folders)
     if ambiguity := _AMBIGUOUS_IN_URL.search(rest):
         raise OutsideRootsError(
             f"'{_shown(url)}' holds '{ambiguity[0]}', which storages read differently; choose a plain name"
@@ -167,17 +171,40 @@ def _place(url: str) -> _Place:
     return _Place(scheme, tuple(pieces))
 
 
-def _local(path: str) -> _Place:
+def _local(path: str, folders: dict[str, str] | None = None) -> _Place:
     if not path.startswith("/"):
         raise OutsideRootsError(f"'{_shown(path)}' is not absolute; the service has no working directory to share")
     if ".." in path.split("/"):
         # With symbolic links `a/../b` is not always `b`: programs disagree, so none gets to see it.
         raise OutsideRootsError(f"'{_shown(path)}' has a '..' part; write it without")
     try:
-        real = os.path.realpath(path)
+        real = _real(os.path.normpath(path), {} if folders is None else folders)
     except (OSError, ValueError) as error:
         raise OutsideRootsError(f"'{_shown(path)}' is no path: {error}") from None
     return _Place("file", tuple(part for part in real.split("/") if part))
+
+
+def _real(path: str, folders: dict[str, str]) -> str:
+    """Return the real path of a normal one, as `os.path.realpath` has it; `folders` has those of places that exist.
+
+    That one looks up each part of each path anew, below a part that is missing as well: seconds for hundreds of paths
+    of hundreds of levels.
+    """
+    known, names = path, []
+    while known not in folders and known.strip("/"):
+        known, name = os.path.split(known)
+        names.append(name)
+    real = folders.get(known, "/")
+    while names:
+        name = names.pop()
+        known, real = os.path.join(known, name), os.path.join(real, name)
+        try:
+            if stat.S_ISLNK(os.lstat(real).st_mode):
+                real = os.path.realpath(known)
+        except OSError:
+            return os.path.join(real, *reversed(names))
+        folders[known] = real
+    return real
 
 
 def _shown(url: str) -> str:

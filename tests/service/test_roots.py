@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 from fsspec.core import split_protocol
 from hypothesis import given
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 from dkgp.data.remote.storage import is_local, normalise_url
 from dkgp.errors import InputError
-from dkgp.service.roots import OutsideRootsError, Roots, resolved
+from dkgp.service.roots import OutsideRootsError, Roots, _real, resolved
 
 
 @pytest.fixture
@@ -315,3 +317,28 @@ def test_one_name_for_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     real = os.path.samefile
     monkeypatch.setattr(os.path, "samefile", lambda a, b: str(a).lower() == str(b).lower() or real(a, b))
     assert resolved(f"{base}/real/Model.zarr") == resolved(f"{base}/real/model.ZARR")
+
+
+def test_real_paths_are_those_of_the_standard_library(tmp_path: Path, rng: np.random.Generator) -> None:
+    for folder in ("a/b/c", "b/a"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "a" / "f").write_text("")
+    for name, target in (("b/up", ".."), ("a/b/over", "../../b"), ("b/loop", "loop"), ("b/gone", "nothing/c")):
+        (tmp_path / name).symlink_to(target)
+    names = ["a", "b", "c", "f", "up", "over", "loop", "gone", "x" * 300]
+    folders: dict[str, str] = {}
+    for _ in range(2_000):
+        path = "/".join([str(tmp_path), *rng.choice(names, rng.integers(1, 7))])
+        assert _real(path, folders) == os.path.realpath(path), path
+
+
+def test_hundreds_of_deep_paths_are_looked_up_at_once(tmp_path: Path) -> None:
+    deep = str(tmp_path) + "/d" * 500
+    os.makedirs(deep)
+    roots = Roots([str(tmp_path)])
+    folders: dict[str, str] = {}
+    began = time.thread_time()
+    for number in range(600):
+        for path in (f"{deep}/{number}.csv", f"{tmp_path}/{number}" + "/d" * 500):
+            roots.require(path, "sources", "read", folders)
+    assert time.thread_time() - began < 3.0
