@@ -197,6 +197,12 @@ class QueueDatabase:
         with self._turn, self._translated():
             return Transaction(self._connection).all(statement, *values)
 
+    def used_bytes(self) -> int:
+        """Return the bytes that the records take; space that forgotten jobs left in the file is used again."""
+        pragmas = ("page_count", "freelist_count", "page_size")
+        pages, free, size = (int(self.read(f"PRAGMA {name}")[0][0]) for name in pragmas)
+        return (pages - free) * size
+
     def now(self) -> float:
         """Return the queue's time in seconds, which goes on while the machine runs.
 

@@ -20,7 +20,7 @@ import math
 import secrets
 import shutil
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from dkgp.service.queue.events import latest_progress, now_text
 from dkgp.service.queue.ledger import Ledger, job_record
 from dkgp.service.queue.locks import FileLock
 from dkgp.service.queue.records import (
+    LONG_FIELDS,
     LONGEST_NAME,
     RESUMABLE,
     STATES,
@@ -44,6 +45,12 @@ from dkgp.service.queue.sizes import FolderSizes, tree_bytes
 from dkgp.service.roots import resolved
 
 ID_BYTES = 6
+# Ended jobs of one owner that are remembered: with many more, every look at the queue would take seconds.
+MOST_ENDED_PER_OWNER = 10_000
+_SHORT_COLUMNS = ", ".join(
+    f"{'NULL' if field.name == 'document' else repr('{}')} AS {field.name}" if field.name in LONG_FIELDS else field.name
+    for field in fields(JobRecord)
+)
 
 
 class JobQueue:
@@ -105,6 +112,8 @@ class JobQueue:
         _check_labels(name, owner, idempotency_key)
         _check_limits(deadline_seconds, memory_bytes)
         job_id = secrets.token_hex(ID_BYTES)
+        # Looked at before the database is locked, which then knows it.
+        self.is_full()
         try:
             with self._database.write() as transaction:
                 earlier = _with_key(transaction, owner, idempotency_key)
@@ -150,7 +159,10 @@ class JobQueue:
         before: str | None = None,
         owner: str | None = None,
     ) -> builtins.list[JobRecord]:
-        """Return jobs, newest first: in some states, submitted `before` another one, or of one `owner` alone."""
+        """Return jobs, newest first: in some states, submitted `before` another one, or of one `owner` alone.
+
+        Their options and documents, which may be a megabyte for each job, are left empty.
+        """
         conditions: builtins.list[str] = ["1 = 1"]
         values: builtins.list[Any] = []
         if states:
@@ -163,9 +175,18 @@ class JobQueue:
             conditions.append("owner = ?")
             values.append(owner)
         rows = self._database.read(
-            f"SELECT * FROM jobs WHERE {' AND '.join(conditions)} ORDER BY sequence DESC LIMIT ?", *values, limit
+            f"SELECT {_SHORT_COLUMNS} FROM jobs WHERE {' AND '.join(conditions)} ORDER BY sequence DESC LIMIT ?",
+            *values,
+            limit,
         )
         return [self._with_progress(job_record(row)) for row in rows]
+
+    def has_ended(self, job_id: str) -> bool:
+        """Return True for a job that has ended; `UnknownJobError` where there is none."""
+        rows = self._database.read("SELECT state FROM jobs WHERE id = ?", job_id)
+        if not rows:
+            raise unknown_job(job_id)
+        return rows[0]["state"] in TERMINAL
 
     def counts(self, owner: str | None = None) -> dict[str, int]:
         """Return the number of jobs in each state, of all owners or of one."""
@@ -239,13 +260,19 @@ class JobQueue:
         return self.folder / "jobs" / job_id
 
     def prune(self, keep_seconds: float) -> int:
-        """Forget the jobs that ended so long ago, their events and logs, but never what they wrote; return how many."""
+        """Forget the jobs that ended so long ago, their events and logs, but never what they wrote; return how many.
+
+        Of one owner's jobs, those that ended before the latest `MOST_ENDED_PER_OWNER` are forgotten as well.
+        """
         with self._database.write() as transaction:
             transaction.wind_clock()
             rows = transaction.all(
-                f"SELECT id FROM jobs WHERE state IN ({_marks(TERMINAL)}) AND finished_at <= ?",
+                "SELECT id FROM (SELECT id, finished_at, ROW_NUMBER() OVER (PARTITION BY owner_key ORDER BY "
+                f"finished_at DESC) AS place FROM jobs WHERE state IN ({_marks(TERMINAL)})) "
+                "WHERE finished_at <= ? OR place > ?",
                 *TERMINAL,
                 transaction.now() - keep_seconds,
+                MOST_ENDED_PER_OWNER,
             )
         forgotten = sum(self._forget(row["id"]) for row in rows)
         self.forgotten["age"] += forgotten
@@ -253,17 +280,17 @@ class JobQueue:
         return forgotten
 
     def prune_to(self, most_bytes: int) -> int:
-        """Forget ended jobs, the oldest first, until the jobs' own folders hold no more; return how many."""
-        excess = self._sizes.total(newest=True) - most_bytes
+        """Forget ended jobs, the oldest first, until records and jobs' folders take no more; return how many."""
+        excess = self._sizes.total(newest=True) + self._database.used_bytes() - most_bytes
         forgotten = 0
         if excess > 0:
             for row in self._database.read(
                 f"SELECT id FROM jobs WHERE state IN ({_marks(TERMINAL)}) ORDER BY finished_at", *TERMINAL
             ):
-                size = tree_bytes(self.folder_of(row["id"]))
+                size, before = tree_bytes(self.folder_of(row["id"])), self._database.used_bytes()
                 if self._forget(row["id"]):
                     shutil.rmtree(self.folder_of(row["id"]), ignore_errors=True)
-                    forgotten, excess = forgotten + 1, excess - size
+                    forgotten, excess = forgotten + 1, excess - size - (before - self._database.used_bytes())
                 if excess <= 0:
                     break
             self._sizes.total(newest=True)
@@ -271,11 +298,11 @@ class JobQueue:
         return forgotten
 
     def folder_bytes(self) -> int:
-        """Return what the jobs' own folders hold, as of some seconds ago."""
-        return self._sizes.total()
+        """Return what the records and the jobs' own folders take; of the folders, as of some seconds ago."""
+        return self._sizes.total() + self._database.used_bytes()
 
     def is_full(self) -> bool:
-        """True if the jobs' own folders hold as much as they may."""
+        """True if the records and the jobs' own folders take as much as they may."""
         return self.max_folder_bytes is not None and self.folder_bytes() >= self.max_folder_bytes
 
     def _forget(self, job_id: str) -> int:

@@ -11,6 +11,7 @@ import dataclasses
 import errno
 import json
 import logging
+import math
 import os
 import secrets
 import signal
@@ -23,7 +24,7 @@ from pathlib import Path
 
 from dkgp.cluster import ClusterOptions
 from dkgp.errors import ClusterError, DkgpError
-from dkgp.service.queue.job_queue import JobQueue
+from dkgp.service.queue.job_queue import MOST_ENDED_PER_OWNER, JobQueue
 from dkgp.service.queue.ledger import Claim, RunningJob, StopReason
 from dkgp.service.queue.locks import FileLock
 from dkgp.service.running.memory import held_bytes, session_bytes
@@ -311,12 +312,18 @@ class Supervisor:
         if time.monotonic() - self._pruned_at < PRUNE_EVERY_SECONDS:
             return
         self._pruned_at = time.monotonic()
-        if self._keep_seconds is not None and (old := self._queue.prune(self._keep_seconds)):
-            _log.warning("%d jobs that ended more than %.1f days ago are forgotten", old, self._keep_seconds / 86_400)
+        keep_seconds = math.inf if self._keep_seconds is None else self._keep_seconds
+        if old := self._queue.prune(keep_seconds):
+            _log.warning(
+                "%d jobs are forgotten, which ended more than %.1f days ago, or before the latest %d of their owner",
+                old,
+                keep_seconds / 86_400,
+                MOST_ENDED_PER_OWNER,
+            )
         most = self._queue.max_folder_bytes
         if most is not None and (oldest := self._queue.prune_to(most)):
             _log.warning(
-                "the %d oldest ended jobs are forgotten: the jobs' folders held more than %d bytes", oldest, most
+                "the %d oldest ended jobs are forgotten: records and logs took more than %d bytes", oldest, most
             )
 
     def _forget_dead_services(self) -> None:

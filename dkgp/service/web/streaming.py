@@ -78,7 +78,7 @@ class _Feed:
     def _look_at_state(self, queue: JobQueue, now: float) -> None:
         self.looked_at_state = now
         try:
-            is_terminal = queue.get(self.job_id).is_terminal
+            is_terminal = queue.has_ended(self.job_id)
         except UnknownJobError:
             is_terminal = True
         if not is_terminal:

@@ -173,12 +173,12 @@ def test_a_look_that_fails_is_made_again(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     job_id = stage.submit()["id"]
-    get, failures = stage.queue.get, iter([True, True])
+    has_ended, failures = stage.queue.has_ended, iter([True, True])
 
-    def sometimes(wanted: str) -> Any:
+    def sometimes(wanted: str) -> bool:
         if threading.current_thread() is not threading.main_thread() and next(failures, False):
             raise StorageError("the queue is locked")
-        return get(wanted)
+        return has_ended(wanted)
 
     async def run() -> bytes:
         found = b""
@@ -188,7 +188,7 @@ def test_a_look_that_fails_is_made_again(
         return found
 
     stage.queue.request_cancel(job_id)
-    monkeypatch.setattr(stage.queue, "get", sometimes)
+    monkeypatch.setattr(stage.queue, "has_ended", sometimes)
     assert sequences(asyncio.run(run())) == [0, 1]
     assert next(failures, None) is None
     assert "the queue is locked" in caplog.text
