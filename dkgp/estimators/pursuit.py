@@ -221,6 +221,8 @@ class ConjugateDirectionsPursuit(TargetsRegressor):
         else:
             dataset = self._stored(inputs, targets, names) if dataset is None else dataset
             source, targets = _RawRows(dataset), dataset.all_targets(standardised=False)
+        if len(targets) != source.n_samples:
+            raise InputError(f"X has {source.n_samples} samples and y {len(targets)}; expected as many in both")
         self._target_names = names
         return source, targets.reshape(source.n_samples, -1), bool(several)
 

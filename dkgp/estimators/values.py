@@ -81,11 +81,13 @@ def require_same_order(X: Any, **by_sample: Any) -> None:
         by_coordinates = is_labelled(X) and is_labelled(values)
         if not (same or by_coordinates):
             continue
-        row = int(np.argmin(np.asarray([one == other for one, other in zip(labels, others, strict=True)])))
+        pairs = enumerate(zip(labels.tolist(), others.tolist(), strict=True))
+        row, (of_inputs, of_values) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
         order = "has the samples of X in another order" if same else "is of other samples than X"
-        remedy = f"{name}.sel({{{others.name!r}: X[{labels.name!r}]}})" if by_coordinates else f"{name}.loc[X.index]"
+        index = f"X.indexes[{labels.name!r}]" if is_labelled(X) else "X.index"
+        remedy = f"{name}.sel({{{others.name!r}: X[{labels.name!r}]}})" if by_coordinates else f"{name}.loc[{index}]"
         raise InputError(
-            f"{name} {order}: sample {row} is {others[row]!r} in {name}, and {labels[row]!r} in X. Align them first, "
+            f"{name} {order}: sample {row} is {of_values!r} in {name}, and {of_inputs!r} in X. Align them first, "
             f"as in {name} = {remedy}, or give {name}.to_numpy() where the positions are right and the labels are not"
         )
 

@@ -40,6 +40,7 @@ LN2 = math.log(2.0)
 LOG2_E = 1.0 / LN2
 # A squared distance by a matrix product is off by some 1e-16 of the largest squared norm.
 _FEW_DIGITS = 1e-9
+_FURTHEST = 1e305
 
 
 @dataclass(frozen=True)
@@ -190,19 +191,23 @@ class DistanceKernel(LengthScaleKernel):
 
 
 def squared_distances(left: FloatArray, right: FloatArray) -> FloatArray:
-    """|a_i - b_j|^2 by one matrix product; by differences where that would leave few digits or none: (a, b)."""
-    left_norms, right_norms = np.einsum("il,il->i", left, left), np.einsum("jl,jl->j", right, right)
-    s = left @ right.T
-    s *= -2.0
-    s += left_norms[:, None]
-    s += right_norms
-    largest = left_norms.max(initial=0.0) + right_norms.max(initial=0.0)
-    near = np.nonzero(s <= _FEW_DIGITS * largest)
-    if near[0].size:
-        exact = np.zeros(near[0].size)
-        for a, b in zip(left.T, right.T, strict=True):
-            exact += (a[near[0]] - b[near[1]]) ** 2
-        s[near] = exact
+    """|a_i - b_j|^2 by one matrix product; by differences where that would leave few digits or none: (a, b).
+
+    Entries by differences are `_FURTHEST` at most, so that no profile of them is infinite times zero.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        left_norms, right_norms = np.einsum("il,il->i", left, left), np.einsum("jl,jl->j", right, right)
+        s = left @ right.T
+        s *= -2.0
+        s += left_norms[:, None]
+        s += right_norms
+        largest = left_norms.max(initial=0.0) + right_norms.max(initial=0.0)
+        near = np.nonzero(~(s > _FEW_DIGITS * largest))  # NaN too, where products overflow
+        if near[0].size:
+            exact = np.zeros(near[0].size)
+            for a, b in zip(left.T, right.T, strict=True):
+                exact += (a[near[0]] - b[near[1]]) ** 2
+            s[near] = np.minimum(exact, _FURTHEST)
     return s
 
 

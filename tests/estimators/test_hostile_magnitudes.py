@@ -12,11 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp import LSSVC, FixedSizeLSSVC, GPClassifier, GPRegressor, KernelLogisticClassifier, SparseGPRegressor
+from dkgp import (
+    LSSVC,
+    ConjugateDirectionsPursuit,
+    FixedSizeLSSVC,
+    GPClassifier,
+    GPRegressor,
+    KernelLogisticClassifier,
+    SparseGPRegressor,
+)
 from dkgp.errors import DkgpError, InputError
 from dkgp.estimators.scikit_learn import ConvergenceWarning
 from dkgp.estimators.sparse import OverconfidenceWarning
 from dkgp.kernels import Kernel, Linear, Matern12, Matern32, Periodic, Polynomial, RationalQuadratic, SquaredExponential
+from dkgp.models.classification.calibration import Calibration
 from tests.estimators.attack import attacked
 
 N = 14
@@ -207,3 +216,44 @@ def _attack(seeds: range) -> int:
         held += end == "holds"
     assert held > len(seeds) // 2
     return held
+
+
+@pytest.mark.parametrize("likelihood", [{"noise_model": "gp"}, {"noise_model": "linear"}, {"likelihood": "student-t"}])
+def test_noise_far_out_is_a_number_and_leaves_other_rows_alone(
+    samples: tuple[np.ndarray, np.ndarray], likelihood: dict[str, str]
+) -> None:
+    X, y = samples
+    far = np.concatenate([FAR[:4], [[-5e307, 5e307], [1e307, 1e307]]])  # as standardised still finite
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = GPRegressor(**likelihood).fit(np.concatenate([X, -X]), np.concatenate([y, 0.5 * y]))
+        mean, std, (_, lower, upper) = model.predict(far, return_std=True, return_bounds=True)
+        alone = model.predict(FAR[:1], return_std=True)[1]
+    assert np.isfinite([mean, std, lower, upper]).all()
+    assert (lower <= std**2).all()
+    assert std[0] == pytest.approx(alone[0], rel=1e-12)
+
+
+@pytest.mark.parametrize("kernel", ["rbf + linear", "rbf"])
+def test_probabilities_of_machines_far_out_sum_to_one(samples: tuple[np.ndarray, np.ndarray], kernel: str) -> None:
+    X, _ = samples
+    labels = np.arange(N) % 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = FixedSizeLSSVC(kernel).fit(X, labels)
+        np.testing.assert_allclose(model.predict_proba(FAR[2:5]).sum(axis=1), 1.0, rtol=1e-12)
+    # Of classes that are all beyond float64 none is nearer.
+    calibration = Calibration(np.full(3, 10.0), np.zeros(3))
+    np.testing.assert_array_equal(calibration.probabilities(np.full((1, 3), -1e308)), np.full((1, 3), 1.0 / 3.0))
+
+
+@pytest.mark.parametrize("size", [1e155, 1e300])
+@pytest.mark.filterwarnings("error")
+def test_pursuit_refuses_columns_whose_squares_overflow_in_words_alone(
+    samples: tuple[np.ndarray, np.ndarray], size: float
+) -> None:
+    X, y = samples
+    with pytest.raises(InputError, match="column 0 of X is not finite, or overflows"):
+        ConjugateDirectionsPursuit().fit(size * X, y)

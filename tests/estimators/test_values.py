@@ -463,3 +463,26 @@ def test_weights_in_another_order_are_refused(name: str, fitted: Callable[[str],
         estimator(name).fit(
             labelled(X, places), targets(name), sample_weight=labelled(weights.to_numpy(), places[ORDER])
         )
+
+
+def test_the_remedy_for_samples_in_another_order_can_be_typed() -> None:
+    inputs, values = labelled(X, [f"s{place}" for place in range(N)]), pd.Series(targets("GPRegressor"))
+    values.index = inputs.indexes["sample"]
+    with pytest.raises(
+        InputError, match=r"sample 0 is 's\d+' in y, and 's0' in X.* y = y.loc\[X.indexes\['sample'\]\]"
+    ):
+        estimator("GPRegressor").fit(inputs, values.iloc[ORDER])
+    estimator("GPRegressor").fit(inputs, values.iloc[ORDER].loc[inputs.indexes["sample"]])
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS.keys() - set(DROP_IN)))
+@pytest.mark.parametrize("kept", [N // 2, N - 1])
+def test_inputs_and_targets_of_other_numbers_of_samples_are_refused(name: str, kept: int) -> None:
+    y = targets(name)
+    inputs = xr.DataArray(X, dims=("sample", "feature"))
+    columns = xr.Dataset({"a": inputs[:, 0], "b": inputs[:, 1]})
+    for given in (inputs[:kept], columns.isel(sample=slice(kept)), inputs[:kept].chunk(sample=3)):
+        with pytest.raises(InputError, match=f"X .*{kept}.* y .*{N}|have shapes .{kept}, 2. and .{N},"):
+            estimator(name).fit(given, y)
+    with pytest.raises(InputError, match=f"X .*{N}.* y .*{kept}|have shapes .{N}, 2. and .{kept},"):
+        estimator(name).fit(inputs, xr.DataArray(y[:kept], dims="sample"))

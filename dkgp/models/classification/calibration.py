@@ -71,7 +71,8 @@ class Calibration:
         values = _columns(decisions)
         if values.shape[1] != self.n_outputs:
             raise InputError(f"decisions have shape {values.shape}; expected (r, {self.n_outputs})")
-        z = values * self.slope + self.offset
+        with np.errstate(over="ignore"):
+            z = np.nan_to_num(values * self.slope + self.offset)  # finite: of classes far from likely one is nearest
         if self.n_outputs == 1:
             # expit(-z) and not 1 - expit(z): small probabilities keep their digits.
             return np.concatenate([expit(-z), expit(z)], axis=1)

@@ -120,8 +120,9 @@ def row_project_task(view: RowView, runs: list[RowRun]) -> list[RunSums]:
         d = view.source.n_features
         projected, squares = np.zeros((d, run.rows.shape[1])), np.zeros(d)
         for values, targets in run.pieces(view):
-            projected += values.T @ targets
-            squares += np.einsum("ij,ij->j", values, values)
+            with np.errstate(over="ignore", invalid="ignore"):  # told by who adds up
+                projected += values.T @ targets
+                squares += np.einsum("ij,ij->j", values, values)
         results.append(RunSums((projected, squares)))
     return results
 
