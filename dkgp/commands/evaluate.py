@@ -114,7 +114,8 @@ def _verdict(prediction: Prediction, dataset: Dataset, rivals: Rivals | None, *,
         for finding in findings(residuals, None if rivals is None else rivals.errors[name])
     ]
     # Errors of noise-free targets tell nothing of noise, and a large test set is thinned before it is judged.
-    share = None if noise_free else min(residuals.effective / len(residuals.truth) for residuals in read.values())
+    shares = [of.effective / len(of.truth) for of in read.values() if of.deviations is not None and not noise_free]
+    share = min(shares, default=None)
     return {"verdict": verdict, "effective_samples": None if share is None else share * dataset.n_samples}
 
 

@@ -146,7 +146,9 @@ def test_noise_beyond_float32_ends_in_the_answer_or_in_words(
     K = PROBLEM.kernel(X, X)
     np.testing.assert_allclose(solution.gradient, K @ solution.alpha + noise[:, None] * solution.alpha - y, atol=1e-9)
     if solver.name == "cg":  # without a preconditioner: its condition number is that of the noise
-        assert solution.reason.rule == "standstill"
+        # By the processor's roundings it is found by its rounds, or by the gradient in float64.
+        assert solution.reason.rule in ("standstill", "rounding")
+        assert not solution.converged
         return
     assert solution.converged
     kept = slice(4, None)
