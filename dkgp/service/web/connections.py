@@ -210,6 +210,10 @@ def protocol_type(
             else:
                 # The answer has begun, or is over: uvicorn would fail, with a traceback in the log.
                 self.transport.close()
+            if self.cycle is not None:
+                # So would an application that is still at work on the request: nothing more can be sent.
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
 
         def resume_writing(self) -> None:
             self._unread = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import ssl
@@ -232,6 +233,22 @@ def test_a_head_is_bounded_however_much_of_it_comes_at_once(shared: Stage) -> No
         request = b"GET /icon.svg HTTP/1.1\r\nhost: localhost\r\n" + b"a:b\r\n" * lines + b"\r\n"
         with served(shared) as url, connected(url, request) as sender:
             assert sender.recv(64).startswith(b"HTTP/1.1 " + status)
+
+
+def test_nonsense_before_an_answer_leaves_no_traceback(
+    shared: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = b"POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nno size\r\n"
+    # The connection is closed later than the application answers, as over TLS.
+    close = asyncio.selector_events._SelectorTransport.close  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        "asyncio.selector_events._SelectorTransport.close",
+        lambda transport: transport._loop.call_later(0.3, close, transport),
+    )
+    with served(shared) as url, connected(url, request) as sender:
+        assert sender.recv(4096).startswith(b"HTTP/1.1 400 ")
+        assert is_closed(sender) or is_closed(sender)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_nonsense_after_an_answer_leaves_no_traceback(shared: Stage, caplog: pytest.LogCaptureFixture) -> None:
