@@ -119,7 +119,7 @@ def _of_objects(array: NDArray[Any], place: str) -> NDArray[Any]:
     numbers = np.empty(len(flat))
     width = array.shape[1] if array.ndim == 2 else 1
     for position, value in enumerate(flat):
-        words = _words_of(value)
+        words = words_on_object(value)
         if words is not None:
             row, column = divmod(position, width)
             if array.ndim == 2:
@@ -138,7 +138,7 @@ def _of_objects(array: NDArray[Any], place: str) -> NDArray[Any]:
     return numbers.reshape(array.shape)
 
 
-def _words_of(value: Any) -> str | None:
+def words_on_object(value: Any) -> str | None:
     """Words on an object that is of a refused type; None for others."""
     if isinstance(value, datetime.timedelta | np.timedelta64):
         return _DURATIONS

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.sparse import issparse
 
 from dkgp.data import Dataset, open_dataset
-from dkgp.data.numbers import dense, lazy_numbers, require_numbers
+from dkgp.data.numbers import array_of, dense, lazy_numbers, require_numbers
 from dkgp.data.sources.ingest_blocks import stored_inputs
 from dkgp.data.sources.labelled import LabelledTable, is_labelled, labelled_inputs, labelled_targets
 from dkgp.errors import InputError
@@ -80,7 +80,7 @@ def read_samples(X: Any, y: Any) -> Table:
         inputs, names = _input_array(X), None
     if values is None:
         raise InputError("there is no y; training needs targets")
-    values = as_array(values) if is_dask(values) else np.asanyarray(values)  # with its mask
+    values = as_array(values) if is_dask(values) else array_of(values)  # with its mask
     if values.ndim not in (1, 2):
         raise InputError(f"y has shape {values.shape}; expected (n,) or (n, p)")
     return Table(inputs, names, values, target_names, several)

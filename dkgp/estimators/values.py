@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.data.numbers import array_of, lazy_numbers, real_numbers, require_numbers, require_room
+from dkgp.data.numbers import array_of, lazy_numbers, real_numbers, require_numbers, require_room, words_on_object
 from dkgp.data.sources.labelled import is_labelled, labelled_inputs
 from dkgp.errors import InputError
 from dkgp.estimators.tables import computed, is_dask, is_dask_frame, is_plain
@@ -48,7 +48,10 @@ def numbers_of(values: Any, name: str) -> NDArray[np.float64]:
 def weights_of_score(X: Any, sample_weight: Any) -> NDArray[np.float64] | None:
     """Return the weights that a score is to have; errors as of `numeric` and `require_same_order`."""
     require_same_order(X, sample_weight=sample_weight)
-    return None if sample_weight is None else numbers_of(sample_weight, "sample_weight")
+    weights = None if sample_weight is None else numbers_of(sample_weight, "sample_weight")
+    if weights is not None and weights.ndim != 1:
+        raise InputError(f"sample_weight has shape {weights.shape}; expected (n,), a value for each sample")
+    return weights
 
 
 def numeric_samples(X: Any, y: Any, **by_sample: Any) -> tuple[Any, Any]:
@@ -147,6 +150,8 @@ def label_values(y: Any) -> Any:
     Raises `InputError`: a label that is missing or masked, dates, labels of several types.
     """
     values = computed(y)
+    if len(getattr(values, "columns", [""])) != 1:  # not promoted to one type, which text and dates do not have
+        raise InputError(f"y should be a 1d array, got an array of shape {values.shape} instead")
     dtype = getattr(values, "dtype", None)
     array = array_of(values)
     if getattr(dtype, "kind", array.dtype.kind) in "mM" or array.dtype.kind in "mM":
@@ -154,18 +159,28 @@ def label_values(y: Any) -> Any:
             f"the labels are dates or durations ({array.dtype}), whose names depend on their unit; give them as text, "
             "as in y.astype(str), or as whole numbers"
         )
+    require_numbers(array.dtype, "y")
     if isinstance(array, np.ma.MaskedArray):
         if np.ma.is_masked(array):
             row = int(np.argmax(np.ma.getmaskarray(array)))
             raise InputError(f"the label of sample {row} is missing (masked); leave such samples out")
         values = array = array.data
     if array.dtype.kind == "O" and array.ndim == 1:
+        kinds: set[type] = set()
         for row, value in enumerate(array):
             if _is_missing_label(value):
                 raise InputError(f"the label of sample {row} is missing ({value}); leave such samples out")
-        kinds = sorted({type(value).__name__ for value in array})
-        if len(kinds) > 1 and "str" in kinds:
-            raise InputError(f"labels are of the types {', '.join(kinds)}; expected one type for all")
+            if type(value) in kinds:
+                continue
+            kinds.add(type(value))
+            if words_on_object(value) is not None:
+                raise InputError(
+                    f"the label of sample {row} is of type {type(value).__name__}; give labels as text, as in "
+                    "y.astype(str), or as whole numbers"
+                )
+        if len(kinds) > 1 and str in kinds:
+            names = sorted(kind.__name__ for kind in kinds)
+            raise InputError(f"labels are of the types {', '.join(names)}; expected one type for all")
     return values
 
 

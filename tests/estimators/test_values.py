@@ -486,3 +486,32 @@ def test_inputs_and_targets_of_other_numbers_of_samples_are_refused(name: str, k
             estimator(name).fit(given, y)
     with pytest.raises(InputError, match=f"X .*{N}.* y .*{kept}|have shapes .{N}, 2. and .{kept},"):
         estimator(name).fit(inputs, xr.DataArray(y[:kept], dims="sample"))
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_labels_of_objects_and_frames_that_are_none_are_refused(name: str) -> None:
+    days = pd.period_range("2024-01-01", periods=2, freq="D")[np.arange(N) % 2]
+    dates = np.array([day.to_timestamp().to_pydatetime() for day in days], dtype=object)
+    for labels, kind in ((pd.Series(days), "Period"), (dates, "datetime")):
+        with pytest.raises(InputError, match=f"the label of sample 0 is of type {kind}; give labels as text"):
+            estimator(name).fit(X, labels)
+    both = pd.DataFrame({"class": targets(name), "day": days.to_timestamp()})
+    with pytest.raises(InputError, match=rf"y should be a 1d array, got an array of shape \({N}, 2\) instead"):
+        estimator(name).fit(X, both)
+    with pytest.raises(InputError, match="Complex data not supported: y holds complex numbers"):
+        estimator(name).fit(X, np.arange(N) % 2 + 0j)
+    with pytest.raises(InputError, match="y holds records"):
+        estimator(name).fit(X, np.rec.fromarrays([np.arange(N) % 2, np.arange(N)]))
+
+
+def test_masked_text_is_no_number() -> None:
+    text = np.ma.array(["a"] * N, mask=np.arange(N) == 3)
+    with pytest.raises(InputError, match="y holds text where a number belongs, such as 'a'"):
+        estimator("GPRegressor").fit(X, text)
+
+
+@pytest.mark.parametrize("name", ["GPRegressor", "GPClassifier", *DROP_IN])
+def test_one_weight_for_all_samples_of_a_score_is_refused(name: str, fitted: Callable[[str], Any]) -> None:
+    for weights in (2.0, np.ones((N, 1))):
+        with pytest.raises(InputError, match=r"sample_weight has shape \(.*; expected \(n,\), a value for each sample"):
+            fitted(name).score(X, targets(name), sample_weight=weights)
