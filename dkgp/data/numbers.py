@@ -50,8 +50,9 @@ def real_numbers(values: Any, place: str) -> NDArray[Any]:
     array = array_of(values)
     require_numbers(array.dtype, place)
     if isinstance(array, np.ma.MaskedArray):
-        masked: Any = array if array.dtype.kind == "O" else array.astype(np.float64)
-        array = np.asarray(masked.filled(np.nan))
+        filled = array.data.astype(np.float64 if array.dtype.kind in "biuf" else object)
+        filled[np.ma.getmaskarray(array)] = np.nan
+        array = filled
     if array.dtype.kind in "OSUT":
         return _of_objects(np.asarray(array).astype(object, copy=False), place)
     return np.asarray(array)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dkgp.data.numbers import lazy_numbers, real_numbers
+from dkgp.data.numbers import array_of, lazy_numbers, real_numbers
 from dkgp.errors import InputError
 
 
@@ -94,7 +94,8 @@ def labelled_targets(targets: Any, table: Any) -> tuple[Any, tuple[str, ...] | N
     elif isinstance(targets, list | tuple) and targets and all(isinstance(name, str) for name in targets):
         targets = table[_require(list(targets), _variables(table))]
     if not is_labelled(targets):
-        return targets, None, np.ndim(targets) > 1
+        values = array_of(targets) if isinstance(targets, list | tuple) else targets  # a list may have masked items
+        return values, None, np.ndim(values) > 1
     if not hasattr(targets, "data_vars") and targets.ndim == 1:
         return targets.data, (str(targets.name),) if targets.name is not None else None, False
     # One variable may be labels; several have to be numbers to lie side by side.
