@@ -95,6 +95,26 @@ def test_units_currencies_and_parentheses_are_left_off(tmp_path: Path) -> None:
     np.testing.assert_array_equal(inputs, [[2, 1, 1000, 0]])
 
 
+def test_numbers_with_a_few_other_texts_are_no_categories(tmp_path: Path) -> None:
+    """Texts that are rare among many numbers are missing values; a column of few numbers and texts has categories."""
+    rows = [f"{k + 0.5},{k % 4},{k % 2 or 'b'},{k}" for k in range(200)]
+    rows[7] = "ERROR,x,b,7"
+    path = written(tmp_path, "\n".join(["rare,few,both,y", *rows]) + "\n")
+    with pytest.raises(RefusedColumnsError) as caught:
+        ingest(path, tmp_path / "t.zarr", target="y")
+    message = str(caught.value)
+    assert "'rare': text in 1 of 200 rows of 1 different values, first 'ERROR' in line 9" in message
+    assert "numbers otherwise, so that such text is read as a missing value" in message
+    assert message.endswith("--categorical few,both --missing ERROR --impute median")
+    table = caught.value.survey.table(TableOptions())
+    train = ingest(path, tmp_path / "t.zarr", target="y", table=table).train
+    assert "few=x" in train.raw_feature_names
+    rare = train.raw_inputs(0, 200)[:, train.raw_feature_names.index("rare")]
+    numbers = np.array([float(line.split(",")[0]) for line in rows if not line.startswith("ERROR")])
+    np.testing.assert_array_equal(np.delete(rare, 7), numbers)
+    assert rare[7] == np.median(numbers)
+
+
 def test_a_typographic_minus_alone_is_told_of_and_read(tmp_path: Path) -> None:
     path = written(tmp_path, "a,y\n\u22121.5,1\n2,2\n3,\u22123\n")
     with pytest.raises(RefusedColumnsError) as caught:

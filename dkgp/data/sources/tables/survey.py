@@ -26,6 +26,8 @@ from dkgp.errors import InputError
 _GAP_TEXTS = frozenset({"?", "-", "--", ".", "*", "na", "n/a", "nan", "none", "null", "missing", "unknown", "nil"})
 # Columns of at most so many levels are categories to be one-hot; of more they are named, and better dropped.
 _MOST_ONE_HOT = 50
+# Different texts of a column of numbers, such as error codes, that are taken for missing values where they are rare.
+_MOST_ODD_TEXTS = 20
 # Of rows: where gaps touch no more, their rows are left out; where they touch more, gaps are filled in.
 _MOST_GAPS_DROPPED = 0.05
 # Values of a column that are looked at for dates, and rows that are looked at for repeats.
@@ -51,6 +53,8 @@ class ColumnSurvey:
     # "dates", "durations" or "complex numbers", where the source tells types.
     kind: str = ""
     levels: dict[str, int] = field(default_factory=dict)
+    # Different numbers of the beginnings of blocks, counted up to `_MOST_ONE_HOT` and one more.
+    different: set[float] = field(default_factory=set)
     formats: list[str] = field(default_factory=lambda: list(DATE_FORMATS))
     counts_rows: bool = True
     # In which numbers are read so far, and how the texts among them are written.
@@ -110,6 +114,8 @@ class ColumnSurvey:
                 self._count_texts(values[text])
         if len(finite):
             self.lowest, self.highest = min(self.lowest, finite.min()), max(self.highest, finite.max())
+            if len(self.different) <= _MOST_ONE_HOT:
+                self.different.update(finite[: 4 * _MOST_ONE_HOT].tolist())
         following = np.arange(self.rows, self.rows + len(numbers), dtype=np.float64)
         steps = numbers - following
         self.counts_rows &= bool(len(steps) == 0 or (np.all(steps == steps[0]) and steps[0] in (0.0, 1.0)))
@@ -144,6 +150,12 @@ class ColumnSurvey:
         if not self.texts or self.texts > 0.5 * self.rows or not self.numbers:
             return []
         return list(self.levels) if all(level.lower() in _GAP_TEXTS for level in self.levels) else []
+
+    @property
+    def odd_texts(self) -> list[str]:
+        """Texts among numbers of which there are too many for categories, where the texts are few, such as 'ERROR'."""
+        is_rare = 0 < self.texts <= _MOST_GAPS_DROPPED * self.rows and self.n_levels <= _MOST_ODD_TEXTS
+        return list(self.levels) if is_rare and not self.kind and len(self.different) > _MOST_ONE_HOT else []
 
     @property
     def is_date(self) -> bool:
@@ -236,6 +248,8 @@ class Survey:
                 options["missing"] += column.gap_texts
             elif column.is_date:
                 options["date"].append(column.name)
+            elif column.odd_texts:
+                options["missing"] += column.odd_texts
             elif column.texts:
                 is_category = column.n_levels <= _MOST_ONE_HOT
                 options["categorical" if is_category else _aside(column.name)].append(column.name)
@@ -350,6 +364,8 @@ class Survey:
                 f"text{mixed} of {levels} different values, first '{_short(column.first_text)}' in "
                 f"{column.first_text_place}"
             )
+            if column.odd_texts:
+                words.append("numbers otherwise, so that such text is read as a missing value")
             if column.written.notations and len(column.written.units) > 1:
                 units = [unit.words or "none" for unit in column.written.units]
                 words.append(f"reads like numbers of different units ({', '.join(units)}), which no option reads")
