@@ -183,8 +183,14 @@ CASES = {
 }
 
 
+# Each case is a process or two; the others are long.
+QUICK = ("pool of an executor", "value that another thread builds")
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.long) for case in CASES]
+)
 def test_a_forked_child_waits_for_none_of_its_parents_threads(case: str) -> None:
     script = SCRIPT + textwrap.dedent(CASES[case])
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)

@@ -70,6 +70,7 @@ def test_names_are_counted_in_bytes_and_paths_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full")
+@pytest.mark.long
 @pytest.mark.parametrize("line", ["--version", "train --help", "info {model}", "info {model} --json"])
 def test_a_full_standard_output_is_told_in_words(pipeline: dict[str, Any], line: str) -> None:
     with FULL.open("w") as full:
@@ -79,6 +80,7 @@ def test_a_full_standard_output_is_told_in_words(pipeline: dict[str, Any], line:
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full")
+@pytest.mark.long
 def test_progress_that_cannot_be_shown_ends_no_command(pipeline: dict[str, Any], tmp_path: Path) -> None:
     out = tmp_path / "model.zarr"
     line = [*PROGRAM, "train", pipeline["ingest"]["train"], "--hyper", pipeline["tune"]["out"], "--out", str(out)]
@@ -89,6 +91,7 @@ def test_progress_that_cannot_be_shown_ends_no_command(pipeline: dict[str, Any],
     assert out.exists()
 
 
+@pytest.mark.long
 def test_closed_streams_end_no_command_and_no_file_takes_their_place(pipeline: dict[str, Any], tmp_path: Path) -> None:
     predict = ["predict", pipeline["train"]["out"], pipeline["ingest"]["test"], "--cluster", "none", "--out"]
     expected, table = tmp_path / "expected.csv", tmp_path / "p.csv"
@@ -108,6 +111,7 @@ def test_closed_streams_end_no_command_and_no_file_takes_their_place(pipeline: d
     assert table.read_bytes() == expected.read_bytes()
 
 
+@pytest.mark.long
 def test_without_a_working_folder_absolute_paths_do(pipeline: dict[str, Any], tmp_path: Path) -> None:
     def in_removed_folder(*command: object) -> tuple[int, str]:
         gone = tmp_path / "gone"

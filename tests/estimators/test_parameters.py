@@ -128,7 +128,10 @@ def test_a_range_is_told() -> None:
             estimator("GPRegressor").set_params(**settings).fit(X, Y)
 
 
-@pytest.mark.parametrize("name", ["FixedSizeLSSVC", "GPClassifier", "KernelLogisticClassifier", "LSSVC"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("FixedSizeLSSVC", marks=pytest.mark.long), "GPClassifier", "KernelLogisticClassifier", "LSSVC"],
+)
 def test_weights_of_classes_are_numbers(name: str) -> None:
     for weight in ("much", None, [1.0], -1.0, 0, float("nan"), object()):
         with pytest.raises(InputError, match=r"class_weight\['even'\]= takes a finite number above 0; got"):

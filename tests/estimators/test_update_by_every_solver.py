@@ -34,6 +34,7 @@ def updated(gp: Any, problem: Problem, **noise: Any) -> Any:
     return gp.fit(problem.X[OLD], problem.y[OLD], **old).update(problem.X[110:130], problem.y[110:130], **new)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("solver", [*EVERY, *SETTINGS], ids=str)
 def test_an_update_by_every_solver_is_the_dense_solution(solver: Any, problem: Problem) -> None:
     gp = updated(GPRegressor(KERNEL, noise_variance=NOISE, solver=solver, tol=1e-7), problem)

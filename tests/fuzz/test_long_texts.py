@@ -70,11 +70,14 @@ _LETTERS = (
     "://",
     "`a",
 )
+LONG = ("pattern", "message", "place")
 UNITS = (*_LETTERS, "@", "'", "\\", "\n", "\x1b[1", "lognormal(", "rbf+", " Raised", "1:", "%2", '{"a":')
 BEGINNINGS = ("", "lognormal(1", "http://", "/", "1")
 
 
-@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize(
+    "parser", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in PARSERS]
+)
 def test_no_text_takes_long(parser: str) -> None:
     for unit in UNITS:
         repeated = (unit * (LENGTH // len(unit) + 1))[:LENGTH]

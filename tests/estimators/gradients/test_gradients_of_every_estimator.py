@@ -128,6 +128,10 @@ def assert_slopes(got: np.ndarray, value: Callable[[np.ndarray], Any], share: fl
     assert (np.abs(got - expected) <= share * largest).all()
 
 
+# Those of a second and less; the others are long.
+QUICK = ("exact, known noise", "exact, two targets", "exact, linear mean", "vfe, known noise", "vif, known noise")
+
+
 def test_no_estimator_is_forgotten() -> None:
     named = (getattr(dkgp, name) for name in dkgp.__all__)
     able = {of for of in named if inspect.isclass(of) and hasattr(of, "predict_gradients")}
@@ -135,7 +139,9 @@ def test_no_estimator_is_forgotten() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the subset of regressors' variances")
-@pytest.mark.parametrize("name", FITTED)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in FITTED]
+)
 def test_gradients_are_slopes_of_the_predictions(name: str, tmp_path: Path) -> None:
     gp = FITTED[name](tmp_path)
     got = gp.predict_gradients(T)
