@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dkgp.errors import DkgpError, InputError, MissingExtraError, StorageError, UsageError
 from dkgp.service.queue.records import ForbiddenError, JobStateError, QueueFullError, UnknownJobError
+from dkgp.service.reading import MOST_MISTAKES
 from dkgp.service.roots import OutsideRootsError
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def answer_errors(app: FastAPI) -> None:
 
     async def of_parameters(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        complaints = [f"'{entry['loc'][-1]}': {entry['msg']}" for entry in error.errors()]
+        complaints = [f"'{entry['loc'][-1]}': {entry['msg']}" for entry in error.errors()[:MOST_MISTAKES]]
         return error_answer(422, "UsageError", "; ".join(complaints))
 
     async def unforeseen(request: Request, error: Exception) -> Response:

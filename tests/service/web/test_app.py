@@ -423,3 +423,9 @@ def test_the_calls_are_described_for_people(shared: Stage) -> None:
         assert words in page.text
     assert not re.findall(r"(?:src|href)=\"(?!/)", page.text)
     assert "<script" not in page.text
+
+
+def test_mistakes_of_parameters_are_told_up_to_a_number(shared: Stage) -> None:
+    response = shared.client.get("/v1/jobs?" + "state=x&" * 300)
+    assert response.status_code == 422
+    assert response.text.count("Input should be") == 20
