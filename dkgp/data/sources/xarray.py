@@ -239,7 +239,7 @@ class XarraySource(_VariablesSource):
                 variable = xr.Variable((name,), np.arange(spans[axis].start, spans[axis].stop))
             else:
                 on_grid = [dimension for dimension in variables[name].dims if dimension in self._grid]
-                part = {name: spans[self._grid.index(str(name))] for name in on_grid}
+                part: dict[Hashable, slice] = {name: spans[self._grid.index(str(name))] for name in on_grid}
                 # One of characters has a dimension more.
                 variable = xr.Variable(on_grid, _decoded(_part(variables[name], part)))
             axes = [variable.dims.index(dimension) for dimension in self._grid if dimension in variable.dims]
