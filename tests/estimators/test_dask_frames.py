@@ -138,7 +138,14 @@ OPERATIONS: dict[str, Callable[[dd.DataFrame], dd.DataFrame]] = {
 }
 
 
-@pytest.fixture(scope="module", params=OPERATIONS)
+# Those that dask cannot optimise away; the others are long.
+QUICK = ("repartition", "loc", "merge")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in OPERATIONS],
+)
 def reshaped(request: pytest.FixtureRequest, problem: Problem) -> dd.DataFrame:
     pandas = frame_of(problem.X, problem.y).assign(key=np.random.default_rng(1).permutation(len(problem.X)))
     return OPERATIONS[request.param](dd.from_pandas(pandas, npartitions=4))
@@ -166,7 +173,11 @@ def test_predictions_belong_to_their_rows(
     assert sorted(alone.index) == sorted(index)
 
 
-@pytest.mark.parametrize("reshaped", ["repartition", "shuffle", "merge"], indirect=True)
+@pytest.mark.parametrize(
+    "reshaped",
+    ["merge", *(pytest.param(name, marks=pytest.mark.long) for name in ("repartition", "shuffle"))],
+    indirect=True,
+)
 def test_inputs_targets_and_weights_keep_their_rows_together(reshaped: dd.DataFrame) -> None:
     joined = reshaped.compute()
     weights = 1.0 + np.abs(joined["north"])
@@ -181,6 +192,7 @@ def test_inputs_targets_and_weights_keep_their_rows_together(reshaped: dd.DataFr
     assert lazily.score(joined[NAMES], joined["load"]) > expected - 0.01
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reshaped", ["repartition", "shuffle", "merge"], indirect=True)
 def test_pursuits_and_labels_keep_their_rows_together(reshaped: dd.DataFrame) -> None:
     joined = reshaped.compute()
