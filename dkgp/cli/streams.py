@@ -29,7 +29,7 @@ class _Stream:
         return len(text)
 
     def flush(self) -> None:
-        """Write what is buffered."""
+        """Write the buffer out."""
         with self._in_words():
             self._stream.flush()
 

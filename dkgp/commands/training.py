@@ -158,7 +158,7 @@ class TrainingRun(Run):
         return self.report(Outcome(model, model.summary, model.certificate, model.history))
 
     def report(self, outcome: Outcome) -> Document:
-        """End a run whose model is saved: write what belongs to it, draw the plot, warn, remove old checkpoints."""
+        """End a run whose model is saved: write its other outputs, draw the plot, warn, remove old checkpoints."""
         job, checkpoints = self.job, CheckpointStore(self.job.checkpoint_url)
         self.finish_beside()
         if job.plot is not None:
@@ -199,7 +199,7 @@ class TrainingRun(Run):
         """Write the model, with what was `measured` of the run in its summary."""
 
     def finish_beside(self) -> None:
-        """Write what is asked for besides the model, unless an earlier run did; the model is complete without it."""
+        """Write the outputs beside the model, unless an earlier run did; the model is complete without them."""
 
     @abstractmethod
     def stored(self) -> Any:

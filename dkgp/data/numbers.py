@@ -40,7 +40,7 @@ def real_numbers(values: Any, place: str) -> NDArray[Any]:
     values : array_like
         A masked array is one.
     place : str
-        What the values are, for errors, such as "X".
+        Name of the values in errors, such as "X".
 
     Raises
     ------
