@@ -1,0 +1,1 @@
+"""Products with kernels of up to three features in nearly linear time, with a proven bound on each entry."""
