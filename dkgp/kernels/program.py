@@ -6,7 +6,7 @@ values; the other steps combine the tiles on the stack. A sum of two kernels so 
 addition within the cache.
 
 A leaf applies its `Profile`, which a kernel's own file declares, to its inputs: the compiled loop over entries, how it
-rounds, and how fast it falls. The loops, the bounds on their errors and the tree sums read these from the profile.
+rounds, and how fast it falls. The loops, the bounds on their errors and the fast products read these from the profile.
 """
 
 from __future__ import annotations
@@ -14,10 +14,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any, Literal, Protocol, cast
+
+import numpy as np
+from numpy.typing import DTypeLike
 
 # By name, of all kernels that are known.
 PROFILES: dict[str, Profile] = {}
+
+
+class Functions(Protocol):
+    """Elementary functions of one number type, such as the module `mpmath` has; see `Profile.formula`."""
+
+    sqrt: Callable[[Any], Any]
+    exp: Callable[[Any], Any]
+    log1p: Callable[[Any], Any]
+    ln2: Any
+
+
+def numpy_functions(dtype: DTypeLike) -> Functions:
+    """Return NumPy's functions, with ln 2 in this type: for arrays of real or complex numbers of its precision."""
+    ln2 = np.log(np.dtype(dtype).type(2.0))
+    return cast(Functions, SimpleNamespace(sqrt=np.sqrt, exp=np.exp, log1p=np.log1p, ln2=ln2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +75,18 @@ class Profile:
         `slopes(values, parameters, floor)`, as `entries`, puts dk/ds, or dk/dt, in the place of values: the derivatives
         in inputs are made of it; their bounds presume a mixture of exp(-ts), as is all that is positive definite in any
         number of features. None of a profile that has no derivative where s is zero, or none that is known.
+    formula : callable or None
+        `(s, parameter, functions)` to k within the support, by the `functions` of the type of s: numbers or arrays of
+        any precision, real or complex. It continues k analytically: to all complex s but the real ones up to `branch`.
+        Roots are principal ones.
+    modulus : callable or None
+        `(re_s, re_root, size, parameter)`, arrays that broadcast, to an upper bound of |formula| over all complex s
+        with Re s >= re_s, Re sqrt(s) >= re_root and |sqrt(s)| <= size. Its roundings are counted, so the computed
+        number is a bound; infinite where none is known. None of a profile without one: fast products refuse it.
+    branch : float
+        The greatest s at which the formula is not analytic; minus infinity where it is analytic everywhere.
+    support : float
+        The distance r from which on k is zero; infinite for most profiles.
     """
 
     name: str
@@ -69,6 +100,10 @@ class Profile:
     reads: Literal["distance", "product", "rows"] = "distance"
     multiplies: bool = False
     slopes: Callable[..., None] | None = None
+    formula: Callable[[Any, float, Functions], Any] | None = None
+    modulus: Callable[[Any, Any, Any, float], Any] | None = None
+    branch: float = -math.inf
+    support: float = math.inf
 
     def __post_init__(self) -> None:
         PROFILES[self.name] = self

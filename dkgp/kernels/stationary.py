@@ -15,10 +15,26 @@ import numpy as np
 from dkgp.kernels.base import FloatArray, register_kernel
 from dkgp.kernels.distance import LN2, LOG2_E, DistanceKernel
 from dkgp.kernels.fields import SHAPE_BOUNDS
-from dkgp.kernels.program import Profile
+from dkgp.kernels.program import Functions, Profile
 from dkgp.kernels.vector_math import exp2, exp2_in_place, fma, log2_1p
 
 _GOLDEN = (1.0 + math.sqrt(5.0)) / 2.0
+# Above the relative rounding of every modulus: an exponent is off by some units of itself, and it is 745 at most.
+_MODULUS_ROUNDINGS = 1.0 + 1e-12
+# Numbers close to the least normal one have lost digits.
+_LEAST_POWER = 1e-300
+
+
+def _exponential_modulus(exponent: Any, factor: Any = 1.0) -> Any:
+    """Return `factor` exp(-exponent), rounded up."""
+    with np.errstate(over="ignore", under="ignore"):
+        return _MODULUS_ROUNDINGS * factor * np.maximum(np.exp(-np.asarray(exponent)), _LEAST_POWER)
+
+
+def _least_root(re_s: Any, re_root: Any) -> Any:
+    """Return a lower bound of Re sqrt(s), which is never negative, and whose square is Re s or more."""
+    return np.maximum(np.maximum(re_root, 0.0), np.sqrt(np.maximum(re_s, 0.0)))
+
 
 # ------------------------------------------------------------------------------------------------- squared exponential
 
@@ -47,6 +63,14 @@ def _bulge_exp2(r: float, parameter: float) -> Any:
     return LN2 * bulge * 2.0 ** (-bulge)
 
 
+def _formula_exp2(s: Any, parameter: float, functions: Functions) -> Any:
+    return functions.exp(-functions.ln2 * s)
+
+
+def _modulus_exp2(re_s: Any, re_root: Any, size: Any, parameter: float) -> Any:
+    return _exponential_modulus(LN2 * np.asarray(re_s))
+
+
 EXP2 = Profile(
     "power_of_two",
     _power_of_two,
@@ -57,6 +81,8 @@ EXP2 = Profile(
     slope_at_zero=lambda parameter: LN2,
     multiplies=True,
     slopes=_slopes_exp2,
+    formula=_formula_exp2,
+    modulus=_modulus_exp2,
 )
 """2**-s"""
 
@@ -151,8 +177,24 @@ def _bulge_matern12(r: float, parameter: float) -> Any:
     return 0.5 * bulge * np.exp(-bulge)
 
 
+def _formula_matern12(s: Any, parameter: float, functions: Functions) -> Any:
+    return functions.exp(-functions.ln2 * functions.sqrt(s))
+
+
+def _modulus_matern12(re_s: Any, re_root: Any, size: Any, parameter: float) -> Any:
+    return _exponential_modulus(LN2 * _least_root(re_s, re_root))
+
+
 MATERN12 = Profile(
-    "matern12", _matern12, rounding=5.0, steepest=_steepest_matern12, bulge=_bulge_matern12, value=_value_matern12
+    "matern12",
+    _matern12,
+    rounding=5.0,
+    steepest=_steepest_matern12,
+    bulge=_bulge_matern12,
+    value=_value_matern12,
+    formula=_formula_matern12,
+    modulus=_modulus_matern12,
+    branch=0.0,
 )
 """2**-u, u = sqrt(s)"""
 
@@ -213,6 +255,15 @@ def _bulge_matern32(r: float, parameter: float) -> Any:
     return 0.5 * bulge * bulge * np.exp(-bulge)
 
 
+def _formula_matern32(s: Any, parameter: float, functions: Functions) -> Any:
+    v = functions.ln2 * functions.sqrt(s)
+    return (1 + v) * functions.exp(-v)
+
+
+def _modulus_matern32(re_s: Any, re_root: Any, size: Any, parameter: float) -> Any:
+    return _exponential_modulus(LN2 * _least_root(re_s, re_root), 1.0 + LN2 * np.asarray(size))
+
+
 MATERN32 = Profile(
     "matern32",
     _matern32,
@@ -222,6 +273,9 @@ MATERN32 = Profile(
     value=_value_matern32,
     slope_at_zero=lambda parameter: LN2**2 / 2.0,
     slopes=_slopes_matern32,
+    formula=_formula_matern32,
+    modulus=_modulus_matern32,
+    branch=0.0,
 )
 """(1 + v) 2**-u, u = sqrt(s), v = u ln 2"""
 
@@ -287,6 +341,16 @@ def _bulge_matern52(r: float, parameter: float) -> Any:
     return bulge * bulge / 6.0 * (1.0 + bulge) * np.exp(-bulge)
 
 
+def _formula_matern52(s: Any, parameter: float, functions: Functions) -> Any:
+    v = functions.ln2 * functions.sqrt(s)
+    return (1 + v + v * v / 3) * functions.exp(-v)
+
+
+def _modulus_matern52(re_s: Any, re_root: Any, size: Any, parameter: float) -> Any:
+    v = LN2 * np.asarray(size)
+    return _exponential_modulus(LN2 * _least_root(re_s, re_root), 1.0 + v + v * v / 3.0)
+
+
 MATERN52 = Profile(
     "matern52",
     _matern52,
@@ -296,6 +360,9 @@ MATERN52 = Profile(
     value=_value_matern52,
     slope_at_zero=lambda parameter: LN2**2 / 6.0,
     slopes=_slopes_matern52,
+    formula=_formula_matern52,
+    modulus=_modulus_matern52,
+    branch=0.0,
 )
 """(1 + v + v**2 / 3) 2**-u, u = sqrt(s), v = u ln 2"""
 
@@ -363,6 +430,22 @@ def _bulge_rational_quadratic(r: float, parameter: float) -> Any:
     return parameter * bulge * np.exp(-(parameter + 1.0) * np.log1p(bulge))
 
 
+def _formula_rational_quadratic(s: Any, parameter: float, functions: Functions) -> Any:
+    return functions.exp(-parameter * functions.log1p(s))
+
+
+def _modulus_rational_quadratic(re_s: Any, re_root: Any, size: Any, parameter: float) -> Any:
+    """Use |1 + s| >= 1 + Re s, and 1 + s = (q + i)(q - i), q = sqrt(s): both factors are at least Re q, one at least 1.
+
+    1 + Re s is exact where digits cancel, so the logarithm is off by a few roundings of itself and of one.
+    """
+    re_root = np.maximum(re_root, 0.0)
+    least = np.maximum(1.0 + np.asarray(re_s), re_root * np.maximum(re_root, 1.0))
+    with np.errstate(divide="ignore", over="ignore"):
+        exponent = parameter * np.log(np.maximum(least, 0.0))
+        return _exponential_modulus(exponent - 1e-13 * (parameter + np.abs(exponent)))
+
+
 RATIONAL_QUADRATIC = Profile(
     "rational_quadratic",
     _rational_quadratic,
@@ -373,6 +456,9 @@ RATIONAL_QUADRATIC = Profile(
     slope_at_zero=lambda parameter: parameter,
     parameters=1,
     slopes=_slopes_rational_quadratic,
+    formula=_formula_rational_quadratic,
+    modulus=_modulus_rational_quadratic,
+    branch=-1.0,
 )
 """(1 + s)**-a; the parameter is a"""
 
