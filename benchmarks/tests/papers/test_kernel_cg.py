@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dkgp.cluster import LocalExecutor
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.plots import drawn
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.reporting.tables import tables
 from dkgp.errors import InputError, UsageError
+from dkgp.kernels import SquaredExponential
+from dkgp.operators import ArrayInputs
 from dkgp.solvers.losses import SquaredLoss
 from dkgp_benchmarks.classify.trial import median_gamma
 from dkgp_benchmarks.library import Library
@@ -21,6 +24,7 @@ from dkgp_benchmarks.papers.kernel_cg.counts import count_row, counted_problems,
 from dkgp_benchmarks.papers.kernel_cg.hold_out import GAMMA_STEPS, LAMBDAS, held_out
 from dkgp_benchmarks.papers.kernel_cg.losses import loss_figure
 from dkgp_benchmarks.papers.kernel_cg.plots import draw_counts, draw_losses, draw_trees
+from dkgp_benchmarks.papers.kernel_cg.pruned_sums import TreeKernelOperator
 from dkgp_benchmarks.papers.kernel_cg.trees import Elevation, elevation, generated_terrain, tree_figure, tree_row
 from dkgp_benchmarks.papers.papers import BenchPapersJob, run_bench_papers
 from dkgp_benchmarks.risk.problems import read_problem
@@ -130,6 +134,32 @@ def test_trees_come_to_the_same_risk(tmp_path: Path) -> None:
     assert single["n"] == 200
     np.testing.assert_allclose(single["tree"]["risk"], single["plain"]["risk"], rtol=1e-2)
     assert len(single["tree"]["seconds"]) == 6
+
+
+@pytest.mark.parametrize("kind", ["spread", "clustered", "equal", "far"])
+@pytest.mark.parametrize("precision", ["single", "double"])
+def test_pruned_sums_keep_to_their_bound(kind: str, precision: Any, rng: np.random.Generator) -> None:
+    X = rng.standard_normal((700, 2))
+    if kind == "clustered":
+        X = rng.standard_normal((8, 2))[rng.integers(0, 8, 700)] + 1e-4 * X
+    elif kind == "equal":
+        X[:] = X[0]
+    elif kind == "far":
+        X += 300.0
+    V = rng.standard_normal((700, 2)) * np.array([1e-6, 3.0])
+    V[::3] = 0.0
+    kernel = SquaredExponential((80.0, 300.0), variance=1.7)
+    with TreeKernelOperator(kernel, 0.05, ArrayInputs(X), LocalExecutor(2), error=1e-5) as operator:
+        product = operator.matmat(V, precision)
+        off = np.abs(product - kernel(X, X) @ V - 0.05 * V)
+        assert off.max() <= operator.error_bound + 1e-12
+        assert operator.error_bound < (1.1e-5 if precision == "double" else 0.1)
+        assert kind != "spread" or operator.kernel_evaluations < 0.5 * 700**2
+        some = np.array([3, 5, 699])
+        columns = operator.submit_columns(some, V[some], precision).result()
+        expected = kernel(X, X[some]) @ V[some]
+        expected[some] += 0.05 * V[some]
+        assert np.abs(columns - expected).max() <= operator.error_bound + 1e-12
 
 
 def test_a_terrain_is_rough_at_all_scales() -> None:

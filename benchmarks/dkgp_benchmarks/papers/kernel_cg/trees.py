@@ -22,11 +22,11 @@ from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.inputs import ArrayInputs
-from dkgp.operators.tree.operator import TreeKernelOperator
 from dkgp.solvers.conjugate.kernel_cg import kernel_product
 from dkgp.solvers.losses import SquaredLoss
 from dkgp.solvers.risk import Risk
 from dkgp_benchmarks.library import Library
+from dkgp_benchmarks.papers.kernel_cg.pruned_sums import TreeKernelOperator
 from dkgp_benchmarks.papers.tables import section
 from dkgp_benchmarks.risk.runs import RiskRun, minimise
 
