@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
     from dkgp.commands.reporting.progress import Reporter
 
+# Options of earlier versions, and those that took their places.
+SUCCESSORS = {"--tree-error": "--product-error"}
+
 
 class JobCommand(DeclaredCommand):
     """A command NAME whose module holds its dataclass `NameJob` and the function `run_name` that runs one.
@@ -49,6 +52,20 @@ class JobCommand(DeclaredCommand):
             params=[*declared_later(self.parameters), *output_parameters()],
             tables=self.paper_tables,
         )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line; an option of an earlier version is refused with the name of its successor."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            successor = SUCCESSORS.get(error.option_name)
+            if successor is None or not any(successor in option.opts for option in self.params):
+                raise
+            raise click.UsageError(
+                f"{error.option_name} is no option any more: {successor} E takes its place, with the same bound E; or "
+                f"{successor} auto or none",
+                ctx,
+            ) from None
 
     @property
     def kind(self) -> type[Any]:

@@ -21,6 +21,7 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import CheckpointStore, Dataset, is_committed, recognise
 from dkgp.data.remote.storage import exists, is_local, join, read_object
 from dkgp.errors import CheckpointError, InterruptedRunError
+from dkgp.operators.product_error import OLD_NAME, renamed
 from dkgp.solvers import Checkpointing
 from dkgp.solvers.registry import resuming
 
@@ -58,7 +59,8 @@ def checkpointing_of(
         reporter.warn(f"the checkpoint {name} in '{url}' is damaged; going on from the one before it")
     if solver is None:
         held = dict(latest.metadata.get("identity") or {})
-        _require_same(url, {name: value for name, value in held.items() if name in identity}, identity)
+        compared = {*identity, OLD_NAME, "product_error"}
+        _require_same(url, {name: value for name, value in held.items() if name in compared}, identity)
     else:
         for name, expected in {"identity": identity, "solver": solver}.items():
             _require_same(url, latest.metadata.get(name), expected)
@@ -127,7 +129,13 @@ def has_checkpoint(store: CheckpointStore) -> bool:
 
 def _require_same(url: str, found: object, expected: dict[str, Any]) -> None:
     held = found if isinstance(found, dict) else {}
-    other = difference(held, expected)
+    if held.get(OLD_NAME) is not None:
+        raise CheckpointError(
+            f"the checkpoint in '{url}' is of a run of an earlier version with `{OLD_NAME}` {held[OLD_NAME]!r}; its "
+            "kind of products is gone, and the run cannot go on to the same result. Start afresh without --resume, "
+            f"with `product_error` {held[OLD_NAME]!r} for the same bound"
+        )
+    other = difference(renamed(held), expected)
     if other is not None:
         same = f"what it was written with ({resuming(held)})" if "solver" in expected else "the same data and options"
         raise CheckpointError(

@@ -12,6 +12,7 @@ from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.models import Hyperparameters
 from dkgp.models.solver_choice import Probed, choose_solver_for
+from dkgp.operators.product_error import EVERY_ENTRY, ProductError
 from dkgp.options import SEED
 from dkgp.registry import FURTHER, Group, Option
 from dkgp.solvers import Choice, DualityGap, GradientInfNorm, MaxPasses, MaxSeconds, Solver, StoppingRule
@@ -143,7 +144,7 @@ class SolverOptions:
         hyperparameters: Hyperparameters,
         *,
         more_columns: int = 0,
-        tree_error: float | None = None,
+        product_error: ProductError = EVERY_ENTRY,
         memory_bytes: int | None = None,
         one_arithmetic: bool = True,
     ) -> tuple[SolverOptions, Choice | None]:
@@ -153,8 +154,8 @@ class SolverOptions:
         ----------
         more_columns : int
             Right-hand sides beside the targets.
-        tree_error : float, optional
-            Of products, where they are taken by a tree.
+        product_error : ProductError
+            Allowed error of products.
         memory_bytes : int, optional
             What the run may take.
         one_arithmetic : bool
@@ -175,7 +176,7 @@ class SolverOptions:
             more_columns=more_columns,
             tolerance=self.tolerance,
             double=self.precision == "double",
-            tree_error=tree_error,
+            product_error=product_error,
             memory_bytes=memory_bytes,
             one_arithmetic=one_arithmetic,
             seed=self.seed,

@@ -1,30 +1,27 @@
 """A solve within a run: memory planned beforehand, rounds shown and recorded, signals heard.
 
-Also the checks of sums by a tree (`tree_error`) against the other options, and the memory that the tree takes.
+Also the checks of `product_error` against the other options.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
-
-from dkgp.cluster import BlockExecutor, LocalExecutor
+from dkgp.cluster import BlockExecutor
 from dkgp.commands.reporting.memory import memory_budget
 from dkgp.commands.reporting.progress import Measure
 from dkgp.commands.reporting.records import RecordLog
 from dkgp.commands.signals import interruptible
 from dkgp.commands.training import TrainingRun
-from dkgp.errors import MemoryBudgetError, UsageError
+from dkgp.errors import UsageError
 from dkgp.kernels import Kernel
 from dkgp.models.context import RunContext
 from dkgp.models.memory import MemoryPlan, Processes, plan_within
-from dkgp.operators import ArrayInputs, TreeKernelOperator
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
-from dkgp.operators.tree.kd_tree import building_bytes, tree_bytes
+from dkgp.operators.product_error import ProductError, ProductMemory
 from dkgp.solvers import MaxPasses, MaxSeconds, Progress, StoppingRule
 from dkgp.solvers.registry import Need, SolverMemory, solvers_that_need
 
@@ -48,18 +45,17 @@ def planned_solve(
     columns : int
         Right-hand sides.
     memory : SolverMemory
-        What the solver holds, a tree of the job's apart.
+        What the solver holds, without what its products take.
     needs_inputs : str, optional
         The solver's name, where it needs all inputs at the coordinator.
     products : float, optional
         With the whole matrix, as far as they are foreseen.
     """
-    tree_error, n, width = run.job.tree_error, run.dataset.n_samples, feature_width(kernel)
+    error, n, width = ProductError.of(run.job.product_error), run.dataset.n_samples, feature_width(kernel)
     resident, budget = room(run)
     cache = run.job.cluster.cache_bytes
-    repeats = memory.repeats_products and tree_error is None
-    if tree_error is not None:
-        memory = add_tree_memory(memory, n, width, executor.shares_memory, cache)
+    repeats = memory.repeats_products and error.number is None
+    memory = add_product_memory(memory, error.memory(kernel, n, cache), executor.shares_memory)
     plan = plan_within(
         budget,
         n,
@@ -125,7 +121,8 @@ def solving(
         yield RunContext(
             executor,
             coordinator_input_bytes,
-            run.job.tree_error,
+            ProductError.of(run.job.product_error),
+            run.reporter.note,
             callback=after_round,
             within=show,
             checkpointing=run.checkpointing,
@@ -143,72 +140,38 @@ def effort_limits(max_passes: float | None, max_seconds: float | None) -> Stoppi
     return limits[0] | limits[1] if len(limits) == 2 else limits[0] if limits else None
 
 
-def check_tree_error(error: float | None, tolerance: float, solver: str) -> None:
-    """Refuse an error of tree sums that makes no sense beside the tolerance and the solver of this name.
-
-    Raises
-    ------
-    InputError, UsageError
-    """
-    if error is None:
+def check_product_error(error: ProductError, tolerance: float, solver: str) -> None:
+    """Refuse a bound that makes no sense beside the tolerance and the solver of this name; `UsageError`."""
+    if error.number is None:
         return
-    if error >= tolerance:
+    if error.number >= tolerance:
         raise UsageError(
-            f"--tree-error must be below --tol, or its errors decide the gradient; got {error:g} with --tol "
-            f"{tolerance:g}. Give {tolerance / 10:g} or less"
+            f"`product_error` must be below `tolerance`, or its errors decide the gradient; got {error.number:g} with "
+            f"`tolerance` {tolerance:g}. Give {tolerance / 10:g} or less, or auto"
         )
-    # Pruned products would serve them for the gradient at the end alone.
+    # The bound would serve them for the gradient at the end alone.
     if solver in solvers_that_need(Need.ENTRIES):
         raise UsageError(
-            f"--tree-error is for solvers that work by kernel products; {solver} evaluates the entries themselves. "
-            "Leave it out, or take --solver gbcd or pcg, say"
+            f"`product_error` {error.number:g} is for solvers that work by kernel products; {solver} evaluates the "
+            "entries themselves. Leave it out, or take `solver` gbcd or pcg, say"
         )
 
 
-def check_tree_gradient(error: float | None, gradient_tolerance: float, tolerance: float) -> None:
-    """Refuse an error of tree sums above what a gradient may be off for decisions within a tolerance; `UsageError`."""
-    if error is not None and error >= gradient_tolerance:
+def check_product_gradient(error: ProductError, gradient_tolerance: float, tolerance: float) -> None:
+    """Refuse a bound above the gradient's error that decisions within a tolerance allow; `UsageError`."""
+    if error.number is not None and error.number >= gradient_tolerance:
         raise UsageError(
-            f"decisions within --tol {tolerance:g} of these samples take a gradient within {gradient_tolerance:.3g}; "
-            f"--tree-error must be below that, or its errors decide them; got {error:g}. Give "
-            f"{gradient_tolerance / 10:.2g} or less"
+            f"decisions within `tolerance` {tolerance:g} of these samples take a gradient within "
+            f"{gradient_tolerance:.3g}; `product_error` must be below that, or its errors decide them; got "
+            f"{error.number:g}. Give {gradient_tolerance / 10:.2g} or less, or auto"
         )
 
 
-def check_tree_kernel(kernel: Kernel) -> None:
-    """Refuse, before anything is started, a kernel or a number of features that a tree cannot serve; `InputError`."""
-    with closing(LocalExecutor(1)) as executor:
-        TreeKernelOperator(kernel, 1.0, ArrayInputs(np.zeros((1, kernel.n_features))), executor).close()
+def add_product_memory(memory: SolverMemory, products: ProductMemory, shares_process: bool) -> SolverMemory:
+    """Add the memory of products in each process, the coordinator's included, to a solver's.
 
-
-def require_tree_room(n: int, width: int, cache_bytes: int) -> int:
-    """Return the bytes of a tree over n samples of so many numbers; `MemoryBudgetError` above a worker's cache."""
-    needed = tree_bytes(n, width)
-    if needed > cache_bytes:
-        raise MemoryBudgetError(
-            f"the tree of --tree-error over {n:,} samples takes {needed:,} bytes in each process; a worker's cache "
-            f"holds {cache_bytes:,}. Give the workers more with --worker-memory, or leave --tree-error out"
-        )
-    return needed
-
-
-def add_tree_memory(memory: SolverMemory, n: int, width: int, shares_process: bool, cache_bytes: int) -> SolverMemory:
-    """Add a tree in each process, the coordinator's included, to what `solver_memory` says.
-
-    Raises `MemoryBudgetError`: it does not.
-
-    Parameters
-    ----------
-    memory : SolverMemory
-        What the solver holds.
-    n, width : int
-        Samples, and numbers that the tree holds of each.
-    shares_process : bool
-        Whether the workers share the coordinator's process, and so its tree.
-    cache_bytes : int
-        Budget of a worker's cache, which the tree has to fit in.
+    `shares_process`: the workers share the coordinator's process, and so its memory.
     """
-    needed = require_tree_room(n, width, cache_bytes)
-    peak = needed + building_bytes(n, width)
+    peak = products.kept_bytes + products.building_bytes
     separate = 0 if shares_process else peak
     return replace(memory, own_bytes=memory.own_bytes + separate, factor_bytes=memory.factor_bytes + peak)

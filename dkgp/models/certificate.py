@@ -10,8 +10,8 @@ at every x, without knowing the exact solution. Where the noise differs by sampl
 the same formula with s2 the least of them and r_i weighed by sqrt(s2 / s2_i).
 
 Exact is the kernel at the standardised inputs as they were rounded to float64, and the targets as their stored
-standardisation maps them. What rounding adds to r and to a predicted mean is bounded and added, and what an approximate
-product (tree sums) may be off by where r was had from one.
+standardisation maps them. What rounding adds to r and to a predicted mean is bounded and added, and the error of an
+approximate product where r was had from one.
 
 An entry k(x, x') is at most sqrt(k(x, x) k(x', x')), and off by at most eps times that times the sum of the two rows'
 errors (`TileEvaluator.row_errors`). With w_i = sqrt(k(x_i, x_i) / max k), a few samples far out, where a polynomial

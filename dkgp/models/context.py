@@ -1,15 +1,17 @@
-"""The surroundings of a training run: who computes, with which memory, how products are taken, and who watches."""
+"""The surroundings of a training run: who computes, with which memory, how exact products are, and who watches."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.kernels import Kernel
-from dkgp.operators import BlockedKernelOperator, TreeKernelOperator
+from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import Noise
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.operators.inputs import InputSource
+from dkgp.operators.product_error import AUTO, ProductError
 from dkgp.solvers.watch import Watch
 
 
@@ -25,24 +27,35 @@ class RunContext(Watch):
         See `dkgp.solvers.Watch`.
     coordinator_input_bytes : int
         What the coordinator may spend on inputs; see `BlockedKernelOperator`.
-    tree_error : float, optional
-        Take products by pruned sums, each entry good to this; see `TreeKernelOperator`. Certificates allow for it.
+    product_error : ProductError
+        Allowed error of an entry of a product with K; certificates allow for it.
+    note : callable, optional
+        Called with one line on the products that are taken, and why.
     """
 
     executor: BlockExecutor
     coordinator_input_bytes: int = DEFAULT_COORDINATOR_INPUT_BYTES
-    tree_error: float | None = None
+    product_error: ProductError = AUTO
+    note: Callable[[str], None] | None = None
 
     @classmethod
     def of(cls, context: RunContext | BlockExecutor) -> RunContext:
         """The context; of an executor alone, one without callbacks and checkpoints."""
         return context if isinstance(context, RunContext) else cls(context)
 
-    def operator(self, kernel: Kernel, noise_variance: Noise, source: InputSource) -> BlockedKernelOperator:
-        """Kbar = K + s2 I on the source's samples, to be opened by `with`."""
-        budget = self.coordinator_input_bytes
-        if self.tree_error is None:
-            return BlockedKernelOperator(kernel, noise_variance, source, self.executor, coordinator_input_bytes=budget)
-        return TreeKernelOperator(
-            kernel, noise_variance, source, self.executor, error=self.tree_error, coordinator_input_bytes=budget
+    def operator(
+        self, kernel: Kernel, noise_variance: Noise, source: InputSource, *, tolerance: float | None = None
+    ) -> BlockedKernelOperator:
+        """Return Kbar = K + s2 I on the source's samples, to be opened by `with`.
+
+        `tolerance` is the largest entry of the gradient that a solve is to end with; see `ProductError.operator`.
+        """
+        return self.product_error.operator(
+            kernel,
+            noise_variance,
+            source,
+            self.executor,
+            tolerance=tolerance,
+            coordinator_input_bytes=self.coordinator_input_bytes,
+            note=self.note,
         )

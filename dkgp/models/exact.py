@@ -20,7 +20,8 @@ from dkgp.models.trend.columns import CENTRED, MeanKind, right_sides
 from dkgp.models.trend.trend import Trend, found_trend
 from dkgp.operators import KernelOperator
 from dkgp.operators.base import FloatArray, total_noise
-from dkgp.solvers import Solution, Solver, StoppingRule, solve
+from dkgp.operators.product_error import EVERY_ENTRY, ProductError
+from dkgp.solvers import GradientInfNorm, Solution, Solver, StoppingRule, solve
 from dkgp.solvers.cholesky.factor_tasks import digest
 
 
@@ -45,8 +46,8 @@ class TrainedModel:
         What is proven about it.
     summary : dict
         n, d, p, solver, converged, iterations, column_passes, kernel_evaluations, kept_share, refreshes, seconds,
-        seconds_by_part, gradient_inf_norm, relative_residual, duality_gap, objective, reason, settings; tree_error
-        where sums were pruned, assumes where a proof does, mean where it has coefficients.
+        seconds_by_part, gradient_inf_norm, relative_residual, duality_gap, objective, reason, settings; product_error
+        where one was asked for, assumes where a proof does, mean where it has coefficients.
     """
 
     kernel: Kernel
@@ -87,7 +88,7 @@ def run_identity(
     dataset: Dataset,
     kernel: Kernel,
     noise_variance: float,
-    tree_error: float | None = None,
+    product_error: ProductError = EVERY_ENTRY,
     *,
     sample_noise: FloatArray | None = None,
     mean: MeanKind = CENTRED,
@@ -99,7 +100,7 @@ def run_identity(
     kernel, noise_variance = fold_white(kernel, noise_variance)
     exact = {"fingerprint": dataset.fingerprint, "kernel": kernel.to_json(), "noise_variance": float(noise_variance)}
     exact |= {} if mean == CENTRED else {"mean": mean}
-    return {**exact, **known_noise(sample_noise), **({} if tree_error is None else {"tree_error": float(tree_error)})}
+    return {**exact, **known_noise(sample_noise), **product_error.record()}
 
 
 def known_noise(sample_noise: FloatArray | None) -> dict[str, str]:
@@ -168,7 +169,8 @@ def train(
         check_positive_definite(kernel, _some_rows(dataset))
     right = right_sides(mean, dataset)
     context = RunContext.of(context)
-    with context.operator(kernel, noise, dataset) as operator:
+    stopping = stopping or GradientInfNorm()
+    with context.operator(kernel, noise, dataset, tolerance=stopping.gradient_limit) as operator:
         solution = solve(
             operator,
             right,
@@ -178,7 +180,7 @@ def train(
             initial_gradient=initial_gradient,
             watch=context,
         )
-        trained = trained_model(dataset, operator, solution, right, context.tree_error, mean)
+        trained = trained_model(dataset, operator, solution, right, context.product_error, mean)
         return trained.beside(noise_variance, sample_noise)
 
 
@@ -187,7 +189,7 @@ def trained_model(
     operator: KernelOperator,
     solution: Solution,
     right: FloatArray,
-    tree_error: float | None = None,
+    product_error: ProductError = EVERY_ENTRY,
     mean: MeanKind = CENTRED,
 ) -> TrainedModel:
     """Certify and sum up what was solved for `right` (n, p + q), standardised targets and the columns of the mean."""
@@ -225,7 +227,7 @@ def trained_model(
         "duality_gap": progress.to_json()["duality_gap"],
         "objective": progress.objective,
         "settings": solution.solver,
-        **({} if tree_error is None else {"tree_error": float(tree_error)}),
+        **product_error.record(),
         **({} if certificate.assumes is None else {"assumes": certificate.assumes}),
         **({} if trend is None else {"mean": trend.described(dataset)}),
     }

@@ -11,6 +11,7 @@ from dkgp.data.types import FloatArray
 from dkgp.kernels import Kernel, fold_white
 from dkgp.models.tuning.subsets import draw_subset
 from dkgp.operators.base import Noise, total_noise
+from dkgp.operators.product_error import EVERY_ENTRY, ProductError
 from dkgp.solvers.auto import Choice, choose_by, choose_solver, probed_samples
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, factor_bytes_allowed
 from dkgp.solvers.conjugate.probe import Probe
@@ -40,7 +41,7 @@ def choose_solver_for(
     more_columns: int = 0,
     tolerance: float = 1e-4,
     double: bool = False,
-    tree_error: float | None = None,
+    product_error: ProductError = EVERY_ENTRY,
     memory_bytes: int | None = None,
     one_arithmetic: bool = True,
     seed: int = 0,
@@ -55,7 +56,7 @@ def choose_solver_for(
         Known noise of the samples beside it, standardised.
     more_columns : int
         Right-hand sides beside the targets: those of a mean.
-    tolerance, double, one_arithmetic, tree_error, seed
+    tolerance, double, one_arithmetic, product_error, seed
         As for `choose_solver`.
     memory_bytes : int, optional
         What may be used at all; a factor may take a third of it, and `factor_bytes_allowed` at most.
@@ -76,7 +77,7 @@ def choose_solver_for(
         double=double,
         memory_bytes=max(1, share),
         one_arithmetic=one_arithmetic,
-        tree_error=tree_error,
+        product_error=product_error,
     )
 
 

@@ -43,7 +43,7 @@ class Sums:
     """A way to take sums over support points."""
 
     # Error that pruning by a tree may cause in each sum, in its own units; None for every entry, without a tree.
-    tree_error: float | None = None
+    product_error: float | None = None
 
     def products(
         self, context: BlockContext, inputs: FloatArray, weights: FloatArray
@@ -53,18 +53,18 @@ class Sums:
         Returned beside it is a bound on each sum's error, (r, t); None for sums of all entries, which only rounding
         separates from the exact ones. By a tree, `weights` are the same at each call for a context.
         """
-        if self.tree_error is None:
+        if self.product_error is None:
             return cross_products(context, inputs, weights), None
-        return cross_sums(context, inputs, weights, self.tree_error)
+        return cross_sums(context, inputs, weights, self.product_error)
 
     @property
     def attributes(self) -> dict[str, Any]:
         """Attributes of a store of predictions that they were used for."""
-        return {} if self.tree_error is None else {"tree_error": self.tree_error}
+        return {} if self.product_error is None else {"product_error": self.product_error}
 
     def require(self, context: BlockContext, executor: BlockExecutor) -> None:
         """Refuse a kernel that a tree cannot serve (`InputError`), and unlike workers (`ClusterError`)."""
-        if self.tree_error is not None:
+        if self.product_error is not None:
             require_few_features(context.evaluator("double"))
             executor.require_one_arithmetic()
 
@@ -75,7 +75,7 @@ class Sums:
 
     def read(self, context: BlockContext, test: Rows, piece: Piece) -> tuple[IndexArray, FloatArray]:
         """Rows of a piece, counted from the region's first, and their standardised inputs; a tree takes neighbours."""
-        if self.tree_error is None:
+        if self.product_error is None:
             rows = np.arange(piece.first, piece.last)
             return rows, test.inputs(piece.start + piece.first, piece.start + piece.last)
         inputs = test.inputs(piece.start, piece.stop)

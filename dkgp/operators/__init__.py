@@ -9,6 +9,7 @@ from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cached_columns import CachedColumnsOperator
 from dkgp.operators.dense import DenseKernelOperator
 from dkgp.operators.inputs import ArrayInputs, InputSource
+from dkgp.operators.product_error import ProductError
 from dkgp.operators.tree.operator import TreeKernelOperator
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "InputSource",
     "KernelOperator",
     "PendingColumns",
+    "ProductError",
     "TreeKernelOperator",
 ]

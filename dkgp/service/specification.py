@@ -58,11 +58,13 @@ def job_from_options(command: str, options: Mapping[str, Any]) -> Job:
     path that means nothing to the service.
     """
     from dkgp.commands.presets import PRESETS, settled
+    from dkgp.operators.product_error import renamed
 
     kind = _kind(command)
     if isinstance(options, Mapping) and "cluster" in options:
         raise UsageError("cluster: jobs run on the service's own cluster; leave the field out")
-    job: Job = read(kind, options, command)
+    # Jobs that an earlier version stored.
+    job: Job = read(kind, renamed(options) if isinstance(options, Mapping) else options, command)
     if command in PRESETS:
         with naming("as_in_the_paper"):
             job = settled(command, job)
@@ -181,7 +183,8 @@ def _require_absolute(field: str, location: str | None) -> None:
 
 def _check_train(job: TrainJob) -> None:
     from dkgp.commands.reporting.progress import SilentReporter
-    from dkgp.commands.solving import check_tree_error
+    from dkgp.commands.solving import check_product_error
+    from dkgp.operators.product_error import ProductError
     from dkgp.solvers.registry import AUTO
 
     with naming("solver"):
@@ -191,8 +194,8 @@ def _check_train(job: TrainJob) -> None:
             job.solver.build(1, 1, 1, SilentReporter())
         job.check_tiles()
         job.solver.stopping()
-    with naming("tree_error"):
-        check_tree_error(job.tree_error, job.solver.tolerance, job.solver.solver)
+    with naming("product_error"):
+        check_product_error(ProductError.of(job.product_error), job.solver.tolerance, job.solver.solver)
     _check_training(job)
 
 

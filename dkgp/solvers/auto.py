@@ -33,6 +33,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.operators.base import FloatArray
 from dkgp.operators.low_rank.factor import HELD_BYTES, low_rank_bytes
+from dkgp.operators.product_error import EVERY_ENTRY, ProductError
 from dkgp.solvers.base import Solver
 from dkgp.solvers.block_descent.block_size import automatic_block_size, descent_phases, expected_passes
 from dkgp.solvers.block_descent.gbcd import GreedyBlockCoordinateDescent
@@ -67,9 +68,9 @@ IN_DOUBLE = " in float64, for float32 has too little room for this noise"
 # Of counts foretold, in most cases.
 SPREAD = 1.5
 
-# Products by a tree, in units of those without one, by the share of the entries that are above its error: of an
-# elevation model, n = 8,000 and 30,000, length scales of a third to three times the tuned ones.
-TREE_LEAST, TREE_PER_SHARE = 0.15, 4.5
+# Cost of a product with an allowed error, in units of one that evaluates every entry, by the share of the entries above
+# that error: elevation model, n = 8,000 and 30,000, length scales of a third to three times the tuned ones.
+PRODUCT_LEAST, PRODUCT_PER_SHARE = 0.15, 4.5
 
 # Of block descent, measured over its work: one core selects while the others wait.
 GREEDY_OVERHEAD = 2.0
@@ -210,13 +211,13 @@ def choose_by(
     double: bool = False,
     memory_bytes: int | None = None,
     one_arithmetic: bool = True,
-    tree_error: float | None = None,
+    product_error: ProductError = EVERY_ENTRY,
 ) -> Choice:
     """Choose for the problem of a probe, which looks at its samples where sizes alone do not decide.
 
     With `double` kernel entries are evaluated in float64 throughout. Without `one_arithmetic` workers do not compute
-    alike, and only solvers are considered whose bits do not depend on who computes what. Products by a tree of
-    `tree_error` are of use to conjugate gradients alone, with the factor that suits their price.
+    alike, and only solvers are considered whose bits do not depend on who computes what. Products with a
+    number as their `product_error` are of use to conjugate gradients alone, with the factor that suits their price.
     """
     n, p, d = probe.n, probe.p, probe.kernel.n_features
     if n < 1 or p < 1:
@@ -225,16 +226,17 @@ def choose_by(
     fits = cholesky_bytes(n, d, p) <= memory_bytes
     sizes, prices = Sizes(n, d, p, double), Prices.nominal(d)
     factor = core_seconds(cholesky_phases(sizes), prices)
-    if tree_error is not None and n < LEAST_PROBED:
+    error = product_error.number
+    if error is not None and n < LEAST_PROBED:
         return Choice("pcg", f"{n:,} samples are few: its factor is nearly that of the matrix")
     quick = CHOLESKY_WITHOUT_A_LOOK if one_arithmetic else CHOLESKY_UNLESS_EASY
-    if fits and tree_error is None and factor <= quick:
+    if fits and error is None and factor <= quick:
         return Choice("cholesky", f"{n:,} samples are few: their factor takes a moment")
     _require_samples(probe)
     if probe.double and not double:
         sizes = replace(sizes, double=True)
-    if tree_error is not None:
-        return _by_tree(probe, sizes, prices, memory_bytes, tree_error)
+    if error is not None:
+        return _with_error(probe, sizes, prices, memory_bytes, error)
     if fits and factor <= CHOLESKY_UNLESS_EASY:
         return _easy(_Search(probe, sizes, prices, memory_bytes, EASY * factor).first(), factor, sizes.double)
     m = automatic_block_size(n, d, CANDIDATES)
@@ -272,12 +274,12 @@ def _require_samples(probe: Probe) -> None:
         )
 
 
-def _by_tree(probe: Probe, sizes: Sizes, prices: Prices, memory_bytes: int, error: float) -> Choice:
-    """Conjugate gradients, with the factor that suits products of a tree."""
+def _with_error(probe: Probe, sizes: Sizes, prices: Prices, memory_bytes: int, error: float) -> Choice:
+    """Choose conjugate gradients, with the factor that suits products of an allowed error."""
     share = probe.share_above(error)
-    sizes = replace(sizes, evaluated=TREE_LEAST + TREE_PER_SHARE * share)
+    sizes = replace(sizes, evaluated=PRODUCT_LEAST + PRODUCT_PER_SHARE * share)
     best = _Search(probe, sizes, prices, memory_bytes, math.inf).run()
-    reason = f"a tree sums products, of which {share:.2g} counts"
+    reason = f"products within {error:g} evaluate part of the entries, of which {share:.2g} are larger"
     if math.isinf(best.seconds):
         return Choice("pcg", f"{reason}, and its own sizes may grow", precision=_precision("pcg", sizes))
     return best.choice(reason, {"pcg": best.seconds}, sizes.double)

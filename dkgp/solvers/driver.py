@@ -51,7 +51,7 @@ class Solution:
     stepped : (n, p) float64
         |P| |A| of the step that came with it, see `SolverState.stepped`; empty where there was none.
     product_error : float
-        Bound on the error of an entry of `gradient`, where the operator is approximate (tree sums); 0 elsewhere.
+        Bound on the error of an entry of `gradient`, where the operator is approximate; 0 elsewhere.
     """
 
     alpha: FloatArray

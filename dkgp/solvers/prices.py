@@ -83,7 +83,7 @@ class Sizes:
     - `n`, `d`, `p`: samples, features, right-hand sides.
     - `double`: whether all kernel entries are evaluated in float64.
     - `blocks`: of samples: products come in pairs of them.
-    - `evaluated`: what products with all of K take, in units of evaluating all entries; less where a tree prunes.
+    - `evaluated`: cost of a product with all of K, in units of evaluating all entries; less where it is approximate.
     """
 
     n: int

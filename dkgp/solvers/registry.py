@@ -24,7 +24,7 @@ AUTO = "auto"
 # Names of settings that all solvers share; no solver's own option may have one.
 _GENERAL = (
     *("solver", "precision", "seed", "tolerance", "duality_gap", "max_passes", "max_seconds"),
-    *("dataset", "hyper", "out", "folder", "tiles", "tree_error"),
+    *("dataset", "hyper", "out", "folder", "tiles", "product_error"),
 )
 
 

@@ -100,6 +100,11 @@ class StoppingRule(ABC):
         """Return by how much the gradient must fall until this calls it solved; infinite where it never does."""
         return math.inf
 
+    @property
+    def gradient_limit(self) -> float | None:
+        """The max |g| at which the rule calls a problem solved; None for a rule on other measures."""
+        return None
+
     def __or__(self, other: StoppingRule) -> StoppingRule:
         return AnyOf((self, other))
 
@@ -122,6 +127,11 @@ class AnyOf(StoppingRule):
     def limits_effort(self) -> bool:
         """True if one of its rules limits it."""
         return any(rule.limits_effort for rule in self.rules)
+
+    @property
+    def gradient_limit(self) -> float | None:
+        """The least limit of its rules."""
+        return min((limit for rule in self.rules if (limit := rule.gradient_limit) is not None), default=None)
 
     def needed_fall(self, progress: Progress) -> float:
         """Return the least that any rule leaves."""
@@ -269,6 +279,11 @@ class GradientInfNorm(ToTolerance):
     rule = "gradient_inf_norm"
     message = "max|g| = {measure:.3g} <= {tolerance:.3g}"
     tolerance: float = 1e-4
+
+    @property
+    def gradient_limit(self) -> float:
+        """The tolerance."""
+        return self.tolerance
 
     def measure(self, progress: Progress) -> float:
         """max |g|."""

@@ -97,14 +97,18 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--solver cholesky --tiles t", 2, "--tiles belongs to the solver tiled-cholesky; got --solver cholesky"),
         ("--solver kcg --memory 3", 2, "--memory belongs to the solvers gbcd, bcdc, bcdg; got --solver kcg"),
         ("--rank 50 --block-size 50", 2, "--block-size belongs to the solvers gbcd, bcdc, bcdg; got --solver auto"),
-        # Tree sums.
-        ("--tree-error 1e-4", 2, "--tree-error must be below --tol, or its errors decide the gradient; got 0.0001"),
-        ("--tree-error 1e-2", 2, "got 0.01 with --tol 0.0001. Give 1e-05 or less"),
-        ("--tree-error 0", 3, "must be positive and finite; got 0.0"),
-        ("--tree-error nan", 3, "must be positive and finite; got nan"),
-        ("--tree-error 1e-5 --solver smo", 2, "smo evaluates the entries themselves"),
-        ("--tree-error 1e-5 --solver cholesky", 2, "cholesky evaluates the entries themselves"),
-        ("--tree-error 1e-5 --solver tiled-cholesky", 2, "tiled-cholesky evaluates the entries themselves"),
+        # The allowed error of products.
+        (
+            "--product-error 1e-4",
+            2,
+            "--product-error must be below --tol, or its errors decide the gradient; got 0.0001",
+        ),
+        ("--product-error 1e-2", 2, "got 0.01 with --tol 0.0001. Give 1e-05 or less"),
+        ("--product-error 0", 3, "must be positive and finite; got 0.0"),
+        ("--product-error nan", 3, "must be positive and finite; got nan"),
+        ("--product-error 1e-5 --solver smo", 2, "smo evaluates the entries themselves"),
+        ("--product-error 1e-5 --solver cholesky", 2, "cholesky evaluates the entries themselves"),
+        ("--product-error 1e-5 --solver tiled-cholesky", 2, "tiled-cholesky evaluates the entries themselves"),
     ],
     "train by pcg": [
         ("--halo 0 --leaf 30", 3, "a leaf goes with a halo; got --leaf 30 and --halo 0. Leave --leaf out"),
@@ -165,15 +169,15 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--plot p.jpeg", 3, ".png"),
         ("--memory-limit 1MiB", 3, "a pool of 40 prototypes and 4 folds is projected to need"),
         ("--hyper nowhere.json", 3, "nowhere.json"),
-        ("--tree-error 1e-7", 2, "--tree-error belongs to --method exact"),
+        ("--product-error 1e-7", 2, "--product-error belongs to --method exact"),
     ],
     "classify exactly": [
         ("--candidates 3", 2, "--candidates belongs to --method fixed-size"),
         ("--basis-size 40", 2, "--basis-size belongs to --method logistic or gp"),
-        ("--tree-error 0", 3, "must be positive and finite; got 0.0"),
-        ("--tree-error 1e-2", 2, "--tree-error must be below --tol"),
-        ("--tree-error 1e-7 --solver smo", 2, "smo evaluates the entries themselves"),
-        ("--hyper {wide} --tree-error 1e-4", 2, "take a gradient within"),
+        ("--product-error 0", 3, "must be positive and finite; got 0.0"),
+        ("--product-error 1e-2", 2, "--product-error must be below --tol"),
+        ("--product-error 1e-7 --solver smo", 2, "smo evaluates the entries themselves"),
+        ("--hyper {wide} --product-error 1e-4", 2, "take a gradient within"),
     ],
     "classify by likelihood": [
         ("--method logistic --multi-class softmax --link probit", 2, "softmax goes with --link logit"),
@@ -185,7 +189,7 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--method gp --basis uniform", 2, "say how many samples that has with --basis-size"),
         ("--method gp --certify", 2, "--certify is of a model on a basis"),
         (f"{BASIS} --solver kcg", 2, "--solver is of a model of all samples"),
-        (f"{BASIS} --tree-error 1e-4", 2, "--tree-error is of a model of all samples"),
+        (f"{BASIS} --product-error 1e-4", 2, "--product-error is of a model of all samples"),
         (f"{BASIS} --gap 1e-4", 2, "--gap is of a model of all samples"),
         (f"{BASIS} --pool 3", 2, "--pool belongs to --method fixed-size"),
         (f"{BASIS} --method gp --no-probability", 2, "--no-probability belongs to --method fixed-size or exact"),
@@ -235,13 +239,13 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--variance-batch 5", 2, ("--variance-batch", "add --variance")),
         ("--variance-memory 1GiB", 2, ("--variance-memory", "add --variance")),
         ("--keep-factor", 2, ("--keep-factor", "add --variance")),
-        # Tree sums.
-        ("--tree-error 0", 3, "--tree-error must be positive and finite; got 0.0"),
-        ("--tree-error inf", 3, "--tree-error must be positive and finite; got inf"),
-        ("--tree-error 1e-3 --variance", 3, "--tree-error is for sums over all training samples, as means"),
+        # The allowed error of products.
+        ("--product-error 0", 3, "--product-error must be positive and finite; got 0.0"),
+        ("--product-error inf", 3, "--product-error must be positive and finite; got inf"),
+        ("--product-error 1e-3 --variance", 3, "--product-error is for sums over all training samples, as means"),
     ],
     "predict sparse": [
-        ("--tree-error 1e-3", 3, "a sum over 40 basis samples, which takes no time"),
+        ("--product-error 1e-3", 3, "a sum over 40 basis samples, which takes no time"),
         ("--variance --variance-rank 9", 3, ("--variance-rank", "of use with exact models only")),
         ("--variance --max-passes 0", 3, ("--max-passes", "of use with exact models only")),
         ("--variance --variance-gap 0.3", 3, ("--variance-gap", "of use with exact models only")),
@@ -249,13 +253,13 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--variance --variance-memory 10KiB", 3, ("40 basis samples", "--variance-memory", "MB")),
     ],
     "predict with neighbours": [
-        ("--tree-error 1e-3", 3, "a sum over 20 basis samples, which takes no time"),
+        ("--product-error 1e-3", 3, "a sum over 20 basis samples, which takes no time"),
         ("--variance --variance-rank 9", 3, ("--variance-rank", "of use with exact models only")),
         ("--variance --variance-memory 10KiB", 3, ("20 basis samples", "600 samples near", "--variance-memory", "MB")),
     ],
     "predict classes": [
         ("--variance", 3, "is a classifier, which has no variances"),
-        ("--tree-error 1e-3", 3, "prototypes, which takes no time"),
+        ("--product-error 1e-3", 3, "prototypes, which takes no time"),
         ("--plug-in", 3, "--plug-in is for the averaged probabilities of a Gaussian process classifier"),
     ],
     "predict classes, logistic": [
@@ -263,13 +267,13 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--plug-in", 3, "--plug-in is for the averaged probabilities of a Gaussian process classifier"),
     ],
     "predict classes, averaged": [
-        ("--tree-error 1e-3", 3, "averaged over variances, which take whole columns of the kernel matrix")
+        ("--product-error 1e-3", 3, "averaged over variances, which take whole columns of the kernel matrix")
     ],
-    "predict classes, on a basis": [("--tree-error 1e-3", 3, "prototypes, which takes no time")],
+    "predict classes, on a basis": [("--product-error 1e-3", 3, "prototypes, which takes no time")],
     "predict classes, with neighbours": [
         ("--variance", 3, "which predicts its latent functions' variances without it; leave it out"),
         ("--variance --plug-in", 3, "is a classifier, which has no variances"),
-        ("--tree-error 1e-3", 3, "prototypes, which takes no time"),
+        ("--product-error 1e-3", 3, "prototypes, which takes no time"),
     ],
     "evaluate": [("--abstain", 3, "--abstain is about labels"), ("--plot fit.txt", 3, "a plot file ends in one of")],
     "tune": [

@@ -41,7 +41,9 @@ RUNS = {
     "gbcd": Run(f"{TRAIN} --solver gbcd --block-size 50", "--seed 1", "another seed"),
     "gbcd, known noise": Run("train {noisy} --hyper {hyper} --solver gbcd --block-size 50", "--seed 1", "another seed"),
     "gbcd, linear mean": Run(f"{TRAIN} --solver gbcd --block-size 50 --mean linear", "--mean constant", "another mean"),
-    "gbcd by trees": Run(f"{TRAIN} --block-size 50 --tree-error 1e-5", "--tree-error 2e-5", "another tree error"),
+    "gbcd, bounded products": Run(
+        f"{TRAIN} --block-size 50 --product-error 1e-5", "--product-error 2e-5", "another product error"
+    ),
     "cg": Run(f"{TRAIN} --solver cg", "--precision double", "another precision"),
     "noise model": Run(f"{TRAIN.replace('hyper}', 'uneven}')} --solver cg", "--precision double", "another precision"),
     "Student's t": Run(
@@ -64,10 +66,10 @@ RUNS = {
     "fixed-size": Run(f"{CLASSIFY} --pool 30 --folds 3 --search annealing", *OTHER_WEIGHTS, rounds=8),
     "grid": Run(f"{CLASSIFY} --pool 30 --folds 3 --search grid", *OTHER_WEIGHTS, rounds=4),
     "exact": Run(f"{CLASSIFY} --method exact --solver cg --tol 1e-6", *OTHER_WEIGHTS),
-    "exact by trees": Run(
-        f"{LIKELY} --method exact --solver cg --no-probability --tree-error 1e-7",
-        "--tree-error 2e-7",
-        "another tree error",
+    "exact, bounded products": Run(
+        f"{LIKELY} --method exact --solver cg --no-probability --product-error 1e-7",
+        "--product-error 2e-7",
+        "another product error",
     ),
     "logistic": Run(f"{LIKELY} --method logistic", *OTHER_WEIGHTS),
     "gp": Run(f"{LIKELY} --method gp", *OTHER_WEIGHTS),

@@ -110,7 +110,7 @@ def test_what_a_linear_regression_does_not_have_is_refused(folder: Path, tmp_pat
     assert run("pursue", folder / "train.zarr", "--out", out, "--cluster", "none", "-q").exit_code == 0
     predict = ("predict", out, folder / "test.zarr", "--out", predictions, "--cluster", "none")
     refused(run(*predict, "--variance"), "predicts means alone")
-    refused(run(*predict, "--tree-error", 0.1), "is a linear regression, which has none")
+    refused(run(*predict, "--product-error", 0.1), "is a linear regression, which has none")
     refused(run(*predict, "--plug-in"), "a Gaussian process classifier")
     assert not predictions.exists()
     refused(run("pursue", folder / "train.zarr", "--out", out), "exists already", "--overwrite")

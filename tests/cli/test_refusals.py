@@ -16,7 +16,7 @@ from tests.cli.refusals import COMMANDS, REFUSALS
 
 # Refused once a cluster is there: what depends on its memory or address, and on what these commands read by it.
 READING = ("predict", "pursue")
-ON_THE_CLUSTER = ("--tree-error 1e-4", "--memory-limit", "--refine-memory", "--scheduler-file", "--cluster")
+ON_THE_CLUSTER = ("--product-error 1e-4", "--memory-limit", "--refine-memory", "--scheduler-file", "--cluster")
 ROWS = [(command, *row) for command, rows in REFUSALS.items() for row in rows]
 
 

@@ -14,6 +14,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, Linear, Matern32, SquaredExponential
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.inputs import ArrayInputs
+from dkgp.operators.product_error import ProductError
 from dkgp.solvers import Cholesky, ConjugateGradient, GreedyBlockCoordinateDescent, MaxIterations, choose_solver, solve
 from dkgp.solvers.auto import (
     CHOLESKY_UNLESS_EASY,
@@ -145,13 +146,13 @@ def test_unlike_workers_get_a_solver_that_may_mix_them() -> None:
     assert choose_by(Probe(SMOOTH, 0.1, np.empty((0, 2)), 100), one_arithmetic=False).solver == "cholesky"
 
 
-def test_products_by_a_tree_get_a_factor_that_suits_their_price() -> None:
+def test_products_of_an_allowed_error_get_a_factor_that_suits_their_price() -> None:
     short = SquaredExponential(gamma=(200.0, 200.0))
-    whole, pruned = (choice(short, 30_000, noise=0.001, tree_error=error) for error in (None, 1e-5))
+    whole, pruned = (choice(short, 30_000, noise=0.001, product_error=ProductError.of(error)) for error in (None, 1e-5))
     assert (pruned.solver, pruned.projected.keys()) == ("pcg", {"pcg"})
     assert pruned.projected["pcg"] < whole.projected["pcg"]
     assert sum(pruned.options.values()) < sum(whole.options.values())
-    few = choose_by(Probe(short, 0.01, np.empty((0, 2)), 300), tree_error=1e-5)
+    few = choose_by(Probe(short, 0.01, np.empty((0, 2)), 300), product_error=ProductError(1e-5))
     assert (few.solver, few.options) == ("pcg", {})
 
 

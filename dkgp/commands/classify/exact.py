@@ -10,8 +10,8 @@ from dkgp.commands.classify.run import ClassifyRun
 from dkgp.commands.reporting.memory import memory_budget
 from dkgp.commands.reporting.plots import plot_convergence
 from dkgp.commands.solving import (
-    check_tree_error,
-    check_tree_gradient,
+    check_product_error,
+    check_product_gradient,
     effort_limits,
     input_bytes,
     planned_solve,
@@ -23,6 +23,7 @@ from dkgp.kernels import Kernel
 from dkgp.models.classification.exact.train import DecisionError, ExactSettings, solver_for_labels, train_exact
 from dkgp.models.context import RunContext
 from dkgp.operators.block_tasks import feature_width
+from dkgp.operators.product_error import ProductError
 from dkgp.solvers import Solver
 from dkgp.solvers.registry import AUTO, build_solver, solver_memory, solver_names
 
@@ -34,13 +35,13 @@ class ExactRun(ClassifyRun):
 
     @classmethod
     def check_options(cls, job: ClassifyJob) -> None:
-        """Refuse an intercept that is chosen, solvers of other methods, and tree sums where they serve nothing."""
+        """Refuse an intercept that is chosen, solvers of other methods, and `product_error` where it serves nothing."""
         if job.settings.intercept == "selected":
             raise UsageError("`intercept` selected competes with prototypes; `method` exact has none of them")
         if job.solver not in (AUTO, *solver_names()):
             names = ", ".join((AUTO, *solver_names()))
             raise InputError(f"`solver` must be one of {names} for `method` exact; got '{job.solver}'")
-        check_tree_error(job.tree_error, job.tolerance, job.solver)
+        check_product_error(ProductError.of(job.product_error), job.tolerance, job.solver)
 
     @property
     def takes_noise(self) -> bool:
@@ -65,7 +66,7 @@ class ExactRun(ClassifyRun):
             reason = choice["auto"]["reason"]
             told = f"the solver is {solver.name}"
             self.reporter.note(f"{told}, which should be quickest", f"{told}: {reason}")
-        check_tree_gradient(job.tree_error, tolerance, job.tolerance)
+        check_product_gradient(self.product_error, tolerance, job.tolerance)
         plan = planned_solve(
             self,
             kernel,
@@ -112,7 +113,7 @@ class ExactRun(ClassifyRun):
             noise_variance,
             self.labels.n_outputs + job.fit_intercept,
             tolerance,
-            RunContext(executor, tree_error=job.tree_error),
+            RunContext(executor, product_error=self.product_error),
             job.settings.seed,
             memory_budget(job.memory_limit_bytes)[1],
         )

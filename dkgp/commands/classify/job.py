@@ -13,6 +13,7 @@ from dkgp.commands.job_options import (
     MAX_PASSES,
     MAX_SECONDS,
     MODEL_OUT,
+    PRODUCT_ERROR,
     TrainingJob,
 )
 from dkgp.data.stores.models.classifier import ClassifierForm
@@ -23,6 +24,7 @@ from dkgp.models.classification.fixed_size.settings import FIXED_SIZE, FixedSize
 from dkgp.models.classification.labels import Labels
 from dkgp.models.classification.likelihoods import Likelihood, Link, MultiClass
 from dkgp.models.sparse.vif.objective import SEARCHED
+from dkgp.operators.product_error import Value
 from dkgp.options import Part
 from dkgp.registry import Group, Option
 from dkgp.solvers.registry import AUTO, solver_names
@@ -96,12 +98,6 @@ GAP = Option(
     above=0,
     group=RISKS,
 )
-TREE_ERROR = Option(
-    help="Take kernel products by a tree, each entry good to E, as for `dkgp train`.",
-    metavar="E",
-    above=0,
-    group=SAMPLES,
-)
 BASIS_SIZE = Option(
     help="Train on a basis of so many samples, whose predictions take as many kernel entries.  [default: on all "
     "samples]",
@@ -156,7 +152,8 @@ class ClassifyJob(TrainingJob):
     gap: Annotated[float | None, GAP] = None
     max_passes: Annotated[float | None, replace(MAX_PASSES, group=SAMPLES, decides=False)] = None
     max_seconds: Annotated[float | None, replace(MAX_SECONDS, group=SAMPLES, decides=False)] = None
-    tree_error: Annotated[float | None, TREE_ERROR] = None
+    # Part of the identity where it changes results: `ClassifyRun.asked`.
+    product_error: Annotated[Value, replace(PRODUCT_ERROR, group=SAMPLES, decides=False)] = "auto"
     by_reference: Annotated[bool, replace(BY_REFERENCE, group=SAMPLES, decides=False)] = False
     basis_size: Annotated[int | None, BASIS_SIZE] = None
     basis: Annotated[str | None, BASIS_CHOICE] = None

@@ -10,7 +10,7 @@ from dkgp.commands.classify.run import LikelihoodRun
 from dkgp.commands.reporting.class_plots import plot_risk
 from dkgp.commands.reporting.progress import Measure
 from dkgp.commands.solving import (
-    check_tree_error,
+    check_product_error,
     effort_limits,
     input_bytes,
     planned_solve,
@@ -23,6 +23,7 @@ from dkgp.models.classification.exact.train import DECISION_TOLERANCE
 from dkgp.models.classification.laplace.train import require_separate, train_gp
 from dkgp.models.classification.logistic.stopping import RiskSettings
 from dkgp.models.classification.logistic.train import train_logistic
+from dkgp.operators.product_error import ProductError
 from dkgp.solvers.registry import AUTO
 from dkgp.solvers.risk import RISK_METHODS, risk_memory
 
@@ -34,14 +35,15 @@ class LogisticRun(LikelihoodRun):
 
     @classmethod
     def check_options(cls, job: ClassifyJob) -> None:
-        """Refuse solvers of other methods, a tree that makes no sense, and softmax of probits."""
+        """Refuse solvers of other methods, a `product_error` that makes no sense, and softmax of probits."""
         super().check_options(job)
         if job.solver not in (AUTO, *RISK_METHODS):
             names = ", ".join((AUTO, *RISK_METHODS))
             raise InputError(f"`solver` must be one of {names} for `method` {cls.method}; got '{job.solver}'")
         if job.gap is not None and job.tolerance != DECISION_TOLERANCE:
             raise UsageError("`gap` and `tolerance` both say when to stop; leave one of them out")
-        check_tree_error(job.tree_error, job.tolerance if job.gap is None else math.inf, job.solver)
+        tolerance = job.tolerance if job.gap is None else math.inf
+        check_product_error(ProductError.of(job.product_error), tolerance, job.solver)
 
     def work(self, executor: BlockExecutor) -> ClassifierRecord:
         """Minimise the risk until decisions, or the risk itself, are near enough."""
@@ -76,6 +78,6 @@ class GPRun(LogisticRun):
     method = "gp"
 
     def check_hyperparameters(self, hyperparameters: Hyperparameters | None) -> None:
-        """Refuse softmax, whose approximation couples the classes, and what a tree cannot serve."""
+        """Refuse softmax, whose approximation couples the classes, and what `product_error` cannot serve."""
         require_separate(self.likelihood, self.labels.n_samples)
         super().check_hyperparameters(hyperparameters)

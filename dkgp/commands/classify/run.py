@@ -10,7 +10,6 @@ from dkgp.cluster import BlockExecutor
 from dkgp.commands.classify.job import ClassifyJob
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.resuming import checkpointing_of, difference
-from dkgp.commands.solving import check_tree_kernel
 from dkgp.commands.training import Outcome, TrainingRun
 from dkgp.data import ClassifierRecord, open_classifier, open_dataset, save_classifier
 from dkgp.data.stores.models.classifier import CLASSIFIER_KIND
@@ -23,6 +22,7 @@ from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.hyperparameters import likelihood_caution
 from dkgp.models.tuning.tasks import LabelLikelihood
 from dkgp.operators.base import FloatArray
+from dkgp.operators.product_error import ProductError, renamed
 from dkgp.options import deciding_values
 from dkgp.solvers import Checkpointing
 
@@ -55,6 +55,11 @@ class ClassifyRun(TrainingRun):
         """Refuse what can be seen to be wrong without the data, of the method's options; `InputError`."""
 
     @property
+    def product_error(self) -> ProductError:
+        """Allowed error of products."""
+        return ProductError.of(self.job.product_error)
+
+    @property
     def likelihood(self) -> Likelihood | None:
         """The likelihood of the labels; None of a least-squares machine."""
         return None
@@ -80,9 +85,9 @@ class ClassifyRun(TrainingRun):
             self.caution(self.hyperparameters)
 
     def check_hyperparameters(self, hyperparameters: Hyperparameters | None) -> None:
-        """Refuse hyperparameters, or data, that the method, or a tree, cannot serve; `InputError`."""
-        if hyperparameters is not None and self.job.tree_error is not None:
-            check_tree_kernel(hyperparameters.kernel)
+        """Refuse hyperparameters, or data, that the method, or `product_error`, cannot serve; `InputError`."""
+        if hyperparameters is not None:
+            self.product_error.require_kernel(hyperparameters.kernel)
 
     def caution(self, hyperparameters: Hyperparameters) -> None:
         """Tell of hyperparameters that were found for another likelihood than the method's."""
@@ -133,6 +138,7 @@ class ClassifyRun(TrainingRun):
             noise = self.hyperparameters.noise_variance if self.takes_noise else None
             origin = {"kernel": self.hyperparameters.kernel.to_json(), "noise_variance": noise}
         origin |= {"method": self.job.method, "class_weight": sorted(self.job.class_weight), **self.identity()}
+        origin |= self.product_error.record()
         everything: dict[str, Any] = plain({"fingerprint": self.dataset.fingerprint, **origin})
         return everything
 
@@ -158,7 +164,7 @@ class ClassifyRun(TrainingRun):
     def difference(self, model: ClassifierRecord, converged: bool) -> str | None:
         """Say in which name the stored model's run differs."""
         asked = model.summary.get("asked", {})  # an estimator's has none
-        made = {"fingerprint": model.fingerprint, **asked, "by_reference": model.by_reference}
+        made = {"fingerprint": model.fingerprint, **renamed(asked), "by_reference": model.by_reference}
         return difference(made, {**self.asked, "by_reference": self.job.by_reference})
 
     def draw(self, outcome: Outcome) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from dkgp.cluster import ClusterOptions
-from dkgp.commands.job_options import DATASET, OVERWRITE
+from dkgp.commands.job_options import DATASET, OVERWRITE, PRODUCT_ERROR
 from dkgp.data.exports import table_suffix
 from dkgp.data.remote.storage import exists, is_local
 from dkgp.data.stores.manifest import is_committed
 from dkgp.models.variance.variances import VarianceSettings
+from dkgp.operators.product_error import Value
 from dkgp.options import Part, check_ranges
 from dkgp.registry import FURTHER, Group, Option
 
@@ -24,13 +25,11 @@ VARIANCE = Part("variance", "Predict variances too, each with a proven interval.
 CHUNK_ROWS = Option(
     help="Rows of a chunk.  [default: about 8192; with variances a batch or several]", least=1, group=FURTHER
 )
-TREE_ERROR = Option(
-    help="Take sums over all training samples by a tree that prunes what hardly contributes, each mean (in standard "
-    "deviations of the targets) or decision good to E; its bound allows for it. Pays for 2 or 3 features (at most 6) "
-    "with short length scales, of many test samples.",
-    metavar="E",
-    above=0,
-    group=FURTHER,
+SUM_ERROR = replace(
+    PRODUCT_ERROR,
+    help="Allowed error of a sum over all training samples: of a mean, in standard deviations of the targets, or of a "
+    "decision. E: at most E, proven (kernels that fall with the distance, few features). none: every kernel entry is "
+    "evaluated. auto: the quicker of these by a forecast. Bounds allow for it.",
 )
 PLUG_IN = Option(
     help="Of a Gaussian process classifier: probabilities at its decisions, without averaging them over the variances "
@@ -56,7 +55,7 @@ class PredictJob:
     out: Annotated[str, OUT]
     variance: Annotated[VarianceSettings | None, VARIANCE] = None
     chunk_rows: Annotated[int | None, CHUNK_ROWS] = None
-    tree_error: Annotated[float | None, TREE_ERROR] = None
+    product_error: Annotated[Value, SUM_ERROR] = "auto"
     plug_in: Annotated[bool, PLUG_IN] = False
     resume: Annotated[bool, RESUME] = False
     overwrite: Annotated[bool, OVERWRITE] = False

@@ -12,7 +12,6 @@ from dkgp.commands.reporting.outputs import check_table
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.run import Run
 from dkgp.commands.signals import interruptible
-from dkgp.commands.solving import check_tree_kernel, require_tree_room
 from dkgp.data import (
     LINEAR_MODEL_KIND,
     AnyModel,
@@ -38,7 +37,7 @@ from dkgp.models.prediction.table import export
 from dkgp.models.sparse.methods import method_named
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.models.warm_up import helped
-from dkgp.operators.block_tasks import feature_width
+from dkgp.operators.product_error import ProductError
 
 
 class PredictRun(Run):
@@ -81,16 +80,16 @@ class PredictRun(Run):
         self.dataset = open_dataset(self.job.dataset)
 
     def refuse(self) -> None:
-        """Refuse a tree that cannot serve, or that workers could not keep."""
-        model = self.model
-        if self.job.tree_error is None or isinstance(model, LinearRecord | SparseRecord):
-            return  # there is none: that is refused, too, where predicting begins
+        """Refuse an error of sums that has no bound here, or whose sums workers could not keep."""
+        model, error = self.model, ProductError.of(self.job.product_error)
+        if isinstance(model, LinearRecord | SparseRecord):
+            return  # no sums over all samples: refused where predicting begins
         if isinstance(model, ClassifierRecord) and model.is_sparse:
             return
         kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
-        check_tree_kernel(kernel)
+        error.require_kernel(kernel)
         n = model.n_samples if isinstance(model, ModelRecord) else model.n_support
-        require_tree_room(n, feature_width(kernel), self.job.cluster.cache_bytes)
+        error.memory(kernel, n, self.job.cluster.cache_bytes)
 
     def compiling(self) -> AbstractContextManager[None]:
         """Compile what the kernel takes, where there is one."""
@@ -104,7 +103,13 @@ class PredictRun(Run):
                 self.model,
                 self.dataset,
                 Destination(self.store, job.chunk_rows, overwrite=job.overwrite, resume=job.resume),
-                RunContext(executor, tree_error=job.tree_error, within=show, interrupted=interruption),
+                RunContext(
+                    executor,
+                    product_error=ProductError.of(job.product_error),
+                    note=note,
+                    within=show,
+                    interrupted=interruption,
+                ),
                 variance=job.variance,
                 plug_in=job.plug_in,
                 note=note,
@@ -138,7 +143,7 @@ class PredictRun(Run):
             "model": self.model.url,
             "dataset": self.dataset.url,
             **plain(figures),
-            **({} if job.tree_error is None else {"tree_error": job.tree_error}),
+            **ProductError.of(job.product_error).record(),
             **({"transformed": True} if self.model.standardisation.transforms else {}),
             "peak_memory_bytes": peak_bytes,
             "warnings": list(reporter.warnings),

@@ -5,11 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
-from dkgp.commands.job_options import AS_IN_THE_PAPER, BY_REFERENCE, DATASET, HYPER, MODEL_OUT, TrainingJob
+from dkgp.commands.job_options import (
+    AS_IN_THE_PAPER,
+    BY_REFERENCE,
+    DATASET,
+    HYPER,
+    MODEL_OUT,
+    PRODUCT_ERROR,
+    TrainingJob,
+)
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.data.remote.storage import exists
 from dkgp.errors import UsageError
 from dkgp.models.trend.columns import CENTRED, MeanKind
+from dkgp.operators.product_error import Value
 from dkgp.options import Part
 from dkgp.registry import FURTHER, Instead, Option
 from dkgp.solvers.registry import Need, said, solvers_that_need
@@ -21,14 +30,6 @@ def _tiles() -> dict[str, str]:
 
 
 TILES = Option(metavar="FOLDER", place="write", late=_tiles, group=FURTHER)
-TREE_ERROR = Option(
-    help="Take kernel products by a tree that prunes what hardly contributes, each entry good to E, a tenth of "
-    "`tolerance` or less. Pays for 2 or 3 features (at most 6) with short length scales; the certificate allows for "
-    "it.",
-    metavar="E",
-    above=0,
-    group=FURTHER,
-)
 TUNE = Option(
     help="Find hyperparameters first, as `dkgp tune` does at its defaults, and write them to `hyper`.  [default of "
     "`hyper` then: OUT.hyper.json]"
@@ -63,7 +64,7 @@ class TrainJob(TrainingJob):
     mean: Annotated[MeanKind, MEAN] = CENTRED
     as_in_the_paper: Annotated[bool | tuple[str, ...], AS_IN_THE_PAPER] = False
     tiles: Annotated[str | None, TILES] = None
-    tree_error: Annotated[float | None, TREE_ERROR] = None
+    product_error: Annotated[Value, PRODUCT_ERROR] = "auto"
     warm_start: Annotated[str | None, WARM_START] = None
     by_reference: Annotated[bool, BY_REFERENCE] = False
     with_variances: Annotated[bool, WITH_VARIANCES] = False

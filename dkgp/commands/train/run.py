@@ -13,7 +13,7 @@ from dkgp.commands.reporting.plots import plot_convergence
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.resuming import checkpointing_of, difference
 from dkgp.commands.run import warn_of_labels
-from dkgp.commands.solving import check_tree_error, check_tree_kernel, input_bytes, planned_solve, solving
+from dkgp.commands.solving import check_product_error, input_bytes, planned_solve, solving
 from dkgp.commands.train.job import TrainJob
 from dkgp.commands.train.warm_start import Start, warm_start
 from dkgp.commands.training import Outcome, TrainingRun, finished_run
@@ -29,6 +29,7 @@ from dkgp.models.trend.columns import CENTRED, columns_of, count_of, require_ind
 from dkgp.models.trend.trend import mean_made
 from dkgp.models.variance.whole_matrix.kept import keep_whole, kept_tiles
 from dkgp.operators.block_tasks import feature_width
+from dkgp.operators.product_error import ProductError, renamed
 from dkgp.solvers import Checkpointing, Choice, Solver
 from dkgp.solvers.registry import AUTO, Need, solver_memory, solver_names, solvers_that_need
 
@@ -98,14 +99,14 @@ class TrainRun(TrainingRun):
             self.dataset,
             self.hyperparameters,
             more_columns=self.columns - self.dataset.n_targets,
-            tree_error=job.tree_error,
+            product_error=self.product_error,
             memory_bytes=job.memory_limit_bytes,
             one_arithmetic=one_arithmetic and not resumes_other,
         )
         self.job = replace(job, solver=solver)
 
     def prepare(self) -> None:
-        """Refuse tiles, trees and solver's settings that do not fit, and read what the solve starts from."""
+        """Refuse tiles, products and solver's settings that do not fit, and read what the solve starts from."""
         job = self.job
         job.check_tiles()
         if self.hyperparameters.student_t is not None and job.solver.needs(Need.FOLDER):
@@ -117,9 +118,8 @@ class TrainRun(TrainingRun):
             require_independent(columns_of(job.mean, self.dataset), self.dataset.feature_names)
         self.solver = self.built()
         job.solver.stopping()
-        check_tree_error(job.tree_error, job.solver.tolerance, self.solver.name)
-        if job.tree_error is not None:
-            check_tree_kernel(self.hyperparameters.kernel)
+        check_product_error(self.product_error, job.solver.tolerance, self.solver.name)
+        self.product_error.require_kernel(self.hyperparameters.kernel)
         if job.warm_start is not None:
             self.start = warm_start(job.warm_start, self.dataset, self.hyperparameters, self.identity, self.reporter)
 
@@ -134,15 +134,20 @@ class TrainRun(TrainingRun):
         return self.dataset.n_targets + count_of(self.job.mean, self.dataset.n_features)
 
     @property
+    def product_error(self) -> ProductError:
+        """Allowed error of products."""
+        return ProductError.of(self.job.product_error)
+
+    @property
     def identity(self) -> dict[str, Any]:
         """Everything that a checkpoint must share beside the solver's settings."""
         (noise_variance, sample_noise), student = self.noise, self.hyperparameters.student_t
-        kernel, tree_error = self.hyperparameters.kernel, self.job.tree_error
+        kernel, error = self.hyperparameters.kernel, self.product_error
         if student is not None:  # by which the samples' noise is found
             found = {"student_t": student.to_json()}
-            return {**run_identity(self.dataset, kernel, noise_variance, tree_error), **found}
+            return {**run_identity(self.dataset, kernel, noise_variance, error), **found}
         beside: Any = {"sample_noise": sample_noise, "mean": self.job.mean}
-        return run_identity(self.dataset, kernel, noise_variance, tree_error, **beside)
+        return run_identity(self.dataset, kernel, noise_variance, error, **beside)
 
     def checkpoints(self) -> Checkpointing:
         """Return where the state of the solve is saved."""
@@ -234,7 +239,8 @@ class TrainRun(TrainingRun):
         """Say in which name the stored model's run differs: data, hyperparameters, settings, or a tolerance missed."""
         made = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
         made |= noise_made(model) | mean_made(model)
-        made |= {"tree_error": model.summary["tree_error"]} if "tree_error" in model.summary else {}
+        stored = renamed(model.summary)
+        made |= {"product_error": stored["product_error"]} if "product_error" in stored else {}
         made |= {**model.summary.get("settings", {}), "by_reference": model.by_reference}
         other = difference(made, {**self.identity, **self.built().settings(), "by_reference": self.job.by_reference})
         if other is None and converged and not self.job.solver.is_met(model.summary):

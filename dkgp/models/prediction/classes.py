@@ -60,16 +60,16 @@ def class_rounds(
     """Return the rounds of a prediction; parameters as of `exact_rounds`, `plug_in` as of `predict`.
 
     `variance` are settings of latent variances, which a Gaussian process of all samples has in any case; `stored` their
-    plans, of a prediction that is resumed. `InputError`: tree sums over a few prototypes, or of a kernel that a tree
-    cannot serve; other settings of variances than those of the prediction to resume, or any where there are none.
+    plans, of a prediction that is resumed. `InputError`: an error of sums over a few prototypes, or for a kernel
+    without one; other settings of variances than those of the prediction to resume, or any where there are none.
     `MemoryBudgetError`: latent variances do not fit in their working memory. `StoreError`: the model's support inputs
     cannot be read.
     """
     kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
     context = BlockContext(version, ClassifierSupport.of(model, version), kernel, model.n_support)
-    if sums.tree_error is not None and model.is_sparse:
+    if sums.product_error is not None and model.is_sparse:
         raise InputError(
-            f"`tree_error` prunes sums over all training samples; '{model.url}' is a sum over {model.n_support:,} "
+            f"`product_error` is of sums over all training samples; '{model.url}' is a sum over {model.n_support:,} "
             "prototypes, which takes no time. Leave it out"
         )
     sums.require(context, executor)
@@ -141,7 +141,7 @@ class ClassRounds(Rounds):
     def submit(self, start: int, stop: int) -> PendingRound:
         """Start a region."""
         groups = split_evenly(self._sums.pieces(start, stop), self._executor.parallelism)
-        portable = self._sums.tree_error is None and not self._decider.takes_blas
+        portable = self._sums.product_error is None and not self._decider.takes_blas
         task = decision_task if portable else library_decision_task
         arguments = (self._context, self._decider, self._sums, self._test)
         decisions = self._executor.submit("kdecide", task, arguments, groups)

@@ -128,7 +128,7 @@ class _Means(Rounds):
 
     def submit(self, start: int, stop: int) -> PendingRound:
         groups = split_evenly(self._sums.pieces(start, stop), self._executor.parallelism)
-        task = mean_task if self._sums.tree_error is None else tree_mean_task
+        task = mean_task if self._sums.product_error is None else tree_mean_task
         arguments = (self._context, self._certificate, self._sums, self.test)
         pending = self._executor.submit("kmean", task, arguments, groups)
         return pending if self.trend is None else Together([pending], also=((start, stop),))
@@ -137,7 +137,7 @@ class _Means(Rounds):
         if self.trend is None:
             return self.of(*joined(results))
         means, rows = results
-        pruned = self._sums.tree_error is not None
+        pruned = self._sums.product_error is not None
         mean, bound = joined(means)
         taken = self.trend.at(mean, bound, self.test.inputs(*rows), pruned=pruned)
         return self.of(taken.mean, taken.bound)

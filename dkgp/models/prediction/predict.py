@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from dkgp.models.prediction.sparse_rounds import SparseRounds, SparseRoundsWithB
 from dkgp.models.prediction.streaming import Rounds, WithTestNoise, stream
 from dkgp.models.sums import EVERY_ENTRY, Sums
 from dkgp.models.variance.variances import VarianceSettings
+from dkgp.operators.product_error import ProductError
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,9 @@ def predict(
         Where the prediction store goes; values are in the targets' own units.
     context : RunContext or BlockExecutor
         Who computes. Its `within` is called with the samples that are done, of all; `interrupted` is asked between
-        regions, and when it answers true the regions done stay, to be resumed. With `tree_error`, sums over all
-        training samples are taken by a tree that prunes what hardly contributes, each standardised mean or decision
-        good to this; bounds allow for it. For a kernel that falls with the distance, of few features.
+        regions, and when it answers true the regions done stay, to be resumed. Its `product_error`
+        is the allowed error of sums over all training samples, of each standardised mean or decision; bounds allow for
+        it. A number is for a kernel that falls with the distance, of few features.
     variance : VarianceSettings, optional
         Predict variances too: of a new observation, noise included (also its own, where the data set knows that),
         unless `latent` asks for the function's. The store's `variance` is the middle of the proven interval; of a
@@ -134,7 +134,7 @@ def predict(
     InputError
         The test store lacks a feature of the model or has a NaN, or the store to resume was made from something else;
         settings of variances that a sparse model has no use for, any of a classifier without latent functions of its
-        own; tree sums where there are none.
+        own; a number as `product_error` where there are no such sums.
     StoreError
         The model's support inputs cannot be read.
     MemoryBudgetError
@@ -151,7 +151,7 @@ def predict(
             f"`plug_in` is for the averaged probabilities of a Gaussian process classifier, and '{model.url}' is none; "
             "leave it out"
         )
-    sums = _sums(model, None if of_classes else variance, context.tree_error, plug_in)
+    sums = _sums(model, None if of_classes else variance, context.product_error, plug_in)
     names = () if of_classes else model.target_names
     test = dataset.as_seen_by(model.feature_names, names, model.standardisation)
     _require_finite(test)
@@ -226,35 +226,33 @@ def _transforms(model: AnyModel | LinearRecord) -> dict[str, Any]:
 
 
 def _sums(
-    model: AnyModel | LinearRecord, variance: VarianceSettings | None, tree_error: float | None, plug_in: bool
+    model: AnyModel | LinearRecord, variance: VarianceSettings | None, error: ProductError, plug_in: bool
 ) -> Sums:
-    """Return the way to take sums; `InputError` for a tree where there is nothing to prune."""
-    if tree_error is None:
+    """Return the way to take sums; `InputError` for a number where there are no sums over all samples."""
+    if error.number is None:
         return EVERY_ENTRY
-    if not (math.isfinite(tree_error) and tree_error > 0.0):
-        raise InputError(f"`tree_error` must be finite and positive; got {tree_error!r}")
     if isinstance(model, ClassifierRecord) and model.form == "gp" and not (model.is_sparse or plug_in):
         raise InputError(
-            "`tree_error` is for sums over all training samples, as decisions are; a Gaussian process's probabilities "
-            "are averaged over variances, which take whole columns of the kernel matrix. Leave it out, or give "
-            "`plug_in`, too"
+            "`product_error` is for sums over all training samples, as decisions are; a Gaussian process's "
+            "probabilities are averaged over variances, which take whole columns of the kernel matrix. Leave it out, "
+            "or give `plug_in`, too"
         )
     if variance is not None:
         raise InputError(
-            "`tree_error` is for sums over all training samples, as means are; variances take whole columns of the "
+            "`product_error` is for sums over all training samples, as means are; variances take whole columns of the "
             "kernel matrix. Leave it out, or predict means alone"
         )
     if isinstance(model, LinearRecord):
         raise InputError(
-            f"`tree_error` prunes sums over all training samples; '{model.url}' is a linear regression, which has "
+            f"`product_error` is of sums over all training samples; '{model.url}' is a linear regression, which has "
             "none. Leave it out"
         )
     if isinstance(model, SparseRecord):
         raise InputError(
-            f"`tree_error` prunes sums over all training samples; '{model.url}' is a sum over {model.basis_size:,} "
+            f"`product_error` is of sums over all training samples; '{model.url}' is a sum over {model.basis_size:,} "
             "basis samples, which takes no time. Leave it out"
         )
-    return Sums(float(tree_error))
+    return Sums(error.number)
 
 
 def _require_finite(test: Dataset) -> None:

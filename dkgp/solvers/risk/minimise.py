@@ -115,7 +115,7 @@ class RiskSolution:
         What a choice by "auto" rests on, in plain JSON types; empty where the method was named.
     product_error : float
         No entry of `values` or `gradient_image` is off by more than this, beyond rounding: 0 unless products are
-        approximate (tree sums).
+        approximate.
     """
 
     solution: Solution

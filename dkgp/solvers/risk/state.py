@@ -1,7 +1,7 @@
 """The state that all methods for a risk share: the function found, its values, and both bounds on the least risk.
 
 Values and gradient follow from recursions between products, and are evaluated anew in float64 when the driver asks.
-Where products are approximate (tree sums) both bounds give way by as much as the products may be off.
+Where products are approximate both bounds give way by as much as the products may be off.
 """
 
 from __future__ import annotations

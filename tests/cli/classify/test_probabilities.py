@@ -40,7 +40,7 @@ def predict(labelled: Labelled, model: Path, out: Path, *options: object) -> tup
     return ("predict", model, labelled(2)["test"], "--out", out, "--json", "--cluster", "none", *options)
 
 
-@pytest.mark.parametrize("options", [(), ("--tree-error", 1e-2)], ids=["every entry", "by a tree"])
+@pytest.mark.parametrize("options", [(), ("--product-error", 1e-2)], ids=["every entry", "within a bound"])
 def test_the_exact_probability_lies_in_its_interval(
     classifiers: dict[str, Path], exact: np.ndarray, labelled: Labelled, tmp_path: Path, options: tuple[object, ...]
 ) -> None:

@@ -22,6 +22,7 @@ from dkgp.models.prediction.gradients.exact import GradientPredictor
 from dkgp.models.prediction.predictor import Predicted, Predictor, standardised
 from dkgp.models.trend.columns import MeanKind, columns_at
 from dkgp.models.variance.variances import VarianceSettings
+from dkgp.operators.product_error import ProductError
 from dkgp.solvers import ConjugateGradient, GradientInfNorm, MaxPasses, Solver
 from tests.models.exact_gp import ExactGP, mp, numbers
 from tests.models.exact_gradients import ExactGradients
@@ -42,7 +43,7 @@ class Case:
     solver: Solver | None = None
     tolerance: float = 1e-4
     sample_noise: np.ndarray | None = None
-    tree_error: float | None = None
+    product_error: float | None = None
     share: float | None = None  # of the solution that the solve is handed, to stop where it starts
 
     @cached_property
@@ -56,7 +57,7 @@ class Case:
             self.dataset,
             self.kernel,
             self.noise_variance,
-            RunContext(executor, tree_error=self.tree_error),
+            RunContext(executor, product_error=ProductError.of(self.product_error)),
             sample_noise=self.sample_noise,
             mean=self.mean,
             solver=self.solver or ConjugateGradient(precision="double"),

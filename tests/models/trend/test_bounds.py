@@ -53,7 +53,7 @@ ATTACKS = {
     ),
     "few samples": Case(**steep(5), kernel=SquaredExponential((3.0, 3.0)), noise_variance=0.5, tolerance=0.3),
     "by trees": Case(
-        **steep(26), kernel=SquaredExponential((3.0, 3.0), 0.3), noise_variance=0.05, tolerance=0.01, tree_error=1e-3
+        **steep(26), kernel=SquaredExponential((3.0, 3.0), 0.3), noise_variance=0.05, tolerance=0.01, product_error=1e-3
     ),
 }
 

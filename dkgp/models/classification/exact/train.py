@@ -150,10 +150,17 @@ def train_exact(
     signs = labels.signs()
     right = np.column_stack([signs, np.ones(n)]) if fit_intercept else signs
     context = RunContext.of(context)
-    with context.operator(kernel, noise, dataset) as operator:
+    level = float(np.broadcast_to(noise, n).mean()) / n
+
+    def decision_error(largest: float) -> DecisionError:
+        return DecisionError(settings.tolerance, float(np.min(noise)), largest, fit_intercept, level)
+
+    limit = None
+    if kernel.stationary:
+        limit = decision_error(float(kernel.diagonal(dataset.inputs(0, 1))[0])).gradient_tolerance(n)
+    with context.operator(kernel, noise, dataset, tolerance=limit) as operator:
         prior = operator.prior()
-        level = float(np.broadcast_to(noise, n).mean()) / n
-        rule = DecisionError(settings.tolerance, operator.noise_variance, float(prior.max()), fit_intercept, level)
+        rule = decision_error(float(prior.max()))
         solver = settings.solver
         choice: dict[str, Any] = {}
         if solver is None:
@@ -191,7 +198,7 @@ def train_exact(
         "weighted": data.weights is not None,
         "fit_intercept": fit_intercept,
         **choice,
-        **({} if context.tree_error is None else {"tree_error": float(context.tree_error)}),
+        **context.product_error.record(),
     }
     return TrainedExact(
         kernel=kernel,
@@ -229,7 +236,7 @@ def solver_for_labels(
         noise_variance,
         more_columns=t - dataset.n_targets,
         tolerance=tolerance,
-        tree_error=context.tree_error,
+        product_error=context.product_error,
         memory_bytes=memory_bytes,
         one_arithmetic=_computes_alike(context.executor),
         seed=seed,

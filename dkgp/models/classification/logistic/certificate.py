@@ -49,7 +49,7 @@ class Minimum:
     gradient_image : (n, t)
         K g of that very g.
     product_error : float
-        Bound on the errors of the entries of `values` and `gradient_image` beside rounding (tree sums).
+        Bound on the errors of the entries of `values` and `gradient_image` beside rounding.
     noise : float
         What an operator had on its diagonal when it took the products, and was taken off again.
     """
@@ -249,7 +249,7 @@ class RiskCertificate(ProofShown):
         row_errors : (r,) float64
             Of the test samples.
         product_error : (r, t) float64 or float
-            Bound on the decisions' errors beside rounding (tree sums).
+            Bound on the decisions' errors beside rounding.
         """
         scale = upward(prior_variance, row_errors)
         rounding = sum_roundings(self.n, row_errors, self.magnitude, self.spread)

@@ -62,7 +62,7 @@ class TrainedLogistic(TrainedClassifier):
         Of the search: history, and why it stopped. Its alpha is what the search ended in, from which `alpha` may be
         half a step along the gradient, at the centre of the ball in which the exact minimiser lies.
     product_error : float
-        Bound on the errors of products beside rounding (tree sums).
+        Bound on the errors of products beside rounding, where products are approximate.
     """
 
     regularisation: float
@@ -123,10 +123,12 @@ def train_logistic(
     context = RunContext.of(context)
     tiles = context.executor.tiles
     identity: dict[str, Any] = {"likelihood": likelihood.to_json(), "regularisation": regularisation}
-    if context.tree_error is None and settings.precision == "mixed" and data.n >= FORESEEN_FROM and tiles.measured:
+    evaluated = context.product_error.number is None and settings.precision == "mixed"
+    if evaluated and data.n >= FORESEEN_FROM and tiles.measured:
         foreseen = foreseen_products(data, kernel, settings)
         context.executor.tiles = replace(tiles, products=foreseen.count)
-    with context.operator(kernel, NO_NOISE, data.dataset) as operator:
+    limit = settings.tolerance if settings.gap is None else None
+    with context.operator(kernel, NO_NOISE, data.dataset, tolerance=limit) as operator:
         prior = operator.prior()
         rule, converged = settings.error(float(prior.max())), settings.converged(float(prior.max()))
         solved = minimise_by(
@@ -176,7 +178,7 @@ def train_logistic(
         "kept_share": kept_share,
         "weighted": data.weights is not None,
         "chosen": solved.choice,
-        **({} if context.tree_error is None else {"tree_error": float(context.tree_error)}),
+        **context.product_error.record(),
     }
     return TrainedLogistic(
         kernel=kernel,

@@ -124,13 +124,13 @@ def test_all_attacks(name: LikelihoodName, what: str, end: str) -> None:
 
 @pytest.mark.slow
 def test_no_certified_label_of_many_samples_is_wrong() -> None:
-    """Five ways to stop, lambda from 1e-6 to 10, weights, duplicates, float32 rounds and trees: counted."""
+    """Five ways to stop, lambda from 1e-6 to 10, weights, duplicates, float32 rounds, bounded products: counted."""
     rng, counts = np.random.default_rng(0), np.zeros(4, dtype=np.int64)
     cases = [*itertools.product((200,), (1e-3, 0.3, 30.0), (1e-6, 1e-3, 0.1, 10.0)), (1200, 0.3, 0.1)]
     for n, gamma, regularisation in cases:
         X, T = rng.standard_normal((n, 3)), rng.standard_normal((1000, 3))
         score = X[:, 0] + np.sin(2.0 * X[:, 1]) + 0.4 * rng.standard_normal(n)
-        for number, end in enumerate((*ENDS, "tree")):
+        for number, end in enumerate((*ENDS, "bounded")):
             name: LikelihoodName = "softmax" if number % 2 and n <= 200 else "logit"
             classes, inputs = (3 if name == "softmax" else 2), X.copy()
             if number >= 2:
@@ -138,7 +138,7 @@ def test_no_certified_label_of_many_samples_is_wrong() -> None:
             codes = np.digitize(score, np.quantile(score, np.linspace(0, 1, classes + 1)[1:-1]))
             weights = 10.0 ** rng.uniform(-2, 1, n) if number in (1, 4) else None
             made = RiskProblem(inputs, codes, T, SquaredExponential((gamma,) * 3), regularisation, name, weights)
-            made.settings = {"tree_error": 1e-8, **LOOSE} if end == "tree" else ENDS[end]
+            made.settings = {"product_error": 1e-8, **LOOSE} if end == "bounded" else ENDS[end]
             made.settings = {"limits": MaxIterations(100), **made.settings}
             errors, bounds, wrong = made.long_errors()
             counts += [len(T), made.predicted.certified.sum(), wrong.sum(), (errors > bounds).sum()]

@@ -189,11 +189,11 @@ def test_white_noise_and_noise_variance_play_no_part(rng: np.random.Generator) -
 
 
 @pytest.mark.parametrize("error", [1e-4, 1e-9])
-def test_tree_sums_are_allowed_for(error: float, rng: np.random.Generator) -> None:
+def test_approximate_products_are_allowed_for(error: float, rng: np.random.Generator) -> None:
     found = problem(rng, "softmax", 3)
-    found.settings = {"tree_error": error, "limits": MaxIterations(15)}
+    found.settings = {"product_error": error, "limits": MaxIterations(15)}
     _, decisions = dense(found)
-    assert found.trained.summary["tree_error"] == error
+    assert found.trained.summary["product_error"] == error
     assert found.trained.product_error > 0.0
     assert (np.abs(found.predicted.decision - decisions) <= found.predicted.bounds + 1e-11).all()
 
@@ -206,7 +206,7 @@ def test_tree_sums_are_allowed_for(error: float, rng: np.random.Generator) -> No
         ({"tolerance": 0.0}, "tolerance of decisions must be finite and above 0; got 0.0"),
         ({"gap": -1.0}, "the tolerance must be finite and above 0; got -1.0"),
         ({"likelihood": Likelihood("softmax", 3)}, "there are 2 classes; the likelihood is of 3"),
-        ({"tree_error": 0.0}, "error of tree sums must be finite and positive"),
+        ({"product_error": 0.0}, "`product_error` must be positive and finite"),
     ],
 )
 def test_what_is_refused(more: dict[str, Any], message: str, rng: np.random.Generator) -> None:

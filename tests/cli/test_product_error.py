@@ -1,4 +1,4 @@
-"""`dkgp train --tree-error`: the same model within the error asked for, told in the certificate; what is refused."""
+"""`dkgp train --product-error`: the same model within the error asked for, told in the certificate; what is refused."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.commands.solving import add_tree_memory
-from dkgp.data import open_dataset, open_model
+from dkgp.commands.solving import add_product_memory
+from dkgp.data import CheckpointStore, open_dataset, open_model
 from dkgp.errors import InputError, MemoryBudgetError, UsageError
 from dkgp.kernels import SquaredExponential
+from dkgp.operators.product_error import ProductError
 from dkgp.operators.tree.forest import Forest
 from dkgp.operators.tree.kd_tree import tree_bytes
 from dkgp.service.specification import job_from_options, options_from_job
@@ -41,10 +42,10 @@ def train(terrain: dict[str, Any], out: Path, *options: object) -> tuple[object,
 
 @pytest.mark.parametrize("solver", ["gbcd", "cg"])
 def test_the_model_and_what_its_certificate_says(terrain: dict[str, Any], tmp_path: Path, solver: str) -> None:
-    options = ("--solver", solver, "--tol", 1e-3, "--tree-error", 1e-4)
+    options = ("--solver", solver, "--tol", 1e-3, "--product-error", 1e-4)
     found = run_json(*train(terrain, tmp_path / "m", *options))
     assert found["converged"] is True
-    assert found["tree_error"] == 1e-4
+    assert found["product_error"] == 1e-4
     certificate = found["certificate"]
     assert 0.0 < certificate["product_error"] <= 1.01e-4
     dataset = open_dataset(terrain["store"])
@@ -55,7 +56,7 @@ def test_the_model_and_what_its_certificate_says(terrain: dict[str, Any], tmp_pa
     assert error <= certificate["alpha_error_bound"][0]
     true = Kbar @ alpha - y
     assert np.abs(true).max() <= found["gradient_inf_norm"] + certificate["product_error"]
-    # The tree is in the plan.
+    # What products hold is in the plan.
     plain = run_json(*train(terrain, tmp_path / "n", *options[:4], "--cluster", "none"))
     assert plain["certificate"]["product_error"] == 0.0
     more = found["memory_plan"]["worker_bytes"] - plain["memory_plan"]["worker_bytes"]
@@ -68,31 +69,60 @@ def test_too_many_features_are_refused_before_any_cluster_starts(tmp_path: Path)
     run_json("ingest", tmp_path / "t.csv", tmp_path / "t.zarr", "--target", "y")
     hyper = tmp_path / "hyper.json"
     hyper.write_text(json.dumps({"kernel": SquaredExponential((1.0,) * 7).to_json(), "noise_variance": 0.1}))
-    options = ("--hyper", hyper, "--out", tmp_path / "m", "--tree-error", 1e-5, "--scheduler", "tcp://127.0.0.1:1")
+    options = ("--hyper", hyper, "--out", tmp_path / "m", "--product-error", 1e-5, "--scheduler", "tcp://127.0.0.1:1")
     refused(run("train", tmp_path / "t.zarr", *options), "tree sums are for up to 6 features; got 7")
     assert not (tmp_path / "m").exists()
 
 
-def test_a_tree_beyond_the_workers_cache_is_refused(terrain: dict[str, Any]) -> None:
+def test_products_beyond_the_workers_cache_are_refused(terrain: dict[str, Any]) -> None:
     dataset, memory = open_dataset(terrain["store"]), SolverMemory(own_bytes=7)
     needed = tree_bytes(700, 2)
     assert Forest.of(dataset.inputs(0, 700)).nbytes <= needed <= 1.5 * Forest.of(dataset.inputs(0, 700)).nbytes
-    with pytest.raises(MemoryBudgetError, match=f"takes {needed:,} bytes in each process; a worker's cache holds"):
-        add_tree_memory(memory, 700, 2, True, needed - 1)
-    shared, apart = (add_tree_memory(memory, 700, 2, shares, needed) for shares in (True, False))
+    error = ProductError(1e-4)
+    with pytest.raises(MemoryBudgetError, match=f"take {needed:,} bytes in each process; a worker's cache holds"):
+        error.memory(KERNEL, 700, needed - 1)
+    products = error.memory(KERNEL, 700, needed)
+    shared, apart = (add_product_memory(memory, products, shares) for shares in (True, False))
     assert shared.own_bytes == 7
     assert apart.own_bytes == 7 + apart.factor_bytes > 7 + needed
 
 
+def test_the_option_of_earlier_versions_names_its_successor(terrain: dict[str, Any], tmp_path: Path) -> None:
+    refused(
+        run(*train(terrain, tmp_path / "m", "--tree-error", 1e-5)),
+        "--tree-error is no option any more",
+        "--product-error E",
+        exit_code=2,
+    )
+    refused(run("info", terrain["store"], "--tree-error", 1e-5), "No such option", exit_code=2)
+
+
+def test_a_checkpoint_of_products_that_are_gone_is_refused(terrain: dict[str, Any], tmp_path: Path) -> None:
+    command = train(terrain, tmp_path / "m", "--solver", "cg", "--tol", 1e-3, "--cluster", "none")
+    run(*command, "--max-passes", 3)
+    store = CheckpointStore(tmp_path / "m.checkpoint")
+    latest = store.load_latest()
+    assert latest is not None
+    identity = {**latest.metadata["identity"], "tree_error": 1e-5}
+    store.save(latest.sequence_number, latest.arrays, {**latest.metadata, "identity": identity})
+    words = "cannot go on to the same result. Start afresh without --resume, with --product-error 1e-05"
+    refused(run(*command, "--resume"), "with `tree_error` 1e-05", words)
+
+
 def test_the_service_takes_and_checks_it() -> None:
-    options = {"dataset": "/d", "hyper": "/h", "out": "/m", "tree_error": 1e-5}
+    options = {"dataset": "/d", "hyper": "/h", "out": "/m", "product_error": 1e-5}
     job = job_from_options("train", options)
     assert options_from_job(job) == options
-    with pytest.raises(UsageError, match="tree_error: --tree-error must be below --tol"):
+    words = {**options, "product_error": "none"}
+    assert options_from_job(job_from_options("train", words)) == words
+    # As an earlier version stored it.
+    old = {**{name: value for name, value in options.items() if name != "product_error"}, "tree_error": 1e-5}
+    assert job_from_options("train", old) == job
+    with pytest.raises(UsageError, match="product_error: `product_error` must be below `tolerance`"):
         job_from_options("train", {**options, "solver": {"tolerance": 1e-6}})
-    with pytest.raises(UsageError, match="tree_error: .*; smo evaluates"):
+    with pytest.raises(UsageError, match="product_error: .*; smo evaluates"):
         job_from_options("train", {**options, "solver": {"solver": "smo"}})
-    with pytest.raises(InputError, match="`tree_error` must be positive and finite"):
-        job_from_options("train", {**options, "tree_error": -1.0})
-    with pytest.raises(UsageError, match="tree_error: expected .*number"):
-        job_from_options("train", {**options, "tree_error": "small"})
+    with pytest.raises(InputError, match="`product_error` must be positive and finite"):
+        job_from_options("train", {**options, "product_error": -1.0})
+    with pytest.raises(UsageError, match="product_error: expected .*number"):
+        job_from_options("train", {**options, "product_error": "small"})

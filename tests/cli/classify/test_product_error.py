@@ -1,4 +1,4 @@
-"""`dkgp classify --tree-error`: labels certified as without, and what is refused in words with nothing on disk."""
+"""`dkgp classify --product-error`: labels certified as without, and what is refused in words with nothing on disk."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def exact_decisions(ground: dict[str, Any]) -> np.ndarray:
 
 def test_decisions_keep_their_bounds(ground: dict[str, Any], tmp_path: Path) -> None:
     out, pred = tmp_path / "m", tmp_path / "p"
-    found = run_json(*classify(ground, out, "--method", "exact", "--solver", "cg", "--tree-error", 1e-7))
+    found = run_json(*classify(ground, out, "--method", "exact", "--solver", "cg", "--product-error", 1e-7))
     assert found["converged"]
-    assert found["tree_error"] == 1e-7
+    assert found["product_error"] == 1e-7
     run_json("predict", out, ground["test"], "--out", pred, "--cluster", "none")
     stored, exact = open_prediction(str(pred)), exact_decisions(ground)
     error = np.abs(stored.read("decision")[:, 0] - exact)
@@ -61,13 +61,13 @@ def test_decisions_keep_their_bounds(ground: dict[str, Any], tmp_path: Path) -> 
     # What pruning may cost is in the bound, however small the residual seems.
     plain = tmp_path / "plain"
     run_json(*classify(ground, plain, "--method", "exact", "--solver", "cg"))
-    assert open_classifier(plain).summary.get("tree_error") is None
+    assert open_classifier(plain).summary.get("product_error") is None
 
 
-def test_kernels_and_features_that_a_tree_cannot_serve_are_refused(ground: dict[str, Any], tmp_path: Path) -> None:
+def test_kernels_and_features_that_no_bound_is_known_for_are_refused(ground: dict[str, Any], tmp_path: Path) -> None:
     kernel = {"kernel": Linear((1.0, 1.0)).to_json(), "noise_variance": 0.1}
     hyper = tmp_path / "hyper.json"
     hyper.write_text(json.dumps(kernel))
-    command = classify(ground, tmp_path / "m", "--method", "exact", "--tree-error", 1e-7, "--hyper", hyper)
+    command = classify(ground, tmp_path / "m", "--method", "exact", "--product-error", 1e-7, "--hyper", hyper)
     refused(run(*command), "tree sums are for one kernel that falls with the distance")
     assert [path.name for path in tmp_path.iterdir()] == ["hyper.json"]

@@ -1,4 +1,4 @@
-"""Training by pruned sums: the certificate is true, bits do not depend on who computes, a resumed run is the same."""
+"""Training with approximate products: true certificates, the same bits by any workers, and resumed runs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
 from dkgp.models.exact import TrainedModel, run_identity, save, train
 from dkgp.models.solver_choice import choose_solver_for
+from dkgp.operators.product_error import ProductError
 from dkgp.solvers import (
     Checkpointing,
     ConjugateGradient,
@@ -63,7 +64,7 @@ def dense(terrain: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def trained(terrain: Dataset, executor: Any, **options: Any) -> TrainedModel:
-    given = {"stopping": GradientInfNorm(TOLERANCE) | MaxIterations(400), "tree_error": ERROR, **options}
+    given = {"stopping": GradientInfNorm(TOLERANCE) | MaxIterations(400), "product_error": ERROR, **options}
     return train(terrain, KERNEL, NOISE, in_context(executor, given), **given)
 
 
@@ -73,9 +74,9 @@ def test_the_certificate_holds_for_the_dense_solution(terrain: Dataset, dense: A
     with opened("none", 2) as executor:
         model = trained(terrain, executor, solver=SOLVERS[name])
     assert model.solution.converged
-    assert model.summary["tree_error"] == ERROR
+    assert model.summary["product_error"] == ERROR
     certificate, alpha = model.certificate, model.solution.alpha
-    # The gradient was had from pruned sums: off by something, and by no more than is said.
+    # The gradient was had from approximate products: off by something, and by no more than is said.
     off = np.abs(model.solution.gradient - (Kbar @ alpha - y)).max()
     assert 1e-9 < off <= certificate.product_error <= ERROR * 1.01
     assert np.abs(Kbar @ alpha - y).max() <= TOLERANCE + ERROR
@@ -91,15 +92,14 @@ def test_auto_takes_a_factor_that_these_products_are_solved_quickly_with(terrain
     tolerance, error, noise = 1e-4, 1e-5, 1e-3
     Kbar = Kbar + (noise - NOISE) * np.eye(900)
     exact = scipy.linalg.solve(Kbar, y, assume_a="pos")
-    choice = choose_solver_for(terrain, KERNEL, noise, tolerance=tolerance, tree_error=error)
+    choice = choose_solver_for(terrain, KERNEL, noise, tolerance=tolerance, product_error=ProductError(error))
     assert choice.solver == "pcg"
     rounds = {}
     with opened("none", 2) as executor:
+        context = RunContext(executor, product_error=ProductError(error))
+        stopping = GradientInfNorm(tolerance) | MaxIterations(400)
         for name, options in (("pcg", choice.options), ("cg", {})):
-            model = train(
-                terrain, KERNEL, noise, RunContext(executor, tree_error=error), solver=build_solver(name, options),
-                stopping=GradientInfNorm(tolerance) | MaxIterations(400),
-            )  # fmt: skip
+            model = train(terrain, KERNEL, noise, context, solver=build_solver(name, options), stopping=stopping)
             rounds[name] = model.solution.progress.iteration
             if name == "pcg":
                 assert model.solution.converged
@@ -110,7 +110,7 @@ def test_auto_takes_a_factor_that_these_products_are_solved_quickly_with(terrain
 
 
 def test_a_certificate_without_the_products_error_would_be_wrong() -> None:
-    """A gradient that pruned sums show as zero says nothing of the residual below their error."""
+    """A gradient that approximate products show as zero says nothing of the residual below their error."""
     alpha, seen = np.zeros((4, 1)), np.zeros((4, 1))
     true = np.full((4, 1), 1e-3)
     given = (alpha, seen, seen, NOISE, 1.0, np.ones(4))
@@ -118,7 +118,7 @@ def test_a_certificate_without_the_products_error_would_be_wrong() -> None:
     assert np.linalg.norm(true) <= certificate.proven_residual_norm[0] <= 1.0001 * np.linalg.norm(true)
     # Nothing but what the smallest numbers may lose.
     assert Certificate.of(*given).proven_residual_norm[0] < 1e-300
-    # Of a model that was saved before there were pruned sums.
+    # Of a model that was saved before there were approximate products.
     document = {key: value for key, value in certificate.to_json().items() if key != "product_error"}
     assert Certificate.from_json(document).product_error == 0.0
     assert Certificate.from_json(certificate.to_json()) == certificate
@@ -137,18 +137,18 @@ def test_the_same_bits_on_any_number_of_threads(terrain: Dataset, name: str) -> 
 def test_fewer_kernel_entries_are_evaluated(terrain: Dataset) -> None:
     with opened("none", 2, cache_tiles=0) as executor:  # what is kept is not evaluated again
         pruned = trained(terrain, executor, solver=SOLVERS["cg"])
-        whole = trained(terrain, executor, solver=SOLVERS["cg"], tree_error=None)
+        whole = trained(terrain, executor, solver=SOLVERS["cg"], product_error=None)
     assert whole.certificate.product_error == 0.0
-    assert "tree_error" not in whole.summary
+    assert "product_error" not in whole.summary
     assert pruned.summary["kernel_evaluations"] < 0.7 * whole.summary["kernel_evaluations"]
 
 
 @pytest.mark.long
 def test_a_run_goes_on_only_with_the_same_error(terrain: Dataset, tmp_path: Path) -> None:
     store, done = CheckpointStore(tmp_path / "checkpoints"), [0]
-    identity = run_identity(terrain, KERNEL, NOISE, ERROR)
-    assert identity["tree_error"] == ERROR
-    assert "tree_error" not in run_identity(terrain, KERNEL, NOISE)
+    identity = run_identity(terrain, KERNEL, NOISE, ProductError(ERROR))
+    assert identity["product_error"] == ERROR
+    assert "product_error" not in run_identity(terrain, KERNEL, NOISE)
     executor = LocalExecutor(2)
     options: dict[str, Any] = {"solver": SOLVERS["gbcd"]}
     expected = trained(terrain, executor, **options).solution
@@ -161,7 +161,7 @@ def test_a_run_goes_on_only_with_the_same_error(terrain: Dataset, tmp_path: Path
             checkpointing=Checkpointing(store, 1e9, identity),
             **options,
         )
-    another = Checkpointing(store, 1e9, run_identity(terrain, KERNEL, NOISE, ERROR / 2), resume=True)
+    another = Checkpointing(store, 1e9, run_identity(terrain, KERNEL, NOISE, ProductError(ERROR / 2)), resume=True)
     with pytest.raises(CheckpointError, match="another run"):
         trained(terrain, executor, checkpointing=another, **options)
     resumed = trained(terrain, executor, checkpointing=Checkpointing(store, 1e9, identity, resume=True), **options)
@@ -183,19 +183,17 @@ def test_a_saved_model_keeps_its_certificate(terrain: Dataset, tmp_path: Path) -
         model = trained(terrain, executor)
     save(model, str(tmp_path / "m"), terrain)
     found = open_model(str(tmp_path / "m"))
-    assert found.summary["tree_error"] == ERROR
+    assert found.summary["product_error"] == ERROR
     assert Certificate.from_json(dict(found.certificate)) == model.certificate
 
 
-def test_what_the_tree_cannot_serve_is_refused(
-    terrain: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_without_a_bound_are_refused(terrain: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wide = dataset_from_arrays(
         str(tmp_path / "wide.zarr"), np.random.default_rng(0).normal(size=(60, 7)), np.ones(60) + np.arange(60.0)
     )
     with opened("none", 1) as executor:
         with pytest.raises(InputError, match="up to 6 features; got 7"):
-            train(wide, SquaredExponential((1.0,) * 7), NOISE, RunContext(executor, tree_error=1e-5))
+            train(wide, SquaredExponential((1.0,) * 7), NOISE, RunContext(executor, product_error=ProductError(1e-5)))
         monkeypatch.setattr(
             "dkgp.operators.tree.kd_tree.worker_cache", lambda: type("Small", (), {"budget_bytes": 20_000})
         )

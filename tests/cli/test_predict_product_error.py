@@ -1,4 +1,4 @@
-"""`dkgp predict --tree-error`: values within bounds that stay proven; refusals in words, with nothing on disk."""
+"""`dkgp predict --product-error`: values within bounds that stay proven; refusals in words, with nothing on disk."""
 
 from __future__ import annotations
 
@@ -75,10 +75,13 @@ def test_the_exact_value_is_within_the_bounds_and_near_the_full_sum(
     terrain: dict[str, Any], tmp_path: Path, what: str, variable: str, exact: Callable[[dict[str, Any]], np.ndarray]
 ) -> None:
     stores = {}
-    for name, options in (("tree", ("--tree-error", ERROR, "--cluster", "none")), ("full", ("--cluster", "none"))):
+    for name, options in (
+        ("bounded", ("--product-error", ERROR, "--cluster", "none")),
+        ("full", ("--cluster", "none")),
+    ):
         run_json(*predict(terrain, what, tmp_path / name, *options))
         stores[name] = open_prediction(str(tmp_path / name))
-    value, bound = (stores["tree"].read(each) for each in (variable, f"{variable}_error_bound"))
+    value, bound = (stores["bounded"].read(each) for each in (variable, f"{variable}_error_bound"))
     assert (np.abs(value - exact(terrain)) <= bound).all()
     full, plain = (stores["full"].read(each) for each in (variable, f"{variable}_error_bound"))
     away = np.abs(value - full)
@@ -86,8 +89,8 @@ def test_the_exact_value_is_within_the_bounds_and_near_the_full_sum(
     # What pruning may cost is added to what was proven, and is not the whole of it.
     assert (bound > plain).all()
     assert (bound <= plain * 1.2 + 3.0 * ERROR).all()
-    assert stores["tree"].attributes["tree_error"] == ERROR
-    assert "tree_error" not in stores["full"].attributes
+    assert stores["bounded"].attributes["product_error"] == ERROR
+    assert "product_error" not in stores["full"].attributes
 
 
 @pytest.mark.slow
@@ -95,7 +98,7 @@ def test_the_exact_value_is_within_the_bounds_and_near_the_full_sum(
 def test_any_workers_and_a_run_that_goes_on_come_to_the_same_bits(
     terrain: dict[str, Any], tmp_path: Path, what: str
 ) -> None:
-    options, found = ("--tree-error", ERROR, "--chunk-rows", 90), []
+    options, found = ("--product-error", ERROR, "--chunk-rows", 90), []
     for cluster in (("none",), ("local", "--workers", 3)):
         out = tmp_path / cluster[0]
         run_json(*predict(terrain, what, out, *options, "--cluster", *cluster))
@@ -103,24 +106,24 @@ def test_any_workers_and_a_run_that_goes_on_come_to_the_same_bits(
     for name in found[0].variables:
         assert found[0].read(name).tobytes() == found[1].read(name).tobytes(), name
     # Another error is another prediction.
-    other = (*predict(terrain, what, tmp_path / "none", "--tree-error", 1e-5, "--chunk-rows", 90), "--resume")
+    other = (*predict(terrain, what, tmp_path / "none", "--product-error", 1e-5, "--chunk-rows", 90), "--resume")
     refused(run(*other, "--cluster", "none"))
 
 
-def test_a_tree_that_workers_could_not_keep_is_refused(
+def test_sums_that_workers_could_not_keep_is_refused(
     terrain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dkgp.commands.solving.tree_bytes", lambda n, width: n * 10**12)
-    refused(run(*predict(terrain, "height", tmp_path / "p", "--tree-error", 1e-3)), "takes 700,000,000,000,000 bytes")
+    monkeypatch.setattr("dkgp.operators.product_error.tree_bytes", lambda n, width: n * 10**12)
+    refused(run(*predict(terrain, "height", tmp_path / "p", "--product-error", 1e-3)), "take 700,000,000,000,000 bytes")
     assert not list(tmp_path.iterdir())
 
 
 def test_the_service_takes_and_checks_it() -> None:
-    options = {"model": "/m", "dataset": "/d", "out": "/p", "tree_error": 1e-3}
+    options = {"model": "/m", "dataset": "/d", "out": "/p", "product_error": 1e-3}
     job = job_from_options("predict", options)
     assert options_from_job(job) == options
-    with pytest.raises(Exception, match="`tree_error` must be positive and finite"):
-        job_from_options("predict", {**options, "tree_error": 0.0})
+    with pytest.raises(Exception, match="`product_error` must be positive and finite"):
+        job_from_options("predict", {**options, "product_error": 0.0})
 
 
 def test_pieces_hold_each_row_once() -> None:

@@ -1,0 +1,73 @@
+"""The value class `ProductError`: values that it takes, old names that it reads, and the operators it makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.cluster import LocalExecutor
+from dkgp.errors import InputError, MemoryBudgetError
+from dkgp.kernels import Linear, SquaredExponential
+from dkgp.operators import ArrayInputs, ProductError
+from dkgp.operators.product_error import read_product_error, renamed
+
+KERNEL = SquaredExponential((40.0, 40.0))
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e-5", 1e-5), (" Auto", "auto"), ("none", "none"), ("nan", np.nan)])
+def test_text_is_read(text: str, value: Any) -> None:
+    np.testing.assert_equal(read_product_error(text), value)
+
+
+def test_text_that_is_no_value_is_refused() -> None:
+    with pytest.raises(ValueError, match="'small' is neither a number, nor 'auto' or 'none'"):
+        read_product_error("small")
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf, True, "small"])
+def test_values_out_of_range_are_refused(value: Any) -> None:
+    with pytest.raises(InputError, match=r"`product_error` must be .*; got"):
+        ProductError.of(value)
+
+
+def test_a_number_is_part_of_an_identity_and_a_word_is_not() -> None:
+    assert ProductError.of(1e-5).record() == {"product_error": 1e-5}
+    assert ProductError.of("none").record() == ProductError.of(None).record() == {}
+    assert ProductError.of(ProductError(2.0)).number == 2.0
+    assert [ProductError.of(each).to_json() for each in (None, "auto", 1e-5)] == ["none", "auto", 1e-5]
+
+
+def test_options_of_earlier_versions_are_read() -> None:
+    assert renamed({"solver": "cg", "tree_error": 1e-6}) == {"solver": "cg", "product_error": 1e-6}
+    assert renamed({"tree_error": None, "out": "/m"}) == {"out": "/m"}
+    assert renamed({"tree_error": 1e-6, "product_error": "none"}) == {"product_error": "none"}
+
+
+@pytest.mark.parametrize("value", ["none", "auto", 1e-6])
+def test_the_operator_keeps_to_its_error(value: Any, rng: np.random.Generator) -> None:
+    X, V = rng.uniform(size=(400, 2)), rng.standard_normal((400, 3))
+    exact = KERNEL(X, X) @ V + 0.1 * V
+    executor = LocalExecutor(1)
+    with ProductError.of(value).operator(KERNEL, 0.1, ArrayInputs(X), executor, tolerance=1e-4) as operator:
+        product = operator.matmat(V)
+        off = np.abs(product - exact).max()
+        assert off <= operator.error_bound + 1e-11
+        assert operator.error_bound <= (1.01e-6 if value == 1e-6 else 0.0)
+    executor.close()
+
+
+def test_a_kernel_without_a_bound_is_refused_for_a_number_alone() -> None:
+    for word in ("auto", "none"):
+        ProductError.of(word).require_kernel(Linear((1.0, 1.0)))
+        assert ProductError.of(word).memory(Linear((1.0, 1.0)), 10**9, 1).kept_bytes == 0
+    with pytest.raises(InputError, match="falls with the distance"):
+        ProductError(1e-4).require_kernel(Linear((1.0, 1.0)))
+
+
+def test_memory_beyond_a_workers_cache_is_refused() -> None:
+    memory = ProductError(1e-4).memory(KERNEL, 10_000, 2**30)
+    assert memory.kept_bytes > 10_000 * 2 * 8
+    with pytest.raises(MemoryBudgetError, match=r"`product_error` 0.0001 over 10,000 samples take .*none"):
+        ProductError(1e-4).memory(KERNEL, 10_000, memory.kept_bytes - 1)
