@@ -3,26 +3,15 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
+from dkgp.cluster.threads import single_threaded_blas
 from dkgp.kernels.tiles.stages import stage_address
-from dkgp.operators.cells.proof import (
-    POINTS,
-    UNIT,
-    WIDEST,
-    Expansion,
-    coefficients,
-    composed,
-    half_table,
-    shells,
-)
-from dkgp.operators.cells.sweeps import l2l, l2p, m2l, m2m, p2m, p2p, shell_sums
+from dkgp.operators.cells.proof import Expansion, shells
+from dkgp.operators.cells.roundings import HIGHEST, Roundings, displacement, half_table
+from dkgp.operators.cells.sweeps import RUN, l2l, l2p, m2l, m2m, p2m, p2p, shell_sums
 from dkgp.operators.cells.tree import Tree, expand_pairs, near_lists
 
-# The highest order that is kept of an expansion, by dimension.
-ORDERS = {2: 18, 3: 10}
 # Entries below this power of two are not evaluated exactly; see `dkgp.kernels.tiles.encoding`.
 LOWEST_EXPONENT = -960.0
 
@@ -42,7 +31,6 @@ class Plan:
         tol = tolerance
         self.term, self.d, self.tol = term, X.shape[1], tol
         d = self.d
-        cap, P = ORDERS[d], POINTS[d]
         both = X if targets is None else np.concatenate([X, targets])
         lo = both.min(0)
         S = float((both.max(0) - lo).max()) * (1 + 1e-9) + 1e-300
@@ -50,7 +38,6 @@ class Plan:
         bits = 12 if d == 2 else 9
         self.src = Tree((X - lo) / S, leaf, bits)
         self.tgt = self.src if targets is None else Tree((targets - lo) / S, leaf, bits)
-        self.cap, self.P = cap, P
         self.classes = {}
         nl = min(len(self.src.levels), len(self.tgt.levels))
         A, B = np.zeros(1, np.int64), np.zeros(1, np.int64)
@@ -80,22 +67,16 @@ class Plan:
                 off = tuple(off[::-1])
                 canon = tuple(sorted((abs(v) for v in off), reverse=True))
                 if (l, canon) not in self.classes:
-                    self.classes[l, canon] = Expansion(term.profile, term.parameter, side, canon, P, cap)
-                ex = self.classes[l, canon]
-                good = np.flatnonzero(ex.eps <= tol_l)
-                p = int(good[0]) if len(good) else -1
+                    with single_threaded_blas():
+                        self.classes[l, canon] = Expansion(term.profile, term.parameter, side, canon, tol_l)
+                p = self.classes[l, canon].order
                 order[kk] = p
                 offs[int(kk)] = (off, canon, p)
             po = order[key]
             far = po >= 1
             zero = po == 0
             if zero.any():
-                e = np.zeros(width**d)
-                for kk, (off, canon, p) in offs.items():
-                    if p == 0:
-                        e[kk] = self.classes[l, canon].eps[0]
-                if e.max() > 0:
-                    self.skips.append((l, A[zero], B[zero], e[key[zero]]))
+                self.skips.append((l, A[zero], B[zero], key[zero], offs))
             if far.any():
                 self._add_level(l, A[far], B[far], key[far], offs, block)
             rest = ~(far | zero)
@@ -109,10 +90,20 @@ class Plan:
                 break
             A, B = expand_pairs(A, B, ta["first"], ta["count"], sb["first"], sb["count"])
         self.pm = max([1] + [m["pmax"] for m in self.m2l])
-        self.pmM = min(self.pm + extra, WIDEST[d])
+        self.pmM = min(self.pm + extra, HIGHEST)
+        largest = float(np.abs(both).max())
+        self.roundings = Roundings(
+            d=d,
+            orders=self.pm,
+            moments=self.pmM,
+            leaf=int((self.src.leaf_stop - self.src.leaf_start).max()),
+            source_levels=len(self.src.levels),
+            target_levels=len(self.tgt.levels),
+            displacement=displacement(largest, S, d),
+        )
         for m in self.m2l:
             self._maps(m)
-        self.amax = max([1.0] + [float(m["size"].max()) for m in self.m2l])
+        self.skips = [self._skipped(*skip) for skip in self.skips]
         if near:
             cols = [np.concatenate(c) for c in zip(*near)]
         else:
@@ -122,11 +113,14 @@ class Plan:
         per = np.add.reduceat(np.append(sizes, 0), np.minimum(self.near_ptr[:-1], len(sizes))) * (
             self.near_ptr[1:] > self.near_ptr[:-1]
         )
+        # Runs of 16, one after the other.
+        runs = np.add.reduceat(np.append(-(-sizes // RUN), 0), np.minimum(self.near_ptr[:-1], len(sizes)))
+        self.near_additions = int(RUN + runs.max(initial=0))
         self.near_entries = int((per * (self.tgt.leaf_stop - self.tgt.leaf_start)).sum())
         self._prepare()
 
     def _add_level(self, l, A, B, key, offs, block):
-        d, cap = self.d, self.cap
+        d = self.d
         canons, transforms = {}, {}
         cls_of, tr_of = {}, {}
         for kk, (off, canon, p) in offs.items():
@@ -152,10 +146,8 @@ class Plan:
         bblk = blk[batch]
         nblk = int(blk.max()) + 1
         bptr = np.searchsorted(bblk, np.arange(nblk + 1))
-        ps = [self._p(l, canon) for canon in canons]
-        eps = np.array([self.classes[l, canon].eps[p] for canon, p in zip(canons, ps)])
-        size_ = np.array([self.classes[l, canon].size[p] for canon, p in zip(canons, ps)])
-        ops = [self._operator(self.classes[l, canon].b, p) for canon, p in zip(canons, ps)]
+        ps = [self.classes[l, canon].order for canon in canons]
+        ops = [self.classes[l, canon].operator for canon in canons]
         self.far_evals += int(
             sum((np.array(ps) ** d)[c] * (self.tgt.levels[l]["stop"] - self.tgt.levels[l]["start"])[A])
         )
@@ -170,8 +162,6 @@ class Plan:
                 bcls=bcls,
                 bptr=bptr,
                 ps=np.array(ps),
-                eps=eps,
-                size=size_,
                 ops=ops,
                 transforms=list(transforms),
                 pmax=max(ps),
@@ -180,19 +170,13 @@ class Plan:
             )
         )
 
-    def _p(self, l, canon):
-        ex = self.classes[l, canon]
-        ring = 6**self.d - 3**self.d
-        mass = min(1.0, ring / 2 ** (self.d * l))
-        return int(np.flatnonzero(ex.eps <= self.tol / 4 * max(1.0, 1.0 / mass))[0])
-
-    def _operator(self, b, p):
-        """A^T, (p^d, p^d): rows are the source's moments, columns the target's coefficients."""
-        out = coefficients(b, self.P, p)
-        d = self.d
-        return np.ascontiguousarray(
-            out.transpose([2 * j + 1 for j in range(d)] + [2 * j for j in range(d)]).reshape(p**d, p**d)
-        )
+    def _skipped(self, l, A, B, key, offs):
+        """Pairs that are left out, and what each costs."""
+        e = np.zeros(max(offs) + 1)
+        for kk, (_, canon, p) in offs.items():
+            if p == 0:
+                e[kk] = self.classes[l, canon].left_out(self.term.profile, self.term.parameter, self.roundings)
+        return l, A, B, e[key]
 
     def _maps(self, m):
         """For each transform and p, where a canonical index lies in an array of pm^d, and its sign."""
@@ -225,12 +209,15 @@ class Plan:
                 for j in range(d):
                     flat = flat * self.pmM + orig[j]
                 m["idxM"][ti, ci, : len(flat)] = flat
-        ex = [self.classes[m["l"], canon] for canon in m["canons"]]
-        m["w"] = np.array([e.w[p, : self.pmM] for e, p in zip(ex, m["ps"])])
-        m["kw"] = np.array([e.kept_w[p, : self.pmM] for e, p in zip(ex, m["ps"])])
-        m["rem"] = np.array(
-            [(e.beyond[self.pmM] if self.pmM < len(e.beyond) else 0.0) * (1 + 1e-9) + e.rest for e in ex]
-        )
+        additions = int(np.bincount(m["A"]).max())
+        bounds = [
+            self.classes[m["l"], canon].row_weights(
+                self.term.profile, self.term.parameter, self.roundings, m["l"], additions
+            )
+            for canon in m["canons"]
+        ]
+        m["w"] = np.array([weights for weights, _ in bounds])
+        m["rem"] = np.array([remainder for _, remainder in bounds])
         ptr = np.cumsum([0] + [op.size for op in m["ops"]])
         m["op"], m["op_ptr"] = np.concatenate([op.ravel() for op in m["ops"]]), ptr
         del m["ops"]
@@ -238,9 +225,8 @@ class Plan:
     def _prepare(self):
         self.src_xyz = np.ascontiguousarray((self.src.y * self.S).T)
         self.tgt_xyz = self.src_xyz if self.tgt is self.src else np.ascontiguousarray((self.tgt.y * self.S).T)
-        self.halves = half_table(self.pm).astype(float)
-        self.halvesM = half_table(self.pmM).astype(float)
-        self.depth = len(self.src.levels)
+        self.halves = half_table(self.pm)
+        self.halvesM = half_table(self.pmM)
         # Parameters of the entry stage: the profile's, and the floor of its exponent.
         numbers = (*self.term.parameters, 0.0, 0.0)[:2]
         self.program = np.array([[*numbers, LOWEST_EXPONENT]]).view(np.int64)
@@ -291,7 +277,6 @@ class Plan:
         S = shell_sums(M, shells(pmM, d), pmM)
         L = np.zeros((tgt.n_cells, pm**d))
         bound = np.zeros(tgt.n_cells)
-        size = np.zeros(tgt.n_cells)
         for m in self.m2l:
             m2l(
                 m["A"] + tgt.at[m["l"]],
@@ -308,14 +293,12 @@ class Plan:
                 m["idxM"],
                 m["sgn"],
                 m["w"],
-                m["kw"],
                 m["rem"],
                 M,
                 S,
                 absv,
                 L,
                 bound,
-                size,
             )
         for l, A, B, e in self.skips:
             np.add.at(bound, A + tgt.at[l], e * absv[B + src.at[l]])
@@ -332,7 +315,6 @@ class Plan:
                 pm,
                 L,
                 bound,
-                size,
             )
         out = np.zeros(len(tgt.y))
         l2p(tgt.y, tgt.leaf_start, tgt.leaf_stop, tgt.leaf_cell, tgt.leaf_level, tgt.leaf_coord, pm, L, out)
@@ -351,30 +333,9 @@ class Plan:
             out,
             near_mass,
         )
-        # bounds: truncation, and rounding (see `roundings`)
-        far, near, own = self.roundings()
-        leafs = tgt.leaf_cell
-        per_leaf = bound[leafs] * (1 + 1e-10) + far * size[leafs] + near * near_mass + own * self.amax * absv[0]
+        near = self.roundings.near_error(self.term.profile, self.term.parameter, self.near_additions)
+        per_leaf = (bound[tgt.leaf_cell] + near * near_mass) * (1 + 1e-9)
         result, rows = np.empty(len(out)), np.empty(len(out))
         result[tgt.order] = out
         rows[tgt.order] = np.repeat(per_leaf, tgt.leaf_stop - tgt.leaf_start)
         return result, rows
-
-    def roundings(self):
-        """Roundings: of the far part's later sums, relative to sum_ab |A_ab| |mu_b| as they are; of the near part, to |v_near|_1; of the moments
-        themselves, relative to |v|_1 times the largest sum |A| of any class in use. The chain up and down passes errors by composed maps.
-        """
-        d, depth = self.d, self.depth
-        half = float(np.abs(self.halves).sum(2).max())
-        p, pM = self.pm, self.pmM
-        comp, compM = composed(p, min(depth, 9)), composed(pM, min(depth, 9))
-        leafmax = int((self.src.leaf_stop - self.src.leaf_start).max())
-        up = (
-            leafmax + 2 * d * p * p + depth * d * (p + 3)
-        )  # moments: T_k of a point, sums over a leaf, sums over children
-        down = 2 * d * p * p + 2 * p**d + depth * d * (p + 3) * half**d * comp**d + 64 * depth + 16
-        most = int((self.near_e - self.near_s).max(initial=0))
-        near = (
-            40 + 16 * 8 + most + 4 * self.S + 12 * math.ceil(float(self.term.profile.bulge(0.0, self.term.parameter)))
-        )
-        return 1.01 * UNIT * down, 1.01 * UNIT * near, 1.01 * UNIT * up

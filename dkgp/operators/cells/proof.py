@@ -1,281 +1,496 @@
-# ruff: noqa
-"""Proven expansions of a kernel between two cells of one level: Chebyshev coefficients and bounds on all that is dropped.
+"""Proven expansions of a kernel between two cells of one level (Theorem 16 and Lemmas 6 to 8 of `docs/proofs.md`).
 
 Points are mapped to y in [0, 1)^d; a cell of level l is (i + [0, 1)^d) / 2^l with its own coordinate
 t = y 2^(l+1) - (2 i + 1) in [-1, 1]^d. Two cells of one level at the integer offset o have x - y = side (o + w) with
 w = (t - u) / 2 in [-1, 1]^d: the kernel between them is one function G(w) = f(|side (o + w)|^2), the same for all pairs
 of that level and offset. All lengths are in the units of the profile (`dkgp.kernels.program.Profile`).
 
-1. b_K: Chebyshev coefficients of the interpolant I_P G on P^d points, in long double.
-2. delta >= sup |G - I_P G| by Bernstein ellipses: G is analytic in w_j within E_rho for all real other w, and
-   |G| <= M_j there, so |G - I_P G| <= sum_j Lambda_P^(j-1) 4 M_j rho_j^-(P-1) / (rho_j - 1), Lambda_P <= 1 + (2/pi)
-   log(P + 1).
-3. T_K((t - u) / 2) = sum_ab W^K_ab T_a(t) T_b(u) is finite, with known numbers. Terms with a, b < p are kept; the sum
-   of the magnitudes of those that are dropped, and delta, are `eps[p]`.
-4. Where the source's moments mu_b are known to a higher order than p, dropped terms cost |mu_b| and only the terms
+1. b_K: Chebyshev coefficients of the interpolant I_P G on P^d points, in `Extended` numbers.
+2. |G - I_P G| is bounded on Bernstein ellipses: G is analytic in each w_j within one, for all real other w.
+3. T_K((t - u) / 2) = sum_ab W^K_ab T_a(t) T_b(u) is finite, with numbers known exactly. Terms with a, b < p are kept;
+   the magnitudes of those dropped add up to `bounds[p]`.
+4. Where the source's moments mu_b are known to a higher order than p, dropped terms cost |mu_b|, and only the terms
    beyond that order cost the sum of the magnitudes of the cell's weights.
+
+Every number that a plan decides by has the same bits on every machine: coefficients come from exact products of slices,
+and bounds are rounded up to eleven bits.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkgp.kernels.program import Profile
+from dkgp.operators.cells.extended import (
+    SLICED_ERROR,
+    Extended,
+    FloatArray,
+    Sliced,
+    cosines,
+    extended_functions,
+    rounded_product,
+    sliced,
+    sliced_product,
+)
+from dkgp.operators.cells.roundings import EVALUATION, UNIT, Roundings
 
-LD = np.longdouble
-LN2 = math.log(2.0)
-UNIT = 2.0**-53
-# Points of the interpolant in each direction, and the highest order of known coefficients, by dimension.
-POINTS = {1: 48, 2: 48, 3: 32}
-WIDEST = {1: 26, 2: 26, 3: 12}
-
-# ---------------------------------------------------------------------------------------------------------- profiles
-
-
-def _matern_polynomial(name: str, u: Any) -> Any:
-    v = u * LD(2).dtype.type(np.log(LD(2))) if isinstance(u, np.ndarray) and u.dtype == LD else u * LN2
-    return {"matern12": 1 + 0 * v, "matern32": 1 + v, "matern52": 1 + v + v * v / 3}[name]
-
-
-def profile_values(profile: Profile, parameter: float, s: Any) -> Any:
-    """f(s) in the type of s."""
-    name = profile.name
-    if name == "power_of_two":
-        return np.exp2(-s)
-    if name == "rational_quadratic":
-        return np.exp(-parameter * np.log1p(s))
-    u = np.sqrt(s)
-    return _matern_polynomial(name, u) * np.exp2(-u)
+# Points of the interpolant in each direction: the fewest that leave little enough.
+POINTS = (12, 16, 20, 24, 28, 32, 40, 48, 56)
+# Highest order of any expansion, and of the moments beyond it that its bound looks at.
+ORDERS = {1: 18, 2: 18, 3: 10}
+EXTRA = 4
+# Orders that signs save, of those that the terms' sizes ask for.
+SIGNS = 2
+# The interpolant's error relative to the tolerance: it is paid by the magnitudes of weights, not by moments.
+_INTERPOLATION_SHARE = 2e-4
+_INFLATED = 1.0 + 1e-9
 
 
-def has_modulus(profile: Profile) -> bool:
-    """Return True if a bound of the profile over complex numbers is known."""
-    return profile.name in ("power_of_two", "matern12", "matern32", "matern52", "rational_quadratic")
-
-
-def reach(profile: Profile) -> float:
-    """Return the least distance from which on the profile is zero."""
-    return math.inf
-
-
-def modulus(profile: Profile, parameter: float, re_s: Any, re_u: Any, R: Any) -> Any:
-    """Upper bound of |f| over complex s with Re s >= re_s, Re sqrt(s) >= re_u and |sqrt(s)| <= R."""
-    if profile.name == "power_of_two":
-        return np.exp2(-re_s)
-    if profile.name == "rational_quadratic":
-        return (1 + re_s) ** -parameter
-    return _matern_polynomial(profile.name, R) * np.exp2(-re_u)
-
-
-def _analytic(profile: Profile, right: Any, re_s: Any) -> Any:
-    """Where f(zeta^2 + q) is analytic: for which ellipses."""
-    if profile.name == "power_of_two":
-        return np.ones(len(re_s), bool)
-    if profile.name == "rational_quadratic":
-        return re_s > -1 + 1e-9
-    return right | (re_s > 0)
+def rounded_up(value: float) -> float:
+    """Return the least number of eleven bits above a value and its roundings: the same wherever it was computed."""
+    if not 0.0 < value < math.inf:
+        return value
+    mantissa, exponent = math.frexp(value * (1.0 + 1e-12))
+    return math.ldexp(math.ceil(mantissa * 2048.0) / 2048.0, exponent)
 
 
 # ---------------------------------------------------------------------------------------------------- Chebyshev tables
-@lru_cache(None)
-def nodes(P):
-    return np.cos((2 * np.arange(P).astype(LD) + 1) * (4 * np.arctan(LD(1))) / (2 * P))
 
 
-@lru_cache(None)
-def dct(P):
-    """C with coefficients = C @ values at the P nodes, T_k(tau_m) exact in long double."""
-    k, m = np.arange(P).astype(LD)[:, None], np.arange(P).astype(LD)[None]
-    C = np.cos(k * (2 * m + 1) * (4 * np.arctan(LD(1))) / (2 * P)) * (LD(2) / P)
-    C[0] /= 2
-    return C
+@lru_cache(maxsize=32)
+def _nodes(points: int) -> Extended:
+    return cosines(points)[2 * np.arange(points) + 1]
 
 
-def cheb(x, p):
-    out = np.empty((p,) + x.shape, x.dtype)
-    out[0] = 1
-    if p > 1:
-        out[1] = x
-    for k in range(2, p):
-        out[k] = 2 * x * out[k - 1] - out[k - 2]
-    return out
+@lru_cache(maxsize=32)
+def _transform(points: int) -> Sliced:
+    """cos(k theta_m), (k, m): coefficients are sums of values by it, times 2 / P, or 1 / P for k = 0."""
+    k, m = np.arange(points)[:, None], np.arange(points)[None]
+    return sliced(cosines(points)[k * (2 * m + 1) % (4 * points)])
 
 
-@lru_cache(None)
-def split_table(P):
-    """W[K, a, b]: T_K((t - u) / 2) = sum W[K, a, b] T_a(t) T_b(u); zero where a + b > K or of another parity."""
-    tau, C = nodes(P), dct(P)
-    V = cheb((tau[:, None] - tau[None]) / 2, P)
-    W = np.einsum("am,kmn->kan", C, V)
-    W = np.einsum("kan,bn->kab", W, C)
-    K, a, b = np.ogrid[:P, :P, :P]
-    W[(a + b > K) | ((a + b - K) % 2 != 0)] = 0
-    return W
+@lru_cache(maxsize=32)
+def _split_integers(points: int) -> NDArray[np.int64]:
+    """2**K W^K_ab (K, a, b), T_K((t - u) / 2) = sum W^K_ab T_a(t) T_b(u): integers below 2**(K + 3).
+
+    From T_(K+1)(w) = (t - u) T_K(w) - T_(K-1)(w), and 2 t T_a(t) = T_(a+1)(t) + T_|a-1|(t).
+    """
+    table = np.zeros((points, points + 1, points + 1), np.int64)
+
+    def doubled(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Coefficients of 2 t times a polynomial, along the first axis."""
+        out = np.zeros_like(rows)
+        out[1:] += rows[:-1]
+        out[:-1] += rows[1:]
+        out[1] += rows[0]
+        return out
+
+    table[0, 0, 0] = 1
+    for order in range(1, points):
+        # 2**K (t - u) T_(K-1) = (2 t - 2 u) 2**(K-1) T_(K-1), twice the wanted one for K = 1.
+        last = table[order - 1]
+        table[order] = doubled(last) - doubled(last.T).T
+        if order == 1:
+            table[order] //= 2
+        else:
+            table[order] -= 4 * table[order - 2]
+    return table[:, :points, :points]
 
 
-@lru_cache(None)
-def split_sums(P, cap):
-    """Wtot[K], Wkept[p, K] for p = 0..cap, in long double."""
-    A = np.abs(split_table(P))
-    kept = np.zeros((cap + 1, P), LD)
-    for p in range(1, cap + 1):
-        kept[p] = A[:, :p, :p].sum((1, 2))
-    return A.sum((1, 2)), kept
+@lru_cache(maxsize=64)
+def _split_slices(points: int, width: int) -> list[tuple[NDArray[np.int64], Sliced]]:
+    """For even and odd K: places of the pairs a, b < width whose sum is so too, and the table's rows for them."""
+    table = _split_integers(points)[:, :width, :width].reshape(points, -1)
+    power = 2.0 ** -np.arange(points, dtype=np.float64)[:, None]
+    high = table.astype(np.float64)
+    low = (table - high.astype(np.int64)).astype(np.float64)
+    flat = Extended(high * power, low * power)
+    a, b = np.divmod(np.arange(width * width), width)
+    places = [np.flatnonzero((a + b) % 2 == parity) for parity in (0, 1)]
+    rows = [flat[parity::2][:, places[parity]] for parity in (0, 1)]
+    return [(place, sliced(Extended(row.high.T, row.low.T))) for place, row in zip(places, rows, strict=True)]
 
 
-@lru_cache(None)
-def half_table(p):
-    """B[side, k, j]: T_k((t + s) / 2) = sum_j B T_j(t), s = -1, +1, t the child's coordinate."""
-    tau, C = nodes(p), dct(p)
-    out = []
-    for s in (-1, 1):
-        B = cheb((tau + s) / 2, p) @ C.T
-        B[np.triu_indices(p, 1)] = 0
-        out.append(B)
-    return np.array(out)
+@lru_cache(maxsize=32)
+def _split_sizes(points: int) -> FloatArray:
+    """|W^K_ab| (K, a, b), a little larger."""
+    sizes = np.abs(_split_integers(points).astype(np.float64))
+    return np.asarray(sizes * (2.0 ** -np.arange(points) * _INFLATED)[:, None, None])
 
 
-@lru_cache(None)
-def composed(p, depth=10):
-    """Largest sum_j |coefficient| of T_k on a dyadic cell of up to `depth` levels below (bound on how errors pass)."""
-    tau, C = nodes(p).astype(float), dct(p).astype(float)
-    worst = 1.0
-    for l in range(1, depth + 1):
-        c = (np.arange(2**l) * 2 + 1) / 2**l - 1
-        x = c[:, None] + tau[None] / 2**l
-        T = cheb(x, p)
-        worst = max(worst, float(np.abs(np.einsum("kcm,jm->kcj", T, C)).sum(2).max()))
-    return worst
+@lru_cache(maxsize=512)
+def _kept_sums(points: int, width: int) -> tuple[FloatArray, FloatArray]:
+    """Sums of |W^K_ab| over a, b < width, and over all others: (K,) each."""
+    sizes = _split_sizes(points)
+    kept = sizes[:, :width, :width].sum(axis=(1, 2))
+    return kept, sizes[:, width:].sum(axis=(1, 2)) + sizes[:, :width, width:].sum(axis=(1, 2))
 
 
-# ------------------------------------------------------------------------------------------------ the proof of a class
-def bernstein(profile, parameter, side, o, P):
-    """delta >= sup over w of |G - I_P G|, G(w) = f(|side (o + w)|^2); inf where nothing is proven. o sorted, >= 0."""
-    d = len(o)
-    lo, hi = np.maximum(np.abs(o) - 1, 0) * side, (np.abs(o) + 1) * side
-    lam = 1 + 2 / math.pi * math.log(P + 1)
-    total = 0.0
+@lru_cache(maxsize=512)
+def _target_sums(points: int, orders: int, width: int) -> tuple[FloatArray, FloatArray]:
+    """Sums over a < orders, and over all other a, of |W^K_ab|, for b < width: (K, width) each."""
+    sizes = _split_sizes(points)[:, :, :width]
+    return sizes[:, :orders].sum(axis=1), sizes[:, orders:].sum(axis=1)
+
+
+@lru_cache(maxsize=512)
+def _source_sums(points: int, width: int) -> tuple[FloatArray, FloatArray]:
+    """Sums over all a, and b < width, or all other b, of |W^K_ab|: (K,) each."""
+    sizes = _split_sizes(points).sum(axis=1)
+    return sizes[:, :width].sum(axis=1), sizes[:, width:].sum(axis=1)
+
+
+# ----------------------------------------------------------------------------------------------------- Bernstein bounds
+
+
+def lebesgue(points: int) -> float:
+    """Return a bound on the Lebesgue constant of the Chebyshev points (Rivlin 1974, theorem 1.2)."""
+    return 1.0 + 2.0 / math.pi * math.log(points + 1)
+
+
+def _ellipse_bounds(
+    profile: Profile, parameter: float, side: float, offset: tuple[int, ...], direction: int
+) -> tuple[FloatArray, FloatArray]:
+    """Parameters rho of ellipses in one direction, and bounds M of |G| on them: infinite where G is not analytic."""
+    o = float(offset[direction])
+    others = [float(value) for place, value in enumerate(offset) if place != direction]
+    least = side * side * sum(max(value - 1.0, 0.0) ** 2 for value in others)
+    greatest = side * side * sum((value + 1.0) ** 2 for value in others)
+    edges = []
+    if o >= 2.0:
+        edges.append(o + math.sqrt(o * o - 1.0))
+    reach = math.sqrt(max(least - profile.branch, 0.0)) / side if math.isfinite(profile.branch) else 0.0
+    if reach > 0.0:
+        edges.append(reach + math.sqrt(reach * reach + 1.0))
+        edges.extend(edge * (1.0 - 2.0**-k) for edge in tuple(edges) for k in (2, 4, 6, 8))
+    steps = 1.0 + 2.0 ** np.linspace(-6.0, 6.0, 241)
+    rho = np.concatenate([steps, np.array(edges) * (1.0 - 1e-9)])
+    rho = rho[rho > 1.0 + 1e-3]
+    A, B = (rho + 1.0 / rho) / 2.0, (rho - 1.0 / rho) / 2.0
+    # On the ellipse w = A cos + i B sin: Re (o + w)^2 = (A^2 + B^2) c^2 + 2 o A c + o^2 - B^2 for c = cos, which is
+    # least at c = -o A / (A^2 + B^2).
+    squares = A * A + B * B
+    c = np.maximum(-o * A / squares, -1.0)
+    re_square = (squares * c + 2.0 * o * A) * c + o * o - B * B
+    re_s = side * side * re_square + least
+    re_s = re_s - 1e-12 * (side * side * (o + A) ** 2 + greatest)
+    right = o >= A * (1.0 + 1e-12)
+    re_root = np.where(right, (o - A) * side * (1.0 - 1e-12), 0.0)
+    size = np.sqrt((side * (o + A)) ** 2 + greatest) * (1.0 + 1e-12)
+    analytic = re_s > profile.branch + 1e-9
+    if profile.branch <= 0.0:
+        analytic |= right & (o > A)
+    assert profile.modulus is not None
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        bounds = np.asarray(profile.modulus(re_s, re_root, size, parameter), np.float64)
+    return rho, np.where(analytic & ~np.isnan(bounds), bounds, np.inf)
+
+
+@dataclass(frozen=True)
+class Interpolation:
+    """Bounds on the error of the interpolant of a class, for each number of points in `POINTS`: of values, of slopes.
+
+    `slopes[j]` bounds the derivative of G - I_P G in w_j.
+    """
+
+    values: FloatArray
+    slopes: FloatArray
+
+
+@lru_cache(maxsize=4096)
+def _interpolation(profile: Profile, parameter: float, side: float, offset: tuple[int, ...]) -> Interpolation:
+    counts = np.array(POINTS, np.float64)
+    d = len(offset)
+    one, steep = np.full((d, len(counts)), np.inf), np.full((d, len(counts)), np.inf)
     for j in range(d):
-        others = [l for l in range(d) if l != j]
-        qmin, qmax = float((lo[others] ** 2).sum()), float((hi[others] ** 2).sum())
-        # candidates of rho
-        rho = 1 + np.geomspace(1e-2, 60, 400)
-        edge = []
-        if abs(o[j]) >= 2:
-            edge.append(abs(o[j]) + math.sqrt(o[j] ** 2 - 1))
-        gap = qmin + (1.0 if profile.name == "rational_quadratic" else 0.0)
-        if gap > 0:
-            B = math.sqrt(gap) / side
-            edge.append(B + math.sqrt(B * B + 1))
-        rho = np.concatenate([rho, np.array(edge) * (1 - 1e-9)])
-        A, B = (rho + 1 / rho) / 2, (rho - 1 / rho) / 2
-        a = np.maximum(abs(o[j]) - A, 0.0) * side  # least |Re zeta|
-        b = B * side  # greatest |Im zeta|
-        R = np.sqrt(((abs(o[j]) + A) * side) ** 2 + b**2 + qmax)
-        re_s = a**2 - b**2 + qmin
-        right = abs(o[j]) >= A  # Re zeta >= 0 throughout: Re sqrt(zeta^2 + q) >= Re zeta
-        ok = _analytic(profile, right, re_s)
-        re_u = np.maximum(np.where(right, a, 0.0), np.sqrt(np.maximum(re_s, 0.0)))
-        with np.errstate(over="ignore", invalid="ignore"):
-            M = modulus(profile, parameter, re_s, re_u, R)
-            E = np.where(ok, np.exp(np.log(4 * M) - (P - 1) * np.log(rho)) / (rho - 1), np.inf)
-        total += lam**j * float(np.nanmin(E))
-    return total * (1 + 1e-10)
+        rho, M = _ellipse_bounds(profile, parameter, side, offset, j)
+        finite = np.isfinite(M) & (M < 1e280)
+        if not finite.any():
+            continue
+        rho, M = rho[finite], M[finite]
+        with np.errstate(over="ignore", under="ignore"):
+            # Positive powers by products: NumPy's power has other bits elsewhere.
+            tail = 4.0 * M[None] * _inverse_powers(rho, POINTS)
+            one[j] = (tail * (rho / (rho - 1.0))).min(axis=1)
+            # The sum over k >= P of k^2 x^(k - P), x = 1 / rho, is (P^2 + (2 P + 1) g + 2 g^2) / (1 - x).
+            x = 1.0 / rho
+            g = x / (1.0 - x)
+            sums = (counts**2)[:, None] + (2.0 * counts + 1.0)[:, None] * g + 2.0 * g * g
+            steep[j] = (tail * sums / (1.0 - x)).min(axis=1)
+    lam = np.array([lebesgue(points) for points in POINTS])
+    with np.errstate(invalid="ignore"):
+        values = sum(lam**j * one[j] for j in range(d))
+        slopes = []
+        for j in range(d):
+            others = [one[i] for i in range(d) if i != j]
+            rest = sum((lam**i * other for i, other in enumerate(others)), np.zeros(len(counts)))
+            slopes.append(steep[j] + (counts - 1.0) ** 2 * lam * rest)
+    return Interpolation(
+        np.array([rounded_up(float(value)) for value in np.asarray(values)]),
+        np.array([[rounded_up(float(value)) for value in row] for row in slopes]),
+    )
+
+
+def _inverse_powers(rho: FloatArray, exponents: tuple[int, ...]) -> FloatArray:
+    """rho**-k for rising k: (exponents, rho)."""
+    out, value, last = np.empty((len(exponents), len(rho))), np.ones_like(rho), 0
+    for place, exponent in enumerate(exponents):
+        for _ in range(exponent - last):
+            value = value / rho
+        out[place], last = value, exponent
+    return out * _INFLATED
+
+
+# ----------------------------------------------------------------------------------------------------------- expansions
+
+
+@lru_cache(maxsize=128)
+def shells(width: int, d: int) -> NDArray[np.int64]:
+    """Return the largest of the indices of each coefficient: (width**d,)."""
+    return np.asarray(np.indices((width,) * d).reshape(d, -1).max(axis=0))
 
 
 class Expansion:
-    """What is proven of one class: eps[p], p = 0..cap (eps[0]: leaving it out), and the coefficients b."""
+    """A proven expansion of the kernel between two cells of one side, at one offset.
 
-    def __init__(self, profile, parameter, side, offset, P, cap):
-        o = np.array(offset, float)
-        near = math.sqrt(float((np.maximum(o - 1, 0) ** 2).sum())) * side
-        far = math.sqrt(float(((o + 1) ** 2).sum())) * side
-        self.eps = np.full(cap + 1, np.inf)
-        self.size = np.zeros(cap + 1)
-        self.eps[0] = float(profile_values(profile, parameter, np.array(near**2))) * (1 + 1e-12)
-        self.b = None
-        if near >= reach(profile):
-            self.eps[0] = 0.0
+    Parameters
+    ----------
+    profile, parameter
+        Of the kernel's term.
+    side : float
+        Of the cells, in the units of the profile.
+    offset : tuple of int
+        From the source's cell to the target's, none below zero and in falling order; others follow by symmetry.
+    tolerance : float
+        The error that is allowed for a unit of the magnitudes of weights.
+
+    Attributes
+    ----------
+    order : int
+        Coefficients a, b < order are kept; 0 where the pair may be left out, -1 where nothing within the tolerance is
+        proven and cells have to be divided.
+    bound : float
+        What is proven: |k(x, y) - sum_ab A_ab T_a(t) T_b(u)| <= bound in the two cells; infinite for order -1.
+    operator : (order**d, order**d) float64
+        A: rows are the source's moments b, columns the target's coefficients a. None for orders 0 and -1.
+    """
+
+    def __init__(
+        self, profile: Profile, parameter: float, side: float, offset: tuple[int, ...], tolerance: float
+    ) -> None:
+        self.d = d = len(offset)
+        self.side, self.offset = side, offset
+        near = side * math.sqrt(sum(max(value - 1, 0) ** 2 for value in offset)) * (1.0 - 1e-12)
+        far = side * math.sqrt(sum((value + 1) ** 2 for value in offset)) * (1.0 + 1e-12)
+        self.nearest = near
+        self.order, self.bound = -1, math.inf
+        self.operator: FloatArray | None = None
+        if near >= profile.support:
+            self.order, self.bound = 0, 0.0
             return
-        if near < reach(profile) < far:
+        formula = profile.formula
+        assert formula is not None
+        functions = extended_functions()
+        highest = rounded_up(float(formula(Extended(np.array([near * near])), parameter, functions).high[0]))
+        self.highest = highest
+        if highest <= tolerance:
+            self.order, self.bound = 0, highest
             return
-        d = len(o)
-        delta = bernstein(profile, parameter, side, o, P)
-        if not np.isfinite(delta) or delta > 1e-2:
+        if far > profile.support:
             return
-        tau, C = nodes(P), dct(P)
-        s = LD(0)
+        interpolation = _interpolation(profile, parameter, side, offset)
+        allowed = max(_INTERPOLATION_SHARE * tolerance, highest * UNIT)
+        enough = np.flatnonzero(interpolation.values <= allowed)
+        hopeful = np.flatnonzero(interpolation.values <= tolerance / 4.0)
+        # Half as many orders as points is about all that can be dropped.
+        if not len(hopeful) or POINTS[hopeful[0]] > 2 * ORDERS[d] + 8:
+            return
+        place = int(enough[0]) if len(enough) else len(POINTS) - 1
+        points = POINTS[place]
+        coefficients, off = self._interpolant(profile, parameter, points)
+        self._expand(coefficients, off + float(interpolation.values[place]), points, tolerance)
+        self.slope_errors = interpolation.slopes[:, place]
+
+    def _interpolant(self, profile: Profile, parameter: float, points: int) -> tuple[Extended, float]:
+        """Chebyshev coefficients (P,) * d, and a bound on the difference of their polynomial from the interpolant."""
+        d, tau = self.d, _nodes(points)
+        s: Extended | None = None
+        for j, o in enumerate(self.offset):
+            z = (tau + float(o)) * self.side
+            square = (z * z).reshape(*[-1 if axis == j else 1 for axis in range(d)])
+            s = square if s is None else s + square
+        assert s is not None
+        assert profile.formula is not None
+        functions = extended_functions()
+        values = profile.formula(s.reshape(-1), parameter, functions)
+        lam = lebesgue(points)
+        # Values: the functions' error, that of s times the slope, and nodes' own.
+        off = lam**d * self.highest * (1.0 + parameter) * 2.0**-72
+        values = values * (Extended(np.array(2.0)) / Extended(np.array(float(points))))
+        for _ in range(d - 1):
+            values = values * (Extended(np.array(2.0)) / Extended(np.array(float(points))))
+        b = values.reshape(*[points] * d)
+        table = _transform(points)
         for j in range(d):
-            z = (tau + LD(o[j])) * LD(side)
-            s = s + (z * z).reshape([-1 if l == j else 1 for l in range(d)])
-        b = profile_values(profile, parameter, s)
-        for j in range(d):
-            b = np.moveaxis(np.tensordot(C, b, (1, j)), 0, j)
-        self.b = b
-        # b is what long double gives: a polynomial off I_P G by at most sum |b - exact b|, each within 4 P units a direction.
-        delta += P**d * d * 4 * P * 2.0**-64
-        wide = WIDEST[d]
-        tot, kept = split_sums(P, wide)
-        size = np.abs(b)
-        full = _contract(size, tot)
-        beyond = float(full - _contract(size, kept[wide])) * (1 + 1e-12)  # no sign used
-        A = coefficients(b, P, wide)  # signs used: the dropped coefficients themselves
-        hist = np.bincount(highest(wide, d), weights=np.abs(A).ravel(), minlength=wide)
-        dropped = np.append(np.cumsum(hist[::-1])[::-1], 0.0)  # [p]: of all coefficients with an index >= p
-        self.size[1:] = np.cumsum(hist)[:cap]
-        # The same with the source's moments known up to `wide`: |sum_dropped A_ab T_a mu_b| <= sum_s w[p, s] sum_{b in shell s} |mu_b|,
-        # shell s: indices b whose largest is s; w[p, s] = max_{b in s} sum_{a dropped with b} |A_ab|.
-        Q = wide**d
-        C = np.abs(A).transpose([2 * j for j in range(d)] + [2 * j + 1 for j in range(d)]).reshape(Q, Q)
-        sh = shells(wide, d)
-        H = np.zeros((wide, Q))
-        for k in range(wide):
-            H[k] = C[sh == k].sum(0)
-        G = np.cumsum(H[::-1], 0)[::-1]
-        self.w = np.zeros((cap + 1, wide))
-        for k in range(wide):
-            cols = G[:, sh == k].max(1)
-            self.w[:, k] = np.where(np.arange(cap + 1) > k, cols[: cap + 1], cols[0]) * (1 + 1e-9)
-        self.kept_w = np.array(
-            [
-                [C[sh < p][:, sh == k].sum(0).max(initial=0) if k < p else 0.0 for k in range(wide)]
-                for p in range(cap + 1)
-            ]
-        )
-        self.beyond = dropped  # dropped[m]: with an index >= m, per unit of |v|_1
-        self.rest = beyond + delta + 4 * P * UNIT * float(full)
-        self.eps[1:] = dropped[1 : cap + 1] * (1 + 1e-9) + beyond + delta + 4 * P * UNIT * float(full)
+            rows = b.moveaxis(j, -1).reshape(-1, points)
+            cut = sliced(rows)
+            # Rows of the axes done are coefficients, whose errors add up; of the others they are values at nodes.
+            scale = cut.scale.reshape([points] * (d - 1))
+            largest = scale.reshape(points**j, -1).max(axis=1)
+            off += (
+                lam ** (d - 1 - j)
+                * points
+                * points
+                * SLICED_ERROR
+                * float(largest.sum())
+                * (points / 2.0) ** (d - 1 - j)
+            )
+            product = sliced_product(cut, table)
+            b = product.reshape(*[points] * d).moveaxis(-1, j)
+            halved = np.ones([points if axis == j else 1 for axis in range(d)])
+            halved[tuple(slice(0, 1) if axis == j else slice(None) for axis in range(d))] = 0.5
+            b = b.times_power(halved)
+        return b, off * _INFLATED
+
+    def _expand(self, b: Extended, off: float, points: int, tolerance: float) -> None:
+        d, cap = self.d, ORDERS[self.d]
+        size = np.abs(b.high) * _INFLATED
+        # Without signs first: the order that the size of every term allows.
+        guess = 1
+        while guess < points and _outside(size, *_kept_sums(points, guess)) + off > tolerance:
+            guess += 1
+            if guess > cap + SIGNS:
+                return
+        # With signs for a, b < box, without for other a, b < known, as a sum for those b that the moments lack.
+        box, known = guess, min(guess + EXTRA - SIGNS, points)
+        A, table_error = _split(b, points, box)
+        outside = _outside(size, *_target_sums(points, box, known)).ravel()
+        everywhere = _contracted(size, [_split_sizes(points)[:, :, :known].sum(axis=1)] * d).ravel()
+        rest = _outside(size, *_source_sums(points, known)) + off + table_error
+        shell, inner = shells(box, d), shells(known, d) < box
+        order = np.argsort(shell, kind="stable")
+        starts = np.searchsorted(shell[order], np.arange(box))
+        sizes = np.abs(A)
+        # By the source's coefficient and the target's shell: sum over a in shell k of |A_ab|.
+        by_shell = np.add.reduceat(sizes[:, order], starts, axis=1)
+        everywhere[inner] = by_shell.sum(axis=1) + outside[inner]
+        for p in range(1, min(box, cap) + 1):
+            inside = shell < p
+            dropped = everywhere.copy()
+            few = shells(known, d) < p
+            dropped[few] = by_shell[inside, p:].sum(axis=1) + outside[few]
+            bound = rounded_up(float(dropped.sum()) * _INFLATED + float(rest))
+            if bound <= tolerance:
+                self.order, self.bound, self.known = p, bound, known
+                self._dropped, self._rest = dropped * _INFLATED, rest
+                self.operator = np.ascontiguousarray(A[np.ix_(inside, inside)])
+                return
+
+    def left_out(self, profile: Profile, parameter: float, roundings: Roundings) -> float:
+        """Return the error of leaving the pair out, for a unit of the magnitudes of the source's weights."""
+        return self.bound + roundings.displaced(profile, parameter, self.nearest)
+
+    def row_weights(
+        self, profile: Profile, parameter: float, roundings: Roundings, level: int, additions: int
+    ) -> tuple[FloatArray, float]:
+        """Weights of the source's moments and of its weights in the bound of a target's row.
+
+        With S_k the sum of the magnitudes of the source cell's computed moments whose largest index is k, and |v| that
+        of its weights, the pair adds at most sum_k weights[k] S_k + remainder |v| to the error of a row: all that was
+        dropped, and all roundings from the points to the result.
+
+        Parameters
+        ----------
+        level : int
+            Of the two cells.
+        additions : int
+            Most expansions that are added to any cell of this level.
+
+        Returns
+        -------
+        (roundings.moments,) float64 and float
+        """
+        assert self.operator is not None
+        d, p = self.d, self.order
+        known = min(roundings.moments, self.known)
+        shell, dropped = shells(self.known, d), self._dropped
+        weights = np.zeros(roundings.moments)
+        weights[:known] = [dropped[shell == k].max() for k in range(known)]
+        beyond = float(dropped[shell >= known].sum())
+        # Roundings. The moments' errors, on their way through the kept coefficients and through the bound itself:
+        moment_errors = roundings.moment_errors(level)
+        inner, kept = shells(p, d), np.abs(self.operator)
+        column_sums = kept.sum(axis=1)
+        errors = float((column_sums * _corner(moment_errors, p)).sum())
+        sums = np.bincount(shells(known, d), weights=_corner(moment_errors, known), minlength=known)
+        errors += float((weights[:known] * sums).sum())
+        # coefficients rounded, sums over the kept moments, and all that happens to the local expansion afterwards.
+        local = kept @ _corner(roundings.local_errors(level, additions), p)
+        later = (p**d + 2.0) * column_sums + local
+        for k in range(p):
+            weights[k] += EVALUATION * UNIT * later[inner == k].max()
+        remainder = beyond + self._rest + EVALUATION * UNIT * errors
+        remainder += roundings.displaced(profile, parameter, self.nearest)
+        return np.array([rounded_up(float(weight)) for weight in weights]), rounded_up(float(remainder))
 
 
-@lru_cache(None)
-def shells(p, d):
-    return np.indices((p,) * d).reshape(d, -1).max(0)
+def _corner(table: FloatArray, width: int) -> FloatArray:
+    """Entries of a table (.,) * d whose indices are all below `width`, as one row."""
+    return np.ascontiguousarray(table[(slice(0, width),) * table.ndim]).ravel()
 
 
-@lru_cache(None)
-def highest(p, d):
-    """Largest of the 2 d indices of each coefficient."""
-    out = np.zeros((p,) * (2 * d), np.int64)
-    for axis in range(2 * d):
-        out = np.maximum(out, np.arange(p).reshape([-1 if l == axis else 1 for l in range(2 * d)]))
-    return out.ravel()
-
-
-def coefficients(b, P, p):
-    """A[a1, b1, a2, b2, ...] of T_a(t) T_b(u), a, b < p, from b: float64."""
-    W = split_table(P)[:, :p, :p].astype(float)
-    out = np.tensordot(b.astype(float), W, (0, 0))
-    for _ in range(b.ndim - 1):
-        out = np.tensordot(out, W, (0, 0))
-    return out
-
-
-def _contract(size, weights):
+def _contracted(size: FloatArray, tables: list[FloatArray]) -> FloatArray:
+    """Sum of an array's entries (K, ..) times tables (K, ..) of its axes, one for each."""
     out = size
-    while np.ndim(out):
-        out = np.tensordot(weights, out, (0, 0))
+    for table in tables:
+        out = np.tensordot(out, table, (0, 0))
     return out
+
+
+def _outside(size: FloatArray, inside: FloatArray, others: FloatArray) -> FloatArray:
+    """The same of all terms of which at least one axis takes `others`, the rest `inside` or `others`: no difference."""
+    d = size.ndim
+    everything = inside + others
+    total: FloatArray = np.zeros(())
+    for j in range(d):
+        total = total + _contracted(size, [everything] * j + [others] + [inside] * (d - 1 - j))
+    return total
+
+
+def _split(b: Extended, points: int, width: int) -> tuple[FloatArray, float]:
+    """A[b, a] (width**d, width**d) in float64, and a bound on the sum of the errors of all entries, roundings apart."""
+    d = len(b.shape)
+    largest = float(_kept_sums(points, width)[0].max())
+    error = 0.0
+    current = b  # axes: K of the directions to come, then pairs (a, b) of those done
+    result = np.zeros(0)
+    for j in range(d):
+        rows = current.moveaxis(0, -1)
+        shape = rows.shape[:-1]
+        flat = rows.reshape(-1, points)
+        last = j == d - 1
+        high = np.zeros((flat.shape[0], width * width))
+        low = np.zeros((0 if last else flat.shape[0], width * width))
+        for parity, (places, table) in enumerate(_split_slices(points, width)):
+            present = np.flatnonzero(flat.high[:, parity::2].any(axis=1))
+            if not len(present):
+                continue
+            cut = sliced(flat[present][:, parity::2])
+            if last:
+                high[present[:, None], places] = rounded_product(cut, table)
+            else:
+                part = sliced_product(cut, table)
+                high[present[:, None], places], low[present[:, None], places] = part.high, part.low
+            terms = (points + 1 - parity) // 2
+            error += largest ** (d - 1 - j) * terms * SLICED_ERROR * float(cut.scale.sum()) * float(table.scale.sum())
+        if last:
+            result = high.reshape((width, width) * d)
+        else:
+            current = Extended(high, low).reshape(*shape, width * width)
+    order = [2 * j + 1 for j in range(d)] + [2 * j for j in range(d)]
+    return np.ascontiguousarray(result.transpose(order)).reshape(width**d, width**d), error * _INFLATED

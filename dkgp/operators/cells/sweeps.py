@@ -69,7 +69,7 @@ def m2m(first, count, coord, at, at_child, halves, d, p, M, absv):
 
 
 @cached_njit(nogil=True)
-def l2l(first, count, coord, at, at_child, halves, d, p, L, bound, size):
+def l2l(first, count, coord, at, at_child, halves, d, p, L, bound):
     for c in range(first.shape[0]):
         for u in range(count[c]):
             ch = first[c] + u
@@ -84,7 +84,6 @@ def l2l(first, count, coord, at, at_child, halves, d, p, L, bound, size):
                     r = np.dot(np.dot(B1.T, m[a].copy().reshape(p, p)), B2)
                     L[at_child + ch, a * p * p : (a + 1) * p * p] += r.copy().reshape(p * p)
             bound[at_child + ch] += bound[at + c]
-            size[at_child + ch] += size[at + c]
 
 
 @cached_njit(nogil=True)
@@ -121,7 +120,7 @@ def shell_sums(M, shell, p):
 
 
 @cached_njit(nogil=True)
-def m2l(A, B, tr, bstart, bcls, bptr, ps, d, op, op_ptr, idx, idxM, sgn, w, kw, rem, M, S, absv, L, bound, sizes):
+def m2l(A, B, tr, bstart, bcls, bptr, ps, d, op, op_ptr, idx, idxM, sgn, w, rem, M, S, absv, L, bound):
     for blk in range(bptr.shape[0] - 1):
         for b in range(bptr[blk], bptr[blk + 1]):
             c = bcls[b]
@@ -137,12 +136,10 @@ def m2l(A, B, tr, bstart, bcls, bptr, ps, d, op, op_ptr, idx, idxM, sgn, w, kw, 
                 t, a = tr[r], A[r]
                 for k in range(q):
                     L[a, idx[t, c, k]] += sgn[t, c, k] * Y[r - s, k]
-                x, y = rem[c] * absv[B[r]], 0.0
+                x = rem[c] * absv[B[r]]
                 for k in range(S.shape[1]):
                     x += w[c, k] * S[B[r], k]
-                    y += kw[c, k] * S[B[r], k]
                 bound[a] += x
-                sizes[a] += y
 
 
 RUN = 16

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from dkgp.errors import InputError
 from dkgp.kernels.base import Kernel
 from dkgp.kernels.program import Add, Constant, InputGroup, Leaf, Multiply, Profile, Scale
-from dkgp.operators.cells.proof import has_modulus
 
 MOST_FEATURES = 3
 
@@ -84,7 +83,7 @@ def _leaf(leaf: Leaf, group: InputGroup, n_features: int) -> Terms:
             f"products by cells take kernels of one scaled distance; the part {profile.name!r} reads "
             f"{'dot products' if profile.reads == 'product' else 'rows'}"
         )
-    if not has_modulus(profile):
+    if profile.modulus is None:
         raise InputError(
             f"products by cells need a bound of the kernel over complex distances; none is known of {profile.name!r}"
         )
