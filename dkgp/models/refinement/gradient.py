@@ -17,6 +17,10 @@ and 12 pathwise; California 22, 22 and 14, against 15, 16 and 47. Neither is the
 gradients that count, and pathwise probes are samples of the prior at all n inputs, which there is no general way to
 draw for any kernel; random signs need nothing.
 
+Where products evaluate every entry, one pass over the entries' derivatives serves all parameters
+(`dkgp.operators.contract_tasks`). Where products are approximate, and take far less than n^2 evaluations, each
+parameter takes two products with [alpha, Z] (`dkgp.operators.slope_products`).
+
 References
 ----------
 M. F. Hutchinson, A stochastic estimator of the trace of the influence matrix (1990).
@@ -33,6 +37,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dkgp.cluster.executors.base import BlockExecutor, split_evenly
+from dkgp.data.types import BoolArray
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.models.context import RunContext
@@ -40,6 +45,7 @@ from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, total_noise
 from dkgp.operators.contract_tasks import contract
 from dkgp.operators.inputs import InputSource
+from dkgp.operators.slope_products import slope_products
 from dkgp.solvers import ConjugateGradient, MaxIterations, MaxPasses, RelativeResidual, solve
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 from dkgp.solvers.state import SolverState
@@ -49,6 +55,10 @@ from dkgp.solvers.watch import Watch
 MOST_GROUPS = 8
 # The error of solutions is estimated by their change since their residual was at this multiple of the tolerance.
 REMEMBERED_AT = 4.0
+# Of approximate products whose differences are divided by a small step: the largest entry of a gradient that they
+# would verify, for weights of size one on average. Their actual errors are far below the proven ones (see
+# docs/experiments.md), and do not show beside the standard error.
+SLOPE_TOLERANCE = 1e-2
 
 
 def draw_probes(n: int, count: int, seed: int) -> FloatArray:
@@ -73,7 +83,7 @@ class GradientEstimate:
     curvature: FloatArray
     solutions: FloatArray  # alpha and V, to start from next time: (n, p + S)
     column_passes: float  # of the solve, every full product counted
-    contractions: int  # passes over the kernel matrix's derivatives
+    contractions: int  # passes over the kernel matrix's derivatives, or products for their differences
     relative_residual: float  # largest of all right-hand sides, evaluated in float64
     converged: bool  # whether that met the tolerance
     seconds: float
@@ -112,13 +122,26 @@ class GradientEstimator:
         self._rhs = np.hstack([targets, probes])
         self._groups = split_evenly(range(probes.shape[1]), MOST_GROUPS)
 
-    def operator(self, kernel: Kernel, noise_variance: float) -> BlockedKernelOperator:
-        """Kbar of the samples; to be closed."""
-        noise = total_noise(noise_variance, self._sample_noise, self._source.n_samples)
-        return self._context.operator(kernel, noise, self._source)
+    def operator(self, kernel: Kernel, noise_variance: float, tolerance: float | None = None) -> BlockedKernelOperator:
+        """Kbar of the samples, to be closed; `tolerance`: largest entry of a gradient, of a solve as here by default.
 
-    def __call__(self, kernel: Kernel, noise_variance: float, initial: FloatArray | None = None) -> GradientEstimate:
-        """Estimate the gradient at one point; `initial` (n, p + S) are solutions at a point nearby.
+        A residual of `tolerance` relative to standardised targets and random signs has about such entries.
+        """
+        noise = total_noise(noise_variance, self._sample_noise, self._source.n_samples)
+        allowed = self._tolerance if tolerance is None else tolerance
+        return self._context.operator(kernel, noise, self._source, tolerance=allowed)
+
+    def __call__(
+        self,
+        kernel: Kernel,
+        noise_variance: float,
+        initial: FloatArray | None = None,
+        moved: BoolArray | None = None,
+    ) -> GradientEstimate:
+        """Estimate the gradient at one point.
+
+        `initial` (n, p + S) are solutions at a point nearby. `moved` (q,) are the kernel's parameters whose derivatives
+        are needed, all by default; those of others may be zero.
 
         Raises `NumericalError`, where Kbar is not numerically positive definite, and `InterruptedRunError`.
         """
@@ -136,12 +159,14 @@ class GradientEstimator:
             )
             residual = solution.progress.relative_residual
             assert remembered.solution is not None
-            values, change = self._contract(operator, noise_variance, solution.alpha, remembered.solution)
+            derivatives = self._by_products if operator.approximate else self._by_entries
+            values, change, count = derivatives(operator, solution.alpha, remembered.solution, moved)
+        values, change = self._with_noise(noise_variance, values, change, solution.alpha, remembered.solution)
         shrunk = max(0.5, remembered.residual / max(residual, 1e-300) - 1.0)
         sizes = np.array([len(group) for group in self._groups])
         spread = np.sqrt(np.average((values - np.average(values, axis=0, weights=sizes)) ** 2, axis=0, weights=sizes))
-        count, p = len(sizes), self._targets.shape[1]
-        standard_error = spread / math.sqrt(count - 1)
+        p = self._targets.shape[1]
+        standard_error = spread / math.sqrt(len(sizes) - 1)
         curvature = standard_error**2 * self._probes.shape[1] / p
         # Known better for the noise: p/2 s2^2 tr(Kbar^-2).
         v = solution.alpha[:, p:]
@@ -153,16 +178,16 @@ class GradientEstimator:
             curvature=curvature,
             solutions=solution.alpha,
             column_passes=solution.progress.column_passes + solution.refreshes + (initial is not None),
-            contractions=count + 1,
+            contractions=count,
             relative_residual=residual,
             converged=residual <= self._tolerance,
             seconds=time.perf_counter() - started,
         )
 
-    def _contract(
-        self, operator: BlockedKernelOperator, noise_variance: float, solutions: FloatArray, before: FloatArray
-    ) -> tuple[FloatArray, FloatArray]:
-        """Each group's estimate, (groups, q + 1), and what all of them changed by since `before`, (q + 1,)."""
+    def _by_entries(
+        self, operator: BlockedKernelOperator, solutions: FloatArray, before: FloatArray, moved: BoolArray | None
+    ) -> tuple[FloatArray, FloatArray, int]:
+        """Each group's estimate (groups, q), their change since `before` (q,), and passes over the derivatives."""
         p, t = self._targets.shape[1], solutions.shape[1]
         count = t - p
         vectors = np.hstack([solutions, before, self._probes])  # [alpha, V, alpha before, V before, Z]
@@ -179,12 +204,53 @@ class GradientEstimator:
             _pair(change, p + s, 2 * t + s, -p / count)
             _pair(change, t + p + s, 2 * t + s, p / count)
         matrices.append(change)
-        contracted = contract(operator, vectors, matrices)
-        # dKbar / d log s2 = s2 I, whatever each sample has beside it: the same contraction with the unit matrix.
-        inner = vectors.T @ vectors
-        noise = [noise_variance * float(np.sum(matrix * inner)) for matrix in matrices]
-        all_of_them = 0.5 * np.column_stack([contracted, noise])
-        return all_of_them[:-1], all_of_them[-1]
+        contracted = 0.5 * contract(operator, vectors, matrices)
+        return contracted[:-1], contracted[-1], len(matrices)
+
+    def _by_products(
+        self, operator: BlockedKernelOperator, solutions: FloatArray, before: FloatArray, moved: BoolArray | None
+    ) -> tuple[FloatArray, FloatArray, int]:
+        """Return what `_by_entries` does, by products with K at shifted parameters."""
+        kernel, p, products = operator.kernel, self._targets.shape[1], 0
+        q = len(kernel.parameters())
+        vectors = np.hstack([solutions[:, :p], before[:, :p], self._probes])
+        sizes = np.maximum(np.abs(vectors).mean(axis=0), np.finfo(np.float64).tiny)
+        vectors /= sizes
+
+        def product(shifted: Kernel) -> FloatArray:
+            nonlocal products
+            products += 1
+            noise = operator.noise
+            with self._context.operator(shifted, noise, self._source, tolerance=SLOPE_TOLERANCE) as other:
+                result = other.matmat(vectors)
+                result -= other.noise_times(vectors)
+            result *= sizes
+            return result
+
+        values, change = np.zeros((len(self._groups), q)), np.zeros(q)
+        for index, slopes in slope_products(product, kernel, np.ones(q, bool) if moved is None else moved):
+            values[:, index], change[index] = self._forms(slopes, solutions, before)
+        return values, change, products
+
+    def _with_noise(
+        self, noise_variance: float, values: FloatArray, change: FloatArray, solutions: FloatArray, before: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Append the noise's components: dKbar / d log s2 = s2 I, whatever known noise each sample has."""
+        p = self._targets.shape[1]
+        images = noise_variance * np.hstack([solutions[:, :p], before[:, :p], self._probes])
+        of_noise, changed = self._forms(images, solutions, before)
+        return np.column_stack([values, of_noise]), np.append(change, changed)
+
+    def _forms(self, images: FloatArray, solutions: FloatArray, before: FloatArray) -> tuple[FloatArray, float]:
+        """Each group's estimate (groups,) and their change, for dK [alpha, alpha before, Z] = `images`."""
+        p = self._targets.shape[1]
+        fit = np.einsum("ij,ij->", solutions[:, :p], images[:, :p])
+        earlier = np.einsum("ij,ij->", before[:, :p], images[:, p : 2 * p])
+        traces, earlier_traces = (
+            np.einsum("is,is->s", side[:, p:], images[:, 2 * p :]) for side in (solutions, before)
+        )
+        groups = np.array([0.5 * (fit - p * np.mean(traces[list(group)])) for group in self._groups])
+        return groups, 0.5 * float(fit - earlier - p * np.mean(traces - earlier_traces))
 
 
 class Remembered:

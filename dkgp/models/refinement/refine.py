@@ -133,7 +133,9 @@ class _Run:
         if self._context.interrupted is not None and self._context.interrupted():
             raise InterruptedRunError("interrupted between two steps")
         kernel, noise_variance = self._space.kernel(parameters), self._space.noise_variance(parameters)
-        estimate = self._estimator(kernel, noise_variance, initial)
+        moved = np.zeros(len(kernel.parameters()), dtype=bool)
+        moved[self._space.space.positions] = self._space.space.free[:-1]
+        estimate = self._estimator(kernel, noise_variance, initial, moved)
         self._passes += estimate.column_passes
         self._contractions += estimate.contractions
         return estimate

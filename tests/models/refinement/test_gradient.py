@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from dkgp.kernels import SquaredExponential, parse_kernel
 from dkgp.models import RunContext
 from dkgp.models.refinement.gradient import GradientEstimator, draw_probes
 from dkgp.models.tuning.marginal_likelihood import ArdSquaredExponential, LogMarginalLikelihood
-from dkgp.operators import ArrayInputs
+from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 from tests.models.refinement.refine_problems import ArrayDataset, dense_gradient, draw
 
@@ -146,3 +147,78 @@ def test_probes_are_signs_and_seeded() -> None:
     assert not np.array_equal(probes, draw_probes(1000, 3, 8))
     with pytest.raises(InputError, match="at least 2 probes"):
         draw_probes(10, 1, 0)
+
+
+class ApproximateOperator(BlockedKernelOperator):
+    """Products that claim to be approximate; they evaluate every entry."""
+
+    approximate = True
+
+
+@dataclass(frozen=True)
+class ApproximateContext(RunContext):
+    """Surroundings whose operators are approximate, with errors of this size in their products."""
+
+    size: float = 0.0
+
+    def operator(self, kernel: Any, noise: Any, source: Any, *, tolerance: float | None = None) -> Any:
+        operator = ApproximateOperator(kernel, noise, source, self.executor)
+        rng, exact = np.random.default_rng(0), operator.matmat
+        operator.matmat = lambda V, precision="double": exact(V, precision) + self.size * rng.normal(size=V.shape)
+        return operator
+
+
+KERNELS = {
+    "rbf": SquaredExponential((0.5, 0.3), 1.2),
+    "isotropic": parse_kernel("1.5 * matern52(isotropic=True)", 2),
+    "rough": parse_kernel("matern12", 2),
+    "shape": parse_kernel("rq(alpha=0.7)", 2),
+    "sum": parse_kernel("2.0 * matern32 + 0.5 * rbf['a'] + 0.3 * constant", 2, ("a", "b")),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_gradients_by_products_are_those_by_entries(name: str, rng: np.random.Generator, executor: Any) -> None:
+    kernel, n = KERNELS[name], 300
+    data = draw(rng, kernel, NOISE, n)
+    data.noise = NOISE * 3.0 ** rng.random(n)
+    probes = draw_probes(n, 5, 0)
+    options = {"tolerance": 1e-8}
+    by_entries = estimator(data, probes, executor, **options)(kernel, NOISE)
+    by_products = estimator(data, probes, ApproximateContext(executor), **options)(kernel, NOISE)
+    # Of the two terms, of which the gradient is the difference.
+    matrix = kernel(data.X, data.X) + np.diag(NOISE + data.noise)
+    inverse = np.linalg.inv(matrix)
+    for index, (exact, found) in enumerate(zip(by_entries.gradient[:-1], by_products.gradient[:-1], strict=True)):
+        trace = 0.5 * kernel.contract(data.X, data.X, inverse)[index]
+        assert abs(found - exact) < 1e-4 * abs(trace)
+    assert by_products.gradient[-1] == pytest.approx(by_entries.gradient[-1], rel=1e-6)
+    np.testing.assert_allclose(by_products.standard_error, by_entries.standard_error, rtol=1e-3)
+
+
+def test_gradients_by_products_with_the_identity_are_exact(rng: np.random.Generator, executor: Any) -> None:
+    data = draw(rng, KERNEL, NOISE, 300)
+    probes = np.sqrt(300.0) * np.eye(300)
+    found = estimator(data, probes, ApproximateContext(executor), tolerance=1e-10)(KERNEL, NOISE)
+    expected = dense_gradient(KERNEL, NOISE, data.X, data.y)
+    np.testing.assert_allclose(found.gradient, expected, rtol=1e-4, atol=2e-3)
+    assert found.contractions == 5  # two for each gamma, one for the amplitude
+
+
+def test_parameters_that_stay_take_no_products(rng: np.random.Generator, executor: Any) -> None:
+    data = draw(rng, KERNEL, NOISE, 200)
+    at = estimator(data, draw_probes(200, 4, 0), ApproximateContext(executor))
+    everything, some = at(KERNEL, NOISE), at(KERNEL, NOISE, None, np.array([False, True, False]))
+    assert some.contractions == 2
+    np.testing.assert_array_equal(some.gradient[[1, 3]], everything.gradient[[1, 3]])
+    np.testing.assert_array_equal(some.gradient[[0, 2]], 0.0)
+
+
+def test_errors_of_products_hardly_show(rng: np.random.Generator, executor: Any) -> None:
+    data = draw(rng, KERNEL, NOISE, 300)
+    probes = draw_probes(300, 4, 0)
+    exact, found = (
+        estimator(data, probes, ApproximateContext(executor, size=size), tolerance=1e-3)(KERNEL, NOISE)
+        for size in (0.0, 1e-6)
+    )
+    assert (np.abs(found.gradient - exact.gradient) < 0.05 * exact.standard_error).all()
