@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dkgp.kernels.base import Kernel, Parameter, kernel_from_json
+from dkgp.kernels.compact import Cubic, Spherical, Wendland
 from dkgp.kernels.composite import Product, Sum
 from dkgp.kernels.constants import Constant, White, fold_white
 from dkgp.kernels.dot_product import Linear, Polynomial
@@ -21,6 +22,7 @@ from dkgp.kernels.wrapped import ActiveDimensions, Scaled
 __all__ = [
     "ActiveDimensions",
     "Constant",
+    "Cubic",
     "EntryCount",
     "Features",
     "Kernel",
@@ -34,10 +36,12 @@ __all__ = [
     "Product",
     "RationalQuadratic",
     "Scaled",
+    "Spherical",
     "SquaredExponential",
     "Sum",
     "TileEvaluator",
     "UserKernel",
+    "Wendland",
     "White",
     "check_positive_definite",
     "count_entries",

@@ -73,8 +73,9 @@ class Profile:
         Whether f(s) f(s') = f(s + s'), so that a product of leaves is one leaf of all their inputs.
     slopes : callable or None
         `slopes(values, parameters, floor)`, as `entries`, puts dk/ds, or dk/dt, in the place of values: the derivatives
-        in inputs are made of it; their bounds presume a mixture of exp(-ts), as is all that is positive definite in any
-        number of features. None of a profile that has no derivative where s is zero, or none that is known.
+        in inputs are made of it; their bounds presume the inequalities of Lemma 5 (docs/proofs.md), which hold for
+        mixtures of exp(-ts), so for all that is positive definite in any number of features, and for cubic and
+        Wendland kernels. None of a profile that has no derivative where s is zero, or none that is known.
     formula : callable or None
         `(s, parameter, functions)` to k within the support, by the `functions` of the type of s: numbers or arrays of
         any precision, real or complex. It continues k analytically: to all complex s but the real ones up to `branch`.

@@ -14,6 +14,7 @@ from sklearn.gaussian_process import kernels as sk
 
 from dkgp.kernels import (
     Constant,
+    Cubic,
     Kernel,
     Linear,
     Matern12,
@@ -22,8 +23,10 @@ from dkgp.kernels import (
     Periodic,
     Polynomial,
     RationalQuadratic,
+    Spherical,
     SquaredExponential,
     UserKernel,
+    Wendland,
     White,
     register_function,
 )
@@ -97,6 +100,24 @@ def matern52(length_scales: Row, x: Row, z: Row) -> float:
     return (1.0 + u + u * u / 3.0) * math.exp(-u)
 
 
+def spherical(ranges: Row, x: Row, z: Row) -> float:
+    """The share of a ball of diameter 1 that it has in common with itself moved by u."""
+    u = min(scaled_distance(ranges, x, z), 1.0)
+    cap = math.pi * (0.5 - u / 2.0) ** 2 * (1.5 - (0.5 - u / 2.0)) / 3.0
+    return 2.0 * cap / (math.pi / 6.0)
+
+
+def cubic(ranges: Row, x: Row, z: Row) -> float:
+    u = scaled_distance(ranges, x, z)
+    return 1.0 - 7.0 * u**2 + 8.75 * u**3 - 3.5 * u**5 + 0.75 * u**7 if u < 1.0 else 0.0
+
+
+def wendland(ranges: Row, x: Row, z: Row) -> float:
+    u = scaled_distance(ranges, x, z)
+    return 1.0 - 10.0 * u**2 + 20.0 * u**3 - 15.0 * u**4 + 4.0 * u**5 if u < 1.0 else 0.0
+
+
+R3 = (2.5, 5.0, 3.5)
 L3 = (0.7, 2.0, 1.3)
 ONE3 = (1.5, 1.5, 1.5)
 G3 = (0.3, 0.0, 1.2)
@@ -149,6 +170,31 @@ CASES = [
         RationalQuadratic.from_length_scales(1.5, n_features=3, alpha=2.5),
         lambda x, z: (1.0 + scaled_distance(ONE3, x, z) ** 2 / 5.0) ** -2.5,
         sk.RationalQuadratic(length_scale=1.5, alpha=2.5),
+    ),
+    Case(
+        "spherical",
+        Spherical.from_length_scales(R3, variance=1.3),
+        lambda x, z: 1.3 * spherical(R3, x, z),
+    ),
+    Case(
+        "cubic",
+        Cubic.from_length_scales(R3, variance=0.8),
+        lambda x, z: 0.8 * cubic(R3, x, z),
+    ),
+    Case(
+        "cubic without a feature",
+        Cubic.from_length_scales((2.5, math.inf, 3.5)),
+        lambda x, z: cubic((2.5, math.inf, 3.5), x, z),
+    ),
+    Case(
+        "wendland isotropic",
+        Wendland.from_length_scales(3.0, n_features=3, variance=2.1),
+        lambda x, z: 2.1 * wendland((3.0,) * 3, x, z),
+    ),
+    Case(
+        "compact times smooth",
+        Wendland.from_length_scales(R3) * rbf,
+        lambda x, z: wendland(R3, x, z) * 1.7 * math.exp(-0.5 * scaled_distance(L3, x, z) ** 2),
     ),
     Case(
         "periodic",

@@ -30,7 +30,7 @@ from dkgp.operators import ArrayInputs, TreeKernelOperator
 from tests.models.kernel_world import NOISE, D, Fitted, fit
 from tests.plugin import dkgp, install
 
-WENDLAND = '''
+GNEITING = '''
 """Wendland's kernel of compact support, with a real power (Gneiting 2002, equation 3.7 with kappa = 1)."""
 
 from __future__ import annotations
@@ -77,19 +77,19 @@ def _slope_at_zero(power: float) -> float:
 
 
 PROFILE = Profile(
-    "wendland", _entries, rounding=16.0, steepest=_steepest, bulge=_bulge, value=_value,
+    "gneiting", _entries, rounding=16.0, steepest=_steepest, bulge=_bulge, value=_value,
     slope_at_zero=_slope_at_zero, parameters=1,
 )
 
 
 @register_kernel
 @dataclass(frozen=True)
-class Wendland(DistanceKernel):
+class Gneiting(DistanceKernel):
     """k(x, x') = v (1 - r)^p (1 + p r) for r < 1, and 0 beyond; r^2 = s, p >= (d + 5) / 2."""
 
     power: float = 5.0
 
-    type_name: ClassVar[str] = "wendland"
+    type_name: ClassVar[str] = "gneiting"
     compiled: ClassVar[Profile] = PROFILE
     shapes = {"power": (4.0, 20.0)}
 
@@ -111,22 +111,22 @@ class Wendland(DistanceKernel):
         inner = np.log1p(-r) * f + (1.0 - r) ** self.power * r
         return np.array([self.power * np.vdot(weights, inner)])
 '''
-TEXT = "wendland(length_scale=2, power=5.5) + 0.2 * linear"
+TEXT = "gneiting(length_scale=2, power=5.5) + 0.2 * linear"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def wendland(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def gneiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("kernel")
-    (folder / "wendland_of_a_test.py").write_text(WENDLAND)
+    (folder / "gneiting_of_a_test.py").write_text(GNEITING)
     sys.path.insert(0, str(folder))
     try:
-        yield importlib.import_module("wendland_of_a_test")
+        yield importlib.import_module("gneiting_of_a_test")
     finally:
         sys.path.remove(str(folder))
         # Tests of other files may run in between: then it is registered again.
-        sys.modules.pop("wendland_of_a_test", None)
-        base._REGISTRY.pop("wendland")
-        program.PROFILES.pop("wendland")
+        sys.modules.pop("gneiting_of_a_test", None)
+        base._REGISTRY.pop("gneiting")
+        program.PROFILES.pop("gneiting")
 
 
 def k(kernel: Any, x: list[float], z: list[float]) -> float:
@@ -134,29 +134,29 @@ def k(kernel: Any, x: list[float], z: list[float]) -> float:
     return kernel.variance * (1.0 - r) ** kernel.power * (1.0 + kernel.power * r) if r < 1.0 else 0.0
 
 
-def test_it_has_a_name_settings_and_a_description(wendland: Any) -> None:
-    assert "wendland" in kernel_names()
-    kernel = parse_kernel("wendland[0, 2](length_scale=[1, 2], power=6, variance=3)", 3)
-    assert kernel == wendland.Wendland((0.5, 0.125), 3.0, power=6.0).on((0, 2), 3)
-    assert wendland.Wendland.start({}, 3) == wendland.Wendland((1 / 6,) * 3)
+def test_it_has_a_name_settings_and_a_description(gneiting: Any) -> None:
+    assert "gneiting" in kernel_names()
+    kernel = parse_kernel("gneiting[0, 2](length_scale=[1, 2], power=6, variance=3)", 3)
+    assert kernel == gneiting.Gneiting((0.5, 0.125), 3.0, power=6.0).on((0, 2), 3)
+    assert gneiting.Gneiting.start({}, 3) == gneiting.Gneiting((1 / 6,) * 3)
     document = json.loads(json.dumps(kernel.to_json()))
-    assert document["kernel"] == {"type": "wendland", "variance": 3.0, "gamma": [0.5, 0.125], "power": 6.0}
+    assert document["kernel"] == {"type": "gneiting", "variance": 3.0, "gamma": [0.5, 0.125], "power": 6.0}
     assert kernel_from_json(document) == kernel
     with pytest.raises(InputError, match="unknown setting alpha; expected one of isotropic, length_scale, power"):
-        parse_kernel("wendland(alpha=2)", 3)
+        parse_kernel("gneiting(alpha=2)", 3)
     with pytest.raises(InputError, match="power must be finite and positive; got -1"):
-        wendland.Wendland((0.5,), power=-1.0)
+        gneiting.Gneiting((0.5,), power=-1.0)
     with pytest.raises(InputError, match=r"power must be at least 4\.0; got 3\.0"):
-        kernel_from_json({"type": "wendland", "gamma": [1.0, 1.0, 1.0], "power": 3.0})
+        kernel_from_json({"type": "gneiting", "gamma": [1.0, 1.0, 1.0], "power": 3.0})
 
 
 @pytest.mark.covering
 @pytest.mark.parametrize("expanded", [None, True])
 def test_tiles_are_within_the_declared_error_of_a_plain_loop(
-    wendland: Any, precision: Any, expanded: bool | None, rng: np.random.Generator
+    gneiting: Any, precision: Any, expanded: bool | None, rng: np.random.Generator
 ) -> None:
     X, Z = rng.standard_normal((90, 3)), rng.standard_normal((70, 3))
-    for kernel in (wendland.Wendland((0.2, 0.05, 0.3), 1.7, power=4.0), wendland.Wendland((0.1, 0.0, 0.2), power=18.3)):
+    for kernel in (gneiting.Gneiting((0.2, 0.05, 0.3), 1.7, power=4.0), gneiting.Gneiting((0.1, 0.0, 0.2), power=18.3)):
         exact = np.array([[k(kernel, x, z) for z in Z.tolist()] for x in X.tolist()])
         assert (exact == 0.0).any()
         np.testing.assert_allclose(kernel(X, Z), exact, rtol=1e-12, atol=1e-14)
@@ -170,8 +170,8 @@ def test_tiles_are_within_the_declared_error_of_a_plain_loop(
         np.testing.assert_allclose(evaluator.matmat(A, B, W), exact @ W, atol=1e-4 if precision == "single" else 1e-12)
 
 
-def test_its_slopes_are_no_less_than_differences_of_its_value(wendland: Any) -> None:
-    profile, step = wendland.PROFILE, 1e-6
+def test_its_slopes_are_no_less_than_differences_of_its_value(gneiting: Any) -> None:
+    profile, step = gneiting.PROFILE, 1e-6
     for power in (4.0, 7.3, 20.0):
         r = np.linspace(1e-3, 1.2, 500)
         value = np.array([profile.value((distance + step) ** 2, power) for distance in r])
@@ -184,9 +184,9 @@ def test_its_slopes_are_no_less_than_differences_of_its_value(wendland: Any) -> 
             assert bulge == pytest.approx((0.5 * r * slope)[index:].max(), rel=1e-3, abs=1e-7)
 
 
-def test_derivatives_are_those_of_differences(wendland: Any, rng: np.random.Generator) -> None:
+def test_derivatives_are_those_of_differences(gneiting: Any, rng: np.random.Generator) -> None:
     X = rng.standard_normal((60, 3))
-    kernel = parse_kernel("wendland(length_scale=[1, 2, 1.5], power=6)", 3)
+    kernel = parse_kernel("gneiting(length_scale=[1, 2, 1.5], power=6)", 3)
     assert [parameter.name for parameter in kernel.parameters()][-2:] == ["variance", "power"]
     y = np.sin(2.0 * X[:, :1])
     family = family_of(kernel, X, True, ("a", "b", "c"))
@@ -202,9 +202,9 @@ def test_derivatives_are_those_of_differences(wendland: Any, rng: np.random.Gene
         assert found[1][index] == pytest.approx((above[0] - below[0]) / 2e-5, rel=1e-5, abs=1e-6)
 
 
-def test_trees_sum_it_within_their_bound(wendland: Any, rng: np.random.Generator) -> None:
+def test_trees_sum_it_within_their_bound(gneiting: Any, rng: np.random.Generator) -> None:
     X, V = rng.uniform(-3.0, 3.0, (1500, 2)), rng.standard_normal((1500, 1))
-    kernel = wendland.Wendland((4.0, 6.0), 1.3)
+    kernel = gneiting.Gneiting((4.0, 6.0), 1.3)
     for precision in ("double", "single"):
         with TreeKernelOperator(kernel, NOISE, ArrayInputs(X), LocalExecutor(1), error=1e-6) as operator:
             found = operator.matmat(V, precision)
@@ -216,13 +216,13 @@ def test_trees_sum_it_within_their_bound(wendland: Any, rng: np.random.Generator
 
 
 @pytest.fixture(scope="module")
-def fitted(wendland: Any, tmp_path_factory: pytest.TempPathFactory) -> Fitted:
+def fitted(gneiting: Any, tmp_path_factory: pytest.TempPathFactory) -> Fitted:
     with single_threaded_blas():
         return fit(TEXT, tmp_path_factory.mktemp("fitted"), LocalExecutor(1))
 
 
 def test_means_and_variances_lie_within_what_is_proven(fitted: Fitted) -> None:
-    values, summary = fitted.predicted("wendland", LocalExecutor(1), VarianceSettings(gap=0.02, rank=60))
+    values, summary = fitted.predicted("gneiting", LocalExecutor(1), VarianceSettings(gap=0.02, rank=60))
     np.testing.assert_allclose(fitted.model.alpha, fitted.alpha, rtol=0.0, atol=1e-9 * np.abs(fitted.alpha).max())
     assert (np.abs(values["mean"] - fitted.mean[:, 0]) <= values["mean_error_bound"] + 1e-11).all()
     exact, slack = fitted.latent + NOISE, 1e-11 * fitted.kernel.diagonal(fitted.T)
@@ -240,7 +240,7 @@ def test_functions_are_drawn_jointly_and_no_more_than_can_be(fitted: Fitted) -> 
     values = (functions(fitted.T)[:, 0] - fitted.model.standardisation.target_mean[0]) / scale
     sigma = np.sqrt(fitted.latent)
     assert (np.abs(values.mean(axis=1) - fitted.mean[:, 0]) <= 5.0 * sigma / 20.0 + 1e-6).all()
-    with pytest.raises(InputError, match=r"functions of this kernel \(sum of wendland, scaled\) cannot be drawn"):
+    with pytest.raises(InputError, match=r"functions of this kernel \(sum of gneiting, scaled\) cannot be drawn"):
         functions(np.zeros((MOST_JOINT_SAMPLES, D)))
 
 
@@ -258,9 +258,9 @@ def test_the_command_line_tunes_trains_predicts_and_shows_it(
         return json.loads(capsys.readouterr().out)
 
     run("ingest", "a.csv", "a.zarr", "--target", "y", "--test-fraction", "0.2", "--test-out", "t.zarr")
-    tuned = run("tune", "a.zarr", "--out", "a.json", "--kernel", "wendland(length_scale=2)", "--subset", "150")
-    started, found = parse_kernel("wendland(length_scale=2)", 3), kernel_from_json(tuned["kernel"])
-    assert found.type_name == "wendland"
+    tuned = run("tune", "a.zarr", "--out", "a.json", "--kernel", "gneiting(length_scale=2)", "--subset", "150")
+    started, found = parse_kernel("gneiting(length_scale=2)", 3), kernel_from_json(tuned["kernel"])
+    assert found.type_name == "gneiting"
     assert all(
         one.value != other.value
         for one, other in zip(found.parameters(), started.parameters(), strict=True)
@@ -273,7 +273,7 @@ def test_the_command_line_tunes_trains_predicts_and_shows_it(
     for table in tables(run("info", "a.json")):
         console.print(table)
     shown = console.export_text()
-    assert "wendland: variance 1, gamma " in shown
+    assert "gneiting: variance 1, gamma " in shown
     assert f"power {found.parameters()[-1].value:.4g}" in shown
     assert open_model("m.zarr").kernel == tuned["kernel"]
     assert "rmse" in json.dumps(scores)
@@ -281,17 +281,17 @@ def test_the_command_line_tunes_trains_predicts_and_shows_it(
 
 @pytest.mark.portable
 def test_an_installed_package_brings_a_kernel(tmp_path: Path) -> None:
-    environment = install(tmp_path, "dkgp.kernels", "wendland_kernel", WENDLAND)
+    environment = install(tmp_path, "dkgp.kernels", "gneiting_kernel", GNEITING)
     table = np.random.default_rng(3).random((60, 3))
     np.savetxt(tmp_path / "data.csv", table, delimiter=",", header="a,b,y", comments="")
     ingested, tuned, unknown = dkgp(
         environment,
         tmp_path,
         "ingest data.csv train.zarr --target y",
-        "tune train.zarr --out hyper.json --kernel wendland --json",
-        "tune train.zarr --out other.json --kernel wendlund",
+        "tune train.zarr --out hyper.json --kernel gneiting --json",
+        "tune train.zarr --out other.json --kernel gneitung",
     )
     assert (ingested.exit_code, tuned.exit_code) == (0, 0), tuned.stderr
-    assert json.loads((tmp_path / "hyper.json").read_text())["kernel"]["type"] == "wendland"
+    assert json.loads((tmp_path / "hyper.json").read_text())["kernel"]["type"] == "gneiting"
     assert unknown.exit_code != 0
-    assert "wendland" in unknown.stderr
+    assert "gneiting" in unknown.stderr

@@ -102,6 +102,13 @@ def entry(kernel: k.Kernel, x: Row, z: Row) -> Any:
         value = mp.exp(-s)
     elif isinstance(kernel, k.RationalQuadratic):
         value = (1 + s / mp.mpf(kernel.alpha)) ** (-mp.mpf(kernel.alpha))
+    elif isinstance(kernel, k.Spherical | k.Cubic | k.Wendland):
+        u = min(mp.sqrt(2 * s), mp.mpf(1))
+        value = {
+            "spherical": 1 - 3 * u / 2 + u**3 / 2,
+            "cubic": 1 - 7 * u**2 + 35 * u**3 / 4 - 7 * u**5 / 2 + 3 * u**7 / 4,
+            "wendland": 1 - 10 * u**2 + 20 * u**3 - 15 * u**4 + 4 * u**5,
+        }[kernel.type_name]
     else:
         twice_nu = {k.Matern12: 1, k.Matern32: 3, k.Matern52: 5}[type(kernel)]
         u = mp.sqrt(2 * twice_nu * s)

@@ -265,7 +265,7 @@ def _slope_at_zero(leaf: Leaf) -> float:
     if profile.slopes is None or (profile.reads == "distance" and not math.isfinite(leaf.slope_at_zero)):
         raise InputError(
             f"the kernel '{profile.name}' has no gradient in its inputs: it is not differentiable where two of them "
-            "meet, or its profile declares no `slopes`. Take matern32, matern52, rbf or rq instead"
+            "meet, or its profile declares no `slopes`. Take matern32, matern52, rbf, rq, cubic or wendland instead"
         )
     return leaf.slope_at_zero if profile.reads == "distance" else 0.0
 

@@ -15,6 +15,7 @@ import numpy as np
 from dkgp.cluster.arithmetic import process_arithmetic
 from dkgp.kernels import (
     Constant,
+    Cubic,
     Kernel,
     Linear,
     Matern12,
@@ -23,13 +24,16 @@ from dkgp.kernels import (
     Periodic,
     Polynomial,
     RationalQuadratic,
+    Spherical,
     SquaredExponential,
     TileEvaluator,
+    Wendland,
 )
 
 FEATURES = (3, 8, 9, 10, 12, 21, 90)
 KERNELS = (
-    "rbf", "matern12", "matern32", "matern52", "rq", "periodic", "linear", "polynomial", "sum", "product"
+    "rbf", "matern12", "matern32", "matern52", "rq", "spherical", "cubic", "wendland",
+    "periodic", "linear", "polynomial", "sum", "product",
 )  # fmt: skip
 ROWS, COLUMNS = 200, 150
 
@@ -52,6 +56,10 @@ def kernel_of(name: str, d: int) -> Kernel:
         "matern32": Matern32(gamma, variance=0.83),
         "matern52": Matern52(gamma, variance=0.83),
         "rq": RationalQuadratic(gamma, variance=0.83, alpha=0.7),
+        # Valid in three dimensions: of three of the features.
+        "spherical": Spherical(gamma[:3], variance=0.83).on((0, 1, 2), d),
+        "cubic": Cubic(gamma[:3], variance=0.83).on((0, 1, 2), d),
+        "wendland": Wendland(gamma[:3], variance=0.83).on((0, 1, 2), d),
         "periodic": periodic,
         "linear": line,
         "polynomial": Polynomial(weight=gamma, offset=0.9, degree=3),

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from dkgp.kernels.compact import CUBIC, SPHERICAL, WENDLAND
 from dkgp.kernels.dot_product import POLYNOMIAL
 from dkgp.kernels.program import Add, Constant, InputGroup, Leaf, Multiply, Profile, Scale, Step, TileProgram
 from dkgp.kernels.stationary import EXP2, MATERN12, MATERN32, MATERN52, RATIONAL_QUADRATIC
 from dkgp.kernels.user import USER, USER_PAIR
 
-RADIAL = (EXP2, MATERN12, MATERN32, MATERN52, RATIONAL_QUADRATIC)
+COMPACT = (SPHERICAL, CUBIC, WENDLAND)
+RADIAL = (EXP2, MATERN12, MATERN32, MATERN52, RATIONAL_QUADRATIC, *COMPACT)
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,13 @@ def evaluated(leaf: Leaf, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     log2 = np.log(a.dtype.type(2.0))
     if leaf.profile == RATIONAL_QUADRATIC:
         return np.exp(-a.dtype.type(leaf.parameters[0]) * np.log1p(s))
+    if leaf.profile in COMPACT:
+        u = np.minimum(np.sqrt(s), 1)
+        return {
+            SPHERICAL: 1 - 3 * u / 2 + u**3 / 2,
+            CUBIC: 1 - 7 * u**2 + 35 * u**3 / 4 - 7 * u**5 / 2 + 3 * u**7 / 4,
+            WENDLAND: 1 - 10 * u**2 + 20 * u**3 - 15 * u**4 + 4 * u**5,
+        }[leaf.profile]
     v = np.sqrt(s) * log2
     return {
         EXP2: np.exp(-s * log2),
@@ -124,7 +133,7 @@ def random_program(rng: np.random.Generator, n_features: int, leaves: int, ampli
     def leaf() -> list[Step]:
         if rng.random() < 0.1:
             return [Constant(float(rng.uniform(-2.0, 2.0)))]
-        profile = (*RADIAL, POLYNOMIAL)[int(rng.integers(6))]
+        profile = (*RADIAL, POLYNOMIAL)[int(rng.integers(len(RADIAL) + 1))]
         features = tuple(int(f) for f in np.flatnonzero(rng.random(n_features) < 0.7))
         periodic = profile != POLYNOMIAL and rng.random() < 0.3
         scale = tuple(float(s) for s in rng.uniform(0.2, 1.2, len(features)) / np.sqrt(max(len(features), 1)))

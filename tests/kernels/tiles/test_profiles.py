@@ -42,7 +42,7 @@ def test_slopes_are_the_greatest_beyond_a_distance(profile: Profile, parameter: 
         assert profile.bulge(r[index], parameter) == pytest.approx((0.5 * r * slope)[index:].max(), rel=1e-4, abs=1e-6)
     if profile.slope_at_zero is not None:
         assert profile.slope_at_zero(parameter) == pytest.approx(
-            (1.0 - profile.value(1e-8, parameter)) / 1e-8, rel=2e-4
+            (1.0 - profile.value(1e-10, parameter)) / 1e-10, rel=2e-4
         )
 
 

@@ -13,6 +13,7 @@ from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.kernels import (
     ActiveDimensions,
     Constant,
+    Cubic,
     Kernel,
     Matern12,
     Matern32,
@@ -21,8 +22,10 @@ from dkgp.kernels import (
     Product,
     RationalQuadratic,
     Scaled,
+    Spherical,
     SquaredExponential,
     Sum,
+    Wendland,
 )
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood
@@ -39,7 +42,9 @@ from dkgp.solvers.conjugate.kernel_cg import kernel_product
 from dkgp.solvers.risk import Risk, RiskSolution, method_for, minimise_by
 
 # Kernels none of whose entries is negative, and those that make no others of such parts.
-_NOT_NEGATIVE = (Constant, Matern12, Matern32, Matern52, Periodic, RationalQuadratic, SquaredExponential)
+_NOT_NEGATIVE = (
+    Constant, Cubic, Matern12, Matern32, Matern52, Periodic, RationalQuadratic, Spherical, SquaredExponential, Wendland
+)  # fmt: skip
 _COMPOSED = (ActiveDimensions, Product, Scaled, Sum)
 
 
