@@ -7,7 +7,6 @@ from typing import Annotated
 
 from dkgp.cluster import ClusterOptions
 from dkgp.data.remote.storage import exists
-from dkgp.operators.product_error import read_product_error
 from dkgp.options import Part, check_ranges
 from dkgp.registry import FURTHER, Group, Option, byte_count
 
@@ -50,15 +49,6 @@ RESUME = Option(help="Go on from the checkpoint, to the bit-same result.")
 PLOT = Option(help="Draw the course of the run into a .png, .pdf or .svg.", metavar="FILE", place="write")
 LOG_JSON = Option(help="Write one JSON line for each round.", metavar="FILE", place="write", group=FILES)
 OVERWRITE = Option(help="Replace outputs that exist.")
-PRODUCT_ERROR = Option(
-    help="Allowed error of an entry of a product with the kernel matrix. E: at most E, proven (kernels that fall with "
-    "the distance, few features). none: every kernel entry is evaluated. auto: the quicker of these by a forecast, "
-    "within a tenth of `tolerance`. Certificates allow for it.",
-    type=read_product_error,
-    metavar="E|auto|none",
-    above=0,
-    group=FURTHER,
-)
 
 
 @dataclass(frozen=True, kw_only=True)

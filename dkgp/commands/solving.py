@@ -144,11 +144,8 @@ def check_product_error(error: ProductError, tolerance: float, solver: str) -> N
     """Refuse a bound that makes no sense beside the tolerance and the solver of this name; `UsageError`."""
     if error.number is None:
         return
-    if error.number >= tolerance:
-        raise UsageError(
-            f"`product_error` must be below `tolerance`, or its errors decide the gradient; got {error.number:g} with "
-            f"`tolerance` {tolerance:g}. Give {tolerance / 10:g} or less, or auto"
-        )
+    if (conflict := error.conflict(tolerance)) is not None:
+        raise UsageError(conflict)
     # The bound would serve them for the gradient at the end alone.
     if solver in solvers_that_need(Need.ENTRIES):
         raise UsageError(

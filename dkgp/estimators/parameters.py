@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from dkgp.errors import InputError
+from dkgp.operators.product_error import Value
 from dkgp.registry import Option
 
 
@@ -61,6 +62,8 @@ PositiveOrNone = Annotated[float | None, Option(above=0)]
 Count = Annotated[int, Option(least=1)]
 CountOrNone = Annotated[int | None, Option(least=1)]
 SubsetSize = Annotated[int, Option(least=2)]
+# See `dkgp.operators.ProductError`.
+AllowedError = Annotated[Value, Option(above=0)]
 Restarts = Annotated[int, Option(least=0)]
 
 

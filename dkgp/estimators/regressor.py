@@ -18,6 +18,7 @@ from dkgp.estimators.base import GPEstimator
 from dkgp.estimators.fitted import Fitted, FittedModel, Workspace
 from dkgp.estimators.outputs.outputs import what_holds
 from dkgp.estimators.parameters import (
+    AllowedError,
     CheckedElsewhere,
     Count,
     Positive,
@@ -43,6 +44,7 @@ from dkgp.estimators.targets.mean import EstimatorMean, kind_of, require_centred
 from dkgp.estimators.training_set import new_samples, training_set
 from dkgp.estimators.values import numeric_samples
 from dkgp.models.certificate import Certificate
+from dkgp.models.context import RunContext
 from dkgp.models.exact import train
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.noise.model import NoiseModel
@@ -57,6 +59,7 @@ from dkgp.models.tuning.noise.student import NoiseLikelihood, tune_likelihood
 from dkgp.models.tuning.problem import Choices
 from dkgp.models.update import update
 from dkgp.models.variance.variances import VarianceSettings
+from dkgp.operators.product_error import ProductError
 
 # Draws of functions that an estimator keeps, so that they need not be solved for again at other points.
 MOST_KEPT_DRAWS = 4
@@ -119,6 +122,9 @@ class GPRegressor(GPEstimator):
     with_variances : bool, default False
         Build in `fit` what variances take: a Cholesky factor of all samples, of 4 n^2 bytes, so that each takes one
         solve with it, from the first on. By default they go by the way that suits the samples asked for.
+    product_error : float or {"auto", "none"}, default "auto"
+        Allowed error of an entry of a product with the kernel matrix: a proven bound; every entry evaluated ("none");
+        or the quicker of these by a forecast, within a tenth of `tol`. What is proven allows for it.
 
     Attributes
     ----------
@@ -159,6 +165,7 @@ class GPRegressor(GPEstimator):
     likelihood: NoiseLikelihood = "gaussian"
     mean: CheckedElsewhere = CENTRED
     with_variances: bool = False
+    product_error: AllowedError = "auto"
 
     _state: ClassVar[type[Fitted]] = FittedModel
     _fitted: FittedModel = field(init=False)
@@ -206,20 +213,24 @@ class GPRegressor(GPEstimator):
         hyperparameters = self._hyperparameters(dataset, seed, noise)
         noise_variance, known = self._noise_of(noise, hyperparameters, dataset)
         beside = replace(hyperparameters, noise_variance=noise_variance)  # what samples have beside the known noise
-        solver, products = solver_for(self.solver, dataset, beside, self.tol, seed, known, mean.count(dataset))
+        error, more = ProductError.of(self.product_error), mean.count(dataset)
+        solver, products = solver_for(
+            self.solver, dataset, beside, self.tol, seed, known, more_columns=more, product_error=error
+        )
         with executor_for(self.client, dataset) as executor:
+            context = RunContext(executor, product_error=error)
             executor.tiles = replace(executor.tiles, products=products)
             student = hyperparameters.student_t
             if student is not None:
                 require_centred(mean.kind, "Student's t")
                 kernel = hyperparameters.kernel
-                trained = train_student(dataset, kernel, student, executor, solver=solver, stopping=stopping)
+                trained = train_student(dataset, kernel, student, context, solver=solver, stopping=stopping)
             else:
                 trained = train(
                     dataset,
                     hyperparameters.kernel,
                     noise_variance,
-                    executor,
+                    context,
                     sample_noise=known,
                     mean=mean.kind,
                     solver=solver,

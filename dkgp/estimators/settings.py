@@ -19,6 +19,7 @@ from dkgp.kernels import Kernel, fold_white, kernel_from_json, parse_kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.solver_choice import choose_solver_for
 from dkgp.models.tuning.tasks import Objective
+from dkgp.operators.product_error import EVERY_ENTRY, ProductError
 from dkgp.solvers import GradientInfNorm, MaxPasses, Method, Solver, StoppingRule
 from dkgp.solvers.registry import AUTO, build_solver, solver_names
 
@@ -94,11 +95,14 @@ def solver_for(
     tolerance: float,
     seed: int,
     sample_noise: FloatArray | None = None,
+    *,
     more_columns: int = 0,
+    product_error: ProductError = EVERY_ENTRY,
 ) -> tuple[Solver, float | None]:
     """Return the solver to train with, and the products that it is foreseen to take, where that is known.
 
-    For "auto" it is what the sizes and a probe of the problem suggest, with `more_columns` beside the targets.
+    For "auto" it is what the sizes and a probe of the problem suggest, with `more_columns` beside the targets and
+    products of the allowed error.
     """
     checked = checked_solver(solver)
     if not isinstance(checked, str):
@@ -112,6 +116,7 @@ def solver_for(
         sample_noise=sample_noise,
         more_columns=more_columns,
         tolerance=tolerance,
+        product_error=product_error,
         seed=seed,
     )
     return build_solver(choice.solver, choice.options, precision=choice.precision, seed=seed), choice.products

@@ -104,6 +104,11 @@ class KernelOperator(ABC):
         """Bytes kept of K between products, and why so many or so few; empty where nothing ever is."""
         return {}
 
+    @property
+    def products(self) -> dict[str, Any]:
+        """Kind of products that were taken, and why, in plain JSON types; empty where every entry is evaluated."""
+        return {}
+
     def foresee(self, done: int, remaining: float) -> None:  # noqa: B027  - most operators keep nothing
         """Tell the operator, before a round, how many rounds are done, and how many are foreseen, this one included."""
 

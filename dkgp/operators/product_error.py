@@ -23,6 +23,7 @@ from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, BlockedKerne
 from dkgp.operators.inputs import ArrayInputs, InputSource
 from dkgp.operators.tree.kd_tree import building_bytes, tree_bytes
 from dkgp.operators.tree.operator import TreeKernelOperator
+from dkgp.registry import FURTHER, Option
 
 Value: TypeAlias = float | Literal["auto", "none"]
 # Name of the option in stores, jobs and checkpoints of earlier versions, whose products were sums by a kd-tree.
@@ -79,6 +80,15 @@ class ProductError:
         """Return the entry `product_error` of an identity or a summary; nothing where every entry is evaluated."""
         return {} if self.number is None else {"product_error": self.number}
 
+    def conflict(self, tolerance: float) -> str | None:
+        """Return words on a number that is not below the tolerance on the gradient; None where there is no conflict."""
+        if self.number is None or self.number < tolerance:
+            return None
+        return (
+            f"`product_error` must be below `tolerance`, or its errors decide the gradient; got {self.number:g} with "
+            f"`tolerance` {tolerance:g}. Give {tolerance / 10:g} or less, or auto"
+        )
+
     def operator(
         self,
         kernel: Kernel,
@@ -105,8 +115,10 @@ class ProductError:
         Raises
         ------
         InputError
-            A number, with a kernel or features for which no such bound is known.
+            A number that is not below the tolerance, or a kernel or features for which no such bound is known.
         """
+        if tolerance is not None and (conflict := self.conflict(tolerance)) is not None:
+            raise InputError(conflict)
         if self.number is None:
             return BlockedKernelOperator(
                 kernel, noise, source, executor, coordinator_input_bytes=coordinator_input_bytes
@@ -151,6 +163,17 @@ def read_product_error(text: str) -> Value:
         return float(word)
     except ValueError:
         raise ValueError(f"{text!r} is neither a number, nor 'auto' or 'none'.") from None
+
+
+PRODUCT_ERROR = Option(
+    help="Allowed error of an entry of a product with the kernel matrix. E: at most E, proven (kernels that fall with "
+    "the distance, few features). none: every kernel entry is evaluated. auto: the quicker of these by a forecast, "
+    "within a tenth of `tolerance`. Certificates allow for it.",
+    type=read_product_error,
+    metavar="E|auto|none",
+    above=0,
+    group=FURTHER,
+)
 
 
 def renamed(stored: Mapping[str, Any]) -> dict[str, Any]:

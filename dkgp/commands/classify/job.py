@@ -13,7 +13,6 @@ from dkgp.commands.job_options import (
     MAX_PASSES,
     MAX_SECONDS,
     MODEL_OUT,
-    PRODUCT_ERROR,
     TrainingJob,
 )
 from dkgp.data.stores.models.classifier import ClassifierForm
@@ -24,7 +23,7 @@ from dkgp.models.classification.fixed_size.settings import FIXED_SIZE, FixedSize
 from dkgp.models.classification.labels import Labels
 from dkgp.models.classification.likelihoods import Likelihood, Link, MultiClass
 from dkgp.models.sparse.vif.objective import SEARCHED
-from dkgp.operators.product_error import Value
+from dkgp.operators.product_error import PRODUCT_ERROR, Value
 from dkgp.options import Part
 from dkgp.registry import Group, Option
 from dkgp.solvers.registry import AUTO, solver_names

@@ -10,6 +10,7 @@ from dkgp.errors import InputError, UsageError
 from dkgp.models.sparse.ladder import LadderTarget
 from dkgp.models.sparse.ladder.plan import LadderPlan
 from dkgp.models.sparse.settings import GREEDY, NEAR_SETTINGS, SparseSettings
+from dkgp.operators.product_error import PRODUCT_ERROR, Value
 from dkgp.options import Part, options_of
 from dkgp.registry import FURTHER, Option
 
@@ -58,6 +59,13 @@ TARGET_DISTANCE = Option(
     above=0,
 )
 
+PASSES_ERROR = replace(
+    PRODUCT_ERROR,
+    help="Of `certify_passes`: allowed error of an entry of a product with the kernel matrix. E: at most E, proven "
+    "(kernels that fall with the distance, few features). auto, none: every kernel entry is evaluated. The certificate "
+    "allows for it.",
+)
+
 
 @dataclass(frozen=True)
 class SparseJob(TrainingJob):
@@ -77,6 +85,7 @@ class SparseJob(TrainingJob):
     gap: Annotated[float | None, GAP] = None
     target_distance: Annotated[float | None, TARGET_DISTANCE] = None
     as_in_the_paper: Annotated[bool | tuple[str, ...], AS_IN_THE_PAPER] = False
+    product_error: Annotated[Value, PASSES_ERROR] = "auto"
 
     @property
     def is_greedy(self) -> bool:

@@ -32,6 +32,7 @@ from dkgp.models.sparse.stored import save_sparse
 from dkgp.models.sparse.train import train_sparse
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import feature_width
+from dkgp.operators.product_error import ProductError
 from dkgp.solvers import Checkpointing
 from dkgp.solvers.greedy_basis.settings import GreedyProgress
 
@@ -69,6 +70,11 @@ class SparseRun(TrainingRun):
         if self.job.given_basis is not None:
             self.basis = read_given_basis(self.job.given_basis, self.dataset)
         self.job = self.job.sized(self.dataset.n_samples, None if self.basis is None else len(self.basis))
+
+    def prepare(self) -> None:
+        """Refuse a bound on products that the kernel does not have."""
+        super().prepare()
+        ProductError.of(self.job.product_error).require_kernel(self.hyperparameters.kernel)
 
     def tell(self) -> None:
         """Warn of labels, and name a basis that is all there is."""
@@ -134,6 +140,7 @@ class SparseRun(TrainingRun):
             context = RunContext(
                 executor,
                 plan.inputs_bytes,
+                product_error=ProductError.of(job.product_error),
                 callback=after_round,
                 within=show,
                 checkpointing=self.checkpointing,

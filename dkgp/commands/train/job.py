@@ -11,14 +11,13 @@ from dkgp.commands.job_options import (
     DATASET,
     HYPER,
     MODEL_OUT,
-    PRODUCT_ERROR,
     TrainingJob,
 )
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.data.remote.storage import exists
 from dkgp.errors import UsageError
 from dkgp.models.trend.columns import CENTRED, MeanKind
-from dkgp.operators.product_error import Value
+from dkgp.operators.product_error import PRODUCT_ERROR, Value
 from dkgp.options import Part
 from dkgp.registry import FURTHER, Instead, Option
 from dkgp.solvers.registry import Need, said, solvers_that_need

@@ -17,6 +17,7 @@ from dkgp.models.refinement.record import RefineSettings
 from dkgp.models.refinement.refine import refine
 from dkgp.models.refinement.space import RefineSpace
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
+from dkgp.operators.product_error import ProductError
 
 
 def check_refinement_memory(run: Run, settings: RefineSettings, executor: BlockExecutor) -> RefineMemory:
@@ -66,6 +67,8 @@ def refined(run: Run, start: Hyperparameters, executor: BlockExecutor) -> Hyperp
     """
     job, dataset, reporter = run.job, run.dataset, run.reporter
     settings: RefineSettings = job.refine.decided(dataset, start)
+    error = ProductError.of(settings.product_error)
+    error.require_kernel(start.kernel)
     plan = check_refinement_memory(run, settings, executor)
     executor.tiles = replace(executor.tiles, bytes=plan.tiles_bytes)
     space = RefineSpace.of(start, dataset.feature_names, learn_variance=job.learn_variance, **job.named())
@@ -82,6 +85,8 @@ def refined(run: Run, start: Hyperparameters, executor: BlockExecutor) -> Hyperp
                 executor,
                 callback=lambda step: reporter.note(step.plain, str(step)),
                 interrupted=interruption,
+                product_error=error,
+                note=reporter.note,
                 # What the plan found room for: all inputs at the coordinator, or none.
                 coordinator_input_bytes=DEFAULT_COORDINATOR_INPUT_BYTES if plan.inputs_bytes else 0,
             ),

@@ -24,6 +24,7 @@ from dkgp.estimators.classification.labels import (
 from dkgp.estimators.classification.outputs import class_predictions
 from dkgp.estimators.fitted import Fitted, FittedClassifier, Workspace
 from dkgp.estimators.parameters import (
+    AllowedError,
     CheckedElsewhere,
     Positive,
     PositiveOrNone,
@@ -45,11 +46,13 @@ from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import label_weights
 from dkgp.models.classification.near.evidence import tune_labels_by_neighbours
 from dkgp.models.classification.trained import TrainedClassifier
+from dkgp.models.context import RunContext
 from dkgp.models.sparse.bound.search import BASIS_SIZES
 from dkgp.models.tuning.likelihood_search import SearchSettings
 from dkgp.models.tuning.problem import Choices
 from dkgp.models.tuning.tasks import LabelLikelihood
 from dkgp.operators.base import FloatArray
+from dkgp.operators.product_error import ProductError
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -76,7 +79,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
         data = LabelledData(training_set.dataset, training_set.labels, self._weights(training_set))
         hyperparameters = self._kernel_and_noise(training_set, seed)
         with executor_for(self.client, data.dataset) as executor:
-            trained = self._trained(data, hyperparameters, executor, seed)
+            trained = self._trained(data, hyperparameters, self._context(executor), seed)
         if hyperparameters is None:
             hyperparameters = Hyperparameters(trained.kernel, trained.noise_variance)
         record = trained.record(data)
@@ -98,9 +101,13 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
 
     @abstractmethod
     def _trained(
-        self, data: LabelledData, hyperparameters: Hyperparameters | None, executor: BlockExecutor, seed: int
+        self, data: LabelledData, hyperparameters: Hyperparameters | None, context: RunContext, seed: int
     ) -> TrainedClassifier:
         """Train on a checked training set."""
+
+    def _context(self, executor: BlockExecutor) -> RunContext:
+        """Surroundings of the training run."""
+        return RunContext(executor)
 
     def _weights(self, training_set: LabelledSet) -> FloatArray | None:
         """Weights of the samples, of mean one, by class and by sample; None where all count the same."""
@@ -232,6 +239,10 @@ class CertifiedClassifier(KernelClassifier):
     subset_size: SubsetSize = 2000
     tol: Positive = DECISION_TOLERANCE
     max_passes: PositiveOrNone = None
+    product_error: AllowedError = "auto"
+
+    def _context(self, executor: BlockExecutor) -> RunContext:
+        return RunContext(executor, product_error=ProductError.of(self.product_error))
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Tune where hyperparameters are not given, train and certify.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dkgp.cluster import BlockExecutor
 from dkgp.estimators.classification.base import CalibratedClassifier, CertifiedClassifier
 from dkgp.estimators.classification.labels import LabelledSet
 from dkgp.estimators.fitted import Fitted
@@ -16,6 +15,7 @@ from dkgp.models.classification.exact.certificate import DecisionCertificate
 from dkgp.models.classification.exact.train import ExactSettings, train_exact
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.trained import TrainedClassifier
+from dkgp.models.context import RunContext
 from dkgp.solvers import MaxPasses
 from dkgp.solvers.registry import AUTO, build_solver
 
@@ -58,6 +58,8 @@ class LSSVC(CalibratedClassifier, CertifiedClassifier):
     store : str, optional
         Folder or URL that all workers can read, for what has to be stored; by default a temporary folder.
     random_state : int, RandomState or None, default 0
+    product_error : float or {"auto", "none"}, default "auto"
+        Allowed error of an entry of a product with the kernel matrix, of a model of all samples: as of `GPRegressor`.
 
     Attributes
     ----------
@@ -95,7 +97,7 @@ class LSSVC(CalibratedClassifier, CertifiedClassifier):
         return self._tuned(training_set, seed, self.noise_variance, None)
 
     def _trained(
-        self, data: LabelledData, hyperparameters: Hyperparameters | None, executor: BlockExecutor, seed: int
+        self, data: LabelledData, hyperparameters: Hyperparameters | None, context: RunContext, seed: int
     ) -> TrainedClassifier:
         assert hyperparameters is not None
         solver = checked_solver(self.solver)
@@ -109,7 +111,7 @@ class LSSVC(CalibratedClassifier, CertifiedClassifier):
             calibration_subset=self.subset_size,
             seed=seed,
         )
-        return train_exact(data, hyperparameters, executor, settings)
+        return train_exact(data, hyperparameters, context, settings)
 
     def _take(self, fitted: Fitted) -> None:
         super()._take(fitted)

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 
-from dkgp.cluster import BlockExecutor
 from dkgp.estimators.classification.base import CalibratedClassifier
 from dkgp.estimators.classification.labels import LabelledSet
 from dkgp.estimators.fitted import Fitted
@@ -30,6 +29,7 @@ from dkgp.models.classification.fixed_size.weighings import considered_weights, 
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels, label_weights
 from dkgp.models.classification.trained import TrainedClassifier
+from dkgp.models.context import RunContext
 from dkgp.operators.base import FloatArray
 
 # Parameters that `FixedSizeSettings` has under the same names.
@@ -181,12 +181,12 @@ class FixedSizeLSSVC(CalibratedClassifier):
         """None: cross-validation finds them on the way."""
 
     def _trained(
-        self, data: LabelledData, hyperparameters: Hyperparameters | None, executor: BlockExecutor, seed: int
+        self, data: LabelledData, hyperparameters: Hyperparameters | None, context: RunContext, seed: int
     ) -> TrainedClassifier:
         kernel, noise = self._start(data.dataset)
         settings = self._settings(data.labels, seed)
         considered = considered_weights(settings, data.labels, data.weights) if self._weights_by_itself else None
-        trained = train_fixed_size(data, settings, executor, kernel=kernel, noise_variance=noise, considered=considered)
+        trained = train_fixed_size(data, settings, context, kernel=kernel, noise_variance=noise, considered=considered)
         if trained.summary["weighted"]:
             told = f"{weighing_words(trained.summary)}. class_weight=None or 'balanced' decides it"
             warnings.warn(told, UserWarning, stacklevel=4)

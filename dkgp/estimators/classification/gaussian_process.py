@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dkgp.cluster import BlockExecutor
 from dkgp.errors import InputError
 from dkgp.estimators.classification.probabilistic import LikelihoodClassifier
 from dkgp.estimators.fitted import Fitted, FittedClassifier
@@ -18,6 +17,7 @@ from dkgp.models.classification.likelihoods import Likelihood, Link, MultiClass
 from dkgp.models.classification.logistic.stopping import RiskSettings
 from dkgp.models.classification.near.settings import NearSettings, refuse_coupled
 from dkgp.models.classification.trained import TrainedClassifier
+from dkgp.models.context import RunContext
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -40,7 +40,8 @@ class GPClassifier(LikelihoodClassifier):
     neighbours : int, optional
         Of a basis: also stand each prediction on so many nearest samples (128, say), which the model keeps. The basis
         has what reaches far, they what is near; nothing is proven of it.
-    optimizer, subset_size, n_basis, basis, certify, class_weight, tol, solver, max_passes, client, store, random_state
+    optimizer, subset_size, n_basis, basis, certify, class_weight, tol, solver, max_passes, client, store, random_state,
+    product_error
         As of `KernelLogisticClassifier`.
 
     Attributes
@@ -88,14 +89,14 @@ class GPClassifier(LikelihoodClassifier):
         return NearSettings(size, self.basis, self.certify, seed=seed, neighbours=self.neighbours)
 
     def _trained_on_all(
-        self, data: LabelledData, hyperparameters: Hyperparameters, executor: BlockExecutor, settings: RiskSettings
+        self, data: LabelledData, hyperparameters: Hyperparameters, context: RunContext, settings: RiskSettings
     ) -> TrainedClassifier:
         if settings.likelihood.coupled:
             raise InputError(
                 'multi_class="softmax" averages over the covariance of all classes, too large for all samples; '
                 'give n_basis=, such as 500, or multi_class="ovr"'
             )
-        return train_gp(data, hyperparameters, executor, settings)
+        return train_gp(data, hyperparameters, context, settings)
 
     @classmethod
     def _settings_from(cls, fitted: Fitted) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dkgp.cluster import BlockExecutor
 from dkgp.estimators.classification.probabilistic import LikelihoodClassifier
 from dkgp.estimators.fitted import Fitted, FittedClassifier
 from dkgp.estimators.parameters import Positive
@@ -15,6 +14,7 @@ from dkgp.models.classification.likelihoods import Likelihood, MultiClass
 from dkgp.models.classification.logistic.stopping import RiskSettings
 from dkgp.models.classification.logistic.train import train_logistic
 from dkgp.models.classification.trained import TrainedClassifier
+from dkgp.models.context import RunContext
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -62,6 +62,8 @@ class KernelLogisticClassifier(LikelihoodClassifier):
     store : str, optional
         Folder or URL that all workers can read, for what has to be stored; by default a temporary folder.
     random_state : int, RandomState or None, default 0
+    product_error : float or {"auto", "none"}, default "auto"
+        Allowed error of an entry of a product with the kernel matrix, of a model of all samples: as of `GPRegressor`.
 
     Attributes
     ----------
@@ -99,9 +101,9 @@ class KernelLogisticClassifier(LikelihoodClassifier):
         return self.regularisation
 
     def _trained_on_all(
-        self, data: LabelledData, hyperparameters: Hyperparameters, executor: BlockExecutor, settings: RiskSettings
+        self, data: LabelledData, hyperparameters: Hyperparameters, context: RunContext, settings: RiskSettings
     ) -> TrainedClassifier:
-        return train_logistic(data, hyperparameters, executor, settings)
+        return train_logistic(data, hyperparameters, context, settings)
 
     @classmethod
     def _settings_from(cls, fitted: Fitted) -> dict[str, Any]:

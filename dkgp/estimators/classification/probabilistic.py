@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from dkgp.cluster import BlockExecutor
 from dkgp.estimators.classification.base import CertifiedClassifier
 from dkgp.estimators.classification.labels import LabelledSet
 from dkgp.estimators.fitted import Fitted, FittedClassifier
@@ -21,6 +20,7 @@ from dkgp.models.classification.likelihoods import Likelihood, Link
 from dkgp.models.classification.logistic.stopping import RiskSettings
 from dkgp.models.classification.near.train import train_with_basis
 from dkgp.models.classification.trained import BasisForm, TrainedClassifier
+from dkgp.models.context import RunContext
 from dkgp.registry import Option
 from dkgp.solvers import MaxPasses
 from dkgp.solvers.registry import AUTO
@@ -48,12 +48,12 @@ class LikelihoodClassifier(CertifiedClassifier):
 
     @abstractmethod
     def _trained_on_all(
-        self, data: LabelledData, hyperparameters: Hyperparameters, executor: BlockExecutor, settings: RiskSettings
+        self, data: LabelledData, hyperparameters: Hyperparameters, context: RunContext, settings: RiskSettings
     ) -> TrainedClassifier:
         """Train a model of all samples."""
 
     def _trained(
-        self, data: LabelledData, hyperparameters: Hyperparameters | None, executor: BlockExecutor, seed: int
+        self, data: LabelledData, hyperparameters: Hyperparameters | None, context: RunContext, seed: int
     ) -> TrainedClassifier:
         assert hyperparameters is not None
         likelihood = self._likelihood(data.labels.n_classes)
@@ -66,11 +66,11 @@ class LikelihoodClassifier(CertifiedClassifier):
                 limits=None if self.max_passes is None else MaxPasses(self.max_passes),
                 seed=seed,
             )
-            return self._trained_on_all(data, hyperparameters, executor, settings)
+            return self._trained_on_all(data, hyperparameters, context, settings)
         return train_with_basis(
             data,
             hyperparameters,
-            executor,
+            context,
             self._basis(self.n_basis, seed),
             likelihood=likelihood,
             form=self._form,

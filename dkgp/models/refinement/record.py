@@ -12,6 +12,7 @@ from dkgp.errors import InputError
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.refinement.validation import HeldOutScore
 from dkgp.models.solver_choice import factor_for
+from dkgp.operators.product_error import PRODUCT_ERROR, Value
 from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import Option, byte_count
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
@@ -48,6 +49,14 @@ HELD_OUT = Option(
     least=0,
 )
 
+SOLVE_ERROR = replace(
+    PRODUCT_ERROR,
+    help="Allowed error of an entry of a product with the kernel matrix. E: at most E, proven (kernels that fall with "
+    "the distance, few features). none: every kernel entry is evaluated. auto: the quicker of these by a forecast.",
+    spellings=("--product-error",),
+    group=None,
+)
+
 
 @documented
 @dataclass(frozen=True)
@@ -67,6 +76,7 @@ class RefineSettings:
     rank: Annotated[int | None, RANK] = None
     memory_bytes: Annotated[int, MEMORY] = 1024**3
     held_out: Annotated[int, HELD_OUT] = 500
+    product_error: Annotated[Value, SOLVE_ERROR] = "auto"
     seed: Annotated[int, SEED] = 0
 
     def __post_init__(self) -> None:

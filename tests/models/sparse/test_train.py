@@ -14,10 +14,11 @@ from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.data.types import Progress
 from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError
-from dkgp.kernels import Matern32, White
+from dkgp.kernels import Matern32, SquaredExponential, White
 from dkgp.models.context import RunContext
 from dkgp.models.sparse.settings import plan_sparse
 from dkgp.models.sparse.train import SparseSettings, TrainedSparse, train_sparse
+from dkgp.operators.product_error import ProductError
 from dkgp.solvers import Checkpointing
 
 N = 500
@@ -71,6 +72,16 @@ def test_passes_of_descent_are_spent_and_told(one_thread: LocalExecutor) -> None
     assert "passes" in more.summary["seconds_by_part"]
     # The same fit.
     np.testing.assert_array_equal(few.model.weights, more.model.weights)
+
+
+def test_passes_of_descent_allow_for_the_errors_of_products(one_thread: LocalExecutor) -> None:
+    excess = {}
+    for error in ("none", 1e-6):
+        context = RunContext(one_thread, product_error=ProductError.of(error))
+        found = trained(context, SquaredExponential((80.0, 90.0)), method="sr", basis_size=40, certify_passes=3.0)
+        excess[error] = found.certificate.excess
+    assert (excess[1e-6] > excess["none"]).all()
+    assert (excess[1e-6] < 1.1 * excess["none"]).all()
 
 
 def test_a_gap_that_is_met_and_one_that_is_not(one_thread: LocalExecutor) -> None:

@@ -72,7 +72,7 @@ def certify_basis(
     samples, prototypes = errors.samples, errors.prototypes
     # By how much f as computed is off at each sample: (n, t).
     off_values = samples.scale[:, None] * constant + (samples.scale * samples.errors)[:, None] * by_error
-    off_products = _product_errors(operator, samples.scale, samples.errors, u, at_samples)
+    off_products = _product_errors(operator, samples.scale, samples.errors, u, at_samples) + operator.error_bound
     off_samples = lam * off_values + off_products + 4.0 * UNIT * (lam * np.abs(values) + np.abs(at_samples))
     size, spread = prototypes.size(weights), prototypes.spread(weights)
     inner = (cross.m + 4) * UNIT * size + 2.0 * EPS * (spread + size * float(prototypes.errors.max()))

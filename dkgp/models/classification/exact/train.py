@@ -176,7 +176,7 @@ def train_exact(
             stopping=rule if settings.limits is None else rule | settings.limits,
             watch=data.identified(context, fit_intercept=fit_intercept),
         )
-        errors, kept_share = operator.row_errors(), operator.kept_share
+        errors, kept_share, products = operator.row_errors(), operator.kept_share, operator.products
     alpha, ones, intercept = _split(solution.alpha, labels.n_outputs)
     certificate = DecisionCertificate.of(alpha, intercept, solution, noise, prior, errors, assumptions(kernel))
     calibration = None
@@ -199,6 +199,7 @@ def train_exact(
         "fit_intercept": fit_intercept,
         **choice,
         **context.product_error.record(),
+        **({"products": products} if products else {}),
     }
     return TrainedExact(
         kernel=kernel,

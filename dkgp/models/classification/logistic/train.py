@@ -143,7 +143,7 @@ def train_logistic(
             stopping=converged if settings.limits is None else converged | settings.limits,
             watch=data.identified(context, **identity),
         )
-        kept_share, errors = operator.kept_share, operator.row_errors()
+        kept_share, errors, products = operator.kept_share, operator.row_errors(), operator.products
         minimum = Minimum(
             regularisation=regularisation,
             alpha=solved.solution.alpha,
@@ -184,6 +184,7 @@ def train_logistic(
         "weighted": data.weights is not None,
         "chosen": solved.choice,
         **context.product_error.record(),
+        **({"products": products} if products else {}),
     }
     return TrainedLogistic(
         kernel=kernel,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dkgp.kernels import Kernel, Linear, Matern32, SquaredExponential
+from dkgp.operators import BlockedKernelOperator
 from tests.models.classification.basis.problems import exact_decisions, samples, trained
 
 KERNELS: list[Kernel] = [
@@ -116,3 +117,28 @@ def test_the_least_risk_is_not_below_its_bound(multi_class: str, n_classes: int,
     away = np.abs(kernel(X, found.prototypes) @ found.weights - values).max()
     assert 0.0 < away <= max(found.summary["distance"])
     assert found.summary["risk_gap"] == pytest.approx(1.0 - found.summary["risk_lower_bound"] / found.summary["risk"])
+
+
+def test_the_errors_of_approximate_products_are_in_the_bounds(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The radius is proven by one product with all of K, here off by as much as is said, against the truth."""
+    multiply, kernel = BlockedKernelOperator.matmat, KERNELS[0]
+    dataset, labels = samples(rng, 150, 2)
+    tests = 2.0 * rng.standard_normal((60, 3))
+    radius = []
+    for error in (0.0, 0.05):
+
+        def off(self: BlockedKernelOperator, V: Any, precision: Any = "double", error: float = error) -> np.ndarray:
+            self.error_bound = error
+            return multiply(self, V, precision) - error * np.sign(V)
+
+        monkeypatch.setattr(BlockedKernelOperator, "matmat", off)
+        found = trained(dataset, labels, kernel=kernel, size=60, settings={"certify": True})
+        assert found.certificate is not None
+        radius.append(found.certificate.radius[0])
+        decisions = kernel(tests, found.prototypes) @ found.weights
+        bounds = found.certificate.decision_error_bound(decisions, kernel.diagonal(tests), np.full(60, 64.0))
+        exact = exact_decisions(dataset, labels, tests, kernel, found.likelihood, found.regularisation)
+        assert (np.abs(decisions - exact) <= bounds * (1.0 + 1e-12) + 1e-9).all()
+    assert radius[0] < radius[1]
