@@ -1,341 +1,487 @@
-# ruff: noqa
-"""Plans of products by cells: trees, accepted pairs of cells with proven errors, and lists of near cells."""
+"""Plans of products by cells: trees, accepted pairs of cells with their proven expansions, and lists of near cells.
+
+A plan depends on the term, the inputs and the tolerance alone, so all processes make the same one.
+"""
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.kernels.tiles.stages import stage_address
-from dkgp.operators.cells.proof import Expansion, shells
+from dkgp.errors import InputError
+from dkgp.kernels.program import numpy_functions
+from dkgp.kernels.small_products import LANES
+from dkgp.kernels.tiles.code_cache import cached_njit
+from dkgp.operators.base import FloatArray
+from dkgp.operators.cells.proof import EXTRA, Expansion, shells
 from dkgp.operators.cells.roundings import HIGHEST, Roundings, displacement, half_table
-from dkgp.operators.cells.sweeps import RUN, l2l, l2p, m2l, m2m, p2m, p2p, shell_sums
-from dkgp.operators.cells.tree import Tree, expand_pairs, near_lists
+from dkgp.operators.cells.sweeps import CHUNK, RUN
+from dkgp.operators.cells.terms import Term
+from dkgp.operators.cells.tree import Tree
 
-# Entries below this power of two are not evaluated exactly; see `dkgp.kernels.tiles.encoding`.
-LOWEST_EXPONENT = -960.0
+# Most distinct points of a leaf, by dimension.
+LEAF = {1: 64, 2: 64, 3: 64}
+# Inputs further apart than this, in units of the profile, are brought together to it: neighbours on the deepest level
+# of a tree are still so far apart that a kernel is zero.
+_FARTHEST = 1e16
+# Work of an entry of a near pair, in multiply-adds.
+_ENTRY_WORK = 32
 
 
-def scaled_inputs(term, inputs):
-    """Inputs (n, d) of a term in the units of its profile; a single feature lies in a plane."""
-    rows = np.asarray(inputs, np.float64)[:, list(term.features)] * np.array(term.scale)
-    return rows if rows.shape[1] > 1 else np.column_stack([rows, np.zeros(len(rows))])
+@dataclass(frozen=True)
+class Translations:
+    """Accepted pairs of cells of one level; arrays as `dkgp.operators.cells.sweeps.translate` takes them."""
+
+    pairs: NDArray[np.int64]
+    sources: NDArray[np.int32]
+    keys: NDArray[np.int16]
+    transforms: int
+    counts: NDArray[np.int64]
+    operators: FloatArray
+    operators_at: NDArray[np.int64]
+    places: NDArray[np.int32]
+    source_places: NDArray[np.int32]
+    signs: FloatArray
+    weights: FloatArray
+    remainder: FloatArray
+
+    @property
+    def work(self) -> FloatArray:
+        """Multiply-adds of each target cell: (cells,)."""
+        each = (self.counts.astype(np.float64) ** 2)[self.keys // self.transforms]
+        sums = np.concatenate([[0.0], np.cumsum(each)])
+        work: FloatArray = np.diff(sums[self.pairs])
+        return work
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return int(sum(value.nbytes for value in vars(self).values() if isinstance(value, np.ndarray)))
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """The least corner of all inputs of a term, and factors that map them to [0, 1)^d and to the profile's units."""
+
+    lower: FloatArray
+    factors: FloatArray
+    side: float
+    extent: float  # the side, but for inputs that were brought together
+
+    @classmethod
+    def around(cls, term: Term, blocks: list[FloatArray]) -> _Frame:
+        """The frame of some inputs (n, d)."""
+        lower = np.min([block.min(axis=0) for block in blocks], axis=0)
+        upper = np.max([block.max(axis=0) for block in blocks], axis=0)
+        # Exactly, so that nothing overflows.
+        extents = [
+            (Fraction(float(high)) - Fraction(float(low))) * Fraction(factor)
+            for low, high, factor in zip(lower, upper, term.scale, strict=True)
+        ]
+        longest = max(extents) * Fraction(1 + 2**-20) or Fraction(1)
+        side = float(min(longest, Fraction(_FARTHEST)))
+        formula = term.profile.formula
+        assert formula is not None
+        if longest > _FARTHEST and formula(_FARTHEST**2, term.parameter, numpy_functions(np.float64)) > 0.0:
+            raise InputError(
+                f"products by cells take inputs up to {_FARTHEST:g} length scales apart with the profile "
+                f"{term.profile.name!r}, which falls slowly; these are further apart"
+            )
+        factors = [float(Fraction(factor) / longest) for factor in term.scale]
+        return cls(lower, np.array(factors), side, float(min(longest, Fraction(10) ** 300)))
+
+    def place(self, rows: FloatArray) -> FloatArray:
+        """Map inputs to [0, 1)^d."""
+        return np.asarray((rows - self.lower) * self.factors)
 
 
 class Plan:
-    """Trees, accepted pairs with their proven errors, near lists: everything but the weights."""
+    """All of a product with one term of a kernel but the weights.
 
-    def __init__(self, term, inputs, tolerance, targets=None, *, leaf=64, block=128, extra=4):
-        X = scaled_inputs(term, inputs)
-        targets = None if targets is None else scaled_inputs(term, targets)
-        tol = tolerance
-        self.term, self.d, self.tol = term, X.shape[1], tol
+    Parameters
+    ----------
+    term : Term
+        Its amplitude is left to the caller.
+    inputs : (n, n_features) array_like
+        Sources; targets too by default.
+    tolerance : float
+        Error of an entry relative to the sum of the magnitudes of the weights, where these are even.
+    targets : (r, n_features) array_like, optional
+    leaf : int, optional
+        Most points of a leaf.
+
+    Attributes
+    ----------
+    sources, targets : Tree
+        One object where targets are the sources.
+    near_entries : int
+        Entries that a product evaluates for each column of weights.
+    """
+
+    def __init__(
+        self,
+        term: Term,
+        inputs: ArrayLike,
+        tolerance: float,
+        targets: ArrayLike | None = None,
+        *,
+        leaf: int | None = None,
+    ) -> None:
+        features = list(term.features)
+        rows = np.asarray(inputs, np.float64)[:, features]
+        asked = None if targets is None else np.asarray(targets, np.float64)[:, features]
+        self.term, self.d, self.tolerance = term, len(features), tolerance
+        self._frame = _Frame.around(term, [block for block in (rows, asked) if block is not None and len(block)])
+        leaf = leaf or LEAF[self.d]
+        self.sources = Tree(self._frame.place(rows), leaf)
+        self.targets = self.sources if asked is None else Tree(self._frame.place(asked), leaf)
+        walk = _Walk(self)
+        far, near = walk.run()
+        depth = max([0, *(level for level, pairs in far.items() if len(pairs.a)), *(n.level for n in near)])
+        self.targets.cut(depth)
+        if self.sources is not self.targets:
+            self.sources.cut(max([0, *far]))
+        self.near, self.near_start, self.near_stop = _near_lists(
+            np.concatenate([n.start for n in near] or [np.zeros(0, np.int32)]),
+            np.concatenate([n.stop for n in near] or [np.zeros(0, np.int32)]),
+            np.concatenate([n.source_start for n in near] or [np.zeros(0, np.int32)]),
+            np.concatenate([n.source_stop for n in near] or [np.zeros(0, np.int32)]),
+            self.targets.leaves.start,
+        )
+        self._settle(walk, far)
+
+    def _settle(self, walk: _Walk, far: dict[int, _Pairs]) -> None:
         d = self.d
-        both = X if targets is None else np.concatenate([X, targets])
-        lo = both.min(0)
-        S = float((both.max(0) - lo).max()) * (1 + 1e-9) + 1e-300
-        self.S = S  # side of the root in the profile's units
-        bits = 12 if d == 2 else 9
-        self.src = Tree((X - lo) / S, leaf, bits)
-        self.tgt = self.src if targets is None else Tree((targets - lo) / S, leaf, bits)
-        self.classes = {}
-        nl = min(len(self.src.levels), len(self.tgt.levels))
-        A, B = np.zeros(1, np.int64), np.zeros(1, np.int64)
-        self.m2l, self.skips, near = [], [], []
-        self.far_evals = 0
-        ring = 6**d - 3**d
-        for l in range(nl):
-            ta, sb = self.tgt.levels[l], self.src.levels[l]
-            side = self.S / 2**l
-            o = ta["coord"][A] - sb["coord"][B]
-            R = int(np.abs(o).max(initial=0))
-            width = 2 * R + 1
-            key = np.zeros(len(A), np.int64)
-            for j in range(d):
-                key = key * width + (o[:, j] + R)
-            present = np.flatnonzero(np.bincount(key, minlength=width**d))
-            mass = min(1.0, ring / 2 ** (d * l))
-            tol_l = tol / 4 * max(1.0, 1.0 / mass)
-            order = np.full(width**d, -1, np.int64)
-            offs, info = {}, []
-            for kk in present:
-                off = []
-                r = int(kk)
-                for j in range(d):
-                    off.append(r % width - R)
-                    r //= width
-                off = tuple(off[::-1])
-                canon = tuple(sorted((abs(v) for v in off), reverse=True))
-                if (l, canon) not in self.classes:
-                    with single_threaded_blas():
-                        self.classes[l, canon] = Expansion(term.profile, term.parameter, side, canon, tol_l)
-                p = self.classes[l, canon].order
-                order[kk] = p
-                offs[int(kk)] = (off, canon, p)
-            po = order[key]
-            far = po >= 1
-            zero = po == 0
-            if zero.any():
-                self.skips.append((l, A[zero], B[zero], key[zero], offs))
-            if far.any():
-                self._add_level(l, A[far], B[far], key[far], offs, block)
-            rest = ~(far | zero)
-            A, B = A[rest], B[rest]
-            stop_here = ta["leaf"][A] | sb["leaf"][B] | (l == nl - 1)
-            if stop_here.any():
-                a, b = A[stop_here], B[stop_here]
-                near.append((ta["start"][a], ta["stop"][a], sb["start"][b], sb["stop"][b]))
-            A, B = A[~stop_here], B[~stop_here]
-            if not len(A):
-                break
-            A, B = expand_pairs(A, B, ta["first"], ta["count"], sb["first"], sb["count"])
-        self.pm = max([1] + [m["pmax"] for m in self.m2l])
-        self.pmM = min(self.pm + extra, HIGHEST)
-        largest = float(np.abs(both).max())
+        orders = [expansion.order for expansion in walk.classes.values()]
+        self.order = max([1, *orders])
+        self.moments = min(self.order + EXTRA, HIGHEST)
+        most = self.sources.most_points
         self.roundings = Roundings(
-            d=d,
-            orders=self.pm,
-            moments=self.pmM,
-            leaf=int((self.src.leaf_stop - self.src.leaf_start).max()),
-            source_levels=len(self.src.levels),
-            target_levels=len(self.tgt.levels),
-            displacement=displacement(largest, S, d),
+            d,
+            self.order,
+            self.moments,
+            min(most, CHUNK) + -(-most // CHUNK) + self.sources.most_equal,
+            len(self.sources.levels),
+            len(self.targets.levels),
+            # Inputs less the least one, before they are scaled: one rounding of a number below the extent.
+            displacement(self._frame.extent, self._frame.extent, d),
         )
-        for m in self.m2l:
-            self._maps(m)
-        self.skips = [self._skipped(*skip) for skip in self.skips]
-        if near:
-            cols = [np.concatenate(c) for c in zip(*near)]
-        else:
-            cols = [np.zeros(0, np.int64)] * 4
-        self.near_ptr, self.near_s, self.near_e = near_lists(*cols, self.tgt.leaf_start)
-        sizes = self.near_e - self.near_s
-        per = np.add.reduceat(np.append(sizes, 0), np.minimum(self.near_ptr[:-1], len(sizes))) * (
-            self.near_ptr[1:] > self.near_ptr[:-1]
+        self.translations = {level: self._translations(walk, level, pairs) for level, pairs in far.items()}
+        sizes = self.near_stop - self.near_start
+        leaves = self.targets.leaves
+        self._near_sources = np.diff(np.concatenate([[0], np.cumsum(sizes.astype(np.int64))])[self.near])
+        runs = np.diff(np.concatenate([[0], np.cumsum(-(-sizes.astype(np.int64) // RUN))])[self.near])
+        self.near_entries = int((self._near_sources * (leaves.stop - leaves.start)).sum())
+        self.near_error = self.roundings.near_error(
+            self.term.profile, self.term.parameter, RUN + int(runs.max(initial=0)) + self.sources.most_equal
         )
-        # Runs of 16, one after the other.
-        runs = np.add.reduceat(np.append(-(-sizes // RUN), 0), np.minimum(self.near_ptr[:-1], len(sizes)))
-        self.near_additions = int(RUN + runs.max(initial=0))
-        self.near_entries = int((per * (self.tgt.leaf_stop - self.tgt.leaf_start)).sum())
-        self._prepare()
+        halves = half_table(self.moments)
+        self.up = _padded(halves.transpose(0, 2, 1))
+        self.down = _padded(halves[:, : self.order, : self.order])
+        self.shell = shells(self.moments, d)
+        side = self._frame.side
+        self.source_points = self.sources.y * side
+        self.target_points = self.source_points if self.targets is self.sources else self.targets.y * side
 
-    def _add_level(self, l, A, B, key, offs, block):
+    def _translations(self, walk: _Walk, level: int, pairs: _Pairs) -> Translations:
         d = self.d
-        canons, transforms = {}, {}
-        cls_of, tr_of = {}, {}
-        for kk, (off, canon, p) in offs.items():
+        canons = sorted({canon for canon, _ in pairs.kinds})
+        transforms = sorted({transform for _, transform in pairs.kinds})
+        number = {canon: place for place, canon in enumerate(canons)}
+        place_of = {transform: place for place, transform in enumerate(transforms)}
+        key_of_kind = np.array(
+            [number[canon] * len(transforms) + place_of[transform] for canon, transform in pairs.kinds], np.int16
+        )
+        cells = len(self.targets.levels[level])
+        starts, sources, keys = _by_target(pairs.a, pairs.b, key_of_kind[pairs.kind], cells)
+        most = int(np.diff(starts).max(initial=0))
+        counts = np.zeros(len(canons), np.int64)
+        operators, at = [np.zeros(0)], np.zeros(len(canons), np.int64)
+        weights, remainder = np.zeros((len(canons), self.moments)), np.zeros(len(canons))
+        profile, parameter = self.term.profile, self.term.parameter
+        for place, canon in enumerate(canons):
+            expansion = walk.classes[level, canon]
+            at[place] = sum(operator.size for operator in operators)
+            if expansion.order == 0:
+                remainder[place] = expansion.left_out(profile, parameter, self.roundings)
+                continue
+            counts[place] = expansion.order**d
+            assert expansion.operator is not None
+            operators.append(_padded(expansion.operator[None]))
+            weights[place], remainder[place] = expansion.row_weights(profile, parameter, self.roundings, level, most)
+        largest = int(counts.max(initial=0))
+        shape = (len(transforms), len(canons), largest)
+        places, source_places = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        signs = np.zeros(shape)
+        for (t, (order, reflected)), (c, canon) in itertools.product(enumerate(transforms), enumerate(canons)):
+            p = walk.classes[level, canon].order
             if p < 1:
                 continue
-            cid = canons.setdefault(canon, len(canons))
-            perm = tuple(sorted(range(d), key=lambda j: -abs(off[j])))
-            sign = tuple(-1 if off[j] < 0 else 1 for j in range(d))
-            tid = transforms.setdefault((perm, sign), len(transforms))
-            cls_of[kk], tr_of[kk] = cid, tid
-        size = max(offs) + 1
-        ca, ta = np.full(size, -1), np.full(size, -1)
-        for kk in cls_of:
-            ca[kk], ta[kk] = cls_of[kk], tr_of[kk]
-        c, t = ca[key], ta[key]
-        blk = A // block
-        o = np.argsort((blk * len(canons) + c) * 1, kind="stable")
-        A, B, c, t, blk = A[o], B[o], c[o], t[o], blk[o]
-        comb = blk * len(canons) + c
-        batch = np.flatnonzero(np.r_[True, comb[1:] != comb[:-1]])
-        bstart = np.append(batch, len(A))
-        bcls = c[batch]
-        bblk = blk[batch]
-        nblk = int(blk.max()) + 1
-        bptr = np.searchsorted(bblk, np.arange(nblk + 1))
-        ps = [self.classes[l, canon].order for canon in canons]
-        ops = [self.classes[l, canon].operator for canon in canons]
-        self.far_evals += int(
-            sum((np.array(ps) ** d)[c] * (self.tgt.levels[l]["stop"] - self.tgt.levels[l]["start"])[A])
-        )
-        flops = int((2 * np.array(ps, float) ** (2 * d))[c].sum())
-        self.m2l.append(
-            dict(
-                l=l,
-                A=A,
-                B=B,
-                t=t,
-                bstart=bstart,
-                bcls=bcls,
-                bptr=bptr,
-                ps=np.array(ps),
-                ops=ops,
-                transforms=list(transforms),
-                pmax=max(ps),
-                flops=flops,
-                canons=list(canons),
-            )
-        )
-
-    def _skipped(self, l, A, B, key, offs):
-        """Pairs that are left out, and what each costs."""
-        e = np.zeros(max(offs) + 1)
-        for kk, (_, canon, p) in offs.items():
-            if p == 0:
-                e[kk] = self.classes[l, canon].left_out(self.term.profile, self.term.parameter, self.roundings)
-        return l, A, B, e[key]
-
-    def _maps(self, m):
-        """For each transform and p, where a canonical index lies in an array of pm^d, and its sign."""
-        d, pm = self.d, self.pm
-        nt, pmx = len(m["transforms"]), m["pmax"]
-        q = pmx**d
-        idx, sgn = np.zeros((nt, len(m["ps"]), q), np.int64), np.ones((nt, len(m["ps"]), q))
-        for ti, (perm, sign) in enumerate(m["transforms"]):
-            for ci, p in enumerate(m["ps"]):
-                k = np.indices((p,) * d).reshape(d, -1)
-                orig = np.empty_like(k)
-                s = np.ones(k.shape[1])
-                for j in range(d):
-                    orig[perm[j]] = k[j]
-                    if sign[perm[j]] < 0:
-                        s = s * (1 - 2 * (k[j] % 2))
-                flat = np.zeros(k.shape[1], np.int64)
-                for j in range(d):
-                    flat = flat * pm + orig[j]
-                idx[ti, ci, : len(flat)], sgn[ti, ci, : len(flat)] = flat, s
-        m["idx"], m["sgn"] = idx, sgn
-        m["idxM"] = np.zeros_like(idx)
-        for ti, (perm, sign) in enumerate(m["transforms"]):
-            for ci, p in enumerate(m["ps"]):
-                k = np.indices((p,) * d).reshape(d, -1)
-                orig = np.empty_like(k)
-                for j in range(d):
-                    orig[perm[j]] = k[j]
-                flat = np.zeros(k.shape[1], np.int64)
-                for j in range(d):
-                    flat = flat * self.pmM + orig[j]
-                m["idxM"][ti, ci, : len(flat)] = flat
-        additions = int(np.bincount(m["A"]).max())
-        bounds = [
-            self.classes[m["l"], canon].row_weights(
-                self.term.profile, self.term.parameter, self.roundings, m["l"], additions
-            )
-            for canon in m["canons"]
-        ]
-        m["w"] = np.array([weights for weights, _ in bounds])
-        m["rem"] = np.array([remainder for _, remainder in bounds])
-        ptr = np.cumsum([0] + [op.size for op in m["ops"]])
-        m["op"], m["op_ptr"] = np.concatenate([op.ravel() for op in m["ops"]]), ptr
-        del m["ops"]
-
-    def _prepare(self):
-        self.src_xyz = np.ascontiguousarray((self.src.y * self.S).T)
-        self.tgt_xyz = self.src_xyz if self.tgt is self.src else np.ascontiguousarray((self.tgt.y * self.S).T)
-        self.halves = half_table(self.pm)
-        self.halvesM = half_table(self.pmM)
-        # Parameters of the entry stage: the profile's, and the floor of its exponent.
-        numbers = (*self.term.parameters, 0.0, 0.0)[:2]
-        self.program = np.array([[*numbers, LOWEST_EXPONENT]]).view(np.int64)
+            index = np.indices((p,) * d).reshape(d, -1)
+            original = np.empty_like(index)
+            original[list(order)] = index
+            count = index.shape[1]
+            for table, full in ((places, self.order), (source_places, self.moments)):
+                table[t, c, :count] = np.ravel_multi_index(tuple(original), (full,) * d)
+            odd = sum((original[axis] for axis in range(d) if reflected[axis]), np.zeros(count, np.int64)) % 2
+            signs[t, c, :count] = 1.0 - 2.0 * odd
+        return Translations(
+            starts, sources, keys, len(transforms), counts, np.concatenate(operators), at, places, source_places, signs,
+            weights, remainder,
+        )  # fmt: skip
 
     @property
-    def flops(self):
-        """Floating-point operations of all translations."""
-        return sum(m["flops"] for m in self.m2l)
+    def scale(self) -> float:
+        """Side of the root cell in the profile's units."""
+        return self._frame.side
 
     @property
-    def nbytes(self):
-        total = 0
-        for m in self.m2l:
-            total += sum(v.nbytes for v in m.values() if isinstance(v, np.ndarray))
-        total += self.near_s.nbytes * 2 + self.near_ptr.nbytes
-        for tree in {id(self.src): self.src, id(self.tgt): self.tgt}.values():
-            total += tree.y.nbytes + tree.order.nbytes + sum(sum(a.nbytes for a in v.values()) for v in tree.levels)
-        return total
+    def flops(self) -> int:
+        """Floating-point operations of all translations of a column of weights."""
+        return int(sum(2.0 * translation.work.sum() for translation in self.translations.values()))
 
     @property
-    def work_bytes(self):
-        return 8 * self.pm**self.d * (self.src.n_cells + self.tgt.n_cells)
+    def nbytes(self) -> int:
+        """Bytes of the plan."""
+        arrays = [self.near, self.near_start, self.near_stop, self._near_sources, self.source_points]
+        trees = {id(tree): tree for tree in (self.sources, self.targets)}
+        total = sum(array.nbytes for array in arrays) + sum(tree.nbytes for tree in trees.values())
+        return int(total + sum(translation.nbytes for translation in self.translations.values()))
 
-    def __call__(self, v):
-        """K v and a proven bound for every entry (in the targets' order)."""
-        d, pm = self.d, self.pm
-        src, tgt = self.src, self.tgt
-        vs = np.ascontiguousarray(v[src.order])
-        pmM = self.pmM
-        M = np.zeros((src.n_cells, pmM**d))
-        absv = np.zeros(src.n_cells)
-        if self.m2l or self.skips:
-            p2m(src.y, vs, src.leaf_start, src.leaf_stop, src.leaf_cell, src.leaf_level, src.leaf_coord, pmM, M, absv)
-            for l in range(len(src.levels) - 2, -1, -1):
-                v_ = src.levels[l]
-                m2m(
-                    v_["first"],
-                    v_["count"],
-                    src.levels[l + 1]["coord"],
-                    src.at[l],
-                    src.at[l + 1],
-                    self.halvesM,
-                    d,
-                    pmM,
-                    M,
-                    absv,
-                )
-        S = shell_sums(M, shells(pmM, d), pmM)
-        L = np.zeros((tgt.n_cells, pm**d))
-        bound = np.zeros(tgt.n_cells)
-        for m in self.m2l:
-            m2l(
-                m["A"] + tgt.at[m["l"]],
-                m["B"] + src.at[m["l"]],
-                m["t"],
-                m["bstart"],
-                m["bcls"],
-                m["bptr"],
-                m["ps"],
-                d,
-                m["op"],
-                m["op_ptr"],
-                m["idx"],
-                m["idxM"],
-                m["sgn"],
-                m["w"],
-                m["rem"],
-                M,
-                S,
-                absv,
-                L,
-                bound,
-            )
-        for l, A, B, e in self.skips:
-            np.add.at(bound, A + tgt.at[l], e * absv[B + src.at[l]])
-        for l in range(len(tgt.levels) - 1):
-            v_ = tgt.levels[l]
-            l2l(
-                v_["first"],
-                v_["count"],
-                tgt.levels[l + 1]["coord"],
-                tgt.at[l],
-                tgt.at[l + 1],
-                self.halves,
-                d,
-                pm,
-                L,
-                bound,
-            )
-        out = np.zeros(len(tgt.y))
-        l2p(tgt.y, tgt.leaf_start, tgt.leaf_stop, tgt.leaf_cell, tgt.leaf_level, tgt.leaf_coord, pm, L, out)
-        near_mass = np.zeros(len(tgt.leaf_start))
-        p2p(
-            stage_address(self.term.profile.name, np.float64),
-            self.program,
-            self.tgt_xyz,
-            self.src_xyz,
-            vs,
-            tgt.leaf_start,
-            tgt.leaf_stop,
-            self.near_ptr,
-            self.near_s,
-            self.near_e,
-            out,
-            near_mass,
-        )
-        near = self.roundings.near_error(self.term.profile, self.term.parameter, self.near_additions)
-        per_leaf = (bound[tgt.leaf_cell] + near * near_mass) * (1 + 1e-9)
-        result, rows = np.empty(len(out)), np.empty(len(out))
-        result[tgt.order] = out
-        rows[tgt.order] = np.repeat(per_leaf, tgt.leaf_stop - tgt.leaf_start)
-        return result, rows
+    def ranges(self, count: int) -> list[tuple[int, int]]:
+        """Cut the target leaves into at most `count` ranges of neighbours with about equal work."""
+        leaves = self.targets.leaves
+        points = (leaves.stop - leaves.start).astype(np.float64)
+        work = points * (self._near_sources * _ENTRY_WORK + self.order**self.d)
+        for number, translation in self.translations.items():
+            level = self.targets.levels[number]
+            first = np.searchsorted(leaves.start, level.start)
+            share = translation.work / np.maximum(np.searchsorted(leaves.start, level.stop) - first, 1)
+            # Cells of a level lie apart from each other where leaves of higher levels are between them.
+            steps = np.zeros(len(leaves) + 1)
+            np.add.at(steps, first, share)
+            np.add.at(steps, np.searchsorted(leaves.start, level.stop), -share)
+            work += np.cumsum(steps)[:-1]
+        return _cut(work, count)
+
+    def source_ranges(self, count: int) -> list[tuple[int, int]]:
+        """Cut the source leaves into at most `count` ranges of neighbours with about equal numbers of points."""
+        leaves = self.sources.leaves
+        return _cut((leaves.stop - leaves.start).astype(np.float64), count)
+
+
+def _cut(work: FloatArray, count: int) -> list[tuple[int, int]]:
+    if not len(work):
+        return []
+    sums = np.cumsum(work + 1e-3 * work.mean() + 1e-300)
+    ends = np.searchsorted(sums, sums[-1] * (np.arange(1, count) / count)) + 1
+    places = np.unique(np.concatenate([[0], np.minimum(ends, len(work)), [len(work)]]))
+    return [(int(first), int(last)) for first, last in itertools.pairwise(places)]
+
+
+def _padded(tables: Any) -> FloatArray:
+    """Tables (k, a, b), rows in whole vectors, flat."""
+    values = np.asarray(tables, np.float64)
+    width = -(-values.shape[2] // LANES) * LANES
+    out = np.zeros((*values.shape[:2], width))
+    out[:, :, : values.shape[2]] = values
+    return out.ravel()
+
+
+# ------------------------------------------------------------------------------------------------------------ the walk
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Accepted pairs: cells a of the targets, b of the sources, and which of the `kinds` each is."""
+
+    a: NDArray[np.int32]
+    b: NDArray[np.int32]
+    kind: NDArray[np.int16]
+    kinds: list[tuple[tuple[int, ...], tuple[tuple[int, ...], tuple[bool, ...]]]]
+
+
+@dataclass(frozen=True)
+class _Near:
+    level: int
+    start: NDArray[np.int32]
+    stop: NDArray[np.int32]
+    source_start: NDArray[np.int32]
+    source_stop: NDArray[np.int32]
+
+
+class _Walk:
+    """The walk down both trees at once, level by level, over the pairs of cells that are not accepted yet."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.classes: dict[tuple[int, tuple[int, ...]], Expansion] = {}
+
+    def run(self) -> tuple[dict[int, _Pairs], list[_Near]]:
+        """Return the accepted pairs by level, and the pairs of which one is a leaf."""
+        plan = self.plan
+        far: dict[int, _Pairs] = {}
+        near: list[_Near] = []
+        a = b = np.zeros(1, np.int32)
+        levels = min(len(plan.targets.levels), len(plan.sources.levels))
+        for number in range(levels):
+            target, source = plan.targets.levels[number], plan.sources.levels[number]
+            key, radius = _offsets(a, b, target.coord, source.coord)
+            present = np.flatnonzero(np.bincount(key, minlength=(2 * radius + 1) ** plan.d))
+            tolerances = self._tolerances(number, a, b, key, radius)
+            outcome = np.full((2 * radius + 1) ** plan.d, -2, np.int16)
+            kinds: list[Any] = []
+            for value in present:
+                offset = tuple(int(part) - radius for part in np.unravel_index(value, (2 * radius + 1,) * plan.d))
+                canon = tuple(sorted((abs(part) for part in offset), reverse=True))
+                expansion = self._expansion(number, canon, tolerances[canon[0] >= 2])
+                if expansion.order == 0 and expansion.nearest > plan.term.profile.support * (1.0 + 1e-6):
+                    outcome[value] = -1
+                elif expansion.order >= 0:
+                    order = tuple(sorted(range(plan.d), key=lambda axis: -abs(offset[axis])))
+                    outcome[value] = len(kinds)
+                    kinds.append((canon, (order, tuple(part < 0 for part in offset))))
+            result = outcome[key]
+            chosen = result >= 0
+            if chosen.any():
+                far[number] = _Pairs(a[chosen], b[chosen], result[chosen], kinds)
+            rest = result == -2
+            a, b = a[rest], b[rest]
+            stops = (target.children[a] == 0) | (source.children[b] == 0) | (number == levels - 1)
+            if stops.any():
+                x, y = a[stops], b[stops]
+                near.append(_Near(number, target.start[x], target.stop[x], source.start[y], source.stop[y]))
+            a, b = a[~stops], b[~stops]
+            if not len(a):
+                break
+            a, b = _children(a, b, target.child, target.children, source.child, source.children)
+        return far, near
+
+    def _tolerances(
+        self, number: int, a: NDArray[np.int32], b: NDArray[np.int32], key: NDArray[np.int32], radius: int
+    ) -> tuple[float, float]:
+        """Errors of pairs of a level, adjacent and apart, for a unit of weights: the larger, the less these can be."""
+        target, source = self.plan.targets.levels[number], self.plan.sources.levels[number]
+        weights = _most_weights(a, b, key, radius, self.plan.d, source.start, source.stop, len(target))
+        # The deepest levels have nearly all pairs and get nearly all of the tolerance.
+        allowed = 0.25 * self.plan.tolerance * self.plan.sources.n_points
+        return allowed / max(int(weights[0]), 1), allowed / max(int(weights[1]), 1)
+
+    def _expansion(self, number: int, canon: tuple[int, ...], tolerance: float) -> Expansion:
+        key = number, canon
+        if key not in self.classes:
+            side = self.plan.scale * 0.5**number
+            # Its products are exact: BLAS is as good as any other.
+            with single_threaded_blas():
+                self.classes[key] = Expansion(self.plan.term.profile, self.plan.term.parameter, side, canon, tolerance)
+        return self.classes[key]
+
+
+@cached_njit(nogil=True)
+def _offsets(a, b, target, source):  # type: ignore[no-untyped-def]
+    """Offsets of pairs of cells as one number each, and the largest part of any offset."""
+    d, radius = target.shape[1], 0
+    for i in range(a.shape[0]):
+        for f in range(d):
+            radius = max(radius, abs(target[a[i], f] - source[b[i], f]))
+    key = np.empty(a.shape[0], np.int32)
+    for i in range(a.shape[0]):
+        value = 0
+        for f in range(d):
+            value = value * (2 * radius + 1) + target[a[i], f] - source[b[i], f] + radius
+        key[i] = value
+    return key, radius
+
+
+@cached_njit(nogil=True)
+def _most_weights(a, b, key, radius, d, start, stop, cells):  # type: ignore[no-untyped-def]
+    """Most points of the sources of one target: of all, and of those that lie a cell or more apart."""
+    total = np.zeros((cells, 2), np.int64)
+    for i in range(a.shape[0]):
+        rest, apart = key[i], 0
+        for _ in range(d):
+            apart = max(apart, abs(rest % (2 * radius + 1) - radius))
+            rest //= 2 * radius + 1
+        points = stop[b[i]] - start[b[i]]
+        total[a[i], 0] += points
+        if apart >= 2:
+            total[a[i], 1] += points
+    most = np.zeros(2, np.int64)
+    for c in range(cells):
+        most[0], most[1] = max(most[0], total[c, 0]), max(most[1], total[c, 1])
+    return most
+
+
+@cached_njit(nogil=True)
+def _children(a, b, child_a, children_a, child_b, children_b):  # type: ignore[no-untyped-def]
+    """All pairs of children of pairs of cells."""
+    count = 0
+    for i in range(a.shape[0]):
+        count += children_a[a[i]] * children_b[b[i]]
+    x, y = np.empty(count, np.int32), np.empty(count, np.int32)
+    k = 0
+    for i in range(a.shape[0]):
+        for u in range(children_a[a[i]]):
+            for v in range(children_b[b[i]]):
+                x[k], y[k] = child_a[a[i]] + u, child_b[b[i]] + v
+                k += 1
+    return x, y
+
+
+@cached_njit(nogil=True)
+def _by_target(a, b, key, cells):  # type: ignore[no-untyped-def]
+    """Sort pairs by target, in their order: where each target's begin, their sources and keys."""
+    starts = np.zeros(cells + 1, np.int64)
+    for i in range(a.shape[0]):
+        starts[a[i] + 1] += 1
+    for c in range(cells):
+        starts[c + 1] += starts[c]
+    place = starts[:-1].copy()
+    sources, keys = np.empty(a.shape[0], np.int32), np.empty(a.shape[0], np.int16)
+    for i in range(a.shape[0]):
+        at = place[a[i]]
+        sources[at], keys[at] = b[i], key[i]
+        place[a[i]] += 1
+    return starts, sources, keys
+
+
+@cached_njit(nogil=True)
+def _near_lists(start, stop, source_start, source_stop, leaf_start):  # type: ignore[no-untyped-def]
+    """Of pairs of ranges, the second ones for each leaf that the first covers, sorted, and joined where they touch."""
+    n = leaf_start.shape[0]
+    count = np.zeros(n + 1, np.int64)
+    first, last = np.searchsorted(leaf_start, start), np.searchsorted(leaf_start, stop)
+    for i in range(start.shape[0]):
+        for k in range(first[i], last[i]):
+            count[k + 1] += 1
+    for k in range(n):
+        count[k + 1] += count[k]
+    place = count[:-1].copy()
+    begin, end = np.empty(count[n], np.int32), np.empty(count[n], np.int32)
+    for i in range(start.shape[0]):
+        for k in range(first[i], last[i]):
+            # Kept sorted: lists are short.
+            j = place[k]
+            while j > count[k] and begin[j - 1] > source_start[i]:
+                begin[j], end[j] = begin[j - 1], end[j - 1]
+                j -= 1
+            begin[j], end[j] = source_start[i], source_stop[i]
+            place[k] += 1
+    near = np.zeros(n + 1, np.int64)
+    used = 0
+    for k in range(n):
+        base = used
+        for j in range(count[k], count[k + 1]):
+            if used > base and end[used - 1] == begin[j]:
+                end[used - 1] = end[j]
+            else:
+                begin[used], end[used] = begin[j], end[j]
+                used += 1
+        near[k + 1] = used
+    return near, begin[:used].copy(), end[:used].copy()

@@ -1,183 +1,396 @@
-# ruff: noqa
-"""Compiled sweeps of a product by cells: moments up, translations across, expansions down, and entries of near cells."""
+"""Compiled sweeps of a product by cells: moments up, translations across, expansions down, and entries of near cells.
+
+Each function works on a range of cells or leaves, releases the GIL and writes to the places of that range alone. The
+order of every sum depends on the plan and not on the range, so results have the same bits however cells are cut into
+ranges. All arithmetic is of fused multiply-adds over one inner index (`dkgp.kernels.small_products`).
+
+Coefficients of a cell lie one weight column after the other: (cells * columns, p^d), flat.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
 
+from dkgp.kernels.small_products import LANES, add_product
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.tiles.loops import call_entry_stage
-from dkgp.kernels.vector_math import FAST_MATH, prefer_full_vectors
+from dkgp.kernels.vector_math import FAST_MATH, fma, prefer_full_vectors
 
-
-@njit(nogil=True, forceinline=True)
-def _cheb_rows(y, start, stop, level, coord, l, p, T):
-    scale, shift = 2.0 ** (level + 1), 2.0 * coord + 1.0
-    for i in range(stop - start):
-        x = y[start + i, l] * scale - shift
-        a, b = 1.0, x
-        T[0, i] = 1.0
-        for k in range(1, p):
-            T[k, i] = b
-            a, b = b, 2.0 * x * b - a
+# Points that are taken together, rows of a translation, target cells whose pairs are sorted by class together, and
+# sources and targets whose entries are evaluated together.
+CHUNK, ROWS, BLOCK, RUN, TARGETS = 128, 64, 128, 16, 256
+# Rows of the gathered coefficients lie apart by this: a power of two would meet the same places of the cache.
+_APART = ROWS + LANES
 
 
 @cached_njit(nogil=True)
-def p2m(y, v, leaf_start, leaf_stop, leaf_cell, leaf_level, leaf_coord, p, M, absv):
-    d = y.shape[1]
-    for k in range(leaf_start.shape[0]):
-        s, e, c = leaf_start[k], leaf_stop[k], leaf_cell[k]
-        m = e - s
-        Tx, Ty = np.empty((p, m)), np.empty((p, m))
-        _cheb_rows(y, s, e, leaf_level[k], leaf_coord[k, 0], 0, p, Tx)
-        _cheb_rows(y, s, e, leaf_level[k], leaf_coord[k, 1], 1, p, Ty)
-        total = 0.0
-        for i in range(m):
-            total += abs(v[s + i])
-            for a in range(p):
-                Tx[a, i] *= v[s + i]
-        absv[c] = total
-        if d == 2:
-            M[c] = np.dot(Tx, Ty.T).reshape(p * p)
-        else:
-            Tz, YZ = np.empty((p, m)), np.empty((p * p, m))
-            _cheb_rows(y, s, e, leaf_level[k], leaf_coord[k, 2], 2, p, Tz)
-            for a in range(p):
-                for b in range(p):
-                    for i in range(m):
-                        YZ[a * p + b, i] = Ty[a, i] * Tz[b, i]
-            M[c] = np.dot(Tx, YZ.T).reshape(p * p * p)
-
-
-@cached_njit(nogil=True)
-def m2m(first, count, coord, at, at_child, halves, d, p, M, absv):
-    for c in range(first.shape[0]):
-        for u in range(count[c]):
-            ch = first[c] + u
-            B0, B1 = halves[coord[ch, 0] & 1], halves[coord[ch, 1] & 1]
-            if d == 2:
-                m = M[at_child + ch].copy().reshape(p, p)
-                M[at + c] += np.dot(np.dot(B0, m), B1.T).copy().reshape(p * p)
-            else:
-                B2 = halves[coord[ch, 2] & 1]
-                m = np.dot(B0, M[at_child + ch].copy().reshape(p, p * p)).copy()
-                for a in range(p):
-                    r = np.dot(np.dot(B1, m[a].copy().reshape(p, p)), B2.T)
-                    M[at + c, a * p * p : (a + 1) * p * p] += r.copy().reshape(p * p)
-            absv[at + c] += absv[at_child + ch]
-
-
-@cached_njit(nogil=True)
-def l2l(first, count, coord, at, at_child, halves, d, p, L, bound):
-    for c in range(first.shape[0]):
-        for u in range(count[c]):
-            ch = first[c] + u
-            B0, B1 = halves[coord[ch, 0] & 1], halves[coord[ch, 1] & 1]
-            if d == 2:
-                m = L[at + c].copy().reshape(p, p)
-                L[at_child + ch] += np.dot(np.dot(B0.T, m), B1).copy().reshape(p * p)
-            else:
-                B2 = halves[coord[ch, 2] & 1]
-                m = np.dot(B0.T, L[at + c].copy().reshape(p, p * p)).copy()
-                for a in range(p):
-                    r = np.dot(np.dot(B1.T, m[a].copy().reshape(p, p)), B2)
-                    L[at_child + ch, a * p * p : (a + 1) * p * p] += r.copy().reshape(p * p)
-            bound[at_child + ch] += bound[at + c]
-
-
-@cached_njit(nogil=True)
-def l2p(y, leaf_start, leaf_stop, leaf_cell, leaf_level, leaf_coord, p, L, out):
-    d = y.shape[1]
-    for k in range(leaf_start.shape[0]):
-        s, e, c = leaf_start[k], leaf_stop[k], leaf_cell[k]
-        m = e - s
-        Tx, Ty = np.empty((p, m)), np.empty((p, m))
-        _cheb_rows(y, s, e, leaf_level[k], leaf_coord[k, 0], 0, p, Tx)
-        _cheb_rows(y, s, e, leaf_level[k], leaf_coord[k, 1], 1, p, Ty)
-        if d == 2:
-            R = np.dot(L[c].copy().reshape(p, p), Ty)
-        else:
-            Tz, YZ = np.empty((p, m)), np.empty((p * p, m))
-            _cheb_rows(y, s, e, leaf_level[k], leaf_coord[k, 2], 2, p, Tz)
-            for a in range(p):
-                for b in range(p):
-                    for i in range(m):
-                        YZ[a * p + b, i] = Ty[a, i] * Tz[b, i]
-            R = np.dot(L[c].copy().reshape(p, p * p), YZ)
-        for a in range(p):
-            for i in range(m):
-                out[s + i] += Tx[a, i] * R[a, i]
-
-
-@cached_njit(nogil=True)
-def shell_sums(M, shell, p):
-    out = np.zeros((M.shape[0], p))
-    for c in range(M.shape[0]):
-        for k in range(M.shape[1]):
-            out[c, shell[k]] += abs(M[c, k])
+def column_sums(V):  # type: ignore[no-untyped-def]
+    """Sums of the columns of V and of their magnitudes, (2, t), each to a rounding: sums keep their remainders."""
+    out = np.zeros((2, V.shape[1]))
+    for j in range(V.shape[1]):
+        for k in range(2):
+            total, remainder = 0.0, 0.0
+            for i in range(V.shape[0]):
+                value = abs(V[i, j]) if k else V[i, j]
+                summed = total + value
+                part = summed - total
+                remainder += (total - (summed - part)) + (value - part)
+                total = summed
+            out[k, j] = total + remainder
     return out
 
 
+@njit(nogil=True, forceinline=True)
+def whole_vectors(count):  # type: ignore[no-untyped-def]
+    """Return the count, rounded up to whole vectors."""
+    return -(-count // LANES) * LANES
+
+
+@njit(nogil=True, forceinline=True)
+def _chebyshev(y, feature, start, count, scale, shift, p, T, at, apart):  # type: ignore[no-untyped-def]
+    """T[at + k apart + i] = T_k(scale y - shift), k < p, for `count` points from `start`."""
+    for i in range(count):
+        T[at + i] = 1.0
+    if p > 1:
+        for i in range(count):
+            T[at + apart + i] = y[feature, start + i] * scale - shift
+    for k in range(2, p):
+        here = at + k * apart
+        for i in range(count):
+            x = T[at + apart + i]
+            T[here + i] = fma(x + x, T[here - apart + i], -T[here - apart - apart + i])
+
+
 @cached_njit(nogil=True)
-def m2l(A, B, tr, bstart, bcls, bptr, ps, d, op, op_ptr, idx, idxM, sgn, w, rem, M, S, absv, L, bound):
-    for blk in range(bptr.shape[0] - 1):
-        for b in range(bptr[blk], bptr[blk + 1]):
-            c = bcls[b]
-            q = ps[c] ** d
-            s, e = bstart[b], bstart[b + 1]
-            X = np.empty((e - s, q))
-            for r in range(s, e):
-                row, t = M[B[r]], tr[r]
-                for k in range(q):
-                    X[r - s, k] = sgn[t, c, k] * row[idxM[t, c, k]]
-            Y = np.dot(X, op[op_ptr[c] : op_ptr[c + 1]].reshape(q, q))
-            for r in range(s, e):
-                t, a = tr[r], A[r]
-                for k in range(q):
-                    L[a, idx[t, c, k]] += sgn[t, c, k] * Y[r - s, k]
-                x = rem[c] * absv[B[r]]
-                for k in range(S.shape[1]):
-                    x += w[c, k] * S[B[r], k]
-                bound[a] += x
+def leaf_moments(  # type: ignore[no-untyped-def]
+    first, last, y, v, leaf_start, leaf_stop, leaf_cell, leaf_level, leaf_coord, p, M, mass
+):
+    """Moments sum_j v_j T_b(u_j) of leaves from `first` up to `last`, and sums of |v_j|: `mass` (cells, columns)."""
+    prefer_full_vectors()
+    d, t = y.shape[0], v.shape[1]
+    inner, outer = p if d < 3 else p * p, p if d > 1 else 1
+    width = whole_vectors(inner)
+    T = np.empty(d * p * CHUNK)
+    weighted, columns = np.empty(t * outer * CHUNK), np.zeros(CHUNK * width)
+    C = np.empty(t * outer * width)
+    for k in range(first, last):
+        cell, scale = leaf_cell[k], 2.0 ** (leaf_level[k] + 1)
+        at = cell * t * outer * inner
+        for j in range(t):
+            mass[cell, j] = 0.0
+        for m in range(t * outer * inner):
+            M[at + m] = 0.0
+        for start in range(leaf_start[k], leaf_stop[k], CHUNK):
+            count = min(CHUNK, leaf_stop[k] - start)
+            for f in range(d):
+                _chebyshev(y, f, start, count, scale, 2.0 * leaf_coord[k, f] + 1.0, p, T, f * p * CHUNK, CHUNK)
+            if d < 3:
+                for b in range(p):
+                    for i in range(count):
+                        columns[i * width + b] = T[((d - 1) * p + b) * CHUNK + i]
+            else:
+                for i in range(count):
+                    for b in range(p):
+                        for c in range(p):
+                            columns[i * width + b * p + c] = T[(p + b) * CHUNK + i] * T[(2 * p + c) * CHUNK + i]
+            for j in range(t):
+                for i in range(count):
+                    mass[cell, j] += abs(v[start + i, j])
+                for a in range(outer):
+                    for i in range(count):
+                        factor = v[start + i, j]
+                        weighted[(j * outer + a) * CHUNK + i] = factor * T[a * CHUNK + i] if d > 1 else factor
+            add_product(C, 0, width, t * outer, width, weighted, 0, 1, CHUNK, columns, 0, width, count, 1)
+            for r in range(t * outer):
+                for m in range(inner):
+                    M[at + r * inner + m] += C[r * width + m]
 
 
-RUN = 16
+@cached_njit(nogil=True)
+def _shift(values, at, table, sides, p, d, first, second, out):  # type: ignore[no-untyped-def]
+    """Map coefficients by one p-by-p table a feature to `out`, whose rows lie whole vectors apart."""
+    width = whole_vectors(p)
+    size = p * width
+    if d == 1:
+        add_product(out, 0, width, 1, width, values, at, 1, p, table, sides[0] * size, width, p, 1)
+    elif d == 2:
+        add_product(first, 0, width, p, width, table, sides[0] * size, width, 1, values, at, p, p, 1)
+        add_product(out, 0, width, p, width, first, 0, 1, width, table, sides[1] * size, width, p, 1)
+    else:
+        wide = whole_vectors(p * p)
+        add_product(first, 0, wide, p, wide, table, sides[0] * size, width, 1, values, at, p * p, p, 1)
+        for a in range(p):
+            add_product(
+                second, a * size, width, p, width, table, sides[1] * size, width, 1, first, a * wide, p, p, 1
+            )  # fmt: skip
+        add_product(out, 0, width, p * p, width, second, 0, 1, width, table, sides[2] * size, width, p, 1)
+
+
+@cached_njit(nogil=True)
+def merge_moments(first, last, child, children, coord, at, below, up, d, p, t, M, mass):  # type: ignore[no-untyped-def]
+    """Moments of a level's cells from `first` up to `last` from those of their children; leaves have none.
+
+    `at` and `below` are the numbers of the first cells of the level and of the next one, whose coordinates are `coord`.
+    """
+    width = whole_vectors(p)
+    rows = p ** (d - 1)
+    size = rows * p
+    one, two, out = np.zeros(rows * width + size + 64), np.zeros(rows * width + LANES), np.zeros(rows * width)
+    sides = np.zeros(3, np.int64)
+    for c in range(first, last):
+        if children[c] == 0:
+            continue
+        for j in range(t):
+            total, base = 0.0, ((at + c) * t + j) * size
+            for m in range(size):
+                M[base + m] = 0.0
+            for k in range(children[c]):
+                here = child[c] + k
+                for f in range(d):
+                    sides[f] = coord[here, f] & 1
+                _shift(M, ((below + here) * t + j) * size, up, sides, p, d, one, two, out)
+                total += mass[below + here, j]
+                for r in range(rows):
+                    for b in range(p):
+                        M[base + r * p + b] += out[r * width + b]
+            mass[at + c, j] = total
+
+
+@cached_njit(nogil=True)
+def shell_sums(first, last, M, shell, shells, out):  # type: ignore[no-untyped-def]
+    """Sums of the magnitudes of moments with the same `shell`, of rows from `first` up to `last`."""
+    size = shell.shape[0]
+    for row in range(first, last):
+        for k in range(shells):
+            out[row, k] = 0.0
+        for m in range(size):
+            out[row, shell[m]] += abs(M[row * size + m])
+
+
+@cached_njit(nogil=True)
+def split_expansions(  # type: ignore[no-untyped-def]
+    first, last, child, children, coord, above, below, stop, down, d, p, t, L, bound, L_below, bound_below
+):
+    """Add the expansions of a level's cells, from `first` up to `last`, to their children's, `below` up to `stop`.
+
+    Rows of `L` begin with the cell `above`, those of `L_below` with the child `below`.
+    """
+    width = whole_vectors(p)
+    rows = p ** (d - 1)
+    count = rows * p
+    one, two, out = np.zeros(rows * width + count + 64), np.zeros(rows * width + LANES), np.zeros(rows * width)
+    sides = np.zeros(3, np.int64)
+    for c in range(first, last):
+        for k in range(children[c]):
+            here = child[c] + k
+            if here < below or here >= stop:
+                continue
+            for f in range(d):
+                sides[f] = coord[here, f] & 1
+            for j in range(t):
+                row, to = (c - above) * t + j, (here - below) * t + j
+                _shift(L, row * count, down, sides, p, d, one, two, out)
+                for r in range(rows):
+                    for b in range(p):
+                        L_below[to * count + r * p + b] += out[r * width + b]
+                bound_below[to] += bound[row]
+
+
+@cached_njit(nogil=True)
+def translate(  # type: ignore[no-untyped-def]
+    first, last, pairs, sources, keys, transforms, counts, operators, operators_at, places, source_places, signs,
+    weights, remainder, M, S, mass, at, t, full, source_full, L, bound,
+):  # fmt: skip
+    """Add to the expansions of cells from `first` up to `last` those of the moments of their accepted source cells.
+
+    Pairs of target cell c lie from `pairs[c]` up to `pairs[c + 1]`: the `sources`' numbers within their level, and
+    `keys`, class * `transforms` + transform. Class c keeps `counts[c]` coefficients (none: the pair is left out). Of
+    each transform and class, these lie at `places` of `full` ones of a target, and at `source_places` of `source_full`
+    ones of a source, with `signs`. `operators` are (count, whole vectors), from `operators_at[c]` on. `weights`
+    (classes, shells) times the shell sums `S` and `remainder` times the `mass` bound a pair's error. Rows of L and
+    bound begin with `first`.
+    """
+    prefer_full_vectors()
+    classes, shells = weights.shape
+    most = 0
+    for block in range(first, last, BLOCK):
+        most = max(most, pairs[min(block + BLOCK, last)] - pairs[block])
+    place = np.zeros(classes * transforms + 1, np.int64)
+    targets, wanted = np.empty(most, np.int64), np.empty(most, np.int64)
+    largest = 0
+    for c in range(classes):
+        largest = max(largest, counts[c])
+    X, Y = np.empty(largest * _APART), np.empty(ROWS * whole_vectors(largest))
+    shape, from_row, to_row = np.empty(ROWS, np.int64), np.empty(ROWS, np.int64), np.empty(ROWS, np.int64)
+    for block in range(first, last, BLOCK):
+        stop = min(block + BLOCK, last)
+        # Sort the block's pairs by key; those of a target keep their order.
+        place[:] = 0
+        for i in range(pairs[block], pairs[stop]):
+            place[keys[i] + 1] += 1
+        for k in range(1, classes * transforms + 1):
+            place[k] += place[k - 1]
+        for c in range(block, stop):
+            for i in range(pairs[c], pairs[c + 1]):
+                to = place[keys[i]]
+                targets[to], wanted[to] = c, sources[i]
+                place[keys[i]] += 1
+        # Now each key's place is the end of its pairs.
+        begin = 0
+        for c in range(classes):
+            end = place[(c + 1) * transforms - 1]
+            if end == begin:
+                continue
+            for i in range(begin, end):
+                for j in range(t):
+                    row, source = (targets[i] - first) * t + j, at + wanted[i]
+                    error = remainder[c] * mass[source, j]
+                    for k in range(shells):
+                        error = fma(weights[c, k], S[source * t + j, k], error)
+                    bound[row] += error
+            q = counts[c]
+            if q == 0:
+                begin = end
+                continue
+            width = whole_vectors(q)
+            rows, transform = (end - begin) * t, 0
+            for chunk in range(0, rows, ROWS):
+                count = min(ROWS, rows - chunk)
+                for s in range(count):
+                    i, j = begin + (chunk + s) // t, (chunk + s) % t
+                    while place[c * transforms + transform] <= i:
+                        transform += 1
+                    shape[s] = transform
+                    from_row[s] = ((at + wanted[i]) * t + j) * source_full
+                    to_row[s] = ((targets[i] - first) * t + j) * full
+                r = 0
+                while r < count:
+                    until = r + 1
+                    while until < count and shape[until] == shape[r]:
+                        until += 1
+                    for k in range(q):
+                        spot, sign = source_places[shape[r], c, k], signs[shape[r], c, k]
+                        for s in range(r, until):
+                            X[k * _APART + s] = sign * M[from_row[s] + spot]
+                    r = until
+                add_product(Y, 0, width, count, width, X, 0, _APART, 1, operators, operators_at[c], width, q, 1)
+                for s in range(count):
+                    to, spots, row_signs = to_row[s], places[shape[s], c], signs[shape[s], c]
+                    for k in range(q):
+                        L[to + spots[k]] += row_signs[k] * Y[s * width + k]
+            begin = end
+
+
+@cached_njit(nogil=True)
+def evaluate_leaves(  # type: ignore[no-untyped-def]
+    leaves, y, leaf_start, leaf_stop, leaf_cell, leaf_level, leaf_coord, cell, p, t, L, bound, start, out, bounds,
+    first,
+):  # fmt: skip
+    """Put the values of expansions at the points of some leaves to `out` (columns, points from `start` on).
+
+    Rows of L and bound begin with the `cell`; those of `bounds` (leaves, columns) with leaf `first`.
+    """
+    prefer_full_vectors()
+    d = y.shape[0]
+    inner, outer = p if d < 3 else p * p, p if d > 1 else 1
+    T = np.zeros(d * p * CHUNK)
+    columns = np.zeros((p * p if d == 3 else 0) * CHUNK)
+    R = np.zeros(t * outer * CHUNK)
+    for k in leaves:
+        local = leaf_cell[k] - cell
+        for j in range(t):
+            bounds[k - first, j] = bound[local * t + j]
+        for begin in range(leaf_start[k], leaf_stop[k], CHUNK):
+            count = min(CHUNK, leaf_stop[k] - begin)
+            scale = 2.0 ** (leaf_level[k] + 1)
+            for f in range(d):
+                _chebyshev(y, f, begin, count, scale, 2.0 * leaf_coord[k, f] + 1.0, p, T, f * p * CHUNK, CHUNK)
+            at = local * t * outer * inner
+            if d == 3:
+                for b in range(p):
+                    for c in range(p):
+                        for i in range(count):
+                            columns[(b * p + c) * CHUNK + i] = T[(p + b) * CHUNK + i] * T[(2 * p + c) * CHUNK + i]
+                add_product(R, 0, CHUNK, t * p, count, L, at, 1, inner, columns, 0, CHUNK, inner, 1)
+            else:
+                add_product(R, 0, CHUNK, t * outer, count, L, at, 1, inner, T, (d - 1) * p * CHUNK, CHUNK, inner, 1)
+            for j in range(t):
+                for i in range(count):
+                    out[j, begin - start + i] = R[j * outer * CHUNK + i]
+                for a in range(1, outer):
+                    for i in range(count):
+                        place = begin - start + i
+                        out[j, place] = fma(T[a * CHUNK + i], R[(j * outer + a) * CHUNK + i], out[j, place])
 
 
 @cached_njit(nogil=True, fastmath=FAST_MATH)
-def p2p(stage, program, txyz, sxyz, v, leaf_start, leaf_stop, ptr, ss, se, out, near_mass):
+def add_near(  # type: ignore[no-untyped-def]
+    first,
+    last,
+    stage,
+    program,
+    scaled,
+    targets,
+    v,
+    leaf_start,
+    leaf_stop,
+    near,
+    near_start,
+    near_stop,
+    start,
+    out,
+    mass,
+):
+    """Add to `out` (columns, points from `start` on) the entries of leaves from `first` up to `last` with near sources.
+
+    Points of leaf k meet sources from `near_start[i]` up to `near_stop[i]`, i from `near[k]` up to `near[k + 1]`.
+    `scaled` and `targets` (d, n) are in the units of the profile, whose entries `stage` makes of negative squared
+    distances. `mass` (leaves, columns) becomes the sums of |v| over the near sources.
+    """
     prefer_full_vectors()
-    d = txyz.shape[0]
-    for k in range(leaf_start.shape[0]):
-        s0, m = leaf_start[k], leaf_stop[k] - leaf_start[k]
-        acc, part = np.zeros(m), np.zeros(m)
-        buf = np.empty((1, m * RUN))
-        mass = 0.0
-        for r in range(ptr[k], ptr[k + 1]):
-            for j0 in range(ss[r], se[r], RUN):
-                j1 = min(j0 + RUN, se[r])
-                size = m * (j1 - j0)
-                for j in range(j0, j1):
-                    base = (j - j0) * m
-                    mass += abs(v[j])
-                    x = sxyz[0, j]
-                    for i in range(m):
-                        a = txyz[0, s0 + i] - x
-                        buf[0, base + i] = -(a * a)
-                    for f in range(1, d):
-                        x = sxyz[f, j]
+    d, t = scaled.shape[0], v.shape[1]
+    entries = np.zeros((1, TARGETS * RUN + LANES))
+    part, total = np.zeros(t * TARGETS), np.zeros(t * TARGETS)
+    weights = v.reshape(v.size)
+    for k in range(first, last):
+        for j in range(t):
+            mass[k - first, j] = 0.0
+        for r in range(near[k], near[k + 1]):
+            for s in range(near_start[r], near_stop[r]):
+                for j in range(t):
+                    mass[k - first, j] += abs(v[s, j])
+        for begin in range(leaf_start[k], leaf_stop[k], TARGETS):
+            m = min(TARGETS, leaf_stop[k] - begin)
+            total[:] = 0.0
+            for r in range(near[k], near[k + 1]):
+                for s in range(near_start[r], near_stop[r], RUN):
+                    count = min(RUN, near_stop[r] - s)
+                    for c in range(count):
+                        x, base = scaled[0, s + c], c * m
                         for i in range(m):
-                            a = txyz[f, s0 + i] - x
-                            buf[0, base + i] -= a * a
-                call_entry_stage(stage, buf, 0, m * RUN, 1, size, program, 0)
-                part[:] = 0.0
-                for j in range(j0, j1):
-                    w, base = v[j], (j - j0) * m
-                    for i in range(m):
-                        part[i] += w * buf[0, base + i]
+                            gap = targets[0, begin + i] - x
+                            entries[0, base + i] = -(gap * gap)
+                        for f in range(1, d):
+                            x = scaled[f, s + c]
+                            for i in range(m):
+                                gap = targets[f, begin + i] - x
+                                entries[0, base + i] = fma(-gap, gap, entries[0, base + i])
+                    call_entry_stage(stage, entries, 0, TARGETS * RUN, 1, m * count, program, 0)
+                    if t == 1:
+                        for i in range(m):
+                            part[i] = 0.0
+                        for c in range(count):
+                            w, base = v[s + c, 0], c * m
+                            for i in range(m):
+                                part[i] = fma(w, entries[0, base + i], part[i])
+                    else:
+                        add_product(
+                            part, 0, TARGETS, t, m, weights, s * t, t, 1, entries.reshape(entries.size), 0, m, count, 1
+                        )  # fmt: skip
+                    for j in range(t):
+                        for i in range(m):
+                            total[j * TARGETS + i] += part[j * TARGETS + i]
+            for j in range(t):
                 for i in range(m):
-                    acc[i] += part[i]
-        near_mass[k] = mass
-        for i in range(m):
-            out[s0 + i] += acc[i]
+                    out[j, begin - start + i] += total[j * TARGETS + i]

@@ -83,7 +83,7 @@ def _leaf(leaf: Leaf, group: InputGroup, n_features: int) -> Terms:
             f"products by cells take kernels of one scaled distance; the part {profile.name!r} reads "
             f"{'dot products' if profile.reads == 'product' else 'rows'}"
         )
-    if profile.modulus is None:
+    if profile.modulus is None or profile.formula is None:
         raise InputError(
             f"products by cells need a bound of the kernel over complex distances; none is known of {profile.name!r}"
         )

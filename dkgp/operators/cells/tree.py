@@ -1,149 +1,209 @@
-# ruff: noqa
 """Trees of cells: points in [0, 1)^d in Morton order, cut into 2^d children a cell until few points are left."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from dkgp.kernels.tiles.code_cache import cached_njit
+from dkgp.operators.base import FloatArray
+
+# Cells of the deepest level: what coordinates a Morton code of 62 bits can hold, and the levels that are worth it.
+DEEPEST = {1: 30, 2: 30, 3: 20}
+
+
+@dataclass(frozen=True)
+class Level:
+    """Cells of one level in Morton order; a cell's children follow each other on the next level."""
+
+    start: NDArray[np.int32]  # places of a cell's points
+    stop: NDArray[np.int32]
+    coord: NDArray[np.int32]  # (cells, d)
+    child: NDArray[np.int32]  # number of the first child on the next level
+    children: NDArray[np.int8]  # none of a leaf
+
+    @property
+    def leaf(self) -> NDArray[np.bool_]:
+        """Which cells are leaves."""
+        leaves: NDArray[np.bool_] = self.children == 0
+        return leaves
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass(frozen=True)
+class Leaves:
+    """Cells without children, in the order of their points."""
+
+    start: NDArray[np.int32]
+    stop: NDArray[np.int32]
+    cell: NDArray[np.int32]  # number among the cells of its level
+    level: NDArray[np.int8]
+    coord: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+class Tree:
+    """Cells of points y (n, d) in [0, 1)^d, with at most `leaf` distinct points each, or of the deepest level.
+
+    Points that are equal are one point: row i of the points is point `place[i]` of the n_points distinct ones.
+    """
+
+    def __init__(self, y: FloatArray, leaf: int) -> None:
+        n, d = y.shape
+        bits = DEEPEST[d]
+        code = _interleave(np.ascontiguousarray(y), bits)
+        order = np.argsort(code, kind="stable")
+        code, sorted_y = code[order], y[order]
+        new = np.ones(n, bool)
+        new[1:] = (sorted_y[1:] != sorted_y[:-1]).any(axis=1)
+        self.order = order.astype(np.int32 if n < 2**31 else np.int64)
+        # Where each distinct point begins among the sorted rows; None where all are distinct.
+        self.firsts: NDArray[Any] | None = None
+        if not new.all():
+            self.firsts = np.flatnonzero(new)
+            code, sorted_y = code[self.firsts], sorted_y[self.firsts]
+        self.y = np.ascontiguousarray(sorted_y.T)
+        self.d, self.n_points = d, self.y.shape[1]
+        self.levels: list[Level] = []
+        start, stop = np.zeros(1, np.int32), np.array([self.n_points], np.int32)
+        coord = np.zeros((1, d), np.int32)
+        for level in range(bits + 1):
+            splits = (stop - start > leaf) & (level < bits)
+            below = _split(start, stop, coord, splits, code, d * (bits - level - 1) if level < bits else 0)
+            self.levels.append(Level(start, stop, coord, below[3], below[4]))
+            if not splits.any():
+                break
+            start, stop, coord = below[:3]
+        self._settle()
+
+    def cut(self, depth: int) -> None:
+        """Drop the levels below `depth`."""
+        if depth < len(self.levels) - 1:
+            last = self.levels[depth]
+            none = np.zeros(len(last), np.int8)
+            self.levels = [*self.levels[:depth], Level(last.start, last.stop, last.coord, last.child, none)]
+            self._settle()
+
+    def _settle(self) -> None:
+        counts = [len(level) for level in self.levels]
+        # Number of each level's first cell among all cells.
+        self.at = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        chosen = [np.flatnonzero(level.leaf) for level in self.levels]
+        start = np.concatenate([level.start[rows] for level, rows in zip(self.levels, chosen, strict=True)])
+        by_place = np.argsort(start, kind="stable")
+
+        def joined(parts: list[Any]) -> Any:
+            return np.concatenate(parts)[by_place]
+
+        pairs = list(zip(self.levels, chosen, strict=True))
+        self.leaves = Leaves(
+            start[by_place],
+            joined([level.stop[rows] for level, rows in pairs]),
+            joined([rows.astype(np.int32) for rows in chosen]),
+            joined([np.full(len(rows), number, np.int8) for number, rows in enumerate(chosen)]),
+            joined([level.coord[rows] for level, rows in pairs]),
+        )
+
+    @property
+    def n_cells(self) -> int:
+        """Number of cells of all levels."""
+        return int(self.at[-1])
+
+    @property
+    def most_points(self) -> int:
+        """Points of the largest leaf."""
+        return int((self.leaves.stop - self.leaves.start).max(initial=0))
+
+    @property
+    def most_equal(self) -> int:
+        """Rows of the point that most rows are equal to."""
+        return 1 if self.firsts is None else int(np.diff(self.firsts, append=len(self.order)).max())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of points, cells and leaves."""
+        arrays = [self.order, self.y, *vars(self.leaves).values()]
+        arrays += [array for level in self.levels for array in vars(level).values()]
+        arrays += [] if self.firsts is None else [self.firsts]
+        return int(sum(array.nbytes for array in arrays))
+
+    def gather(self, V: FloatArray) -> FloatArray:
+        """Return the weights of the points, in their order, from those of the rows: (n_points, t)."""
+        firsts = np.arange(len(self.order)) if self.firsts is None else self.firsts
+        return np.asarray(_gather(np.ascontiguousarray(V), self.order, firsts))
+
+    def rows_of(self, start: int, stop: int) -> tuple[NDArray[Any], NDArray[Any] | slice]:
+        """Return the rows of the points from `start` up to `stop`, and each row's place among these points."""
+        if self.firsts is None:
+            return self.order[start:stop], slice(None)
+        ends = np.append(self.firsts, len(self.order))
+        counts = np.diff(ends[start : stop + 1])
+        return self.order[ends[start] : ends[stop]], np.repeat(np.arange(stop - start), counts)
 
 
 @cached_njit(nogil=True)
-def _interleave(y, bits):
+def _gather(V, order, firsts):  # type: ignore[no-untyped-def]
+    """Sums of the rows of each point, in their order."""
+    out = np.zeros((firsts.shape[0], V.shape[1]))
+    for k in range(firsts.shape[0]):
+        for i in range(firsts[k], firsts[k + 1] if k + 1 < firsts.shape[0] else order.shape[0]):
+            for j in range(V.shape[1]):
+                out[k, j] += V[order[i], j]
+    return out
+
+
+@cached_njit(nogil=True)
+def _interleave(y, bits):  # type: ignore[no-untyped-def]
+    """Morton codes: the bits of all coordinates in turn."""
     n, d = y.shape
     code = np.zeros(n, np.int64)
-    scale = 2.0**bits
+    scale, last = 2.0**bits, (1 << bits) - 1
     for i in range(n):
         c = 0
-        for l in range(d):
-            q = min(int(y[i, l] * scale), (1 << bits) - 1)
+        for f in range(d):
+            q = min(max(int(y[i, f] * scale), 0), last)
             for b in range(bits):
-                c |= ((q >> b) & 1) << (b * d + l)
+                c |= ((q >> b) & 1) << (b * d + f)
         code[i] = c
     return code
 
 
 @cached_njit(nogil=True)
-def _split(start, stop, coord, leaf, code, shift, d):
-    """Children of the cells that are no leaves."""
-    n = start.shape[0]
-    m = 1 << d
-    cap = 0
+def _split(start, stop, coord, splits, code, shift):  # type: ignore[no-untyped-def]
+    """Children of the cells that split: their points' places and coordinates, and each cell's first and count."""
+    n, d = coord.shape
+    most = 0
     for c in range(n):
-        if not leaf[c]:
-            cap += m
-    cs, ce, cc, cp = (
-        np.empty(cap, np.int64),
-        np.empty(cap, np.int64),
-        np.empty((cap, d), np.int64),
-        np.empty(cap, np.int64),
-    )
-    first, count = np.full(n, -1, np.int64), np.zeros(n, np.int64)
+        if splits[c]:
+            most += min(1 << d, stop[c] - start[c])
+    starts, stops, coords = np.empty(most, np.int32), np.empty(most, np.int32), np.empty((most, d), np.int32)
+    first, count = np.zeros(n, np.int32), np.zeros(n, np.int8)
     k = 0
     for c in range(n):
-        if leaf[c]:
+        if not splits[c]:
             continue
         first[c] = k
         i = start[c]
         while i < stop[c]:
             key = code[i] >> shift
-            lo, hi = i, stop[c]
-            while lo < hi:
-                mid = (lo + hi) // 2
-                if (code[mid] >> shift) > key:
-                    hi = mid
+            low, high = i, stop[c]
+            while low < high:
+                middle = (low + high) // 2
+                if (code[middle] >> shift) > key:
+                    high = middle
                 else:
-                    lo = mid + 1
-            cs[k], ce[k], cp[k] = i, lo, c
-            for l in range(d):
-                cc[k, l] = 2 * coord[c, l] + ((key >> l) & 1)
+                    low = middle + 1
+            starts[k], stops[k] = i, low
+            for f in range(d):
+                coords[k, f] = 2 * coord[c, f] + ((key >> f) & 1)
             k += 1
             count[c] += 1
-            i = lo
-    return cs[:k].copy(), ce[:k].copy(), cc[:k].copy(), cp[:k].copy(), first, count
-
-
-class Tree:
-    """Cells of points y (n, d): at most `leaf` points each, or `bits` levels deep."""
-
-    def __init__(self, y, leaf, bits):
-        n, self.d = y.shape
-        code = _interleave(y, bits)
-        self.order = np.argsort(code, kind="stable")
-        code = code[self.order]
-        self.y = np.ascontiguousarray(y[self.order])
-        d = self.d
-        self.levels = []
-        start, stop, coord = np.zeros(1, np.int64), np.array([n]), np.zeros((1, d), np.int64)
-        parent = np.full(1, -1, np.int64)
-        for l in range(bits + 1):
-            is_leaf = (stop - start <= leaf) | (l == bits)
-            level = dict(start=start, stop=stop, coord=coord, leaf=is_leaf, parent=parent)
-            cs, ce, cc, cp, first, count = _split(
-                start, stop, coord, is_leaf, code, d * (bits - l - 1) if l < bits else 0, d
-            )
-            level["first"], level["count"] = first, count
-            self.levels.append(level)
-            if is_leaf.all():
-                break
-            start, stop, coord, parent = cs, ce, cc, cp
-        self.n_cells = sum(len(v["start"]) for v in self.levels)
-        offs = np.cumsum([0] + [len(v["start"]) for v in self.levels])
-        self.at = offs
-        # all leaves, by their first point
-        ls = np.concatenate([v["start"][v["leaf"]] for v in self.levels])
-        le = np.concatenate([v["stop"][v["leaf"]] for v in self.levels])
-        lc = np.concatenate([np.flatnonzero(v["leaf"]) + offs[l] for l, v in enumerate(self.levels)])
-        ll = np.concatenate([np.full(int(v["leaf"].sum()), l) for l, v in enumerate(self.levels)])
-        o = np.argsort(ls, kind="stable")
-        self.leaf_start, self.leaf_stop, self.leaf_cell, self.leaf_level = ls[o], le[o], lc[o], ll[o]
-        self.leaf_coord = np.concatenate([v["coord"][v["leaf"]] for v in self.levels])[o]
-
-
-@cached_njit(nogil=True)
-def expand_pairs(A, B, firstA, countA, firstB, countB):
-    m = 0
-    for i in range(A.shape[0]):
-        m += countA[A[i]] * countB[B[i]]
-    a, b = np.empty(m, np.int64), np.empty(m, np.int64)
-    k = 0
-    for i in range(A.shape[0]):
-        for u in range(countA[A[i]]):
-            for v in range(countB[B[i]]):
-                a[k], b[k] = firstA[A[i]] + u, firstB[B[i]] + v
-                k += 1
-    return a, b
-
-
-@cached_njit(nogil=True)
-def near_lists(a_start, a_stop, b_start, b_stop, leaf_start):
-    """Of pairs of ranges, for each leaf that the first covers, the second: CSR."""
-    n = leaf_start.shape[0]
-    count = np.zeros(n + 1, np.int64)
-    first = np.searchsorted(leaf_start, a_start)
-    last = np.searchsorted(leaf_start, a_stop)
-    for i in range(a_start.shape[0]):
-        for k in range(first[i], last[i]):
-            count[k + 1] += 1
-    ptr = np.cumsum(count)
-    at = ptr[:-1].copy()
-    s, e = np.empty(ptr[-1], np.int64), np.empty(ptr[-1], np.int64)
-    for i in range(a_start.shape[0]):
-        for k in range(first[i], last[i]):
-            s[at[k]], e[at[k]] = b_start[i], b_stop[i]
-            at[k] += 1
-    # sorted by place, and joined where one follows the other
-    new = np.zeros(n + 1, np.int64)
-    k2 = 0
-    for k in range(n):
-        o = np.argsort(s[ptr[k] : ptr[k + 1]])
-        ss, ee = s[ptr[k] : ptr[k + 1]][o], e[ptr[k] : ptr[k + 1]][o]
-        m0 = k2
-        for j in range(ss.shape[0]):
-            if k2 > m0 and e[k2 - 1] == ss[j]:
-                e[k2 - 1] = ee[j]
-            else:
-                s[k2], e[k2] = ss[j], ee[j]
-                k2 += 1
-        new[k + 1] = k2
-    return new, s[:k2].copy(), e[:k2].copy()
+            i = low
+    return starts[:k].copy(), stops[:k].copy(), coords[:k].copy(), first, count

@@ -1,11 +1,20 @@
-"""Products by cells lie within their bounds of dense sums in long double."""
+"""Products by cells lie within their bounds of dense sums in long double, and depend on nothing but their arguments."""
 
 import numpy as np
 import pytest
 
 from dkgp.errors import InputError
-from dkgp.kernels import Constant, Linear, Matern12, Matern32, Matern52, RationalQuadratic, SquaredExponential
-from dkgp.operators.cells.products import CellProducts
+from dkgp.kernels import (
+    Constant,
+    Linear,
+    Matern12,
+    Matern32,
+    Matern52,
+    Periodic,
+    RationalQuadratic,
+    SquaredExponential,
+)
+from dkgp.operators.cells.products import CellProducts, Moments, finish, join, up
 from dkgp.operators.cells.terms import terms_of
 
 LD = np.longdouble
@@ -15,67 +24,166 @@ def dense(kernel, targets, inputs, V):
     """K(targets, inputs) V in long double from the terms' definitions."""
     terms = terms_of(kernel)
     K = np.full((len(targets), len(inputs)), LD(terms.constant))
+    ln2 = np.log(LD(2))
     for term in terms.terms:
-        s = sum(
-            (LD(scale) * (targets[:, None, f].astype(LD) - inputs[None, :, f].astype(LD))) ** 2
-            for f, scale in zip(term.features, term.scale, strict=True)
-        )
-        ln2, name = np.log(LD(2)), term.profile.name
-        u = np.sqrt(s)
-        v = u * ln2
+        with np.errstate(over="ignore"):
+            s = sum(
+                (LD(scale) * (targets[:, None, f].astype(LD) - inputs[None, :, f].astype(LD))) ** 2
+                for f, scale in zip(term.features, term.scale, strict=True)
+            )
+        v = np.sqrt(s) * ln2
         values = {
             "power_of_two": lambda s=s: np.exp2(-s),
             "rational_quadratic": lambda s=s, a=term.parameter: np.exp(-LD(a) * np.log1p(s)),
-            "matern12": lambda u=u: np.exp2(-u),
-            "matern32": lambda u=u, v=v: (1 + v) * np.exp2(-u),
-            "matern52": lambda u=u, v=v: (1 + v + v * v / 3) * np.exp2(-u),
-        }[name]()
-        K += LD(term.amplitude) * values
+            "matern12": lambda v=v: np.exp(-v),
+            "matern32": lambda v=v: (1 + v) * np.exp(-v),
+            "matern52": lambda v=v: (1 + v + v * v / 3) * np.exp(-v),
+        }[term.profile.name]()
+        K += LD(term.amplitude) * np.where(np.isfinite(s), values, 0)
     return K @ V.astype(LD)
 
 
-KERNELS = [
-    lambda d: SquaredExponential.from_length_scales([0.3] * d),
-    lambda d: Matern12.from_length_scales([0.2] * d),
-    lambda d: Matern32.from_length_scales([0.1 * (1 + f) for f in range(d)]),
-    lambda d: Matern52.from_length_scales([0.2] * d),
-    lambda d: RationalQuadratic.from_length_scales([0.2] * d, alpha=0.7),
-    lambda d: (
+def check(kernel, X, V, tolerance, Z=None, leaf=None):
+    """Compare a product with the dense one; return the largest bound relative to the weights' magnitudes."""
+    products = CellProducts(terms_of(kernel), X, tolerance)
+    result, bounds = products.matmat(V) if Z is None else products.cross(Z, V)
+    error = np.abs(result - dense(kernel, X if Z is None else Z, X, V)).astype(float)
+    assert (error <= bounds).all()
+    return float((bounds / np.abs(V).sum(axis=0)).max())
+
+
+KERNELS = {
+    "se": lambda d: SquaredExponential.from_length_scales([0.3] * d),
+    "matern12": lambda d: Matern12.from_length_scales([0.2] * d),
+    "matern32": lambda d: Matern32.from_length_scales([0.1 * (1 + f) for f in range(d)]),
+    "matern52": lambda d: Matern52.from_length_scales([0.2] * d),
+    "rq": lambda d: RationalQuadratic.from_length_scales([0.2] * d, alpha=0.7),
+    "sum": lambda d: (
         2.0 * Matern32.from_length_scales([0.3] * d) + SquaredExponential.from_length_scales([0.5] * d) + Constant(0.5)
     ),
-]
+}
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
-@pytest.mark.parametrize("make", KERNELS)
-@pytest.mark.parametrize("tolerance", [1e-7])
-def test_bound_holds(rng, d, make, tolerance):
-    kernel = make(d)
-    X, V = rng.uniform(-1.0, 1.0, (600, d)), rng.standard_normal((600, 2))
-    products = CellProducts(terms_of(kernel), X, tolerance)
-    result, bounds = products.matmat(V)
-    error = np.abs(result - dense(kernel, X, X, V)).astype(float)
-    assert (error <= bounds).all()
-    one = np.abs(V).sum(axis=0)
-    assert (bounds <= 2.0 * max(tolerance, 1e-11) * one * terms_of(kernel).magnitude).all()
+@pytest.mark.parametrize("name", KERNELS)
+def test_bounds_hold_and_keep_the_tolerance(rng, d, name):
+    kernel = KERNELS[name](d)
+    X, V = rng.uniform(-1.0, 1.0, (600, d)), rng.standard_normal((600, 3))
+    tolerance = 1e-5 if d == 3 else 1e-8
+    assert check(kernel, X, V, tolerance) <= 2.0 * tolerance * terms_of(kernel).magnitude
+
+
+def test_bounds_of_close_tolerances(rng):
+    X, V = rng.uniform(-1.0, 1.0, (900, 2)), rng.standard_normal((900, 1))
+    assert check(Matern32.from_length_scales([0.5, 0.5]), X, V, 1e-13) < 2e-13
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
-def test_targets_apart(rng, d):
-    kernel = Matern32.from_length_scales([0.2] * d)
-    X, Z, v = rng.uniform(0.0, 1.0, (500, d)), rng.uniform(-0.2, 1.3, (300, d)), rng.standard_normal((500, 1))
-    result, bounds = CellProducts(terms_of(kernel), X, 1e-6).cross(Z, v)
-    assert (np.abs(result - dense(kernel, Z, X, v)).astype(float) <= bounds).all()
+def test_targets_apart_from_sources(rng, d):
+    X, Z, V = rng.uniform(0.0, 1.0, (500, d)), rng.uniform(-0.2, 1.3, (300, d)), rng.standard_normal((500, 2))
+    assert check(Matern32.from_length_scales([0.2] * d), X, V, 1e-6, Z) < 2e-6
 
 
-def test_refusals():
-    with pytest.raises(InputError, match="at most 3 features"):
+def test_each_term_looks_at_its_own_features(rng):
+    kernel = (
+        Matern12.from_length_scales([0.2, 0.4]).on((0, 3), 5)
+        + 0.5 * Matern32.from_length_scales([0.3]).on((1,), 5)
+        + SquaredExponential.from_length_scales([0.4, 0.3, 0.5]).on((2, 3, 4), 5)
+    )
+    assert sorted(term.features for term in terms_of(kernel).terms) == [(0, 3), (1,), (2, 3, 4)]
+    X, V = rng.uniform(0.0, 1.0, (400, 5)), rng.standard_normal((400, 2))
+    check(kernel, X, V, 1e-5)
+
+
+def clustered(rng, n, d):
+    return rng.standard_normal((n, d)) * 10.0 ** rng.uniform(-7.0, 0.0, (n, 1))
+
+
+INPUTS = {
+    "clusters": clustered,
+    "line": lambda rng, n, d: np.outer(rng.uniform(0.0, 1.0, n), np.ones(d)),
+    "duplicates": lambda rng, n, d: rng.integers(0, 4, (n, d)) / 3.0,
+    "equal": lambda rng, n, d: np.full((n, d), 0.7),
+    "one": lambda rng, n, d: np.full((1, d), -3.0),
+    "two": lambda rng, n, d: np.arange(2.0)[:, None] * np.ones(d),
+    "tiny": lambda rng, n, d: 1e-300 * rng.uniform(0.0, 1.0, (n, d)),
+    "huge": lambda rng, n, d: 1e300 * rng.uniform(-1.0, 1.0, (n, d)),
+    "far": lambda rng, n, d: 1e6 + rng.uniform(0.0, 1.0, (n, d)),
+}
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("name", INPUTS)
+def test_bounds_hold_for_odd_inputs(rng, name, d):
+    X = INPUTS[name](rng, 400, d)
+    V = rng.standard_normal((len(X), 2)) * 10.0 ** rng.uniform(-6.0, 6.0, (len(X), 1))
+    check(Matern12.from_length_scales([0.2] * d), X, V, 1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-6, 1e6, 1e200])
+def test_bounds_hold_for_odd_length_scales(rng, scale):
+    X, V = rng.uniform(0.0, 1.0, (400, 2)), rng.standard_normal((400, 1))
+    check(Matern32(gamma=0.5 * scale**-2 if scale > 1e-100 else 1e300, n_features=2), X, V, 1e-8)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_results_do_not_depend_on_ranges(rng, d):
+    X, V = clustered(rng, 1500, d), rng.standard_normal((1500, 2))
+    X[100:160] = X[100]
+    products = CellProducts(terms_of(Matern12.from_length_scales([0.3] * d)), X, 1e-5)
+    (plan,) = products.plans()
+    whole, bounds = products.matmat(V)
+    for count in (2, 7):
+        moments, ranges = Moments.room(plan, V), plan.source_ranges(count)
+        assert len(ranges) > 1
+        for leaves in reversed(ranges):
+            up(plan, moments, leaves)
+        join(plan, moments, ranges)
+        result, bound = products.begin(len(X), V)
+        pieces = plan.ranges(count)
+        assert len(pieces) > 1
+        for leaves in reversed(pieces):
+            products.add(plan, finish(plan, moments, leaves), result, bound)
+        assert (result == whole).all()
+        assert (bound == bounds).all()
+
+
+def test_columns_have_the_bits_that_they_have_alone(rng):
+    X, V = rng.uniform(0.0, 1.0, (700, 2)), rng.standard_normal((700, 5))
+    products = CellProducts(terms_of(Matern32.from_length_scales([0.2, 0.2])), X, 1e-6)
+    together, bounds = products.matmat(V)
+    for column in range(5):
+        alone, bound = products.matmat(V[:, [column]])
+        assert (alone[:, 0] == together[:, column]).all()
+        assert (bound[:, 0] == bounds[:, column]).all()
+
+
+def test_equal_points_are_one(rng):
+    X = np.repeat(rng.uniform(0.0, 1.0, (50, 2)), 40, axis=0)
+    products = CellProducts(terms_of(Matern12.from_length_scales([0.2, 0.2])), X, 1e-6)
+    (plan,) = products.plans()
+    assert plan.sources.n_points == 50
+    assert products.cost().near_entries <= 50 * 50
+
+
+def test_smooth_kernels_have_shallow_trees(rng):
+    X = rng.uniform(0.0, 1.0, (20_000, 2))
+    smooth, rough = (
+        CellProducts(terms_of(kernel), X, 1e-4).plans()[0]
+        for kernel in (SquaredExponential.from_length_scales([3.0] * 2), Matern12.from_length_scales([0.1] * 2))
+    )
+    assert smooth.sources.n_cells < 0.1 * rough.sources.n_cells
+    assert smooth.near_entries < rough.near_entries
+
+
+def test_refusals_say_why():
+    with pytest.raises(InputError, match="at most 3 features .* has 4"):
         terms_of(Matern32.from_length_scales([1.0] * 4))
     with pytest.raises(InputError, match="dot products"):
         terms_of(Linear(n_features=2))
-    with pytest.raises(InputError, match="is not"):
+    with pytest.raises(InputError, match="periodic"):
+        terms_of(Periodic(gamma=1.0, period=1.0, n_features=2))
+    with pytest.raises(InputError, match="'matern32' times 'matern12' is not"):
         terms_of(Matern32.from_length_scales([1.0] * 2) * Matern12.from_length_scales([1.0] * 2))
-    assert (
-        len(terms_of(SquaredExponential(gamma=1.0, n_features=2) * SquaredExponential(gamma=1.0, n_features=2)).terms)
-        == 1
-    )
+    squared = SquaredExponential(gamma=1.0, n_features=2)
+    assert len(terms_of(squared * squared).terms) == 1
