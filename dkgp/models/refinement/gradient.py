@@ -55,10 +55,10 @@ from dkgp.solvers.watch import Watch
 MOST_GROUPS = 8
 # The error of solutions is estimated by their change since their residual was at this multiple of the tolerance.
 REMEMBERED_AT = 4.0
-# Of approximate products whose differences are divided by a small step: the largest entry of a gradient that they
-# would verify, for weights of size one on average. Their actual errors are far below the proven ones (see
-# docs/experiments.md), and do not show beside the standard error.
-SLOPE_TOLERANCE = 1e-2
+# Approximate products serve without proof: the largest entry of a gradient that they would verify is this share of the
+# weights' sum, for weights as large as 1 / s2 in a solve, and of size one in differences. Actual errors are 10^4 to
+# 10^5 times smaller than proven ones (docs/experiments.md), and do not show beside the standard error.
+SOLVE_SHARE, SLOPE_SHARE = 1e-7, 1e-8
 
 
 def draw_probes(n: int, count: int, seed: int) -> FloatArray:
@@ -122,14 +122,11 @@ class GradientEstimator:
         self._rhs = np.hstack([targets, probes])
         self._groups = split_evenly(range(probes.shape[1]), MOST_GROUPS)
 
-    def operator(self, kernel: Kernel, noise_variance: float, tolerance: float | None = None) -> BlockedKernelOperator:
-        """Kbar of the samples, to be closed; `tolerance`: largest entry of a gradient, of a solve as here by default.
-
-        A residual of `tolerance` relative to standardised targets and random signs has about such entries.
-        """
+    def operator(self, kernel: Kernel, noise_variance: float) -> BlockedKernelOperator:
+        """Kbar of the samples; to be closed."""
         noise = total_noise(noise_variance, self._sample_noise, self._source.n_samples)
-        allowed = self._tolerance if tolerance is None else tolerance
-        return self._context.operator(kernel, noise, self._source, tolerance=allowed)
+        tolerance = SOLVE_SHARE * self._source.n_samples / float(np.min(noise))
+        return self._context.operator(kernel, noise, self._source, tolerance=tolerance)
 
     def __call__(
         self,
@@ -212,7 +209,7 @@ class GradientEstimator:
     ) -> tuple[FloatArray, FloatArray, int]:
         """Return what `_by_entries` does, by products with K at shifted parameters."""
         kernel, p, products = operator.kernel, self._targets.shape[1], 0
-        q = len(kernel.parameters())
+        q, tolerance = len(kernel.parameters()), SLOPE_SHARE * operator.n
         vectors = np.hstack([solutions[:, :p], before[:, :p], self._probes])
         sizes = np.maximum(np.abs(vectors).mean(axis=0), np.finfo(np.float64).tiny)
         vectors /= sizes
@@ -221,7 +218,7 @@ class GradientEstimator:
             nonlocal products
             products += 1
             noise = operator.noise
-            with self._context.operator(shifted, noise, self._source, tolerance=SLOPE_TOLERANCE) as other:
+            with self._context.operator(shifted, noise, self._source, tolerance=tolerance) as other:
                 result = other.matmat(vectors)
                 result -= other.noise_times(vectors)
             result *= sizes

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from dkgp.kernels import Kernel
-from dkgp.operators import ArrayInputs
+from dkgp.models import RunContext
+from dkgp.operators import ArrayInputs, BlockedKernelOperator
 
 FloatArray = np.ndarray
 
@@ -84,3 +86,22 @@ def dense_gradient(
 
     steps = step * np.eye(len(logs))
     return np.array([(value(logs + s) - value(logs - s)) / (2.0 * step) for s in steps])
+
+
+class ApproximateOperator(BlockedKernelOperator):
+    """Products that claim to be approximate; they evaluate every entry."""
+
+    approximate = True
+
+
+@dataclass(frozen=True)
+class ApproximateContext(RunContext):
+    """Surroundings whose operators are approximate, with errors of this size in their products."""
+
+    size: float = 0.0
+
+    def operator(self, kernel: Any, noise: Any, source: Any, *, tolerance: float | None = None) -> Any:
+        operator = ApproximateOperator(kernel, noise, source, self.executor)
+        rng, exact = np.random.default_rng(0), operator.matmat
+        operator.matmat = lambda V, precision="double": exact(V, precision) + self.size * rng.normal(size=V.shape)
+        return operator

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,9 @@ from dkgp.kernels import SquaredExponential, parse_kernel
 from dkgp.models import RunContext
 from dkgp.models.refinement.gradient import GradientEstimator, draw_probes
 from dkgp.models.tuning.marginal_likelihood import ArdSquaredExponential, LogMarginalLikelihood
-from dkgp.operators import ArrayInputs, BlockedKernelOperator
+from dkgp.operators import ArrayInputs
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
-from tests.models.refinement.refine_problems import ArrayDataset, dense_gradient, draw
+from tests.models.refinement.refine_problems import ApproximateContext, ArrayDataset, dense_gradient, draw
 
 KERNEL, NOISE = SquaredExponential((0.5, 0.3), 1.2), 0.2
 GENERAL = parse_kernel("matern32 + 0.3 * linear", 2)
@@ -147,25 +146,6 @@ def test_probes_are_signs_and_seeded() -> None:
     assert not np.array_equal(probes, draw_probes(1000, 3, 8))
     with pytest.raises(InputError, match="at least 2 probes"):
         draw_probes(10, 1, 0)
-
-
-class ApproximateOperator(BlockedKernelOperator):
-    """Products that claim to be approximate; they evaluate every entry."""
-
-    approximate = True
-
-
-@dataclass(frozen=True)
-class ApproximateContext(RunContext):
-    """Surroundings whose operators are approximate, with errors of this size in their products."""
-
-    size: float = 0.0
-
-    def operator(self, kernel: Any, noise: Any, source: Any, *, tolerance: float | None = None) -> Any:
-        operator = ApproximateOperator(kernel, noise, source, self.executor)
-        rng, exact = np.random.default_rng(0), operator.matmat
-        operator.matmat = lambda V, precision="double": exact(V, precision) + self.size * rng.normal(size=V.shape)
-        return operator
 
 
 KERNELS = {

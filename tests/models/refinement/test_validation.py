@@ -14,10 +14,18 @@ from scipy import stats
 from dkgp.cluster import LocalExecutor
 from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import SquaredExponential
-from dkgp.models.refinement.validation import ExceptRows, HeldOut, held_out_rows, held_out_samples, score_held_out
+from dkgp.models.refinement import validation
+from dkgp.models.refinement.validation import (
+    ExceptRows,
+    HeldOut,
+    held_out_rows,
+    held_out_samples,
+    score_held_out,
+    variances_given_nearest,
+)
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import FactorPreconditioning
-from tests.models.refinement.refine_problems import draw
+from tests.models.refinement.refine_problems import ApproximateOperator, draw
 
 KERNEL, NOISE = SquaredExponential((0.5, 0.3), 1.2), 0.1
 
@@ -59,6 +67,17 @@ def test_how_many_are_held_out() -> None:
 @pytest.mark.parametrize("p", [1, 2])
 @pytest.mark.parametrize("own", [False, True], ids=["one noise", "by sample"])
 def test_the_score_is_a_dense_gps(own: bool, p: int, rng: np.random.Generator) -> None:
+    score = compare_with_a_dense_gp(BlockedKernelOperator, own, p, rng)
+    # The variance reported is the upper end of an interval of at most 2 %.
+    assert score.gap_max <= 0.02
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["one noise", "by sample"])
+def test_the_score_with_approximate_products_is_a_dense_gps(own: bool, rng: np.random.Generator) -> None:
+    compare_with_a_dense_gp(ApproximateOperator, own, 2, rng)
+
+
+def compare_with_a_dense_gp(operator_type: Any, own: bool, p: int, rng: np.random.Generator) -> Any:
     data = draw(rng, KERNEL, NOISE, 500, p)
     X, y, X_new, y_new = data.X[:400], data.y[:400], data.X[400:], data.y[400:]
     noise = NOISE * 20.0 ** rng.random(500) if own else np.full(500, NOISE)
@@ -69,17 +88,40 @@ def test_the_score_is_a_dense_gps(own: bool, p: int, rng: np.random.Generator) -
     variance = 1.2 + noise[400:] - np.sum(cross * np.linalg.solve(matrix, cross), axis=0)
     losses = -stats.norm.logpdf(y_new, mean, np.sqrt(variance)[:, None])
     executor = LocalExecutor(2)
-    with BlockedKernelOperator(KERNEL, of_training, ArrayInputs(X), executor) as operator:
+    with operator_type(KERNEL, of_training, ArrayInputs(X), executor) as operator:
         how = (FactorPreconditioning(50), FactorPreconditioning(0, rank=50))
         score = score_held_out(operator, y, held_out, *how)
         with pytest.raises(InterruptedRunError):
             score_held_out(operator, y, held_out, *how, interrupted=lambda: True)
     executor.close()
-    # The variance reported is the upper end of an interval of at most 2 %.
-    assert score.gap_max <= 0.02
     assert score.nlpd == pytest.approx(losses.mean(), abs=0.01)
     np.testing.assert_allclose(score.losses, losses.mean(axis=1), atol=0.02)
     assert score.rmse == pytest.approx(np.sqrt(np.mean((y_new - mean) ** 2)), rel=1e-4)
     inside = np.abs(y_new - mean) <= 1.959963984540054 * np.sqrt(variance)[:, None]
     assert score.coverage_95 == pytest.approx(inside.mean(), abs=0.011)
     assert "losses" not in score.to_json()
+    return score
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_variances_given_the_nearest_samples_are_upper_ends(
+    threads: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validation, "NEAREST", 25)
+    n = 700
+    noise = NOISE * 20.0 ** rng.random(n)
+    X = np.round(rng.uniform(-2.0, 2.0, (n, 2)), 1)  # many at the same distance
+    points = rng.uniform(-2.0, 2.0, (9, 2))
+    executor = LocalExecutor(threads)
+    with BlockedKernelOperator(KERNEL, noise, ArrayInputs(X), executor) as operator:
+        found = variances_given_nearest(operator, points)
+    executor.close()
+    cross = KERNEL(points, X)
+    exact = 1.2 - np.sum(cross * np.linalg.solve(KERNEL(X, X) + np.diag(noise), cross.T).T, axis=1) + noise.min()
+    assert (found >= exact).all()
+    for value, covariances in zip(found, cross, strict=True):
+        nearest = np.argsort(-covariances, kind="stable")[:25]
+        matrix = KERNEL(X[nearest], X[nearest]) + np.diag(noise[nearest])
+        expected = 1.2 - covariances[nearest] @ np.linalg.solve(matrix, covariances[nearest]) + noise.min()
+        assert value == pytest.approx(expected, rel=0.05)  # rounding may choose others of equal distance
+    assert (found <= 1.5 * exact).all()
