@@ -263,7 +263,13 @@ def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
 # Public functions whose keywords are their users', and the compiled loops, which take plain arrays.
 LONG = {"ingest", "write_rbf_mixture", "write_friedman1", "dataset_from_arrays", "choose_solver_for"}
 LONG |= {"train", "update"}
-COMPILED = ("kernels/tiles/", "operators/tree/kd_tree.py", "operators/cross/candidates.py")
+COMPILED = (
+    "kernels/tiles/",
+    "kernels/small_products.py",
+    "operators/tree/kd_tree.py",
+    "operators/cells/",
+    "operators/cross/candidates.py",
+)
 
 
 def test_functions_take_few_parameters() -> None:

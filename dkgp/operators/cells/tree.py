@@ -27,7 +27,7 @@ class Level:
 
     @property
     def leaf(self) -> NDArray[np.bool_]:
-        """Which cells are leaves."""
+        """Marks of the cells that are leaves."""
         leaves: NDArray[np.bool_] = self.children == 0
         return leaves
 
