@@ -224,7 +224,7 @@ def trained_model(
         **solution.summary(),
         "kept_share": operator.kept_share,
         "kept_tiles": operator.kept,
-        **({"products": operator.products} if operator.products else {}),
+        **({"products": dict(operator.products)} if operator.products else {}),
         "duality_gap": progress.to_json()["duality_gap"],
         "objective": progress.objective,
         "settings": solution.solver,

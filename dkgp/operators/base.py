@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -79,12 +79,15 @@ class KernelOperator(ABC):
     error_bound : float
         Of an operator that is `approximate`: proven bound on the entries' errors in the last product. Zero elsewhere,
         where rounding is all there is.
+    products : Mapping
+        Kind of products that are taken, and why, in plain JSON types; empty where nothing was to be chosen.
     """
 
     approximate: ClassVar[bool] = False
     kept_share: float = 0.0
     holds_inputs: bool = True
     error_bound: float = 0.0
+    products: Mapping[str, Any] = MappingProxyType({})
     _watchers: tuple[ProgressCallback, ...] = ()
 
     def __init__(
@@ -102,11 +105,6 @@ class KernelOperator(ABC):
     @property
     def kept(self) -> dict[str, Any]:
         """Bytes kept of K between products, and why so many or so few; empty where nothing ever is."""
-        return {}
-
-    @property
-    def products(self) -> dict[str, Any]:
-        """Kind of products that were taken, and why, in plain JSON types; empty where every entry is evaluated."""
         return {}
 
     def foresee(self, done: int, remaining: float) -> None:  # noqa: B027  - most operators keep nothing

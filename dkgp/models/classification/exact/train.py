@@ -199,7 +199,7 @@ def train_exact(
         "fit_intercept": fit_intercept,
         **choice,
         **context.product_error.record(),
-        **({"products": products} if products else {}),
+        **({"products": dict(products)} if products else {}),
     }
     return TrainedExact(
         kernel=kernel,

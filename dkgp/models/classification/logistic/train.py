@@ -184,7 +184,7 @@ def train_logistic(
         "weighted": data.weights is not None,
         "chosen": solved.choice,
         **context.product_error.record(),
-        **({"products": products} if products else {}),
+        **({"products": dict(products)} if products else {}),
     }
     return TrainedLogistic(
         kernel=kernel,
