@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType, TracebackType
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -83,7 +83,7 @@ class KernelOperator(ABC):
         Kind of products that are taken, and why, in plain JSON types; empty where nothing was to be chosen.
     """
 
-    approximate: ClassVar[bool] = False
+    approximate: bool = False
     kept_share: float = 0.0
     holds_inputs: bool = True
     error_bound: float = 0.0

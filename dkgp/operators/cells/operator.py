@@ -1,0 +1,306 @@
+"""Kbar by cells of space: products in nearly linear time, each entry within a proven bound.
+
+Rounds of an iterative solver take a loose plan, whose errors slow no convergence. Products in double precision take a
+plan that proves the error that is asked for. Where no plan does, one product evaluates every entry.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dkgp.cluster.cache import worker_cache
+from dkgp.cluster.executors.base import BlockExecutor, split_evenly
+from dkgp.errors import InputError
+from dkgp.kernels import Kernel
+from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.operators.base import FloatArray, check_vectors
+from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.cells.forecast import is_cheaper, loose_tolerance
+from dkgp.operators.cells.plan import Plan
+from dkgp.operators.cells.products import CellProducts, Cost, Moments, Part, finish, join, up
+from dkgp.operators.cells.terms import terms_of
+from dkgp.operators.inputs import InputSource
+
+# The bound of a product over its tolerance and the sum of its weights' magnitudes, where signs alternate: .05 to .25.
+TYPICAL_RATIO = 0.2
+# Tolerances of products in double precision: the loosest, and the least, where roundings are all of the bound.
+LOOSEST_DOUBLE, LEAST_TOLERANCE = 1e-9, 1e-15
+# Plans that a product tries before it evaluates every entry.
+MOST_TRIES = 3
+# Ranges of leaves for each thread: more where tasks cost nothing, as regions differ in their work.
+RANGES_A_THREAD = {True: 8, False: 2}
+_EPS = float(np.finfo(np.float64).eps)
+
+
+@dataclass(frozen=True)
+class KeptPlans:
+    """The plans of all terms of a kernel, as each process keeps them."""
+
+    products: CellProducts
+    plans: list[Plan]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.products.cost().nbytes + self.products.inputs.nbytes
+
+
+@dataclass(frozen=True)
+class KeptMoments:
+    """The moments of one product's weights, a set for each plan."""
+
+    sets: list[Moments]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(array.nbytes for moments in self.sets for array in vars(moments).values())
+
+
+def plans_of(context: BlockContext, tolerance: float) -> KeptPlans:
+    """Return the plans for a tolerance, from this process's cache or built anew."""
+
+    def build() -> KeptPlans:
+        rows = np.concatenate([context.source.inputs(*context.bounds(block)) for block in range(context.n_blocks)])
+        products = CellProducts(terms_of(context.kernel), rows, tolerance)
+        return KeptPlans(products, products.plans())
+
+    return worker_cache().get((context.run_id, "cells", tolerance), build)
+
+
+def plan_task(context: BlockContext, tolerance: float, workers: list[int]) -> list[Cost]:
+    """Have this worker make its plans; return the cost of a product."""
+    cost = plans_of(context, tolerance).products.cost()
+    return [cost for _ in workers]
+
+
+def up_task(plan: Plan, moments: Moments, ranges: list[tuple[int, int]]) -> list[None]:
+    """Fill in the moments of ranges of source leaves; results are in `moments`, which this process holds."""
+    return [up(plan, moments, leaves) for leaves in ranges]
+
+
+def finish_task(plan: Plan, moments: Moments, ranges: list[tuple[int, int]]) -> list[Part]:
+    """Rows of ranges of target leaves, from moments that this process holds."""
+    return [finish(plan, moments, leaves) for leaves in ranges]
+
+
+def cell_task(
+    context: BlockContext, tolerance: float, serial: int, weights: FloatArray, count: int, numbers: list[int]
+) -> list[list[Part | None]]:
+    """Rows of some of `count` ranges of target leaves, a part for each plan, in a worker that makes its own moments.
+
+    `serial` names the product, whose moments the worker's tasks share. A plan may have fewer ranges.
+    """
+    plans, cache = plans_of(context, tolerance).plans, worker_cache()
+    run = context.run_id
+    cache.discard(run, "moments", but=serial)
+    moments = cache.get((run, "moments", serial), lambda: KeptMoments([_moments(plan, weights) for plan in plans]))
+    cut = [plan.ranges(count) for plan in plans]
+    return [
+        [
+            finish(plan, held, ranges[k]) if k < len(ranges) else None
+            for plan, held, ranges in zip(plans, moments.sets, cut, strict=True)
+        ]
+        for k in numbers
+    ]
+
+
+def _moments(plan: Plan, weights: FloatArray) -> Moments:
+    moments, ranges = Moments.room(plan, weights), plan.source_ranges(1)
+    up_task(plan, moments, ranges)
+    join(plan, moments, ranges)
+    return moments
+
+
+class CellKernelOperator(BlockedKernelOperator):
+    """Kbar with products by cells; every entry of one in double precision is proven to be within `error`.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        A sum of stationary kernels of one scaled distance in at most three features each, and of constants.
+    noise_variance : float or (n,) array_like
+    source : InputSource
+        Each worker, and a coordinator that shares its memory, holds the inputs of all samples.
+    error : float
+        Greatest error of an entry of a product in double precision, in the units of K V, roundings included. A product
+        for which cells cannot prove that evaluates every entry. Where the entries of V are below one, so is the error.
+    forecast : str, optional
+        Reason for products by cells. With one the counts of the first plan are compared with the work of evaluating
+        every entry, and the operator evaluates every entry from then on where that is less.
+    note : callable, optional
+        Called with one line on the products that are taken, once.
+    coordinator_input_bytes : int, optional
+        As for `BlockedKernelOperator`.
+
+    Attributes
+    ----------
+    error_rows : (n, t) float64
+        Proven bounds on the entries of the last product, roundings included; zero where every entry was evaluated.
+
+    Raises
+    ------
+    InputError
+        An error that is not positive, or a kernel whose products by cells have no known bound.
+    """
+
+    approximate = True
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        noise_variance: float | ArrayLike,
+        source: InputSource,
+        executor: BlockExecutor,
+        *,
+        error: float = 1e-5,
+        forecast: str | None = None,
+        note: Callable[[str], None] | None = None,
+        **options: int,
+    ) -> None:
+        super().__init__(kernel, noise_variance, source, executor, **options)
+        if not error > 0.0 or not math.isfinite(error):
+            raise InputError(f"the error of products must be finite and positive; got {error!r}")
+        self._terms = terms_of(kernel)
+        self._loose = loose_tolerance(self._terms)
+        self.error = float(error)
+        self.error_rows: FloatArray = np.zeros((self.n, 0))
+        self.products: Mapping[str, Any] = {
+            "kind": "cells",
+            "error": self.error,
+            "reason": forecast or "as asked for",
+        }
+        self._forecast, self._note = forecast, note
+        self._serials = itertools.count()
+        self._costs: dict[float, Cost] = {}
+
+    def matmat(self, V: FloatArray, precision: Precision = "double") -> FloatArray:
+        """Kbar @ V by cells; in double precision within `error`."""
+        check_vectors(self.n, V)
+        finite = np.isfinite(V).all(axis=0)
+        weights = np.where(finite, V, 0.0).astype(np.float64, copy=False)
+        product = None
+        if self._takes_cells():
+            product = self._by_cells(weights, self._loose) if precision == "single" else self._within(weights)
+        if product is None:
+            self.error_rows, self.error_bound = np.zeros(V.shape), 0.0
+            return super().matmat(V, precision)
+        product[:, ~finite] = np.nan
+        product += self.noise_times(V)
+        with np.errstate(invalid="ignore"):
+            self.error_rows += 2.0 * _EPS * np.abs(product)
+        self.error_bound = float(self.error_rows[:, finite].max(initial=0.0))
+        return product
+
+    def _takes_cells(self) -> bool:
+        """Return whether products are by cells, as the counts of the first plan decide where a forecast is checked."""
+        if self._forecast is not None or self._note is not None:
+            forecast, self._forecast = self._forecast, None
+            if forecast is not None and not is_cheaper(self._cost(self._loose), self.n):
+                self.approximate = False
+                self.products = {
+                    "kind": "every entry",
+                    "reason": "the samples are so unevenly spread that products by cells would take longer",
+                }
+            note, self._note = self._note, None
+            if note is not None:
+                note(f"products by {self.products['kind']}: {self.products['reason']}")
+        return self.approximate
+
+    def _within(self, V: FloatArray) -> FloatArray | None:
+        """K V within `error`, by a plan that proves it; None where none is known to.
+
+        The plans that are tried depend on V alone, so that a run that resumes takes those of one that never stopped.
+        """
+        magnitudes = np.abs(V).sum(axis=0)
+        allowed = self.error * np.minimum(1.0, np.abs(V).max(axis=0, initial=0.0))
+        if not magnitudes.any():
+            return self._by_cells(V, LOOSEST_DOUBLE)
+        some = magnitudes > 0.0
+        tolerance = float((allowed[some] / magnitudes[some]).min()) / TYPICAL_RATIO
+        tolerance = _power_of_ten(min(tolerance, LOOSEST_DOUBLE))
+        before = math.inf
+        for _ in range(MOST_TRIES):
+            if tolerance < LEAST_TOLERANCE:
+                break
+            product = self._by_cells(V, tolerance)
+            excess = float((self.error_rows.max(axis=0)[some] / allowed[some]).max())
+            if excess <= 1.0:
+                self.products = {**self.products, "tolerance": tolerance}
+                return product
+            # Roundings, which no tolerance makes smaller.
+            if excess > 0.5 * before:
+                break
+            before, tolerance = excess, _power_of_ten(tolerance / (2.0 * excess))
+        self.products = {
+            **self.products,
+            "every entry": "roundings of products by cells are above the error that is asked for",
+        }
+        return None
+
+    def _by_cells(self, V: FloatArray, tolerance: float) -> FloatArray:
+        """K V by the plans of a tolerance; its bounds are in `error_rows`."""
+        phase = "product" if tolerance == self._loose else "float64 product"
+        if self.executor.shares_memory:
+            self.tell("cells", 0, self.n, "samples")
+            kept = plans_of(self.context, tolerance)
+            result, self.error_rows = kept.products.begin(self.n, V)
+            parts = self._here(kept.plans, V, phase)
+        else:
+            self._cost(tolerance)
+            # The coordinator holds no plan.
+            products = CellProducts(self._terms, np.zeros((0, self.kernel.n_features)), tolerance)
+            result, self.error_rows = products.begin(self.n, V)
+            parts = self._elsewhere(V, tolerance, phase)
+        for amplitude, part in parts:
+            result[part.rows] += amplitude * part.values
+            self.error_rows[part.rows] += abs(amplitude) * part.bounds * (1.0 + 1e-9)
+        self.entries.add(self._cost(tolerance).near_entries)
+        return result
+
+    def _here(self, plans: list[Plan], V: FloatArray, phase: str) -> Iterator[tuple[float, Part]]:
+        """Parts of a product by tasks that take references."""
+        count = RANGES_A_THREAD[True] * self.executor.parallelism
+        for plan in plans:
+            moments, ranges = Moments.room(plan, V), plan.source_ranges(count)
+            self.submit("kcellup", up_task, (plan, moments), [[leaves] for leaves in ranges]).result()
+            join(plan, moments, ranges)
+            ranges = plan.ranges(count)
+            for start in range(0, len(ranges), 2 * self.executor.parallelism):
+                some = ranges[start : start + 2 * self.executor.parallelism]
+                self.tell(phase, start, len(ranges), "pieces")
+                pending = self.submit("kcell", finish_task, (plan, moments), [[leaves] for leaves in some])
+                yield from ((plan.term.amplitude, part) for part in pending.result())
+
+    def _elsewhere(self, V: FloatArray, tolerance: float, phase: str) -> Iterator[tuple[float, Part]]:
+        """Parts of a product by workers that each hold their own plans."""
+        count = RANGES_A_THREAD[False] * self.executor.parallelism
+        groups = split_evenly(range(count), self.executor.parallelism)
+        self.tell(phase, 0, len(groups), "pieces")
+        arguments = (self.context, tolerance, next(self._serials), V, count)
+        pieces = self.submit("kcell", cell_task, arguments, groups).result()
+        for number, term in enumerate(self._terms.terms):
+            yield from ((term.amplitude, part) for parts in pieces if (part := parts[number]) is not None)
+
+    def _cost(self, tolerance: float) -> Cost:
+        """Cost of a product; all workers that have no plan of the tolerance make one."""
+        if tolerance not in self._costs:
+            self.tell("cells", 0, self.n, "samples")
+            workers = list(self.executor.workers)
+            plans = self.submit("kcellplan", plan_task, (self.context, tolerance), [[0] for _ in workers], workers)
+            self._costs[tolerance] = plans.result()[0]
+        return self._costs[tolerance]
+
+
+def _power_of_ten(value: float) -> float:
+    """The greatest power of ten that is not above a positive value: few tolerances, so that plans serve again."""
+    exponent = math.floor(math.log10(value) + 1e-9)
+    return float(f"1e{exponent}")

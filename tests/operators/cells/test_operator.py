@@ -1,0 +1,179 @@
+"""The operator of products by cells: its bounds, the error that it keeps to, and its solves beside exact ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.cluster import LocalExecutor
+from dkgp.errors import InputError
+from dkgp.kernels import Constant, Kernel, Linear, Matern12, Matern32, Scaled, SquaredExponential
+from dkgp.operators import ArrayInputs, BlockedKernelOperator
+from dkgp.operators.cells.operator import CellKernelOperator
+from dkgp.solvers import ConjugateGradient, FactorPreconditioning, GradientInfNorm, solve
+
+NOISE_VARIANCE = 0.01
+
+
+@pytest.fixture(name="executor")
+def _executor() -> LocalExecutor:
+    return LocalExecutor(2)
+
+
+def ground(n: int = 3000, d: int = 2) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    X = rng.uniform(-1.0, 1.0, (n, d))
+    return X, (np.sin(4.0 * X[:, :1]) * np.cos(3.0 * X[:, -1:]) + 0.1 * rng.standard_normal((n, 1))) * 1.3
+
+
+def gammas(length: float, d: int = 2) -> tuple[float, ...]:
+    return (1.0 / (2.0 * length**2),) * d
+
+
+def by_cells(
+    kernel: Kernel, X: np.ndarray, executor: Any, noise: Any = NOISE_VARIANCE, **options: Any
+) -> CellKernelOperator:
+    return CellKernelOperator(kernel, noise, ArrayInputs(X), executor, **options)
+
+
+KERNELS = {
+    "matern32": Matern32(gammas(0.3)),
+    "matern12": Scaled(Matern12(gammas(0.5)), 2.5),
+    "rbf": SquaredExponential(gammas(0.4)),
+    "sum": Matern32(gammas(0.2)) + 0.5 * SquaredExponential(gammas(1.0)) + Constant(0.3, 2),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_products_are_within_the_error_and_its_bounds_by_row(name: str, executor: LocalExecutor) -> None:
+    X, _ = ground()
+    rng, kernel = np.random.default_rng(1), KERNELS[name]
+    V = rng.standard_normal((len(X), 3)) * [1.0, 30.0, 1e-3]
+    noise = rng.uniform(0.01, 0.02, len(X))
+    exact = kernel(X, X) @ V + noise[:, None] * V
+    with by_cells(kernel, X, executor, noise, error=1e-6) as operator:
+        product = operator.matmat(V)
+        assert operator.error_rows.shape == V.shape
+        assert (np.abs(product - exact) <= operator.error_rows + 1e-11 * np.abs(V).sum(axis=0)).all()
+        assert 0.0 < operator.error_bound <= 1.01e-6
+        assert operator.error_bound == operator.error_rows.max()
+        tight, loose = operator.error_bound, operator.matmat(V, "single")
+        assert operator.error_bound > tight
+        assert (np.abs(loose - exact) <= operator.error_rows + 1e-11 * np.abs(V).sum(axis=0)).all()
+        assert operator.kernel_evaluations < 2 * len(X) ** 2
+
+
+def test_an_error_that_cells_cannot_prove_takes_every_entry(executor: LocalExecutor) -> None:
+    X, V = ground()
+    kernel = KERNELS["matern32"]
+    with (
+        by_cells(kernel, X, executor, error=1e-16) as operator,
+        BlockedKernelOperator(kernel, NOISE_VARIANCE, ArrayInputs(X), executor) as blocked,
+    ):
+        assert np.array_equal(operator.matmat(V), blocked.matmat(V))
+        assert operator.error_bound == 0.0
+        assert not operator.error_rows.any()
+        assert "roundings" in operator.products["every entry"]
+        assert operator.kernel_evaluations == blocked.kernel_evaluations > len(X) ** 2 // 2
+
+
+def test_columns_evaluate_every_entry(executor: LocalExecutor) -> None:
+    X, _ = ground()
+    kernel, columns = KERNELS["rbf"], np.array([5, 17, 2000])
+    delta = np.array([[1.0], [-2.0], [0.5]])
+    with (
+        by_cells(kernel, X, executor) as operator,
+        BlockedKernelOperator(kernel, NOISE_VARIANCE, ArrayInputs(X), executor) as blocked,
+    ):
+        assert np.array_equal(operator.apply_columns(columns, delta), blocked.apply_columns(columns, delta))
+
+
+def test_bits_depend_on_the_weights_alone(executor: LocalExecutor) -> None:
+    """Neither threads nor earlier products change them, so that a run that resumes ends like one that never stopped."""
+    X, _ = ground()
+    V = np.random.default_rng(2).standard_normal((len(X), 2))
+    kernel = KERNELS["sum"]
+    with by_cells(kernel, X, executor, error=1e-7) as operator:
+        products = operator.matmat(V), operator.matmat(V, "single")
+        operator.matmat(1e6 * V)
+        assert np.array_equal(operator.matmat(V), products[0])
+    with by_cells(kernel, X, LocalExecutor(1), error=1e-7) as operator:
+        assert np.array_equal(operator.matmat(V, "single"), products[1])
+        assert np.array_equal(operator.matmat(V), products[0])
+
+
+def test_columns_that_are_not_finite_stay_apart(executor: LocalExecutor) -> None:
+    X, _ = ground(1000)
+    V = np.random.default_rng(2).standard_normal((len(X), 3))
+    broken = V.copy()
+    broken[7, 1], broken[9, 1] = np.inf, np.nan
+    with by_cells(KERNELS["rbf"], X, executor) as operator:
+        product = operator.matmat(broken)
+        assert np.isnan(product[:, 1]).all()
+        assert np.isfinite(operator.error_bound)
+        assert np.array_equal(product[:, [0, 2]], operator.matmat(np.where([True, False, True], V, 0.0))[:, [0, 2]])
+        assert not operator.matmat(np.zeros((len(X), 1))).any()
+
+
+def test_watchers_hear_of_products_and_end_them(executor: LocalExecutor) -> None:
+    X, V = ground()
+    phases = []
+
+    def stop(progress: Any) -> None:
+        phases.append(progress.phase)
+        if progress.phase == "float64 product":
+            raise KeyboardInterrupt
+
+    with by_cells(KERNELS["rbf"], X, executor) as operator:
+        with operator.watched(stop), pytest.raises(KeyboardInterrupt):
+            operator.matmat(V)
+        assert phases == ["cells", "float64 product"]
+        assert operator.matmat(V).shape == V.shape
+
+
+@pytest.mark.parametrize("halo", [64, 0])
+@pytest.mark.parametrize("name", ["matern32", "rbf"])
+def test_solves_are_as_with_every_entry(name: str, halo: int, executor: LocalExecutor) -> None:
+    X, y = ground(1500)
+    kernel = KERNELS[name]
+    solver = ConjugateGradient(FactorPreconditioning(halo, 32 if halo else "auto", 0 if halo else 500))
+    rule = GradientInfNorm(1e-4)
+    with BlockedKernelOperator(kernel, NOISE_VARIANCE, ArrayInputs(X), executor) as blocked:
+        expected = solve(blocked, y, solver=solver, stopping=rule)
+    with by_cells(kernel, X, executor, error=1e-5) as operator:
+        solution = solve(operator, y, solver=solver, stopping=rule)
+    assert solution.reason == expected.reason or solution.reason.rule == expected.reason.rule == "gradient_inf_norm"
+    assert abs(solution.progress.iteration - expected.progress.iteration) <= 2
+    assert 0.0 < solution.product_error <= 1.01e-5
+    true = kernel(X, X) @ solution.alpha + NOISE_VARIANCE * solution.alpha - y
+    assert np.abs(true).max() <= 1e-4 + solution.product_error
+    assert np.abs(true - solution.gradient).max() <= solution.product_error
+
+
+def test_refusals_name_the_reason(executor: LocalExecutor) -> None:
+    X, _ = ground(10)
+    with pytest.raises(InputError, match="finite and positive; got 0"):
+        by_cells(KERNELS["rbf"], X, executor, error=0.0)
+    with pytest.raises(InputError, match="linear|dot product"):
+        by_cells(Linear((1.0, 1.0)), X, executor)
+
+
+def test_a_forecast_that_does_not_hold_is_given_up(executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    X, V = ground(1000)
+    notes: list[str] = []
+    # Few samples: their cells have nearly all of the matrix' entries between them.
+    with by_cells(KERNELS["rbf"], X, executor, forecast="many samples", note=notes.append) as operator:
+        assert operator.approximate
+        product = operator.matmat(V, "single")
+        assert not operator.approximate
+        assert operator.products["kind"] == "every entry"
+    with BlockedKernelOperator(KERNELS["rbf"], NOISE_VARIANCE, ArrayInputs(X), executor) as blocked:
+        assert np.array_equal(product, blocked.matmat(V, "single"))
+    monkeypatch.setattr("dkgp.operators.cells.operator.is_cheaper", lambda cost, n: True)
+    with by_cells(KERNELS["rbf"], X, executor, forecast="many samples", note=notes.append) as operator:
+        operator.matmat(V)
+        operator.matmat(V)
+        assert operator.approximate
+    assert [note.partition(":")[0] for note in notes] == ["products by every entry", "products by cells"]
