@@ -189,6 +189,8 @@ def _variance_figures(figures: dict[str, Any], settings: VarianceSettings, repor
         remedy = f"raise --max-passes (now {settings.max_passes:g}) or --variance-rank (now {figures['rank']:,})"
         if figures.get("way") == "cholesky":
             remedy = "take --variance-way iterative"
+        elif figures.get("way") == "neighbours":
+            remedy = "take --variance-way iterative or cholesky"
         reporter.warn(
             f"{unmet:,} of {n:,} variances have wider intervals than the relative gap of {figures['gap']:g} that was "
             f"asked for, the widest {widest:.3g}; they hold all the same. For narrower ones {remedy}"

@@ -43,10 +43,11 @@ class SentRows:
         return self.rows[start:stop]
 
 
-WAYS = ("auto", "cholesky", "iterative")
+WAYS = ("auto", "cholesky", "iterative", "neighbours")
 WAY = Option(
     help="How variances are computed: by a Cholesky factor of the whole kernel matrix, by a partial factor and "
-    "conjugate gradients, or by what is foreseen to take less here.",
+    "conjugate gradients, by the samples near each test sample (kernels of distances in one to three features), or by "
+    "the way that takes the least time here.",
     spellings=("--variance-way",),
     choices=WAYS,
 )
@@ -128,10 +129,10 @@ class VarianceSettings:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.way == "cholesky" and self.is_iterative:
+        if self.way in ("cholesky", "neighbours") and self.is_iterative:
             raise InputError(
                 f"{', '.join(f'`{name}`' for name in self._changed(_ITERATIVE_ONLY))}: of the iterative `way`, and "
-                "'cholesky' is asked for. Leave one or the other out"
+                f"{self.way!r} is asked for. Leave one or the other out"
             )
         if self.basis is not None:
             unused = self._changed(_FACTOR_ONLY)

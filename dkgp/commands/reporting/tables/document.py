@@ -230,9 +230,13 @@ def _predicted_variance_rows(variance: Document) -> Rows:
         return rows
     passes = variance["column_passes"]
     by = f"a factor of rank {variance['rank']:,} {'and conjugate gradients' if passes else 'alone'}"
+    ways = {
+        "cholesky": "a Cholesky factor of all samples",
+        "neighbours": f"{variance['rank']:,} samples around each tile of test samples",
+    }
     return [
         *rows,
-        ("by", "a Cholesky factor of all samples" if variance.get("way") == "cholesky" else by),
+        ("by", ways.get(variance.get("way"), by)),
         *([Detail(("column passes", f"{passes:.2f} a sample"))] if passes else []),
         ("milliseconds a variance", f"{1000 * variance['seconds_per_sample']:.2f}"),
     ]

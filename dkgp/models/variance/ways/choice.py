@@ -31,6 +31,7 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.variance.batch import value_error_goal
 from dkgp.models.variance.batched import UNPROVEN, BatchedRun
 from dkgp.models.variance.landmarks import Landmarks, SupportSamples, choose_landmarks, enough_trace, judged
+from dkgp.models.variance.neighbours.run import NeighbourRun
 from dkgp.models.variance.remainder import GROUP
 from dkgp.models.variance.row_scales import RowScales
 from dkgp.models.variance.scaled import record_of
@@ -119,6 +120,19 @@ class Request:
             n_test=self.tests,
         )
 
+    def by_neighbours(self) -> NeighbourRun:
+        """The run by the samples near each test sample."""
+        return NeighbourRun(
+            self.context,
+            self.model.noise_variance,
+            self.certificate,
+            self.test,
+            self.executor,
+            self.settings,
+            stored=self.stored,
+            n_test=self.tests,
+        )
+
 
 def chosen_run(request: Request, note: Note | None = None) -> BatchedRun:
     """The run by the way that is asked for, or that was taken before, or that is foreseen to take least.
@@ -147,6 +161,9 @@ def chosen_run(request: Request, note: Note | None = None) -> BatchedRun:
         way = "iterative"
     if way == "iterative":
         return request.iterative()
+    if way == "neighbours":
+        request.executor.require_one_arithmetic()
+        return request.by_neighbours()
     place, lacks = _place(request)
     if way == "cholesky":
         if lacks is not None:

@@ -1,0 +1,1 @@
+"""Variance intervals from the samples near each test point: for kernels of distances in one to three features."""

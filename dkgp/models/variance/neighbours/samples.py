@@ -1,0 +1,248 @@
+"""All training samples in a tree of boxes, with a few weighted points in the place of the samples of each box.
+
+For a polynomial h of degree below p in each feature, sum_i w_i h(x_i)^2 over the samples of a box is a quadratic form
+of h's values at the box's p^k Chebyshev points. Its matrix G is bounded by a diagonal one, so that
+
+    sum_i w_i h(x_i)^2 <= sum_a W_a h(t_a)^2.
+
+The weights W depend on the samples alone, and all tiles of test points share them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.linalg
+
+from dkgp.kernels import TileEvaluator
+from dkgp.models.rounding import EPS, EVALUATION, UNIT
+from dkgp.models.support import NoisySupport, SupportInputs
+from dkgp.models.variance.neighbours.expansion import Boxes, Distances, basis, basis_error, nodes
+from dkgp.models.variance.row_scales import differences
+from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.block_tasks import BlockContext
+
+# Samples of a leaf at most, and points of a box in each feature, by features.
+LEAF = {1: 64, 2: 128, 3: 256}
+ORDER = {1: 14, 2: 10, 3: 6}
+# Samples of a box whose matrix G is summed from themselves; of larger boxes, from the points of boxes so far below.
+SUMMED, BELOW = 2048, 3
+LEAST_SHARE = 1e-9
+
+
+def plain_context(context: BlockContext) -> BlockContext:
+    """The context of the model's own inputs and kernel, where the given one is of inputs scaled by their noise."""
+    return context.source.plain if isinstance(context.source, NoisySupport) else context
+
+
+def sample_noise(context: BlockContext, noise_variance: float) -> FloatArray:
+    """Noise variances of all training samples: (n,)."""
+    noise = np.full(context.n, noise_variance)
+    if isinstance(context.source, NoisySupport):
+        assert isinstance(context.source.plain.source, SupportInputs)
+        known = context.source.plain.source.record().sample_noise
+        assert known is not None
+        noise = noise_variance + np.asarray(known, dtype=np.float64)
+    return noise
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Training samples, in the order of the tree.
+
+    Attributes
+    ----------
+    distances : Distances
+    evaluator : TileEvaluator
+        Of the kernel, in float64.
+    points : (n, k)
+        Active features of the samples.
+    noise : (n,)
+        Noise variances.
+    start, stop : (c,) int
+        Samples of each box.
+    child : (c,) int
+        The first of two children; -1 of a leaf.
+    box : Boxes
+        (c, k).
+    mass : (c,)
+        Upper bounds on the sum of 1 / noise of each box.
+    weights : (c, p^k)
+        Those of the points of a box; zero of leaves.
+    row_error : float
+        Bound on the `TileEvaluator.row_errors` of samples and of points of boxes.
+    """
+
+    distances: Distances
+    evaluator: TileEvaluator
+    points: FloatArray
+    noise: FloatArray
+    start: IndexArray
+    stop: IndexArray
+    child: IndexArray
+    box: Boxes
+    mass: FloatArray
+    weights: FloatArray
+    row_error: float
+
+    @classmethod
+    def of(cls, context: BlockContext, noise_variance: float) -> Samples:
+        """Read a model's samples and make their tree."""
+        noise = sample_noise(context, noise_variance)
+        plain = plain_context(context)
+        distances, evaluator = Distances.of(plain.kernel), differences(plain)
+        columns, row_error = list(distances.features), 0.0
+        points = np.empty((plain.n, len(columns)))
+        for block in range(plain.n_blocks):
+            rows = plain.source.inputs(*plain.bounds(block))
+            points[slice(*plain.bounds(block))] = rows[:, columns]
+            row_error = max(row_error, float(evaluator.row_errors(rows).max()))
+        order, start, stop, child = _halved(points * distances.metric, LEAF[len(columns)])
+        points, noise = points[order], noise[order]
+        low = np.array([points[first:last].min(axis=0) for first, last in zip(start, stop, strict=True)])
+        high = np.array([points[first:last].max(axis=0) for first, last in zip(start, stop, strict=True)])
+        box = Boxes.around(low, high)
+        inverse = 1.0 / noise
+        mass = np.array([inverse[first:last].sum() for first, last in zip(start, stop, strict=True)])
+        mass *= 1.0 + plain.n * EPS
+        row_error += position_error(distances, box.centre[:1] - box.half[:1], box.centre[:1] + box.half[:1])
+        weights = _weights(points, noise, (start, stop, child), box, mass)
+        return cls(distances, evaluator, points, noise, start, stop, child, box, mass, weights, row_error)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        arrays = (self.points, self.noise, self.start, self.stop, self.child, self.mass, self.weights)
+        return sum(array.nbytes for array in arrays) + self.box.centre.nbytes + self.box.half.nbytes
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return len(self.points)
+
+    @property
+    def order(self) -> int:
+        """Points of a box in each feature."""
+        return ORDER[len(self.distances.features)]
+
+    def rows(self, points: FloatArray) -> FloatArray:
+        """Inputs of all features, (n, d), from active ones; the kernel does not read the others."""
+        result = np.zeros((len(points), self.distances.kernel.n_features))
+        result[:, list(self.distances.features)] = points
+        return result
+
+    def leaves(self) -> IndexArray:
+        """Numbers of the leaves."""
+        return np.flatnonzero(self.child < 0)
+
+    def members(self, boxes: IndexArray) -> IndexArray:
+        """Samples of boxes, as positions, in ascending order."""
+        if not len(boxes):
+            return np.zeros(0, dtype=np.intp)
+        return np.concatenate([np.arange(self.start[box], self.stop[box]) for box in np.sort(boxes)]).astype(np.intp)
+
+    def box_points(self, boxes: IndexArray) -> FloatArray:
+        """Points of boxes: (boxes p^k, k)."""
+        return nodes(Boxes(self.box.centre[boxes], self.box.half[boxes]), self.order)
+
+    def nearest(self, low: FloatArray, high: FloatArray, count: int) -> IndexArray:
+        """Positions of the `count` samples nearest to the box between two corners, in ascending order."""
+        if count >= self.n:
+            return np.arange(self.n)
+        leaves, scale = self.leaves(), self.distances.metric
+        centre, half = 0.5 * (low + high), 0.5 * (high - low)
+        away = np.abs(self.box.centre[leaves] - centre) - half
+        least = np.einsum("ck->c", (np.maximum(away - self.box.half[leaves], 0.0) * scale) ** 2)
+        most = np.einsum("ck->c", (np.maximum(away + self.box.half[leaves], 0.0) * scale) ** 2)
+        ranked = np.argsort(most, kind="stable")
+        enough = np.cumsum((self.stop - self.start)[leaves[ranked]]) >= count
+        limit = most[ranked[int(np.argmax(enough))]]
+        some = self.members(leaves[least <= limit])
+        outside = np.maximum(np.abs(self.points[some] - centre) - half, 0.0) * scale
+        squared = np.einsum("ik->i", outside**2)
+        return np.sort(some[np.argsort(squared, kind="stable")[:count]])
+
+    def inside(self, low: FloatArray, high: FloatArray) -> int:
+        """Return the number of samples in the box between two corners."""
+        leaves = self.leaves()
+        away = np.abs(self.box.centre[leaves] - 0.5 * (low + high)) - 0.5 * (high - low)
+        some = self.points[self.members(leaves[(away <= self.box.half[leaves]).all(axis=1)])]
+        return int(np.count_nonzero(((some >= low) & (some <= high)).all(axis=1)))
+
+
+def position_error(distances: Distances, low: FloatArray, high: FloatArray) -> float:
+    """Bound on `TileEvaluator.row_errors` that points between two corners, (1, k), have from rounding their positions.
+
+    A Chebyshev point is off by at most 3u of the coordinates of its box: twice the error of an input that is not
+    centred is more.
+    """
+    evaluator = TileEvaluator(distances.kernel, "double", expanded=False)
+    corner = np.zeros((1, distances.kernel.n_features))
+    corner[:, list(distances.features)] = np.maximum(np.abs(low), np.abs(high))
+    return 2.0 * float(evaluator.row_errors(corner)[0])
+
+
+def _halved(scaled: FloatArray, leaf: int) -> tuple[IndexArray, IndexArray, IndexArray, IndexArray]:
+    """Halve samples (n, k) at the median of their widest feature: their order, and starts, stops and first children."""
+    order = np.arange(len(scaled))
+    start, stop, child = [0], [len(scaled)], [-1]
+    number = 0
+    while number < len(start):
+        first, last = start[number], stop[number]
+        if last - first > leaf:
+            some = scaled[order[first:last]]
+            column = some[:, int(np.argmax(np.ptp(some, axis=0)))]
+            middle = (last - first) // 2
+            order[first:last] = order[first:last][np.argpartition(column, middle)]
+            child[number] = len(start)
+            start += [first, first + middle]
+            stop += [first + middle, last]
+            child += [-1, -1]
+        number += 1
+    return order, np.array(start), np.array(stop), np.array(child)
+
+
+def _weights(
+    points: FloatArray,
+    noise: FloatArray,
+    tree: tuple[IndexArray, IndexArray, IndexArray],
+    box: Boxes,
+    mass: FloatArray,
+) -> FloatArray:
+    """Weights of the points of each box: (c, p^k)."""
+    start, stop, child = tree
+    width = points.shape[1]
+    order = ORDER[width]
+    weights = np.zeros((len(start), order**width))
+    inverse = 1.0 / noise
+    for number in np.flatnonzero(child >= 0)[::-1]:
+        own = Boxes(box.centre[number], box.half[number])
+        if stop[number] - start[number] <= SUMMED:
+            rows = slice(start[number], stop[number])
+            some, masses = points[rows], inverse[rows]
+        else:
+            below = np.array([number])
+            for _ in range(BELOW):
+                inner = below[child[below] >= 0]
+                below = np.concatenate([below[child[below] < 0], child[inner], child[inner] + 1])
+            inner, leaves = below[child[below] >= 0], below[child[below] < 0]
+            parts = [nodes(Boxes(box.centre[inner], box.half[inner]), order)]
+            parts += [points[start[leaf] : stop[leaf]] for leaf in leaves]
+            some = np.concatenate(parts)
+            masses = np.concatenate([weights[inner].ravel(), *(inverse[start[leaf] : stop[leaf]] for leaf in leaves)])
+        weights[number] = _bounded(basis(some, own, order), masses, width)
+    return weights
+
+
+def _bounded(values: FloatArray, masses: FloatArray, width: int) -> FloatArray:
+    """Diagonal weights W with sum_i m_i (values_i h)^2 <= sum_a W_a h_a^2 for all h, from values (n, q)."""
+    n, q = values.shape
+    total = float(masses.sum()) * (1.0 + (n + 4.0) * UNIT)
+    matrix = values.T @ (values * masses[:, None])
+    size = 2.0 ** (width / 2.0)
+    entry = total * (2.0 * size * basis_error(ORDER[width], width) + (n + 8.0) * UNIT * size * size)
+    diagonal = np.diagonal(matrix) + LEAST_SHARE * total / q
+    roots = np.sqrt(diagonal)
+    largest = float(scipy.linalg.eigvalsh(matrix / np.outer(roots, roots), check_finite=False)[-1])
+    return np.asarray(largest * (1.0 + 1e-8) * diagonal + EVALUATION**2 * q * entry)

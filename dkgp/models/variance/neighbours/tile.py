@@ -1,0 +1,284 @@
+"""Intervals of the variances at a tile of neighbouring test points.
+
+With v on the samples S near the tile and b on some points z_j near it, f = k(x, .) - sum v_j k(., x_j) - g:
+
+    u = k(x, x) - v'(k_x + r),   r = k_x - Kbar v,   V = u - r' Kbar^-1 r,
+    r' Kbar^-1 r <= sum_i (r_i - g(x_i))^2 / n_i + b' C_ZZ b,   g = sum b_j k(., z_j),
+
+which holds for all v, b and z_j (docs/proofs.md, "By neighbours"). The sum is over all samples: those near the tile
+enter one by one. Outside of S, r - g is f. Further off f is taken from its values at Chebyshev points of the tile's
+box, and the samples of whole boxes from the box's weighted points.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import scipy.linalg
+
+from dkgp.models.rounding import EPS, EVALUATION, UNIT, highest_prior
+from dkgp.models.variance.neighbours.expansion import Boxes, basis, basis_error, nodes
+from dkgp.models.variance.neighbours.samples import Samples, position_error
+from dkgp.operators.base import FloatArray, IndexArray
+
+# Chebyshev points of a tile's box in each feature, by features.
+SOURCE_ORDER = {1: 20, 2: 16, 3: 8}
+# Rings of points around the samples that are solved for: distance from the middle over that of these, points a side.
+RINGS = {
+    1: ((0.6, 1), (0.8, 1), (0.9, 1), (1.0, 1), (1.1, 1), (1.2, 1), (1.5, 1)),
+    2: ((0.8, 8), (1.0, 8), (1.2, 8), (1.5, 6)),
+    3: ((0.8, 3), (1.05, 4), (1.4, 3)),
+}
+# Of the width that is asked for, the most that far samples' approximation may take.
+FAR_SHARE = 0.02
+PIECE = 1024
+JITTER = 1e-12
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Bounds of the function's variance at test points: (t,) each."""
+
+    lower: FloatArray
+    upper: FloatArray
+
+
+@dataclass(frozen=True)
+class _Far:
+    """Samples that are taken at Chebyshev points of the tile's box.
+
+    Attributes
+    ----------
+    matrix : (q, q)
+        Sum of w k k' over the far samples and points.
+    mass : float
+        Sum of w.
+    error : float
+        Bound of the root of sum w (f - its approximation)^2, for weights of f whose sizes add up to one.
+    """
+
+    matrix: FloatArray
+    mass: float
+    error: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Test points of a tile and all samples.
+
+    Attributes
+    ----------
+    samples : Samples
+    points : (t, k)
+        Active features of the test points.
+    prior, row_error : float
+        Upper bound of k(x, x); greatest `TileEvaluator.row_errors` of the test points.
+    """
+
+    samples: Samples
+    points: FloatArray
+    prior: float
+    row_error: float
+
+    @classmethod
+    def of(cls, samples: Samples, inputs: FloatArray) -> Tile:
+        """Make a tile of standardised inputs (t, d)."""
+        kernel = samples.distances.kernel
+        prior = highest_prior(kernel, np.asarray(kernel.diagonal(inputs[:1]), dtype=np.float64))
+        errors = samples.evaluator.row_errors(inputs)
+        return cls(samples, inputs[:, list(samples.distances.features)], float(prior[0]), float(errors.max()))
+
+    def ends(self, count: int, width: float) -> Ends:
+        """Bound the variances by `count` samples nearest to the tile.
+
+        `width` is the width, relative to the upper end, that intervals should have; no bound depends on it.
+        """
+        samples, evaluator = self.samples, self.samples.evaluator
+        near = samples.nearest(self.points.min(axis=0), self.points.max(axis=0), count)
+        points, noise = samples.points[near], samples.noise[near]
+        tests = evaluator.prepare(samples.rows(self.points))
+        solved = evaluator.prepare(samples.rows(points))
+        matrix, columns = np.asarray(evaluator.tile(solved, solved)), np.asarray(evaluator.tile(solved, tests))
+        v = _solved(matrix + np.diag(noise), columns)
+        residual = columns - matrix @ v - noise[:, None] * v
+        ring = self._ring(points)
+        corners = np.concatenate([points, self.points, ring])
+        box = Boxes.around(corners.min(axis=0), corners.max(axis=0))
+        entry = self._entry_error(box)
+        sizes = np.abs(v).sum(axis=0)
+        m, prior = len(near), self.prior
+        noisy = (noise[:, None] * np.abs(v)).max(axis=0)
+        off = EVALUATION * (entry * (1.0 + sizes) + (m + 6.0) * UNIT * (prior * (1.0 + sizes) + noisy))
+        value = prior - np.einsum("it,it->t", v, columns) - np.einsum("it,it->t", v, residual)
+        parts = np.einsum("it,it->t", np.abs(v), np.abs(columns) + np.abs(residual))
+        slack = sizes * (entry + off) + (m + 6.0) * UNIT * parts + 8.0 * UNIT * (prior + np.abs(value))
+        slack = EVALUATION * slack
+        wanted = FAR_SHARE * width * float(np.median(value))
+        far, beside = self._split(near, box, wanted, 1.5 + float(sizes.max()))
+        square = self._remainder((near, v, residual), (beside, ring), far, box, (entry, noisy))
+        # `value` starts from the upper bound of k(x, x), which is above it by less than `slack` covers below.
+        below = prior * (highest_share(samples) + 4.0 * UNIT)
+        return Ends(value - slack - below - square, value + slack)
+
+    def _ring(self, points: FloatArray) -> FloatArray:
+        """Points around the samples that are solved for, and within: (q, k)."""
+        low = np.minimum(points.min(axis=0), self.points.min(axis=0))
+        high = np.maximum(points.max(axis=0), self.points.max(axis=0))
+        middle, half = 0.5 * (low + high), 0.5 * (high - low)
+        half = np.maximum(
+            half, 0.25 * float((half * self.samples.distances.metric).max()) / self.samples.distances.metric
+        )
+        rings = [_surface(side, points.shape[1]) * (factor * half) for factor, side in RINGS[points.shape[1]]]
+        return np.asarray(middle + np.concatenate(rings))
+
+    def _entry_error(self, box: Boxes) -> float:
+        """Bound on the rounding of a kernel entry between any two of the points that a tile looks at."""
+        low, high = (box.centre - box.half)[None], (box.centre + box.half)[None]
+        corners = self.samples.evaluator.row_errors(self.samples.rows(np.concatenate([low, high])))
+        position = position_error(self.samples.distances, low, high)
+        worst = max(self.row_error, self.samples.row_error, len(box.centre) * float(corners.max()) + position)
+        return EVALUATION * 2.0 * worst * EPS * self.prior
+
+    def _split(self, near: IndexArray, box: Boxes, wanted: float, sizes: float) -> tuple[_Far | None, IndexArray]:
+        """Tell samples that are far from the tile's box from those that are taken one by one: their positions."""
+        samples = self.samples
+        width = len(box.centre)
+        order, distances = SOURCE_ORDER[width], samples.distances
+        tolerance = np.sqrt(max(wanted, 0.0) / float(samples.mass[0])) / sizes
+        beside, single, whole = (
+            [],
+            [],
+            [],
+        )  # the samples of S lie within the tile's box, from which the last two are apart
+        error = 0.0
+        boxes = np.array([0])
+        while len(boxes):
+            cells = Boxes(samples.box.centre[boxes], samples.box.half[boxes])
+            centre = np.broadcast_to(box.centre, cells.centre.shape)
+            source = distances.errors(centre, box.half, cells, order)
+            leaf, apart = samples.child[boxes] < 0, source <= tolerance
+            target = np.full(len(boxes), np.inf)
+            some = apart & ~leaf
+            if some.any():
+                target[some] = distances.errors(cells.centre[some], cells.half[some], box, samples.order)
+            taken = some & (target <= tolerance)
+            beside.append(boxes[leaf & ~apart])
+            single.append(boxes[leaf & apart])
+            whole.append(boxes[taken])
+            mass = samples.mass[boxes]
+            error += float((mass[leaf & apart] * source[leaf & apart] ** 2).sum())
+            points_mass = samples.weights[boxes[taken]].sum(axis=1)
+            # Two approximations: of samples by points, of the points by the tile's box.
+            error += float((2.0 * mass[taken] * target[taken] ** 2 + 2.0 * points_mass * source[taken] ** 2).sum())
+            inner = boxes[~leaf & ~taken]
+            boxes = np.concatenate([samples.child[inner], samples.child[inner] + 1])
+        far = self._far(np.concatenate(single), np.concatenate(whole), box, np.sqrt(error) * EVALUATION)
+        positions = samples.members(np.concatenate(beside))
+        return far, np.setdiff1d(positions, near, assume_unique=True)
+
+    def _far(self, single: IndexArray, whole: IndexArray, box: Boxes, error: float) -> _Far | None:
+        """Sum over far samples and points of boxes."""
+        samples = self.samples
+        positions = samples.members(single)
+        points = np.concatenate([samples.points[positions], samples.box_points(whole)])
+        if not len(points):
+            return None
+        masses = np.concatenate([1.0 / samples.noise[positions], samples.weights[whole].ravel()])
+        evaluator = samples.evaluator
+        sources = evaluator.prepare(samples.rows(nodes(box, SOURCE_ORDER[len(box.centre)])))
+        matrix = np.zeros((sources.n, sources.n))
+        for start in range(0, len(points), PIECE):
+            rows = slice(start, start + PIECE)
+            columns = evaluator.tile(sources, evaluator.prepare(samples.rows(points[rows])))
+            columns = columns * np.sqrt(masses[rows])
+            matrix += columns @ columns.T
+        return _Far(matrix, float(masses.sum()) * (1.0 + len(masses) * EPS), error, len(points))
+
+    def _remainder(
+        self,
+        solved: tuple[IndexArray, FloatArray, FloatArray],
+        others: tuple[IndexArray, FloatArray],
+        far: _Far | None,
+        box: Boxes,
+        errors: tuple[float, FloatArray],
+    ) -> FloatArray:
+        """Upper bound of r' Kbar^-1 r, with b that makes it small: (t,)."""
+        samples, evaluator = self.samples, self.samples.evaluator
+        (near, v, residual), (beside, ring), (entry, noisy) = solved, others, errors
+        tests = evaluator.prepare(samples.rows(self.points))
+        held, rings = evaluator.prepare(samples.rows(samples.points[near])), evaluator.prepare(samples.rows(ring))
+        t, q, m = len(self.points), len(ring), len(near)
+        inverse = np.sqrt(1.0 / np.concatenate([samples.noise[near], samples.noise[beside]]))
+        rest, smooth = np.empty((len(inverse), t)), np.empty((len(inverse), q))
+        rest[:m] = residual
+        smooth[:m] = evaluator.tile(held, rings)
+        for start in range(0, len(beside), PIECE):
+            rows = slice(m + start, m + min(start + PIECE, len(beside)))
+            some = evaluator.prepare(samples.rows(samples.points[beside[start : start + PIECE]]))
+            rest[rows] = evaluator.tile(some, tests) - evaluator.tile(some, held) @ v
+            smooth[rows] = evaluator.tile(some, rings)
+        rest *= inverse[:, None]
+        smooth *= inverse[:, None]
+        between = np.asarray(evaluator.tile(rings, rings))
+        normal, right = between + smooth.T @ smooth, smooth.T @ rest
+        moments = ring_moments = None
+        if far is not None:
+            order = SOURCE_ORDER[len(box.centre)]
+            moments = basis(self.points, box, order).T - basis(samples.points[near], box, order).T @ v
+            ring_moments = basis(ring, box, order).T
+            half = far.matrix @ ring_moments
+            normal = normal + ring_moments.T @ half
+            right = right + half.T @ moments
+        normal[np.diag_indices(q)] += JITTER * (np.trace(normal) / q + self.prior)
+        b = _solved(normal, right)
+        rest -= smooth @ b
+        sizes = 1.0 + np.abs(v).sum(axis=0) + np.abs(b).sum(axis=0)
+        ring_sizes = np.abs(b).sum(axis=0)
+        terms = m + q + 8.0
+        off = entry * sizes + terms * UNIT * (self.prior * sizes + noisy)
+        mass = float(np.sum(inverse**2)) * (1.0 + len(inverse) * EPS)
+        length = np.sqrt(np.einsum("it,it->t", rest, rest)) * (1.0 + (len(inverse) + 16.0) * UNIT)
+        length += EVALUATION * np.sqrt(mass) * off * (1.0 + 8.0 * UNIT)
+        quadratic = np.einsum("qt,qt->t", b, between @ b)
+        quadratic += EVALUATION * ring_sizes**2 * (entry + 2.0 * (q + 2.0) * UNIT * self.prior)
+        total = length**2 + np.maximum(quadratic, 0.0)
+        if far is not None and moments is not None and ring_moments is not None:
+            total += self._far_square(far, moments - ring_moments @ b, sizes, entry, m + q) ** 2
+        return np.asarray(total * (1.0 + 16.0 * EPS))
+
+    def _far_square(self, far: _Far, moments: FloatArray, sizes: FloatArray, entry: float, terms: int) -> FloatArray:
+        """Upper bound of the root of sum (f(x_i))^2 / n_i over far samples: (t,)."""
+        width, q = self.points.shape[1], len(moments)
+        square = np.einsum("qt,qt->t", moments, far.matrix @ moments)
+        roots = np.sqrt(np.diagonal(far.matrix))
+        sums = PIECE + far.count / PIECE + 2.0 * q + 12.0
+        square = np.maximum(square, 0.0) + EVALUATION * sums * UNIT * (roots @ np.abs(moments)) ** 2
+        rounded = q * self.prior * (basis_error(SOURCE_ORDER[width], width) + (terms + 4.0) * UNIT * 2.0 ** (width / 2))
+        off = np.sqrt(far.mass) * (entry * np.abs(moments).sum(axis=0) + rounded * sizes)
+        return np.asarray(np.sqrt(square) + EVALUATION * (off + far.error * sizes))
+
+
+def highest_share(samples: Samples) -> float:
+    """Upper bound of how far `Tile.prior` may exceed k(x, x), relative to it."""
+    return 2.0 * EVALUATION * UNIT * (samples.distances.kernel.diagonal_roundings + 2.0)
+
+
+def _solved(matrix: FloatArray, right: FloatArray) -> FloatArray:
+    """Solve approximately; a zero solution where the matrix has no Cholesky factor."""
+    try:
+        factor = scipy.linalg.cho_factor(matrix, lower=True, overwrite_a=True, check_finite=False)
+        return np.asarray(scipy.linalg.cho_solve(factor, right, check_finite=False))
+    except (scipy.linalg.LinAlgError, ValueError):
+        return np.zeros_like(right)
+
+
+def _surface(side: int, width: int) -> FloatArray:
+    """Points on the surface of the cube [-1, 1]^k, `side` to each edge: (q, k)."""
+    if width == 1:
+        return np.array([[-1.0], [1.0]])
+    ticks = np.linspace(-1.0, 1.0, side + 1)
+    points = np.array(list(product(ticks, repeat=width)))
+    return np.asarray(points[(np.abs(points) == 1.0).any(axis=1)])

@@ -1,0 +1,147 @@
+"""Predictions with variances by neighbours: stores, known noise, trends, resumed runs, executors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.cluster import BlockExecutor, LocalExecutor
+from dkgp.data import Dataset, ModelRecord, open_model, open_prediction
+from dkgp.data.stores.dataset_writer import dataset_from_arrays
+from dkgp.errors import InputError, NumericalError
+from dkgp.kernels import Matern12
+from dkgp.models.exact import save, train
+from dkgp.models.prediction.predict import Destination, predict
+from dkgp.models.variance.neighbours import run
+from dkgp.models.variance.settings import VarianceSettings
+from dkgp.solvers import MaxIterations
+from tests.engine.helpers import opened
+from tests.models.variance.variance_world import content
+
+N, KERNEL, NOISE = 500, Matern12((1.0, 3.0), 1.2), 0.05
+SETTINGS = VarianceSettings(gap=0.05, way="neighbours", latent=True, batch_size=40)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Dataset, Dataset]:
+    folder, rng = tmp_path_factory.mktemp("neighbours"), np.random.default_rng(3)
+    X, T = rng.uniform(0.0, 10.0, (N, 2)), rng.uniform(-1.0, 11.0, (100, 2))
+    y = np.sin(X[:, :1]) + X[:, 1:] + 0.1 * rng.standard_normal((N, 1))
+    return folder, dataset_from_arrays(folder / "train", X, y), dataset_from_arrays(folder / "test", T, None)
+
+
+def made(data: tuple[Path, Dataset, Dataset], name: str, executor: BlockExecutor, **options: Any) -> ModelRecord:
+    folder, dataset, _ = data
+    if not (folder / name).exists():
+        trained = train(dataset, KERNEL, NOISE, executor, stopping=MaxIterations(30), **options)
+        save(trained, str(folder / name), dataset)
+    return open_model(str(folder / name))
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of few points, and few samples around each: most of the 500 are far."""
+    monkeypatch.setattr(run, "LEAST", {2: 60})
+    monkeypatch.setattr(run, "TILE_POINTS", 8)
+
+
+@pytest.fixture
+def one() -> Any:
+    executor = LocalExecutor(1)
+    yield executor
+    executor.close()
+
+
+@pytest.mark.parametrize("mean", ["centred", "linear"])
+@pytest.mark.parametrize("known", [False, True])
+def test_stored_intervals_contain_the_exact_variance(
+    data: tuple[Path, Dataset, Dataset], one: BlockExecutor, tmp_path: Path, few: None, mean: str, known: bool
+) -> None:
+    own = np.random.default_rng(5).uniform(0.0, 2.0, N) if known else None
+    model = made(data, f"{mean}{known}", one, mean=mean, sample_noise=own)
+    _, dataset, test = data
+    for latent in (True, False):
+        out = str(tmp_path / f"p{latent}")
+        summary = predict(model, test, out, one, variance=replace(SETTINGS, latent=latent))
+        seen = test.as_seen_by(model.feature_names, model.target_names, model.standardisation)
+        x, t = dataset.inputs(0, N), seen.inputs(0, 100)
+        inverse = np.linalg.inv(KERNEL(x, x) + np.diag(NOISE + (np.zeros(N) if own is None else own)))
+        k = KERNEL(x, t)
+        exact = 1.2 - np.einsum("ij,ij->j", k, inverse @ k) + (0.0 if latent else NOISE)
+        if mean == "linear":
+            H, h = np.column_stack([np.ones(N), x]), np.column_stack([np.ones(100), t])
+            R = h - k.T @ inverse @ H
+            exact = exact + np.einsum("ij,ij->i", R, np.linalg.solve(H.T @ inverse @ H, R.T).T)
+        exact = exact * float(model.standardisation.target_std[0]) ** 2
+        stored = open_prediction(out)
+        lower, upper = (stored.read(f"variance_{end}")[:, 0] for end in ("lower", "upper"))
+        assert (lower <= exact * (1.0 + 1e-10)).all()
+        assert (exact * (1.0 - 1e-10) <= upper).all()
+        assert stored.attributes["variance"]["way"] == "neighbours"
+        assert summary.variance is not None
+        assert summary.variance["met"] + summary.variance["unmet"] == 100
+        assert np.mean((upper - lower) / upper <= 0.05) > 0.9
+
+
+def test_points_that_miss_the_gap_keep_their_intervals_and_are_counted(
+    data: tuple[Path, Dataset, Dataset], one: BlockExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "MOST", 5)
+    monkeypatch.setattr(run, "LEAST", {2: 5})
+    summary = predict(made(data, "centredFalse", one), data[2], str(tmp_path / "p"), one, variance=SETTINGS)
+    stored = open_prediction(str(tmp_path / "p"))
+    lower, upper = (stored.read(f"variance_{end}")[:, 0] for end in ("lower", "upper"))
+    missed = int(((upper - lower) / upper > 0.05).sum())
+    assert summary.variance is not None
+    assert missed > 10
+    assert summary.variance["unmet"] == missed
+
+
+@pytest.mark.parametrize(("kind", "workers"), [("none", 3), ("processes", 2)])
+def test_the_same_bits_on_any_workers(
+    data: tuple[Path, Dataset, Dataset], one: BlockExecutor, tmp_path: Path, kind: str, workers: int
+) -> None:
+    model = made(data, "centredFalse", one)
+    predict(model, data[2], str(tmp_path / "one"), one, variance=SETTINGS)
+    with opened(kind, workers) as executor:
+        predict(model, data[2], str(tmp_path / "other"), executor, variance=SETTINGS)
+    assert content(tmp_path / "one") == content(tmp_path / "other")
+
+
+class _Failing:
+    """An executor that fails after two batches."""
+
+    def __init__(self, executor: BlockExecutor) -> None:
+        self._executor, self._count = executor, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def submit(self, name: str, *rest: Any) -> Any:
+        self._count += name == "kneighbours"
+        if self._count > 2:
+            raise NumericalError("on purpose")
+        return self._executor.submit(name, *rest)
+
+
+def test_a_resumed_prediction_has_the_same_bits(
+    data: tuple[Path, Dataset, Dataset], one: BlockExecutor, tmp_path: Path
+) -> None:
+    model, out = made(data, "centredFalse", one), str(tmp_path / "resumed")
+    predict(model, data[2], str(tmp_path / "whole"), one, variance=SETTINGS)
+    with pytest.raises(NumericalError, match="on purpose"):
+        predict(model, data[2], out, _Failing(one), variance=SETTINGS)
+    resumed = Destination(out, resume=True)
+    with pytest.raises(InputError, match="was started with"):
+        predict(model, data[2], resumed, one, variance=replace(SETTINGS, gap=0.01))
+    predict(model, data[2], resumed, one, variance=SETTINGS)
+    assert content(tmp_path / "whole") == content(tmp_path / "resumed")
+
+
+def test_settings_of_the_iterative_way_are_refused() -> None:
+    with pytest.raises(InputError, match="'neighbours' is asked for"):
+        replace(SETTINGS, rank=5)
