@@ -170,7 +170,10 @@ def train(
     right = right_sides(mean, dataset)
     context = RunContext.of(context)
     stopping = stopping or GradientInfNorm()
-    with context.operator(kernel, noise, dataset, tolerance=stopping.gradient_limit) as operator:
+    limit = stopping.gradient_limit
+    if limit is not None and (conflict := context.product_error.conflict(limit)) is not None:
+        raise InputError(conflict)
+    with context.operator(kernel, noise, dataset, tolerance=limit) as operator:
         solution = solve(
             operator,
             right,

@@ -105,8 +105,8 @@ class ProductError:
         Parameters
         ----------
         tolerance : float, optional
-            Largest entry of the gradient that the solve is to end with, in the units of K V. Without one "auto"
-            evaluates every entry.
+            Error of an entry of K V at which a solve is as far from the exact solution as its user allows, such as its
+            tolerance on the gradient. Without one "auto" evaluates every entry.
         coordinator_input_bytes : int
             As for `BlockedKernelOperator`.
         note : callable, optional
@@ -115,10 +115,8 @@ class ProductError:
         Raises
         ------
         InputError
-            A number that is not below the tolerance, or a kernel or features for which no such bound is known.
+            A number, with a kernel or features for which no such bound is known.
         """
-        if tolerance is not None and (conflict := self.conflict(tolerance)) is not None:
-            raise InputError(conflict)
         if self.number is None:
             return BlockedKernelOperator(
                 kernel, noise, source, executor, coordinator_input_bytes=coordinator_input_bytes

@@ -45,6 +45,7 @@ def test_classifiers_allow_for_it(samples: tuple[np.ndarray, np.ndarray], estima
     found = {}
     for error in (1e-7, "none"):
         found[error] = estimator(KERNEL, product_error=error, **more).fit(X, labels)
+    assert all(model.solution_["converged"] for model in found.values())
     assert found[1e-7].solution_["product_error"] == 1e-7
     decision, bound = found[1e-7].decision_function(X, return_bounds=True)
     other, other_bound = found["none"].decision_function(X, return_bounds=True)

@@ -126,6 +126,8 @@ class RiskState(SolverState):
         self.raise_bound(self.gradient_image, below)
         # With R - D <= width + above + below, |f - f*|^2 + |f* - f_u|^2 <= 2 (R - D) / lambda about their middle.
         self.width = self.width + 2.0 * self.excess + 4.0 * below
+        if self.product_error > 0.0:
+            self.width = np.minimum(self.width, self._width_by_length(operator, of_values, operator.error_bound))
         self.moved = np.zeros(self.alpha.shape[1])
         self.exact = True
         self.verified = self.measured(operator) if recursion else None
@@ -148,6 +150,22 @@ class RiskState(SolverState):
         second = 0.5 * risk.loss.curvature_bound * total * (p if risk.loss.coupled else 1) * of_values**2
         below = first + risk.inner(np.abs(self.gradient), ones) * of_image / (2.0 * risk.regularisation)
         return first + second, below
+
+    def _width_by_length(self, operator: KernelOperator, of_values: float, of_image: float) -> FloatArray:
+        """Bound on <g, g>_K / (2 lambda) for the exact gradient, (q,): its length against that of the evaluated one.
+
+        Values are off by e, K g by e'. The curvature is at most c, so an entry of g is off by w_i c e at most, of a
+        coupled loss a row by sqrt(p) times that; and the length of sum_i d_i k(., x_i) is at most sum_i |d_i|
+        sqrt(k_ii). This is of the first order in e where the risk's own bounds are of the order sqrt(e).
+        """
+        risk, p = self.risk, self.rhs.shape[1]
+        roots = np.sqrt(operator.diagonal())
+        weighed = float(roots.sum() if risk.weights is None else risk.weights @ roots)
+        away = risk.loss.curvature_bound * of_values * (math.sqrt(p) if risk.loss.coupled else 1.0) * weighed
+        absolute = risk.inner(np.abs(self.gradient), np.ones_like(self.gradient))
+        squares = risk.inner(self.gradient, self.gradient_image) + absolute * of_image
+        length = np.sqrt(np.maximum(squares, 0.0)) + away
+        return np.asarray(length**2 / (2.0 * risk.regularisation))
 
     def measured(self, operator: KernelOperator) -> Progress:
         """Return where the minimisation stands: the objective is the risk, targets added up."""

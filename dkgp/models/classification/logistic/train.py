@@ -132,8 +132,7 @@ def train_logistic(
     if evaluated and data.n >= FORESEEN_FROM and tiles.measured:
         foreseen = foreseen_products(data, kernel, settings)
         context.executor.tiles = replace(tiles, products=foreseen.count)
-    limit = settings.tolerance if settings.gap is None else None
-    with context.operator(kernel, NO_NOISE, data.dataset, tolerance=limit) as operator:
+    with context.operator(kernel, NO_NOISE, data.dataset, tolerance=_value_limit(data, kernel, settings)) as operator:
         prior = operator.prior()
         rule, converged = settings.error(float(prior.max())), settings.converged(float(prior.max()))
         solved = minimise_by(
@@ -200,6 +199,20 @@ def train_logistic(
         solution=solved.solution,
         product_error=solved.product_error,
     )
+
+
+def _value_limit(data: LabelledData, kernel: Kernel, settings: RiskSettings) -> float | None:
+    """Return the error of all decisions at the samples that moves decisions by about the tolerance.
+
+    An error e moves g by w_i c e, and the centre of the ball in which the minimiser lies by c e sum_i w_i sqrt(k_ii) /
+    (2 lambda). None for a tolerance on the risk, and where k(x, x) differs between samples.
+    """
+    if settings.gap is not None or not kernel.stationary:
+        return None
+    variance = float(kernel.diagonal(data.dataset.inputs(0, 1))[0])
+    total = float(data.n) if data.weights is None else float(data.weights.sum())
+    moved = settings.likelihood.loss.curvature_bound * total * variance
+    return 2.0 * settings.regularisation * settings.tolerance / moved if moved > 0.0 else None
 
 
 def _multiplied(operator: KernelOperator, vectors: FloatArray) -> tuple[FloatArray, float]:
