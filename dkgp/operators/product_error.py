@@ -20,6 +20,7 @@ from dkgp.kernels import Kernel
 from dkgp.operators.base import Noise
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, BlockedKernelOperator
+from dkgp.operators.cells.forecast import choose, product_share
 from dkgp.operators.inputs import ArrayInputs, InputSource
 from dkgp.operators.tree.kd_tree import building_bytes, tree_bytes
 from dkgp.operators.tree.operator import TreeKernelOperator
@@ -130,6 +131,12 @@ class ProductError:
         if self.number is not None:
             with closing(LocalExecutor(1)) as executor:
                 self.operator(kernel, 1.0, ArrayInputs(np.zeros((1, kernel.n_features))), executor).close()
+
+    def share(self, kernel: Kernel, n: int) -> float | None:
+        """Return the time of a solver's product over that of evaluating every entry; None where every one is."""
+        if self.number is None and (self.value == "none" or not choose(kernel, n).takes_cells):
+            return None
+        return product_share(kernel, n)
 
     def memory(self, kernel: Kernel, n: int, cache_bytes: int) -> ProductMemory:
         """Return the memory of products over n samples; `MemoryBudgetError` where a worker's cache cannot keep it."""

@@ -68,10 +68,6 @@ IN_DOUBLE = " in float64, for float32 has too little room for this noise"
 # Of counts foretold, in most cases.
 SPREAD = 1.5
 
-# Cost of a product with an allowed error, in units of one that evaluates every entry, by the share of the entries above
-# that error: elevation model, n = 8,000 and 30,000, length scales of a third to three times the tuned ones.
-PRODUCT_LEAST, PRODUCT_PER_SHARE = 0.15, 4.5
-
 # Of block descent, measured over its work: one core selects while the others wait.
 GREEDY_OVERHEAD = 2.0
 
@@ -226,17 +222,18 @@ def choose_by(
     fits = cholesky_bytes(n, d, p) <= memory_bytes
     sizes, prices = Sizes(n, d, p, double), Prices.nominal(d)
     factor = core_seconds(cholesky_phases(sizes), prices)
-    error = product_error.number
-    if error is not None and n < LEAST_PROBED:
+    share = product_error.share(probe.kernel, n)
+    if share is not None and n < LEAST_PROBED:
         return Choice("pcg", f"{n:,} samples are few: its factor is nearly that of the matrix")
     quick = CHOLESKY_WITHOUT_A_LOOK if one_arithmetic else CHOLESKY_UNLESS_EASY
-    if fits and error is None and factor <= quick:
+    if fits and share is None and factor <= quick:
         return Choice("cholesky", f"{n:,} samples are few: their factor takes a moment")
     _require_samples(probe)
     if probe.double and not double:
         sizes = replace(sizes, double=True)
-    if error is not None:
-        return _with_error(probe, sizes, prices, memory_bytes, error)
+    if share is not None:
+        best = _Search(probe, replace(sizes, evaluated=share), prices, memory_bytes, math.inf).run()
+        return _with_error(best, share, sizes.double)
     if fits and factor <= CHOLESKY_UNLESS_EASY:
         return _easy(_Search(probe, sizes, prices, memory_bytes, EASY * factor).first(), factor, sizes.double)
     m = automatic_block_size(n, d, CANDIDATES)
@@ -274,15 +271,12 @@ def _require_samples(probe: Probe) -> None:
         )
 
 
-def _with_error(probe: Probe, sizes: Sizes, prices: Prices, memory_bytes: int, error: float) -> Choice:
+def _with_error(best: _Factor, share: float, double: bool) -> Choice:
     """Choose conjugate gradients, with the factor that suits products of an allowed error."""
-    share = probe.share_above(error)
-    sizes = replace(sizes, evaluated=PRODUCT_LEAST + PRODUCT_PER_SHARE * share)
-    best = _Search(probe, sizes, prices, memory_bytes, math.inf).run()
-    reason = f"products within {error:g} evaluate part of the entries, of which {share:.2g} are larger"
+    reason = f"products take {share:.1g} of the time of evaluating every entry"
     if math.isinf(best.seconds):
-        return Choice("pcg", f"{reason}, and its own sizes may grow", precision=_precision("pcg", sizes))
-    return best.choice(reason, {"pcg": best.seconds}, sizes.double)
+        return Choice("pcg", f"{reason}, and its own sizes may grow", precision="double" if double else "mixed")
+    return best.choice(reason, {"pcg": best.seconds}, double)
 
 
 def _precision(name: str, sizes: Sizes) -> Literal["mixed", "double"]:

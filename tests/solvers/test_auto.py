@@ -156,6 +156,14 @@ def test_products_of_an_allowed_error_get_a_factor_that_suits_their_price() -> N
     assert (few.solver, few.options) == ("pcg", {})
 
 
+def test_products_that_a_forecast_does_not_take_leave_the_choice_alone() -> None:
+    short, wide = SquaredExponential(gamma=(200.0, 200.0)), SquaredExponential(gamma=(0.1,) * 4)
+    for kernel, n, same in ((short, 5000, True), (wide, 100_000, True), (short, 100_000, False)):
+        chosen, before = (choice(kernel, n, noise=0.001, product_error=ProductError.of(v)) for v in ("auto", "none"))
+        assert (chosen == before) == same
+    assert chosen.projected["pcg"] < before.projected["pcg"]
+
+
 def test_memory_that_does_not_hold_the_matrix_rules_cholesky_out() -> None:
     found = choose_solver(ROUGH, 1e-4, samples(1000, 8), 4000, memory_bytes=50_000_000)
     assert "cholesky" not in found.projected

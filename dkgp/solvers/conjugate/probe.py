@@ -324,10 +324,6 @@ class Probe:
         """True where float32 rounds would not do, and counts are those of float64."""
         return self._whole.double
 
-    def share_above(self, least: float) -> float:
-        """Share of the kernel's entries that are larger."""
-        return float(np.mean(self._whole.matrix > least))
-
     @property
     def largest_rank(self) -> int:
         """The largest rank of which anything can be told."""
