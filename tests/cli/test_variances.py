@@ -225,3 +225,36 @@ def test_noise_cannot_be_taken_off_means_alone(pipeline: dict[str, Any], tmp_pat
     )
     assert plain == free
     assert plain["nlpd"] is None
+
+
+# --------------------------------------------------------------------------------------------------------- neighbours
+
+
+def test_a_map_by_neighbours_from_the_command_line(tmp_path: Path) -> None:
+    rng, folder = np.random.default_rng(6), tmp_path
+    X = rng.uniform(0.0, 10.0, (300, 2))
+    table = np.column_stack([X, np.sin(X[:, 0]) + X[:, 1] + 0.3 * rng.standard_normal(300)])
+    np.savetxt(folder / "train.csv", table, delimiter=",", header="a,b,price", comments="")
+    cells = np.stack(np.meshgrid(np.arange(10.0), np.arange(12.0)), -1).reshape(-1, 2)
+    np.savetxt(folder / "map.csv", cells, delimiter=",", header="a,b", comments="")
+    run_json("ingest", folder / "train.csv", folder / "train.zarr", "--target", "price")
+    run_json("ingest", folder / "map.csv", folder / "map.zarr")
+    kernel = ("--kernel", "matern32")
+    run_json("tune", folder / "train.zarr", "--out", folder / "hyper.json", "--subset", 100, *kernel)
+    run_json("train", folder / "train.zarr", "--out", folder / "model.zarr", "--hyper", folder / "hyper.json")
+    options = ("--variance", "--variance-gap", 0.05, "--variance-way", "neighbours", "--latent")
+    predicted = run_json("predict", folder / "model.zarr", folder / "map.zarr", "--out", folder / "p.zarr", *options)
+    figures = predicted["variance"]
+    assert (figures["way"], figures["met"] + figures["unmet"]) == ("neighbours", 120)
+    found, train = read_hyperparameters(folder / "hyper.json"), open_dataset(folder / "train.zarr")
+    seen = open_dataset(folder / "map.zarr").as_seen_by(train.feature_names, (), train.standardisation)
+    x, t = train.inputs(0, 300), seen.inputs(0, 120)
+    k = found.kernel(x, t)
+    inverse = np.linalg.inv(found.kernel(x, x) + found.noise_variance * np.eye(300))
+    exact = found.kernel.diagonal(t) - np.einsum("ij,ij->j", k, inverse @ k)
+    exact = exact * float(train.standardisation.target_std[0]) ** 2
+    stored = open_prediction(str(folder / "p.zarr"))
+    assert (stored.read("variance_lower")[:, 0] <= exact * (1.0 + 1e-9)).all()
+    assert (exact * (1.0 - 1e-9) <= stored.read("variance_upper")[:, 0]).all()
+    again = ("predict", folder / "model.zarr", folder / "map.zarr", "--out", folder / "q.zarr", *options)
+    refused(run(*again, "--variance-rank", 20), "'neighbours' is asked for")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,23 @@ class NeighbourSource:
         """Return the model's own inputs from those of the context."""
         scaled = isinstance(self.context.source, NoisySupport)
         return np.ascontiguousarray(inputs[:, :-1]) if scaled else inputs
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A few tiles that were tried: the share of points that met the gap, and core-seconds for each."""
+
+    met: float
+    seconds: float
+
+
+def serves(context: BlockContext) -> bool:
+    """Return True if the kernel is of distances in one to three features, so that neighbours prove its variances."""
+    try:
+        Distances.of(plain_context(context).kernel)
+    except InputError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -152,6 +170,8 @@ class NeighbourRun(BatchedRun):
     ----------
     plan : dict
         What the store records: way, gap, max_passes, latent, seed, neighbours, batch_size.
+    trial : Trial
+        That of the number of neighbours; of no tiles where the prediction is resumed.
 
     Raises
     ------
@@ -185,7 +205,7 @@ class NeighbourRun(BatchedRun):
             "neighbours": 0,
             "batch_size": int(batch),
         }
-        self.met_in_trial = 1.0
+        self.trial = Trial(1.0, 0.0)
         if stored is not None:
             self.plan["neighbours"] = int(stored.get("neighbours", 0))
             if stored != self.plan:
@@ -207,7 +227,7 @@ class NeighbourRun(BatchedRun):
         starts = np.unique(np.linspace(0, self._test.n_samples - rows, TRIED).astype(int))
         batches = [self._source.plain(self._test.inputs(int(start), int(start) + rows)) for start in starts]
         while True:
-            met, tried = 0, 0
+            met, tried, began = 0, 0, time.thread_time()
             for inputs in batches:
                 points = inputs[:, list(samples.distances.features)]
                 parts = tiles(samples, points, INSIDE * count)
@@ -216,8 +236,8 @@ class NeighbourRun(BatchedRun):
                 upper = ends.upper + noise
                 met += int(np.count_nonzero(ends.upper - np.fmax(ends.lower, 0.0) <= settings.gap * upper))
                 tried += len(some)
-            self.met_in_trial = met / tried
-            if self.met_in_trial >= LEAST_MET or count >= most:
+            self.trial = Trial(met / tried, (time.thread_time() - began) / tried)
+            if self.trial.met >= LEAST_MET or count >= most:
                 return min(count, most)
             count = min(int(count * STEP), most)
 

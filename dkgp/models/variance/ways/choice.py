@@ -1,9 +1,10 @@
 """The way that a prediction's variances take: by what each is foreseen to take, and by a few samples.
 
-Three things do: a partial factor that suffices by itself (smooth problems), a Cholesky factor of the whole matrix, and
-conjugate gradients. The whole factor's work is known beforehand. Where the partial factor is expected to suffice, it is
-built and tried on a few of the test samples; how many products conjugate gradients take is counted in small, on a
-subset of the training samples, unless the least that they can take is more than the factor does.
+Four things do: the samples near each test sample (many of both, in one to three features), a partial factor that
+suffices by itself (smooth problems), a Cholesky factor of the whole matrix, and conjugate gradients. Neighbours are
+tried on a few tiles of test samples. The whole factor's work is known beforehand. Where the partial factor is expected
+to suffice, it is built and tried on a few of the test samples; how many products conjugate gradients take is counted in
+small, on a subset of the training samples, unless the least that they can take is more than the factor does.
 
 Decisions are taken by seconds, and so may differ from run to run; a prediction's plan records its own, and a resumed
 run keeps to it.
@@ -31,7 +32,7 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.variance.batch import value_error_goal
 from dkgp.models.variance.batched import UNPROVEN, BatchedRun
 from dkgp.models.variance.landmarks import Landmarks, SupportSamples, choose_landmarks, enough_trace, judged
-from dkgp.models.variance.neighbours.run import NeighbourRun
+from dkgp.models.variance.neighbours.run import NeighbourRun, serves
 from dkgp.models.variance.remainder import GROUP
 from dkgp.models.variance.row_scales import RowScales
 from dkgp.models.variance.scaled import record_of
@@ -65,6 +66,9 @@ UNCERTAIN = 1.3
 LEAST_SHARED, WORSE = 4, 1.3
 # Share of a trial's samples that must meet the gap.
 LEAST_MET = 0.95
+# Training samples from which neighbours are considered; core-seconds that they take at least for a test sample; and the
+# rank of a partial factor that takes less than any that suffices beside so many samples.
+LEAST_NEAR, NEAR_SECONDS, LEAST_RANK = 20_000, 2e-4, 100
 # A wider gap that is told of, and seconds from which there is anything to tell.
 WIDER, WORTH_TELLING = 0.1, 3.0
 
@@ -164,6 +168,10 @@ def chosen_run(request: Request, note: Note | None = None) -> BatchedRun:
     if way == "neighbours":
         request.executor.require_one_arithmetic()
         return request.by_neighbours()
+    if way == "auto":
+        near = _near_run(request, note)
+        if near is not None:
+            return near
     place, lacks = _place(request)
     if way == "cholesky":
         if lacks is not None:
@@ -180,6 +188,25 @@ def chosen_run(request: Request, note: Note | None = None) -> BatchedRun:
             if isinstance(place, MemoryTiles):
                 forget_tiles(request.context)
             return request.iterative()
+    return run
+
+
+def _near_run(request: Request, note: Note | None) -> NeighbourRun | None:
+    """The run by neighbours, where a trial meets the gap and it takes less than any other way could; else None."""
+    n, t, d = request.model.n_samples, request.n_test, request.kernel.n_features
+    if n < LEAST_NEAR or not request.test.n_samples or not serves(request.context):
+        return None
+    forecast = Forecast(n, t, d, max(1, request.executor.parallelism), True, Measured.nominal(d))
+    others = min(forecast.whole(), forecast.alone(LEAST_RANK))
+    if t * NEAR_SECONDS / forecast.threads >= others:
+        return None
+    request.executor.require_one_arithmetic()
+    run = request.by_neighbours()
+    seconds = run.trial.seconds * t / forecast.threads
+    if run.trial.met < LEAST_MET or UNCERTAIN * seconds >= others:
+        return None
+    if note is not None and seconds >= WORTH_TELLING:
+        note(f"variances of {t:,} samples take about {forecast.shown(seconds)} by the samples near each")
     return run
 
 

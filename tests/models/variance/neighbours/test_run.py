@@ -18,6 +18,8 @@ from dkgp.models.exact import save, train
 from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.variance.neighbours import run
 from dkgp.models.variance.settings import VarianceSettings
+from dkgp.models.variance.ways import choice
+from dkgp.models.variance.ways.forecast import Forecast
 from dkgp.solvers import MaxIterations
 from tests.engine.helpers import opened
 from tests.models.variance.variance_world import content
@@ -140,6 +142,36 @@ def test_a_resumed_prediction_has_the_same_bits(
         predict(model, data[2], resumed, one, variance=replace(SETTINGS, gap=0.01))
     predict(model, data[2], resumed, one, variance=SETTINGS)
     assert content(tmp_path / "whole") == content(tmp_path / "resumed")
+
+
+@pytest.mark.parametrize(
+    ("others", "least", "gap", "way"),
+    [
+        (1e9, 100, 0.05, "neighbours"),
+        (1e-9, 100, 0.05, "cholesky"),  # others take less
+        (1e9, N + 1, 0.05, "cholesky"),  # too few training samples
+        (1e9, 100, 1e-13, "cholesky"),  # the trial misses the gap
+    ],
+)
+def test_neighbours_are_chosen_where_they_suffice_and_take_least(
+    data: tuple[Path, Dataset, Dataset],
+    one: BlockExecutor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    others: float,
+    least: int,
+    gap: float,
+    way: str,
+) -> None:
+    monkeypatch.setattr(choice, "LEAST_NEAR", least)
+    monkeypatch.setattr(Forecast, "whole", lambda self: others)
+    monkeypatch.setattr(Forecast, "alone", lambda self, rank: others)
+    monkeypatch.setattr(choice._Choice, "run", lambda self: self._by_whole())
+    notes: list[str] = []
+    settings = replace(SETTINGS, way="auto", gap=gap)
+    predict(made(data, "centredFalse", one), data[2], str(tmp_path / "p"), one, variance=settings, note=notes.append)
+    assert open_prediction(str(tmp_path / "p")).attributes["variance"]["way"] == way
+    assert any("samples around each tile" in note for note in notes) == (way == "neighbours")
 
 
 def test_settings_of_the_iterative_way_are_refused() -> None:
