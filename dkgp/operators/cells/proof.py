@@ -139,6 +139,20 @@ def _target_sums(points: int, orders: int, width: int) -> tuple[FloatArray, Floa
 
 
 @lru_cache(maxsize=512)
+def _steep_sums(points: int, orders: int, width: int) -> tuple[FloatArray, FloatArray]:
+    """The same, each |W^K_ab| times a^2."""
+    sizes = _split_sizes(points)[:, :, :width] * np.arange(points, dtype=np.float64)[None, :, None] ** 2
+    return sizes[:, :orders].sum(axis=1), sizes[:, orders:].sum(axis=1)
+
+
+@lru_cache(maxsize=512)
+def _steep_source_sums(points: int, width: int) -> tuple[FloatArray, FloatArray]:
+    """Sums over all a, and b < width, or all other b, of a^2 |W^K_ab|: (K,) each."""
+    sizes = (_split_sizes(points) * np.arange(points, dtype=np.float64)[None, :, None] ** 2).sum(axis=1)
+    return sizes[:, :width].sum(axis=1), sizes[:, width:].sum(axis=1)
+
+
+@lru_cache(maxsize=512)
 def _source_sums(points: int, width: int) -> tuple[FloatArray, FloatArray]:
     """Sums over all a, and b < width, or all other b, of |W^K_ab|: (K,) each."""
     sizes = _split_sizes(points).sum(axis=1)
@@ -268,6 +282,8 @@ class Expansion:
         From the source's cell to the target's, none below zero and in falling order; others follow by symmetry.
     tolerance : float
         The error that is allowed for a unit of the magnitudes of weights.
+    slopes : bool, default False
+        Prepare `slope_weights` too.
 
     Attributes
     ----------
@@ -281,13 +297,20 @@ class Expansion:
     """
 
     def __init__(
-        self, profile: Profile, parameter: float, side: float, offset: tuple[int, ...], tolerance: float
+        self,
+        profile: Profile,
+        parameter: float,
+        side: float,
+        offset: tuple[int, ...],
+        tolerance: float,
+        *,
+        slopes: bool = False,
     ) -> None:
         self.d = d = len(offset)
         self.side, self.offset = side, offset
         near = side * math.sqrt(sum(max(value - 1, 0) ** 2 for value in offset)) * (1.0 - 1e-12)
         far = side * math.sqrt(sum((value + 1) ** 2 for value in offset)) * (1.0 + 1e-12)
-        self.nearest = near
+        self.nearest, self.farthest = near, far
         self.order, self.bound = -1, math.inf
         self.operator: FloatArray | None = None
         if near >= profile.support:
@@ -313,8 +336,8 @@ class Expansion:
         place = int(enough[0]) if len(enough) else len(POINTS) - 1
         points = POINTS[place]
         coefficients, off = self._interpolant(profile, parameter, points)
-        self._expand(coefficients, off + float(interpolation.values[place]), points, tolerance)
-        self.slope_errors = interpolation.slopes[:, place]
+        self._slopes: list[tuple[FloatArray, float]] = []
+        self._expand(coefficients, off, interpolation, place, tolerance, slopes)
 
     def _interpolant(self, profile: Profile, parameter: float, points: int) -> tuple[Extended, float]:
         """Chebyshev coefficients (P,) * d, and a bound on the difference of their polynomial from the interpolant."""
@@ -357,7 +380,11 @@ class Expansion:
             b = b.times_power(halved)
         return b, off * _INFLATED
 
-    def _expand(self, b: Extended, off: float, points: int, tolerance: float) -> None:
+    def _expand(
+        self, b: Extended, off: float, interpolation: Interpolation, place: int, tolerance: float, slopes: bool
+    ) -> None:
+        points = POINTS[place]
+        tables_off, off = off, off + float(interpolation.values[place])
         d, cap = self.d, ORDERS[self.d]
         size = np.abs(b.high) * _INFLATED
         # Without signs first: the order that the size of every term allows.
@@ -371,7 +398,7 @@ class Expansion:
         A, table_error = _split(b, points, box)
         outside = _outside(size, *_target_sums(points, box, known)).ravel()
         everywhere = _contracted(size, [_split_sizes(points)[:, :, :known].sum(axis=1)] * d).ravel()
-        rest = _outside(size, *_source_sums(points, known)) + off + table_error
+        rest = float(_outside(size, *_source_sums(points, known))) + off + table_error
         shell, inner = shells(box, d), shells(known, d) < box
         order = np.argsort(shell, kind="stable")
         starts = np.searchsorted(shell[order], np.arange(box))
@@ -384,16 +411,44 @@ class Expansion:
             dropped = everywhere.copy()
             few = shells(known, d) < p
             dropped[few] = by_shell[inside, p:].sum(axis=1) + outside[few]
-            bound = rounded_up(float(dropped.sum()) * _INFLATED + float(rest))
+            bound = rounded_up(float(dropped.sum()) * _INFLATED + rest)
             if bound <= tolerance:
                 self.order, self.bound, self.known = p, bound, known
                 self._dropped, self._rest = dropped * _INFLATED, rest
                 self.operator = np.ascontiguousarray(A[np.ix_(inside, inside)])
-                return
+                break
+        if not slopes or self.order < 1:
+            return
+        # Derivatives: |T_a'| <= a^2, and those of a polynomial of degree m are at most m^2 times its values (Markov).
+        for axis in range(d):
+            squares = np.indices((box,) * d)[axis].ravel().astype(np.float64) ** 2
+            steep = np.add.reduceat((sizes * squares)[:, order], starts, axis=1)
+            outside = _outside(size, *_target_sums(points, box, known), *_steep_sums(points, box, known), axis).ravel()
+            dropped = _contracted(
+                size,
+                [
+                    (_steep_sums(points, points, known)[0] if j == axis else _target_sums(points, points, known)[0])
+                    for j in range(d)
+                ],
+            ).ravel()
+            dropped[inner] = steep.sum(axis=1) + outside[inner]
+            few = shells(known, d) < self.order
+            dropped[few] = steep[shell < self.order, self.order :].sum(axis=1) + outside[few]
+            rest = float(_outside(size, *_source_sums(points, known), *_steep_source_sums(points, known), axis))
+            rest += (points - 1.0) ** 2 * tables_off + (box - 1.0) ** 2 * table_error
+            # By the coordinate t; the interpolant's error is one of w = (t - u) / 2.
+            self._slopes.append(
+                (dropped * _INFLATED, rest * _INFLATED + 0.5 * float(interpolation.slopes[axis, place]))
+            )
 
     def left_out(self, profile: Profile, parameter: float, roundings: Roundings) -> float:
         """Return the error of leaving the pair out, for a unit of the magnitudes of the source's weights."""
         return self.bound + roundings.displaced(profile, parameter, self.nearest)
+
+    def slope_left_out(self, profile: Profile, parameter: float, roundings: Roundings) -> float:
+        """Return the error of a derivative along any line, per unit of the profile, from leaving the pair out."""
+        r = max(self.nearest - roundings.displacement, 0.0)
+        return float(profile.steepest(r, parameter)) * (1.0 + 1e-9)
 
     def row_weights(
         self, profile: Profile, parameter: float, roundings: Roundings, level: int, additions: int
@@ -416,27 +471,57 @@ class Expansion:
         (roundings.moments,) float64 and float
         """
         assert self.operator is not None
+        kept = np.abs(self.operator)
+        local = _corner(roundings.local_errors(level, additions), self.order)
+        weights, remainder = self._weighted(kept, local, self._dropped, self._rest, roundings, level)
+        remainder += roundings.displaced(profile, parameter, self.nearest)
+        return np.array([rounded_up(float(weight)) for weight in weights]), rounded_up(float(remainder))
+
+    def slope_weights(
+        self, profile: Profile, parameter: float, roundings: Roundings, level: int, additions: int, axis: int
+    ) -> tuple[FloatArray, float]:
+        """Return the same for the derivative of a row along an axis of the offset, per unit of the profile.
+
+        For expansions that were made with `slopes`; derivatives of T_k are k U_(k-1), by the recurrence of U.
+        """
+        assert self.operator is not None
+        index = np.indices((self.order,) * self.d)[axis].ravel().astype(np.float64)
+        kept = np.abs(self.operator)
+        local = _corner(roundings.local_slope_errors(level, additions, axis), self.order)
+        weights, remainder = self._weighted(kept * index**2, local, *self._slopes[axis], roundings, level, kept)
+        steps = 2.0 / self.side
+        remainder = remainder * steps + roundings.displaced_slope(profile, parameter, self.nearest, self.farthest)
+        return np.array([rounded_up(float(weight * steps)) for weight in weights]), rounded_up(float(remainder))
+
+    def _weighted(
+        self,
+        sizes: FloatArray,
+        local: FloatArray,
+        dropped: FloatArray,
+        rest: float,
+        roundings: Roundings,
+        level: int,
+        kept: FloatArray | None = None,
+    ) -> tuple[FloatArray, float]:
+        """Weights of moments and of weights; `sizes` are the effects of coefficients on a target."""
         d, p = self.d, self.order
         known = min(roundings.moments, self.known)
-        shell, dropped = shells(self.known, d), self._dropped
+        shell = shells(self.known, d)
         weights = np.zeros(roundings.moments)
         weights[:known] = [dropped[shell == k].max() for k in range(known)]
         beyond = float(dropped[shell >= known].sum())
         # Roundings. The moments' errors, on their way through the kept coefficients and through the bound itself:
         moment_errors = roundings.moment_errors(level)
-        inner, kept = shells(p, d), np.abs(self.operator)
-        column_sums = kept.sum(axis=1)
+        column_sums = sizes.sum(axis=1)
         errors = float((column_sums * _corner(moment_errors, p)).sum())
         sums = np.bincount(shells(known, d), weights=_corner(moment_errors, known), minlength=known)
         errors += float((weights[:known] * sums).sum())
         # coefficients rounded, sums over the kept moments, and all that happens to the local expansion afterwards.
-        local = kept @ _corner(roundings.local_errors(level, additions), p)
-        later = (p**d + 2.0) * column_sums + local
+        later = (p**d + 2.0) * column_sums + (sizes if kept is None else kept) @ local
+        inner = shells(p, d)
         for k in range(p):
             weights[k] += EVALUATION * UNIT * later[inner == k].max()
-        remainder = beyond + self._rest + EVALUATION * UNIT * errors
-        remainder += roundings.displaced(profile, parameter, self.nearest)
-        return np.array([rounded_up(float(weight)) for weight in weights]), rounded_up(float(remainder))
+        return weights, beyond + rest + EVALUATION * UNIT * errors
 
 
 def _corner(table: FloatArray, width: int) -> FloatArray:
@@ -452,13 +537,26 @@ def _contracted(size: FloatArray, tables: list[FloatArray]) -> FloatArray:
     return out
 
 
-def _outside(size: FloatArray, inside: FloatArray, others: FloatArray) -> FloatArray:
-    """The same of all terms of which at least one axis takes `others`, the rest `inside` or `others`: no difference."""
+def _outside(
+    size: FloatArray,
+    inside: FloatArray,
+    others: FloatArray,
+    steep_inside: FloatArray | None = None,
+    steep_others: FloatArray | None = None,
+    axis: int = -1,
+) -> FloatArray:
+    """The same of all terms of which at least one axis takes `others`, the rest `inside` or `others`: no difference.
+
+    One axis may have tables of its own.
+    """
     d = size.ndim
-    everything = inside + others
+    first, second = [inside] * d, [others] * d
+    if steep_inside is not None and steep_others is not None:
+        first[axis], second[axis] = steep_inside, steep_others
+    either = [a + b for a, b in zip(first, second, strict=True)]
     total: FloatArray = np.zeros(())
     for j in range(d):
-        total = total + _contracted(size, [everything] * j + [others] + [inside] * (d - 1 - j))
+        total = total + _contracted(size, [*either[:j], second[j], *first[j + 1 :]])
     return total
 
 

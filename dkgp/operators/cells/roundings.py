@@ -52,12 +52,18 @@ def _half_table() -> FloatArray:
 
 @dataclass(frozen=True)
 class _Level:
-    """Largest sums over j of |B_kj|, weighted, for T_k on a cell some levels below its own: (HIGHEST,) each."""
+    """Largest sums over j of |B_kj|, weighted, for T_k on a cell some levels below its own: (HIGHEST,) each.
+
+    Those of slopes are relative to the coordinate of the cell that T_k belongs to.
+    """
 
     sizes: FloatArray  # |B_kj|
     halves: FloatArray  # |B_kj| times the sum of |B| of one level more
     chains: FloatArray  # the same times j + 2, the roundings of a sum of j + 1 terms
     points: FloatArray  # |B_kj| times the error of T_j at a point
+    slopes: FloatArray  # |B_kj| times the greatest slope of T_j, j^2
+    slope_halves: FloatArray  # |B_kj| times the sum of |B| times squares, of one level more
+    slope_points: FloatArray  # |B_kj| times the error of the slope of T_j at a point
 
 
 def polynomial_errors() -> FloatArray:
@@ -66,32 +72,56 @@ def polynomial_errors() -> FloatArray:
     return 1.5 * k * (k - 1.0)
 
 
-@lru_cache(maxsize=64)
-def _level(depth: int) -> _Level:
-    """Tables of cells `depth` levels below."""
-    halves = np.abs(_half_table()).sum(axis=2).max(axis=0)
-    weights = (
+def polynomial_slope_errors() -> FloatArray:
+    """Errors of T_k'(t) = k U_(k-1)(t) by the recurrence of U, in units of u."""
+    errors = [k * (3.0 * sum((k - j) * (j + 1) for j in range(1, k)) + k) for k in range(HIGHEST)]
+    return np.array(errors, np.float64)
+
+
+@lru_cache(maxsize=1)
+def _weights() -> list[FloatArray]:
+    """What the tables of `_Level` weigh |B_kj| by."""
+    sizes = np.abs(_half_table())
+    halves = sizes.sum(axis=2).max(axis=0)
+    squares = np.arange(HIGHEST, dtype=np.float64) ** 2
+    return [
         np.ones(HIGHEST),
         halves,
         halves * (np.arange(HIGHEST) + 2.0),
         polynomial_errors(),
-    )
+        squares,
+        2.0 * (sizes * squares).sum(axis=2).max(axis=0),
+        polynomial_slope_errors(),
+    ]
+
+
+@lru_cache(maxsize=64)
+def _level(depth: int) -> _Level:
+    """Tables of cells `depth` levels below."""
     if depth <= _ENUMERATED:
         sizes = np.abs(_composed(depth))
-        rows = [
-            np.stack([sizes[:, :, j] * weight[j] for j in range(HIGHEST)]).sum(axis=0).max(axis=0) for weight in weights
-        ]
+        rows = []
+        for weight in _weights():
+            parts = sizes[:, :, 0] * weight[0]
+            for j in range(1, HIGHEST):
+                parts += sizes[:, :, j] * weight[j]
+            rows.append(parts.max(axis=0))
     else:
-        # sum over j >= 1 of |B_kj| <= T_k(1 + h) - 1, h the half side: the Taylor coefficients at any centre are below
-        # those at one. |B_k0| <= 1.
-        x = 1.0 + 2.0**-depth
-        chebyshev = [1.0, x]
-        for _ in range(HIGHEST - 2):
-            chebyshev.append(2.0 * x * chebyshev[-1] - chebyshev[-2])
-        more = (np.array(chebyshev) - 1.0) * (1.0 + 1e-9) + 1e-12
-        more[0] = 0.0
-        rows = [weight[0] + more * np.maximum.accumulate(weight) for weight in weights]
-    return _Level(*(row * (1.0 + 1e-9) for row in rows))
+        # T_k(c + h t) has the Taylor terms T_k^(m)(c) h^m t^m / m!, whose derivatives are greatest at c = 1; t^m is a
+        # mean of T_j, j <= m.
+        terms = np.zeros((HIGHEST, HIGHEST))
+        k = np.arange(HIGHEST, dtype=np.float64)
+        terms[0] = 1.0
+        for m in range(1, HIGHEST):
+            terms[m] = terms[m - 1] * np.maximum(k * k - (m - 1.0) ** 2, 0.0) / ((2 * m - 1) * m) * 2.0**-depth
+        rows = []
+        for weight in _weights():
+            total = np.zeros(HIGHEST, np.float64)
+            for m, most in enumerate(np.maximum.accumulate(weight)):
+                total += terms[m] * most
+            rows.append(total)
+    scale = [1.0] * 4 + [2.0**depth] * 3
+    return _Level(*(row * factor * (1.0 + 1e-9) for row, factor in zip(rows, scale, strict=True)))
 
 
 @lru_cache(maxsize=16)
@@ -156,6 +186,35 @@ class Roundings:
         """
         return _local_errors(self.d, self.orders, self.target_levels - 1 - level) + float(additions)
 
+    def local_slope_errors(self, level: int, additions: int, axis: int) -> FloatArray:
+        """Errors that coefficients of a level cause to slopes along an axis: (orders,) * d.
+
+        In units of u times their magnitude, and of the coordinate t of the level's cells.
+        """
+        return _local_slope_errors(self.d, self.orders, self.target_levels - 1 - level, additions, axis)
+
+    def displaced_slope(self, profile: Profile, parameter: float, nearest: float, farthest: float) -> float:
+        """Bound on the change of slopes of entries between two distances by roundings of coordinates and of scales.
+
+        The second derivative along any line is at most 2 M / c^2 where the kernel is analytic and at most M within c:
+        along a line the squared distance is zeta^2 + q, whose real part falls from r^2 by at most 2 r c + c^2.
+        """
+        assert profile.modulus is not None
+        r = max(nearest - self.displacement, 0.0)
+        c = np.concatenate([r * np.linspace(0.02, 0.4, 20), 2.0 ** np.arange(-6.0, 3.0)])
+        c = c[c > 0.0]
+        base = np.maximum(r, c)
+        re_s = base * base - 2.0 * base * c - c * c - 1e-12 * (base * base + c * c)
+        with np.errstate(over="ignore", invalid="ignore"):
+            M = np.asarray(
+                profile.modulus(re_s, np.sqrt(np.maximum(re_s, 0.0)), farthest + self.displacement + c, parameter),
+                np.float64,
+            )
+        second = np.where((re_s > profile.branch) & np.isfinite(M), 2.0 * M / (c * c), np.inf)
+        change = self.displacement + SCALE_ROUNDINGS * UNIT * farthest
+        slope = SCALE_ROUNDINGS * UNIT * float(profile.steepest(r, parameter))
+        return EVALUATION * (float(second.min(initial=math.inf)) * change + slope)
+
     def displaced(self, profile: Profile, parameter: float, nearest: float) -> float:
         """Bound on the change of entries beyond a distance by roundings of coordinates and of scales."""
         r = max(nearest - self.displacement, 0.0)
@@ -213,4 +272,29 @@ def _local_errors(d: int, width: int, depth: int) -> FloatArray:
         if below < depth:
             summed += d * (width + 1.0) * _product([table.halves[:width]] * d)
             summed += _product([_level(below + 1).sizes[:width]] * d)
+    return largest + summed
+
+
+@lru_cache(maxsize=256)
+def _local_slope_errors(d: int, width: int, depth: int, additions: int, axis: int) -> FloatArray:
+    def along(special: FloatArray, others: FloatArray) -> FloatArray:
+        return _product([special[:width] if place == axis else others[:width] for place in range(d)])
+
+    first = _level(0)
+    largest = np.zeros((width,) * d)
+    summed = additions * along(first.slopes, first.sizes)
+    evaluated = 2.0 * width + 10.0 if d < 3 else width * width + width + 11.0
+    for below in range(depth + 1):
+        table = _level(below)
+        here = evaluated * along(table.slopes, table.sizes) + along(table.slope_points, table.sizes)
+        # Polynomials of the other axes at a point.
+        for other in range(d):
+            if other != axis:
+                rows = [table.sizes[:width]] * d
+                rows[axis], rows[other] = table.slopes[:width], table.points[:width]
+                here = here + _product(rows)
+        largest = np.maximum(largest, here)
+        if below < depth:
+            summed = summed + d * (width + 1.0) * along(table.slope_halves, table.halves)
+            summed = summed + along(_level(below + 1).slopes, _level(below + 1).sizes)
     return largest + summed

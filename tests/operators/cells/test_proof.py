@@ -21,7 +21,7 @@ from dkgp.operators.cells.extended import (
     sliced,
     sliced_product,
 )
-from dkgp.operators.cells.proof import Expansion, rounded_up
+from dkgp.operators.cells.proof import Expansion, rounded_up, shells
 from dkgp.operators.cells.roundings import HIGHEST, UNIT, Roundings, half_table
 from tests.targets import blas_architectures, environment, inherited, vector_code
 
@@ -135,6 +135,60 @@ def test_search_for_the_largest_error(rng: np.random.Generator, name: str, d: in
             assert ratio <= 1.0 + 1e-6
             closest = max(closest, ratio)
     assert closest > 0.3  # a bound that is no more than three times the error somewhere
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "parameter", "side", "offset", "tolerance"),
+    [case for case in CASES if len(case[3]) == 2 and case[3] != (1, 0)] + [("matern12", 0.0, 0.5, (2, 0, 0), 1e-3)],
+)
+def test_slopes_of_expansions(
+    rng: np.random.Generator,
+    name: str,
+    parameter: float,
+    side: float,
+    offset: tuple[int, ...],
+    tolerance: float,
+    axis: int,
+) -> None:
+    profile, d = PROFILES[name], len(offset)
+    expansion = Expansion(profile, parameter, side, offset, tolerance, slopes=True)
+    roundings = Roundings(d, expansion.order, expansion.order + 4, 1, 1, 1, 1e-16)
+    weights, remainder = expansion.slope_weights(profile, parameter, roundings, 0, 1, axis)
+    _, rest = expansion.row_weights(profile, parameter, roundings, 0, 1)
+    p, closest = expansion.order, 0.0
+    A = expansion.operator
+    assert A is not None
+
+    def polynomials(x: np.ndarray, width: int, derived: int = -1) -> np.ndarray:
+        out = np.ones(1, np.longdouble)
+        for j, value in enumerate(x):
+            angle = np.arccos(np.longdouble(value))
+            k = np.arange(width)
+            row = np.cos(k * angle)
+            if j == derived:
+                row = k * np.sin(k * angle) / np.sin(angle)
+            out = np.multiply.outer(out, row).ravel()
+        return out
+
+    with mp.workdps(40):
+        for _ in range(25):
+            t, u = rng.uniform(-0.999, 0.999, d), rng.uniform(-0.999, 0.999, d)
+            t[rng.random(d) < 0.4], u[rng.random(d) < 0.4] = -0.999, 0.999
+            w = [(mp.mpf(a) - mp.mpf(b)) / 2 for a, b in zip(t, u, strict=True)]
+
+            def along(x: mp.mpf, w: list[mp.mpf] = w) -> mp.mpf:
+                return kernel(name, parameter, side, offset, [*w[:axis], x, *w[axis + 1 :]])
+
+            exact = np.longdouble(str(mp.diff(along, w[axis]) / side))
+            kept_slope = polynomials(u, p) @ A @ polynomials(t, p, axis) * np.longdouble(2.0 / side)
+            moments = np.abs(polynomials(u, roundings.moments))
+            sums = [float(moments[shells(roundings.moments, d) == k].sum()) for k in range(roundings.moments)]
+            bound = float(weights @ sums) + remainder
+            assert abs(float(kept_slope - exact)) <= bound
+            closest = max(closest, abs(float(kept_slope - exact)) / bound)
+    assert closest > 1e-3
+    assert remainder > rest / 100.0
 
 
 def test_pairs_that_are_left_out_are_small(rng: np.random.Generator) -> None:
