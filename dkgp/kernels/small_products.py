@@ -37,6 +37,7 @@ def _block(  # type: ignore[no-untyped-def]
         )
         size, vector = ir.IntType(64), ir.VectorType(ir.DoubleType(), LANES)
         nothing = ir.Constant(vector, [0.0] * LANES)
+        is_fresh = builder.icmp_signed("!=", fresh, size(0))
         lanes = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
 
         def vector_at(base: Any, place: Any) -> Any:
@@ -48,11 +49,8 @@ def _block(  # type: ignore[no-untyped-def]
             places = [vector_at(c, builder.add(c_at, builder.mul(c_row, size(first + row)))) for row in range(together)]
             sums = [cgutils.alloca_once(builder, vector) for _ in range(together)]
             for place, value in zip(places, sums, strict=True):
-                with builder.if_else(builder.icmp_signed("!=", fresh, size(0))) as (new, old):
-                    with new:
-                        builder.store(nothing, value)
-                    with old:
-                        builder.store(builder.load(place, align=8), value)
+                start = builder.select(is_fresh, nothing, builder.load(place, align=8))
+                builder.store(start, value)
             with cgutils.for_range(builder, count) as loop:
                 columns = builder.load(vector_at(b, builder.add(b_at, builder.mul(loop.index, b_inner))), align=8)
                 inner = builder.add(a_at, builder.mul(loop.index, a_inner))

@@ -6,6 +6,7 @@ A plan depends on the term, the inputs and the tolerance alone, so all processes
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -25,8 +26,15 @@ from dkgp.operators.cells.sweeps import CHUNK, RUN
 from dkgp.operators.cells.terms import Term
 from dkgp.operators.cells.tree import Tree
 
-# Most distinct points of a leaf, by dimension.
-LEAF = {1: 64, 2: 64, 3: 64}
+# Most distinct points of a leaf: one of these, from the most on.
+LEAF = (512, 256, 128, 64, 32, 16)
+# Nanoseconds of a near entry and of a pair of cells, on some processor: for choices, which are the same on all.
+_SINGLE_ENTRY, _DOUBLE_ENTRY, _PAIR = 0.6, 2.0, 30.0
+# Bytes of moments for each point and column of weights, above which leaves are not made smaller.
+_MOMENT_BYTES = 200.0
+# Share of the tolerance that near entries in single precision may take, and the side up to which they may be.
+_NEAR_SHARE = 0.1
+_FARTHEST_SINGLE = 1e14
 # Inputs further apart than this, in units of the profile, are brought together to it: neighbours on the deepest level
 # of a tree are still so far apart that a kernel is zero.
 _FARTHEST = 1e16
@@ -138,21 +146,26 @@ class Plan:
         asked = None if targets is None else np.asarray(targets, np.float64)[:, features]
         self.term, self.d, self.tolerance = term, len(features), tolerance
         self._frame = _Frame.around(term, [block for block in (rows, asked) if block is not None and len(block)])
-        leaf = leaf or LEAF[self.d]
-        self.sources = Tree(self._frame.place(rows), leaf)
-        self.targets = self.sources if asked is None else Tree(self._frame.place(asked), leaf)
+        self.sources = Tree(self._frame.place(rows))
+        self.targets = self.sources if asked is None else Tree(self._frame.place(asked))
+        best = leaf or self._cheapest_leaf()
+        for tree in {id(tree): tree for tree in (self.sources, self.targets)}.values():
+            tree.grow(best)
+            tree.finish()
         walk = _Walk(self)
         far, near = walk.run()
         depth = max([0, *(level for level, pairs in far.items() if len(pairs.a)), *(n.level for n in near)])
         self.targets.cut(depth)
         if self.sources is not self.targets:
             self.sources.cut(max([0, *far]))
+        nothing = np.zeros(0, np.int32)
+        start, stop, source_start, source_stop = (
+            np.concatenate([nothing, *(getattr(pairs, name) for pairs in near)])
+            for name in ("start", "stop", "source_start", "source_stop")
+        )
+        places = self.targets.leaves.start
         self.near, self.near_start, self.near_stop = _near_lists(
-            np.concatenate([n.start for n in near] or [np.zeros(0, np.int32)]),
-            np.concatenate([n.stop for n in near] or [np.zeros(0, np.int32)]),
-            np.concatenate([n.source_start for n in near] or [np.zeros(0, np.int32)]),
-            np.concatenate([n.source_stop for n in near] or [np.zeros(0, np.int32)]),
-            self.targets.leaves.start,
+            len(places), np.searchsorted(places, start), np.searchsorted(places, stop), source_start, source_stop
         )
         self._settle(walk, far)
 
@@ -178,16 +191,56 @@ class Plan:
         self._near_sources = np.diff(np.concatenate([[0], np.cumsum(sizes.astype(np.int64))])[self.near])
         runs = np.diff(np.concatenate([[0], np.cumsum(-(-sizes.astype(np.int64) // RUN))])[self.near])
         self.near_entries = int((self._near_sources * (leaves.stop - leaves.start)).sum())
-        self.near_error = self.roundings.near_error(
-            self.term.profile, self.term.parameter, RUN + int(runs.max(initial=0)) + self.sources.most_equal
-        )
+        self._choose_near_type(RUN + int(runs.max(initial=0)) + self.sources.most_equal)
         halves = half_table(self.moments)
         self.up = _padded(halves.transpose(0, 2, 1))
         self.down = _padded(halves[:, : self.order, : self.order])
         self.shell = shells(self.moments, d)
-        side = self._frame.side
-        self.source_points = self.sources.y * side
-        self.target_points = self.source_points if self.targets is self.sources else self.targets.y * side
+
+    def _choose_near_type(self, additions: int) -> None:
+        """Take single precision for near entries where that costs little of the tolerance.
+
+        Relative to a leaf's centre, coordinates of its points are below half its diagonal h, those of a source below
+        h + r: rounded, they change an entry by at most |dk/dr| 2 h and r |dk/dr|, twice the bulge, in units of 2**-24.
+        """
+        profile, parameter, d = self.term.profile, self.term.parameter, self.d
+        double = self.roundings.near_error(profile, parameter, additions)
+        bulge, steepest = float(profile.bulge(0.0, parameter)), float(profile.steepest(0.0, parameter))
+        counted = bulge * (d + 14.0) + profile.rounding + RUN + 6.0
+        sides = self._frame.side * 0.5 ** np.arange(len(self.targets.levels))
+        single = double + 1.02 * 2.0**-24 * (counted + steepest * math.sqrt(d) * sides)
+        shares = self._near_sources / max(self.sources.n_points, 1)
+        costs = float((single[self.targets.leaves.level] * shares).max(initial=0.0))
+        fits = costs <= _NEAR_SHARE * self.tolerance and self._frame.side < _FARTHEST_SINGLE
+        self.near_type = np.dtype(np.float32 if fits else np.float64)
+        self.near_errors: FloatArray = single if fits else np.full(len(sides), double)
+
+    def _cheapest_leaf(self) -> int:
+        """Choose the size of leaves by the work of near entries and of translations, in nanoseconds, from counts."""
+        d, tree, best = self.d, self.sources, (math.inf, LEAF[-1])
+        single = self.tolerance > 1e-8
+        walk = _Walk(self)
+        for leaf in LEAF:
+            tree.grow(leaf)
+            points = (tree.leaves.stop - tree.leaves.start).astype(np.float64)
+            cost = (_SINGLE_ENTRY if single else _DOUBLE_ENTRY) * 3.0**d * float((points**2).sum()) + 1e3 * len(points)
+            order = 1
+            for number, level in enumerate(tree.levels):
+                pairs = min(6**d - 3**d, len(level) - 3**d)
+                if number < 2 or pairs <= 0:
+                    continue
+                share = min(1.0, pairs / len(level))
+                p = walk.order(number, (2, *[1] * (d - 1)), 0.25 * self.tolerance / share)
+                order = max(order, p)
+                q = float(max(p, 0) ** d)
+                cost += len(level) * pairs * (_PAIR + 2.0 * q + 0.04 * q * q)
+            moments = min(order + EXTRA, HIGHEST)
+            cost += tree.n_cells * 0.1 * d * float(moments) ** (d + 1)
+            fits = 8.0 * tree.n_cells * moments**d <= _MOMENT_BYTES * tree.n_points
+            if cost > 1.1 * best[0] or (not fits and best[0] < math.inf):
+                break
+            best = min(best, (cost, leaf))
+        return best[1]
 
     def _translations(self, walk: _Walk, level: int, pairs: _Pairs) -> Translations:
         d = self.d
@@ -237,7 +290,7 @@ class Plan:
         )  # fmt: skip
 
     @property
-    def scale(self) -> float:
+    def side(self) -> float:
         """Side of the root cell in the profile's units."""
         return self._frame.side
 
@@ -249,7 +302,7 @@ class Plan:
     @property
     def nbytes(self) -> int:
         """Bytes of the plan."""
-        arrays = [self.near, self.near_start, self.near_stop, self._near_sources, self.source_points]
+        arrays = [self.near, self.near_start, self.near_stop, self._near_sources]
         trees = {id(tree): tree for tree in (self.sources, self.targets)}
         total = sum(array.nbytes for array in arrays) + sum(tree.nbytes for tree in trees.values())
         return int(total + sum(translation.nbytes for translation in self.translations.values()))
@@ -373,10 +426,16 @@ class _Walk:
         allowed = 0.25 * self.plan.tolerance * self.plan.sources.n_points
         return allowed / max(int(weights[0]), 1), allowed / max(int(weights[1]), 1)
 
+    def order(self, number: int, canon: tuple[int, ...], tolerance: float) -> int:
+        """Return the order of an expansion, which is not kept."""
+        order = self._expansion(number, canon, tolerance).order
+        self.classes.clear()
+        return order
+
     def _expansion(self, number: int, canon: tuple[int, ...], tolerance: float) -> Expansion:
         key = number, canon
         if key not in self.classes:
-            side = self.plan.scale * 0.5**number
+            side = self.plan.side * 0.5**number
             # Its products are exact: BLAS is as good as any other.
             with single_threaded_blas():
                 self.classes[key] = Expansion(self.plan.term.profile, self.plan.term.parameter, side, canon, tolerance)
@@ -452,19 +511,20 @@ def _by_target(a, b, key, cells):  # type: ignore[no-untyped-def]
 
 
 @cached_njit(nogil=True)
-def _near_lists(start, stop, source_start, source_stop, leaf_start):  # type: ignore[no-untyped-def]
-    """Of pairs of ranges, the second ones for each leaf that the first covers, sorted, and joined where they touch."""
-    n = leaf_start.shape[0]
+def _near_lists(n, first, last, source_start, source_stop):  # type: ignore[no-untyped-def]
+    """Sort the ranges of sources by each of the n leaves that they are near to, and join those that touch.
+
+    Pair i is near to leaves from `first[i]` up to `last[i]`.
+    """
     count = np.zeros(n + 1, np.int64)
-    first, last = np.searchsorted(leaf_start, start), np.searchsorted(leaf_start, stop)
-    for i in range(start.shape[0]):
+    for i in range(first.shape[0]):
         for k in range(first[i], last[i]):
             count[k + 1] += 1
     for k in range(n):
         count[k + 1] += count[k]
     place = count[:-1].copy()
     begin, end = np.empty(count[n], np.int32), np.empty(count[n], np.int32)
-    for i in range(start.shape[0]):
+    for i in range(first.shape[0]):
         for k in range(first[i], last[i]):
             # Kept sorted: lists are short.
             j = place[k]

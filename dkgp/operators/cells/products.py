@@ -50,16 +50,20 @@ class Moments:
     values: FloatArray  # flat: (cells * t, moments^d)
     mass: FloatArray  # (cells, t)
     shells: FloatArray  # (cells * t, moments)
+    factors: FloatArray  # a power of two for each column, which takes the largest weight below one: (t,)
 
     @classmethod
     def room(cls, plan: Plan, V: FloatArray) -> Moments:
         """Room for the moments of weights V (n, t)."""
         rows = plan.sources.n_cells * V.shape[1]
+        weights = plan.sources.gather(V)
+        exponents = np.clip(np.frexp(np.abs(weights).max(axis=0))[1], -1000, 1000)
         return cls(
-            plan.sources.gather(V),
+            weights,
             np.empty(rows * plan.moments**plan.d + LANES),
             np.empty((plan.sources.n_cells, V.shape[1])),
             np.empty((rows, plan.moments)),
+            np.ldexp(1.0, -exponents),
         )
 
 
@@ -80,7 +84,7 @@ def up(plan: Plan, moments: Moments, leaves: tuple[int, int]) -> None:
     tree, p = plan.sources, plan.moments
     all_leaves = tree.leaves
     leaf_moments(
-        first, last, tree.y, moments.weights, all_leaves.start, all_leaves.stop, _cells(plan), all_leaves.level,
+        first, last, tree.y, moments.weights, all_leaves.start, all_leaves.stop, _cells(plan), all_leaves.scale,
         all_leaves.coord, p, moments.values, moments.mass,
     )  # fmt: skip
     start, stop = int(all_leaves.start[first]), int(all_leaves.stop[last - 1])
@@ -140,12 +144,13 @@ def finish(plan: Plan, moments: Moments, leaves: tuple[int, int]) -> Part:
         _descend(plan, moments, first, last, start, stop, out, bounds)
     mass = np.zeros((last - first, t))
     profile, parameters = plan.term.profile, (*plan.term.parameters, 0.0, 0.0)[: PARAMETERS - 1]
-    program = np.array([[*parameters, LOWEST_EXPONENT[8]]]).view(np.int64)
+    program = np.array([[*parameters, LOWEST_EXPONENT[plan.near_type.itemsize]]]).view(np.int64)
     add_near(
-        first, last, stage_address(profile.name, np.float64), program, plan.source_points, plan.target_points,
-        moments.weights, table.start, table.stop, plan.near, plan.near_start, plan.near_stop, start, out, mass,
+        first, last, stage_address(profile.name, plan.near_type), program, np.empty(0, plan.near_type), plan.sources.y,
+        tree.y, plan.side, moments.weights, moments.factors, table.start, table.stop, table.scale, table.coord,
+        plan.near, plan.near_start, plan.near_stop, start, out, mass,
     )  # fmt: skip
-    bounds += plan.near_error * mass
+    bounds += plan.near_errors[table.level[first:last], None] * mass
     rows, places = tree.rows_of(start, stop)
     by_point = np.repeat(bounds, table.stop[first:last] - table.start[first:last], axis=0)
     return Part(rows, out.T[places], by_point[places])
@@ -188,7 +193,7 @@ def _descend(
             )  # fmt: skip
         chosen = first + np.flatnonzero(table.level[first:last] == number)
         evaluate_leaves(
-            chosen, tree.y, table.start, table.stop, table.cell, table.level, table.coord, low, p, t, L_here,
+            chosen, tree.y, table.start, table.stop, table.cell, table.scale, table.coord, low, p, t, L_here,
             bound_here, start, out, bounds, first,
         )  # fmt: skip
         above, L, bound = low, L_here, bound_here

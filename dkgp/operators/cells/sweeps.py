@@ -64,7 +64,7 @@ def _chebyshev(y, feature, start, count, scale, shift, p, T, at, apart):  # type
 
 @cached_njit(nogil=True)
 def leaf_moments(  # type: ignore[no-untyped-def]
-    first, last, y, v, leaf_start, leaf_stop, leaf_cell, leaf_level, leaf_coord, p, M, mass
+    first, last, y, v, leaf_start, leaf_stop, leaf_cell, leaf_scale, leaf_coord, p, M, mass
 ):
     """Moments sum_j v_j T_b(u_j) of leaves from `first` up to `last`, and sums of |v_j|: `mass` (cells, columns)."""
     prefer_full_vectors()
@@ -75,7 +75,7 @@ def leaf_moments(  # type: ignore[no-untyped-def]
     weighted, columns = np.empty(t * outer * CHUNK), np.zeros(CHUNK * width)
     C = np.empty(t * outer * width)
     for k in range(first, last):
-        cell, scale = leaf_cell[k], 2.0 ** (leaf_level[k] + 1)
+        cell, scale = leaf_cell[k], leaf_scale[k]
         at = cell * t * outer * inner
         for j in range(t):
             mass[cell, j] = 0.0
@@ -226,7 +226,8 @@ def translate(  # type: ignore[no-untyped-def]
     for block in range(first, last, BLOCK):
         stop = min(block + BLOCK, last)
         # Sort the block's pairs by key; those of a target keep their order.
-        place[:] = 0
+        for k in range(classes * transforms + 1):
+            place[k] = 0
         for i in range(pairs[block], pairs[stop]):
             place[keys[i] + 1] += 1
         for k in range(1, classes * transforms + 1):
@@ -284,7 +285,7 @@ def translate(  # type: ignore[no-untyped-def]
 
 @cached_njit(nogil=True)
 def evaluate_leaves(  # type: ignore[no-untyped-def]
-    leaves, y, leaf_start, leaf_stop, leaf_cell, leaf_level, leaf_coord, cell, p, t, L, bound, start, out, bounds,
+    leaves, y, leaf_start, leaf_stop, leaf_cell, leaf_scale, leaf_coord, cell, p, t, L, bound, start, out, bounds,
     first,
 ):  # fmt: skip
     """Put the values of expansions at the points of some leaves to `out` (columns, points from `start` on).
@@ -303,7 +304,7 @@ def evaluate_leaves(  # type: ignore[no-untyped-def]
             bounds[k - first, j] = bound[local * t + j]
         for begin in range(leaf_start[k], leaf_stop[k], CHUNK):
             count = min(CHUNK, leaf_stop[k] - begin)
-            scale = 2.0 ** (leaf_level[k] + 1)
+            scale = leaf_scale[k]
             for f in range(d):
                 _chebyshev(y, f, begin, count, scale, 2.0 * leaf_coord[k, f] + 1.0, p, T, f * p * CHUNK, CHUNK)
             at = local * t * outer * inner
@@ -326,71 +327,78 @@ def evaluate_leaves(  # type: ignore[no-untyped-def]
 
 @cached_njit(nogil=True, fastmath=FAST_MATH)
 def add_near(  # type: ignore[no-untyped-def]
-    first,
-    last,
-    stage,
-    program,
-    scaled,
-    targets,
-    v,
-    leaf_start,
-    leaf_stop,
-    near,
-    near_start,
-    near_stop,
-    start,
-    out,
-    mass,
-):
+    first, last, stage, program, like, sources, targets, side, v, factors, leaf_start, leaf_stop, leaf_scale,
+    leaf_coord, near, near_start, near_stop, start, out, mass,
+):  # fmt: skip
     """Add to `out` (columns, points from `start` on) the entries of leaves from `first` up to `last` with near sources.
 
     Points of leaf k meet sources from `near_start[i]` up to `near_stop[i]`, i from `near[k]` up to `near[k + 1]`.
-    `scaled` and `targets` (d, n) are in the units of the profile, whose entries `stage` makes of negative squared
-    distances. `mass` (leaves, columns) becomes the sums of |v| over the near sources.
+    `sources` and `targets` (d, n) are in [0, 1)^d, whose `side` is in the units of the profile. `stage` makes its
+    entries of negative squared distances, in the type of `like`. Coordinates are taken relative to the leaf's centre,
+    and the weights of a column times its power of two in `factors`, so that float32 can hold them. `mass` (leaves,
+    columns) becomes the sums of |v| over the near sources, and a little for weights that float32 cannot hold.
     """
     prefer_full_vectors()
-    d, t = scaled.shape[0], v.shape[1]
-    entries = np.zeros((1, TARGETS * RUN + LANES))
-    part, total = np.zeros(t * TARGETS), np.zeros(t * TARGETS)
-    weights = v.reshape(v.size)
+    d, t = sources.shape[0], v.shape[1]
+    number = like.dtype.type
+    entries, here = np.zeros((1, TARGETS * RUN), like.dtype), np.zeros((d, TARGETS), like.dtype)
+    part, total = np.zeros(TARGETS, like.dtype), np.zeros(t * TARGETS)
+    lost, zero = 2.0**-100 if like.itemsize == 4 else 0.0, number(0.0)
+    centre = np.zeros(d)
     for k in range(first, last):
+        met = 0
         for j in range(t):
             mass[k - first, j] = 0.0
         for r in range(near[k], near[k + 1]):
+            met += near_stop[r] - near_start[r]
             for s in range(near_start[r], near_stop[r]):
                 for j in range(t):
                     mass[k - first, j] += abs(v[s, j])
+        for j in range(t):
+            mass[k - first, j] += met * lost / factors[j]
+        for f in range(d):
+            centre[f] = (2.0 * leaf_coord[k, f] + 1.0) / leaf_scale[k]
         for begin in range(leaf_start[k], leaf_stop[k], TARGETS):
             m = min(TARGETS, leaf_stop[k] - begin)
-            total[:] = 0.0
+            for i in range(t * TARGETS):
+                total[i] = 0.0
+            for f in range(d):
+                for i in range(m):
+                    here[f, i] = number((targets[f, begin + i] - centre[f]) * side)
             for r in range(near[k], near[k + 1]):
                 for s in range(near_start[r], near_stop[r], RUN):
                     count = min(RUN, near_stop[r] - s)
                     for c in range(count):
-                        x, base = scaled[0, s + c], c * m
+                        x, base = number((sources[0, s + c] - centre[0]) * side), c * m
                         for i in range(m):
-                            gap = targets[0, begin + i] - x
+                            gap = here[0, i] - x
                             entries[0, base + i] = -(gap * gap)
                         for f in range(1, d):
-                            x = scaled[f, s + c]
+                            x = number((sources[f, s + c] - centre[f]) * side)
                             for i in range(m):
-                                gap = targets[f, begin + i] - x
+                                gap = here[f, i] - x
                                 entries[0, base + i] = fma(-gap, gap, entries[0, base + i])
                     call_entry_stage(stage, entries, 0, TARGETS * RUN, 1, m * count, program, 0)
-                    if t == 1:
-                        for i in range(m):
-                            part[i] = 0.0
-                        for c in range(count):
-                            w, base = v[s + c, 0], c * m
-                            for i in range(m):
-                                part[i] = fma(w, entries[0, base + i], part[i])
-                    else:
-                        add_product(
-                            part, 0, TARGETS, t, m, weights, s * t, t, 1, entries.reshape(entries.size), 0, m, count, 1
-                        )  # fmt: skip
                     for j in range(t):
                         for i in range(m):
-                            total[j * TARGETS + i] += part[j * TARGETS + i]
+                            part[i] = zero
+                        c = 0
+                        while c + 4 <= count:
+                            w, x = number(v[s + c, j] * factors[j]), number(v[s + c + 1, j] * factors[j])
+                            y, z = number(v[s + c + 2, j] * factors[j]), number(v[s + c + 3, j] * factors[j])
+                            base = c * m
+                            for i in range(m):
+                                value = fma(x, entries[0, base + m + i], fma(w, entries[0, base + i], part[i]))
+                                value = fma(y, entries[0, base + 2 * m + i], value)
+                                part[i] = fma(z, entries[0, base + 3 * m + i], value)
+                            c += 4
+                        while c < count:
+                            w, base = number(v[s + c, j] * factors[j]), c * m
+                            for i in range(m):
+                                part[i] = fma(w, entries[0, base + i], part[i])
+                            c += 1
+                        for i in range(m):
+                            total[j * TARGETS + i] += part[i]
             for j in range(t):
                 for i in range(m):
-                    out[j, begin - start + i] += total[j * TARGETS + i]
+                    out[j, begin - start + i] += total[j * TARGETS + i] / factors[j]

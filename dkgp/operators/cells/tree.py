@@ -44,44 +44,59 @@ class Leaves:
     cell: NDArray[np.int32]  # number among the cells of its level
     level: NDArray[np.int8]
     coord: NDArray[np.int32]
+    scale: FloatArray  # y scale - (2 coord + 1) are the coordinates of y in the cell
 
     def __len__(self) -> int:
         return len(self.start)
 
 
 class Tree:
-    """Cells of points y (n, d) in [0, 1)^d, with at most `leaf` distinct points each, or of the deepest level.
+    """Cells of points y (n, d) in [0, 1)^d, one above the other; a single one until it is grown.
 
-    Points that are equal are one point: row i of the points is point `place[i]` of the n_points distinct ones.
+    Points that are equal are one point. `firsts` are the places where the rows of each point begin in `order`, the rows
+    sorted by point; None where all are distinct.
     """
 
-    def __init__(self, y: FloatArray, leaf: int) -> None:
+    def __init__(self, y: FloatArray) -> None:
         n, d = y.shape
-        bits = DEEPEST[d]
-        code = _interleave(np.ascontiguousarray(y), bits)
+        self._bits = DEEPEST[d]
+        code = _interleave(np.ascontiguousarray(y), self._bits)
         order = np.argsort(code, kind="stable")
         code, sorted_y = code[order], y[order]
         new = np.ones(n, bool)
         new[1:] = (sorted_y[1:] != sorted_y[:-1]).any(axis=1)
         self.order = order.astype(np.int32 if n < 2**31 else np.int64)
-        # Where each distinct point begins among the sorted rows; None where all are distinct.
         self.firsts: NDArray[Any] | None = None
         if not new.all():
             self.firsts = np.flatnonzero(new)
             code, sorted_y = code[self.firsts], sorted_y[self.firsts]
         self.y = np.ascontiguousarray(sorted_y.T)
         self.d, self.n_points = d, self.y.shape[1]
-        self.levels: list[Level] = []
-        start, stop = np.zeros(1, np.int32), np.array([self.n_points], np.int32)
-        coord = np.zeros((1, d), np.int32)
-        for level in range(bits + 1):
-            splits = (stop - start > leaf) & (level < bits)
-            below = _split(start, stop, coord, splits, code, d * (bits - level - 1) if level < bits else 0)
+        self._code: NDArray[np.int64] | None = code
+        none = np.zeros(1, np.int32)
+        self.levels = [
+            Level(none, np.array([self.n_points], np.int32), np.zeros((1, d), np.int32), none, np.zeros(1, np.int8))
+        ]
+        self._settle()
+
+    def grow(self, leaf: int) -> None:
+        """Split cells of more than `leaf` points until the deepest level."""
+        assert self._code is not None
+        start, stop, coord = self.levels[0].start, self.levels[0].stop, self.levels[0].coord
+        self.levels = []
+        for level in range(self._bits + 1):
+            splits = (stop - start > leaf) & (level < self._bits)
+            shift = self.d * max(self._bits - level - 1, 0)
+            below = _split(start, stop, coord, splits, self._code, shift)
             self.levels.append(Level(start, stop, coord, below[3], below[4]))
             if not splits.any():
                 break
             start, stop, coord = below[:3]
         self._settle()
+
+    def finish(self) -> None:
+        """Let go of what growing takes."""
+        self._code = None
 
     def cut(self, depth: int) -> None:
         """Drop the levels below `depth`."""
@@ -109,6 +124,7 @@ class Tree:
             joined([rows.astype(np.int32) for rows in chosen]),
             joined([np.full(len(rows), number, np.int8) for number, rows in enumerate(chosen)]),
             joined([level.coord[rows] for level, rows in pairs]),
+            joined([np.full(len(rows), 2.0 ** (number + 1)) for number, rows in enumerate(chosen)]),
         )
 
     @property
