@@ -35,7 +35,7 @@ class Functions(Protocol):
 
 def numpy_functions(dtype: DTypeLike) -> Functions:
     """Return NumPy's functions, with ln 2 in this type: for arrays of real or complex numbers of its precision."""
-    ln2 = np.log(np.dtype(dtype).type(2.0))
+    ln2 = np.log(np.asarray(2.0, dtype))[()]
     return cast(Functions, SimpleNamespace(sqrt=np.sqrt, exp=np.exp, log1p=np.log1p, ln2=ln2))
 
 

@@ -1,4 +1,4 @@
-"""`dkgp bench products`: products with the whole kernel matrix."""
+"""`dkgp bench products`: products with the whole kernel matrix, evaluated, read or by cells."""
 
 from __future__ import annotations
 
@@ -6,12 +6,44 @@ from dataclasses import replace
 from typing import Any
 
 from dkgp.bench import section
-from dkgp.registry import Option
+from dkgp.errors import UsageError
+from dkgp.registry import Option, whole_numbers
+
+CELLS = (
+    Option("dimension", "Features of the points.  [default: 2]", type=int, least=2),
+    Option("sizes", "Points.  [default: 100000,300000]", type=whole_numbers, metavar="N,N,..."),
+    Option("kernels", "Such as matern32 or spherical.  [default: matern12]", multiple=True, spellings=("--kernel",)),
+    Option(
+        "length_scales",
+        "In sides of the square or cube.  [default: 0.1]",
+        type=float,
+        multiple=True,
+        spellings=("--length-scale",),
+    ),
+    Option(
+        "tolerances",
+        "On each entry, relative to the sum of the weights' magnitudes.  [default: 1e-6 1e-10]",
+        type=float,
+        multiple=True,
+        spellings=("--tolerance", "--tol"),
+    ),
+    Option("exact_up_to", "Points up to which the exact product is measured.  [default: 30000]", type=int, least=1),
+    Option("fourier_up_to", "Points up to which NFFT and EFGP are measured.  [default: 1000000]", type=int, least=0),
+    Option("check_rows", "Rows at which errors are taken.  [default: 24]", type=int, least=1),
+    Option("plot", "Draw processor seconds against points into a .png, .pdf or .svg.", metavar="FILE"),
+)
 
 
 def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
+    from dkgp.bench.cells import BenchCellsJob, run_bench_cells
     from dkgp.bench.products import VECTORS, BenchProductsJob, run_bench_products
 
+    of_cells = {name: value for name, value in section.take(values, *CELLS).items() if value not in (None, ())}
+    if values.pop("cells"):
+        common = {option.name: values[option.name] for option in (section.REPEATS, section.SEED, section.OUT)}
+        return run_bench_cells(BenchCellsJob(**of_cells, **common), reporter)
+    if of_cells:
+        raise UsageError(f"`{min(of_cells)}` is an option of products by cells; set `cells` too, or leave it out")
     return run_bench_products(BenchProductsJob(**{**values, "vectors": values["vectors"] or VECTORS}), reporter)
 
 
@@ -21,6 +53,13 @@ section.SECTIONS.add(
         "Products with the whole matrix: evaluated or read from kept tiles, by cluster, workers and vectors.",
         _run,
         (
+            Option(
+                "cells",
+                "Products by cells in 2 or 3 dimensions instead, with their proven bounds, beside exact ones.",
+                type=bool,
+                default=False,
+            ),
+            *CELLS,
             Option("samples", "Number of samples.", type=int, default=30_000),
             Option("features", "Number of features.", type=int, default=8),
             Option("vectors", "Vectors at a time.  [default: 1 4 8]", type=int, multiple=True),
@@ -36,6 +75,10 @@ section.SECTIONS.add(
             section.OUT,
         ),
         without_null="its baselines run twice in every repeat in any case",
-        examples=("dkgp bench products --samples 30000", "dkgp bench products --samples 100000 --vectors 1"),
+        examples=(
+            "dkgp bench products --samples 30000",
+            "dkgp bench products --samples 100000 --vectors 1",
+            "dkgp bench products --cells --sizes 100000,300000,1000000 --kernel matern12 --plot cells.png",
+        ),
     )
 )

@@ -1,0 +1,1 @@
+"""Fourier methods beside products by cells."""
