@@ -125,7 +125,7 @@ class GradientEstimator:
     def operator(self, kernel: Kernel, noise_variance: float) -> BlockedKernelOperator:
         """Kbar of the samples; to be closed."""
         noise = total_noise(noise_variance, self._sample_noise, self._source.n_samples)
-        tolerance = SOLVE_SHARE * self._source.n_samples / float(np.min(noise))
+        tolerance = max(self._tolerance, SOLVE_SHARE * self._source.n_samples / float(np.min(noise)))
         return self._context.operator(kernel, noise, self._source, tolerance=tolerance)
 
     def __call__(
@@ -209,7 +209,7 @@ class GradientEstimator:
     ) -> tuple[FloatArray, FloatArray, int]:
         """Return what `_by_entries` does, by products with K at shifted parameters."""
         kernel, p, products = operator.kernel, self._targets.shape[1], 0
-        q, tolerance = len(kernel.parameters()), SLOPE_SHARE * operator.n
+        q, tolerance = len(kernel.parameters()), max(self._tolerance, SLOPE_SHARE * operator.n)
         vectors = np.hstack([solutions[:, :p], before[:, :p], self._probes])
         sizes = np.maximum(np.abs(vectors).mean(axis=0), np.finfo(np.float64).tiny)
         vectors /= sizes
