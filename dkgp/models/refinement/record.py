@@ -118,7 +118,7 @@ class RefineSettings:
 
 @dataclass(frozen=True)
 class RefineStep:
-    """One evaluation of the gradient; number 0 is that at the start.
+    """One evaluation of the gradient; number 0 is that at the start, of all samples or of a share of them.
 
     Dictionaries are by the name of a parameter; the log likelihood's gain is since the start, estimated from gradients.
     """
@@ -140,6 +140,7 @@ class RefineStep:
     contractions: int = 0  # passes over the kernel's derivatives
     relative_residual: float = math.nan
     seconds: float = 0.0
+    samples: int = 0  # that the gradient is of
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""

@@ -4,6 +4,9 @@ The subset's optimum is near, so a few steps do (`dkgp.models.refinement.optimis
 log marginal likelihood (`dkgp.models.refinement.gradient`), each with its error, until it is within its error.
 Nothing of size n x n is ever there, and solutions of one step start the next. Samples held out of all this say in the
 end whether the refined values predict better (`dkgp.models.refinement.validation`); if they do not, the start is kept.
+
+With many samples the optimum of a small subset is far away: noise and length scales fall as samples are added. The
+search then climbs on a share of the samples first, at a share of the cost, and takes its last steps on all of them.
 """
 
 from __future__ import annotations
@@ -23,11 +26,15 @@ from dkgp.models.context import RunContext
 from dkgp.models.refinement.gradient import GradientEstimate, GradientEstimator, draw_probes
 from dkgp.models.refinement.optimiser import Point, QuasiNewton, estimated_gain, gain_error
 from dkgp.models.refinement.record import Refinement, RefineSettings, RefineStep
+from dkgp.models.refinement.rows import ExceptRows, SomeRows
 from dkgp.models.refinement.space import RefineSpace
-from dkgp.models.refinement.validation import ExceptRows, HeldOut, HeldOutScore, held_out_rows, score_held_out
+from dkgp.models.refinement.validation import HeldOut, HeldOutScore, held_out_rows, score_held_out
 from dkgp.operators.base import FloatArray
+from dkgp.operators.inputs import InputSource
 
 INTERRUPTED = "interrupted"
+# From so many samples on, others go before: each time so many times fewer samples, and at least so many.
+STAGED_FROM, STAGE_FACTOR, LEAST_STAGE = 100_000, 8, 10_000
 
 
 def refine(
@@ -70,28 +77,41 @@ class _Run:
         own = None if known is None else known[rows]
         self._held_out = HeldOut(dataset.input_rows(rows), targets[rows], own) if len(rows) else None
         self._n, self._n_held_out = n, len(rows)
-        self._estimator = GradientEstimator(
-            ExceptRows(dataset, rows) if len(rows) else dataset,
-            self._targets,
-            draw_probes(n - len(rows), settings.probes, settings.seed),
-            context,
-            preconditioner=settings.preconditioner(),
-            sample_noise=None if known is None else np.delete(known, rows),
-            tolerance=settings.tolerance,
-            max_passes=settings.max_passes,
-        )
+        self._source: InputSource = ExceptRows(dataset, rows) if len(rows) else dataset
+        self._sample_noise = None if known is None else np.delete(known, rows)
+        self._estimator = self._all_samples = self._estimator_of(1)
         self._history: list[RefineStep] = []
         self._passes, self._contractions = 0.0, 0
         self._gain = self._gain_error = 0.0
         self._best = space.first
 
+    def _estimator_of(self, every: int) -> GradientEstimator:
+        """Gradients on all samples that are not held out, or on one of `every` so many."""
+        source, settings = self._source, self._settings
+        targets, noise = self._targets, self._sample_noise
+        if every > 1:
+            source = SomeRows(source, every, settings.seed)
+            rows = source.rows(0, source.n_samples)
+            targets, noise = targets[rows], None if noise is None else noise[rows]
+        return GradientEstimator(
+            source,
+            targets,
+            draw_probes(source.n_samples, settings.probes, settings.seed),
+            self._context,
+            preconditioner=settings.preconditioner(),
+            sample_noise=noise,
+            tolerance=settings.tolerance,
+            max_passes=settings.max_passes,
+        )
+
     def run(self) -> Refinement:
         first = self._space.first
         p = self._targets.shape[1]
         try:
-            estimate = self._estimate(first, None)
-            start_alpha = estimate.solutions[:, :p].copy()
-            estimate, reason = self._climb(first, estimate)
+            start = self._approach(first)
+            estimate = self._estimate(start, None)
+            start_alpha = estimate.solutions[:, :p].copy() if np.array_equal(start, first) else None
+            estimate, reason = self._climb(start, estimate)
             if np.array_equal(first, self._best):
                 return self._result(None, reason, f"nothing was gained: {reason} at the start")
             if self._held_out is None:
@@ -104,14 +124,31 @@ class _Run:
         except InterruptedRunError:
             return self._interrupted()
 
+    def _approach(self, first: FloatArray) -> FloatArray:
+        """Climb on shares of the samples, small ones first; return where that ends."""
+        n, every, point = len(self._targets), [STAGE_FACTOR], first
+        if n < STAGED_FROM:
+            return first
+        while n >= STAGE_FACTOR * LEAST_STAGE * every[-1]:
+            every.append(STAGE_FACTOR * every[-1])
+        for share in reversed(every):
+            self._estimator = self._estimator_of(share)
+            if self.note is not None:
+                self.note(f"climbing on {n // share:,} of {n:,} samples first")
+            self._climb(point, self._estimate(point, None))
+            point = self._best
+        self._estimator = self._all_samples
+        return point
+
     def _climb(self, first: FloatArray, estimate: GradientEstimate) -> tuple[GradientEstimate, str]:
         """Go uphill from the start; the gradient where that ended, and why it did."""
         space = self._space.space
         search = QuasiNewton(space.bounds, space.select(estimate.curvature), space.free)
         start = point = self._point(first, estimate)
-        self._record(point, estimate, search, accepted=True)
+        self._best, self._gain, self._gain_error, begun = first, 0.0, 0.0, len(self._history)
+        self._record(0, point, estimate, search, accepted=True)
         while point.significance(search.free(point)) > 1.0:
-            if len(self._history) > self._settings.steps:
+            if len(self._history) - begun > self._settings.steps:
                 return estimate, f"{self._settings.steps} steps were taken"
             if search.stuck:
                 return estimate, "steps became too short to matter"
@@ -126,7 +163,7 @@ class _Run:
             if accepted:
                 self._gain, self._gain_error = self._gain + estimated_gain(point, new), gain_error(start, new)
                 point, estimate, self._best = new, proposal, new.parameters
-            self._record(new, proposal, search, accepted=accepted)
+            self._record(len(self._history) - begun, new, proposal, search, accepted=accepted)
         return estimate, "the gradient is within its standard error"
 
     def _estimate(self, parameters: FloatArray, initial: FloatArray | None) -> GradientEstimate:
@@ -145,12 +182,14 @@ class _Run:
         gradient = self._space.space.select(estimate.gradient) + slope
         return Point(parameters, gradient, self._space.space.select(estimate.error))
 
-    def _record(self, point: Point, estimate: GradientEstimate, search: QuasiNewton, *, accepted: bool) -> None:
+    def _record(
+        self, number: int, point: Point, estimate: GradientEstimate, search: QuasiNewton, *, accepted: bool
+    ) -> None:
         free = search.free(point)
         names = self._space.space.names
         solver = self._space.space.select(estimate.solver_error)
         step = RefineStep(
-            step=len(self._history),
+            step=number,
             steps=self._settings.steps,
             accepted=accepted,
             gradient_norm=float(np.linalg.norm(point.gradient[free])),
@@ -167,6 +206,7 @@ class _Run:
             contractions=estimate.contractions,
             relative_residual=estimate.relative_residual,
             seconds=estimate.seconds,
+            samples=len(estimate.solutions),
         )
         self._history.append(step)
         if self._context.callback is not None:
@@ -187,7 +227,7 @@ class _Run:
         verdict = f"refining did not improve predictions, the values to start from are kept: {figures}"
         return self._result(None, reason, verdict, before, after)
 
-    def _score(self, parameters: FloatArray, initial: FloatArray) -> HeldOutScore:
+    def _score(self, parameters: FloatArray, initial: FloatArray | None) -> HeldOutScore:
         assert self._held_out is not None
         kernel, noise_variance = self._space.kernel(parameters), self._space.noise_variance(parameters)
         with self._estimator.operator(kernel, noise_variance) as operator:
@@ -204,11 +244,13 @@ class _Run:
         return score
 
     def _interrupted(self) -> Refinement:
-        done = max(0, len(self._history) - 1)
+        done = sum(step.step > 0 for step in self._history)
         if self._gain > self._gain_error:
+            samples = self._history[-1].samples
+            share = "" if samples == len(self._targets) else f" on {samples:,} samples"
             verdict = (
-                f"interrupted after {done} steps: the values so far are kept, likelier by {self._gain:.1f} nats (error "
-                f"{self._gain_error:.2g}), but not validated"
+                f"interrupted after {done} steps: the values so far are kept, likelier{share} by {self._gain:.1f} nats "
+                f"(error {self._gain_error:.2g}), but not validated"
             )
             return self._result(self._best, INTERRUPTED, verdict)
         return self._result(None, INTERRUPTED, f"interrupted after {done} steps: the values to start from are kept")

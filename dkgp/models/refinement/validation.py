@@ -20,7 +20,6 @@ import scipy.linalg
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors.base import BlockExecutor, split_evenly
-from dkgp.errors import InputError
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.models.variance.batch import BatchOptions, batch_bytes, relative_gap, solve_batch
 from dkgp.models.variance.nystrom import FactorSource
@@ -51,38 +50,6 @@ BATCH = 256
 BATCH_BYTES = 512 * 1024**2
 # Where products are approximate: relative residual of the means' solve, and samples that a variance is given.
 APPROXIMATE_TOLERANCE, NEAREST = 1e-3, 256
-
-
-class ExceptRows:
-    """An input source without some rows of another one; the numbers `excluded` (h,) are sorted and distinct."""
-
-    def __init__(self, source: InputSource, excluded: IndexArray) -> None:
-        if excluded.size and (np.any(np.diff(excluded) <= 0) or excluded[0] < 0 or excluded[-1] >= source.n_samples):
-            raise InputError(f"rows to leave out must be sorted, distinct and in 0..{source.n_samples - 1}")
-        self._source, self._excluded = source, excluded
-        # How many rows are kept before each excluded one.
-        self._kept_before = excluded - np.arange(len(excluded))
-
-    @property
-    def n_samples(self) -> int:
-        """Number of rows, without the excluded ones."""
-        return self._source.n_samples - len(self._excluded)
-
-    @property
-    def n_features(self) -> int:
-        """Number of features d."""
-        return self._source.n_features
-
-    def inputs(self, start: int, stop: int) -> FloatArray:
-        """Rows start:stop, counted without the excluded ones: (stop - start, d) float64."""
-        if start >= stop:
-            return self._source.inputs(0, 0)
-        first, last = self._position(start), self._position(stop - 1) + 1
-        inside = self._excluded[(self._excluded >= first) & (self._excluded < last)] - first
-        return np.asarray(np.delete(self._source.inputs(first, last), inside, axis=0))
-
-    def _position(self, row: int) -> int:
-        return row + int(np.searchsorted(self._kept_before, row, side="right"))
 
 
 @dataclass(frozen=True)

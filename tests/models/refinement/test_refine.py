@@ -210,6 +210,39 @@ def test_where_refining_does_not_help_bounds_and_fixed_values_hold_all_the_same(
     assert found.hyperparameters.noise_variance == pytest.approx(0.25)
 
 
+def test_many_samples_are_climbed_on_by_shares(
+    data: ArrayDataset, whole: Run, executor: LocalExecutor, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(refine_module, "STAGED_FROM", 300)
+    monkeypatch.setattr(refine_module, "STAGE_FACTOR", 2)
+    monkeypatch.setattr(refine_module, "LEAST_STAGE", 80)
+    said: list[str] = []
+    found = run(data, executor, note=said.append)
+    assert said[:2] == ["climbing on 90 of 360 samples first", "climbing on 180 of 360 samples first"]
+    sizes = [step.samples for step in found.history]
+    assert sizes == sorted(sizes)
+    assert set(sizes) == {90, 180, 360}
+    assert [step.step for step in found.history if step.samples == 360] == list(range(sizes.count(360)))
+    assert sizes.count(360) < len(whole.found.history)
+    assert found.kept == "refined"
+    # The same optimum, as far as the gradient's error tells.
+    np.testing.assert_allclose(found.hyperparameters.gamma, whole.found.hyperparameters.gamma, rtol=0.2)
+    assert found.hyperparameters.noise_variance == pytest.approx(whole.found.hyperparameters.noise_variance, rel=0.1)
+    assert found.before.nlpd == pytest.approx(whole.found.before.nlpd, abs=1e-3)
+
+
+def test_an_interruption_on_a_share_keeps_its_values(
+    data: ArrayDataset, executor: LocalExecutor, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(refine_module, "STAGED_FROM", 300)
+    monkeypatch.setattr(refine_module, "LEAST_STAGE", 20)
+    steps: list[object] = []
+    found = run(data, executor, callback=steps.append, interrupted=lambda: len(steps) >= 3)
+    assert found.interrupted
+    assert "likelier on 45 samples by" in found.verdict
+    assert found.hyperparameters.noise_variance == found.history[-1].noise_variance
+
+
 def test_parameters_are_listed_by_name(data: ArrayDataset, executor: LocalExecutor) -> None:
     found = run(data, executor, settings=replace(SHORT, held_out=0)).hyperparameters
     assert [parameter.name for parameter in found.parameters] == ["gamma.x0", "gamma.x1", "noise_variance"]

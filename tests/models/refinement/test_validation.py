@@ -15,8 +15,8 @@ from dkgp.cluster import LocalExecutor
 from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.refinement import validation
+from dkgp.models.refinement.rows import ExceptRows, SomeRows
 from dkgp.models.refinement.validation import (
-    ExceptRows,
     HeldOut,
     held_out_rows,
     held_out_samples,
@@ -53,6 +53,19 @@ def test_it_travels_as_its_source_does() -> None:
     inputs = ArrayInputs(np.arange(5.0)[:, None])
     there = pickle.loads(pickle.dumps(ExceptRows(inputs, np.array([2]))))
     np.testing.assert_array_equal(there.inputs(1, 4)[:, 0], [1.0, 3.0, 4.0])
+
+
+def test_some_rows_are_one_of_each_group(rng: np.random.Generator) -> None:
+    X = rng.normal(size=(1003, 2))
+    some = SomeRows(ExceptRows(ArrayInputs(X), np.array([5, 900])), 8, 3)
+    assert (some.n_samples, some.n_features) == (125, 2)
+    rows = some.rows(0, 125)
+    np.testing.assert_array_equal(rows // 8, np.arange(125))
+    assert np.bincount(rows % 8, minlength=8).min() >= 5  # no period of the rows is met
+    np.testing.assert_array_equal(some.inputs(0, 125), np.delete(X, [5, 900], axis=0)[rows])
+    np.testing.assert_array_equal(some.inputs(17, 40), some.inputs(0, 125)[17:40])
+    assert some.inputs(9, 9).shape == (0, 2)
+    assert not np.array_equal(rows, SomeRows(ArrayInputs(X), 8, 4).rows(0, 125))
 
 
 def test_how_many_are_held_out() -> None:

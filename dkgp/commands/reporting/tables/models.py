@@ -321,7 +321,7 @@ def _refined(refinement: Document) -> list[RenderableType]:
     rows: Rows = [
         ("values kept", "refined" if refinement["kept"] == "refined" else "those to start from"),
         ("ended because", refinement["reason"]),
-        ("steps", f"{max(0, len(history) - 1)}"),
+        ("steps", f"{sum(step['step'] > 0 for step in history)}"),
         Detail(
             ("column passes", f"{refinement['column_passes']:.0f}, and {refinement['contractions']} of derivatives")
         ),
