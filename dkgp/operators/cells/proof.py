@@ -1,4 +1,4 @@
-"""Proven expansions of a kernel between two cells of one level (Theorem 16 and Lemmas 6 to 8 of `docs/proofs.md`).
+"""Proven expansions of a kernel between two cells of one level (Theorem 19 and Lemmas 6 to 8 of `docs/proofs.md`).
 
 Points are mapped to y in [0, 1)^d; a cell of level l is (i + [0, 1)^d) / 2^l with its own coordinate
 t = y 2^(l+1) - (2 i + 1) in [-1, 1]^d. Two cells of one level at the integer offset o have x - y = side (o + w) with
