@@ -7,7 +7,7 @@ from typing import Any
 from dkgp.models import RunContext
 from dkgp.operators.product_error import ProductError
 
-CONTEXT = ("callback", "within", "checkpointing", "interrupted", "coordinator_input_bytes", "product_error")
+CONTEXT = ("callback", "within", "checkpointing", "interrupted", "coordinator_input_bytes", "product_error", "note")
 
 
 def in_context(executor: Any, options: dict[str, Any]) -> RunContext:

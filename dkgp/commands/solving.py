@@ -15,13 +15,13 @@ from dkgp.commands.reporting.progress import Measure
 from dkgp.commands.reporting.records import RecordLog
 from dkgp.commands.signals import interruptible
 from dkgp.commands.training import TrainingRun
-from dkgp.errors import UsageError
+from dkgp.errors import MemoryBudgetError, UsageError
 from dkgp.kernels import Kernel
 from dkgp.models.context import RunContext
 from dkgp.models.memory import MemoryPlan, Processes, plan_within
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
-from dkgp.operators.product_error import ProductError, ProductMemory
+from dkgp.operators.product_error import AUTO, EVERY_ENTRY, ProductError, ProductMemory
 from dkgp.solvers import MaxPasses, MaxSeconds, Progress, StoppingRule
 from dkgp.solvers.registry import Need, SolverMemory, solvers_that_need
 
@@ -51,26 +51,40 @@ def planned_solve(
     products : float, optional
         With the whole matrix, as far as they are foreseen.
     """
-    error, n, width = ProductError.of(run.job.product_error), run.dataset.n_samples, feature_width(kernel)
+    n, cache = run.dataset.n_samples, run.job.cluster.cache_bytes
     resident, budget = room(run)
-    cache = run.job.cluster.cache_bytes
-    repeats = memory.repeats_products and error.number is None
-    memory = add_product_memory(memory, error.memory(kernel, n, cache), executor.shares_memory)
-    plan = plan_within(
-        budget,
-        n,
-        run.dataset.n_features,
-        columns,
-        memory,
-        Processes(
-            resident_bytes=resident,
-            shares_process=executor.shares_memory,
-            overlaps=executor.overlaps,
-            cache_bytes=cache,
-        ),
-        needs_inputs=needs_inputs,
-        width=width,
+    processes = Processes(
+        resident_bytes=resident,
+        shares_process=executor.shares_memory,
+        overlaps=executor.overlaps,
+        cache_bytes=cache,
     )
+
+    def within_budget(products: ProductMemory) -> MemoryPlan:
+        held = memory.factor_bytes + products.kept_bytes + products.work_bytes
+        return plan_within(
+            budget,
+            n,
+            run.dataset.n_features,
+            columns,
+            replace(memory, factor_bytes=held),
+            processes,
+            needs_inputs=needs_inputs,
+            width=feature_width(kernel),
+        )
+
+    bounded, plan = run.product_error.memory(kernel, n, columns, cache), None
+    if bounded is not None:
+        try:
+            plan = within_budget(bounded)
+        except MemoryBudgetError:
+            if run.product_error != AUTO or not bounded.kept_bytes:
+                raise
+    if bounded is None or plan is None:
+        run.product_error, bounded = EVERY_ENTRY, ProductMemory()
+        run.reporter.note("products evaluate every kernel entry: there is no memory for others")
+        plan = within_budget(bounded)
+    repeats = memory.repeats_products and not bounded.kept_bytes
     tiles = replace(executor.tiles, bytes=executor.tiles.bytes if repeats else 0, products=products)
     plan = plan.with_tiles(tiles, n, budget)
     executor.tiles = replace(tiles, bytes=plan.tiles_bytes)
@@ -121,7 +135,7 @@ def solving(
         yield RunContext(
             executor,
             coordinator_input_bytes,
-            ProductError.of(run.job.product_error),
+            run.product_error,
             run.reporter.note,
             callback=after_round,
             within=show,
@@ -162,13 +176,3 @@ def check_product_gradient(error: ProductError, gradient_tolerance: float, toler
             f"{gradient_tolerance:.3g}; `product_error` must be below that, or its errors decide them; got "
             f"{error.number:g}. Give {gradient_tolerance / 10:.2g} or less, or auto"
         )
-
-
-def add_product_memory(memory: SolverMemory, products: ProductMemory, shares_process: bool) -> SolverMemory:
-    """Add the memory of products in each process, the coordinator's included, to a solver's.
-
-    `shares_process`: the workers share the coordinator's process, and so its memory.
-    """
-    peak = products.kept_bytes + products.building_bytes
-    separate = 0 if shares_process else peak
-    return replace(memory, own_bytes=memory.own_bytes + separate, factor_bytes=memory.factor_bytes + peak)

@@ -25,6 +25,7 @@ from dkgp.data.stores.models.references import check_reference
 from dkgp.errors import InputError
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.warm_up import helped
+from dkgp.operators.product_error import ProductError
 from dkgp.solvers import Checkpointing
 
 
@@ -51,6 +52,8 @@ class TrainingRun(Run):
         Of the store that it writes.
     job
         With the paper's settings, where it asks for them.
+    product_error : ProductError
+        Allowed error of products; every entry is evaluated where "auto" finds no memory for other products.
     hyperparameters
         From `open` on; None where they are to be found from the data.
     """
@@ -63,6 +66,7 @@ class TrainingRun(Run):
 
     def __init__(self, job: Any, reporter: Reporter) -> None:
         super().__init__(settled(self.command, job), reporter)
+        self.product_error = ProductError.of(self.job.product_error)
 
     # ------------------------------------------------------------------------------------------------------ the course
 

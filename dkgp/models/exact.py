@@ -100,7 +100,7 @@ def run_identity(
     kernel, noise_variance = fold_white(kernel, noise_variance)
     exact = {"fingerprint": dataset.fingerprint, "kernel": kernel.to_json(), "noise_variance": float(noise_variance)}
     exact |= {} if mean == CENTRED else {"mean": mean}
-    return {**exact, **known_noise(sample_noise), **product_error.record()}
+    return {**exact, **known_noise(sample_noise), **product_error.record(kernel, dataset.n_samples)}
 
 
 def known_noise(sample_noise: FloatArray | None) -> dict[str, str]:
@@ -231,7 +231,7 @@ def trained_model(
         "duality_gap": progress.to_json()["duality_gap"],
         "objective": progress.objective,
         "settings": solution.solver,
-        **product_error.record(),
+        **product_error.record(operator.kernel, dataset.n_samples),
         **({} if certificate.assumes is None else {"assumes": certificate.assumes}),
         **({} if trend is None else {"mean": trend.described(dataset)}),
     }

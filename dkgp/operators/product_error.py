@@ -8,39 +8,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
-
-from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
+from dkgp.cluster.cache import worker_cache
+from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.kernels import Kernel
 from dkgp.operators.base import Noise
-from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, BlockedKernelOperator
-from dkgp.operators.cells.forecast import choose, product_share
-from dkgp.operators.inputs import ArrayInputs, InputSource
-from dkgp.operators.tree.kd_tree import building_bytes, tree_bytes
-from dkgp.operators.tree.operator import TreeKernelOperator
+from dkgp.operators.cells.forecast import choose, estimated_bytes, product_share
+from dkgp.operators.cells.operator import CellKernelOperator
+from dkgp.operators.cells.terms import terms_of
+from dkgp.operators.inputs import InputSource
 from dkgp.registry import FURTHER, Option
 
 Value: TypeAlias = float | Literal["auto", "none"]
 # Name of the option in stores, jobs and checkpoints of earlier versions, whose products were sums by a kd-tree.
 OLD_NAME = "tree_error"
+# Bound of "auto" over the tolerance.
+SHARE_OF_TOLERANCE = 0.1
+# Samples from which on a run is told why "auto" evaluates every entry: with fewer that takes a moment.
+NOTED_SAMPLES = 30_000
 
 
 @dataclass(frozen=True)
 class ProductMemory:
     """Bytes that products take beside those that evaluate every entry.
 
-    - `kept_bytes`: held in each process from the first product on; a worker's cache has to have room for them.
-    - `building_bytes`: taken besides while they are made.
+    - `kept_bytes`: held in each worker's process from the first product on; its cache has to have room for them.
+    - `work_bytes`: taken besides in the course of a product.
     """
 
     kept_bytes: int = 0
-    building_bytes: int = 0
+    work_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,13 @@ class ProductError:
         """Return the option's value."""
         return self.value
 
-    def record(self) -> dict[str, Any]:
+    def bounds(self, kernel: Kernel, n: int) -> bool:
+        """Return whether products over n samples are within a bound, and not sums of all entries, by the forecast."""
+        return self.number is not None or (self.value == "auto" and choose(kernel, n).takes_cells)
+
+    def record(self, kernel: Kernel, n: int) -> dict[str, Any]:
         """Return the entry `product_error` of an identity or a summary; nothing where every entry is evaluated."""
-        return {} if self.number is None else {"product_error": self.number}
+        return {"product_error": self.value} if self.bounds(kernel, n) else {}
 
     def conflict(self, tolerance: float) -> str | None:
         """Return words on a number that is not below the tolerance on the gradient; None where there is no conflict."""
@@ -117,40 +122,90 @@ class ProductError:
         ------
         InputError
             A number, with a kernel or features for which no such bound is known.
+        MemoryBudgetError
+            A number, and this process's cache has no room for what such products keep.
         """
-        if self.number is None:
-            return BlockedKernelOperator(
-                kernel, noise, source, executor, coordinator_input_bytes=coordinator_input_bytes
+        budget = coordinator_input_bytes
+        if self.number is not None:
+            self.require_kernel(kernel)
+            if (lack := _lack_of_room(kernel, source.n_samples, executor)) is not None:
+                raise MemoryBudgetError(
+                    f"there is no room for products within `product_error` {self.number:g}: they {lack}. Allow a "
+                    "larger cache, or take `product_error` none"
+                )
+            return CellKernelOperator(
+                kernel, noise, source, executor, error=self.number, coordinator_input_bytes=budget
             )
-        return TreeKernelOperator(
-            kernel, noise, source, executor, error=self.number, coordinator_input_bytes=coordinator_input_bytes
-        )
+        reason = None
+        if self.value == "auto" and tolerance is not None:
+            forecast = choose(kernel, source.n_samples)
+            reason = forecast.reason
+            if forecast.takes_cells:
+                lack = _lack_of_room(kernel, source.n_samples, executor)
+                reason = None if lack is None else f"others {lack}"
+            if reason is None:
+                error = SHARE_OF_TOLERANCE * tolerance
+                return CellKernelOperator(
+                    kernel,
+                    noise,
+                    source,
+                    executor,
+                    error=error,
+                    forecast=forecast.reason,
+                    note=note,
+                    coordinator_input_bytes=budget,
+                )
+        operator = BlockedKernelOperator(kernel, noise, source, executor, coordinator_input_bytes=budget)
+        if reason is not None:
+            operator.products = {"kind": "every entry", "reason": reason}
+            if note is not None and source.n_samples >= NOTED_SAMPLES:
+                note(f"products evaluate every kernel entry: {reason}")
+        return operator
 
     def require_kernel(self, kernel: Kernel) -> None:
         """Refuse a number with a kernel for which no bound is known, before anything is started; `InputError`."""
-        if self.number is not None:
-            with closing(LocalExecutor(1)) as executor:
-                self.operator(kernel, 1.0, ArrayInputs(np.zeros((1, kernel.n_features))), executor).close()
+        if self.number is None:
+            return
+        try:
+            terms_of(kernel)
+        except InputError as error:
+            raise InputError(
+                f"`product_error` {self.number:g} asks for a bound that is not known of this kernel: {error}. Take "
+                "`product_error` auto or none, which evaluate every entry of such a kernel"
+            ) from None
 
     def share(self, kernel: Kernel, n: int) -> float | None:
         """Return the time of a solver's product over that of evaluating every entry; None where every one is."""
-        if self.number is None and (self.value == "none" or not choose(kernel, n).takes_cells):
-            return None
-        return product_share(kernel, n)
+        self.require_kernel(kernel)
+        return product_share(kernel, n) if self.bounds(kernel, n) else None
 
-    def memory(self, kernel: Kernel, n: int, cache_bytes: int) -> ProductMemory:
-        """Return the memory of products over n samples; `MemoryBudgetError` where a worker's cache cannot keep it."""
-        if self.number is None:
+    def memory(self, kernel: Kernel, n: int, columns: int, cache_bytes: int) -> ProductMemory | None:
+        """Return the memory of products over n samples with so many columns.
+
+        None where "auto" would take products that a worker's cache has no room for. Raises `MemoryBudgetError` for a
+        number in this case.
+        """
+        self.require_kernel(kernel)
+        if not self.bounds(kernel, n):
             return ProductMemory()
-        width = feature_width(kernel)
-        memory = ProductMemory(tree_bytes(n, width), building_bytes(n, width))
-        if memory.kept_bytes > cache_bytes:
-            raise MemoryBudgetError(
-                f"products within `product_error` {self.number:g} over {n:,} samples take {memory.kept_bytes:,} bytes "
-                f"in each process; a worker's cache holds {cache_bytes:,}. Give the workers more with "
-                "--worker-memory, or take `product_error` none"
-            )
-        return memory
+        memory = ProductMemory(*estimated_bytes(kernel, n, columns))
+        if memory.kept_bytes <= cache_bytes:
+            return memory
+        if self.number is None:
+            return None
+        raise MemoryBudgetError(
+            f"products within `product_error` {self.number:g} over {n:,} samples take {memory.kept_bytes:,} bytes in "
+            f"each process; a worker's cache holds {cache_bytes:,}. Give the workers more with `worker_memory`, or "
+            "take `product_error` none"
+        )
+
+
+def _lack_of_room(kernel: Kernel, n: int, executor: BlockExecutor) -> str | None:
+    """Return words on a cache of this process without room for what products keep; None where there is room."""
+    kept, budget = estimated_bytes(kernel, n)[0], worker_cache().budget_bytes
+    if not executor.shares_memory or kept <= budget:
+        return None
+    return f"keep {kept:,} bytes in each process, whose cache holds {budget:,}"
 
 
 AUTO = ProductError("auto")

@@ -113,7 +113,7 @@ def test_any_workers_and_a_run_that_goes_on_come_to_the_same_bits(
 def test_sums_that_workers_could_not_keep_is_refused(
     terrain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dkgp.operators.product_error.tree_bytes", lambda n, width: n * 10**12)
+    monkeypatch.setattr("dkgp.operators.product_error.estimated_bytes", lambda kernel, n, columns: (n * 10**12, 0))
     refused(run(*predict(terrain, "height", tmp_path / "p", "--product-error", 1e-3)), "take 700,000,000,000,000 bytes")
     assert not list(tmp_path.iterdir())
 

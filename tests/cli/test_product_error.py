@@ -9,15 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.commands.solving import add_product_memory
 from dkgp.data import CheckpointStore, open_dataset, open_model
-from dkgp.errors import InputError, MemoryBudgetError, UsageError
+from dkgp.errors import InputError, UsageError
 from dkgp.kernels import SquaredExponential
-from dkgp.operators.product_error import ProductError
-from dkgp.operators.tree.forest import Forest
-from dkgp.operators.tree.kd_tree import tree_bytes
+from dkgp.operators.cells.forecast import Forecast
 from dkgp.service.specification import job_from_options, options_from_job
-from dkgp.solvers.registry import SolverMemory
 from tests.cli.invoke import refused, run, run_json
 
 NOISE, KERNEL = 0.05, SquaredExponential((80.0, 80.0))
@@ -70,21 +66,54 @@ def test_too_many_features_are_refused_before_any_cluster_starts(tmp_path: Path)
     hyper = tmp_path / "hyper.json"
     hyper.write_text(json.dumps({"kernel": SquaredExponential((1.0,) * 7).to_json(), "noise_variance": 0.1}))
     options = ("--hyper", hyper, "--out", tmp_path / "m", "--product-error", 1e-5, "--scheduler", "tcp://127.0.0.1:1")
-    refused(run("train", tmp_path / "t.zarr", *options), "tree sums are for up to 6 features; got 7")
+    refused(
+        run("train", tmp_path / "t.zarr", *options),
+        "at most 3 features in each term of a kernel",
+        "has 7",
+        "Take --product-error auto or none",
+    )
     assert not (tmp_path / "m").exists()
 
 
-def test_products_beyond_the_workers_cache_are_refused(terrain: dict[str, Any]) -> None:
-    dataset, memory = open_dataset(terrain["store"]), SolverMemory(own_bytes=7)
-    needed = tree_bytes(700, 2)
-    assert Forest.of(dataset.inputs(0, 700)).nbytes <= needed <= 1.5 * Forest.of(dataset.inputs(0, 700)).nbytes
-    error = ProductError(1e-4)
-    with pytest.raises(MemoryBudgetError, match=f"take {needed:,} bytes in each process; a worker's cache holds"):
-        error.memory(KERNEL, 700, needed - 1)
-    products = error.memory(KERNEL, 700, needed)
-    shared, apart = (add_product_memory(memory, products, shares) for shares in (True, False))
-    assert shared.own_bytes == 7
-    assert apart.own_bytes == 7 + apart.factor_bytes > 7 + needed
+def test_products_beyond_a_workers_cache_are_refused(terrain: dict[str, Any], tmp_path: Path) -> None:
+    options = ("--product-error", 1e-5, "--worker-memory", "40MiB", "--cluster", "none")
+    refused(run(*train(terrain, tmp_path / "m", *options)), "bytes in each process; a worker's cache holds 20,971,520")
+    assert not (tmp_path / "m").exists()
+    # With auto every entry is evaluated instead.
+    found = run_json(*train(terrain, tmp_path / "m", "--worker-memory", "40MiB", "--cluster", "none"))
+    assert found["converged"]
+
+
+@pytest.mark.parametrize("limit", ["a worker's cache", "the budget"])
+def test_auto_without_memory_evaluates_every_entry(
+    terrain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    bytes_needed = 2**50 if limit == "a worker's cache" else 2**30
+    monkeypatch.setattr("dkgp.operators.product_error.choose", lambda kernel, n: Forecast(True, "as the test says"))
+    monkeypatch.setattr("dkgp.operators.product_error.estimated_bytes", lambda *_: (bytes_needed, 2**50))
+    result = run(*train(terrain, tmp_path / "m", "--solver", "cg", "--cluster", "none")[:-1])
+    assert result.exit_code == 0
+    assert "products evaluate every kernel entry: there is no memory for others" in result.stderr
+    assert json.loads(result.stdout)["certificate"]["product_error"] == 0.0
+
+
+def test_auto_says_why_and_enters_the_identity(
+    terrain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dkgp.operators.product_error.choose", lambda kernel, n: Forecast(True, "as the test says"))
+    monkeypatch.setattr("dkgp.operators.cells.operator.is_cheaper", lambda cost, n: True)
+    command = train(terrain, tmp_path / "m", "--solver", "cg", "--cluster", "none")
+    result = run(*command[:-1], "--tol", 1e-3)
+    assert result.exit_code == 0, result.stderr
+    assert "as the test says" in result.stderr
+    found = json.loads(result.stdout)
+    assert found["product_error"] == "auto"
+    assert found["products"]["reason"] == "as the test says"
+    assert 0.0 < found["certificate"]["product_error"] <= 1e-4
+    # A finished run is taken for done, and another one for another run's.
+    assert run_json(*command, "--tol", 1e-3, "--resume")["resumed"]
+    result = run(*command[:-1], "--tol", 1e-3, "--resume", "--product-error", "none", "--overwrite")
+    assert "is of a run with another product error" in result.stderr
 
 
 def test_the_option_of_earlier_versions_names_its_successor(terrain: dict[str, Any], tmp_path: Path) -> None:

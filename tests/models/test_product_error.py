@@ -19,6 +19,7 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
 from dkgp.models.exact import TrainedModel, run_identity, save, train
 from dkgp.models.solver_choice import choose_solver_for
+from dkgp.operators.cells.forecast import Forecast
 from dkgp.operators.product_error import ProductError
 from dkgp.solvers import (
     Checkpointing,
@@ -78,7 +79,7 @@ def test_the_certificate_holds_for_the_dense_solution(terrain: Dataset, dense: A
     certificate, alpha = model.certificate, model.solution.alpha
     # The gradient was had from approximate products: off by something, and by no more than is said.
     off = np.abs(model.solution.gradient - (Kbar @ alpha - y)).max()
-    assert 1e-9 < off <= certificate.product_error <= ERROR * 1.01
+    assert 1e-11 < off <= certificate.product_error <= ERROR * 1.01
     assert np.abs(Kbar @ alpha - y).max() <= TOLERANCE + ERROR
     assert (np.linalg.norm(Kbar @ alpha - y, axis=0) <= certificate.proven_residual_norm).all()
     assert (np.linalg.norm(alpha - exact, axis=0) <= certificate.alpha_error_bound).all()
@@ -192,10 +193,47 @@ def test_kernels_without_a_bound_are_refused(terrain: Dataset, tmp_path: Path, m
         str(tmp_path / "wide.zarr"), np.random.default_rng(0).normal(size=(60, 7)), np.ones(60) + np.arange(60.0)
     )
     with opened("none", 1) as executor:
-        with pytest.raises(InputError, match="up to 6 features; got 7"):
+        with pytest.raises(InputError, match="`product_error` 1e-05 asks for a bound that is not known .* has 7. Take"):
             train(wide, SquaredExponential((1.0,) * 7), NOISE, RunContext(executor, product_error=ProductError(1e-5)))
+        # With auto every entry is evaluated, and the reason is on record.
+        model = train(wide, SquaredExponential((1.0,) * 7), NOISE, executor)
+        assert model.summary["products"]["kind"] == "every entry"
+        assert "at most 3 features" in model.summary["products"]["reason"]
+        assert "product_error" not in model.summary
         monkeypatch.setattr(
-            "dkgp.operators.tree.kd_tree.worker_cache", lambda: type("Small", (), {"budget_bytes": 20_000})
+            "dkgp.operators.product_error.worker_cache", lambda: type("Small", (), {"budget_bytes": 20_000})
         )
-        with pytest.raises(MemoryBudgetError, match=r"the tree over 900 samples takes [\d,]+ bytes .* holds 20,000"):
+        with pytest.raises(MemoryBudgetError, match=r"keep [\d,]+ bytes in each process, whose cache holds 20,000"):
             trained(terrain, executor)
+
+
+def test_auto_tells_its_choice_and_keeps_to_a_tenth_of_the_tolerance(
+    terrain: Dataset, dense: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    with opened("none", 2) as executor:
+        few = trained(terrain, executor, solver=SOLVERS["cg"], product_error="auto", note=notes.append)
+        assert few.summary["products"]["kind"] == "every entry"
+        assert "too few" in few.summary["products"]["reason"]
+        assert notes == []  # of so few samples nothing is said
+        monkeypatch.setattr("dkgp.operators.product_error.choose", lambda kernel, n: Forecast(True, "many samples"))
+        monkeypatch.setattr("dkgp.operators.cells.operator.is_cheaper", lambda cost, n: True)
+        model = trained(terrain, executor, solver=SOLVERS["cg"], product_error="auto", note=notes.append)
+    assert notes == ["products by cells: many samples"]
+    assert model.summary["product_error"] == "auto"
+    assert 0.0 < model.certificate.product_error <= 0.1 * TOLERANCE
+    Kbar, y, _ = dense
+    assert np.abs(Kbar @ model.solution.alpha - y).max() <= TOLERANCE + model.certificate.product_error
+
+
+def test_auto_falls_back_where_the_first_plan_says_so(terrain: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr("dkgp.operators.product_error.choose", lambda kernel, n: Forecast(True, "many samples"))
+    with opened("none", 2) as executor:
+        exact = trained(terrain, executor, solver=SOLVERS["cg"], product_error="none")
+        model = trained(terrain, executor, solver=SOLVERS["cg"], product_error="auto", note=notes.append)
+    assert model.summary["products"]["kind"] == "every entry"
+    assert len(notes) == 1
+    assert "every entry" in notes[0]
+    assert model.certificate.product_error == 0.0
+    assert model.solution.alpha.tobytes() == exact.solution.alpha.tobytes()

@@ -32,9 +32,14 @@ def test_values_out_of_range_are_refused(value: Any) -> None:
         ProductError.of(value)
 
 
-def test_a_number_is_part_of_an_identity_and_a_word_is_not() -> None:
-    assert ProductError.of(1e-5).record() == {"product_error": 1e-5}
-    assert ProductError.of("none").record() == ProductError.of(None).record() == {}
+def test_an_identity_has_what_changes_results() -> None:
+    assert ProductError.of(1e-5).record(KERNEL, 100) == {"product_error": 1e-5}
+    for word in ("none", None, "auto"):
+        assert ProductError.of(word).record(KERNEL, 100) == {}
+    # By a forecast from counts alone.
+    assert ProductError.of("auto").record(KERNEL, 10**6) == {"product_error": "auto"}
+    assert ProductError.of("none").record(KERNEL, 10**6) == {}
+    assert ProductError.of("auto").record(SquaredExponential((1.0,) * 4), 10**6) == {}
     assert ProductError.of(ProductError(2.0)).number == 2.0
     assert [ProductError.of(each).to_json() for each in (None, "auto", 1e-5)] == ["none", "auto", 1e-5]
 
@@ -61,13 +66,20 @@ def test_the_operator_keeps_to_its_error(value: Any, rng: np.random.Generator) -
 def test_a_kernel_without_a_bound_is_refused_for_a_number_alone() -> None:
     for word in ("auto", "none"):
         ProductError.of(word).require_kernel(Linear((1.0, 1.0)))
-        assert ProductError.of(word).memory(Linear((1.0, 1.0)), 10**9, 1).kept_bytes == 0
-    with pytest.raises(InputError, match="falls with the distance"):
+        memory = ProductError.of(word).memory(Linear((1.0, 1.0)), 10**9, 1, 1)
+        assert memory is not None
+        assert memory.kept_bytes == 0
+    with pytest.raises(InputError, match="reads dot products. Take `product_error` auto or none"):
         ProductError(1e-4).require_kernel(Linear((1.0, 1.0)))
 
 
 def test_memory_beyond_a_workers_cache_is_refused() -> None:
-    memory = ProductError(1e-4).memory(KERNEL, 10_000, 2**30)
+    memory = ProductError(1e-4).memory(KERNEL, 10_000, 1, 2**30)
+    assert memory is not None
     assert memory.kept_bytes > 10_000 * 2 * 8
+    more = ProductError(1e-4).memory(KERNEL, 10_000, 5, 2**30)
+    assert more is not None
+    assert more.work_bytes > 4 * memory.work_bytes
+    assert ProductError("auto").memory(KERNEL, 10**6, 1, 2**20) is None
     with pytest.raises(MemoryBudgetError, match=r"`product_error` 0.0001 over 10,000 samples take .*none"):
-        ProductError(1e-4).memory(KERNEL, 10_000, memory.kept_bytes - 1)
+        ProductError(1e-4).memory(KERNEL, 10_000, 1, memory.kept_bytes - 1)

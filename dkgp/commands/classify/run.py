@@ -14,6 +14,7 @@ from dkgp.commands.training import Outcome, TrainingRun
 from dkgp.data import ClassifierRecord, open_classifier, open_dataset, save_classifier
 from dkgp.data.stores.models.classifier import CLASSIFIER_KIND
 from dkgp.errors import UsageError
+from dkgp.kernels import fold_white
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labelled import LabelledData
@@ -22,7 +23,7 @@ from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.hyperparameters import likelihood_caution
 from dkgp.models.tuning.tasks import LabelLikelihood
 from dkgp.operators.base import FloatArray
-from dkgp.operators.product_error import ProductError, renamed
+from dkgp.operators.product_error import renamed
 from dkgp.options import deciding_values
 from dkgp.solvers import Checkpointing
 
@@ -53,11 +54,6 @@ class ClassifyRun(TrainingRun):
     @abstractmethod
     def check_options(cls, job: ClassifyJob) -> None:
         """Refuse what can be seen to be wrong without the data, of the method's options; `InputError`."""
-
-    @property
-    def product_error(self) -> ProductError:
-        """Allowed error of products."""
-        return ProductError.of(self.job.product_error)
 
     @property
     def likelihood(self) -> Likelihood | None:
@@ -138,7 +134,9 @@ class ClassifyRun(TrainingRun):
             noise = self.hyperparameters.noise_variance if self.takes_noise else None
             origin = {"kernel": self.hyperparameters.kernel.to_json(), "noise_variance": noise}
         origin |= {"method": self.job.method, "class_weight": sorted(self.job.class_weight), **self.identity()}
-        origin |= self.product_error.record()
+        if self.hyperparameters is not None:
+            kernel, _ = fold_white(self.hyperparameters.kernel, 1.0)
+            origin |= self.product_error.record(kernel, self.dataset.n_samples)
         everything: dict[str, Any] = plain({"fingerprint": self.dataset.fingerprint, **origin})
         return everything
 

@@ -89,7 +89,7 @@ class PredictRun(Run):
         kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
         error.require_kernel(kernel)
         n = model.n_samples if isinstance(model, ModelRecord) else model.n_support
-        error.memory(kernel, n, self.job.cluster.cache_bytes)
+        error.memory(kernel, n, 1, self.job.cluster.cache_bytes)
 
     def compiling(self) -> AbstractContextManager[None]:
         """Compile what the kernel takes, where there is one."""
@@ -143,7 +143,7 @@ class PredictRun(Run):
             "model": self.model.url,
             "dataset": self.dataset.url,
             **plain(figures),
-            **ProductError.of(job.product_error).record(),
+            **({} if isinstance(job.product_error, str) else {"product_error": job.product_error}),
             **({"transformed": True} if self.model.standardisation.transforms else {}),
             "peak_memory_bytes": peak_bytes,
             "warnings": list(reporter.warnings),

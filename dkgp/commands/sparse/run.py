@@ -32,7 +32,6 @@ from dkgp.models.sparse.stored import save_sparse
 from dkgp.models.sparse.train import train_sparse
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import feature_width
-from dkgp.operators.product_error import ProductError
 from dkgp.solvers import Checkpointing
 from dkgp.solvers.greedy_basis.settings import GreedyProgress
 
@@ -74,7 +73,7 @@ class SparseRun(TrainingRun):
     def prepare(self) -> None:
         """Refuse a bound on products that the kernel does not have."""
         super().prepare()
-        ProductError.of(self.job.product_error).require_kernel(self.hyperparameters.kernel)
+        self.product_error.require_kernel(self.hyperparameters.kernel)
 
     def tell(self) -> None:
         """Warn of labels, and name a basis that is all there is."""
@@ -140,7 +139,7 @@ class SparseRun(TrainingRun):
             context = RunContext(
                 executor,
                 plan.inputs_bytes,
-                product_error=ProductError.of(job.product_error),
+                product_error=self.product_error,
                 callback=after_round,
                 within=show,
                 checkpointing=self.checkpointing,

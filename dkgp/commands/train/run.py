@@ -29,7 +29,7 @@ from dkgp.models.trend.columns import CENTRED, columns_of, count_of, require_ind
 from dkgp.models.trend.trend import mean_made
 from dkgp.models.variance.whole_matrix.kept import keep_whole, kept_tiles
 from dkgp.operators.block_tasks import feature_width
-from dkgp.operators.product_error import ProductError, renamed
+from dkgp.operators.product_error import renamed
 from dkgp.solvers import Checkpointing, Choice, Solver
 from dkgp.solvers.registry import AUTO, Need, solver_memory, solver_names, solvers_that_need
 
@@ -132,11 +132,6 @@ class TrainRun(TrainingRun):
     def columns(self) -> int:
         """Number of right-hand sides: targets, and columns of the mean."""
         return self.dataset.n_targets + count_of(self.job.mean, self.dataset.n_features)
-
-    @property
-    def product_error(self) -> ProductError:
-        """Allowed error of products."""
-        return ProductError.of(self.job.product_error)
 
     @property
     def identity(self) -> dict[str, Any]:

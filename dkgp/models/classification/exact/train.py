@@ -198,7 +198,7 @@ def train_exact(
         "weighted": data.weights is not None,
         "fit_intercept": fit_intercept,
         **choice,
-        **context.product_error.record(),
+        **context.product_error.record(kernel, data.n),
         **({"products": dict(products)} if products else {}),
     }
     return TrainedExact(

@@ -128,7 +128,7 @@ def train_logistic(
     context = RunContext.of(context)
     tiles = context.executor.tiles
     identity: dict[str, Any] = {"likelihood": likelihood.to_json(), "regularisation": regularisation}
-    evaluated = context.product_error.number is None and settings.precision == "mixed"
+    evaluated = not context.product_error.bounds(kernel, data.n) and settings.precision == "mixed"
     if evaluated and data.n >= FORESEEN_FROM and tiles.measured:
         foreseen = foreseen_products(data, kernel, settings)
         context.executor.tiles = replace(tiles, products=foreseen.count)
@@ -182,7 +182,7 @@ def train_logistic(
         "kept_share": kept_share,
         "weighted": data.weights is not None,
         "chosen": solved.choice,
-        **context.product_error.record(),
+        **context.product_error.record(kernel, data.n),
         **({"products": dict(products)} if products else {}),
     }
     return TrainedLogistic(
