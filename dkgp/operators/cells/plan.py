@@ -146,6 +146,8 @@ class Plan:
         asked = None if targets is None else np.asarray(targets, np.float64)[:, features]
         self.term, self.d, self.tolerance = term, len(features), tolerance
         self._frame = _Frame.around(term, [block for block in (rows, asked) if block is not None and len(block)])
+        # Inputs less the least one, before they are scaled: one rounding of a number below the extent.
+        self.displacement = displacement(self._frame.extent, self._frame.side, self.d)
         self.sources = Tree(self._frame.place(rows))
         self.targets = self.sources if asked is None else Tree(self._frame.place(asked))
         best = leaf or self._cheapest_leaf()
@@ -182,8 +184,7 @@ class Plan:
             min(most, CHUNK) + -(-most // CHUNK) + self.sources.most_equal,
             len(self.sources.levels),
             len(self.targets.levels),
-            # Inputs less the least one, before they are scaled: one rounding of a number below the extent.
-            displacement(self._frame.extent, self._frame.extent, d),
+            self.displacement,
         )
         self.translations = {level: self._translations(walk, level, pairs) for level, pairs in far.items()}
         sizes = self.near_stop - self.near_start
@@ -394,7 +395,8 @@ class _Walk:
                 offset = tuple(int(part) - radius for part in np.unravel_index(value, (2 * radius + 1,) * plan.d))
                 canon = tuple(sorted((abs(part) for part in offset), reverse=True))
                 expansion = self._expansion(number, canon, tolerances[canon[0] >= 2])
-                if expansion.order == 0 and expansion.nearest > plan.term.profile.support * (1.0 + 1e-6):
+                # Entries are zero wherever roundings have put the points.
+                if expansion.order == 0 and expansion.nearest > plan.term.profile.support + plan.displacement:
                     outcome[value] = -1
                 elif expansion.order >= 0:
                     order = tuple(sorted(range(plan.d), key=lambda axis: -abs(offset[axis])))

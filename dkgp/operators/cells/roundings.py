@@ -67,9 +67,9 @@ class _Level:
 
 
 def polynomial_errors() -> FloatArray:
-    """Errors of T_k(t) by its recurrence, in units of u: 3 k (k - 1) / 2."""
+    """Errors of T_k(t) by its recurrence in fused multiply-adds, in units of u: k (k - 1) / 2."""
     k = np.arange(HIGHEST, dtype=np.float64)
-    return 1.5 * k * (k - 1.0)
+    return 0.5 * k * (k - 1.0)
 
 
 def polynomial_slope_errors() -> FloatArray:
@@ -232,15 +232,15 @@ class Roundings:
         return EVALUATION * (UNIT * (entry + additions + 4.0) + steepest)
 
 
-def displacement(largest: float, side: float, d: int) -> float:
+def displacement(extent: float, side: float, d: int) -> float:
     """Return how far the distance of two points may be off, in units of the profile.
 
-    A coordinate x, scaled and rounded, less the least one, over `side`: one rounding of |x| <= `largest`, and two of a
-    number below one. A point's place in its cell is exact, except next to the root's least corner: there it is rounded
-    once more, to an eighth of a unit of `side`. Coordinates times `side` again, for near entries, are rounded once.
+    A coordinate less the least one, times a rounded factor, has three roundings of a number below the extent. A point's
+    place in its cell is exact, except next to the root's least corner: there it is rounded once more, to a quarter of
+    a unit of `side`. For near entries two points relative to a leaf's centre, times `side`, have two roundings each, of
+    numbers whose sum is at most one.
     """
-    each = UNIT * (largest + 3.25 * side)
-    return EVALUATION * 2.0 * math.sqrt(d) * each
+    return EVALUATION * 2.0 * math.sqrt(d) * UNIT * (3.0 * extent + 1.25 * side)
 
 
 @lru_cache(maxsize=256)

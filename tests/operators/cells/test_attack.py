@@ -53,6 +53,15 @@ def test_targets_apart(rng: np.random.Generator, kernel: str, d: int) -> None:
     assert outcome.broken == 0
 
 
+@pytest.mark.parametrize("distance", [1e5, 1e10, 1e13])
+@pytest.mark.parametrize("kernel", ["spherical", "wendland", "Matern 3/2", "squared exponential"])
+def test_points_that_lie_far_from_another_one(rng: np.random.Generator, kernel: str, distance: float) -> None:
+    # Coordinates keep few digits of the distances between the many: all that is left to say is how many.
+    X = np.concatenate([[[0.0, 0.0]], distance + rng.uniform(0.0, 3.0, (100, 2))])
+    outcome = attack(KERNELS[kernel]([1.0, 1.0]), X, 1e-9, rng, leaf=3)
+    assert outcome.broken == 0
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_attacks_compare_with_the_exact_kernel(rng: np.random.Generator, shape: Any) -> None:
     X = shape(60, 2, rng)
