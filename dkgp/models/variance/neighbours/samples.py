@@ -136,6 +136,10 @@ class Samples:
         """Numbers of the leaves."""
         return np.flatnonzero(self.child < 0)
 
+    def count(self, boxes: IndexArray) -> int:
+        """Number of samples in boxes that do not overlap."""
+        return int((self.stop - self.start)[boxes].sum())
+
     def members(self, boxes: IndexArray) -> IndexArray:
         """Samples of boxes, as positions, in ascending order."""
         if not len(boxes):

@@ -34,6 +34,9 @@ RINGS = {
 # Of the width that is asked for, the most that far samples' approximation may take.
 FAR_SHARE = 0.02
 PIECE = 1024
+# Samples that are taken one by one at most, besides those that are solved for: they take about 4 kB each. Where they
+# are more, expansions may be off by so many times more, up to so often; after that there is no lower end.
+MOST_BESIDE, LOOSER, LOOSENED = 60_000, 10.0, 6
 JITTER = 1e-12
 
 
@@ -43,6 +46,19 @@ class Ends:
 
     lower: FloatArray
     upper: FloatArray
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Boxes of samples: leaves that are taken one by one, far leaves, and far boxes that are taken by their points.
+
+    `error` is that of `_Far`.
+    """
+
+    beside: IndexArray
+    single: IndexArray
+    whole: IndexArray
+    error: float
 
 
 @dataclass(frozen=True)
@@ -91,10 +107,11 @@ class Tile:
         errors = samples.evaluator.row_errors(inputs)
         return cls(samples, inputs[:, list(samples.distances.features)], float(prior[0]), float(errors.max()))
 
-    def ends(self, count: int, width: float) -> Ends:
+    def ends(self, count: int, width: float, noise_variance: float = 0.0) -> Ends:
         """Bound the variances by `count` samples nearest to the tile.
 
-        `width` is the width, relative to the upper end, that intervals should have; no bound depends on it.
+        `width`: of intervals, relative to the upper end with `noise_variance` added. Far samples' approximation is as
+        good as that needs; no bound takes it on trust.
         """
         samples, evaluator = self.samples, self.samples.evaluator
         near = samples.nearest(self.points.min(axis=0), self.points.max(axis=0), count)
@@ -116,10 +133,18 @@ class Tile:
         parts = np.einsum("it,it->t", np.abs(v), np.abs(columns) + np.abs(residual))
         slack = sizes * (entry + off) + (m + 6.0) * UNIT * parts + 8.0 * UNIT * (prior + np.abs(value))
         slack = EVALUATION * slack
-        wanted = FAR_SHARE * width * float(np.median(value))
-        far, beside = self._split(near, box, wanted, 1.5 + float(sizes.max()))
+        wanted = FAR_SHARE * width * max(float(np.median(value)) + noise_variance, 0.0)
+        tolerance = np.sqrt(wanted / float(samples.mass[0])) / (1.5 + float(sizes.max()))
+        for _ in range(1 + LOOSENED):
+            split = self._split(box, tolerance)
+            if samples.count(split.beside) <= MOST_BESIDE:
+                break
+            tolerance *= LOOSER
+        else:
+            return Ends(np.zeros(len(value)), value + slack)
+        far = self._far(split, box)
+        beside = np.setdiff1d(samples.members(split.beside), near, assume_unique=True)
         square = self._remainder((near, v, residual), (beside, ring), far, box, (entry, noisy))
-        # `value` starts from the upper bound of k(x, x), which is above it by less than `slack` covers below.
         below = prior * (highest_share(samples) + 4.0 * UNIT)
         return Ends(value - slack - below - square, value + slack)
 
@@ -142,12 +167,14 @@ class Tile:
         worst = max(self.row_error, self.samples.row_error, len(box.centre) * float(corners.max()) + position)
         return EVALUATION * 2.0 * worst * EPS * self.prior
 
-    def _split(self, near: IndexArray, box: Boxes, wanted: float, sizes: float) -> tuple[_Far | None, IndexArray]:
-        """Tell samples that are far from the tile's box from those that are taken one by one: their positions."""
+    def _split(self, box: Boxes, tolerance: float) -> _Split:
+        """Tell boxes of samples that are far from the tile's box from those that are taken one by one.
+
+        `tolerance`: largest error of an expansion, for weights of f whose sizes add up to one.
+        """
         samples = self.samples
         width = len(box.centre)
         order, distances = SOURCE_ORDER[width], samples.distances
-        tolerance = np.sqrt(max(wanted, 0.0) / float(samples.mass[0])) / sizes
         beside, single, whole = (
             [],
             [],
@@ -175,18 +202,17 @@ class Tile:
             error += float((2.0 * mass[taken] * target[taken] ** 2 + 2.0 * points_mass * source[taken] ** 2).sum())
             inner = boxes[~leaf & ~taken]
             boxes = np.concatenate([samples.child[inner], samples.child[inner] + 1])
-        far = self._far(np.concatenate(single), np.concatenate(whole), box, np.sqrt(error) * EVALUATION)
-        positions = samples.members(np.concatenate(beside))
-        return far, np.setdiff1d(positions, near, assume_unique=True)
+        error = float(np.sqrt(error)) * EVALUATION
+        return _Split(np.concatenate(beside), np.concatenate(single), np.concatenate(whole), error)
 
-    def _far(self, single: IndexArray, whole: IndexArray, box: Boxes, error: float) -> _Far | None:
+    def _far(self, split: _Split, box: Boxes) -> _Far | None:
         """Sum over far samples and points of boxes."""
         samples = self.samples
-        positions = samples.members(single)
-        points = np.concatenate([samples.points[positions], samples.box_points(whole)])
+        positions = samples.members(split.single)
+        points = np.concatenate([samples.points[positions], samples.box_points(split.whole)])
         if not len(points):
             return None
-        masses = np.concatenate([1.0 / samples.noise[positions], samples.weights[whole].ravel()])
+        masses = np.concatenate([1.0 / samples.noise[positions], samples.weights[split.whole].ravel()])
         evaluator = samples.evaluator
         sources = evaluator.prepare(samples.rows(nodes(box, SOURCE_ORDER[len(box.centre)])))
         matrix = np.zeros((sources.n, sources.n))
@@ -195,7 +221,7 @@ class Tile:
             columns = evaluator.tile(sources, evaluator.prepare(samples.rows(points[rows])))
             columns = columns * np.sqrt(masses[rows])
             matrix += columns @ columns.T
-        return _Far(matrix, float(masses.sum()) * (1.0 + len(masses) * EPS), error, len(points))
+        return _Far(matrix, float(masses.sum()) * (1.0 + len(masses) * EPS), split.error, len(points))
 
     def _remainder(
         self,

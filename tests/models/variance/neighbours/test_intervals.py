@@ -190,6 +190,25 @@ def test_a_proof_without_one_of_its_terms_breaks(mutation: str, small: pytest.Mo
     assert (broken > 0) == (mutation != "nothing")
 
 
+def test_more_samples_than_are_taken_one_by_one_have_rougher_expansions_or_no_lower_end(
+    small: pytest.MonkeyPatch,
+) -> None:
+    small.setattr(run, "ATTEMPTS", 0)
+    small.setattr(tile, "FAR_SHARE", 1e-12)
+    problem = Problem.draw(1, 80, 2, "uniform", Matern12, 0.1)
+    exact, plain = problem.exact(), bounds_of(problem, small, 12)
+    small.setattr(tile, "MOST_BESIDE", 40)
+    rough = bounds_of(problem, small, 12)
+    small.setattr(tile, "LOOSENED", 0)
+    none = bounds_of(problem, small, 12)
+    for bounds in (plain, rough, none):
+        assert (bounds.lower <= exact).all()
+        assert (exact <= bounds.upper).all()
+    assert (rough.lower < plain.lower).any()
+    assert (none.lower == 0.0).any()
+    assert (rough.upper == none.upper).all()
+
+
 def _without_error(far: Any) -> Any:
     return None if far is None else replace(far, error=0.0)
 
