@@ -1,8 +1,8 @@
-"""Sums over a model's support points at other inputs: K(T, X) V, entry by entry or by a tree that prunes."""
+"""Sums over a model's support points at other inputs: K(T, X) V, entry by entry or within a proven error."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,9 +13,10 @@ from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import NumericalError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.tree.forest import cross_sums, near_order, require_few_features
+from dkgp.operators.cross_sums import PIECE_ROWS as WIDE_PIECE_ROWS
+from dkgp.operators.cross_sums import REGION_ROWS, cross_sums, near_order, require_cross_sums
 
-# Rows that a task takes at a time.
+# Rows that a task takes at a time where every entry is evaluated.
 PIECE_ROWS = 512
 
 
@@ -40,42 +41,67 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Sums:
-    """A way to take sums over support points."""
+    """A way to take sums over support points.
 
-    # Error that pruning by a tree may cause in each sum, in its own units; None for every entry, without a tree.
-    product_error: float | None = None
+    `errors` are proven bounds on what each sum may be off by, in its own units: one for all columns of the weights, or
+    one for each. None where every kernel entry is evaluated.
+    """
+
+    errors: float | tuple[float, ...] | None = None
 
     def products(
         self, context: BlockContext, inputs: FloatArray, weights: FloatArray
     ) -> tuple[FloatArray, FloatArray | None]:
-        """K(inputs, X) @ weights for standardised inputs (r, d) and weights (n, t), in float64: (r, t).
+        """Return K(inputs, X) @ weights for standardised inputs (r, d) and weights (n, t), in float64: (r, t).
 
-        Returned beside it is a bound on each sum's error, (r, t); None for sums of all entries, which only rounding
-        separates from the exact ones. By a tree, `weights` are the same at each call for a context.
+        Beside it stand bounds on the errors of the sums, (r, t): zero for sums of all entries, which only rounding
+        separates from the exact ones; None where all are such. With `errors`, `weights` are the same at each call.
         """
-        if self.product_error is None:
+        if self.errors is None:
             return cross_products(context, inputs, weights), None
-        return cross_sums(context, inputs, weights, self.product_error)
+        errors = np.broadcast_to(np.asarray(self.errors, dtype=np.float64), (weights.shape[1],))
+        sums, bounds = cross_sums(context, inputs, weights, errors)
+        beyond = np.flatnonzero(~(bounds <= errors).all(axis=1))
+        for start in range(0, len(beyond), PIECE_ROWS):
+            rows = beyond[start : start + PIECE_ROWS]
+            sums[rows], bounds[rows] = cross_products(context, inputs[rows], weights), 0.0
+        return sums, bounds
 
     @property
     def attributes(self) -> dict[str, Any]:
         """Attributes of a store of predictions that they were used for."""
-        return {} if self.product_error is None else {"product_error": self.product_error}
+        if self.errors is None:
+            return {}
+        return {"product_error": list(self.errors) if isinstance(self.errors, tuple) else self.errors}
+
+    @classmethod
+    def of_attributes(cls, attributes: Mapping[str, Any]) -> Sums:
+        """Return the sums that a store of predictions was begun with."""
+        errors = attributes.get("product_error")
+        return cls(tuple(float(each) for each in errors) if isinstance(errors, list) else errors)
+
+    @property
+    def region_rows(self) -> int | None:
+        """Rows of a region of a store that suit them; None where any number does."""
+        return None if self.errors is None else REGION_ROWS
 
     def require(self, context: BlockContext, executor: BlockExecutor) -> None:
-        """Refuse a kernel that a tree cannot serve (`InputError`), and unlike workers (`ClusterError`)."""
-        if self.product_error is not None:
-            require_few_features(context.evaluator("double"))
+        """Refuse a kernel without a bound on such sums (`InputError`), and unlike workers (`ClusterError`)."""
+        if self.errors is not None:
+            require_cross_sums(context.kernel)
             executor.require_one_arithmetic()
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
         """Cut a region into pieces, which depend on nothing else."""
-        n = stop - start
-        return [Piece(start, stop, first, min(first + PIECE_ROWS, n)) for first in range(0, n, PIECE_ROWS)]
+        n, size = stop - start, PIECE_ROWS if self.errors is None else WIDE_PIECE_ROWS
+        return [Piece(start, stop, first, min(first + size, n)) for first in range(0, n, size)]
 
     def read(self, context: BlockContext, test: Rows, piece: Piece) -> tuple[IndexArray, FloatArray]:
-        """Rows of a piece, counted from the region's first, and their standardised inputs; a tree takes neighbours."""
-        if self.product_error is None:
+        """Return the rows of a piece, counted from the region's first, and their standardised inputs.
+
+        Rows of one piece are neighbours where sums are quicker at these.
+        """
+        if self.errors is None:
             rows = np.arange(piece.first, piece.last)
             return rows, test.inputs(piece.start + piece.first, piece.start + piece.last)
         inputs = test.inputs(piece.start, piece.stop)

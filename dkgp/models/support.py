@@ -92,16 +92,24 @@ class NoisySupport:
 
 
 def certified_means(
-    context: BlockContext, certificate: Certificate, inputs: FloatArray, sums: Sums = EVERY_ENTRY
+    context: BlockContext, certificate: Certificate, inputs: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """k_x' alpha at standardised inputs (rows, d), and by how much each may miss the exact mean: (rows, p).
+    """Return k_x' alpha at standardised inputs (rows, d), and by how much each may miss the exact mean: (rows, p).
 
     Rows (x, s), where the context is of such.
     """
+    means, bounds, _ = bounded_means(context, certificate, inputs, EVERY_ENTRY)
+    return means, bounds
+
+
+def bounded_means(
+    context: BlockContext, certificate: Certificate, inputs: FloatArray, sums: Sums
+) -> tuple[FloatArray, FloatArray, FloatArray | None]:
+    """Return what `certified_means` does, and the bounds that `Sums.products` puts on the sums alone."""
     if isinstance(context.source, NoisySupport):
         context, inputs = context.source.plain, np.ascontiguousarray(inputs[:, :-1])
     assert isinstance(context.source, SupportInputs)
     means, off = sums.products(context, inputs, context.source.record().alpha)
     errors = certified_row_errors(context.kernel, context.source, inputs)
     bounds = certificate.mean_error_bound(context.kernel.diagonal(inputs), errors)
-    return means, bounds if off is None else np.nextafter(bounds + off, np.inf)
+    return means, bounds if off is None else np.nextafter(bounds + off, np.inf), off

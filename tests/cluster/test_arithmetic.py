@@ -48,7 +48,7 @@ MARKED = {
     "order_task", "halo_task", "build_task", "sweep_task", "forward_task", "backward_task",
     "panel_task", "product_task",
     "factor_task", "variance_task", "variances_task", "sparse_variance_task",
-    "contract_task", "tree_task", "tree_mean_task", "whole_task", "library_decision_task", "slopes_task",
+    "contract_task", "tree_task", "bounded_mean_task", "whole_task", "library_decision_task", "slopes_task",
     "vif_sums_task", "vif_slopes_task", "vif_noise_slopes_task", "vif_weights_task",
     "fold_gram_task", "triangle_task",
     "basis_risk_task", "basis_task", "row_sums_task",

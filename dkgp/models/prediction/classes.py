@@ -67,7 +67,7 @@ def class_rounds(
     """
     kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
     context = BlockContext(version, ClassifierSupport.of(model, version), kernel, model.n_support)
-    if sums.product_error is not None and model.is_sparse:
+    if sums.errors is not None and model.is_sparse:
         raise InputError(
             f"`product_error` is of sums over all training samples; '{model.url}' is a sum over {model.n_support:,} "
             "prototypes, which takes no time. Leave it out"
@@ -141,7 +141,7 @@ class ClassRounds(Rounds):
     def submit(self, start: int, stop: int) -> PendingRound:
         """Start a region."""
         groups = split_evenly(self._sums.pieces(start, stop), self._executor.parallelism)
-        portable = self._sums.product_error is None and not self._decider.takes_blas
+        portable = self._sums.errors is None and not self._decider.takes_blas
         task = decision_task if portable else library_decision_task
         arguments = (self._context, self._decider, self._sums, self._test)
         decisions = self._executor.submit("kdecide", task, arguments, groups)

@@ -20,7 +20,7 @@ from dkgp.models.noise.student import StudentT
 from dkgp.models.prediction.streaming import MEANS, VARIANCES, Rounds, Streamed, Together
 from dkgp.models.rounding import mean_in_units, middle, variance_in_units
 from dkgp.models.sums import EVERY_ENTRY, Piece, Rows, Sums, joined
-from dkgp.models.support import SupportInputs, certified_means
+from dkgp.models.support import SupportInputs, bounded_means
 from dkgp.models.trend.trend import Trend
 from dkgp.models.variance.batched import BatchedRun
 from dkgp.models.variance.greedy import BasisRun
@@ -29,26 +29,35 @@ from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.variance.ways.choice import Request, chosen_run
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.cross_sums import forecast_sums
+from dkgp.operators.product_error import EVERY_ENTRY as EXACT_PRODUCTS
+from dkgp.operators.product_error import ProductError
 
-Means = tuple[IndexArray, FloatArray, FloatArray]
+Means = tuple[IndexArray, *tuple[FloatArray, ...]]
+# Share of a mean's own bound that errors of its sum may add, where these are chosen here.
+SHARE_OF_BOUND = 0.01
 
 
 def mean_task(
     context: BlockContext, certificate: Certificate, sums: Sums, test: Rows, pieces: list[Piece]
 ) -> list[Means]:
-    """Rows of each piece, their predicted means, and bounds on their errors: (rows, p), standardised, float64."""
-    means = []
+    """Rows of each piece, their predicted means, and bounds on their errors: (rows, p), standardised, float64.
+
+    Where not every entry is evaluated, the part of the bounds that this adds comes third.
+    """
+    means: list[Means] = []
     for piece in pieces:
         rows, inputs = sums.read(context, test, piece)
-        means.append((rows, *certified_means(context, certificate, inputs, sums)))
+        mean, bound, off = bounded_means(context, certificate, inputs, sums)
+        means.append((rows, mean, bound) if off is None else (rows, mean, bound, off))
     return means
 
 
 @needs_one_arithmetic
-def tree_mean_task(
+def bounded_mean_task(
     context: BlockContext, certificate: Certificate, sums: Sums, test: Rows, pieces: list[Piece]
 ) -> list[Means]:
-    """As `mean_task`, by a tree, which takes the C library's exponential for far samples."""
+    """Means as by `mean_task`, of sums within an error, whose tables come from NumPy and whose products from BLAS."""
     return mean_task(context, certificate, sums, test, pieces)
 
 
@@ -60,11 +69,12 @@ def exact_rounds(
     variance: VarianceSettings | None,
     stored: dict[str, Any] | None,
     note: Callable[[str], None] | None,
-    sums: Sums = EVERY_ENTRY,
+    error: ProductError = EXACT_PRODUCTS,
 ) -> Rounds:
     """Rounds that predict `test`, as the model sees it; workers' caches keep what they need under `version`.
 
-    `stored` is the plan of the variances of a prediction that is resumed.
+    `stored` are the attributes of a prediction that is resumed. Sums are within `error`; those of means with variances
+    evaluate every entry.
 
     Raises `InputError` for other settings than those of the prediction to resume and for a kernel that a tree cannot
     serve, `StoreError` where the model's support inputs cannot be read, `MemoryBudgetError` where variances do not fit
@@ -82,11 +92,18 @@ def exact_rounds(
             "the model was certified by an older version, which did not count every rounding; train it again (a warm "
             "start from it takes one pass) for bounds that do"
         )
+    if variance is not None:
+        sums = EVERY_ENTRY
+    elif stored is not None and error.value == "auto":
+        sums = Sums.of_attributes(stored)
+    else:
+        sums = _chosen_sums(model, context, certificate, test, error, note)
     sums.require(context, executor)
     means = _Means(context, test, executor, model, certificate, sums)
     if variance is None:
         return means
-    if stored is not None and ("basis" in stored) != (variance.basis is not None):
+    plan = None if stored is None else stored.get("variance")
+    if plan is not None and ("basis" in plan) != (variance.basis is not None):
         raise InputError(
             "the prediction to resume found its variances another way, with a `basis` for each or without; repeat it "
             "as it was, or `overwrite`"
@@ -96,8 +113,40 @@ def exact_rounds(
     if variance.basis is not None:
         by_basis = BasisRun(subject.context, model.noise_variance, certificate, rows, executor, variance)
         return _MeansAndVariances(means, by_basis, model, subject)
-    asked = Request(subject.model, subject.kernel, subject.context, certificate, rows, executor, variance, stored)
+    asked = Request(subject.model, subject.kernel, subject.context, certificate, rows, executor, variance, plan)
     return _MeansAndVariances(means, chosen_run(asked, note), model, subject)
+
+
+def _chosen_sums(
+    model: ModelRecord,
+    context: BlockContext,
+    certificate: Certificate,
+    test: Dataset,
+    error: ProductError,
+    note: Callable[[str], None] | None,
+) -> Sums:
+    """Return the way to take sums within an error; where a forecast chooses, it depends on model and data alone.
+
+    `InputError` for an error below the rounding of the sums.
+    """
+    if error.value == "none":
+        return EVERY_ENTRY
+    first = test.inputs(0, 1)
+    bound = certificate.mean_error_bound(context.kernel.diagonal(first))[0]
+    if error.number is not None:
+        return Sums(error.number)
+    errors = SHARE_OF_BOUND * bound
+    trend = Trend.held(model.trend)
+    if trend is not None:
+        # Each share of a target's bound goes half to its own sum, half to those of the columns of the mean.
+        p, beta = model.n_targets, np.abs(np.array(trend.coefficients))
+        weight = np.maximum(beta.sum(axis=0), 1e-300)
+        errors[:p] *= 0.5
+        errors[p:] = np.minimum(errors[p:], np.min(errors[:p] / weight))
+    forecast = forecast_sums(context, test.n_samples, np.abs(model.alpha).sum(axis=0), errors)
+    if note is not None and forecast.reason is not None:
+        note(forecast.reason)
+    return Sums(tuple(errors.tolist())) if forecast.pays else EVERY_ENTRY
 
 
 def student_attributes(model: ModelRecord, scale: FloatArray) -> dict[str, Any]:
@@ -125,21 +174,21 @@ class _Means(Rounds):
         self.n_support, self.assumes = model.n_samples, certificate.assumes
         self.attributes = {} if certificate.assumes is None else {"assumes": certificate.assumes}
         self.attributes |= sums.attributes
+        self.region_rows = sums.region_rows
 
     def submit(self, start: int, stop: int) -> PendingRound:
         groups = split_evenly(self._sums.pieces(start, stop), self._executor.parallelism)
-        task = mean_task if self._sums.product_error is None else tree_mean_task
+        task = mean_task if self._sums.errors is None else bounded_mean_task
         arguments = (self._context, self._certificate, self._sums, self.test)
         pending = self._executor.submit("kmean", task, arguments, groups)
         return pending if self.trend is None else Together([pending], also=((start, stop),))
 
     def values(self, results: list[Any]) -> dict[str, FloatArray]:
         if self.trend is None:
-            return self.of(*joined(results))
+            return self.of(*joined(results)[:2])
         means, rows = results
-        pruned = self._sums.product_error is not None
-        mean, bound = joined(means)
-        taken = self.trend.at(mean, bound, self.test.inputs(*rows), pruned=pruned)
+        mean, bound, *off = joined(means)
+        taken = self.trend.at(mean, bound, self.test.inputs(*rows), *off)
         return self.of(taken.mean, taken.bound)
 
     def of(self, mean: FloatArray, bound: FloatArray) -> dict[str, FloatArray]:

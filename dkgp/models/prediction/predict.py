@@ -21,9 +21,9 @@ from dkgp.models.prediction.exact import exact_rounds
 from dkgp.models.prediction.linear import LinearRounds
 from dkgp.models.prediction.sparse_rounds import SparseRounds, SparseRoundsWithBases
 from dkgp.models.prediction.streaming import Rounds, WithTestNoise, stream
-from dkgp.models.sums import EVERY_ENTRY, Sums
+from dkgp.models.sums import Sums
 from dkgp.models.variance.variances import VarianceSettings
-from dkgp.operators.product_error import ProductError
+from dkgp.operators.product_error import OLD_NAME, ProductError
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def predict(
             f"`plug_in` is for the averaged probabilities of a Gaussian process classifier, and '{model.url}' is none; "
             "leave it out"
         )
-    sums = _sums(model, None if of_classes else variance, context.product_error, plug_in)
+    _require_sums(model, None if of_classes else variance, context.product_error, plug_in)
     names = () if of_classes else model.target_names
     test = dataset.as_seen_by(model.feature_names, names, model.standardisation)
     _require_finite(test)
@@ -163,9 +163,15 @@ def predict(
             begins = out.resume and PredictionWriter.lacks_arrays(url)
             writer = PredictionWriter.open_to_resume(url) if out.resume and exists(url) and not begins else None
             rounds: Rounds
-            stored = {} if writer is None else writer.attributes
+            stored = None if writer is None else writer.attributes
+            if stored is not None and OLD_NAME in stored:
+                raise InputError(
+                    f"the predictions in '{url}' were begun by an earlier version with sums by a tree, which this one "
+                    "does not take; start afresh with `overwrite`"
+                )
             if isinstance(model, ClassifierRecord):
-                plans = stored.get("latent_variance")
+                plans = None if stored is None else stored.get("latent_variance")
+                sums = Sums(context.product_error.number)
                 rounds = of_labels = class_rounds(
                     model, test, executor, version, sums, plug_in=plug_in, variance=variance, stored=plans
                 )
@@ -178,7 +184,7 @@ def predict(
             elif isinstance(model, SparseRecord):
                 rounds = SparseRounds(model, test, executor, version, variance)
             else:
-                rounds = exact_rounds(model, test, executor, version, variance, stored.get("variance"), note, sums)
+                rounds = exact_rounds(model, test, executor, version, variance, stored, note, context.product_error)
             if variance is not None and test.noise_name is not None:
                 rounds = WithTestNoise(rounds, test, variance.latent)
             attributes = {
@@ -225,12 +231,12 @@ def _transforms(model: AnyModel | LinearRecord) -> dict[str, Any]:
     return {"transform": [of.to_json() for of in transforms]} if transforms else {}
 
 
-def _sums(
+def _require_sums(
     model: AnyModel | LinearRecord, variance: VarianceSettings | None, error: ProductError, plug_in: bool
-) -> Sums:
-    """Return the way to take sums; `InputError` for a number where there are no sums over all samples."""
+) -> None:
+    """Refuse a number as the error of sums where there are none over all samples; `InputError`."""
     if error.number is None:
-        return EVERY_ENTRY
+        return
     if isinstance(model, ClassifierRecord) and model.form == "gp" and not (model.is_sparse or plug_in):
         raise InputError(
             "`product_error` is for sums over all training samples, as decisions are; a Gaussian process's "
@@ -252,7 +258,6 @@ def _sums(
             f"`product_error` is of sums over all training samples; '{model.url}' is a sum over {model.basis_size:,} "
             "basis samples, which takes no time. Leave it out"
         )
-    return Sums(error.number)
 
 
 def _require_finite(test: Dataset) -> None:

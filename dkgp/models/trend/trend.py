@@ -89,7 +89,9 @@ class Trend:
         roundings = (self.count + 2.0) * UNIT * np.abs(rests)
         return EVALUATION * np.asarray(np.linalg.norm((errors * (1.0 + 4.0 * EPS) + roundings) @ whitener.T, axis=1))
 
-    def at(self, mean: FloatArray, bound: FloatArray, inputs: FloatArray, *, pruned: bool = False) -> Known:
+    def at(
+        self, mean: FloatArray, bound: FloatArray, inputs: FloatArray, product_error: FloatArray | None = None
+    ) -> Known:
         """Take predictions of all right-hand sides together.
 
         Parameters
@@ -98,10 +100,11 @@ class Trend:
             k_x'A as computed, and its bounds: those of targets by the certificate of `certified`.
         inputs : (r, d) float64
             Standardised.
-        pruned : bool
-            Sums were taken by a tree, whose errors stand in the bounds of the columns of H alone.
+        product_error : (r, p + q) float64, optional
+            Part of the bounds: by how much k_x'A may miss its exact sums, where not every entry was added up. The
+            certificate of A_y - A_H beta knows nothing of it.
         """
-        return self._taken(mean, bound, columns_at(self.kind, inputs), pruned=pruned)
+        return self._taken(mean, bound, columns_at(self.kind, inputs), product_error)
 
     def slopes_at(self, gradient: FloatArray, bound: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Take gradients of all right-hand sides together: derivatives of the mean and their bounds, (r, p, d) each.
@@ -121,7 +124,9 @@ class Trend:
         return np.stack([part.mean for part in parts], axis=2), np.stack([part.bound for part in parts], axis=2)
 
     @np.errstate(over="ignore", invalid="ignore")  # what comes to no number bounds nothing
-    def _taken(self, mean: FloatArray, bound: FloatArray, columns: FloatArray, *, pruned: bool = False) -> Known:
+    def _taken(
+        self, mean: FloatArray, bound: FloatArray, columns: FloatArray, product_error: FloatArray | None = None
+    ) -> Known:
         """As `at`, for columns h or their derivatives, (r, q)."""
         p, beta = len(self.missed), np.array(self.coefficients)
         # One more rounding, of h - k'A_H.
@@ -135,8 +140,8 @@ class Trend:
         sizes = np.abs(mean[:, :p]) + (np.abs(columns) + np.abs(mean[:, p:])) @ np.abs(beta)
         total = bound[:, :p] + outer[:, None] * np.array(self.missed)
         total = total + (self.count + 4.0) * UNIT * EVALUATION * sizes
-        if pruned:
-            total = total + errors @ np.abs(beta)
+        if product_error is not None:
+            total = total + product_error[:, p:] @ np.abs(beta)
         return Known(
             result,
             np.nextafter(known(total * (1.0 + 8.0 * EPS)), np.inf),

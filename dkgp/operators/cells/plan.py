@@ -74,7 +74,7 @@ class Translations:
 
 
 @dataclass(frozen=True)
-class _Frame:
+class Frame:
     """The least corner of all inputs of a term, and factors that map them to [0, 1)^d and to the profile's units."""
 
     lower: FloatArray
@@ -83,7 +83,7 @@ class _Frame:
     extent: float  # the side, but for inputs that were brought together
 
     @classmethod
-    def around(cls, term: Term, blocks: list[FloatArray]) -> _Frame:
+    def around(cls, term: Term, blocks: list[FloatArray]) -> Frame:
         """The frame of some inputs (n, d)."""
         lower = np.min([block.min(axis=0) for block in blocks], axis=0)
         upper = np.max([block.max(axis=0) for block in blocks], axis=0)
@@ -145,7 +145,7 @@ class Plan:
         rows = np.asarray(inputs, np.float64)[:, features]
         asked = None if targets is None else np.asarray(targets, np.float64)[:, features]
         self.term, self.d, self.tolerance = term, len(features), tolerance
-        self._frame = _Frame.around(term, [block for block in (rows, asked) if block is not None and len(block)])
+        self._frame = Frame.around(term, [block for block in (rows, asked) if block is not None and len(block)])
         # Inputs less the least one, before they are scaled: one rounding of a number below the extent.
         self.displacement = displacement(self._frame.extent, self._frame.side, self.d)
         self.sources = Tree(self._frame.place(rows))
@@ -154,12 +154,16 @@ class Plan:
         for tree in {id(tree): tree for tree in (self.sources, self.targets)}.values():
             tree.grow(best)
             tree.finish()
-        walk = _Walk(self)
+        walk = Walk(self)
         far, near = walk.run()
         depth = max([0, *(level for level, pairs in far.items() if len(pairs.a)), *(n.level for n in near)])
         self.targets.cut(depth)
         if self.sources is not self.targets:
             self.sources.cut(max([0, *far]))
+        self._list_near(near)
+        self._settle(walk, far)
+
+    def _list_near(self, near: list[_Near]) -> None:
         nothing = np.zeros(0, np.int32)
         start, stop, source_start, source_stop = (
             np.concatenate([nothing, *(getattr(pairs, name) for pairs in near)])
@@ -169,13 +173,15 @@ class Plan:
         self.near, self.near_start, self.near_stop = _near_lists(
             len(places), np.searchsorted(places, start), np.searchsorted(places, stop), source_start, source_stop
         )
-        self._settle(walk, far)
 
-    def _settle(self, walk: _Walk, far: dict[int, _Pairs]) -> None:
+    def _orders(self, walk: Walk) -> tuple[int, int]:
+        """Return the orders of the targets' expansions and of the sources' moments."""
+        order = max([1, *(expansion.order for expansion in walk.classes.values())])
+        return order, min(order + EXTRA, HIGHEST)
+
+    def _settle(self, walk: Walk, far: dict[int, _Pairs]) -> None:
         d = self.d
-        orders = [expansion.order for expansion in walk.classes.values()]
-        self.order = max([1, *orders])
-        self.moments = min(self.order + EXTRA, HIGHEST)
+        self.order, self.moments = self._orders(walk)
         most = self.sources.most_points
         self.roundings = Roundings(
             d,
@@ -194,8 +200,8 @@ class Plan:
         self.near_entries = int((self._near_sources * (leaves.stop - leaves.start)).sum())
         self._choose_near_type(RUN + int(runs.max(initial=0)) + self.sources.most_equal)
         halves = half_table(self.moments)
-        self.up = _padded(halves.transpose(0, 2, 1))
-        self.down = _padded(halves[:, : self.order, : self.order])
+        self.up = padded(halves.transpose(0, 2, 1))
+        self.down = padded(halves[:, : self.order, : self.order])
         self.shell = shells(self.moments, d)
 
     def _choose_near_type(self, additions: int) -> None:
@@ -220,7 +226,7 @@ class Plan:
         """Choose the size of leaves by the work of near entries and of translations, in nanoseconds, from counts."""
         d, tree, best = self.d, self.sources, (math.inf, LEAF[-1])
         single = self.tolerance > 1e-8
-        walk = _Walk(self)
+        walk = Walk(self)
         for leaf in LEAF:
             tree.grow(leaf)
             points = (tree.leaves.stop - tree.leaves.start).astype(np.float64)
@@ -243,7 +249,7 @@ class Plan:
             best = min(best, (cost, leaf))
         return best[1]
 
-    def _translations(self, walk: _Walk, level: int, pairs: _Pairs) -> Translations:
+    def _translations(self, walk: Walk, level: int, pairs: _Pairs) -> Translations:
         d = self.d
         canons = sorted({canon for canon, _ in pairs.kinds})
         transforms = sorted({transform for _, transform in pairs.kinds})
@@ -267,7 +273,7 @@ class Plan:
                 continue
             counts[place] = expansion.order**d
             assert expansion.operator is not None
-            operators.append(_padded(expansion.operator[None]))
+            operators.append(padded(expansion.operator[None]))
             weights[place], remainder[place] = expansion.row_weights(profile, parameter, self.roundings, level, most)
         largest = int(counts.max(initial=0))
         shape = (len(transforms), len(canons), largest)
@@ -339,7 +345,7 @@ def _cut(work: FloatArray, count: int) -> list[tuple[int, int]]:
     return [(int(first), int(last)) for first, last in itertools.pairwise(places)]
 
 
-def _padded(tables: Any) -> FloatArray:
+def padded(tables: Any) -> FloatArray:
     """Tables (k, a, b), rows in whole vectors, flat."""
     values = np.asarray(tables, np.float64)
     width = -(-values.shape[2] // LANES) * LANES
@@ -370,7 +376,7 @@ class _Near:
     source_stop: NDArray[np.int32]
 
 
-class _Walk:
+class Walk:
     """The walk down both trees at once, level by level, over the pairs of cells that are not accepted yet."""
 
     def __init__(self, plan: Plan) -> None:

@@ -60,7 +60,7 @@ class Tree:
     def __init__(self, y: FloatArray) -> None:
         n, d = y.shape
         self._bits = DEEPEST[d]
-        code = _interleave(np.ascontiguousarray(y), self._bits)
+        code = morton_codes(np.ascontiguousarray(y), self._bits)
         order = np.argsort(code, kind="stable")
         code, sorted_y = code[order], y[order]
         new = np.ones(n, bool)
@@ -176,7 +176,7 @@ def _gather(V, order, firsts):  # type: ignore[no-untyped-def]
 
 
 @cached_njit(nogil=True)
-def _interleave(y, bits):  # type: ignore[no-untyped-def]
+def morton_codes(y, bits):  # type: ignore[no-untyped-def]
     """Morton codes: the bits of all coordinates in turn."""
     n, d = y.shape
     code = np.zeros(n, np.int64)

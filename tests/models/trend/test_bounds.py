@@ -145,16 +145,17 @@ def test_the_certificate_is_that_of_what_the_mean_leaves(name: str) -> None:
     assert (np.array(trend.missed) >= of_all.proven_residual_norm[:p] / np.sqrt(noise.min())).all()
 
 
-def test_what_a_tree_prunes_of_the_columns_is_in_the_bound() -> None:
+def test_errors_of_the_sums_of_the_columns_are_in_the_bound() -> None:
     case = ATTACKS["solved"]
     trend = case.trained.trend
     assert trend is not None
     rng = np.random.default_rng(0)
     mean, bound, inputs = rng.standard_normal((7, 5)), rng.uniform(0.0, 1e-3, (7, 5)), rng.standard_normal((7, 2))
-    whole, pruned = (trend.at(mean, bound, inputs, pruned=way) for way in (False, True))
-    np.testing.assert_array_equal(whole.mean, pruned.mean)
+    errors = 0.5 * bound
+    exact, approximate = (trend.at(mean, bound, inputs, product_error) for product_error in (None, errors))
+    np.testing.assert_array_equal(exact.mean, approximate.mean)
     np.testing.assert_allclose(
-        pruned.bound - whole.bound, bound[:, 2:] @ np.abs(np.array(trend.coefficients)), rtol=1e-6
+        approximate.bound - exact.bound, errors[:, 2:] @ np.abs(np.array(trend.coefficients)), rtol=1e-6
     )
 
 

@@ -1,0 +1,106 @@
+"""Sums over weighted points at other inputs, K(T, X) V, each within an error that is proven: the choice and the cache.
+
+A process keeps the points and their weights, made ready, under the run's name. Results depend on the arguments alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dkgp.cluster.cache import worker_cache
+from dkgp.errors import InputError
+from dkgp.kernels import Kernel
+from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.cells.cross import SOURCE_LEAF, CrossSums, TermSums, morton_order
+from dkgp.operators.cells.terms import terms_of
+
+# Rows that are summed at together, and of a region of such pieces.
+PIECE_ROWS, REGION_ROWS = 32768, 131072
+# What far points may miss, in steps of the error that is asked for: bounds from moments are tighter than what is
+# asked of even weights. A step that leaves more than this share of the sums beyond the error is followed by the next.
+STEPS, SHARE_BEYOND = (8.0, 0.25, 0.008), 0.02
+# Of a forecast, in entries evaluated: tables of a kernel and a tolerance, each piece, each source and each target, by
+# the dimension of cells. Sums pay that take this share of all entries at most; below so many entries nobody is told.
+CLASS_ENTRIES, PIECE_ENTRIES = {1: 1e9, 2: 4e9, 3: 4e10}, {1: 1e7, 2: 5e7, 3: 3e8}
+SOURCE_ENTRIES, TARGET_ENTRIES = 3e3, {1: 3e3, 2: 2e4, 3: 2e5}
+SHARE_OF_ENTRIES, TOLD_ENTRIES = 0.5, 1e11
+# The least error relative to the weights' magnitudes that roundings leave room for.
+LEAST_SHARE = 1e-12
+
+
+def near_order(context: BlockContext, inputs: FloatArray) -> IndexArray:
+    """Return an order of points (r, d) in which neighbours by the kernel's distance stand together: (r,)."""
+    terms = terms_of(context.kernel).terms
+    if not terms:
+        return np.arange(len(inputs))
+    return morton_order(inputs[:, list(terms[0].features)] * np.array(terms[0].scale))
+
+
+def cross_sums(
+    context: BlockContext, inputs: FloatArray, weights: FloatArray, errors: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return K(inputs, X) @ weights in float64, and bounds on the errors of its entries, roundings included: (r, t).
+
+    This process keeps the tree of the context's X and the moments of the `weights` (n, t), which must be the same at
+    each call. Where a bound is above `errors` (t,), the caller evaluates every entry.
+    """
+    cache = worker_cache()
+
+    def build() -> CrossSums:
+        parts = [context.source.inputs(*context.bounds(block)) for block in range(context.n_blocks)]
+        return CrossSums(terms_of(context.kernel), np.concatenate(parts), weights)
+
+    def within(tolerance: float) -> TermSums:
+        return cache.get((context.run_id, "sums", tolerance), lambda: points.within(tolerance))
+
+    points = cache.get((context.run_id, "weighted points"), build)
+    share = float(np.min(errors / np.maximum(points.masses, 1e-300)))
+    for step in STEPS:
+        sums, bounds = points.at(inputs, within(step * share))
+        beyond = ~(bounds <= errors).all(axis=1)
+        if np.count_nonzero(beyond) <= SHARE_BEYOND * len(beyond):
+            break
+    return sums, bounds
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Whether sums within an error pay, and a line on why where it matters."""
+
+    pays: bool
+    reason: str | None = None
+
+
+def forecast_sums(context: BlockContext, tests: int, masses: FloatArray, errors: FloatArray) -> Forecast:
+    """Compare sums at `tests` inputs within `errors` (t,) with those of all entries, by counts alone.
+
+    `masses` (t,) are the sums of the magnitudes of the weights. One unit is an entry that is evaluated.
+    """
+    entries = float(context.n) * tests
+    told = entries >= TOLD_ENTRIES
+    try:
+        terms = terms_of(context.kernel)
+    except InputError as error:
+        return Forecast(False, f"sums evaluate every kernel entry, {entries:.1e} in all: {error}" if told else None)
+    if not (errors >= LEAST_SHARE * terms.magnitude * masses).all():
+        reason = f"sums evaluate every kernel entry, {entries:.1e} in all: no other bound is as small as these need"
+        return Forecast(False, reason if told else None)
+    rows = min(tests, PIECE_ROWS)
+    work = 0.0
+    for term in terms.terms:
+        d = len(term.features)
+        near = 3.0**d * (SOURCE_LEAF[d] + 2.0 * context.n / rows)
+        each = CLASS_ENTRIES[d] + PIECE_ENTRIES[d] * -(-tests // rows)
+        work += each + masses.size * (SOURCE_ENTRIES * context.n + tests * (near + TARGET_ENTRIES[d]))
+    pays = work < SHARE_OF_ENTRIES * entries
+    if not pays:
+        return Forecast(False)
+    return Forecast(True, f"sums within proven errors: about {work / entries:.1%} of the work of {entries:.1e} entries")
+
+
+def require_cross_sums(kernel: Kernel) -> None:
+    """Refuse a kernel whose sums have no proven bound but the exact one; `InputError`."""
+    terms_of(kernel)
