@@ -24,6 +24,7 @@ from dkgp.models.support import SupportInputs, bounded_means
 from dkgp.models.trend.trend import Trend
 from dkgp.models.variance.batched import BatchedRun
 from dkgp.models.variance.greedy import BasisRun
+from dkgp.models.variance.neighbours.run import NeighbourRun
 from dkgp.models.variance.scaled import Subject
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.variance.ways.choice import Request, chosen_run
@@ -74,7 +75,7 @@ def exact_rounds(
     """Rounds that predict `test`, as the model sees it; workers' caches keep what they need under `version`.
 
     `stored` are the attributes of a prediction that is resumed. Sums are within `error`; those of means with variances
-    evaluate every entry.
+    evaluate every entry, unless variances are by neighbours.
 
     Raises `InputError` for other settings than those of the prediction to resume and for a kernel that a tree cannot
     serve, `StoreError` where the model's support inputs cannot be read, `MemoryBudgetError` where variances do not fit
@@ -92,16 +93,18 @@ def exact_rounds(
             "the model was certified by an older version, which did not count every rounding; train it again (a warm "
             "start from it takes one pass) for bounds that do"
         )
-    if variance is not None:
-        sums = EVERY_ENTRY
-    elif stored is not None and error.value == "auto":
-        sums = Sums.of_attributes(stored)
-    else:
-        sums = _chosen_sums(model, context, certificate, test, error, note)
-    sums.require(context, executor)
-    means = _Means(context, test, executor, model, certificate, sums)
+
+    def means_by(sums: Sums) -> _Means:
+        sums.require(context, executor)
+        return _Means(context, test, executor, model, certificate, sums)
+
+    def chosen_sums() -> Sums:
+        if stored is not None and error.value == "auto":
+            return Sums.of_attributes(stored)
+        return _chosen_sums(model, context, certificate, test, error, note)
+
     if variance is None:
-        return means
+        return means_by(chosen_sums())
     plan = None if stored is None else stored.get("variance")
     if plan is not None and ("basis" in plan) != (variance.basis is not None):
         raise InputError(
@@ -112,9 +115,13 @@ def exact_rounds(
     rows = subject.tests(test)
     if variance.basis is not None:
         by_basis = BasisRun(subject.context, model.noise_variance, certificate, rows, executor, variance)
-        return _MeansAndVariances(means, by_basis, model, subject)
+        return _MeansAndVariances(means_by(EVERY_ENTRY), by_basis, model, subject)
     asked = Request(subject.model, subject.kernel, subject.context, certificate, rows, executor, variance, plan)
-    return _MeansAndVariances(means, chosen_run(asked, note), model, subject)
+    run = chosen_run(asked, note)
+    if isinstance(run, NeighbourRun):
+        # Variances of many rows that take less than means of all entries would.
+        return _MeansAndVariances(means_by(chosen_sums()), run.without_means(), model, subject)
+    return _MeansAndVariances(means_by(EVERY_ENTRY), run, model, subject)
 
 
 def _chosen_sums(
@@ -177,11 +184,15 @@ class _Means(Rounds):
         self.region_rows = sums.region_rows
 
     def submit(self, start: int, stop: int) -> PendingRound:
+        pending = self.start(start, stop)
+        return pending if self.trend is None else Together([pending], also=((start, stop),))
+
+    def start(self, start: int, stop: int) -> PendingRound:
+        """Start the sums of a region."""
         groups = split_evenly(self._sums.pieces(start, stop), self._executor.parallelism)
         task = mean_task if self._sums.errors is None else bounded_mean_task
         arguments = (self._context, self._certificate, self._sums, self.test)
-        pending = self._executor.submit("kmean", task, arguments, groups)
-        return pending if self.trend is None else Together([pending], also=((start, stop),))
+        return self._executor.submit("kmean", task, arguments, groups)
 
     def values(self, results: list[Any]) -> dict[str, FloatArray]:
         if self.trend is None:
@@ -214,25 +225,31 @@ class _MeansAndVariances(Rounds):
             **student_attributes(model, self._scale),
         }
         self.depth = run.depth
-        self.region_rows = run.region_rows
+        self._apart = isinstance(run, NeighbourRun)  # means are by rounds of their own
+        batches = max(1, (means.region_rows or 0) // run.region_rows) if self._apart else 1
+        self.region_rows = run.region_rows * batches
 
     def prepare(self) -> str:
         return self._run.prepare(self._subject.model)
 
     def submit(self, start: int, stop: int) -> PendingRound:
         pending = self._run.submit(start, stop)
+        if self._apart:
+            return Together([pending, self._means.start(start, stop)], also=((start, stop),))
         alone = self._noise is None and self._means.trend is None
         return pending if alone else Together([pending], also=((start, stop),))
 
     def values(self, results: list[Any]) -> dict[str, FloatArray]:
-        trend = self._means.trend
-        if self._noise is None and trend is None:
+        trend, off = self._means.trend, []
+        if self._noise is None and trend is None and not self._apart:
             return self._values(*self._collected(results))
-        of_run, rows = results
+        of_run, *of_means, rows = results
         mean, bound, lower, upper = self._collected(of_run)
+        if self._apart:
+            mean, bound, *off = joined(of_means[0])
         inputs = self._means.test.inputs(*rows)
         if trend is not None:
-            taken = trend.at(mean, bound, inputs)
+            taken = trend.at(mean, bound, inputs, *off)
             mean, bound = taken.mean, taken.bound
             lower, upper = taken.widened(lower, upper)
         if self._noise is None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -170,6 +171,8 @@ class NeighbourRun(BatchedRun):
         Of the means; None where they are not wanted.
     stored : dict, optional
         Plan of the prediction that is resumed.
+    patience : float
+        Core-seconds after which no larger number of neighbours is tried.
 
     Attributes
     ----------
@@ -196,6 +199,7 @@ class NeighbourRun(BatchedRun):
         *,
         stored: dict[str, Any] | None = None,
         n_test: int | None = None,
+        patience: float = math.inf,
     ) -> None:
         super().__init__(certificate, test, executor, settings, n_test)
         self._width = len(Distances.of(plain_context(context).kernel).features)
@@ -218,10 +222,10 @@ class NeighbourRun(BatchedRun):
                     f"the prediction to resume was started with {stored}, not {self.plan}; repeat these, or `overwrite`"
                 )
         else:
-            self.plan["neighbours"] = self._chosen_count(context.n)
+            self.plan["neighbours"] = self._chosen_count(context.n, patience)
 
     @UNPROVEN
-    def _chosen_count(self, n: int) -> int:
+    def _chosen_count(self, n: int, patience: float) -> int:
         """Return the least number of samples to solve for with which nearly all points of a few tiles meet the gap."""
         count, most = LEAST[self._width], min(n, MOST)
         if not self._test.n_samples:
@@ -232,6 +236,7 @@ class NeighbourRun(BatchedRun):
         starts = np.unique(np.linspace(0, self._test.n_samples - rows, TRIED).astype(int))
         batches = [self._source.plain(self._test.inputs(int(start), int(start) + rows)) for start in starts]
         Tile.of(samples, batches[0][:1]).ends(count, settings.gap)  # what is compiled is not timed
+        deadline = time.thread_time() + patience
         while True:
             met, tried, began = 0, 0, time.thread_time()
             for inputs in batches:
@@ -243,9 +248,15 @@ class NeighbourRun(BatchedRun):
                 met += int(np.count_nonzero(ends.upper - np.fmax(ends.lower, 0.0) <= settings.gap * upper))
                 tried += len(some)
             self.trial = Trial(met / tried, (time.thread_time() - began) / tried)
-            if self.trial.met >= LEAST_MET or count >= most:
+            if self.trial.met >= LEAST_MET or count >= most or time.thread_time() > deadline:
                 return min(count, most)
             count = min(int(count * STEP), most)
+
+    def without_means(self) -> Self:
+        """Return the same run without means."""
+        run = copy.copy(self)
+        run._certificate = None
+        return run
 
     def prepare(self, model: SupportSamples) -> str:
         """Say what is done; each worker makes its tree of samples when it needs it."""

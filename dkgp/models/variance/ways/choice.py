@@ -67,8 +67,8 @@ LEAST_SHARED, WORSE = 4, 1.3
 # Share of a trial's samples that must meet the gap.
 LEAST_MET = 0.95
 # Training samples from which neighbours are considered; core-seconds that they take at least for a test sample; and the
-# rank of a partial factor that takes less than any that suffices beside so many samples.
-LEAST_NEAR, NEAR_SECONDS, LEAST_RANK = 20_000, 2e-4, 100
+# rank of a partial factor that takes less than any that suffices beside so many samples. Core-seconds of a trial.
+LEAST_NEAR, NEAR_SECONDS, LEAST_RANK, NEAR_PATIENCE = 20_000, 2e-4, 100, 15.0
 # A wider gap that is told of, and seconds from which there is anything to tell.
 WIDER, WORTH_TELLING = 0.1, 3.0
 
@@ -124,7 +124,7 @@ class Request:
             n_test=self.tests,
         )
 
-    def by_neighbours(self) -> NeighbourRun:
+    def by_neighbours(self, patience: float = math.inf) -> NeighbourRun:
         """The run by the samples near each test sample."""
         return NeighbourRun(
             self.context,
@@ -135,6 +135,7 @@ class Request:
             self.settings,
             stored=self.stored,
             n_test=self.tests,
+            patience=patience,
         )
 
 
@@ -201,7 +202,7 @@ def _near_run(request: Request, note: Note | None) -> NeighbourRun | None:
     if t * NEAR_SECONDS / forecast.threads >= others:
         return None
     request.executor.require_one_arithmetic()
-    run = request.by_neighbours()
+    run = request.by_neighbours(NEAR_PATIENCE)
     seconds = run.trial.seconds * t / forecast.threads
     if run.trial.met < LEAST_MET or UNCERTAIN * seconds >= others:
         return None

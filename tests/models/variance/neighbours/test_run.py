@@ -15,7 +15,9 @@ from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Matern12
 from dkgp.models.exact import save, train
+from dkgp.models.prediction import exact
 from dkgp.models.prediction.predict import Destination, predict
+from dkgp.models.sums import Sums
 from dkgp.models.variance.neighbours import run
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.variance.ways import choice
@@ -73,20 +75,38 @@ def test_stored_intervals_contain_the_exact_variance(
         x, t = dataset.inputs(0, N), seen.inputs(0, 100)
         inverse = np.linalg.inv(KERNEL(x, x) + np.diag(NOISE + (np.zeros(N) if own is None else own)))
         k = KERNEL(x, t)
-        exact = 1.2 - np.einsum("ij,ij->j", k, inverse @ k) + (0.0 if latent else NOISE)
+        variance = 1.2 - np.einsum("ij,ij->j", k, inverse @ k) + (0.0 if latent else NOISE)
         if mean == "linear":
             H, h = np.column_stack([np.ones(N), x]), np.column_stack([np.ones(100), t])
             R = h - k.T @ inverse @ H
-            exact = exact + np.einsum("ij,ij->i", R, np.linalg.solve(H.T @ inverse @ H, R.T).T)
-        exact = exact * float(model.standardisation.target_std[0]) ** 2
+            variance = variance + np.einsum("ij,ij->i", R, np.linalg.solve(H.T @ inverse @ H, R.T).T)
+        variance = variance * float(model.standardisation.target_std[0]) ** 2
         stored = open_prediction(out)
         lower, upper = (stored.read(f"variance_{end}")[:, 0] for end in ("lower", "upper"))
-        assert (lower <= exact * (1.0 + 1e-10)).all()
-        assert (exact * (1.0 - 1e-10) <= upper).all()
+        assert (lower <= variance * (1.0 + 1e-10)).all()
+        assert (variance * (1.0 - 1e-10) <= upper).all()
         assert stored.attributes["variance"]["way"] == "neighbours"
         assert summary.variance is not None
         assert summary.variance["met"] + summary.variance["unmet"] == 100
         assert np.mean((upper - lower) / upper <= 0.05) > 0.9
+
+
+@pytest.mark.parametrize("mean", ["centred", "linear"])
+def test_means_beside_them_may_be_sums_within_an_error(
+    data: tuple[Path, Dataset, Dataset], one: BlockExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mean: str
+) -> None:
+    model, (_, _, test) = made(data, f"{mean}False", one, mean=mean), data
+    predict(model, test, str(tmp_path / "every"), one, variance=SETTINGS)
+    monkeypatch.setattr(exact, "_chosen_sums", lambda *arguments: Sums(1e-4))
+    predict(model, test, str(tmp_path / "within"), one, variance=SETTINGS)
+    every, within = open_prediction(str(tmp_path / "every")), open_prediction(str(tmp_path / "within"))
+    assert within.attributes["product_error"] == 1e-4
+    for name in ("variance_lower", "variance_upper"):
+        # Errors of the columns of a linear mean are part of the intervals.
+        np.testing.assert_allclose(within.read(name), every.read(name), rtol=1e-3 if mean == "linear" else 0.0)
+    difference = np.abs(every.read("mean") - within.read("mean"))
+    assert (difference <= every.read("mean_error_bound") + within.read("mean_error_bound")).all()
+    assert (within.read("mean_error_bound") > every.read("mean_error_bound")).any()
 
 
 def test_points_that_miss_the_gap_keep_their_intervals_and_are_counted(
@@ -103,7 +123,7 @@ def test_points_that_miss_the_gap_keep_their_intervals_and_are_counted(
     assert summary.variance["unmet"] == missed
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("none", 3), ("processes", 2)])
+@pytest.mark.parametrize(("kind", "workers"), [("none", 3), pytest.param("processes", 2, marks=pytest.mark.long)])
 def test_the_same_bits_on_any_workers(
     data: tuple[Path, Dataset, Dataset], one: BlockExecutor, tmp_path: Path, kind: str, workers: int
 ) -> None:
