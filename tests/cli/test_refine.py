@@ -62,10 +62,12 @@ def test_the_subsets_result_is_refined(store: Path, tmp_path: Path) -> None:
 def test_values_of_a_file_are_refined_without_a_search(store: Path, bad: Path, tmp_path: Path) -> None:
     out = tmp_path / "hyper.json"
     options = ("--start", bad, "--refine-only", *QUICK, "--fix", "gamma.lon=0.5", "--plot", tmp_path / "scales.png")
+    options += ("--refine-evidence",)
     result = run("tune", store, "--out", out, *options)
     assert result.exit_code == 0, result.stderr
     assert "Refined on all samples" in result.stdout
     assert "40 held-out samples" in result.stdout
+    assert "log marginal likelihood" in result.stdout
     assert "evaluation" not in result.stderr
     found = read_hyperparameters(out)
     assert found.refinement is not None

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -126,7 +126,9 @@ class GradientEstimator:
         """Kbar of the samples; to be closed."""
         noise = total_noise(noise_variance, self._sample_noise, self._source.n_samples)
         tolerance = max(self._tolerance, SOLVE_SHARE * self._source.n_samples / float(np.min(noise)))
-        return self._context.operator(kernel, noise, self._source, tolerance=tolerance)
+        # The first operator of many says which products it takes.
+        context, self._context = self._context, replace(self._context, note=None)
+        return context.operator(kernel, noise, self._source, tolerance=tolerance)
 
     def __call__(
         self,

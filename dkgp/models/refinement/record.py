@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeAlias
 from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.models.refinement.evidence import LogLikelihood
 from dkgp.models.refinement.validation import HeldOutScore
 from dkgp.models.solver_choice import factor_for
 from dkgp.operators.product_error import PRODUCT_ERROR, Value
@@ -49,6 +50,10 @@ HELD_OUT = Option(
     least=0,
 )
 
+EVIDENCE = Option(
+    help="Estimate the log marginal likelihood of all samples that are not held out, with its standard error, at the "
+    "values that are kept."
+)
 SOLVE_ERROR = replace(
     PRODUCT_ERROR,
     help="Allowed error of an entry of a product with the kernel matrix. E: at most E, proven (kernels that fall with "
@@ -77,6 +82,7 @@ class RefineSettings:
     memory_bytes: Annotated[int, MEMORY] = 1024**3
     held_out: Annotated[int, HELD_OUT] = 500
     product_error: Annotated[Value, SOLVE_ERROR] = "auto"
+    evidence: Annotated[bool, EVIDENCE] = False
     seed: Annotated[int, SEED] = 0
 
     def __post_init__(self) -> None:
@@ -110,6 +116,10 @@ class RefineSettings:
             memory_bytes=self.memory_bytes,
             seed=self.seed,
         )
+
+    def without_landmarks(self) -> FactorPreconditioning:
+        """Settings of the factor whose determinant is known."""
+        return FactorPreconditioning(self.halo or "auto", rank=0, memory_bytes=self.memory_bytes, seed=self.seed)
 
     def landmarks(self) -> FactorPreconditioning:
         """Settings of the landmarks that held-out samples' variances are bounded with."""
@@ -189,6 +199,7 @@ class Refinement:
     contractions: int
     seconds: float
     interrupted: bool = False
+    evidence: LogLikelihood | None = None  # at the values that are kept, where it was asked for
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types, without the hyperparameters."""
@@ -197,5 +208,6 @@ class Refinement:
             "before": None if self.before is None else self.before.to_json(),
             "after": None if self.after is None else self.after.to_json(),
             "settings": dict(self.settings.__dict__),
+            "evidence": None if self.evidence is None else dict(self.evidence.__dict__),
         }
         return {**{name: value for name, value in self.__dict__.items() if name != "hyperparameters"}, **parts}

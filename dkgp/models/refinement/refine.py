@@ -23,6 +23,7 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import Dataset
 from dkgp.errors import InputError, InterruptedRunError, NumericalError
 from dkgp.models.context import RunContext
+from dkgp.models.refinement.evidence import LogLikelihood, estimate_log_likelihood
 from dkgp.models.refinement.gradient import GradientEstimate, GradientEstimator, draw_probes
 from dkgp.models.refinement.optimiser import Point, QuasiNewton, estimated_gain, gain_error
 from dkgp.models.refinement.record import Refinement, RefineSettings, RefineStep
@@ -31,6 +32,9 @@ from dkgp.models.refinement.space import RefineSpace
 from dkgp.models.refinement.validation import HeldOut, HeldOutScore, held_out_rows, score_held_out
 from dkgp.operators.base import FloatArray
 from dkgp.operators.inputs import InputSource
+from dkgp.operators.vecchia.factor import VecchiaFactor
+from dkgp.solvers import ConjugateGradient, MaxPasses, RelativeResidual, solve
+from dkgp.solvers.watch import Watch
 
 INTERRUPTED = "interrupted"
 # From so many samples on, others go before: each time so many times fewer samples, and at least so many.
@@ -47,8 +51,9 @@ def refine(
 ) -> Refinement:
     """Refine hyperparameters on all samples of a dataset, from where the space starts.
 
-    The context's `callback` is called with a `RefineStep` after each evaluation, `note` with a line on what is being
-    done; when `interrupted` answers true between passes the best so far is returned, not validated.
+    The context's `callback` is called with a `RefineStep` after each evaluation, `note`, by default the context's, with
+    a line on the computation under way; when `interrupted` answers true between passes the best so far is returned, not
+    validated.
 
     Raises `InputError`: no targets, or too few samples; `NumericalError`: Kbar is not numerically positive definite at
     the start.
@@ -57,13 +62,13 @@ def refine(
     with single_threaded_blas():
         decided = (settings or RefineSettings()).decided(dataset, space.start)
         run = _Run(dataset, space, RunContext.of(context), decided)
-        run.note = note
+        run.note = run.note if note is None else note
         return run.run()
 
 
 class _Run:
     def __init__(self, dataset: Dataset, space: RefineSpace, context: RunContext, settings: RefineSettings) -> None:
-        self.note: Callable[[str], None] | None = None
+        self.note = context.note
         self._context = context
         self._started = time.perf_counter()
         self._space, self._settings = space, settings
@@ -97,7 +102,7 @@ class _Run:
             source,
             targets,
             draw_probes(source.n_samples, settings.probes, settings.seed),
-            self._context,
+            self._context if every == 1 else replace(self._context, note=None),
             preconditioner=settings.preconditioner(),
             sample_noise=noise,
             tolerance=settings.tolerance,
@@ -105,24 +110,34 @@ class _Run:
         )
 
     def run(self) -> Refinement:
-        first = self._space.first
-        p = self._targets.shape[1]
         try:
-            start = self._approach(first)
-            estimate = self._estimate(start, None)
-            start_alpha = estimate.solutions[:, :p].copy() if np.array_equal(start, first) else None
-            estimate, reason = self._climb(start, estimate)
-            if np.array_equal(first, self._best):
-                return self._result(None, reason, f"nothing was gained: {reason} at the start")
-            if self._held_out is None:
-                return self._result(self._best, reason, "the refined values are kept, not validated")
+            refinement = self._refine()
+            if not self._settings.evidence:
+                return refinement
+            parameters = self._best if refinement.kept == "refined" else self._space.first
             if self.note is not None:
-                self.note(f"{reason}; predicting {self._n_held_out:,} held-out samples with the old and the new values")
-            before = self._score(first, start_alpha)
-            after = self._score(self._best, estimate.solutions[:, :p])
-            return self._judge(reason, before, after)
+                self.note("estimating the log marginal likelihood of the values that are kept")
+            evidence = self._evidence(parameters)
+            seconds = time.perf_counter() - self._started
+            return replace(refinement, evidence=evidence, column_passes=self._passes, seconds=seconds)
         except InterruptedRunError:
             return self._interrupted()
+
+    def _refine(self) -> Refinement:
+        first, p = self._space.first, self._targets.shape[1]
+        start = self._approach(first)
+        estimate = self._estimate(start, None)
+        start_alpha = estimate.solutions[:, :p].copy() if np.array_equal(start, first) else None
+        estimate, reason = self._climb(start, estimate)
+        if np.array_equal(first, self._best):
+            return self._result(None, reason, f"nothing was gained: {reason} at the start")
+        if self._held_out is None:
+            return self._result(self._best, reason, "the refined values are kept, not validated")
+        if self.note is not None:
+            self.note(f"{reason}; predicting {self._n_held_out:,} held-out samples with the old and the new values")
+        before = self._score(first, start_alpha)
+        after = self._score(self._best, estimate.solutions[:, :p])
+        return self._judge(reason, before, after)
 
     def _approach(self, first: FloatArray) -> FloatArray:
         """Climb on shares of the samples, small ones first; return where that ends."""
@@ -242,6 +257,31 @@ class _Run:
             )
         self._passes += score.column_passes
         return score
+
+    def _evidence(self, parameters: FloatArray) -> LogLikelihood:
+        """The log marginal likelihood of all samples that are not held out."""
+        kernel, noise_variance = self._space.kernel(parameters), self._space.noise_variance(parameters)
+        settings, estimator = self._settings, self._all_samples
+        factor = settings.without_landmarks().resolved(len(self._targets), kernel.n_features)
+        with estimator.operator(kernel, noise_variance) as operator:
+            solution = solve(
+                operator,
+                self._targets,
+                solver=ConjugateGradient(factor),
+                stopping=RelativeResidual(settings.tolerance) | MaxPasses(settings.max_passes),
+                watch=Watch(interrupted=self._context.interrupted),
+            )
+            estimate = estimate_log_likelihood(
+                operator,
+                VecchiaFactor(operator, int(factor.halo), int(factor.leaf)),
+                self._targets,
+                solution.alpha,
+                solution.gradient,
+                probes=settings.probes,
+                seed=settings.seed,
+            )
+        self._passes += solution.progress.column_passes + solution.refreshes + estimate.steps
+        return estimate
 
     def _interrupted(self) -> Refinement:
         done = sum(step.step > 0 for step in self._history)

@@ -46,6 +46,7 @@ from dkgp.operators.vecchia.tasks import (
     forward_task,
     halo_task,
     order_task,
+    probe_task,
     sweep_task,
 )
 
@@ -179,6 +180,7 @@ class VecchiaFactor(VecchiaProduct):
         with single_threaded_blas():
             leaves = _leaves(operator, min(halo, operator.n), min(leaf, operator.n), landmarks)
             self.memory_bytes = self.disk_bytes = 0
+            self._log_determinant = 0.0  # of T
             recipe = VecchiaRecipe(leaves, operator.noise, np.zeros((leaves.rank, leaves.rank), order="F"))
             super().__init__(recipe, operator, lambda: executor.workers, shares_memory=executor.shares_memory)
             self._build(operator.tell)
@@ -187,6 +189,28 @@ class VecchiaFactor(VecchiaProduct):
     def nbytes(self) -> int:
         """Bytes that the leaves take in memory and on disk, in all workers together."""
         return self.memory_bytes + self.disk_bytes
+
+    @property
+    def log_determinant(self) -> float:
+        """Return log det M."""
+        return 2.0 * (float(np.log(self.recipe.lower.diagonal()).sum()) - self._log_determinant)
+
+    def probes(self, count: int, seed: int) -> FloatArray:
+        """T' z for columns z of independent random signs, (n, count), the same for the same seed.
+
+        Without landmarks M^-1 = T' T, so that these are M^-1/2 z for one root of M^-1.
+        """
+        out = np.zeros((self.recipe.leaves.context.n, count))
+        with single_threaded_blas():
+            self._find_halos()
+            parts = self._results(
+                "kvprobe",
+                probe_task,
+                lambda bundles: (self.recipe.leaves, count, seed, self._rows(self.recipe.noise, bundles)),
+            )
+            for samples, part in zip(self._samples, parts, strict=True):
+                out[samples] += part
+        return out
 
     def _build(self, tell: Callable[[str, int, int, str], None]) -> None:
         leaves, lower = self.recipe.leaves, self.recipe.lower
@@ -208,7 +232,8 @@ class VecchiaFactor(VecchiaProduct):
                 lot = range(start, min(start + self._bundles_at_once(), leaves.n_bundles))
                 waiting.append(self._begin("kvbuild", build_task, arguments, lot))
                 start = lot.stop
-            for memory, disk, gram in waiting.popleft()():
+            for memory, disk, gram, log_determinant in waiting.popleft()():
+                self._log_determinant += log_determinant
                 self.memory_bytes += memory
                 self.disk_bytes += disk
                 lower += gram

@@ -55,6 +55,15 @@ class Leaf:
         """Numbers of the longest rows."""
         return _padded(self.halo + self.rows, LANES)
 
+    @property
+    def log_determinant(self) -> float:
+        """Logarithm of the determinant of T_GG, as it is rounded."""
+        diagonals = [
+            np.diagonal(strip[: min(where.stop, self.rows) - where.start, self.halo + where.start :])
+            for where, strip in self.strips()
+        ]
+        return float(np.log(np.concatenate(diagonals).astype(np.float64)).sum())
+
     def strips(self) -> list[tuple[slice, NDArray[np.float32]]]:
         """Rows of T: which ones, and their values from the first column on (rows, width)."""
         strips, start = [], 0

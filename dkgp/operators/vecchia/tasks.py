@@ -34,19 +34,21 @@ def halo_task(leaves: Leaves, bundles: list[int]) -> list[tuple[NDArray[np.int32
 
 
 @needs_one_arithmetic
-def build_task(leaves: Leaves, noise: Noise | Rows, bundles: list[int]) -> list[tuple[int, int, FloatArray]]:
-    """Make the leaves of each bundle: bytes in memory, bytes on disk, and V'V (R, R)."""
+def build_task(leaves: Leaves, noise: Noise | Rows, bundles: list[int]) -> list[tuple[int, int, FloatArray, float]]:
+    """Make the leaves of each bundle: bytes in memory, bytes on disk, V'V (R, R), and the part of log det T."""
     results = []
     for number in bundles:
         opened = _opened(leaves, number, noise)
         gram = np.zeros((leaves.rank, leaves.rank))
         memory = disk = 0
+        log_determinant = 0.0
         for place in range(len(opened.bundle.places)):
             leaf = opened.leaf(place)
             memory, disk = memory + leaf.nbytes * (not leaf.spilled), disk + leaf.nbytes * leaf.spilled
             projected = leaf.projected[:, : leaf.rank].astype(np.float64)
             gram += projected.T @ projected
-        results.append((memory, disk, gram))
+            log_determinant += leaf.log_determinant
+        results.append((memory, disk, gram, log_determinant))
     return results
 
 
@@ -79,6 +81,20 @@ def forward_task(
             images.append(image)
             total += projected
         results.append((np.concatenate(images), total))
+    return results
+
+
+@needs_one_arithmetic
+def probe_task(leaves: Leaves, count: int, seed: int, noise: Noise | Rows, bundles: list[int]) -> list[FloatArray]:
+    """T' z of the leaves of each bundle, for `count` columns z of random signs: rows for its samples (u, count)."""
+    results = []
+    for number in bundles:
+        opened, rng = _opened(leaves, number, noise), np.random.default_rng([seed, 6, number])
+        out = np.zeros((len(opened.bundle.samples), count))
+        for place, places in enumerate(opened.bundle.places):
+            signs = rng.choice(np.array([-1.0, 1.0]), (len(places) - opened.bundle.halos[place], count))
+            out[places] += backward(opened.leaf(place), signs, np.zeros((leaves.rank, count)))
+        results.append(out)
     return results
 
 

@@ -243,6 +243,23 @@ def test_an_interruption_on_a_share_keeps_its_values(
     assert found.hyperparameters.noise_variance == found.history[-1].noise_variance
 
 
+def test_the_evidence_of_what_is_kept_is_estimated(
+    data: ArrayDataset, whole: Run, executor: LocalExecutor, rng: np.random.Generator
+) -> None:
+    assert whole.found.evidence is None
+    found = run(data, executor, settings=replace(SHORT, evidence=True, held_out=100))
+    rows = refine_module.held_out_rows(N, 100, SHORT.seed)
+    kept, evidence = found.hyperparameters, found.evidence
+    exact = log_likelihood(
+        kept.kernel, kept.noise_variance, np.delete(data.X, rows, axis=0), np.delete(data.y, rows, axis=0)
+    )
+    assert evidence.value == pytest.approx(exact, abs=4.0 * evidence.standard_error + 0.01)
+    assert 0.0 < evidence.standard_error < 3.0
+    document = found.to_json()
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert document["evidence"]["value"] == evidence.value
+
+
 def test_parameters_are_listed_by_name(data: ArrayDataset, executor: LocalExecutor) -> None:
     found = run(data, executor, settings=replace(SHORT, held_out=0)).hyperparameters
     assert [parameter.name for parameter in found.parameters] == ["gamma.x0", "gamma.x1", "noise_variance"]

@@ -331,6 +331,11 @@ def _refined(refinement: Document) -> list[RenderableType]:
         last = next(step for step in reversed(history) if step["accepted"])
         rows.insert(3, ("log likelihood", f"{last['gain']:+.1f}, error {last['gain_error']:.2g}"))
         rows.insert(4, Detail(("gradient", f"{last['gradient_norm']:.3g}, error {last['error_norm']:.2g}")))
+    evidence = refinement.get("evidence")
+    if evidence is not None:
+        rows.append(
+            ("log marginal likelihood", f"{evidence['value']:,.1f}, standard error {evidence['standard_error']:.2g}")
+        )
     shown: list[RenderableType] = [table_of("Refined on all samples", rows)]
     before, after = refinement["before"], refinement["after"]
     if before is not None and after is not None:
