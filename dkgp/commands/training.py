@@ -24,7 +24,7 @@ from dkgp.data import CheckpointStore, ensure_writable
 from dkgp.data.stores.models.references import check_reference
 from dkgp.errors import InputError
 from dkgp.models import Hyperparameters, read_hyperparameters
-from dkgp.models.warm_up import helped
+from dkgp.models.warm_up import BOUNDED_PRODUCTS, helped
 from dkgp.operators.product_error import ProductError
 from dkgp.solvers import Checkpointing
 
@@ -120,7 +120,9 @@ class TrainingRun(Run):
 
     def compiling(self) -> AbstractContextManager[None]:
         """Compile what the kernel and the method take."""
-        return helped(None if self.hyperparameters is None else self.hyperparameters.kernel, self.compiles)
+        kernel = None if self.hyperparameters is None else self.hyperparameters.kernel
+        bounded = kernel is not None and self.product_error.bounds(kernel, self.dataset.n_samples)
+        return helped(kernel, (*self.compiles, *((BOUNDED_PRODUCTS,) if bounded else ())))
 
     def conclude(self, result: Any, peak_bytes: int) -> Document:
         """Save the model, and report."""

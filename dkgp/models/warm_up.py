@@ -34,7 +34,7 @@ from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.kernels.tiles.kept_code import compile_target
 from dkgp.kernels.tiles.slopes import SlopeEvaluator
 from dkgp.kernels.tiles.stages import slope_stage_names, stage_address, stage_names
-from dkgp.operators import ArrayInputs, BlockedKernelOperator, TreeKernelOperator
+from dkgp.operators import ArrayInputs, BlockedKernelOperator, ProductError
 from dkgp.operators.low_rank.products import FactorRows
 from dkgp.operators.vecchia.factor import VecchiaFactor
 from dkgp.solvers import MaxPasses, solve
@@ -52,6 +52,8 @@ _KERNEL = SquaredExponential(gamma=(0.5, 0.5))
 _ROWS = 48
 # What the pieces of solvers with compiled code of their own begin with.
 _SOLVER = "solver "
+# Products within a bound, of one to three features.
+BOUNDED_PRODUCTS = "bounded products"
 
 
 def pieces_of_run(kernel: Kernel) -> list[str]:
@@ -68,7 +70,7 @@ def all_pieces() -> list[str]:
     stages = [f"{name}/{precision}" for precision in ("double", "single") for name in stage_names()]
     solvers = [f"{_SOLVER}{name}" for name in solver_names() if declaration_of(name).compiles]
     slopes = [f"{name}/double" for name in slope_stage_names()]
-    return ["tree", "fixed-size", *solvers, *loops, "slopes", "vectors", "factor", "leaves", *stages, *slopes]
+    return [BOUNDED_PRODUCTS, "fixed-size", *solvers, *loops, "slopes", "vectors", "factor", "leaves", *stages, *slopes]
 
 
 # ----------------------------------------------------------------------------------------------------------- compiling
@@ -161,11 +163,12 @@ def _solver(name: str) -> None:
         solve(operator, points[:, 0], solver=build_solver(name), stopping=MaxPasses(1))
 
 
-def _tree() -> None:
-    points = _points(600)
-    with TreeKernelOperator(_KERNEL, 0.1, ArrayInputs(points), LocalExecutor(1), error=1e-3) as operator:
-        operator.matmat(points[:, :1])
-        operator.matmat(points[:, :1], "single")
+def _bounded_products() -> None:
+    for d in (1, 2, 3):
+        kernel, points = SquaredExponential((20.0,) * d), np.random.default_rng(0).standard_normal((600, d))
+        with ProductError(1e-3).operator(kernel, 0.1, ArrayInputs(points), LocalExecutor(1)) as operator:
+            operator.matmat(points[:, :1])
+            operator.matmat(points[:, :1], "single")
 
 
 def _fixed_size() -> None:
@@ -194,7 +197,7 @@ _OTHERS: dict[str, Callable[[], None]] = {
     "factor": _factor,
     "leaves": _leaves,
     "slopes": _slopes,
-    "tree": _tree,
+    BOUNDED_PRODUCTS: _bounded_products,
     "fixed-size": _fixed_size,
 }
 

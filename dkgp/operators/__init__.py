@@ -10,7 +10,6 @@ from dkgp.operators.cached_columns import CachedColumnsOperator
 from dkgp.operators.dense import DenseKernelOperator
 from dkgp.operators.inputs import ArrayInputs, InputSource
 from dkgp.operators.product_error import ProductError
-from dkgp.operators.tree.operator import TreeKernelOperator
 
 __all__ = [
     "ArrayInputs",
@@ -21,5 +20,4 @@ __all__ = [
     "KernelOperator",
     "PendingColumns",
     "ProductError",
-    "TreeKernelOperator",
 ]

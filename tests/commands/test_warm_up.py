@@ -29,7 +29,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 def test_a_run_needs_its_own_kernel_and_nothing_else() -> None:
     pieces = warm_up.pieces_of_run(parse_kernel("matern32 + 0.5 * linear", n_features=2))
     assert {"matern32/single", "matern32/double", "products/single", "add/double", "pair/double"} <= set(pieces)
-    assert not {"power_of_two/single", "matern52/double", "tree", "solver smo"} & set(pieces)
+    assert not {"power_of_two/single", "matern52/double", "bounded products", "solver smo"} & set(pieces)
     assert len(pieces) == len(set(pieces))
     assert set(pieces) | {"solver smo"} <= set(warm_up.all_pieces())
 

@@ -29,7 +29,8 @@ from dkgp.models import tune_dataset
 from dkgp.models.exact import save, train
 from dkgp.models.prediction.predict import predict
 from dkgp.models.variance.variances import VarianceSettings
-from dkgp.operators import BlockedKernelOperator, TreeKernelOperator
+from dkgp.operators import BlockedKernelOperator
+from dkgp.operators.cells.operator import CellKernelOperator
 from dkgp.operators.contract_tasks import contract
 from dkgp.solvers import (
     ConjugateGradient,
@@ -142,6 +143,19 @@ def test_workers_unlike_each_other_come_to_the_bits_of_one_thread(mixed: str, da
         assert all(misses > 0 for misses in client_of(executor).run(lambda: worker_cache().misses).values())
 
 
+def test_products_by_cells_have_the_bits_of_one_thread(mixed: str, data: Data) -> None:
+    def product(executor: BlockExecutor) -> bytes:
+        dataset = data(3)
+        with CellKernelOperator(SquaredExponential((9.0, 9.0, 9.0)), 0.05, dataset, executor) as operator:
+            found = [operator.matmat(dataset.targets(0, N), precision) for precision in ("single", "double")]
+            return b"".join(array.tobytes() for array in (*found, operator.error_rows))
+
+    with opened("none", 1) as executor:
+        expected = product(executor)
+    with on(mixed) as executor:
+        assert product(executor) == expected
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("d", [3, 9, 10, 12, 40])
 def test_one_value_whoever_computes(mixed: str, data: Data, d: int) -> None:
@@ -173,10 +187,6 @@ def contracted(executor: BlockExecutor, dataset: Dataset, folder: Path) -> None:
     contract(operator_of(executor, dataset), dataset.targets(0, N), [np.eye(1)])
 
 
-def tree(executor: BlockExecutor, dataset: Dataset, folder: Path) -> None:
-    TreeKernelOperator(SquaredExponential((9.0, 9.0, 9.0)), 0.05, dataset, executor)
-
-
 def variances(executor: BlockExecutor, dataset: Dataset, folder: Path) -> None:
     trained = train(dataset, SquaredExponential((0.2, 0.2, 0.2)), 0.05, executor, stopping=MaxPasses(1))
     with tempfile.TemporaryDirectory() as elsewhere:
@@ -187,7 +197,7 @@ def variances(executor: BlockExecutor, dataset: Dataset, folder: Path) -> None:
         predict(model, dataset, str(folder / "variances.zarr"), executor, variance=VarianceSettings())
 
 
-WORK = (preconditioned, tiled, tuned, contracted, tree, variances)
+WORK = (preconditioned, tiled, tuned, contracted, variances)
 
 
 def test_work_that_takes_bits_from_a_library_is_refused_with_the_hosts(mixed: str, data: Data, tmp_path: Path) -> None:

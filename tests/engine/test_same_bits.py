@@ -16,7 +16,8 @@ from dkgp.cluster.executors.base import HereExecutor
 from dkgp.cluster.tile_budget import TileBudget
 from dkgp.data import Dataset, dataset_from_arrays
 from dkgp.kernels import Kernel, Linear, SquaredExponential, parse_kernel
-from dkgp.operators import BlockedKernelOperator, TreeKernelOperator
+from dkgp.operators import BlockedKernelOperator
+from dkgp.operators.cells.operator import CellKernelOperator
 from dkgp.operators.contract_tasks import contract
 from dkgp.operators.cross.candidates import GrowingBasis
 from dkgp.operators.cross.kernel import CrossKernel
@@ -65,9 +66,9 @@ def contraction(dataset: Dataset, executor: Any) -> Arrays:
         return [contract(operator, V, [np.array([[1.0, 0.3], [0.3, -2.0]]), np.eye(T)])]
 
 
-def tree(dataset: Dataset, executor: Any) -> Arrays:
+def cells(dataset: Dataset, executor: Any) -> Arrays:
     rough = SquaredExponential((30.0, 40.0, 35.0))
-    with TreeKernelOperator(rough, NOISE, dataset, executor, coordinator_input_bytes=0) as operator:
+    with CellKernelOperator(rough, NOISE, dataset, executor, coordinator_input_bytes=0) as operator:
         found = [operator.matmat(V, "single"), operator.matmat(V)]
         return [*found, operator.apply_columns(CHOSEN, V[CHOSEN]), np.array(operator.error_bound)]
 
@@ -105,7 +106,7 @@ WORK: dict[str, Work] = {
     "blocked, out of core": lambda dataset, executor: blocked(dataset, executor, coordinator_input_bytes=1),
     "varying diagonal": varying_diagonal,
     "contraction": contraction,
-    "tree": tree,
+    "cells": cells,
     "factor": factor,
     "factor with landmarks": lambda dataset, executor: factor(dataset, executor, 40),
     "cross": cross,

@@ -26,7 +26,7 @@ from dkgp.models.prediction.pathwise import MOST_JOINT_SAMPLES, PosteriorFunctio
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.marginal_likelihood import LogMarginalLikelihood
 from dkgp.models.variance.variances import VarianceSettings
-from dkgp.operators import ArrayInputs, TreeKernelOperator
+from dkgp.operators import ArrayInputs, ProductError
 from tests.models.kernel_world import NOISE, D, Fitted, fit
 from tests.plugin import dkgp, install
 
@@ -202,17 +202,15 @@ def test_derivatives_are_those_of_differences(gneiting: Any, rng: np.random.Gene
         assert found[1][index] == pytest.approx((above[0] - below[0]) / 2e-5, rel=1e-5, abs=1e-6)
 
 
-def test_trees_sum_it_within_their_bound(gneiting: Any, rng: np.random.Generator) -> None:
+def test_no_bound_on_its_products_is_known(gneiting: Any, rng: np.random.Generator) -> None:
     X, V = rng.uniform(-3.0, 3.0, (1500, 2)), rng.standard_normal((1500, 1))
-    kernel = gneiting.Gneiting((4.0, 6.0), 1.3)
-    for precision in ("double", "single"):
-        with TreeKernelOperator(kernel, NOISE, ArrayInputs(X), LocalExecutor(1), error=1e-6) as operator:
-            found = operator.matmat(V, precision)
-            off = np.abs(found - kernel(X, X) @ V - NOISE * V).max()
-            assert off <= operator.error_bound + 1e-11
-            # What is out of reach is exactly nothing.
-            assert operator.kernel_evaluations < 0.25 * 1500**2
-            assert operator.error_bound < (2e-6 if precision == "double" else 1e-2)
+    kernel, executor = gneiting.Gneiting((4.0, 6.0), 1.3), LocalExecutor(1)
+    with pytest.raises(InputError, match="need a bound of the kernel over complex distances; none is known"):
+        ProductError(1e-6).operator(kernel, NOISE, ArrayInputs(X), executor)
+    # With auto every entry is evaluated.
+    with ProductError("auto").operator(kernel, NOISE, ArrayInputs(X), executor, tolerance=1e-4) as operator:
+        assert np.abs(operator.matmat(V) - kernel(X, X) @ V - NOISE * V).max() <= 1e-11
+        assert "none is known" in operator.products["reason"]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from dkgp.cluster import LocalExecutor
 from dkgp.errors import CheckpointError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.certificate import Certificate
-from dkgp.operators import ArrayInputs, BlockedKernelOperator, CachedColumnsOperator, TreeKernelOperator
+from dkgp.operators import ArrayInputs, BlockedKernelOperator, CachedColumnsOperator, ProductError
 from dkgp.operators.low_rank.factor import LowRankFactor, LowRankPreconditioner
 from dkgp.solvers import (
     GradientInfNorm,
@@ -53,11 +53,12 @@ def test_a_selection_under_way_sees_the_noise_of_its_candidates(executor: LocalE
     assert found.alpha.tobytes() == solve(blocked(executor), Y, solver=solver, stopping=stopping).alpha.tobytes()
 
 
-def test_kept_columns_and_trees(executor: LocalExecutor) -> None:
-    with TreeKernelOperator(KERNEL, NOISE, ArrayInputs(X), executor, error=1e-9) as tree:
-        assert np.abs(tree.matmat(Y) - MATRIX @ Y).max() <= tree.error_bound
+def test_kept_columns_and_approximate_products(executor: LocalExecutor) -> None:
+    with ProductError(1e-9).operator(KERNEL, NOISE, ArrayInputs(X), executor) as bounded:
+        assert np.abs(bounded.matmat(Y) - MATRIX @ Y).max() <= bounded.error_bound <= 1.01e-9
         some = np.array([7, 200, 3])
-        assert np.abs(tree.apply_columns(some, Y[some], "double") - MATRIX[:, some] @ Y[some]).max() <= tree.error_bound
+        off = np.abs(bounded.apply_columns(some, Y[some], "double") - MATRIX[:, some] @ Y[some]).max()
+        assert off <= bounded.error_bound
     for operator in (CachedColumnsOperator(blocked(executor)), blocked(executor, coordinator_input_bytes=1)):
         assert operator.noise_variance == LEAST
         found = solve(operator, Y, solver=SOLVERS["gbcd"], stopping=GradientInfNorm(1e-5))

@@ -84,7 +84,7 @@ class PredictRun(Run):
         model, error = self.model, ProductError.of(self.job.product_error)
         if isinstance(model, LinearRecord | SparseRecord):
             return  # no sums over all samples: refused where predicting begins
-        if isinstance(model, ClassifierRecord) and model.is_sparse:
+        if model.is_sparse if isinstance(model, ClassifierRecord) else self.job.variance is not None:
             return
         kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
         error.require_kernel(kernel)

@@ -78,6 +78,7 @@ class TrainRun(TrainingRun):
                     "Student's t; leave it out, or tune with the normal one"
                 )
         self.noise = self.hyperparameters.noise_of(self.dataset)
+        check_product_error(self.product_error, self.job.solver.tolerance, self.job.solver.solver)
         self.choose_solver()
 
     def tell(self) -> None:

@@ -152,11 +152,12 @@ class RiskState(SolverState):
         return first + second, below
 
     def _width_by_length(self, operator: KernelOperator, of_values: float, of_image: float) -> FloatArray:
-        """Bound on <g, g>_K / (2 lambda) for the exact gradient, (q,): its length against that of the evaluated one.
+        """Return 2 lambda r^2 for a ball of radius r about f - g / (2 lambda), g as evaluated, with the minimiser: (q,).
 
         Values are off by e, K g by e'. The curvature is at most c, so an entry of g is off by w_i c e at most, of a
         coupled loss a row by sqrt(p) times that; and the length of sum_i d_i k(., x_i) is at most sum_i |d_i|
-        sqrt(k_ii). This is of the first order in e where the risk's own bounds are of the order sqrt(e).
+        sqrt(k_ii). By so much the exact gradient may be longer, and the ball's centre be elsewhere. This is of the
+        first order in e where the risk's own bounds are of the order sqrt(e).
         """
         risk, p = self.risk, self.rhs.shape[1]
         roots = np.sqrt(operator.diagonal())
@@ -164,7 +165,7 @@ class RiskState(SolverState):
         away = risk.loss.curvature_bound * of_values * (math.sqrt(p) if risk.loss.coupled else 1.0) * weighed
         absolute = risk.inner(np.abs(self.gradient), np.ones_like(self.gradient))
         squares = risk.inner(self.gradient, self.gradient_image) + absolute * of_image
-        length = np.sqrt(np.maximum(squares, 0.0)) + away
+        length = np.sqrt(np.maximum(squares, 0.0)) + 2.0 * away
         return np.asarray(length**2 / (2.0 * risk.regularisation))
 
     def measured(self, operator: KernelOperator) -> Progress:

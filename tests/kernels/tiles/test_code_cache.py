@@ -101,4 +101,4 @@ def test_loops_and_stages_are_kept_on_disk() -> None:
     # As the kernel's own: its file counts, and others that go through the same loop are told apart.
     assert Path(inspect.getfile(stage._cache._py_func)) == Path(stationary.__file__)
     called = set(modules_that_call_kernels())
-    assert {"dkgp.operators.tree.kd_tree", "dkgp.solvers.smo", "dkgp.kernels.tiles.loops"} <= called
+    assert {"dkgp.solvers.smo", "dkgp.kernels.tiles.loops"} <= called

@@ -10,7 +10,8 @@ import pytest
 
 from dkgp.cluster.executors.base import LocalExecutor
 from dkgp.kernels import Kernel, Matern52, SquaredExponential
-from dkgp.operators import ArrayInputs, BlockedKernelOperator, TreeKernelOperator
+from dkgp.operators import ArrayInputs, BlockedKernelOperator
+from dkgp.operators.tree.operator import TreeKernelOperator
 from tests.benchmark_data import benchmark_folder
 
 SAMPLES = 200_000

@@ -17,7 +17,7 @@ from dkgp.cluster import LocalExecutor
 from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.errors import InterruptedRunError
 from dkgp.kernels import SquaredExponential
-from dkgp.operators import ArrayInputs, BlockedKernelOperator, TreeKernelOperator
+from dkgp.operators import ArrayInputs, BlockedKernelOperator, ProductError
 from dkgp.solvers import Checkpointing
 from dkgp.solvers.losses import LogisticLoss, Loss, SoftmaxLoss, SquaredHingeLoss
 from dkgp.solvers.risk import Risk, RiskSolution, risk_memory
@@ -213,9 +213,9 @@ def test_what_the_whole_matrix_takes(executor: LocalExecutor) -> None:
     most = int(np.sqrt(MOST_BYTES / 8))
     assert risk_memory("newton", most + 1, 1, 4).own_bytes < whole_bytes(most + 1, 1, False)
     with (
-        TreeKernelOperator(KERNELS["rough"], 1.0, ArrayInputs(INPUTS), executor, error=1e-2) as tree,
+        ProductError(1e-2).operator(KERNELS["rough"], 1.0, ArrayInputs(INPUTS), executor) as bounded,
         BlockedKernelOperator(KERNELS["rough"], 1.0, ArrayInputs(INPUTS), executor) as exact,
     ):
-        assert not WholeCurvature.fits(tree, 1, False)
+        assert not WholeCurvature.fits(bounded, 1, False)
         assert WholeCurvature.fits(exact, 1, False)
         assert not WholeCurvature.fits(exact, 1200, False)

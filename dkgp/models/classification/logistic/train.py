@@ -204,15 +204,15 @@ def train_logistic(
 def _value_limit(data: LabelledData, kernel: Kernel, settings: RiskSettings) -> float | None:
     """Return the error of all decisions at the samples that moves decisions by about the tolerance.
 
-    An error e moves g by w_i c e, and the centre of the ball in which the minimiser lies by c e sum_i w_i sqrt(k_ii) /
-    (2 lambda). None for a tolerance on the risk, and where k(x, x) differs between samples.
+    An error e moves g by w_i c e, and so widens the ball in which the minimiser lies by c e sum_i w_i sqrt(k_ii) /
+    lambda (`RiskState`). None for a tolerance on the risk, and where k(x, x) differs between samples.
     """
     if settings.gap is not None or not kernel.stationary:
         return None
     variance = float(kernel.diagonal(data.dataset.inputs(0, 1))[0])
     total = float(data.n) if data.weights is None else float(data.weights.sum())
     moved = settings.likelihood.loss.curvature_bound * total * variance
-    return 2.0 * settings.regularisation * settings.tolerance / moved if moved > 0.0 else None
+    return settings.regularisation * settings.tolerance / moved if moved > 0.0 else None
 
 
 def _multiplied(operator: KernelOperator, vectors: FloatArray) -> tuple[FloatArray, float]:
