@@ -123,7 +123,7 @@ DASK = "Only dkgp.data, dkgp.estimators and dkgp.cluster import dask"
 WEB = "Only dkgp.service imports web code"
 TERMINAL = "Only dkgp.cli and what commands report with talk to a terminal"
 ROOMS_OF_KERNELS = "Kernels are values that tiles are made of, and know none"
-ROOMS_OF_OPERATORS = "A tree or a low-rank factor knows blocked products, which know neither"
+ROOMS_OF_OPERATORS = "Cells or a low-rank factor know blocked products, which know neither"
 ROOMS_OF_SOLVERS = "Solvers share what lies below them, and the driver knows none"
 ABOVE = "Benchmarks know dkgp, which knows none of them"
 ROOMS_OF_BENCHMARKS = "The larger benchmarks share what lies below them"
@@ -138,7 +138,7 @@ INTRUDERS = [
     ("cli/group", "import uvicorn", WEB),
     ("solvers/auto", "from rich.progress import Progress", TERMINAL),
     ("data/new", "", "Sources fill stores, stores lie on remote or local disks"),
-    ("operators/dense", "import dkgp.operators.tree.kd_tree", ROOMS_OF_OPERATORS),
+    ("operators/dense", "import dkgp.operators.cells.plan", ROOMS_OF_OPERATORS),
     ("service/roots", "import dkgp.service.web.pages", ROOMS_OF_SERVICE),
     ("kernels/stationary", "def later():\n    import dkgp.kernels.tiles.stages", ROOMS_OF_KERNELS),
     ("solvers/driver", "import dkgp.solvers.smo", ROOMS_OF_SOLVERS),
@@ -266,7 +266,6 @@ LONG |= {"train", "update"}
 COMPILED = (
     "kernels/tiles/",
     "kernels/small_products.py",
-    "operators/tree/kd_tree.py",
     "operators/cells/",
     "operators/cross/candidates.py",
 )

@@ -62,7 +62,7 @@ class Profile:
         r = sqrt(s): what errors of the distance, and relative ones of its square, do to an entry. For a profile of
         dot products the latter is |dk/d log t| relative to k, and the former zero.
     value : callable or None
-        `(s, parameter)` to k in float64, of a profile that falls as s grows and can be summed by trees; None of others.
+        `(s, parameter)` to k in float64, of a profile that falls as s grows; None of others.
     slope_at_zero : callable or None
         `(parameter)` to |dk/ds| where s is zero, and nowhere more; None where that is infinite, or not known.
     parameters : int

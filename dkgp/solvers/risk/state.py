@@ -152,12 +152,12 @@ class RiskState(SolverState):
         return first + second, below
 
     def _width_by_length(self, operator: KernelOperator, of_values: float, of_image: float) -> FloatArray:
-        """Return 2 lambda r^2 for a ball of radius r about f - g / (2 lambda), g as evaluated, with the minimiser: (q,).
+        """Return 2 lambda r^2 for a ball of radius r about f - g / (2 lambda) that has the minimiser: (q,).
 
-        Values are off by e, K g by e'. The curvature is at most c, so an entry of g is off by w_i c e at most, of a
-        coupled loss a row by sqrt(p) times that; and the length of sum_i d_i k(., x_i) is at most sum_i |d_i|
-        sqrt(k_ii). By so much the exact gradient may be longer, and the ball's centre be elsewhere. This is of the
-        first order in e where the risk's own bounds are of the order sqrt(e).
+        Here g is as evaluated. Values are off by e, K g by e'. The curvature is at most c, so an entry of g is off by
+        w_i c e at most, of a coupled loss a row by sqrt(p) times that; and the length of sum_i d_i k(., x_i) is at most
+        sum_i |d_i| sqrt(k_ii). By so much the exact gradient may be longer, and the ball's centre be elsewhere. This is
+        of the first order in e where the risk's own bounds are of the order sqrt(e).
         """
         risk, p = self.risk, self.rhs.shape[1]
         roots = np.sqrt(operator.diagonal())
