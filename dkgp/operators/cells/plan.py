@@ -20,7 +20,7 @@ from dkgp.kernels.program import numpy_functions
 from dkgp.kernels.small_products import LANES
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.operators.base import FloatArray
-from dkgp.operators.cells.proof import EXTRA, Expansion, shells
+from dkgp.operators.cells.proof import EXTRA, Expansion, rounded_up, shells
 from dkgp.operators.cells.roundings import HIGHEST, Roundings, displacement, half_table
 from dkgp.operators.cells.sweeps import CHUNK, RUN
 from dkgp.operators.cells.terms import Term
@@ -29,7 +29,9 @@ from dkgp.operators.cells.tree import Tree
 # Most distinct points of a leaf: one of these, from the most on.
 LEAF = (512, 256, 128, 64, 32, 16)
 # Nanoseconds of a near entry and of a pair of cells, on some processor: for choices, which are the same on all.
-_SINGLE_ENTRY, _DOUBLE_ENTRY, _PAIR = 0.6, 2.0, 30.0
+_SINGLE_ENTRY, _DOUBLE_ENTRY, _PAIR = 0.8, 1.6, 30.0
+# Share of the coefficients below an order that are kept, by dimension.
+_KEPT = {1: 1.0, 2: 0.7, 3: 0.5}
 # Bytes of moments for each point and column of weights, above which leaves are not made smaller.
 _MOMENT_BYTES = 200.0
 # Share of the tolerance that near entries in single precision may take, and the side up to which they may be.
@@ -239,7 +241,7 @@ class Plan:
                 share = min(1.0, pairs / len(level))
                 p = walk.order(number, (2, *[1] * (d - 1)), 0.25 * self.tolerance / share)
                 order = max(order, p)
-                q = float(max(p, 0) ** d)
+                q = _KEPT[d] * float(max(p, 0) ** d)
                 cost += len(level) * pairs * (_PAIR + 2.0 * q + 0.04 * q * q)
             moments = min(order + EXTRA, HIGHEST)
             cost += tree.n_cells * 0.1 * d * float(moments) ** (d + 1)
@@ -265,16 +267,23 @@ class Plan:
         operators, at = [np.zeros(0)], np.zeros(len(canons), np.int64)
         weights, remainder = np.zeros((len(canons), self.moments)), np.zeros(len(canons))
         profile, parameter = self.term.profile, self.term.parameter
+        chosen: dict[tuple[int, ...], NDArray[np.int64]] = {}
         for place, canon in enumerate(canons):
             expansion = walk.classes[level, canon]
             at[place] = sum(operator.size for operator in operators)
             if expansion.order == 0:
                 remainder[place] = expansion.left_out(profile, parameter, self.roundings)
                 continue
-            counts[place] = expansion.order**d
             assert expansion.operator is not None
-            operators.append(padded(expansion.operator[None]))
+            kept, dropped = _thinned(expansion.operator, walk.tolerances[level, canon] - expansion.bound)
+            chosen[canon] = np.flatnonzero(kept)
+            counts[place] = len(chosen[canon])
+            operators.append(padded(expansion.operator[np.ix_(chosen[canon], chosen[canon])][None]))
             weights[place], remainder[place] = expansion.row_weights(profile, parameter, self.roundings, level, most)
+            # Moments whose coefficients are dropped count as those beyond the order do.
+            shell = shells(expansion.order, d)
+            for k in range(expansion.order):
+                weights[place, k] = rounded_up(float(weights[place, k] + dropped[shell == k].max()))
         largest = int(counts.max(initial=0))
         shape = (len(transforms), len(canons), largest)
         places, source_places = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
@@ -283,7 +292,7 @@ class Plan:
             p = walk.classes[level, canon].order
             if p < 1:
                 continue
-            index = np.indices((p,) * d).reshape(d, -1)
+            index = np.indices((p,) * d).reshape(d, -1)[:, chosen[canon]]
             original = np.empty_like(index)
             original[list(order)] = index
             count = index.shape[1]
@@ -382,6 +391,7 @@ class Walk:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.classes: dict[tuple[int, tuple[int, ...]], Expansion] = {}
+        self.tolerances: dict[tuple[int, tuple[int, ...]], float] = {}
 
     def run(self) -> tuple[dict[int, _Pairs], list[_Near]]:
         """Return the accepted pairs by level, and the pairs of which one is a leaf."""
@@ -401,6 +411,7 @@ class Walk:
                 offset = tuple(int(part) - radius for part in np.unravel_index(value, (2 * radius + 1,) * plan.d))
                 canon = tuple(sorted((abs(part) for part in offset), reverse=True))
                 expansion = self._expansion(number, canon, tolerances[canon[0] >= 2])
+                self.tolerances[number, canon] = tolerances[canon[0] >= 2]
                 # Entries are zero wherever roundings have put the points.
                 if expansion.order == 0 and expansion.nearest > plan.term.profile.support + plan.displacement:
                     outcome[value] = -1
@@ -445,9 +456,42 @@ class Walk:
         if key not in self.classes:
             side = self.plan.side * 0.5**number
             # Its products are exact: BLAS is as good as any other.
+            term = self.plan.term
             with single_threaded_blas():
-                self.classes[key] = Expansion(self.plan.term.profile, self.plan.term.parameter, side, canon, tolerance)
+                self.classes[key] = Expansion(term.profile, term.parameter, side, canon, 0.5 * tolerance)
         return self.classes[key]
+
+
+@cached_njit(nogil=True)
+def _thinned(operator, allowed):  # type: ignore[no-untyped-def]
+    """Drop indices from both sides of an operator (q, q) as long as all magnitudes dropped add up to no more.
+
+    Return which indices are kept, and for each row the sum of the magnitudes that are dropped.
+    """
+    q = operator.shape[0]
+    kept, sums = np.ones(q, np.bool_), np.zeros(q)
+    for i in range(q):
+        for j in range(q):
+            sums[i] += abs(operator[i, j])
+            if i != j:
+                sums[j] += abs(operator[i, j])
+    while True:
+        least = -1
+        for i in range(q):
+            if kept[i] and (least < 0 or sums[i] < sums[least]):
+                least = i
+        if least < 0 or sums[least] > allowed:
+            break
+        allowed -= sums[least]
+        kept[least] = False
+        for i in range(q):
+            sums[i] -= abs(operator[i, least]) + abs(operator[least, i])
+    dropped = np.zeros(q)
+    for i in range(q):
+        for j in range(q):
+            if not (kept[i] and kept[j]):
+                dropped[i] += abs(operator[i, j])
+    return kept, dropped
 
 
 @cached_njit(nogil=True)

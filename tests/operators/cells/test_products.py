@@ -1,21 +1,37 @@
 """Products by cells lie within their bounds of dense sums in long double, and depend on nothing but their arguments."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from dkgp.errors import InputError
 from dkgp.kernels import (
     Constant,
+    Cubic,
     Linear,
     Matern12,
     Matern32,
     Matern52,
     Periodic,
     RationalQuadratic,
+    Spherical,
     SquaredExponential,
+    Wendland,
 )
 from dkgp.operators.cells.products import CellProducts, Moments, finish, join, up
 from dkgp.operators.cells.terms import terms_of
+from tests.targets import (
+    blas_architectures,
+    code_cache,
+    environment,
+    inherited,
+    other_target,
+    require_targets,
+    vector_code,
+)
 
 LD = np.longdouble
 
@@ -31,13 +47,16 @@ def dense(kernel, targets, inputs, V):
                 (LD(scale) * (targets[:, None, f].astype(LD) - inputs[None, :, f].astype(LD))) ** 2
                 for f, scale in zip(term.features, term.scale, strict=True)
             )
-        v = np.sqrt(s) * ln2
+        v, u = np.sqrt(s) * ln2, np.minimum(np.sqrt(s), 1)
         values = {
             "power_of_two": lambda s=s: np.exp2(-s),
             "rational_quadratic": lambda s=s, a=term.parameter: np.exp(-LD(a) * np.log1p(s)),
             "matern12": lambda v=v: np.exp(-v),
             "matern32": lambda v=v: (1 + v) * np.exp(-v),
             "matern52": lambda v=v: (1 + v + v * v / 3) * np.exp(-v),
+            "spherical": lambda u=u: 1 - u * (3 - u * u) / 2,
+            "cubic": lambda u=u: 1 - u**2 * (7 - u * (LD(35) / 4 - u**2 * (LD(7) / 2 - LD(3) / 4 * u**2))),
+            "wendland": lambda u=u: (1 - u) ** 4 * (4 * u + 1),
         }[term.profile.name]()
         K += LD(term.amplitude) * np.where(np.isfinite(s), values, 0)
     return K @ V.astype(LD)
@@ -58,6 +77,9 @@ KERNELS = {
     "matern32": lambda d: Matern32.from_length_scales([0.1 * (1 + f) for f in range(d)]),
     "matern52": lambda d: Matern52.from_length_scales([0.2] * d),
     "rq": lambda d: RationalQuadratic.from_length_scales([0.2] * d, alpha=0.7),
+    "spherical": lambda d: Spherical.from_length_scales([0.7] * d),
+    "cubic": lambda d: Cubic.from_length_scales([2.0] * d),
+    "wendland": lambda d: Wendland.from_length_scales([0.4] * d),
     "sum": lambda d: (
         2.0 * Matern32.from_length_scales([0.3] * d) + SquaredExponential.from_length_scales([0.5] * d) + Constant(0.5)
     ),
@@ -187,3 +209,42 @@ def test_refusals_say_why():
         terms_of(Matern32.from_length_scales([1.0] * 2) * Matern12.from_length_scales([1.0] * 2))
     squared = SquaredExponential(gamma=1.0, n_features=2)
     assert len(terms_of(squared * squared).terms) == 1
+
+
+SCRIPT = """
+import hashlib, sys
+import numpy as np
+from dkgp.kernels import Matern12, RationalQuadratic, SquaredExponential
+from dkgp.operators.cells.products import CellProducts
+from dkgp.operators.cells.terms import terms_of
+rng, digest = np.random.default_rng(5), hashlib.sha256()
+for d, tolerance in ((1, 1e-9), (2, 1e-5), (2, 1e-10), (3, 1e-4)):
+    X, V = rng.uniform(0.0, 1.0, (1200, d)), rng.standard_normal((1200, 3))
+    kernel = Matern12.from_length_scales([0.3] * d) + RationalQuadratic.from_length_scales([0.3] * d, alpha=0.6)
+    for part in CellProducts(terms_of(kernel), X, tolerance).matmat(V):
+        digest.update(np.ascontiguousarray(part).tobytes())
+print(digest.hexdigest())
+"""
+
+
+def digest(variables):
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env=inherited() | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[3],
+    ).stdout
+
+
+@pytest.mark.portable
+def test_bits_are_those_of_another_processor(request):
+    require_targets()
+    variables = environment(code_cache(request.config), target=other_target(), without=vector_code()[1])
+    assert digest(variables) == digest({})
+
+
+@pytest.mark.portable
+def test_bits_are_those_of_another_blas():
+    assert len({digest(environment(Path(), blas=name)) for name in blas_architectures()[:2]}) == 1
