@@ -33,14 +33,15 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.operators.base import FloatArray
 from dkgp.operators.low_rank.factor import HELD_BYTES, low_rank_bytes
+from dkgp.operators.low_rank.local_polynomials import grid_scales
 from dkgp.operators.product_error import EVERY_ENTRY, ProductError
 from dkgp.solvers.base import Solver
 from dkgp.solvers.block_descent.block_size import automatic_block_size, descent_phases, expected_passes
 from dkgp.solvers.block_descent.gbcd import GreedyBlockCoordinateDescent
 from dkgp.solvers.cholesky.in_memory import cholesky_bytes, cholesky_phases
 from dkgp.solvers.conjugate.gradient import ConjugateGradient
-from dkgp.solvers.conjugate.phases import conjugate_phases
-from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, factor_bytes_allowed
+from dkgp.solvers.conjugate.phases import conjugate_phases, polynomial_phases
+from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, Landmarks, factor_bytes_allowed
 from dkgp.solvers.conjugate.probe import FITTED_TOLERANCE, Probe
 from dkgp.solvers.prices import Prices, Sizes, core_seconds
 
@@ -67,6 +68,9 @@ MOST_ITERATIONS = 400
 IN_DOUBLE = " in float64, for float32 has too little room for this noise"
 # Of counts foretold, in most cases.
 SPREAD = 1.5
+
+# Nodes of local polynomials that are tried.
+NODES = (500, 1000, 2000, 3000, 4000, 6000)
 
 # Of block descent, measured over its work: one core selects while the others wait.
 GREEDY_OVERHEAD = 2.0
@@ -100,15 +104,18 @@ class Choice:
     rank: int | None = None
     precision: Literal["mixed", "double"] = "mixed"
     products: float | None = None
+    landmarks: Landmarks | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """The solver's options that go with the choice, by name."""
-        return {name: value for name in ("halo", "leaf", "rank") if (value := getattr(self, name)) is not None}
+        return {
+            name: value for name in ("halo", "leaf", "rank", "landmarks") if (value := getattr(self, name)) is not None
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return dict(self.__dict__)
+        return {name: value for name, value in self.__dict__.items() if name != "landmarks" or value is not None}
 
 
 @dataclass(frozen=True)
@@ -146,6 +153,9 @@ def expected_count(solver: Solver, probe: Probe) -> Expected:
     elif isinstance(solver, ConjugateGradient) and isinstance(solver.preconditioner, FactorPreconditioning):
         factor = solver.preconditioner
         halo, rank = int(factor.halo), int(factor.rank)
+        if factor.landmarks == "polynomials":
+            count = probe.polynomial_iterations(_extents(probe), rank)
+            return Expected(count, count / SPREAD, count * SPREAD)
         count = probe.iterations(halo, int(factor.leaf) if halo else 0, rank, MOST_ITERATIONS)
         if math.isinf(count):
             count = MOST_ITERATIONS * SPREAD
@@ -232,8 +242,10 @@ def choose_by(
     if probe.double and not double:
         sizes = replace(sizes, double=True)
     if share is not None:
-        best = _Search(probe, replace(sizes, evaluated=share), prices, memory_bytes, math.inf).run()
-        return _with_error(best, share, sizes.double)
+        sizes = replace(sizes, evaluated=share)
+        nodes = _nodes(probe, sizes, prices, memory_bytes)
+        best = _Search(probe, sizes, prices, memory_bytes, nodes.seconds).run()
+        return _with_error(min(nodes, best, key=lambda factor: factor.seconds), share, sizes.double)
     if fits and factor <= CHOLESKY_UNLESS_EASY:
         return _easy(_Search(probe, sizes, prices, memory_bytes, EASY * factor).first(), factor, sizes.double)
     m = automatic_block_size(n, d, CANDIDATES)
@@ -279,6 +291,29 @@ def _with_error(best: _Factor, share: float, double: bool) -> Choice:
     return best.choice(reason, {"pcg": best.seconds}, double)
 
 
+def _nodes(probe: Probe, sizes: Sizes, prices: Prices, memory_bytes: int) -> _Factor:
+    """The best number of nodes of local polynomials, seconds infinite where a kernel has none."""
+    best = _Factor(sizes.n, 0, 0, 1, math.inf, math.inf, "polynomials")
+    try:
+        extents = _extents(probe)
+    except InputError:
+        return best
+    for rank in NODES:
+        if 24 * rank**2 > memory_bytes or rank > sizes.n:
+            continue
+        count = probe.polynomial_iterations(extents, rank)
+        seconds = core_seconds(polynomial_phases(sizes, count, rank), prices)
+        if count <= MOST_ITERATIONS and seconds < best.seconds:
+            best = _Factor(sizes.n, 0, 0, rank, count, seconds, "polynomials")
+    return best
+
+
+def _extents(probe: Probe) -> FloatArray:
+    """Sides of the box of the probed samples, in the kernel's units; `InputError` where the kernel has none."""
+    scales = grid_scales(probe.kernel)
+    return np.maximum(np.ptp(probe.inputs[:, list(scales)], axis=0) * np.array(list(scales.values())), 1e-9)
+
+
 def _precision(name: str, sizes: Sizes) -> Literal["mixed", "double"]:
     return "double" if sizes.double and name != "cholesky" else "mixed"
 
@@ -302,17 +337,20 @@ class _Factor:
     rank: int
     count: float
     seconds: float
+    landmarks: Landmarks | None = None
 
     def choice(self, others: str, projected: dict[str, float], double: bool) -> Choice:
         """Conjugate gradients with this factor, in float64 throughout where `double`."""
         reason = f"{self.reason}{IN_DOUBLE if double else ''}; {others}"
         halo, leaf = (self.halo, self.leaf) if self.halo else (0, None)
         precision: Literal["mixed", "double"] = "double" if double else "mixed"
-        return Choice("pcg", reason, projected, halo, leaf, self.rank, precision, self.count)
+        return Choice("pcg", reason, projected, halo, leaf, self.rank, precision, self.count, self.landmarks)
 
     @property
     def reason(self) -> str:
         """Half of a sentence."""
+        if self.landmarks == "polynomials":
+            return f"local polynomials of {self.rank:,} nodes should leave about {self.count:.0f} iterations"
         if not self.halo:
             return f"a factor of rank {self.rank:,} should leave about {self.count:.0f} iterations"
         landmarks = f" on a factor of rank {self.rank:,}" if self.rank else ""

@@ -164,6 +164,13 @@ def test_products_that_a_forecast_does_not_take_leave_the_choice_alone() -> None
     assert chosen.projected["pcg"] < before.projected["pcg"]
 
 
+def test_cheap_products_of_a_smooth_kernel_get_local_polynomials() -> None:
+    chosen = choice(SquaredExponential(gamma=(5.0, 5.0)), 400_000, noise=0.01, product_error=ProductError.of("auto"))
+    assert chosen.options["landmarks"] == "polynomials"
+    assert chosen.to_json()["landmarks"] == "polynomials"
+    assert "local polynomials" in chosen.reason
+
+
 def test_memory_that_does_not_hold_the_matrix_rules_cholesky_out() -> None:
     found = choose_solver(ROUGH, 1e-4, samples(1000, 8), 4000, memory_bytes=50_000_000)
     assert "cholesky" not in found.projected

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -19,7 +19,13 @@ from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.registry import Option, whole_or_auto
 from dkgp.solvers.base import Method
 from dkgp.solvers.conjugate.block import BlockState, iterate
-from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, Growth, Preconditioner, Preconditioning
+from dkgp.solvers.conjugate.preconditioner import (
+    FactorPreconditioning,
+    Growth,
+    Landmarks,
+    Preconditioner,
+    Preconditioning,
+)
 from dkgp.solvers.precision import opens_in_double
 from dkgp.solvers.prices import Phase, Sizes
 from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
@@ -163,9 +169,10 @@ LEAF = Option(
 RANK = Option("rank", "Of pcg's low-rank factor; 0: none, a halo alone.", whole_or_auto, "auto", metavar="R|auto")
 LANDMARKS = Option(
     "landmarks",
-    "How pcg draws the low-rank factor's samples: randomly pivoted Cholesky, or at random (Nystrom).",
+    "How pcg draws the low-rank factor's samples: randomly pivoted Cholesky, or at random (Nystrom); or nodes of local "
+    "polynomials in their place, for up to three features.",
     default="pivoted",
-    choices=("pivoted", "uniform"),
+    choices=get_args(Landmarks),
 )
 
 
@@ -177,7 +184,7 @@ def _preconditioned(
     halo: int | Literal["auto"],
     leaf: int | Literal["auto"],
     rank: int | Literal["auto"],
-    landmarks: Literal["pivoted", "uniform"],
+    landmarks: Landmarks,
     precision: Literal["mixed", "double"],
     seed: int,
 ) -> ConjugateGradient:
@@ -194,7 +201,8 @@ def _memory(solver: ConjugateGradient, n: int, d: int) -> SolverMemory:
 def _resuming(settings: Mapping[str, Any]) -> dict[str, Any]:
     """A checkpoint of before there was a halo, or of a low-rank factor alone, tells of none."""
     saved = settings.get("preconditioner") or {}
-    return {"halo": saved.get("halo", 0), **{name: saved[name] for name in ("leaf", "rank") if name in saved}}
+    names = ("leaf", "rank", "landmarks") if saved.get("landmarks") == "polynomials" else ("leaf", "rank")
+    return {"halo": saved.get("halo", 0), **{name: saved[name] for name in names if name in saved}}
 
 
 register_solver(

@@ -14,6 +14,8 @@ SEARCHED = 40.0
 LEAF_ALGEBRA = 1.5
 # T is read once, and used twice, where there are no landmarks.
 ONE_SWEEP = 1.25
+# Local polynomials of a cell, with what it takes to evaluate them.
+POLYNOMIALS = 60.0
 # Samples of a batch whose widths are looked at after each product.
 LOOKED_AT = 64
 
@@ -84,6 +86,35 @@ def conjugate_phases(
             )
         )
     return [*phases, check_phase(sizes, checks)]
+
+
+def polynomial_phases(
+    sizes: Sizes, products: float, rank: int, *, checks: float = 1.0, kept: float = 0.0
+) -> list[Phase]:
+    """Phases of conjugate gradients on a factor of local polynomials with `rank` nodes; see `conjugate_phases`."""
+    n, p, m = float(sizes.n), sizes.p, float(rank)
+    made = Work(double_entries=m * m, double_operations=m**3 / 3.0 + 64.0 * m * m)
+    moments = Work(double_operations=2.0 * n * POLYNOMIALS, read=n * sizes.d)
+    # The factor is read twice; a sample takes the polynomials of its cell, forward and backward.
+    applied = Work(bytes=16.0 * m * m)
+    swept = Work(double_operations=4.0 * n * POLYNOMIALS * p, vectors=6.0 * n * p)
+    vector = 8.0 * n * p
+    return [
+        Phase("factor", 1.0, moments, alone=made, rounds=2, pieces=sizes.blocks),
+        *_products(sizes, products, kept),
+        Phase(
+            "application",
+            products + 1.0,
+            swept,
+            alone=applied,
+            rounds=2,
+            pieces=sizes.blocks,
+            sent=vector,
+            sent_to_each=8.0 * m * p,
+            returned=vector,
+        ),
+        check_phase(sizes, checks),
+    ]
 
 
 def _ordering(sizes: Sizes, leaf: int) -> Work:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from dkgp.errors import InputError, UsageError
 from dkgp.operators.base import IndexArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.low_rank.factor import LowRankFactor, LowRankPreconditioner, low_rank_bytes
+from dkgp.operators.low_rank.local_polynomials import LocalPolynomialPreconditioner
 from dkgp.operators.low_rank.pivots import (
     SINGLE_FROM_RANK,
     RandomlyPivotedCholesky,
@@ -31,7 +32,7 @@ from dkgp.operators.low_rank.pivots import (
     stand_in,
 )
 from dkgp.operators.vecchia.factor import VecchiaFactor, vecchia_bytes
-from dkgp.solvers.conjugate.phases import conjugate_phases
+from dkgp.solvers.conjugate.phases import conjugate_phases, polynomial_phases
 from dkgp.solvers.prices import Phase, Prices, Sizes, core_seconds
 from dkgp.solvers.registry import SolverMemory
 
@@ -45,6 +46,8 @@ RANK_PER_SAMPLE, LARGEST_RANK_BESIDE_A_HALO = 0.01, 300
 # All leaves' factors take 3 n s^2 operations: with s = n / 20 that comes to 20 products at n = 30,000, and with
 # s = 8 sqrt(n) beyond. Too small a halo is worth less than none.
 HALO_PER_SAMPLE, HALO_PER_SQRT_N, LEAST_HALO = 0.05, 8.0, 256
+# Nodes of local polynomials, by default: their factor takes m^3 / 3 operations on one core.
+MOST_NODES = 4000
 # Iterations whose residuals say how fast it goes; conjugate gradients' norms go up and down.
 WINDOW = 12
 # The number of products falls about as s^-3/4: kin40k and others, n = 30,000, s from 500 to 2,000.
@@ -66,6 +69,9 @@ def expected_second_step(condition: float) -> float:
     half (Friedman1 and a wave in two dimensions, n = 8,000).
     """
     return condition / 3.0
+
+
+Landmarks: TypeAlias = Literal["pivoted", "uniform", "polynomials"]
 
 
 class Preconditioner(Protocol):
@@ -153,8 +159,10 @@ class FactorPreconditioning:
     rank : int or "auto"
         R, landmarks of the low-rank factor; none with 0, which takes a halo. "auto" takes n / 100 beside a halo, 300 at
         most; alone 10 sqrt(n), or what the memory allows if that is less.
-    landmarks : {"pivoted", "uniform"}
+    landmarks : {"pivoted", "uniform", "polynomials"}
         "pivoted" draws them by randomly pivoted Cholesky, "uniform" at random (the Nystrom method).
+        "polynomials" takes the nodes of local polynomials in their place, for a kernel of up to three features, and no
+        halo (`dkgp.operators.low_rank.local_polynomials`).
     memory_bytes : int or None
         What the factor may take in all workers together. By default automatic choices stay within a gibibyte, or 2,560
         bytes a sample, and what is named is refused by nobody but the plan of a run's memory.
@@ -168,7 +176,7 @@ class FactorPreconditioning:
     halo: int | Literal["auto"] = "auto"
     leaf: int | Literal["auto"] = "auto"
     rank: int | Literal["auto"] = "auto"
-    landmarks: Literal["pivoted", "uniform"] = "pivoted"
+    landmarks: Landmarks = "pivoted"
     memory_bytes: int | None = None
     seed: int = 0
 
@@ -183,8 +191,10 @@ class FactorPreconditioning:
             )
         if self.halo == 0 and self.leaf != "auto":
             raise InputError(f"a leaf goes with a halo; got `leaf` {self.leaf} and `halo` 0. Leave `leaf` out")
-        if self.landmarks not in ("pivoted", "uniform"):
-            raise InputError(f"landmarks must be 'pivoted' or 'uniform'; got {self.landmarks!r}")
+        if self.landmarks not in get_args(Landmarks):
+            raise InputError(f"landmarks must be one of {', '.join(get_args(Landmarks))}; got {self.landmarks!r}")
+        if self.landmarks == "polynomials" and self.halo not in (0, "auto"):
+            raise InputError(f"`landmarks` polynomials take no halo; got `halo` {self.halo}. Leave `halo` out")
         if self.rank == 0 and self.landmarks != "pivoted":
             raise InputError(f"there are no landmarks to draw with `rank` 0; got `landmarks` {self.landmarks}")
         if (self.memory_bytes is not None and self.memory_bytes < 1) or self.seed < 0:
@@ -201,6 +211,9 @@ class FactorPreconditioning:
             What is named exceeds `memory_bytes`.
         """
         held = max(1, self._allowed(n) // (4 * n))  # numbers a sample
+        if self.landmarks == "polynomials":
+            automatic = min(MOST_NODES, math.ceil(RANK_PER_SQRT_N * math.sqrt(n)))
+            return replace(self, halo=0, leaf="auto", rank=automatic if self.rank == "auto" else self.rank)
         if self.rank != "auto":
             rank = self.rank
         elif self.halo == 0:
@@ -251,6 +264,8 @@ class FactorPreconditioning:
         self, sizes: Sizes, products: float, *, checks: float = 1.0, spilled: float = 0.0, kept: float = 0.0
     ) -> list[Phase]:
         """Work of conjugate gradients with the factor, resolved; see `conjugate_phases`."""
+        if self.landmarks == "polynomials":
+            return polynomial_phases(sizes, products, int(self.rank), checks=checks, kept=kept)
         leaf = int(self.leaf) if self.halo else 0
         sides = {"halo": int(self.halo), "leaf": leaf, "rank": int(self.rank)}
         return conjugate_phases(sizes, products, **sides, checks=checks, spilled=spilled, kept=kept)
@@ -258,6 +273,9 @@ class FactorPreconditioning:
     def memory(self, n: int, d: int) -> SolverMemory:
         """Bytes of the factor, resolved, as large as it may grow; `d` is how many numbers features have."""
         rank = int(self.rank)
+        if self.landmarks == "polynomials":
+            # A, what it is made of, and moments on their way; each worker keeps the places of its samples.
+            return SolverMemory(own_bytes=24 * rank * rank, cached_bytes=40 * n)
         coordinator = 8 * rank * (3 * rank + samples_drawn_from(rank)) if rank else 0
         if not self.halo:
             return SolverMemory(own_bytes=coordinator, factor_bytes=low_rank_bytes(n, rank, process_threads()))
@@ -278,6 +296,8 @@ class FactorPreconditioning:
                 f"a preconditioner of a factor needs a BlockedKernelOperator; got {type(operator).__name__}"
             )
         operator.executor.require_one_arithmetic()
+        if self.landmarks == "polynomials":
+            return LocalPolynomialPreconditioner(operator, int(self.rank))
         landmarks, residual = self._drawn(operator)
         if self.halo == 0:
             second = expected_second_step(operator.n * residual / (len(landmarks) * operator.noise_variance))

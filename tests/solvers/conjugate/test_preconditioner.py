@@ -47,7 +47,7 @@ def test_the_rank_alone_follows_memory_and_samples() -> None:
         ({"halo": 0, "rank": 0}, "got `halo` 0 and `rank` 0. Raise one of them, or.*`solver` cg"),
         ({"halo": 0, "leaf": 5}, "a leaf goes with a halo; got `leaf` 5 and `halo` 0"),
         ({"rank": 0, "landmarks": "uniform"}, "no landmarks to draw with `rank` 0; got `landmarks` uniform"),
-        ({"landmarks": "best"}, "landmarks must be 'pivoted' or 'uniform'; got 'best'"),
+        ({"landmarks": "best"}, "landmarks must be one of pivoted, uniform, polynomials; got 'best'"),
         ({"memory_bytes": 0}, "must not be negative"),
         ({"seed": -1}, "must not be negative"),
     ],
