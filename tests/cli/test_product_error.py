@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.data import CheckpointStore, open_dataset, open_model
-from dkgp.errors import InputError, UsageError
+from dkgp.cluster import LocalExecutor
+from dkgp.data import CheckpointStore, open_dataset, open_model, open_prediction
+from dkgp.errors import ClusterError, InputError, UsageError
 from dkgp.kernels import SquaredExponential
+from dkgp.models.sums import Sums
 from dkgp.operators.cells.forecast import Forecast
 from dkgp.service.specification import job_from_options, options_from_job
 from tests.cli.invoke import refused, run, run_json
@@ -155,3 +157,21 @@ def test_the_service_takes_and_checks_it() -> None:
         job_from_options("train", {**options, "product_error": -1.0})
     with pytest.raises(UsageError, match="product_error: expected .*number"):
         job_from_options("train", {**options, "product_error": "small"})
+
+
+def test_predictions_with_auto_evaluate_every_entry_where_workers_differ(
+    terrain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_json(*train(terrain, tmp_path / "m", "--cluster", "none"))
+    command = ("predict", tmp_path / "m", terrain["store"], "--json", "--cluster", "none", "--out")
+
+    def unlike(executor: object) -> None:
+        raise ClusterError("the workers' libraries differ")
+
+    monkeypatch.setattr("dkgp.models.prediction.exact._chosen_sums", lambda *_: Sums(1e-4))
+    monkeypatch.setattr(LocalExecutor, "require_one_arithmetic", unlike)
+    result = run(*command, tmp_path / "p")
+    assert result.exit_code == 0, result.stderr
+    assert "sums evaluate every kernel entry" in result.stderr
+    assert "product_error" not in open_prediction(str(tmp_path / "p")).attributes
+    refused(run(*command, tmp_path / "q", "--product-error", 1e-4), "the workers' libraries differ", exit_code=5)

@@ -12,7 +12,7 @@ from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors.base import BlockExecutor, PendingRound, split_evenly
 from dkgp.data import Dataset, ModelRecord
 from dkgp.data.stores.manifest import described_whole
-from dkgp.errors import InputError
+from dkgp.errors import ClusterError, InputError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
 from dkgp.models.noise.model import NoiseModel
@@ -101,7 +101,15 @@ def exact_rounds(
     def chosen_sums() -> Sums:
         if stored is not None and error.value == "auto":
             return Sums.of_attributes(stored)
-        return _chosen_sums(model, context, certificate, test, error, note)
+        sums = _chosen_sums(model, context, certificate, test, error, note)
+        if error.value == "auto":
+            try:
+                sums.require(context, executor)
+            except ClusterError:
+                if note is not None:
+                    note("sums evaluate every kernel entry: the workers' processors or libraries differ")
+                return EVERY_ENTRY
+        return sums
 
     if variance is None:
         return means_by(chosen_sums())

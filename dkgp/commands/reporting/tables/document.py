@@ -117,6 +117,7 @@ def _training_rows(document: Document) -> Rows:
         *assumed_rows(document),
         Detail(("rounds, column passes", f"{document['iterations']}, {document['column_passes']:.2f}")),
         Detail(("kernel entries evaluated", _entries(document["kernel_evaluations"], document["n"]))),
+        *details(_products(document)),
         *details(_kept(document)),
         *cost_rows(document),
     ]
@@ -157,6 +158,12 @@ def _mean(document: Document) -> Rows:
         texts = [f"{name} {item['value']:.4g} ± {item['standard_error']:.2g}" for name, item in values.items()]
         rows.append((f"coefficients of the mean{of}", _names(texts)))
     return rows
+
+
+def _products(document: Document) -> Rows:
+    """The kind of products that were taken, and why."""
+    products = document.get("products")
+    return [("products by", f"{products['kind']}: {products['reason']}")] if products else []
 
 
 def _kept(document: Document) -> Rows:
