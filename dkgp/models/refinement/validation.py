@@ -111,7 +111,7 @@ class Nearest:
         covariances = np.hstack([self.covariances, other.covariances])
         order = np.argsort(-covariances, axis=1, kind="stable")[:, :NEAREST]
         samples = np.hstack([self.samples, other.samples])
-        return Nearest(*(np.take_along_axis(values, order, axis=1) for values in (covariances, samples)))
+        return Nearest(np.take_along_axis(covariances, order, axis=1), np.take_along_axis(samples, order, axis=1))
 
 
 def nearest_task(context: BlockContext, inputs: FloatArray, blocks: list[int]) -> list[Nearest]:

@@ -14,6 +14,7 @@ from dkgp.models import RunContext
 from dkgp.models.refinement.gradient import GradientEstimator, draw_probes
 from dkgp.models.tuning.marginal_likelihood import ArdSquaredExponential, LogMarginalLikelihood
 from dkgp.operators import ArrayInputs
+from dkgp.operators.product_error import ProductError
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 from tests.models.refinement.refine_problems import ApproximateContext, ArrayDataset, dense_gradient, draw
 
@@ -202,3 +203,20 @@ def test_errors_of_products_hardly_show(rng: np.random.Generator, executor: Any)
         for size in (0.0, 1e-6)
     )
     assert (np.abs(found.gradient - exact.gradient) < 0.05 * exact.standard_error).all()
+
+
+@pytest.mark.parametrize("name", ["rough", "sum"])
+def test_gradients_with_a_product_error_are_those_of_every_entry(
+    name: str, rng: np.random.Generator, executor: Any
+) -> None:
+    kernel, n = KERNELS[name], 700
+    data = draw(rng, kernel, NOISE, n)
+    contexts = [RunContext(executor, product_error=ProductError.of(value)) for value in ("none", 1e-3)]
+    exact, found = (estimator(data, draw_probes(n, 4, 0), each, tolerance=1e-6)(kernel, NOISE) for each in contexts)
+    products = 2 * len(kernel.parameters()) - (kernel.amplitude_index is not None)
+    assert (exact.contractions, found.contractions) == (5, products)
+    inverse = np.linalg.inv(kernel(data.X, data.X) + NOISE * np.eye(n))
+    # Of what the probes' terms come to: those of the constant hardly cancel on average.
+    terms = np.abs(0.5 * kernel.contract(data.X, data.X, inverse)) + exact.standard_error[:-1]
+    assert (np.abs(found.gradient - exact.gradient)[:-1] < 1e-4 * terms).all()
+    np.testing.assert_allclose(found.standard_error, exact.standard_error, rtol=1e-3)
