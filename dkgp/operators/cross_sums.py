@@ -68,7 +68,7 @@ def cross_sums(
 
 @dataclass(frozen=True)
 class Forecast:
-    """Whether sums within an error pay, and a line on why where it matters."""
+    """A forecast of sums within an error: if they pay, and a line on why where it matters."""
 
     pays: bool
     reason: str | None = None

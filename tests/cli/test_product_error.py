@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.data import CheckpointStore, open_dataset, open_model, open_prediction
+from dkgp.data import CheckpointStore, ModelRecord, open_dataset, open_model, open_prediction
 from dkgp.errors import ClusterError, InputError, UsageError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.sums import Sums
@@ -138,6 +139,24 @@ def test_a_checkpoint_of_products_that_are_gone_is_refused(terrain: dict[str, An
     store.save(latest.sequence_number, latest.arrays, {**latest.metadata, "identity": identity})
     words = "cannot go on to the same result. Start afresh without --resume, with --product-error 1e-05"
     refused(run(*command, "--resume"), "with `tree_error` 1e-05", words)
+
+
+def test_a_finished_model_of_an_earlier_version_is_known(
+    terrain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = train(terrain, tmp_path / "m", "--solver", "cg", "--cluster", "none")[:-1]
+    run_json(*command, "--product-error", 1e-5)
+
+    def opened(url: str) -> ModelRecord:
+        model = open_model(url)
+        summary = dict(model.summary)
+        return replace(model, summary={**summary, "tree_error": summary.pop("product_error")})
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dkgp.commands.train.run.open_model", opened)
+        assert "is done" in run(*command, "--product-error", 1e-5, "--resume").stderr
+        other = run(*command, "--product-error", 2e-5, "--resume", "--overwrite").stderr
+    assert "is of a run with another product error (its product error: 1e-05; this run's: 2e-05)" in other
 
 
 def test_the_service_takes_and_checks_it() -> None:

@@ -80,7 +80,7 @@ def polynomial_slope_errors() -> FloatArray:
 
 @lru_cache(maxsize=1)
 def _weights() -> list[FloatArray]:
-    """What the tables of `_Level` weigh |B_kj| by."""
+    """Weights of |B_kj| in the tables of `_Level`."""
     sizes = np.abs(_half_table())
     halves = sizes.sum(axis=2).max(axis=0)
     squares = np.arange(HIGHEST, dtype=np.float64) ** 2
