@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dkgp.kernels import ActiveDimensions, SquaredExponential
 from dkgp.models import read_hyperparameters, write_hyperparameters
 from dkgp.models.noise.model import NoiseModel
 from dkgp.models.noise.student import StudentT
@@ -137,12 +138,16 @@ def stores(
     uneven = read_hyperparameters(hyper)
     noise = NoiseModel("linear", -2.5, (0.4, *(0.0,) * 5), lowest=0.02, highest=0.3)
     write_hyperparameters(folder / "uneven.json", replace(uneven, noise_model=noise))
+    # Of two features, so that products may be within a bound.
+    kernel = ActiveDimensions(SquaredExponential((0.6, 0.4)), (0, 1), uneven.kernel.n_features)
+    write_hyperparameters(folder / "narrow.json", replace(uneven, kernel=kernel))
     write_hyperparameters(folder / "outliers.json", replace(uneven, student_t=StudentT(4.0, 0.02)))
     return {
         "train": train,
         "test": pipeline["ingest"]["test"],
         "hyper": hyper,
         "uneven": folder / "uneven.json",
+        "narrow": folder / "narrow.json",
         "outliers": folder / "outliers.json",
         "model": pipeline["train"]["out"],
         "prediction": pipeline["predict"]["out"],

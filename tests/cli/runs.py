@@ -42,7 +42,9 @@ RUNS = {
     "gbcd, known noise": Run("train {noisy} --hyper {hyper} --solver gbcd --block-size 50", "--seed 1", "another seed"),
     "gbcd, linear mean": Run(f"{TRAIN} --solver gbcd --block-size 50 --mean linear", "--mean constant", "another mean"),
     "gbcd, bounded products": Run(
-        f"{TRAIN} --block-size 50 --product-error 1e-5", "--product-error 2e-5", "another product error"
+        f"{TRAIN.replace('hyper}', 'narrow}')} --block-size 50 --product-error 1e-5",
+        "--product-error 2e-5",
+        "another product error",
     ),
     "cg": Run(f"{TRAIN} --solver cg", "--precision double", "another precision"),
     "noise model": Run(f"{TRAIN.replace('hyper}', 'uneven}')} --solver cg", "--precision double", "another precision"),
