@@ -5,6 +5,7 @@ A process keeps the points and their weights, made ready, under the run's name. 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +13,11 @@ import numpy as np
 from dkgp.cluster.cache import worker_cache
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
+from dkgp.kernels.tiles.slopes import SlopeEvaluator
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.cells.cross import SOURCE_LEAF, CrossSums, TermSums, morton_order
+from dkgp.operators.cells.cross_slopes import CrossSlopes
 from dkgp.operators.cells.terms import terms_of
 
 # Rows that are summed at together, and of a region of such pieces.
@@ -22,6 +25,8 @@ PIECE_ROWS, REGION_ROWS = 32768, 131072
 # What far points may miss, in steps of the error that is asked for: bounds from moments are tighter than what is
 # asked of even weights. A step that leaves more than this share of the sums beyond the error is followed by the next.
 STEPS, SHARE_BEYOND = (8.0, 0.25, 0.008), 0.02
+# The same of derivatives, whose errors are larger than those of values.
+SLOPE_STEP = 0.05
 # Of a forecast, in entries evaluated: tables of a kernel and a tolerance, each piece, each source and each target, by
 # the dimension of cells. Sums pay that take this share of all entries at most; below so many entries nobody is told.
 CLASS_ENTRIES, PIECE_ENTRIES = {1: 1e9, 2: 4e9, 3: 4e10}, {1: 1e7, 2: 5e7, 3: 3e8}
@@ -64,6 +69,37 @@ def cross_sums(
         if np.count_nonzero(beyond) <= SHARE_BEYOND * len(beyond):
             break
     return sums, bounds
+
+
+def cross_slopes(
+    context: BlockContext, evaluator: SlopeEvaluator, inputs: FloatArray, weights: FloatArray, errors: FloatArray
+) -> tuple[FloatArray, FloatArray] | None:
+    """Return derivatives of K(inputs, X) @ weights in the inputs, and bounds on their errors: (r, t, d) both.
+
+    The evaluator's roundings are the caller's to count, as of a sum over all entries. Where a bound is above `errors`
+    (r, t, d) the caller evaluates every entry. None where that is quicker for all, or the only way. The `weights` (n,
+    t) are the same at each call.
+    """
+    try:
+        terms = terms_of(context.kernel).terms
+    except InputError:
+        return None
+    if len(terms) != 1:
+        return None
+    features = list(terms[0].features)
+    steps = terms[0].amplitude * np.array(terms[0].scale) * np.abs(weights).sum(axis=0)[:, None]
+    share = float((errors[:, :, features] / np.maximum(steps, 1e-300)).min())
+    if not share >= LEAST_SHARE or not forecast_sums(context, len(inputs), np.ones(1), np.ones(1)).pays:
+        return None
+
+    def build() -> CrossSlopes:
+        parts = [context.source.inputs(*context.bounds(block)) for block in range(context.n_blocks)]
+        return CrossSlopes(terms_of(context.kernel), evaluator, np.concatenate(parts), weights, tolerance)
+
+    # A power of four, so that calls with other errors find the same.
+    tolerance = terms[0].amplitude * 4.0 ** math.floor(math.log(share * SLOPE_STEP, 4.0))
+    sums = worker_cache().get((context.run_id, "slopes", tolerance), build)
+    return sums.at(inputs)
 
 
 @dataclass(frozen=True)

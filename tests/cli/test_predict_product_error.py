@@ -13,9 +13,11 @@ import pytest
 from dkgp.data import open_dataset, open_prediction
 from dkgp.kernels import SquaredExponential
 from dkgp.models.sums import Sums
+from dkgp.operators import cross_sums
 from dkgp.operators.cells.cross import SOURCE_LEAF
 from dkgp.service.specification import job_from_options, options_from_job
 from tests.cli.invoke import refused, run, run_json
+from tests.cli.test_predicted_again import stop_after
 
 KERNEL, NOISE, N, TESTS = SquaredExponential((80.0, 80.0)), 0.05, 700, 300
 ERROR = 1e-4
@@ -116,6 +118,49 @@ def test_any_workers_and_a_run_that_goes_on_come_to_the_same_bits(
     # Another error is another prediction.
     other = (*predict(terrain, what, tmp_path / "none", "--product-error", 1e-5, "--chunk-rows", 90), "--resume")
     refused(run(*other, "--cluster", "none"))
+
+
+def test_a_forecast_chooses_bounds_and_a_resumed_run_keeps_to_them(
+    terrain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none = ("--cluster", "none")
+    run_json(*predict(terrain, "height", tmp_path / "full", *none, "--product-error", "none"))
+    monkeypatch.setattr(cross_sums, "CLASS_ENTRIES", {1: 0.0, 2: 0.0, 3: 0.0})
+    monkeypatch.setattr(cross_sums, "PIECE_ENTRIES", {1: 0.0, 2: 0.0, 3: 0.0})
+    monkeypatch.setattr(cross_sums, "SHARE_OF_ENTRIES", 1e9)
+    monkeypatch.setitem(SOURCE_LEAF, 2, 2)
+    out = tmp_path / "auto"
+    result = run(*predict(terrain, "height", out, *none, "--chunk-rows", 128))
+    assert "sums within proven errors" in result.stderr
+    full, auto = (open_prediction(str(tmp_path / name)) for name in ("full", "auto"))
+    bounds = [store.read("mean_error_bound") for store in (full, auto)]
+    assert (bounds[1] > bounds[0]).all()
+    assert (bounds[1] <= 1.011 * bounds[0]).all()
+    assert (np.abs(auto.read("mean") - exact_mean(terrain)) <= bounds[1]).all()
+    # A run that was interrupted goes on with the errors of the store, whatever a forecast would choose now.
+    begun = predict(terrain, "height", tmp_path / "begun", *none, "--chunk-rows", 128)
+    with monkeypatch.context() as patched:
+        stop_after(patched, 1, KeyboardInterrupt())
+        assert run(*begun).exit_code == 130
+    monkeypatch.setattr(cross_sums, "SHARE_OF_ENTRIES", 0.0)
+    run_json(*begun, "--resume")
+    resumed = open_prediction(str(tmp_path / "begun"))
+    for name in auto.variables:
+        assert resumed.read(name).tobytes() == auto.read(name).tobytes()
+
+
+def test_predictions_begun_with_sums_by_a_tree_are_refused_in_words(
+    terrain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = predict(terrain, "height", tmp_path / "p", "--cluster", "none", "--chunk-rows", 128)
+    with monkeypatch.context() as patched:
+        stop_after(patched, 1, KeyboardInterrupt())
+        assert run(*begun, "--product-error", ERROR).exit_code == 130
+    changed = [path for path in (tmp_path / "p").rglob("*.json") if "product_error" in path.read_text()]
+    assert changed
+    for path in changed:
+        path.write_text(path.read_text().replace("product_error", "tree_error"))
+    refused(run(*begun, "--resume"), "sums by a tree", "--overwrite")
 
 
 def test_sums_that_workers_could_not_keep_is_refused(

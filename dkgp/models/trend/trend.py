@@ -106,7 +106,9 @@ class Trend:
         """
         return self._taken(mean, bound, columns_at(self.kind, inputs), product_error)
 
-    def slopes_at(self, gradient: FloatArray, bound: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def slopes_at(
+        self, gradient: FloatArray, bound: FloatArray, product_error: FloatArray | None = None
+    ) -> tuple[FloatArray, FloatArray]:
         """Take gradients of all right-hand sides together: derivatives of the mean and their bounds, (r, p, d) each.
 
         Differentiated, what is above holds as it stands, with dh / dx_l and dk_x / dx_l for h and k_x.
@@ -115,12 +117,15 @@ class Trend:
         ----------
         gradient, bound : (r, p + q, d) float64
             d(k_x'A) / dx_l as computed, and its bounds.
+        product_error : (r, p + q, d) float64, optional
+            Part of the bounds; see `at`.
         """
         parts = []
         for feature in range(gradient.shape[2]):
             columns = np.zeros((len(gradient), self.count))
             columns[:, 1 + feature : 2 + feature] = 1.0  # of none where the mean is a constant
-            parts.append(self._taken(gradient[:, :, feature], bound[:, :, feature], columns))
+            off = None if product_error is None else product_error[:, :, feature]
+            parts.append(self._taken(gradient[:, :, feature], bound[:, :, feature], columns, off))
         return np.stack([part.mean for part in parts], axis=2), np.stack([part.bound for part in parts], axis=2)
 
     @np.errstate(over="ignore", invalid="ignore")  # what comes to no number bounds nothing

@@ -36,9 +36,9 @@ _FARTHEST = 1e12
 class Sources:
     """Points of one term in a tree of cells, and the expansions within a tolerance."""
 
-    def __init__(self, term: Term, inputs: FloatArray, tolerance: float) -> None:
+    def __init__(self, term: Term, inputs: FloatArray, tolerance: float, *, slopes: bool = False) -> None:
         rows = np.ascontiguousarray(inputs[:, list(term.features)])
-        self.term, self.d, self.tolerance = term, len(term.features), tolerance
+        self.term, self.d, self.tolerance, self._slopes = term, len(term.features), tolerance, slopes
         self.low, self.high = rows.min(axis=0), rows.max(axis=0)
         scale = np.array(term.scale)
         with np.errstate(over="ignore"):
@@ -69,7 +69,9 @@ class Sources:
             if (level, canon) not in self._expansions:
                 profile, parameter, side = self.term.profile, self.term.parameter, self.frame.side * 0.5**level
                 with single_threaded_blas():
-                    self._expansions[level, canon] = Expansion(profile, parameter, side, canon, self.tolerances[level])
+                    self._expansions[level, canon] = Expansion(
+                        profile, parameter, side, canon, self.tolerances[level], slopes=self._slopes
+                    )
             return self._expansions[level, canon]
 
     def moments(self, weights: FloatArray) -> Moments:
@@ -89,8 +91,8 @@ class Sources:
         join(plan, result, whole)
         return result
 
-    def beyond(self, targets: FloatArray) -> tuple[IndexArray, FloatArray]:
-        """Return the targets outside of the root cell, and the largest entry of the kernel there: (k,) both."""
+    def beyond(self, targets: FloatArray) -> tuple[IndexArray, FloatArray, FloatArray]:
+        """Return the targets outside of the root cell, and the largest entry and slope of the profile there."""
         with np.errstate(over="ignore", invalid="ignore"):
             y = self.frame.place(targets)
             rows = np.flatnonzero(~((y >= 0.0) & (y < 1.0)).all(axis=1))
@@ -100,8 +102,10 @@ class Sources:
         assert formula is not None
         nearest = distances * (1.0 - 1e-12)
         values = np.asarray(formula(nearest * nearest, self.term.parameter, numpy_functions(np.float64)))
-        largest = np.where(distances >= self.term.profile.support * (1.0 + 1e-9), 0.0, values * (1.0 + 1e-9) + 1e-300)
-        return rows, largest
+        steepest = np.array([self.term.profile.steepest(float(r), self.term.parameter) for r in nearest])
+        apart_from_all = distances >= self.term.profile.support * (1.0 + 1e-9)
+        largest, slope = (np.where(apart_from_all, 0.0, part * (1.0 + 1e-9) + 1e-300) for part in (values, steepest))
+        return rows, largest, slope
 
 
 class _Walk(Walk):
@@ -193,7 +197,7 @@ class CrossSums:
         for source, moments in zip(within.sources, within.moments, strict=True):
             rows = np.ascontiguousarray(targets[:, list(source.term.features)])
             amplitude = abs(source.term.amplitude)
-            outside, largest = source.beyond(rows)
+            outside, largest, _ = source.beyond(rows)
             bounds[outside] += amplitude * largest[:, None] * self.masses
             inside = np.setdiff1d(np.arange(len(rows)), outside, assume_unique=True)
             if not len(inside):

@@ -22,6 +22,8 @@ from dkgp.models.prediction.gradients.exact import DeviationPredictor, GradientP
 from dkgp.models.prediction.predictor import Predictor
 from dkgp.models.rounding import slope_roundings
 from dkgp.models.variance.whole_matrix.factor import WholeFactor
+from dkgp.operators import cross_sums
+from dkgp.operators.cells.cross import SOURCE_LEAF
 from dkgp.solvers import GreedyBlockCoordinateDescent
 from tests.models.exact_gp import entry, mp, numbers
 from tests.models.exact_gradients import ExactGradients
@@ -91,6 +93,29 @@ def test_solves_that_stopped_early(text: str, rng: np.random.Generator) -> None:
         over, relative = ratios(problem(text, rng, solver=solver, tolerance=tolerance))
         assert over.max() <= 1.0
         assert relative.max() > 1e-4
+
+
+@pytest.mark.parametrize("text", ["rbf", "matern32"])
+def test_sums_within_an_error_are_in_the_bound(
+    text: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Far apart samples, so that some are far from a leaf of one sample."""
+    taken = []
+
+    def slopes(*arguments: Any) -> Any:
+        taken.append(result := cross_sums.cross_slopes(*arguments))
+        return result
+
+    monkeypatch.setattr(cross_sums, "forecast_sums", lambda *_: cross_sums.Forecast(True))
+    monkeypatch.setitem(SOURCE_LEAF, 2, 1)
+    monkeypatch.setattr(module, "cross_slopes", slopes)
+    solver = GreedyBlockCoordinateDescent(block_size=4)
+    rough = problem(text, rng, solver=solver, tolerance=0.5)
+    over, _ = ratios(rough)
+    assert over.max() <= 1.0
+    sums, bounds = taken[0]
+    assert (bounds > 0.0).any()
+    assert np.isfinite(sums).all()
 
 
 def test_noise_by_sample(rng: np.random.Generator) -> None:

@@ -8,9 +8,11 @@ import pytest
 from dkgp.cluster.cache import worker_cache
 from dkgp.errors import InputError
 from dkgp.kernels import Constant, Kernel, Linear, Matern12, Matern32, RationalQuadratic, SquaredExponential
+from dkgp.kernels.tiles.slopes import SlopeEvaluator
 from dkgp.operators import ArrayInputs
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.cells.cross import CrossSums
+from dkgp.operators.cells.cross import SOURCE_LEAF, CrossSums
+from dkgp.operators.cells.cross_slopes import CrossSlopes
 from dkgp.operators.cells.terms import terms_of
 from dkgp.operators.cross_sums import cross_sums, forecast_sums, near_order, require_cross_sums
 from tests.operators.cells.test_products import dense
@@ -91,6 +93,37 @@ def test_a_sum_of_few_or_equal_points() -> None:
         T = np.array([[0.0, 0.0], [3.0, 4.0], [-1e3, 2.0]])
         values, bounds = sums.at(T, sums.within(1e-6))
         assert (np.abs(np.asarray(values - dense(kernel, T, X, V), dtype=float)) <= bounds).all()
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("name", ["rbf", "smooth", "heavy"])
+def test_derivatives_are_within_their_bounds(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, name: str, d: int
+) -> None:
+    monkeypatch.setitem(SOURCE_LEAF, d, 8)
+    scales = [0.3, 0.2, 0.4][:d]
+    kernel = {
+        "rbf": SquaredExponential.from_length_scales(scales),
+        "smooth": 3.0 * Matern32.from_length_scales(scales) + Constant(0.5),
+        "heavy": RationalQuadratic.from_length_scales(scales, alpha=0.7),
+    }[name]
+    X, V = rng.uniform(size=(800, d)), rng.standard_normal((800, 2)) * [1.0, 30.0]
+    T = targets(rng, X)[:-1]
+    evaluator = SlopeEvaluator(kernel)
+    slopes = CrossSlopes(terms_of(kernel), evaluator, X, V, 1e-3)
+    values, bounds = slopes.at(T)
+    away = np.abs(values - evaluator.sums(T, evaluator.coordinates(X), V))
+    # The reference has roundings of its own.
+    rounding = 1e-12 * np.abs(V).sum(axis=0)[:, None]
+    assert (away <= bounds + rounding).all()
+    ratio = away / (bounds + rounding)
+    assert ratio.max() > 1e-3
+    # Worst signs: one column a sample.
+    one = np.eye(800)[:, rng.choice(800, 12, replace=False)]
+    columns = np.column_stack([one, one.sum(axis=1)])
+    values, bounds = CrossSlopes(terms_of(kernel), evaluator, X, columns, 1e-3).at(T)
+    away = np.abs(values - evaluator.sums(T, evaluator.coordinates(X), columns))
+    assert (away[:, :12].sum(axis=1) <= bounds[:, 12] + 1e-11).all()
 
 
 def test_neighbours_stand_together(rng: np.random.Generator) -> None:
