@@ -123,14 +123,16 @@ def test_any_workers_and_a_run_that_goes_on_come_to_the_same_bits(
 def test_a_forecast_chooses_bounds_and_a_resumed_run_keeps_to_them(
     terrain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    none = ("--cluster", "none")
-    run_json(*predict(terrain, "height", tmp_path / "full", *none, "--product-error", "none"))
+    none, rough = ("--cluster", "none"), tmp_path / "rough"
+    options = ("--hyper", terrain["hyper"], "--solver", "cg", "--tol", 0.05, *none, "--json")
+    run_json("train", terrain["folder"] / "height.train", "--out", rough, *options)
+    run_json(*predict(terrain, str(rough), tmp_path / "full", *none, "--product-error", "none"))
     monkeypatch.setattr(cross_sums, "CLASS_ENTRIES", {1: 0.0, 2: 0.0, 3: 0.0})
     monkeypatch.setattr(cross_sums, "PIECE_ENTRIES", {1: 0.0, 2: 0.0, 3: 0.0})
     monkeypatch.setattr(cross_sums, "SHARE_OF_ENTRIES", 1e9)
     monkeypatch.setitem(SOURCE_LEAF, 2, 2)
     out = tmp_path / "auto"
-    result = run(*predict(terrain, "height", out, *none, "--chunk-rows", 128))
+    result = run(*predict(terrain, str(rough), out, *none, "--chunk-rows", 128))
     assert "sums within proven errors" in result.stderr
     full, auto = (open_prediction(str(tmp_path / name)) for name in ("full", "auto"))
     bounds = [store.read("mean_error_bound") for store in (full, auto)]
@@ -138,7 +140,7 @@ def test_a_forecast_chooses_bounds_and_a_resumed_run_keeps_to_them(
     assert (bounds[1] <= 1.011 * bounds[0]).all()
     assert (np.abs(auto.read("mean") - exact_mean(terrain)) <= bounds[1]).all()
     # A run that was interrupted goes on with the errors of the store, whatever a forecast would choose now.
-    begun = predict(terrain, "height", tmp_path / "begun", *none, "--chunk-rows", 128)
+    begun = predict(terrain, str(rough), tmp_path / "begun", *none, "--chunk-rows", 128)
     with monkeypatch.context() as patched:
         stop_after(patched, 1, KeyboardInterrupt())
         assert run(*begun).exit_code == 130
