@@ -275,7 +275,7 @@ class Plan:
                 remainder[place] = expansion.left_out(profile, parameter, self.roundings)
                 continue
             assert expansion.operator is not None
-            kept, dropped = _thinned(expansion.operator, walk.tolerances[level, canon] - expansion.bound)
+            kept, dropped = self._thinned(expansion.operator, walk.tolerances[level, canon] - expansion.bound)
             chosen[canon] = np.flatnonzero(kept)
             counts[place] = len(chosen[canon])
             operators.append(padded(expansion.operator[np.ix_(chosen[canon], chosen[canon])][None]))
@@ -304,6 +304,11 @@ class Plan:
             starts, sources, keys, len(transforms), counts, np.concatenate(operators), at, places, source_places, signs,
             weights, remainder,
         )  # fmt: skip
+
+    def _thinned(self, operator: FloatArray, allowed: float) -> tuple[NDArray[np.bool_], FloatArray]:
+        """Return which coefficients are kept, and the sums of the magnitudes of those dropped in each row."""
+        kept, dropped = _thinned(operator, allowed)
+        return kept, dropped
 
     @property
     def side(self) -> float:
