@@ -66,8 +66,8 @@ UNCERTAIN = 1.3
 LEAST_SHARED, WORSE = 4, 1.3
 # Share of a trial's samples that must meet the gap.
 LEAST_MET = 0.95
-# Training samples from which neighbours are considered; core-seconds that they take at least for a test sample; and the
-# rank of a partial factor that takes less than any that suffices beside so many samples. Core-seconds of a trial.
+# Training samples from which neighbours are considered; core-seconds that they take at least for a test sample; the
+# least rank of a partial factor that is looked at beside them; core-seconds of a trial.
 LEAST_NEAR, NEAR_SECONDS, LEAST_RANK, NEAR_PATIENCE = 20_000, 2e-4, 100, 15.0
 # A wider gap that is told of, and seconds from which there is anything to tell.
 WIDER, WORTH_TELLING = 0.1, 3.0
@@ -198,17 +198,42 @@ def _near_run(request: Request, note: Note | None) -> NeighbourRun | None:
     if n < LEAST_NEAR or not request.test.n_samples or not serves(request.context):
         return None
     forecast = Forecast(n, t, d, max(1, request.executor.parallelism), True, Measured.nominal(d))
-    others = min(forecast.whole(), forecast.alone(LEAST_RANK))
-    if t * NEAR_SECONDS / forecast.threads >= others:
+    if t * NEAR_SECONDS / forecast.threads >= forecast.whole():
         return None
     request.executor.require_one_arithmetic()
     run = request.by_neighbours(NEAR_PATIENCE)
     seconds = run.trial.seconds * t / forecast.threads
-    if run.trial.met < LEAST_MET or UNCERTAIN * seconds >= others:
+    if run.trial.met < LEAST_MET or UNCERTAIN * seconds >= forecast.whole():
+        return None
+    if _partial_is_quicker(request, forecast, seconds):
         return None
     if note is not None and seconds >= WORTH_TELLING:
         note(f"variances of {t:,} samples take about {forecast.shown(seconds)} by the samples near each")
     return run
+
+
+def _partial_is_quicker(request: Request, forecast: Forecast, seconds: float) -> bool:
+    """Return True if a partial factor is expected to suffice at a rank that takes less than so many seconds."""
+    model, settings, n = request.model, request.settings, request.model.n_samples
+    most = chosen_rank(n, request.n_test, None, settings.memory_bytes or default_memory_bytes(n))
+    rank = forecast.worthwhile_rank(most, seconds)
+    if rank < LEAST_RANK:
+        return False
+    goal, s2 = value_error_goal(settings.gap), model.noise_variance
+    landmarks = choose_landmarks(
+        model,
+        request.kernel,
+        gap=goal,
+        largest_rank=rank,
+        latent=settings.latent,
+        seed=settings.seed,
+        hopeful=_Hope(
+            rank,
+            DRAWING_SHARE * seconds * forecast.threads,
+            lambda d: enough_trace(d, s2, goal, n, GROUP, latent=settings.latent),
+        ),
+    )
+    return judged(landmarks, model, request.kernel, gap=goal, latent=settings.latent)[1]
 
 
 @UNPROVEN

@@ -125,12 +125,15 @@ class Forecast:
         )
         return self._of(variance_phases(Sizes(self.n, self.d), batches))
 
-    def worthwhile_rank(self, most: int) -> int:
-        """The largest rank at which a partial factor that suffices takes less than the whole one."""
-        low, high, whole = 1, most, self.whole()
+    def worthwhile_rank(self, most: int, other: float | None = None) -> int:
+        """Return the largest rank at which a partial factor that suffices takes less than another way's seconds.
+
+        These are the whole factor's by default.
+        """
+        low, high, limit = 1, most, self.whole() if other is None else other
         while low < high:
             middle = (low + high + 1) // 2
-            if self.alone(middle) <= whole:
+            if self.alone(middle) <= limit:
                 low = middle
             else:
                 high = middle - 1

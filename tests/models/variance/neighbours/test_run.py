@@ -13,15 +13,17 @@ from dkgp.cluster import BlockExecutor, LocalExecutor
 from dkgp.data import Dataset, ModelRecord, open_model, open_prediction
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.errors import InputError, NumericalError
-from dkgp.kernels import Matern12
+from dkgp.kernels import Matern12, SquaredExponential
 from dkgp.models.exact import save, train
 from dkgp.models.prediction import exact
 from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.sums import Sums
+from dkgp.models.support import SupportInputs
 from dkgp.models.variance.neighbours import run
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.variance.ways import choice
-from dkgp.models.variance.ways.forecast import Forecast
+from dkgp.models.variance.ways.forecast import Forecast, Measured
+from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers import MaxIterations
 from tests.engine.helpers import opened
 from tests.models.variance.variance_world import content
@@ -165,12 +167,13 @@ def test_a_resumed_prediction_has_the_same_bits(
 
 
 @pytest.mark.parametrize(
-    ("others", "least", "gap", "way"),
+    ("others", "quicker", "least", "gap", "way"),
     [
-        (1e9, 100, 0.05, "neighbours"),
-        (1e-9, 100, 0.05, "cholesky"),  # others take less
-        (1e9, N + 1, 0.05, "cholesky"),  # too few training samples
-        (1e9, 100, 1e-13, "cholesky"),  # the trial misses the gap
+        (1e9, False, 100, 0.05, "neighbours"),
+        (1e-9, False, 100, 0.05, "cholesky"),  # a factor of all samples takes less
+        (1e9, True, 100, 0.05, "cholesky"),  # another way takes less
+        (1e9, False, N + 1, 0.05, "cholesky"),  # too few training samples
+        (1e9, False, 100, 1e-13, "cholesky"),  # the trial misses the gap
     ],
 )
 def test_neighbours_are_chosen_where_they_suffice_and_take_least(
@@ -179,19 +182,35 @@ def test_neighbours_are_chosen_where_they_suffice_and_take_least(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     others: float,
+    quicker: bool,
     least: int,
     gap: float,
     way: str,
 ) -> None:
     monkeypatch.setattr(choice, "LEAST_NEAR", least)
     monkeypatch.setattr(Forecast, "whole", lambda self: others)
-    monkeypatch.setattr(Forecast, "alone", lambda self, rank: others)
+    monkeypatch.setattr(choice, "_partial_is_quicker", lambda *arguments: quicker)
     monkeypatch.setattr(choice._Choice, "run", lambda self: self._by_whole())
     notes: list[str] = []
     settings = replace(SETTINGS, way="auto", gap=gap)
     predict(made(data, "centredFalse", one), data[2], str(tmp_path / "p"), one, variance=settings, note=notes.append)
     assert open_prediction(str(tmp_path / "p")).attributes["variance"]["way"] == way
     assert any("samples around each tile" in note for note in notes) == (way == "neighbours")
+
+
+@pytest.mark.parametrize(
+    ("gamma", "seconds", "quicker"), [(0.01, 1e9, True), (100.0, 1e9, False), (0.01, 1e-12, False)]
+)
+def test_a_partial_factor_of_a_smooth_problem_is_quicker(
+    data: tuple[Path, Dataset, Dataset], one: BlockExecutor, gamma: float, seconds: float, quicker: bool
+) -> None:
+    """It is where it suffices at a rank that takes less than the forecast of neighbours."""
+    kernel = SquaredExponential((gamma, gamma))
+    model = replace(made(data, "centredFalse", one), kernel=kernel.to_json())
+    context = BlockContext(f"quicker {gamma} {seconds}", SupportInputs.of(model, "quicker"), kernel, N)
+    request = choice.Request(model, kernel, context, None, data[2], one, SETTINGS)
+    forecast = Forecast(N, 100, 2, 1, True, Measured.nominal(2))
+    assert choice._partial_is_quicker(request, forecast, seconds) is quicker
 
 
 def test_settings_of_the_iterative_way_are_refused() -> None:
