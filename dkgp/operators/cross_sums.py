@@ -18,6 +18,7 @@ from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.cells.cross import SOURCE_LEAF, CrossSums, TermSums, morton_order
 from dkgp.operators.cells.cross_slopes import CrossSlopes
+from dkgp.operators.cells.forecast import estimated_bytes
 from dkgp.operators.cells.terms import terms_of
 
 # Rows that are summed at together, and of a region of such pieces.
@@ -124,6 +125,10 @@ def forecast_sums(context: BlockContext, tests: int, masses: FloatArray, errors:
     if not (errors >= LEAST_SHARE * terms.magnitude * masses).all():
         reason = f"sums evaluate every kernel entry, {entries:.1e} in all: no other bound is as small as these need"
         return Forecast(False, reason if told else None)
+    kept, room = estimated_bytes(context.kernel, context.n, masses.size)[0], worker_cache().budget_bytes
+    if kept > room:
+        reason = f"sums evaluate every kernel entry, {entries:.1e} in all: others keep {kept:,} bytes in a cache of "
+        return Forecast(False, f"{reason}{room:,}" if told else None)
     rows = min(tests, PIECE_ROWS)
     work = 0.0
     for term in terms.terms:
