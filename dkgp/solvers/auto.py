@@ -311,7 +311,8 @@ def _nodes(probe: Probe, sizes: Sizes, prices: Prices, memory_bytes: int) -> _Fa
 def _extents(probe: Probe) -> FloatArray:
     """Sides of the box of the probed samples, in the kernel's units; `InputError` where the kernel has none."""
     scales = grid_scales(probe.kernel)
-    return np.maximum(np.ptp(probe.inputs[:, list(scales)], axis=0) * np.array(list(scales.values())), 1e-9)
+    spread = np.ptp(probe.inputs[:, list(scales)], axis=0) * np.array(list(scales.values()))
+    return np.asarray(np.maximum(spread, 1e-9), np.float64)
 
 
 def _precision(name: str, sizes: Sizes) -> Literal["mixed", "double"]:

@@ -84,7 +84,9 @@ def plan_task(context: BlockContext, tolerance: float, workers: list[int]) -> li
 
 def up_task(plan: Plan, moments: Moments, ranges: list[tuple[int, int]]) -> list[None]:
     """Fill in the moments of ranges of source leaves; results are in `moments`, which this process holds."""
-    return [up(plan, moments, leaves) for leaves in ranges]
+    for leaves in ranges:
+        up(plan, moments, leaves)
+    return [None] * len(ranges)
 
 
 def finish_task(plan: Plan, moments: Moments, ranges: list[tuple[int, int]]) -> list[Part]:

@@ -109,9 +109,9 @@ def coefficients_of_values(order: int, d: int) -> FloatArray:
     k, m = np.arange(order)[:, None], np.arange(order)[None]
     one = np.cos(k * (2 * m + 1) * math.pi / (2 * order)) * (2.0 / order)
     one[0] /= 2.0
-    out = np.ones((1, 1))
+    out: FloatArray = np.ones((1, 1))
     for _ in range(d):
-        out = np.kron(out, one)
+        out = np.asarray(np.kron(out, one), np.float64)
     return out
 
 

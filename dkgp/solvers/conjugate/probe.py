@@ -358,7 +358,7 @@ class Probe:
     def polynomial_iterations(self, extents: FloatArray, rank: int) -> float:
         """Iterations with local polynomials of so many nodes, for samples in a box of these extents."""
         _, condition = choose_order(self.kernel, extents, rank, self.n / self._noise)
-        return self.digits * ITERATIONS_BY_CONDITION * condition**CONDITION_POWER
+        return self.digits * ITERATIONS_BY_CONDITION * math.pow(condition, CONDITION_POWER)
 
     def iterations(self, halo: int, leaf: int, rank: int, most: float = 400.0) -> float:
         """Iterations on all samples with such a factor; infinity where they are more than `most`."""
