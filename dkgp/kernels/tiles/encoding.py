@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from dkgp.errors import InputError
 from dkgp.kernels.base import Kernel
 from dkgp.kernels.composite import Product
-from dkgp.kernels.program import Add, Constant, InputGroup, Leaf, Multiply, Profile, Scale, TileProgram
+from dkgp.kernels.program import Add, Constant, InputGroup, Leaf, Multiply, Scale, TileProgram
 from dkgp.kernels.tiles.loops import PROGRAM_WIDTH
 from dkgp.kernels.tiles.stages import PARAMETERS, stage_address
 from dkgp.kernels.tiles.user_functions import user_stage
@@ -87,7 +87,6 @@ class EncodedProgram:
     groups: tuple[Group, ...]  # their rows of features follow each other in this order
     amplitude: float  # factor on the tiles that the loops leave
     depth: int  # tiles on the stack
-    radial: tuple[Profile, float] | None  # profile and parameter of a kernel that falls with one distance
     entry_error: float  # see `TileEvaluator.entry_error`
     sensitivities: tuple[Sensitivity, ...]  # of the leaves; see `TileEvaluator.row_errors`
     stages: tuple[_Stage, ...]
@@ -177,20 +176,15 @@ def encode(program: TileProgram, dtype: np.dtype[Any], expanded: bool | None, n_
     term = _expression(program, n_features)
     amplitude = float(program.amplitude) * term.factor
     if term.tree is None:
-        return EncodedProgram(dtype, (), amplitude, 1, None, 2.0, (), (_Stage("constant", 0, parameters=(1.0,)),))
+        return EncodedProgram(dtype, (), amplitude, 1, 2.0, (), (_Stage("constant", 0, parameters=(1.0,)),))
     emission = _Emission(dtype.itemsize, expanded)
     error = emission.emit(term.tree, 0, term.tree.exponentials)
-    leaf = term.tree.leaf
-    radial = None
-    if leaf is not None and leaf.profile.value is not None:
-        radial = leaf.profile, leaf.parameter
     # The amplitude and its rounding; and each step may have rounded a constant that was folded into another.
     return EncodedProgram(
         dtype,
         tuple(emission.groups),
         amplitude,
         term.tree.depth,
-        radial,
         error + 1.0 + len(program.steps),
         tuple(emission.sensitivities),
         tuple(emission.stages),

@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from dkgp.errors import InputError
 from dkgp.kernels.base import Kernel
-from dkgp.kernels.program import Profile
 from dkgp.kernels.tiles import loops
 from dkgp.kernels.tiles.blocks import TILE_COLUMNS
 from dkgp.kernels.tiles.encoding import EncodedProgram, encoded
@@ -121,11 +120,6 @@ class TileEvaluator:
     def amplitude(self) -> float:
         """Factor on the loops' tiles."""
         return self._encoded.amplitude
-
-    @property
-    def radial(self) -> tuple[Profile, float] | None:
-        """Profile and parameter of a kernel that is one falling function of one distance; None for any other."""
-        return self._encoded.radial
 
     @property
     def inputs(self) -> int:

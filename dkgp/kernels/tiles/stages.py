@@ -7,8 +7,6 @@ disk, when a kernel first needs it; the loops do not depend on it, so that they 
 
 Every entry stage is a plain loop over contiguous rows that the compiler turns into full-width vector code. A call is
 made for thousands of entries, so it costs nothing.
-
-Tree sums and their bounds call a falling profile by address too, one value at a time.
 """
 
 from __future__ import annotations
@@ -17,10 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import carray, njit, types
-from numba.extending import intrinsic
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from dkgp.kernels.program import PROFILES, Profile
 from dkgp.kernels.tiles.blocks import TILE_COLUMNS, fill_differences, fill_expanded, fill_products
@@ -29,8 +25,6 @@ from dkgp.kernels.vector_math import FAST_MATH, fma, prefer_full_vectors, stay_a
 
 # Parameters of an entry stage; the last is the floor of the exponent.
 PARAMETERS = 3
-# Places of a `Profile`'s functions among the addresses of `falling_functions`.
-VALUE, STEEPEST, BULGE = range(3)
 
 
 def distance_signature(dtype: DTypeLike) -> Any:
@@ -121,7 +115,6 @@ _STAGES: dict[str, tuple[Callable[..., None], Callable[[DTypeLike], Any]]] = {
 # The stage of a profile's slopes is called by the profile's name after this.
 _SLOPE = "slope of "
 _COMPILED: dict[tuple[Callable[..., None], np.dtype[Any]], Any] = {}
-_FALLING: dict[Any, Any] = {}
 
 
 def stage_names() -> tuple[str, ...]:
@@ -184,25 +177,3 @@ def _profile_stage(entries: Callable[..., None]) -> Callable[..., None]:
             inlined(tile[j, :count], parameters, floor)
 
     return stage
-
-
-def falling_functions(profile: Profile) -> NDArray[np.int64]:
-    """Addresses of a profile's value and slopes in this process, for `profile_at`: (3,)."""
-    functions = profile.value, profile.steepest, profile.bulge
-    for function in functions:
-        assert function is not None
-        if function not in _FALLING:
-            # As in `stage_address`.
-            _FALLING.setdefault(function, c_function(function, types.float64(types.float64, types.float64)))
-    return np.array([_FALLING[function].address for function in functions], np.int64)
-
-
-@intrinsic
-def profile_at(typing_context: Any, address: Any, where: Any, parameter: Any) -> Any:
-    """Call one of the `falling_functions` of a profile with this parameter, from compiled code."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        function = ir.FunctionType(ir.DoubleType(), [ir.DoubleType()] * 2)
-        return builder.call(builder.inttoptr(arguments[0], function.as_pointer()), arguments[1:])
-
-    return types.float64(types.int64, types.float64, types.float64), generate

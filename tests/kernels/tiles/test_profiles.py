@@ -6,20 +6,13 @@ import pickle
 
 import numpy as np
 import pytest
-from numba import njit
 
 from dkgp.kernels import TileEvaluator
 from dkgp.kernels.program import PROFILES, Profile
 from dkgp.kernels.stationary import RATIONAL_QUADRATIC
-from dkgp.kernels.tiles.stages import BULGE, STEEPEST, VALUE, falling_functions, profile_at
 from tests.kernels.tiles.programs import RADIAL, leaf_kernel
 
 PARAMETERS = (0.3, 2.0, 40.0)
-
-
-@njit
-def at(function, where, parameter):
-    return profile_at(function, where, parameter)
 
 
 def cases() -> list[tuple[Profile, float]]:
@@ -47,20 +40,16 @@ def test_slopes_are_the_greatest_beyond_a_distance(profile: Profile, parameter: 
 
 
 @pytest.mark.parametrize(("profile", "parameter"), cases(), ids=named)
-def test_values_are_the_tiles_and_the_same_when_compiled(profile: Profile, parameter: float) -> None:
+def test_values_are_the_tiles(profile: Profile, parameter: float) -> None:
     assert profile.value is not None
     evaluator = TileEvaluator(
         leaf_kernel(profile, 1, (parameter,) if profile.parameters else (), scale=(1.0,)), "double"
     )
     r = np.linspace(0.0, 6.0, 100)
     tile = evaluator.tile(evaluator.prepare(r[:, None]), evaluator.prepare(np.zeros((1, 1))))[:, 0]
-    functions = falling_functions(profile)
     for x, entry in zip(r, tile, strict=True):
         value = profile.value(x * x, parameter)
         assert abs(entry - value) <= 2.0**-52 * (profile.rounding + 12.0)
-        assert at(functions[VALUE], x * x, parameter) == pytest.approx(value, rel=1e-14)
-        assert at(functions[STEEPEST], x, parameter) == pytest.approx(profile.steepest(x, parameter), rel=1e-14)
-        assert at(functions[BULGE], x, parameter) == pytest.approx(profile.bulge(x, parameter), rel=1e-14)
 
 
 def test_a_profile_is_one_object_in_a_process() -> None:

@@ -281,7 +281,7 @@ def test_squared_exponentials_that_are_multiplied_are_one(rng: np.random.Generat
     X = rng.standard_normal((90, 3))
     check(kernel, X, X[:20], precision, None)
     evaluator = TileEvaluator(kernel, precision)
-    assert evaluator.radial == (EXP2, 0.0)
+    assert evaluator.stage_names == ("differences", "power_of_two")
     assert (evaluator.inputs, evaluator.amplitude) == (2 + 2 + 1, 1.5)
 
 
