@@ -10,6 +10,7 @@ from dkgp.commands.reporting.memory import memory_budget
 from dkgp.commands.run import Run
 from dkgp.commands.signals import interruptible
 from dkgp.errors import InterruptedRunError
+from dkgp.kernels import Kernel
 from dkgp.models import Hyperparameters, RunContext
 from dkgp.models.memory import tiles_that_fit
 from dkgp.models.refinement.memory import RefineMemory, plan_refinement
@@ -20,8 +21,12 @@ from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_
 from dkgp.operators.product_error import ProductError
 
 
-def check_refinement_memory(run: Run, settings: RefineSettings, executor: BlockExecutor) -> RefineMemory:
+def check_refinement_memory(
+    run: Run, settings: RefineSettings, executor: BlockExecutor, kernel: Kernel | None = None
+) -> RefineMemory:
     """Project the memory of a refinement; the coordinator holds all inputs only where that fits too.
+
+    Products within a bound are counted once the kernel is known.
 
     Raises `MemoryBudgetError`: it does not fit either way; `InputError`: a preconditioner's rank that does not fit its
     memory.
@@ -39,11 +44,15 @@ def check_refinement_memory(run: Run, settings: RefineSettings, executor: BlockE
         resident_bytes=resident,
         cache_bytes=run.job.cluster.cache_bytes,
     )
+    products, columns = None, 2 * dataset.n_targets + settings.probes
+    if kernel is not None:
+        error = ProductError.of(settings.product_error)
+        products = error.memory(kernel, n, columns, run.job.cluster.cache_bytes)
     if coordinator_input_bytes_needed(n, d) <= DEFAULT_COORDINATOR_INPUT_BYTES:
-        holding = plan(holds_inputs=True)
+        holding = plan(holds_inputs=True).with_products(products)
         if holding.coordinator_bytes <= budget:
             return _with_tiles(holding, executor, n, budget)
-    lean = plan(holds_inputs=False)
+    lean = plan(holds_inputs=False).with_products(products)
     lean.require(budget)
     return _with_tiles(lean, executor, n, budget)
 
@@ -69,7 +78,7 @@ def refined(run: Run, start: Hyperparameters, executor: BlockExecutor) -> Hyperp
     settings: RefineSettings = job.refine.decided(dataset, start)
     error = ProductError.of(settings.product_error)
     error.require_kernel(start.kernel)
-    plan = check_refinement_memory(run, settings, executor)
+    plan = check_refinement_memory(run, settings, executor, start.kernel)
     executor.tiles = replace(executor.tiles, bytes=plan.tiles_bytes)
     space = RefineSpace.of(start, dataset.feature_names, learn_variance=job.learn_variance, **job.named())
     reporter.note(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dkgp.cluster.executors.base import BlockExecutor
@@ -13,6 +13,7 @@ from dkgp.models.variance.nystrom import factor_bytes
 from dkgp.operators.blocked import coordinator_input_bytes_needed
 from dkgp.operators.contract_tasks import tiles_bytes
 from dkgp.operators.low_rank.pivots import samples_drawn_from
+from dkgp.operators.product_error import ProductMemory
 
 # (n, t) arrays of a solve: right-hand sides, start, solutions of the step before, alpha, g, P, Q, M^-1 r, what is
 # remembered, a product on its way in two halves, and one in passing.
@@ -35,6 +36,7 @@ class RefineMemory(Memory):
     cache_bytes: int  # features and inputs
     shares_process: bool  # whether the workers share the coordinator's process
     tiles_bytes: int = 0  # tiles of the kernel matrix that each worker's process may keep
+    products_bytes: int = 0  # plans of products within a bound, and a product's work
 
     process: ClassVar[str] = "this process"
 
@@ -50,8 +52,12 @@ class RefineMemory(Memory):
 
     @property
     def worker_parts(self) -> int:
-        """Bytes of factors, batches, features, and tiles that are kept."""
-        return self.factor_bytes + self.batch_bytes + self.cache_bytes + self.tiles_bytes
+        """Bytes of factors, batches, features, products, and tiles that are kept."""
+        return self.factor_bytes + self.batch_bytes + self.cache_bytes + self.tiles_bytes + self.products_bytes
+
+    def with_products(self, memory: ProductMemory | None) -> RefineMemory:
+        """Add the memory of products within a bound; the operators of a step and of a shift both keep plans."""
+        return self if memory is None else replace(self, products_bytes=2 * memory.kept_bytes + memory.work_bytes)
 
     def advice(self, resident_bytes: int) -> str:
         """The parts, and the settings of a refinement that make them smaller."""

@@ -22,6 +22,7 @@ from dkgp.models.refinement.memory import plan_refinement
 from dkgp.models.refinement.record import Refinement, RefineSettings, RefineStep
 from dkgp.models.refinement.refine import refine
 from dkgp.models.refinement.space import RefineSpace
+from dkgp.operators.product_error import ProductMemory
 from tests.models.refinement.refine_problems import ArrayDataset, dense_gradient, draw, log_likelihood
 from tests.watching import in_context
 
@@ -318,6 +319,8 @@ def test_memory_is_planned_and_refused_with_numbers() -> None:
     plan.require(plan.coordinator_bytes)
     elsewhere = plan_refinement(100_000, 8, 1, RefineSettings(rank=500), far, **options)  # type: ignore[arg-type]
     assert elsewhere.coordinator_bytes < plan.coordinator_bytes - elsewhere.factor_bytes
+    with_products = plan.with_products(ProductMemory(1000, 300))
+    assert with_products.coordinator_bytes == plan.coordinator_bytes + 2300
     fewer = plan_refinement(100_000, 8, 1, RefineSettings(rank=500, probes=2), near, **options)
     assert fewer.vectors_bytes < 0.5 * plan.vectors_bytes
 
