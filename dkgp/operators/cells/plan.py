@@ -222,7 +222,7 @@ class Plan:
         costs = float((single[self.targets.leaves.level] * shares).max(initial=0.0))
         fits = costs <= _NEAR_SHARE * self.tolerance and self._frame.side < _FARTHEST_SINGLE
         self.near_type = np.dtype(np.float32 if fits else np.float64)
-        self.near_errors: FloatArray = single if fits else np.full(len(sides), double)
+        self.near_errors: FloatArray = np.asarray(single if fits else np.full(len(sides), double))
 
     def _cheapest_leaf(self) -> int:
         """Choose the size of leaves by the work of near entries and of translations, in nanoseconds, from counts."""
