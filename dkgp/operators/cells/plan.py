@@ -29,7 +29,9 @@ from dkgp.operators.cells.tree import Tree
 # Most distinct points of a leaf: one of these, from the most on.
 LEAF = (512, 256, 128, 64, 32, 16)
 # Nanoseconds of a near entry and of a pair of cells, on some processor: for choices, which are the same on all.
-_SINGLE_ENTRY, _DOUBLE_ENTRY, _PAIR = 0.8, 1.6, 30.0
+_SINGLE_ENTRY, _DOUBLE_ENTRY, _PAIR = 0.6, 1.2, 80.0
+# Points that the loop over a leaf's targets costs beside them.
+_SHORT_LOOP = 24.0
 # Share of the coefficients below an order that are kept, by dimension.
 _KEPT = {1: 1.0, 2: 0.7, 3: 0.5}
 # Bytes of moments for each point and column of weights, above which leaves are not made smaller.
@@ -232,7 +234,9 @@ class Plan:
         for leaf in LEAF:
             tree.grow(leaf)
             points = (tree.leaves.stop - tree.leaves.start).astype(np.float64)
-            cost = (_SINGLE_ENTRY if single else _DOUBLE_ENTRY) * 3.0**d * float((points**2).sum()) + 1e3 * len(points)
+            cost = (_SINGLE_ENTRY if single else _DOUBLE_ENTRY) * 3.0**d * float(
+                (points * (points + _SHORT_LOOP)).sum()
+            ) + 1e3 * len(points)
             order = 1
             for number, level in enumerate(tree.levels):
                 pairs = min(6**d - 3**d, len(level) - 3**d)
