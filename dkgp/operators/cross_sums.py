@@ -60,14 +60,15 @@ def cross_sums(
         return CrossSums(terms_of(context.kernel), np.concatenate(parts), weights)
 
     def within(tolerance: float) -> TermSums:
-        return cache.get((context.run_id, "sums", tolerance), lambda: points.within(tolerance))
+        made: TermSums = cache.get((context.run_id, "sums", tolerance), lambda: points.within(tolerance))
+        return made
 
     points = cache.get((context.run_id, "weighted points"), build)
     share = float(np.min(errors / np.maximum(points.masses, 1e-300)))
     for step in STEPS:
         sums, bounds = points.at(inputs, within(step * share))
-        beyond = ~(bounds <= errors).all(axis=1)
-        if np.count_nonzero(beyond) <= SHARE_BEYOND * len(beyond):
+        within_errors = np.count_nonzero((bounds <= errors).all(axis=1))
+        if within_errors >= (1.0 - SHARE_BEYOND) * len(bounds):
             break
     return sums, bounds
 

@@ -55,7 +55,7 @@ class CrossSlopes:
         result, bounds = np.zeros((2, len(targets), t, targets.shape[1]))
         rows = np.ascontiguousarray(targets[:, features])
         outside, _, steepest = self._sources.beyond(rows)
-        bounds[np.ix_(outside, np.arange(t), features)] = (
+        bounds[np.ix_(outside, np.arange(t), np.array(features))] = (
             steepest[:, None, None] * self._masses[:, None] * np.abs(scale) * (1.0 + 1e-9)
         )
         inside = np.setdiff1d(np.arange(len(rows)), outside, assume_unique=True)
@@ -81,7 +81,7 @@ class CrossSlopes:
                 result[at] = self._evaluator.sums(
                     targets[at], np.ascontiguousarray(self._columns[:, near]), self._weights[near]
                 )
-            place = np.ix_(at, np.arange(t), features)
+            place = np.ix_(at, np.arange(t), np.array(features))
             parts = far[start:stop][places] * scale
             result[place] += parts
             bounds[place] = off[start:stop][places] * np.abs(scale) * (1.0 + 1e-9)
