@@ -41,10 +41,12 @@ PORTABLE = {
     "echo_task", "resident_task", "sleeping_task",
     "fold_columns_task", "fold_errors_task",
     "farthest_task", "lloyd_task", "row_moments_task",
+    "up_task", "finish_task", "cell_task", "plan_task",
+    "box_task", "codes_task", "moments_task", "polynomials_task", "nearest_task",
     "counted_task",  # runs another one, whose mark counts
 }  # fmt: skip
 MARKED = {
-    "gram_task", "project_task", "candidates_task", "residual_task",
+    "gram_task", "project_task", "expand_task", "candidates_task", "residual_task",
     "order_task", "halo_task", "build_task", "sweep_task", "forward_task", "backward_task",
     "panel_task", "product_task", "neighbour_task", "probe_task",
     "factor_task", "variance_task", "variances_task", "sparse_variance_task",

@@ -198,7 +198,9 @@ def moments_task(context: BlockContext, grid: Grid, order: int, shares: list[Sha
     return [total]
 
 
-def expand_task(context: BlockContext, grid: Grid, coefficients: FloatArray, shares: list[Share]) -> list[FloatArray]:
+def polynomials_task(
+    context: BlockContext, grid: Grid, coefficients: FloatArray, shares: list[Share]
+) -> list[FloatArray]:
     """M^-1 r at the blocks' samples, from r and the coefficients of what is taken off."""
     results = []
     for number, noise, vectors in shares:
@@ -250,7 +252,7 @@ class LocalPolynomialPreconditioner:
         coefficients = self._mixing @ (projected - weights.reshape(projected.shape))
         out = np.empty(vectors.shape)
         parts = self._operator.submit(
-            "kgrid", expand_task, (self._operator.context, self._grid, coefficients), self._shares(vectors)
+            "kgrid", polynomials_task, (self._operator.context, self._grid, coefficients), self._shares(vectors)
         ).result()
         for block, part in enumerate(parts):
             out[slice(*self._operator.context.bounds(block))] = part
