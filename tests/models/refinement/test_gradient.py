@@ -110,15 +110,21 @@ def test_a_warm_start_saves_passes_and_changes_nothing(rng: np.random.Generator,
     np.testing.assert_allclose(warm.gradient, cold.gradient, atol=0.1 * float(cold.error.min()))
 
 
-def test_the_bits_do_not_depend_on_the_executor(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("product_error", ["none", 1e-3])
+def test_the_bits_do_not_depend_on_the_executor(product_error: Any, rng: np.random.Generator) -> None:
     data = draw(rng, KERNEL, NOISE, 600)
     results = []
+
+    def add(executor: Any) -> None:
+        context = RunContext(executor, product_error=ProductError.of(product_error))
+        results.append(estimator(data, draw_probes(600, 3, 0), context)(KERNEL, NOISE))
+
     for threads in (1, 2):
         executor = LocalExecutor(threads)
-        results.append(estimator(data, draw_probes(600, 3, 0), executor)(KERNEL, NOISE))
+        add(executor)
         executor.close()
     with open_executor(ClusterOptions(kind="local", workers=2), 600) as dask:
-        results.append(estimator(data, draw_probes(600, 3, 0), dask)(KERNEL, NOISE))
+        add(dask)
     for other in results[1:]:
         assert other.gradient.tobytes() == results[0].gradient.tobytes()
         assert other.error.tobytes() == results[0].error.tobytes()
