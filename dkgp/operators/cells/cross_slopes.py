@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dkgp.kernels.small_products import LANES
 from dkgp.kernels.tiles.code_cache import cached_njit
@@ -100,10 +99,6 @@ class _SlopePlan(PiecePlan):
             for canon, transform in pairs.kinds
         }
         return super()._translations(walk, level, pairs)
-
-    def _thinned(self, operator: FloatArray, allowed: float) -> tuple[NDArray[np.bool_], FloatArray]:
-        # Bounds on derivatives know nothing of coefficients that are dropped.
-        return np.ones(len(operator), bool), np.zeros(len(operator))
 
     def slopes(self, moments: Moments) -> tuple[FloatArray, FloatArray]:
         """Return derivatives of unit amplitude, in units of the profile, and their bounds.

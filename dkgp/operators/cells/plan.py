@@ -20,7 +20,7 @@ from dkgp.kernels.program import numpy_functions
 from dkgp.kernels.small_products import LANES
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.operators.base import FloatArray
-from dkgp.operators.cells.proof import EXTRA, Expansion, rounded_up, shells
+from dkgp.operators.cells.proof import EXTRA, Expansion, shells
 from dkgp.operators.cells.roundings import HIGHEST, Roundings, displacement, half_table
 from dkgp.operators.cells.sweeps import CHUNK, RUN
 from dkgp.operators.cells.terms import Term
@@ -32,8 +32,6 @@ LEAF = (512, 256, 128, 64, 32, 16)
 _SINGLE_ENTRY, _DOUBLE_ENTRY, _PAIR = 0.6, 1.2, 80.0
 # Points that the loop over a leaf's targets costs beside them.
 _SHORT_LOOP = 24.0
-# Share of the coefficients below an order that are kept, by dimension.
-_KEPT = {1: 1.0, 2: 0.7, 3: 0.5}
 # Bytes of moments for each point and column of weights, above which leaves are not made smaller.
 _MOMENT_BYTES = 200.0
 # Share of the tolerance that near entries in single precision may take, and the side up to which they may be.
@@ -243,9 +241,8 @@ class Plan:
                 if number < 2 or pairs <= 0:
                     continue
                 share = min(1.0, pairs / len(level))
-                p = walk.order(number, (2, *[1] * (d - 1)), 0.25 * self.tolerance / share)
+                p, q = walk.size(number, (2, *[1] * (d - 1)), 0.25 * self.tolerance / share)
                 order = max(order, p)
-                q = _KEPT[d] * float(max(p, 0) ** d)
                 cost += len(level) * pairs * (_PAIR + 2.0 * q + 0.04 * q * q)
             moments = min(order + EXTRA, HIGHEST)
             cost += tree.n_cells * 0.1 * d * float(moments) ** (d + 1)
@@ -271,7 +268,6 @@ class Plan:
         operators, at = [np.zeros(0)], np.zeros(len(canons), np.int64)
         weights, remainder = np.zeros((len(canons), self.moments)), np.zeros(len(canons))
         profile, parameter = self.term.profile, self.term.parameter
-        chosen: dict[tuple[int, ...], NDArray[np.int64]] = {}
         for place, canon in enumerate(canons):
             expansion = walk.classes[level, canon]
             at[place] = sum(operator.size for operator in operators)
@@ -279,24 +275,15 @@ class Plan:
                 remainder[place] = expansion.left_out(profile, parameter, self.roundings)
                 continue
             assert expansion.operator is not None
-            kept, dropped = self._thinned(expansion.operator, walk.tolerances[level, canon] - expansion.bound)
-            chosen[canon] = np.flatnonzero(kept)
-            counts[place] = len(chosen[canon])
-            operators.append(padded(expansion.operator[np.ix_(chosen[canon], chosen[canon])][None]))
+            counts[place] = expansion.kept.shape[1]
+            operators.append(padded(expansion.operator[None]))
             weights[place], remainder[place] = expansion.row_weights(profile, parameter, self.roundings, level, most)
-            # Moments whose coefficients are dropped count as those beyond the order do.
-            shell = shells(expansion.order, d)
-            for k in range(expansion.order):
-                weights[place, k] = rounded_up(float(weights[place, k] + dropped[shell == k].max()))
         largest = int(counts.max(initial=0))
         shape = (len(transforms), len(canons), largest)
         places, source_places = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
         signs = np.zeros(shape)
         for (t, (order, reflected)), (c, canon) in itertools.product(enumerate(transforms), enumerate(canons)):
-            p = walk.classes[level, canon].order
-            if p < 1:
-                continue
-            index = np.indices((p,) * d).reshape(d, -1)[:, chosen[canon]]
+            index = walk.classes[level, canon].kept
             original = np.empty_like(index)
             original[list(order)] = index
             count = index.shape[1]
@@ -308,11 +295,6 @@ class Plan:
             starts, sources, keys, len(transforms), counts, np.concatenate(operators), at, places, source_places, signs,
             weights, remainder,
         )  # fmt: skip
-
-    def _thinned(self, operator: FloatArray, allowed: float) -> tuple[NDArray[np.bool_], FloatArray]:
-        """Return which coefficients are kept, and the sums of the magnitudes of those dropped in each row."""
-        kept, dropped = _thinned(operator, allowed)
-        return kept, dropped
 
     @property
     def side(self) -> float:
@@ -400,7 +382,6 @@ class Walk:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.classes: dict[tuple[int, tuple[int, ...]], Expansion] = {}
-        self.tolerances: dict[tuple[int, tuple[int, ...]], float] = {}
 
     def run(self) -> tuple[dict[int, _Pairs], list[_Near]]:
         """Return the accepted pairs by level, and the pairs of which one is a leaf."""
@@ -420,7 +401,6 @@ class Walk:
                 offset = tuple(int(part) - radius for part in np.unravel_index(value, (2 * radius + 1,) * plan.d))
                 canon = tuple(sorted((abs(part) for part in offset), reverse=True))
                 expansion = self._expansion(number, canon, tolerances[canon[0] >= 2])
-                self.tolerances[number, canon] = tolerances[canon[0] >= 2]
                 # Entries are zero wherever roundings have put the points.
                 if expansion.order == 0 and expansion.nearest > plan.term.profile.support + plan.displacement:
                     outcome[value] = -1
@@ -454,11 +434,11 @@ class Walk:
         allowed = 0.25 * self.plan.tolerance * self.plan.sources.n_points
         return allowed / max(int(weights[0]), 1), allowed / max(int(weights[1]), 1)
 
-    def order(self, number: int, canon: tuple[int, ...], tolerance: float) -> int:
-        """Return the order of an expansion, which is not kept."""
-        order = self._expansion(number, canon, tolerance).order
+    def size(self, number: int, canon: tuple[int, ...], tolerance: float) -> tuple[int, int]:
+        """Return the order of an expansion, which is not kept, and the number of its coefficients."""
+        expansion = self._expansion(number, canon, tolerance)
         self.classes.clear()
-        return order
+        return expansion.order, expansion.kept.shape[1]
 
     def _expansion(self, number: int, canon: tuple[int, ...], tolerance: float) -> Expansion:
         key = number, canon
@@ -467,40 +447,8 @@ class Walk:
             # Its products are exact: BLAS is as good as any other.
             term = self.plan.term
             with single_threaded_blas():
-                self.classes[key] = Expansion(term.profile, term.parameter, side, canon, 0.5 * tolerance)
+                self.classes[key] = Expansion(term.profile, term.parameter, side, canon, tolerance)
         return self.classes[key]
-
-
-@cached_njit(nogil=True)
-def _thinned(operator, allowed):  # type: ignore[no-untyped-def]
-    """Drop indices from both sides of an operator (q, q) as long as all magnitudes dropped add up to no more.
-
-    Return which indices are kept, and for each row the sum of the magnitudes that are dropped.
-    """
-    q = operator.shape[0]
-    kept, sums = np.ones(q, np.bool_), np.zeros(q)
-    for i in range(q):
-        for j in range(q):
-            sums[i] += abs(operator[i, j])
-            if i != j:
-                sums[j] += abs(operator[i, j])
-    while True:
-        least = -1
-        for i in range(q):
-            if kept[i] and (least < 0 or sums[i] < sums[least]):
-                least = i
-        if least < 0 or sums[least] > allowed:
-            break
-        allowed -= sums[least]
-        kept[least] = False
-        for i in range(q):
-            sums[i] -= abs(operator[i, least]) + abs(operator[least, i])
-    dropped = np.zeros(q)
-    for i in range(q):
-        for j in range(q):
-            if not (kept[i] and kept[j]):
-                dropped[i] += abs(operator[i, j])
-    return kept, dropped
 
 
 @cached_njit(nogil=True)

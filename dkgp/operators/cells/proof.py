@@ -7,8 +7,8 @@ of that level and offset. All lengths are in the units of the profile (`dkgp.ker
 
 1. b_K: Chebyshev coefficients of the interpolant I_P G on P^d points, in `Extended` numbers.
 2. |G - I_P G| is bounded on Bernstein ellipses: G is analytic in each w_j within one, for all real other w.
-3. T_K((t - u) / 2) = sum_ab W^K_ab T_a(t) T_b(u) is finite, with numbers known exactly. Terms with a, b < p are kept;
-   the magnitudes of those dropped add up to `bounds[p]`.
+3. T_K((t - u) / 2) = sum_ab W^K_ab T_a(t) T_b(u) is finite, with numbers known exactly. Terms with a and b in a set are
+   kept, as few as will do; the magnitudes of those dropped add up to the bound.
 4. Where the source's moments mu_b are known to a higher order than p, dropped terms cost |mu_b|, and only the terms
    beyond that order cost the sum of the magnitudes of the cell's weights.
 
@@ -288,11 +288,13 @@ class Expansion:
     Attributes
     ----------
     order : int
-        Coefficients a, b < order are kept; 0 where the pair may be left out, -1 where nothing within the tolerance is
-        proven and cells have to be divided.
+        Indices of the kept coefficients are below it; 0 where the pair may be left out, -1 where nothing within the
+        tolerance is proven and cells have to be divided.
     bound : float
         What is proven: |k(x, y) - sum_ab A_ab T_a(t) T_b(u)| <= bound in the two cells; infinite for order -1.
-    operator : (order**d, order**d) float64
+    kept : (d, count) int64
+        Indices of the coefficients that are kept; none for orders 0 and -1.
+    operator : (count, count) float64
         A: rows are the source's moments b, columns the target's coefficients a. None for orders 0 and -1.
     """
 
@@ -313,6 +315,7 @@ class Expansion:
         self.nearest, self.farthest = near, far
         self.order, self.bound = -1, math.inf
         self.operator: FloatArray | None = None
+        self.kept: NDArray[np.int64] = np.zeros((d, 0), np.int64)
         if near >= profile.support:
             self.order, self.bound = 0, 0.0
             return
@@ -399,47 +402,37 @@ class Expansion:
         outside = _outside(size, *_target_sums(points, box, known)).ravel()
         everywhere = _contracted(size, [_split_sizes(points)[:, :, :known].sum(axis=1)] * d).ravel()
         rest = float(_outside(size, *_source_sums(points, known))) + off + table_error
-        shell, inner = shells(box, d), shells(known, d) < box
-        order = np.argsort(shell, kind="stable")
-        starts = np.searchsorted(shell[order], np.arange(box))
+        shell, places = shells(box, d), np.flatnonzero(shells(known, d) < box)
         sizes = np.abs(A)
-        # By the source's coefficient and the target's shell: sum over a in shell k of |A_ab|.
-        by_shell = np.add.reduceat(sizes[:, order], starts, axis=1)
-        everywhere[inner] = by_shell.sum(axis=1) + outside[inner]
-        for p in range(1, min(box, cap) + 1):
-            inside = shell < p
-            dropped = everywhere.copy()
-            few = shells(known, d) < p
-            dropped[few] = by_shell[inside, p:].sum(axis=1) + outside[few]
-            bound = rounded_up(float(dropped.sum()) * _INFLATED + rest)
-            if bound <= tolerance:
-                self.order, self.bound, self.known = p, bound, known
-                self._dropped, self._rest = dropped * _INFLATED, rest
-                self.operator = np.ascontiguousarray(A[np.ix_(inside, inside)])
-                break
-        if not slopes or self.order < 1:
+        keep = _chosen(sizes, shell, cap, tolerance - rest - float(outside[places].sum() + _others(everywhere, places)))
+        if keep is None:
+            return
+        kept = np.flatnonzero(keep)
+
+        def dropped(sizes: FloatArray, outside: FloatArray, everywhere: FloatArray) -> FloatArray:
+            """Sums over the dropped a, for each b < known."""
+            out = everywhere.copy()
+            out[places] = sizes.sum(axis=1) + outside[places]
+            out[places[kept]] = sizes[kept][:, ~keep].sum(axis=1) + outside[places[kept]]
+            return out * _INFLATED
+
+        self._dropped, self._rest, self._known = dropped(sizes, outside, everywhere), rest, known
+        self.kept = np.indices((box,) * d).reshape(d, -1)[:, kept]
+        self.order, self.bound = int(self.kept.max()) + 1, rounded_up(float(self._dropped.sum()) + rest)
+        self.operator = np.ascontiguousarray(A[np.ix_(kept, kept)])
+        if not slopes:
             return
         # Derivatives: |T_a'| <= a^2, and those of a polynomial of degree m are at most m^2 times its values (Markov).
         for axis in range(d):
             squares = np.indices((box,) * d)[axis].ravel().astype(np.float64) ** 2
-            steep = np.add.reduceat((sizes * squares)[:, order], starts, axis=1)
             outside = _outside(size, *_target_sums(points, box, known), *_steep_sums(points, box, known), axis).ravel()
-            dropped = _contracted(
-                size,
-                [
-                    (_steep_sums(points, points, known)[0] if j == axis else _target_sums(points, points, known)[0])
-                    for j in range(d)
-                ],
-            ).ravel()
-            dropped[inner] = steep.sum(axis=1) + outside[inner]
-            few = shells(known, d) < self.order
-            dropped[few] = steep[shell < self.order, self.order :].sum(axis=1) + outside[few]
+            tables = [_target_sums(points, points, known)[0]] * d
+            tables[axis] = _steep_sums(points, points, known)[0]
+            steep = dropped(sizes * squares, outside, _contracted(size, tables).ravel())
             rest = float(_outside(size, *_source_sums(points, known), *_steep_source_sums(points, known), axis))
             rest += (points - 1.0) ** 2 * tables_off + (box - 1.0) ** 2 * table_error
             # By the coordinate t; the interpolant's error is one of w = (t - u) / 2.
-            self._slopes.append(
-                (dropped * _INFLATED, rest * _INFLATED + 0.5 * float(interpolation.slopes[axis, place]))
-            )
+            self._slopes.append((steep, rest * _INFLATED + 0.5 * float(interpolation.slopes[axis, place])))
 
     def left_out(self, profile: Profile, parameter: float, roundings: Roundings) -> float:
         """Return the error of leaving the pair out, for a unit of the magnitudes of the source's weights."""
@@ -472,7 +465,7 @@ class Expansion:
         """
         assert self.operator is not None
         kept = np.abs(self.operator)
-        local = _corner(roundings.local_errors(level, additions), self.order)
+        local = roundings.local_errors(level, additions)[tuple(self.kept)]
         weights, remainder = self._weighted(kept, local, self._dropped, self._rest, roundings, level)
         remainder += roundings.displaced(profile, parameter, self.nearest)
         return np.array([rounded_up(float(weight)) for weight in weights]), rounded_up(float(remainder))
@@ -485,10 +478,11 @@ class Expansion:
         For expansions that were made with `slopes`; derivatives of T_k are k U_(k-1), by the recurrence of U.
         """
         assert self.operator is not None
-        index = np.indices((self.order,) * self.d)[axis].ravel().astype(np.float64)
         kept = np.abs(self.operator)
-        local = _corner(roundings.local_slope_errors(level, additions, axis), self.order)
-        weights, remainder = self._weighted(kept * index**2, local, *self._slopes[axis], roundings, level, kept)
+        local = roundings.local_slope_errors(level, additions, axis)[tuple(self.kept)]
+        weights, remainder = self._weighted(
+            kept * self.kept[axis].astype(np.float64) ** 2, local, *self._slopes[axis], roundings, level, kept
+        )
         steps = 2.0 / self.side
         remainder = remainder * steps + roundings.displaced_slope(profile, parameter, self.nearest, self.farthest)
         return np.array([rounded_up(float(weight * steps)) for weight in weights]), rounded_up(float(remainder))
@@ -504,24 +498,53 @@ class Expansion:
         kept: FloatArray | None = None,
     ) -> tuple[FloatArray, float]:
         """Weights of moments and of weights; `sizes` are the effects of coefficients on a target."""
-        d, p = self.d, self.order
-        known = min(roundings.moments, self.known)
-        shell = shells(self.known, d)
+        known = min(roundings.moments, self._known)
+        shell = shells(self._known, self.d)
         weights = np.zeros(roundings.moments)
         weights[:known] = [dropped[shell == k].max() for k in range(known)]
         beyond = float(dropped[shell >= known].sum())
         # Roundings. The moments' errors, on their way through the kept coefficients and through the bound itself:
         moment_errors = roundings.moment_errors(level)
         column_sums = sizes.sum(axis=1)
-        errors = float((column_sums * _corner(moment_errors, p)).sum())
-        sums = np.bincount(shells(known, d), weights=_corner(moment_errors, known), minlength=known)
+        errors = float((column_sums * moment_errors[tuple(self.kept)]).sum())
+        sums = np.bincount(shells(known, self.d), weights=_corner(moment_errors, known), minlength=known)
         errors += float((weights[:known] * sums).sum())
         # coefficients rounded, sums over the kept moments, and all that happens to the local expansion afterwards.
-        later = (p**d + 2.0) * column_sums + (sizes if kept is None else kept) @ local
-        inner = shells(p, d)
-        for k in range(p):
-            weights[k] += EVALUATION * UNIT * later[inner == k].max()
-        return weights, beyond + rest + EVALUATION * UNIT * errors
+        later = (self.kept.shape[1] + 2.0) * column_sums + (sizes if kept is None else kept) @ local
+        np.maximum.at(rounded := np.zeros(roundings.moments), self.kept.max(axis=0), later)
+        return weights + EVALUATION * UNIT * rounded, beyond + rest + EVALUATION * UNIT * errors
+
+
+def _others(everywhere: FloatArray, places: NDArray[np.int64]) -> float:
+    """Sum of all but some places."""
+    rest = everywhere.copy()
+    rest[places] = 0.0
+    return float(rest.sum())
+
+
+def _chosen(sizes: FloatArray, shell: NDArray[np.int64], cap: int, allowed: float) -> NDArray[np.bool_] | None:
+    """Mark the coefficients to keep: the lowest orders, at most `cap`, whose others' sizes add up to half of the allowed.
+
+    Of these, the smallest are dropped too, up to all that is allowed. None where no order up to `cap` reaches that.
+    """
+    levels = np.arange(int(shell.max()) + 1)
+    by_order = np.argsort(shell, kind="stable")
+    by_shell = np.add.reduceat(sizes[:, by_order], np.searchsorted(shell[by_order], levels), axis=1)
+    both = np.stack([by_shell[shell == k].sum(axis=0) for k in levels])
+    highest = np.maximum(levels[:, None], levels[None])
+    most = min(len(levels), cap)
+    for p in range(1, most + 1):
+        left = allowed - float(both[highest >= p].sum()) * _INFLATED
+        if left >= (0.5 * allowed if p < most else 0.0):
+            low = np.flatnonzero(shell < p)
+            inner = sizes[np.ix_(low, low)]
+            importance = inner.sum(axis=0) + inner.sum(axis=1)
+            order = np.argsort(importance, kind="stable")
+            few = int(np.searchsorted(np.cumsum(importance[order]) * _INFLATED, left, side="right"))
+            keep = np.zeros(len(shell), bool)
+            keep[low[order[min(few, len(low) - 1) :]]] = True
+            return keep
+    return None
 
 
 def _corner(table: FloatArray, width: int) -> FloatArray:
