@@ -1,7 +1,7 @@
 """Attacks on the bounds of products by cells: every entry against long double, with weights chosen to break it.
 
-`python -m tests.operators.cells.attacks [--rounds N]` prints a table: entries that were compared, entries beyond their
-bound (none), and the greatest error relative to its bound.
+`python -m tests.operators.cells.attacks [--rounds N] [--every K]` prints a table: entries that were compared, entries
+beyond their bound (none), and the greatest error relative to its bound.
 """
 
 from __future__ import annotations
@@ -264,6 +264,7 @@ def main() -> None:
     """Attack every combination, and print the outcomes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--every", type=int, default=1, help="take one combination of so many")
     parser.add_argument("--points", type=int, default=250)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -271,7 +272,9 @@ def main() -> None:
     tables: dict[str, dict[str, Outcome]] = defaultdict(lambda: defaultdict(Outcome))
     began = time.time()
     for _ in range(options.rounds):
-        for d, shape, name, tolerance, kernel, X in cases(rng, options.points):
+        for d, shape, name, tolerance, kernel, X in itertools.islice(
+            cases(rng, options.points), int(rng.integers(options.every)), None, options.every
+        ):
             leaf = int(rng.choice([1, 4, 16] if d < 3 else [8, 16]))
             outcome = attack(kernel, X, tolerance, rng, leaf=leaf, columns=10**6 if d < 3 else 24)
             for table, key in (
