@@ -404,7 +404,9 @@ class Expansion:
         rest = float(_outside(size, *_source_sums(points, known))) + off + table_error
         shell, places = shells(box, d), np.flatnonzero(shells(known, d) < box)
         sizes = np.abs(A)
-        keep = _chosen(sizes, shell, cap, tolerance - rest - float(outside[places].sum() + _others(everywhere, places)))
+        keep = _chosen(
+            sizes, shell, cap, 0.999 * tolerance - rest - float(outside[places].sum() + _others(everywhere, places))
+        )
         if keep is None:
             return
         kept = np.flatnonzero(keep)
@@ -523,7 +525,7 @@ def _others(everywhere: FloatArray, places: NDArray[np.int64]) -> float:
 
 
 def _chosen(sizes: FloatArray, shell: NDArray[np.int64], cap: int, allowed: float) -> NDArray[np.bool_] | None:
-    """Mark the coefficients to keep: the lowest orders, at most `cap`, whose others' sizes add up to half of the allowed.
+    """Mark the coefficients to keep: the lowest orders, up to `cap`, that leave out no more than half of the allowed.
 
     Of these, the smallest are dropped too, up to all that is allowed. None where no order up to `cap` reaches that.
     """
