@@ -243,7 +243,7 @@ def _predicted_variance_rows(variance: Document) -> Rows:
     }
     return [
         *rows,
-        ("by", ways.get(variance.get("way"), by)),
+        ("by", ways.get(variance.get("way", ""), by)),
         *([Detail(("column passes", f"{passes:.2f} a sample"))] if passes else []),
         ("milliseconds a variance", f"{1000 * variance['seconds_per_sample']:.2f}"),
     ]
