@@ -42,6 +42,8 @@ _FARTHEST_SINGLE = 1e14
 _FARTHEST = 1e16
 # Work of an entry of a near pair, in multiply-adds.
 _ENTRY_WORK = 32
+# Offsets of cells that a table of all of them may have.
+_LARGEST_TABLE = 2**20
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Translations:
 
     pairs: NDArray[np.int64]
     sources: NDArray[np.int32]
-    keys: NDArray[np.int16]
+    keys: NDArray[np.int32]
     transforms: int
     counts: NDArray[np.int64]
     operators: FloatArray
@@ -259,7 +261,7 @@ class Plan:
         number = {canon: place for place, canon in enumerate(canons)}
         place_of = {transform: place for place, transform in enumerate(transforms)}
         key_of_kind = np.array(
-            [number[canon] * len(transforms) + place_of[transform] for canon, transform in pairs.kinds], np.int16
+            [number[canon] * len(transforms) + place_of[transform] for canon, transform in pairs.kinds], np.int32
         )
         cells = len(self.targets.levels[level])
         starts, sources, keys = _by_target(pairs.a, pairs.b, key_of_kind[pairs.kind], cells)
@@ -363,7 +365,7 @@ class _Pairs:
 
     a: NDArray[np.int32]
     b: NDArray[np.int32]
-    kind: NDArray[np.int16]
+    kind: NDArray[np.int32]
     kinds: list[tuple[tuple[int, ...], tuple[tuple[int, ...], tuple[bool, ...]]]]
 
 
@@ -392,13 +394,11 @@ class Walk:
         levels = min(len(plan.targets.levels), len(plan.sources.levels))
         for number in range(levels):
             target, source = plan.targets.levels[number], plan.sources.levels[number]
-            key, radius = _offsets(a, b, target.coord, source.coord)
-            present = np.flatnonzero(np.bincount(key, minlength=(2 * radius + 1) ** plan.d))
-            tolerances = self._tolerances(number, a, b, key, radius)
-            outcome = np.full((2 * radius + 1) ** plan.d, -2, np.int16)
+            key, offsets = _offsets(a, b, target.coord, source.coord)
+            tolerances = self._tolerances(number, a, b, key, np.abs(offsets).max(axis=1) >= 2)
+            outcome = np.full(len(offsets), -2, np.int32)
             kinds: list[Any] = []
-            for value in present:
-                offset = tuple(int(part) - radius for part in np.unravel_index(value, (2 * radius + 1,) * plan.d))
+            for value, offset in enumerate(offsets.tolist()):
                 canon = tuple(sorted((abs(part) for part in offset), reverse=True))
                 expansion = self._expansion(number, canon, tolerances[canon[0] >= 2])
                 # Entries are zero wherever roundings have put the points.
@@ -425,11 +425,11 @@ class Walk:
         return far, near
 
     def _tolerances(
-        self, number: int, a: NDArray[np.int32], b: NDArray[np.int32], key: NDArray[np.int32], radius: int
+        self, number: int, a: NDArray[np.int32], b: NDArray[np.int32], key: NDArray[np.int32], apart: NDArray[np.bool_]
     ) -> tuple[float, float]:
         """Errors of pairs of a level, adjacent and apart, for a unit of weights: the larger, the less these can be."""
         target, source = self.plan.targets.levels[number], self.plan.sources.levels[number]
-        weights = _most_weights(a, b, key, radius, self.plan.d, source.start, source.stop, len(target))
+        weights = _most_weights(a, b, key, apart, source.start, source.stop, len(target))
         # The deepest levels have nearly all pairs and get nearly all of the tolerance.
         allowed = 0.25 * self.plan.tolerance * self.plan.sources.n_points
         return allowed / max(int(weights[0]), 1), allowed / max(int(weights[1]), 1)
@@ -451,34 +451,51 @@ class Walk:
         return self.classes[key]
 
 
+def _offsets(
+    a: NDArray[np.int32], b: NDArray[np.int32], target: NDArray[np.int32], source: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Number the offsets of pairs of cells: each pair's number, and all offsets (k, d) by their numbers.
+
+    Cells at the range of a kernel may be as far apart as the deepest level has cells, which no table has room for.
+    """
+    d = target.shape[1]
+    code, radius = _codes(a, b, target, source)
+    width = 2 * int(radius) + 1
+    if width**d <= _LARGEST_TABLE:
+        present = np.flatnonzero(np.bincount(code, minlength=width**d))
+        numbers = np.zeros(width**d, np.int32)
+        numbers[present] = np.arange(len(present))
+        key = numbers[code]
+    else:
+        present, inverse = np.unique(code, return_inverse=True)
+        key = inverse.astype(np.int32)
+    return key, np.stack(np.unravel_index(present, (width,) * d), axis=1) - radius
+
+
 @cached_njit(nogil=True)
-def _offsets(a, b, target, source):  # type: ignore[no-untyped-def]
+def _codes(a, b, target, source):  # type: ignore[no-untyped-def]
     """Offsets of pairs of cells as one number each, and the largest part of any offset."""
     d, radius = target.shape[1], 0
     for i in range(a.shape[0]):
         for f in range(d):
             radius = max(radius, abs(target[a[i], f] - source[b[i], f]))
-    key = np.empty(a.shape[0], np.int32)
+    code = np.empty(a.shape[0], np.int64)
     for i in range(a.shape[0]):
         value = 0
         for f in range(d):
             value = value * (2 * radius + 1) + target[a[i], f] - source[b[i], f] + radius
-        key[i] = value
-    return key, radius
+        code[i] = value
+    return code, radius
 
 
 @cached_njit(nogil=True)
-def _most_weights(a, b, key, radius, d, start, stop, cells):  # type: ignore[no-untyped-def]
-    """Most points of the sources of one target: of all, and of those that lie a cell or more apart."""
+def _most_weights(a, b, key, apart, start, stop, cells):  # type: ignore[no-untyped-def]
+    """Most points of the sources of one target: of all, and of those whose offsets are `apart`."""
     total = np.zeros((cells, 2), np.int64)
     for i in range(a.shape[0]):
-        rest, apart = key[i], 0
-        for _ in range(d):
-            apart = max(apart, abs(rest % (2 * radius + 1) - radius))
-            rest //= 2 * radius + 1
         points = stop[b[i]] - start[b[i]]
         total[a[i], 0] += points
-        if apart >= 2:
+        if apart[key[i]]:
             total[a[i], 1] += points
     most = np.zeros(2, np.int64)
     for c in range(cells):
@@ -511,7 +528,7 @@ def _by_target(a, b, key, cells):  # type: ignore[no-untyped-def]
     for c in range(cells):
         starts[c + 1] += starts[c]
     place = starts[:-1].copy()
-    sources, keys = np.empty(a.shape[0], np.int32), np.empty(a.shape[0], np.int16)
+    sources, keys = np.empty(a.shape[0], np.int32), np.empty(a.shape[0], np.int32)
     for i in range(a.shape[0]):
         at = place[a[i]]
         sources[at], keys[at] = b[i], key[i]

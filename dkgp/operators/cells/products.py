@@ -31,6 +31,8 @@ from dkgp.operators.cells.sweeps import (
 from dkgp.operators.cells.terms import Terms
 
 UNIT = 2.0**-53
+# More than all numbers that underflow in a product with weights that are not all zero, for a kernel of unit amplitude.
+UNDERFLOW = 1e-290
 
 
 @dataclass(frozen=True)
@@ -267,7 +269,9 @@ class CellProducts:
         value = np.tile(self.terms.constant * sums, (count, 1))
         # The sum of the weights, products with amplitudes, and the sum over terms.
         rounding = 1.01 * UNIT * (2.0 * len(self.terms.terms) + 8.0) * self.terms.magnitude
-        return value, np.tile(rounding * magnitude, (count, 1))
+        # Products of tiny numbers lose up to 2^-1075 each, and so do products in bounds.
+        underflow = np.where(magnitude > 0.0, UNDERFLOW * max(1.0, self.terms.magnitude), 0.0)
+        return value, np.tile(rounding * magnitude + underflow, (count, 1))
 
     @staticmethod
     def add(plan: Plan, part: Part, result: FloatArray, bounds: FloatArray) -> None:

@@ -178,7 +178,8 @@ def _ellipse_bounds(
     edges = []
     if o >= 2.0:
         edges.append(o + math.sqrt(o * o - 1.0))
-    reach = math.sqrt(max(least - profile.branch, 0.0)) / side if math.isfinite(profile.branch) else 0.0
+    # An ellipse around tiny cells may be as large as any: squares of this one are finite.
+    reach = min(math.sqrt(max(least - profile.branch, 0.0)) / side, 1e75) if math.isfinite(profile.branch) else 0.0
     if reach > 0.0:
         edges.append(reach + math.sqrt(reach * reach + 1.0))
         edges.extend(edge * (1.0 - 2.0**-k) for edge in tuple(edges) for k in (2, 4, 6, 8))

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +141,37 @@ def test_bounds_hold_for_odd_inputs(rng, name, d):
     X = INPUTS[name](rng, 400, d)
     V = rng.standard_normal((len(X), 2)) * 10.0 ** rng.uniform(-6.0, 6.0, (len(X), 1))
     check(Matern12.from_length_scales([0.2] * d), X, V, 1e-4)
+
+
+@pytest.mark.parametrize("d", [2, 3])
+def test_offsets_of_small_cells_at_the_range_of_a_kernel_take_little_memory(rng, d):
+    """Cells that straddle the range are divided down to leaves, whose offsets are as large as the tree is deep."""
+    places = np.zeros((2, d))
+    places[1, 0] = 0.5
+    X = places[rng.integers(0, 2, 400)] + 1e-6 * rng.standard_normal((400, d))
+    tracemalloc.start()
+    try:
+        check(Spherical.from_length_scales([0.5] * d), X, rng.standard_normal((400, 1)), 1e-6)
+        assert tracemalloc.get_traced_memory()[1] < 2**27
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-310, 1e-322])
+def test_bounds_count_underflow(rng, size):
+    X, V = rng.uniform(0.0, 1.0, (300, 2)), size * rng.choice([-1.0, 1.0], (300, 2))
+    V[:, 1] = 0.0
+    products = CellProducts(terms_of(Matern12.from_length_scales([0.2, 0.2])), X, 1e-6)
+    result, bounds = products.matmat(V)
+    assert (np.abs(result - dense(Matern12.from_length_scales([0.2, 0.2]), X, X, V)) <= bounds).all()
+    assert bounds.max() < 1e-280
+    assert not bounds[:, 1].any()
+
+
+@pytest.mark.filterwarnings("error")
+def test_cells_much_smaller_than_the_length_scale_raise_no_warnings(rng):
+    X, V = 1e-300 * rng.uniform(0.0, 1.0, (600, 2)), rng.standard_normal((600, 1))
+    check(RationalQuadratic.from_length_scales([0.2, 0.2], alpha=0.01), X, V, 1e-9)
 
 
 @pytest.mark.parametrize("scale", [1e-200, 1e-6, 1e6, 1e200])
