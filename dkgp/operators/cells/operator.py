@@ -303,6 +303,6 @@ class CellKernelOperator(BlockedKernelOperator):
 
 
 def _power_of_ten(value: float) -> float:
-    """The greatest power of ten that is not above a positive value: few tolerances, so that plans serve again."""
-    exponent = math.floor(math.log10(value) + 1e-9)
+    """Return the greatest power of ten that is not above a value, 1e-300 at least: few plans serve many products."""
+    exponent = math.floor(math.log10(max(value, 1e-300)) + 1e-9)
     return float(f"1e{exponent}")

@@ -177,3 +177,17 @@ def test_a_forecast_that_does_not_hold_is_given_up(executor: LocalExecutor, monk
         operator.matmat(V)
         assert operator.approximate
     assert [note.partition(":")[0] for note in notes] == ["products by every entry", "products by cells"]
+
+
+@pytest.mark.parametrize(("error", "size"), [(5e-324, 1.0), (1e-5, 1e307), (1e-200, 1e-200)])
+def test_errors_that_underflow_beside_the_weights_take_every_entry(
+    error: float, size: float, executor: LocalExecutor
+) -> None:
+    X, y = ground(1500)
+    with (
+        by_cells(KERNELS["matern32"], X, executor, error=error) as operator,
+        BlockedKernelOperator(KERNELS["matern32"], NOISE_VARIANCE, ArrayInputs(X), executor) as exact,
+        np.errstate(over="ignore", invalid="ignore"),
+    ):
+        assert np.array_equal(operator.matmat(size * y), exact.matmat(size * y), equal_nan=True)
+        assert operator.error_bound == 0.0
