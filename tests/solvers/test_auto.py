@@ -269,3 +269,17 @@ def test_identical_samples_can_be_looked_at() -> None:
     doubled = choose_solver(SquaredExponential(gamma=(1.0,) * 3), 0.01, x, 20_000)
     constant = choose_solver(SquaredExponential(gamma=(1.0,) * 3), 0.1, np.ones((500, 3)), 20_000)
     assert {doubled.solver, constant.solver} <= {"pcg", "gbcd"}
+
+
+@pytest.mark.parametrize(("d", "measured"), [(2, {64: 30, 128: 22, 300: 17}), (3, None)])
+def test_halos_in_few_dimensions_are_foreseen_as_measured(d: int, measured: dict[int, int] | None) -> None:
+    """Matern 3/2, length a tenth of a cube's side, noise .01, n = 200,000 in a square and 50,000 in a cube."""
+    X = np.random.default_rng(1).uniform(size=(2000, d))
+    probe = Probe(Matern32((50.0,) * d), 0.01, X, 200_000 if d == 2 else 50_000)
+    for halo, count in (measured or {64: 18, 128: 13}).items():
+        assert count / 1.3 <= probe.iterations(halo, halo // 2, 0) <= 1.3 * count
+    if d == 2:
+        # One with a halo takes fewer iterations than the polynomials that cost as much.
+        choice = choose_by(probe, product_error=ProductError("auto"))
+        assert choice.landmarks is None
+        assert 64 <= choice.halo <= 600

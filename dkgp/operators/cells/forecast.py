@@ -20,19 +20,25 @@ LOOSE = {0: 1e-6, 1: 1e-6, 2: 1e-6, 3: 1e-5}
 # Tolerance that products in double precision are foreseen to need.
 TIGHT = 1e-10
 # Seconds of an entry of a near pair, of an operation of a translation, and of a sample's moments and expansions.
-ENTRY_SECONDS, OPERATION_SECONDS, SAMPLE_SECONDS = 1.5e-9, 0.035e-9, 0.5e-6
+ENTRY_SECONDS, OPERATION_SECONDS, SAMPLE_SECONDS = 0.9e-9, 0.035e-9, 0.25e-6
+# Below this tolerance near entries are in double precision, which take longer by this factor.
+DOUBLE_BELOW, DOUBLE_ENTRY = 1e-8, 2.0
 # Seconds of an entry of the whole matrix, in single precision and used twice; one in double precision takes more.
 WHOLE_ENTRY_SECONDS, IN_DOUBLE = 0.38e-9, 2.4
 # Products of a solve that are taken to be: in its rounds, and in double precision.
 ROUNDS, CHECKS = 20.0, 3.0
 # Products by cells are taken where the whole solve's take at most this share of the time of the others.
 LARGEST_SHARE = 0.5
+# Seconds that the first use takes to compile, by a process without kept code: gains of less are no gains there.
+COMPILE_SECONDS = 17.0
 # By dimension: entries of near pairs of a sample, operations of a sample by the power 2 d of the digits of the
-# tolerance, and seconds of a plan, of its expansions and of a sample. Uniform samples, Matern 1/2, 10^5 of them.
-NEAR_ENTRIES = {1: 150.0, 2: 300.0, 3: 1500.0}
-OPERATIONS = {1: 0.5, 2: 3.5, 3: 45.0}
-PLAN_SECONDS = {1: 0.1, 2: 0.5, 3: 8.0}
-PLAN_SAMPLE_SECONDS = 2e-6
+# tolerance, and seconds of a plan, of its expansions and of a sample. Uniform samples, Matern 1/2 and 3/2, 5 10^4 and
+# 2 10^5 of them: a product to 1e-6 in two dimensions takes 0.9 and 0.7 microseconds of a sample, to 1e-10 1.8 and 1.4;
+# to 1e-5 in three dimensions 7 and 7, and to 1e-10 420 and 110.
+NEAR_ENTRIES = {1: 150.0, 2: 430.0, 3: 2000.0}
+OPERATIONS = {1: 0.5, 2: 1.2, 3: 9.0}
+PLAN_SECONDS = {1: 0.1, 2: 0.2, 3: 6.0}
+PLAN_SAMPLE_SECONDS = 1e-6
 # Bytes of a plan, of its expansions and of a sample; and of a sample in the moments and expansions of a product.
 PLAN_BYTES = {1: 2**20, 2: 2**24, 3: 2**27}
 SAMPLE_BYTES = {1: 50, 2: 120, 3: 400}
@@ -55,10 +61,11 @@ def choose(kernel: Kernel, n: int) -> Forecast:
     except InputError as error:
         return Forecast(False, str(error))
     cells = sum(_solve_seconds(len(term.features), n) for term in terms.terms)
-    share = cells / ((ROUNDS + CHECKS * IN_DOUBLE) * _whole_seconds(n))
+    whole = (ROUNDS + CHECKS * IN_DOUBLE) * _whole_seconds(n)
+    share = cells / whole
     dimensions = ", ".join(sorted({str(len(term.features)) for term in terms.terms})) or "0"
     size = f"{n:,} samples in {dimensions} dimension{'' if dimensions == '1' else 's'}"
-    if share > LARGEST_SHARE:
+    if share > LARGEST_SHARE or whole - cells < COMPILE_SECONDS:
         return Forecast(False, f"{size} are too few", share)
     return Forecast(True, f"{size} should take {share:.1g} of the time of evaluating every entry", share)
 
@@ -81,6 +88,17 @@ def product_share(kernel: Kernel, n: int) -> float:
     return sum(_product_seconds(len(term.features), n, tolerance) for term in terms.terms) / _whole_seconds(n)
 
 
+def reaches_sooner(terms: Terms, n: int, tolerance: float) -> bool:
+    """Return whether a product by cells to a tight tolerance is expected before one in double precision of all entries.
+
+    The first one makes a plan.
+    """
+    cells = sum(
+        _product_seconds(len(t.features), n, tolerance) + _plan_seconds(len(t.features), n) for t in terms.terms
+    )
+    return cells <= IN_DOUBLE * _whole_seconds(n)
+
+
 def estimated_bytes(kernel: Kernel, n: int, columns: int = 1) -> tuple[int, int]:
     """Return bytes that each process keeps for products by cells, and bytes of a product on top of them."""
     kept = work = 0
@@ -96,13 +114,18 @@ def _solve_seconds(d: int, n: int) -> float:
     rounds, checks = ROUNDS * _product_seconds(d, n, LOOSE[d]), CHECKS * _product_seconds(d, n, TIGHT)
     # Where cells take longer for a check, every entry is evaluated.
     checks = min(checks, CHECKS * IN_DOUBLE * _whole_seconds(n))
-    return rounds + checks + 2.0 * (PLAN_SECONDS[d] + PLAN_SAMPLE_SECONDS * n)
+    return rounds + checks + 2.0 * _plan_seconds(d, n)
+
+
+def _plan_seconds(d: int, n: int) -> float:
+    return PLAN_SECONDS[d] + PLAN_SAMPLE_SECONDS * n
 
 
 def _product_seconds(d: int, n: int, tolerance: float) -> float:
     digits = -math.log10(tolerance)
     operations = OPERATIONS[d] * digits ** (2 * d)
-    return n * (ENTRY_SECONDS * NEAR_ENTRIES[d] + OPERATION_SECONDS * operations + SAMPLE_SECONDS)
+    entry = ENTRY_SECONDS * (DOUBLE_ENTRY if tolerance < DOUBLE_BELOW else 1.0)
+    return n * (entry * NEAR_ENTRIES[d] + OPERATION_SECONDS * operations + SAMPLE_SECONDS)
 
 
 def _whole_seconds(n: int) -> float:

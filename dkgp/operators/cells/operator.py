@@ -23,7 +23,7 @@ from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, check_vectors
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.cells.forecast import is_cheaper, loose_tolerance
+from dkgp.operators.cells.forecast import is_cheaper, loose_tolerance, reaches_sooner
 from dkgp.operators.cells.plan import Plan
 from dkgp.operators.cells.products import CellProducts, Cost, Moments, Part, finish, join, up
 from dkgp.operators.cells.terms import terms_of
@@ -137,7 +137,8 @@ class CellKernelOperator(BlockedKernelOperator):
         for which cells cannot prove that evaluates every entry. Where the entries of V are below one, so is the error.
     forecast : str, optional
         Reason for products by cells. With one the counts of the first plan are compared with the work of evaluating
-        every entry, and the operator evaluates every entry from then on where that is less.
+        every entry, and the operator evaluates every entry from then on where that is less. So it does in double
+        precision where cells are expected to take longer to the error.
     note : callable, optional
         Called with one line on the products that are taken, once.
     coordinator_input_bytes : int, optional
@@ -181,6 +182,7 @@ class CellKernelOperator(BlockedKernelOperator):
             "reason": forecast or "as asked for",
         }
         self._forecast, self._note = forecast, note
+        self._chosen = forecast is not None
         self._serials = itertools.count()
         self._costs: dict[float, Cost] = {}
 
@@ -233,6 +235,10 @@ class CellKernelOperator(BlockedKernelOperator):
         for _ in range(MOST_TRIES):
             if tolerance < LEAST_TOLERANCE:
                 break
+            if self._chosen and not reaches_sooner(self._terms, self.n, tolerance):
+                reason = "products by cells would take longer to reach the error that is asked for"
+                self.products = {**self.products, "every entry": reason}
+                return None
             product = self._by_cells(V, tolerance)
             excess = float((self.error_rows.max(axis=0)[some] / allowed[some]).max())
             if excess <= 1.0:

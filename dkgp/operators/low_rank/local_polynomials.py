@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import split_evenly
+from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.kernels.tiles.code_cache import cached_njit
@@ -235,7 +236,9 @@ class LocalPolynomialPreconditioner:
         # Orthonormal polynomials by their Chebyshev coefficients, and their coefficients of values at the nodes.
         self._mixing = vectors * np.divide(1.0, root, out=np.zeros_like(root), where=kept)[:, None]
         maps = root[:, :, None] * vectors.transpose(0, 2, 1) @ coefficients_of_values(order, d)
-        self._lower = regularised_factor(_compressed(operator.double, grid, maps, operator.kernel.n_features), 1.0)
+        # Threads of BLAS take ten times the processor time where others work beside them.
+        with single_threaded_blas():
+            self._lower = regularised_factor(_compressed(operator.double, grid, maps, operator.kernel.n_features), 1.0)
 
     @property
     def rank(self) -> int:
@@ -246,10 +249,12 @@ class LocalPolynomialPreconditioner:
         """M^-1 r for r (n, t), a new array."""
         t = residual.shape[1]
         vectors = np.asarray(residual, np.float64)
-        projected = self._mixing.transpose(0, 2, 1) @ self._sum(self._grid.order, vectors)
-        weights = np.array(projected.reshape(-1, t), order="F")
-        lapack("potrs", b"L", self.rank, t, self._lower, self.rank, weights, self.rank)
-        coefficients = self._mixing @ (projected - weights.reshape(projected.shape))
+        moments = self._sum(self._grid.order, vectors)
+        with single_threaded_blas():
+            projected = self._mixing.transpose(0, 2, 1) @ moments
+            weights = np.array(projected.reshape(-1, t), order="F")
+            lapack("potrs", b"L", self.rank, t, self._lower, self.rank, weights, self.rank)
+            coefficients = self._mixing @ (projected - weights.reshape(projected.shape))
         out = np.empty(vectors.shape)
         parts = self._operator.submit(
             "kgrid", polynomials_task, (self._operator.context, self._grid, coefficients), self._shares(vectors)

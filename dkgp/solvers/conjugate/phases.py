@@ -12,6 +12,8 @@ from dkgp.solvers.prices import NOTHING, Phase, Sizes, Work, check_phase, produc
 SEARCHED = 40.0
 # LAPACK on some hundred rows takes longer for an operation than a large product does.
 LEAF_ALGEBRA = 1.5
+# Each leaf takes time beside its numbers: as much as so many numbers of vectors, to be made and to be applied.
+LEAF_MADE, LEAF_APPLIED = 4e5, 1.5e4
 # T is read once, and used twice, where there are no landmarks.
 ONE_SWEEP = 1.25
 # Local polynomials of a cell, with what it takes to evaluate them.
@@ -70,6 +72,7 @@ def conjugate_phases(
             bytes=4.0 * numbers * (2.0 if rank else ONE_SWEEP),
             spilled=4.0 * numbers * spilled * (2.0 if rank else 1.0),
             operations=4.0 * (p - 1) * numbers,
+            vectors=LEAF_APPLIED * n / leaf if leaf else 0.0,
         )
         vector = 8.0 * n * p
         phases.append(
@@ -142,6 +145,7 @@ def leaves_work(sizes: Sizes, halo: int, leaf: int, rank: int) -> Work:
         double_entries=leaves * m * r,
         operations=search + leaves * algebra,
         double_operations=leaves * r * r * (m + g),
+        vectors=LEAF_MADE * leaves,
     )
 
 

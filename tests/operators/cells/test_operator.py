@@ -11,7 +11,9 @@ from dkgp.cluster import LocalExecutor
 from dkgp.errors import InputError
 from dkgp.kernels import Constant, Kernel, Linear, Matern12, Matern32, Scaled, SquaredExponential
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
+from dkgp.operators.cells.forecast import choose, reaches_sooner
 from dkgp.operators.cells.operator import CellKernelOperator
+from dkgp.operators.cells.terms import terms_of
 from dkgp.solvers import ConjugateGradient, FactorPreconditioning, GradientInfNorm, solve
 
 NOISE_VARIANCE = 0.01
@@ -150,6 +152,38 @@ def test_solves_are_as_with_every_entry(name: str, halo: int, executor: LocalExe
     true = kernel(X, X) @ solution.alpha + NOISE_VARIANCE * solution.alpha - y
     assert np.abs(true).max() <= 1e-4 + solution.product_error
     assert np.abs(true - solution.gradient).max() <= solution.product_error
+
+
+def test_products_that_cells_reach_later_evaluate_every_entry(
+    executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a forecast chose cells; a named error is reached by them whatever it takes."""
+    X, V = ground(2000)
+    monkeypatch.setattr("dkgp.operators.cells.operator.is_cheaper", lambda cost, n: True)
+    with (
+        by_cells(KERNELS["matern32"], X, executor, forecast="many samples") as chosen,
+        by_cells(KERNELS["matern32"], X, executor) as named,
+        BlockedKernelOperator(KERNELS["matern32"], NOISE_VARIANCE, ArrayInputs(X), executor) as blocked,
+    ):
+        assert np.array_equal(chosen.matmat(V), blocked.matmat(V))
+        assert chosen.error_bound == 0.0
+        assert "take longer" in chosen.products["every entry"]
+        chosen.matmat(V, "single")
+        named.matmat(V)
+        assert min(chosen.error_bound, named.error_bound) > 0.0
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_a_forecast_takes_cells_where_they_gain_more_than_compiling_takes(d: int) -> None:
+    kernel = Matern32(gammas(0.3, d))
+    taken = [n for n in (20_000, 50_000, 100_000, 300_000, 1_000_000) if choose(kernel, n).takes_cells]
+    assert taken[0] == {1: 100_000, 2: 100_000, 3: 300_000}[d]
+    assert taken[-1] == 1_000_000
+    # Whole matrices of 20,000 samples take seconds; the share alone would have cells.
+    assert d == 3 or choose(kernel, 20_000).share < 0.5
+    assert "too few" in choose(kernel, 20_000).reason
+    # A tight product in double precision is by cells in two dimensions, and in three beyond a million samples.
+    assert reaches_sooner(terms_of(kernel), 1_000_000, 1e-12) == (d < 3)
 
 
 def test_refusals_name_the_reason(executor: LocalExecutor) -> None:
