@@ -70,7 +70,11 @@ def trained(terrain: Dataset, executor: Any, **options: Any) -> TrainedModel:
 
 
 @pytest.mark.parametrize("name", few(SOLVERS, "gbcd", "cg", "pcg"))
-def test_the_certificate_holds_for_the_dense_solution(terrain: Dataset, dense: Any, name: str) -> None:
+def test_the_certificate_holds_for_the_dense_solution(
+    terrain: Dataset, dense: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With the leaves that are cheapest for so few samples all pairs are near, and products exact but for roundings.
+    monkeypatch.setattr("dkgp.operators.cells.plan.LEAF", (16,))
     Kbar, y, exact = dense
     with opened("none", 2) as executor:
         model = trained(terrain, executor, solver=SOLVERS[name])
