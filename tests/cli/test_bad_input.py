@@ -57,7 +57,7 @@ def train_command(pipeline: dict[str, Any], out: Path, **changed: object) -> lis
         ({"noise_variance": 0.0}, ("noise_variance", "positive")),
         ({"kernel": {"type": "rbf", "gamma": [1, 1, -1, 1, 1, 1]}}, ("gamma[2]", "positive")),
         ({"kernel": {"type": "rbf", "gamma": [1, 1, 1]}}, ("3 features", "6")),
-        ({"kernel": {"type": "cubic", "gamma": [1] * 6}}, ("'cubic'", "rbf")),
+        ({"kernel": {"type": "quintic", "gamma": [1] * 6}}, ("'quintic'", "rbf")),
     ],
     ids=["negative noise", "no noise", "negative length scale", "wrong length", "unknown kernel"],
 )

@@ -68,8 +68,8 @@ def terms_of(kernel: Kernel) -> Terms:
     for term in result.terms:
         if len(term.features) > MOST_FEATURES:
             raise InputError(
-                f"products by cells take at most {MOST_FEATURES} features in each term of a kernel; the term "
-                f"{term.profile.name!r} has {len(term.features)}"
+                f"products by cells take at most {MOST_FEATURES} features in each term of a kernel; one term has "
+                f"{len(term.features)}"
             )
     return result
 
@@ -80,12 +80,12 @@ def _leaf(leaf: Leaf, group: InputGroup, n_features: int) -> Terms:
         raise InputError("products by cells take kernels of distances between inputs; this kernel has a periodic part")
     if profile.reads != "distance":
         raise InputError(
-            f"products by cells take kernels of one scaled distance; the part {profile.name!r} reads "
-            f"{'dot products' if profile.reads == 'product' else 'rows'}"
+            "products by cells take kernels of one scaled distance; this kernel has a part of "
+            f"{'dot products' if profile.reads == 'product' else 'whole rows'}"
         )
     if profile.modulus is None or profile.formula is None:
         raise InputError(
-            f"products by cells need a bound of the kernel over complex distances; none is known of {profile.name!r}"
+            "products by cells need a bound of the kernel over complex distances, and none is known of a part of this one"
         )
     if not group.features:
         return Terms((), 1.0, n_features)
@@ -112,8 +112,8 @@ def _multiplied(step: Multiply, first: Terms, second: Terms) -> Terms:
 def _product(a: Term, b: Term) -> Term:
     if a.profile is not b.profile or not a.profile.multiplies:
         raise InputError(
-            f"products by cells take a product of kernels only where it is one function of one distance; "
-            f"{a.profile.name!r} times {b.profile.name!r} is not"
+            "products by cells take a product of kernels only where it is one function of one distance, as "
+            "that of two squared exponentials; this kernel has another product"
         )
     scale = dict(zip(a.features, a.scale, strict=True))
     for feature, factor in zip(b.features, b.scale, strict=True):

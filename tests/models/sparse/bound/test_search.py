@@ -36,8 +36,9 @@ def arrays(n: int = N) -> tuple[np.ndarray, np.ndarray]:
 
 def searched(dataset: Dataset, executor: Any, **options: Any) -> Hyperparameters:
     """`tune_by_bound`, its keywords sorted into the context, what may move, and the search."""
-    context = in_context(executor, options)
+    # The search's own note, before the context takes one.
     own = {name: options.pop(name) for name in ("objective", "basis_size", "note", "trail") if name in options}
+    context = in_context(executor, options)
     choices, settings = (
         part(**{item.name: options[item.name] for item in fields(part) if item.name in options})
         for part in (Choices, SearchSettings)
