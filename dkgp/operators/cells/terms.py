@@ -85,7 +85,7 @@ def _leaf(leaf: Leaf, group: InputGroup, n_features: int) -> Terms:
         )
     if profile.modulus is None or profile.formula is None:
         raise InputError(
-            "products by cells need a bound of the kernel over complex distances, and none is known of a part of this one"
+            "products by cells need a bound over complex distances, and none is known of a part of this kernel"
         )
     if not group.features:
         return Terms((), 1.0, n_features)
