@@ -212,7 +212,7 @@ class CellKernelOperator(BlockedKernelOperator):
                 self.approximate = False
                 self.products = {
                     "kind": "every entry",
-                    "reason": "the samples are so unevenly spread that products by cells would take longer",
+                    "reason": "samples have so many near ones that products by cells would take longer",
                 }
             note, self._note = self._note, None
             if note is not None:
