@@ -60,5 +60,5 @@ def test_what_is_refused(samples: tuple[np.ndarray, np.ndarray]) -> None:
         LSSVC(KERNEL, noise_variance=NOISE, product_error=-1.0).fit(X, np.sign(y))
     with pytest.raises(InputError, match="`product_error` must be below `tolerance`"):
         GPRegressor(KERNEL, noise_variance=NOISE, solver="cg", product_error=1e-3).fit(X, y)
-    with pytest.raises(InputError, match="reads dot products"):
+    with pytest.raises(InputError, match="a part of dot products"):
         GPRegressor(Linear((1.0, 1.0)), noise_variance=NOISE, solver="cg", product_error=1e-5).fit(X, y)

@@ -69,7 +69,7 @@ def test_a_kernel_without_a_bound_is_refused_for_a_number_alone() -> None:
         memory = ProductError.of(word).memory(Linear((1.0, 1.0)), 10**9, 1, 1)
         assert memory is not None
         assert memory.kept_bytes == 0
-    with pytest.raises(InputError, match="reads dot products. Take `product_error` auto or none"):
+    with pytest.raises(InputError, match="a part of dot products. Take `product_error` auto or none"):
         ProductError(1e-4).require_kernel(Linear((1.0, 1.0)))
 
 

@@ -69,5 +69,5 @@ def test_kernels_and_features_that_no_bound_is_known_for_are_refused(ground: dic
     hyper = tmp_path / "hyper.json"
     hyper.write_text(json.dumps(kernel))
     command = classify(ground, tmp_path / "m", "--method", "exact", "--product-error", 1e-7, "--hyper", hyper)
-    refused(run(*command), "reads dot products. Take --product-error auto or none")
+    refused(run(*command), "a part of dot products. Take --product-error auto or none")
     assert [path.name for path in tmp_path.iterdir()] == ["hyper.json"]
