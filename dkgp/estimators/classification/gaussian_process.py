@@ -40,8 +40,9 @@ class GPClassifier(LikelihoodClassifier):
     neighbours : int, optional
         Of a basis: also stand each prediction on so many nearest samples (128, say), which the model keeps. The basis
         has what reaches far, they what is near; nothing is proven of it.
-    optimizer, subset_size, n_basis, basis, certify, class_weight, tol, solver, max_passes, client, store, random_state,
-    product_error
+    optimizer, subset_size, n_basis, basis, certify, class_weight, tol, solver, max_passes, client, store, random_state
+        As of `KernelLogisticClassifier`.
+    product_error : float or {"auto", "none"}, default "auto"
         As of `KernelLogisticClassifier`.
 
     Attributes
