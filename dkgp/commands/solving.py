@@ -45,7 +45,7 @@ def planned_solve(
     columns : int
         Right-hand sides.
     memory : SolverMemory
-        What the solver holds, without what its products take.
+        Bytes that the solver holds; those of its products are apart.
     needs_inputs : str, optional
         The solver's name, where it needs all inputs at the coordinator.
     products : float, optional

@@ -304,7 +304,7 @@ class Spherical(_Compact):
         """f'(s) = -3/2 (1 - u^2) / u; zero at s = 0, where it is infinite but times a difference of zero."""
         u = self._distance(s)
         result = np.zeros_like(u)
-        # Distances this small are what rounding left of none.
+        # Rounding makes distances as small as this of zero.
         np.divide(1.0 - u * u, u, out=result, where=u > 1e-7)
         result *= -1.5
         return result

@@ -96,7 +96,7 @@ class _RadialSpectrum:
         derivatives = [Polynomial((0.0, *coefficients))]
         while derivatives[-1].degree() > 0:
             derivatives.append(derivatives[-1].deriv())
-        # What cancels in exact numbers is zero here.
+        # Terms that cancel in exact numbers are zero here.
         self._ends = np.array([[derivative(0.0), derivative(1.0)] for derivative in derivatives])
         self._ends[np.abs(self._ends) < 1e-9] = 0.0
         self._nodes, weights = np.polynomial.legendre.leggauss(40)

@@ -221,7 +221,7 @@ class Matern12(_Matern):
         """f'(s) = -exp(-r) / r; zero at s = 0, where it is infinite but times a difference of zero."""
         u = self._exponent(s)
         result = np.zeros_like(u)
-        # Distances this small are what rounding left of none.
+        # Rounding makes distances as small as this of zero.
         np.divide(f, u, out=result, where=u > 1e-7)
         return np.negative(result, out=result)
 

@@ -102,8 +102,8 @@ class Frame:
         assert formula is not None
         if longest > _FARTHEST and formula(_FARTHEST**2, term.parameter, numpy_functions(np.float64)) > 0.0:
             raise InputError(
-                f"products by cells take inputs up to {_FARTHEST:g} length scales apart with the profile "
-                f"{term.profile.name!r}, which falls slowly; these are further apart"
+                f"products by cells take inputs up to {_FARTHEST:g} length scales apart for a kernel that falls "
+                "slowly, such as the rational quadratic; these are further apart"
             )
         factors = [float(Fraction(factor) / longest) for factor in term.scale]
         return cls(lower, np.array(factors), side, float(min(longest, Fraction(10) ** 300)))

@@ -53,12 +53,17 @@ class Distances:
 
         Raises `InputError` for more than three features and for kernels without a proven expansion.
         """
-        terms = terms_of(kernel)
+        try:
+            terms = terms_of(kernel)
+        except InputError as error:
+            raise InputError(
+                f"variances by neighbours are not for this kernel: {error}. Take `way` auto or iterative"
+            ) from None
         for term in terms.terms:
             if term.profile.name not in MIXTURES:
                 raise InputError(
-                    "variances by neighbours take squared exponential, Matern and rational quadratic kernels; got the "
-                    f"profile {term.profile.name!r}"
+                    "variances by neighbours take squared exponential, Matern and rational quadratic kernels and their "
+                    f"sums; got {kernel.type_name!r}. Take `way` auto or iterative"
                 )
         features = tuple(sorted({feature for term in terms.terms for feature in term.features}))
         if not 1 <= len(features) <= MOST_FEATURES:
