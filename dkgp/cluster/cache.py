@@ -58,6 +58,10 @@ class FeatureCache:
     def budget_bytes(self, count: int) -> None:
         self._values.n = count
 
+    def make_room(self, count: int) -> None:
+        """Raise the budget to `count` bytes, for values that a memory plan has counted."""
+        self.budget_bytes = max(self.budget_bytes, count)
+
     @property
     def nbytes(self) -> int:
         """Bytes held now."""

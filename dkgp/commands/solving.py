@@ -73,7 +73,7 @@ def planned_solve(
             width=feature_width(kernel),
         )
 
-    bounded, plan = run.product_error.memory(kernel, n, columns, cache), None
+    bounded, plan = run.product_error.memory(kernel, n, columns, run.job.cluster.worker_memory_bytes), None
     if bounded is not None:
         try:
             plan = within_budget(bounded)

@@ -54,6 +54,8 @@ def cross_sums(
     each call. Where a bound is above `errors` (t,), the caller evaluates every entry.
     """
     cache = worker_cache()
+    # Each piece of inputs takes the same tree and moments.
+    cache.make_room(estimated_bytes(context.kernel, context.n, weights.shape[1])[0])
 
     def build() -> CrossSums:
         parts = [context.source.inputs(*context.bounds(block)) for block in range(context.n_blocks)]
@@ -126,10 +128,6 @@ def forecast_sums(context: BlockContext, tests: int, masses: FloatArray, errors:
     if not (errors >= LEAST_SHARE * terms.magnitude * masses).all():
         reason = f"sums evaluate every kernel entry, {entries:.1e} in all: no other bound is as small as these need"
         return Forecast(False, reason if told else None)
-    kept, room = estimated_bytes(context.kernel, context.n, masses.size)[0], worker_cache().budget_bytes
-    if kept > room:
-        reason = f"sums evaluate every kernel entry, {entries:.1e} in all: others keep {kept:,} bytes in a cache of "
-        return Forecast(False, f"{reason}{room:,}" if told else None)
     rows = min(tests, PIECE_ROWS)
     work = 0.0
     for term in terms.terms:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.kernels import Kernel
@@ -36,7 +35,7 @@ NOTED_SAMPLES = 30_000
 class ProductMemory:
     """Bytes that products take beside those that evaluate every entry.
 
-    - `kept_bytes`: held in each worker's process from the first product on; its cache has to have room for them.
+    - `kept_bytes`: held in each worker's process from the first product on.
     - `work_bytes`: taken besides in the course of a product.
     """
 
@@ -122,17 +121,10 @@ class ProductError:
         ------
         InputError
             A number, with a kernel or features for which no such bound is known.
-        MemoryBudgetError
-            A number, and this process's cache has no room for what such products keep.
         """
         budget = coordinator_input_bytes
         if self.number is not None:
             self.require_kernel(kernel)
-            if (lack := _lack_of_room(kernel, source.n_samples, executor)) is not None:
-                raise MemoryBudgetError(
-                    f"there is no room for products within `product_error` {self.number:g}: they {lack}. Allow a "
-                    "larger cache, or take `product_error` none"
-                )
             return CellKernelOperator(
                 kernel, noise, source, executor, error=self.number, coordinator_input_bytes=budget
             )
@@ -141,9 +133,6 @@ class ProductError:
             forecast = choose(kernel, source.n_samples)
             reason = forecast.reason
             if forecast.takes_cells:
-                lack = _lack_of_room(kernel, source.n_samples, executor)
-                reason = None if lack is None else f"others {lack}"
-            if reason is None:
                 error = SHARE_OF_TOLERANCE * tolerance
                 return CellKernelOperator(
                     kernel,
@@ -179,33 +168,25 @@ class ProductError:
         self.require_kernel(kernel)
         return product_share(kernel, n) if self.bounds(kernel, n) else None
 
-    def memory(self, kernel: Kernel, n: int, columns: int, cache_bytes: int) -> ProductMemory | None:
+    def memory(self, kernel: Kernel, n: int, columns: int, worker_bytes: int | None) -> ProductMemory | None:
         """Return the memory of products over n samples with so many columns.
 
-        None where "auto" would take products that a worker's cache has no room for. Raises `MemoryBudgetError` for a
-        number in this case.
+        None where "auto" would take products that need more than half of a worker's memory, which is `worker_bytes`
+        where it is known. Raises `MemoryBudgetError` for a number in this case.
         """
         self.require_kernel(kernel)
         if not self.bounds(kernel, n):
             return ProductMemory()
         memory = ProductMemory(*estimated_bytes(kernel, n, columns))
-        if memory.kept_bytes <= cache_bytes:
+        if worker_bytes is None or memory.kept_bytes <= worker_bytes // 2:
             return memory
         if self.number is None:
             return None
         raise MemoryBudgetError(
             f"products within `product_error` {self.number:g} over {n:,} samples take {memory.kept_bytes:,} bytes in "
-            f"each process; a worker's cache holds {cache_bytes:,}. Give the workers more with `worker_memory`, or "
-            "take `product_error` none"
+            f"each process; half of a worker's memory is {worker_bytes // 2:,}. Give the workers more with "
+            "`worker_memory`, or take `product_error` none"
         )
-
-
-def _lack_of_room(kernel: Kernel, n: int, executor: BlockExecutor) -> str | None:
-    """Return words on a cache of this process without room for what products keep; None where there is room."""
-    kept, budget = estimated_bytes(kernel, n)[0], worker_cache().budget_bytes
-    if not executor.shares_memory or kept <= budget:
-        return None
-    return f"keep {kept:,} bytes in each process, whose cache holds {budget:,}"
 
 
 AUTO = ProductError("auto")

@@ -80,7 +80,8 @@ def test_too_many_features_are_refused_before_any_cluster_starts(tmp_path: Path)
 
 def test_products_beyond_a_workers_cache_are_refused(terrain: dict[str, Any], tmp_path: Path) -> None:
     options = ("--product-error", 1e-5, "--worker-memory", "40MiB", "--cluster", "none")
-    refused(run(*train(terrain, tmp_path / "m", *options)), "bytes in each process; a worker's cache holds 20,971,520")
+    expected = "bytes in each process; half of a worker's memory is 20,971,520"
+    refused(run(*train(terrain, tmp_path / "m", *options)), expected)
     assert not (tmp_path / "m").exists()
     # With auto every entry is evaluated instead.
     found = run_json(*train(terrain, tmp_path / "m", "--worker-memory", "40MiB", "--cluster", "none"))

@@ -11,9 +11,10 @@ import pytest
 import scipy.linalg
 
 from dkgp.cluster import LocalExecutor
+from dkgp.cluster.cache import worker_cache
 from dkgp.data import CheckpointStore, Dataset, open_model
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
-from dkgp.errors import CheckpointError, InputError, InterruptedRunError, MemoryBudgetError
+from dkgp.errors import CheckpointError, InputError, InterruptedRunError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
@@ -204,11 +205,21 @@ def test_kernels_without_a_bound_are_refused(terrain: Dataset, tmp_path: Path, m
         assert model.summary["products"]["kind"] == "every entry"
         assert "at most 3 features" in model.summary["products"]["reason"]
         assert "product_error" not in model.summary
-        monkeypatch.setattr(
-            "dkgp.operators.product_error.worker_cache", lambda: type("Small", (), {"budget_bytes": 20_000})
-        )
-        with pytest.raises(MemoryBudgetError, match=r"keep [\d,]+ bytes in each process, whose cache holds 20,000"):
-            trained(terrain, executor)
+
+
+def test_plans_larger_than_the_cache_are_kept(terrain: Dataset) -> None:
+    """One plan a tolerance is made in a run, however small the cache was configured."""
+    cache = worker_cache()
+    before, cache.budget_bytes = cache.budget_bytes, 20_000
+    try:
+        with opened("none", 1) as executor:
+            misses = cache.misses
+            with ProductError(1e-5).operator(KERNEL, NOISE, terrain, executor) as operator:
+                for _ in range(3):
+                    operator.matmat(np.ones((terrain.n_samples, 1)))
+            assert cache.misses == misses + 1
+    finally:
+        cache.budget_bytes = before
 
 
 def test_auto_tells_its_choice_and_keeps_to_a_tenth_of_the_tolerance(

@@ -89,7 +89,7 @@ class PredictRun(Run):
         kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
         error.require_kernel(kernel)
         n = model.n_samples if isinstance(model, ModelRecord) else model.n_support
-        error.memory(kernel, n, 1, self.job.cluster.cache_bytes)
+        error.memory(kernel, n, 1, self.job.cluster.worker_memory_bytes)
 
     def compiling(self) -> AbstractContextManager[None]:
         """Compile what the kernel takes, where there is one."""

@@ -47,7 +47,7 @@ def check_refinement_memory(
     products, columns = None, 2 * dataset.n_targets + settings.probes
     if kernel is not None:
         error = ProductError.of(settings.product_error)
-        products = error.memory(kernel, n, columns, run.job.cluster.cache_bytes)
+        products = error.memory(kernel, n, columns, run.job.cluster.worker_memory_bytes)
     if coordinator_input_bytes_needed(n, d) <= DEFAULT_COORDINATOR_INPUT_BYTES:
         holding = plan(holds_inputs=True).with_products(products)
         if holding.coordinator_bytes <= budget:

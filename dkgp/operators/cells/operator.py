@@ -23,7 +23,7 @@ from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, check_vectors
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.cells.forecast import is_cheaper, loose_tolerance, reaches_sooner
+from dkgp.operators.cells.forecast import estimated_bytes, is_cheaper, loose_tolerance, reaches_sooner
 from dkgp.operators.cells.plan import Plan
 from dkgp.operators.cells.products import CellProducts, Cost, Moments, Part, finish, join, up
 from dkgp.operators.cells.terms import terms_of
@@ -73,7 +73,11 @@ def plans_of(context: BlockContext, tolerance: float) -> KeptPlans:
         products = CellProducts(terms_of(context.kernel), rows, tolerance)
         return KeptPlans(products, products.plans())
 
-    return worker_cache().get((context.run_id, "cells", tolerance), build)
+    cache = worker_cache()
+    # If a plan were evicted, every product would build it again; memory was planned with it, and with features.
+    features = 12 * context.n * (context.kernel.n_features + 1)
+    cache.make_room(features + estimated_bytes(context.kernel, context.n)[0])
+    return cache.get((context.run_id, "cells", tolerance), build)
 
 
 def plan_task(context: BlockContext, tolerance: float, workers: list[int]) -> list[Cost]:

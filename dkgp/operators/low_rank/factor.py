@@ -78,7 +78,7 @@ class _FactorContext:
         cache = worker_cache()
         rank = len(self.landmark_inputs)
         # If F were evicted, every product would build it again; memory was planned with it.
-        cache.budget_bytes = max(cache.budget_bytes, 4 * self.context.n * rank + 16 * rank * rank)
+        cache.make_room(4 * self.context.n * rank + 16 * rank * rank)
         return cache.get((self.context.run_id, self.label, block), build)
 
     @property
