@@ -6,8 +6,10 @@ tests.targets` prints one as `make test-portable` takes it.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -75,8 +77,15 @@ def inherited() -> dict[str, str]:
 
 
 def code_cache(config: pytest.Config) -> Path:
-    """Compiled code of other targets than the host; kept from one run of the tests to the next."""
-    return Path(config.cache.mkdir("dkgp-targets"))  # type: ignore[union-attr]
+    """Folder for other targets' compiled code, kept from one run to the next unless pytest keeps no cache."""
+    cache = getattr(config, "cache", None)
+    return Path(cache.mkdir("dkgp-targets") if cache else _temporary_cache().name)
+
+
+@functools.cache
+def _temporary_cache() -> tempfile.TemporaryDirectory[str]:
+    """Return one folder a process, which is removed when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="dkgp-targets-")
 
 
 def require_targets() -> None:
