@@ -32,10 +32,10 @@ from dkgp.kernels import Kernel, kernel_names
 from dkgp.kernels.base import kernel_types
 from dkgp.kernels.distance import DistanceKernel
 from dkgp.kernels.program import numpy_functions
+from dkgp.kernels.terms import terms_of
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.cells.products import CellProducts
-from dkgp.operators.cells.terms import terms_of
 from dkgp.plan.validation.processes import run_contender
 
 THIS, FOURIER = "dkgp.bench.cells", "dkgp_benchmarks.cells.fourier"

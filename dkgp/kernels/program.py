@@ -88,6 +88,9 @@ class Profile:
         The greatest s at which the formula is not analytic; minus infinity where it is analytic everywhere.
     support : float
         The distance r from which on k is zero; infinite for most profiles.
+    mixture : bool
+        True if f(s) is a mixture of exp(-ts), t >= 0, with positive weights: then |f(s)| <= f(Re s) for complex s with
+        Re s > 0, which intervals of variances by neighbours rest on.
     """
 
     name: str
@@ -105,6 +108,7 @@ class Profile:
     modulus: Callable[[Any, Any, Any, float], Any] | None = None
     branch: float = -math.inf
     support: float = math.inf
+    mixture: bool = False
 
     def __post_init__(self) -> None:
         PROFILES[self.name] = self

@@ -83,6 +83,7 @@ EXP2 = Profile(
     slopes=_slopes_exp2,
     formula=_formula_exp2,
     modulus=_modulus_exp2,
+    mixture=True,
 )
 """2**-s"""
 
@@ -195,6 +196,7 @@ MATERN12 = Profile(
     formula=_formula_matern12,
     modulus=_modulus_matern12,
     branch=0.0,
+    mixture=True,
 )
 """2**-u, u = sqrt(s)"""
 
@@ -276,6 +278,7 @@ MATERN32 = Profile(
     formula=_formula_matern32,
     modulus=_modulus_matern32,
     branch=0.0,
+    mixture=True,
 )
 """(1 + v) 2**-u, u = sqrt(s), v = u ln 2"""
 
@@ -363,6 +366,7 @@ MATERN52 = Profile(
     formula=_formula_matern52,
     modulus=_modulus_matern52,
     branch=0.0,
+    mixture=True,
 )
 """(1 + v + v**2 / 3) 2**-u, u = sqrt(s), v = u ln 2"""
 
@@ -459,6 +463,7 @@ RATIONAL_QUADRATIC = Profile(
     formula=_formula_rational_quadratic,
     modulus=_modulus_rational_quadratic,
     branch=-1.0,
+    mixture=True,
 )
 """(1 + s)**-a; the parameter is a"""
 

@@ -13,13 +13,13 @@ import numpy as np
 from dkgp.cluster.cache import worker_cache
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
+from dkgp.kernels.terms import terms_of
 from dkgp.kernels.tiles.slopes import SlopeEvaluator
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.cells.cross import SOURCE_LEAF, CrossSums, TermSums, morton_order
 from dkgp.operators.cells.cross_slopes import CrossSlopes
 from dkgp.operators.cells.forecast import estimated_bytes
-from dkgp.operators.cells.terms import terms_of
 
 # Rows that are summed at together, and of a region of such pieces.
 PIECE_ROWS, REGION_ROWS = 32768, 131072

@@ -14,11 +14,11 @@ from typing import Any, Literal, TypeAlias
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.kernels import Kernel
+from dkgp.kernels.terms import terms_of
 from dkgp.operators.base import Noise
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, BlockedKernelOperator
 from dkgp.operators.cells.forecast import choose, estimated_bytes, product_share
 from dkgp.operators.cells.operator import CellKernelOperator
-from dkgp.operators.cells.terms import terms_of
 from dkgp.operators.inputs import InputSource
 from dkgp.registry import FURTHER, Option
 

@@ -127,3 +127,21 @@ def test_formulas_have_the_digits_of_their_numbers(profile: Profile, parameter: 
     np.testing.assert_allclose(values.astype(np.float64), plain, rtol=1e-13, atol=1e-15)
     complex_values = profile.formula(s.astype(np.complex128) + 0.25j, parameter, numpy_functions(np.float64))
     assert complex_values.dtype == np.complex128
+
+
+@pytest.mark.parametrize(("profile", "parameter"), cases(), ids=named)
+def test_mixtures_of_exponentials_fall_no_slower_off_the_real_line(profile: Profile, parameter: float) -> None:
+    """|f(s)| <= f(Re s) and |1 - f(s)| <= 3.17 (1 - f(|s|)) for the declared mixtures; others break the first."""
+    rng = random.Random(11)
+    broken = 0
+    with mp.workdps(30):
+        for root in drawn_roots(profile, rng, 150):
+            s = root * root
+            if s.real <= 0:
+                continue
+            at_real = formula(profile, s.real, parameter) if s.real < profile.support**2 else mp.mpf(0)
+            value = formula(profile, s, parameter)
+            broken += abs(value) > at_real * (1 + mp.mpf(10) ** -25)
+            if profile.mixture:
+                assert abs(1 - value) <= mp.mpf("3.17") * (1 - formula(profile, abs(s), parameter)) + mp.mpf(10) ** -25
+    assert (broken == 0) == profile.mixture

@@ -28,7 +28,7 @@ from dkgp.commands.reporting.documents import dump
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.kernels.program import numpy_functions
-from dkgp.operators.cells.terms import terms_of
+from dkgp.kernels.terms import terms_of
 
 FloatArray = NDArray[np.float64]
 # Fourier coefficients at most: their transforms take some GiB.

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.forks import fork_safe
 from dkgp.kernels.program import numpy_functions
+from dkgp.kernels.terms import Term, Terms
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.cells.plan import Frame, Plan, Walk, padded
 from dkgp.operators.cells.products import CellProducts, Moments, finish, join, up
 from dkgp.operators.cells.proof import EXTRA, Expansion, shells
 from dkgp.operators.cells.roundings import HIGHEST, displacement, half_table
-from dkgp.operators.cells.terms import Term, Terms
 from dkgp.operators.cells.tree import Tree, morton_codes
 
 # Room around the points in the root cell, in sides of the cube that holds them.

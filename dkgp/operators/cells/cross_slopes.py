@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from dkgp.kernels.small_products import LANES
+from dkgp.kernels.terms import Terms
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.tiles.slopes import SlopeEvaluator
 from dkgp.kernels.vector_math import fma
@@ -18,7 +19,6 @@ from dkgp.operators.cells.cross import PiecePlan, Sources
 from dkgp.operators.cells.plan import Translations, Walk
 from dkgp.operators.cells.products import Moments
 from dkgp.operators.cells.sweeps import split_expansions, translate
-from dkgp.operators.cells.terms import Terms
 
 UNIT = 2.0**-53
 

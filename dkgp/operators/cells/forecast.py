@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
+from dkgp.kernels.terms import Terms, terms_of
 from dkgp.operators.cells.products import Cost
-from dkgp.operators.cells.terms import Terms, terms_of
 
 # Tolerance of products in the rounds of a solver, relative to the sum of the weights' magnitudes, by the most features
 # of a term. Conjugate gradients with a halo of 128 on uniform samples (two dimensions, Matern 3/2) take 56, 28 and 24

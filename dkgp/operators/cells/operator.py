@@ -19,6 +19,7 @@ from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor, split_evenly
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
+from dkgp.kernels.terms import terms_of
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, check_vectors
 from dkgp.operators.block_tasks import BlockContext
@@ -26,7 +27,6 @@ from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cells.forecast import estimated_bytes, is_cheaper, loose_tolerance, reaches_sooner
 from dkgp.operators.cells.plan import Plan
 from dkgp.operators.cells.products import CellProducts, Cost, Moments, Part, finish, join, up
-from dkgp.operators.cells.terms import terms_of
 from dkgp.operators.inputs import InputSource
 
 # The bound of a product over its tolerance and the sum of its weights' magnitudes, where signs alternate: .05 to .25.

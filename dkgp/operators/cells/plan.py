@@ -18,12 +18,12 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
 from dkgp.kernels.program import numpy_functions
 from dkgp.kernels.small_products import LANES
+from dkgp.kernels.terms import Term
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.operators.base import FloatArray
 from dkgp.operators.cells.proof import EXTRA, Expansion, shells
 from dkgp.operators.cells.roundings import HIGHEST, Roundings, displacement, half_table
 from dkgp.operators.cells.sweeps import CHUNK, RUN
-from dkgp.operators.cells.terms import Term
 from dkgp.operators.cells.tree import Tree
 
 # Most distinct points of a leaf: one of these, from the most on.

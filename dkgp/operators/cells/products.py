@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dkgp.kernels.small_products import LANES
+from dkgp.kernels.terms import Terms
 from dkgp.kernels.tiles.encoding import LOWEST_EXPONENT
 from dkgp.kernels.tiles.stages import PARAMETERS, stage_address
 from dkgp.operators.base import FloatArray
@@ -28,7 +29,6 @@ from dkgp.operators.cells.sweeps import (
     split_expansions,
     translate,
 )
-from dkgp.operators.cells.terms import Terms
 
 UNIT = 2.0**-53
 # More than all numbers that underflow in a product with weights that are not all zero, for a kernel of unit amplitude.

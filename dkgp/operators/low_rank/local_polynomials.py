@@ -25,12 +25,12 @@ from dkgp.cluster.executors.base import split_evenly
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, TileEvaluator
+from dkgp.kernels.terms import MOST_FEATURES, terms_of
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.operators.base import FloatArray, Noise
 from dkgp.operators.blas import lapack
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.cells.terms import MOST_FEATURES, terms_of
 from dkgp.operators.low_rank.pivots import regularised_factor
 
 # Samples that say how many cells have some; a grid of more cells than it should have is made coarser.

@@ -46,8 +46,8 @@ from numpy.typing import NDArray
 
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.kernels import Kernel, TileEvaluator
+from dkgp.kernels.terms import MOST_FEATURES
 from dkgp.operators.base import FloatArray
-from dkgp.operators.cells.terms import MOST_FEATURES
 from dkgp.operators.low_rank.local_polynomials import choose_order
 from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, counted
 from dkgp.operators.vecchia.embedding import EMBEDDING_RANK, is_one_distance

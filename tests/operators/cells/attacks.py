@@ -20,9 +20,9 @@ import numpy as np
 
 import dkgp.kernels as kernels
 from dkgp.kernels import Constant, Kernel, Matern12, Matern32, Matern52, RationalQuadratic, SquaredExponential
+from dkgp.kernels.terms import terms_of
 from dkgp.operators.cells.plan import Plan
 from dkgp.operators.cells.products import CellProducts
-from dkgp.operators.cells.terms import terms_of
 
 LD = np.longdouble
 

@@ -8,12 +8,12 @@ import pytest
 from dkgp.cluster.cache import worker_cache
 from dkgp.errors import InputError
 from dkgp.kernels import Constant, Kernel, Linear, Matern12, Matern32, RationalQuadratic, SquaredExponential
+from dkgp.kernels.terms import terms_of
 from dkgp.kernels.tiles.slopes import SlopeEvaluator
 from dkgp.operators import ArrayInputs
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.cells.cross import SOURCE_LEAF, CrossSums
 from dkgp.operators.cells.cross_slopes import CrossSlopes
-from dkgp.operators.cells.terms import terms_of
 from dkgp.operators.cross_sums import cross_sums, forecast_sums, near_order, require_cross_sums
 from tests.operators.cells.test_products import dense
 

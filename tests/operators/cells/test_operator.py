@@ -10,10 +10,10 @@ import pytest
 from dkgp.cluster import LocalExecutor
 from dkgp.errors import InputError
 from dkgp.kernels import Constant, Kernel, Linear, Matern12, Matern32, Scaled, SquaredExponential
+from dkgp.kernels.terms import terms_of
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.cells.forecast import choose, reaches_sooner
 from dkgp.operators.cells.operator import CellKernelOperator
-from dkgp.operators.cells.terms import terms_of
 from dkgp.solvers import ConjugateGradient, FactorPreconditioning, GradientInfNorm, solve
 
 NOISE_VARIANCE = 0.01

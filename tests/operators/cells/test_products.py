@@ -22,8 +22,8 @@ from dkgp.kernels import (
     SquaredExponential,
     Wendland,
 )
+from dkgp.kernels.terms import terms_of
 from dkgp.operators.cells.products import CellProducts, Moments, finish, join, up
-from dkgp.operators.cells.terms import terms_of
 from tests.targets import (
     blas_architectures,
     code_cache,
@@ -248,7 +248,7 @@ import hashlib, sys
 import numpy as np
 from dkgp.kernels import Matern12, RationalQuadratic, SquaredExponential
 from dkgp.operators.cells.products import CellProducts
-from dkgp.operators.cells.terms import terms_of
+from dkgp.kernels.terms import terms_of
 rng, digest = np.random.default_rng(5), hashlib.sha256()
 for d, tolerance in ((1, 1e-9), (2, 1e-5), (2, 1e-10), (3, 1e-4)):
     X, V = rng.uniform(0.0, 1.0, (1200, d)), rng.standard_normal((1200, 3))

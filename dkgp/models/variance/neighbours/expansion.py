@@ -16,13 +16,11 @@ import numpy as np
 
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
+from dkgp.kernels.terms import Term, Terms, terms_of
 from dkgp.models.rounding import UNIT
 from dkgp.operators.base import FloatArray
-from dkgp.operators.cells.terms import Term, Terms, terms_of
 
 MOST_FEATURES = 3
-# Profiles that are mixtures of exp(-t s) with positive weights.
-MIXTURES = ("power_of_two", "matern12", "matern32", "matern52", "rational_quadratic")
 # Sums of half axes of the ellipses that are tried; the least bound counts.
 ELLIPSES = np.geomspace(1.15, 40.0, 26)
 # |1 - exp(-z)| <= DIFFERENCE (1 - exp(-|z|)) for Re z >= 0: 2 / (1 - 1/e), rounded up.
@@ -60,7 +58,7 @@ class Distances:
                 f"variances by neighbours are not for this kernel: {error}. Take `way` auto or iterative"
             ) from None
         for term in terms.terms:
-            if term.profile.name not in MIXTURES:
+            if not term.profile.mixture:
                 raise InputError(
                     "variances by neighbours take squared exponential, Matern and rational quadratic kernels and their "
                     f"sums; got {kernel.type_name!r}. Take `way` auto or iterative"

@@ -1,4 +1,4 @@
-"""Terms of a kernel that products by cells can take: a sum of profiles of one scaled distance each, and a constant."""
+"""Kernels as sums of profiles, of one scaled distance each, and a constant: the form that proven expansions need."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def terms_of(kernel: Kernel) -> Terms:
     for term in result.terms:
         if len(term.features) > MOST_FEATURES:
             raise InputError(
-                f"products by cells take at most {MOST_FEATURES} features in each term of a kernel; one term has "
+                f"proven expansions take at most {MOST_FEATURES} features in each term of a kernel; one term has "
                 f"{len(term.features)}"
             )
     return result
@@ -77,15 +77,15 @@ def terms_of(kernel: Kernel) -> Terms:
 def _leaf(leaf: Leaf, group: InputGroup, n_features: int) -> Terms:
     profile = leaf.profile
     if group.periods is not None:
-        raise InputError("products by cells take kernels of distances between inputs; this kernel has a periodic part")
+        raise InputError("proven expansions take kernels of distances between inputs; this kernel has a periodic part")
     if profile.reads != "distance":
         raise InputError(
-            "products by cells take kernels of one scaled distance; this kernel has a part of "
+            "proven expansions take kernels of one scaled distance; this kernel has a part of "
             f"{'dot products' if profile.reads == 'product' else 'whole rows'}"
         )
     if profile.modulus is None or profile.formula is None:
         raise InputError(
-            "products by cells need a bound over complex distances, and none is known of a part of this kernel"
+            "proven expansions need a bound over complex distances, and none is known of a part of this kernel"
         )
     if not group.features:
         return Terms((), 1.0, n_features)
@@ -112,7 +112,7 @@ def _multiplied(step: Multiply, first: Terms, second: Terms) -> Terms:
 def _product(a: Term, b: Term) -> Term:
     if a.profile is not b.profile or not a.profile.multiplies:
         raise InputError(
-            "products by cells take a product of kernels only where it is one function of one distance, as "
+            "proven expansions take a product of kernels only where it is one function of one distance, as "
             "that of two squared exponentials; this kernel has another product"
         )
     scale = dict(zip(a.features, a.scale, strict=True))
