@@ -63,7 +63,10 @@ class Certificate(ProofShown):
     spread : tuple of p floats
         The same, each term times its row's error.
     product_error : float
-        Bound on the error of one entry of Kbar alpha by an approximate operator; 0 where the product was exact.
+        Bound on the error of any entry of Kbar alpha by an approximate operator; 0 where the product was exact.
+    product_norm : tuple of p floats
+        Bound on the length, weighed likewise, of the errors of each column. Empty where the product was exact, and in
+        certificates of older stores, which hold `product_error` alone.
     assumes : str or None
         What had to be taken on trust; None where everything is proven.
     rounding, largest
@@ -78,6 +81,7 @@ class Certificate(ProofShown):
     magnitude: tuple[float, ...]
     spread: tuple[float, ...]
     product_error: float = 0.0
+    product_norm: tuple[float, ...] = ()
     assumes: str | None = None
     rounding: tuple[float, ...] | None = None
     largest: float | None = None
@@ -94,6 +98,7 @@ class Certificate(ProofShown):
         row_errors: FloatArray,
         *,
         stepped: FloatArray | None = None,
+        product_errors: FloatArray | None = None,
         assumes: str | None = None,
     ) -> Certificate:
         """Certify `alpha` (n, p) by its gradient g = Kbar alpha - y (n, p), evaluated anew in float64.
@@ -110,12 +115,10 @@ class Certificate(ProofShown):
             Of the samples; see `TileEvaluator.row_errors`.
         stepped : (n, p) float64, optional
             |P| |A|, where g is that of alpha before a step P A plus (Kbar P) A, both products of float64.
+        product_errors : (n, p) float64, optional
+            Bounds on the errors of the entries of g, where an approximate product gave it; None or empty elsewhere.
         assumes : str, optional
             See `dkgp.models.rounding.assumptions`.
-
-        Notes
-        -----
-        Where an approximate product gave g, its `product_error` is put in place besides.
         """
         n, noise = len(alpha), np.asarray(noise_variance)
         least = float(noise.min())
@@ -145,6 +148,11 @@ class Certificate(ProofShown):
         off += (n + (5 if weights is None else 8)) * UNIT * length + 2.0 * UNIT * column_lengths(weighed(targets))
         # Products of the smallest numbers lose an absolute amount.
         off += n * np.sqrt(n) * LOST
+        largest, lengths = 0.0, np.zeros(0)
+        if product_errors is not None and product_errors.size:
+            # Lengths are evaluated like that of g.
+            largest = float(product_errors.max())
+            lengths = known(column_lengths(weighed(product_errors)) * (1.0 + EVALUATION * (n + 8) * UNIT))
         return cls(
             least,
             n,
@@ -152,6 +160,8 @@ class Certificate(ProofShown):
             residual_rounding=tuple(known(EVALUATION * off).tolist()),
             magnitude=tuple(known(EVALUATION * magnitude).tolist()),
             spread=tuple(known(EVALUATION * spread).tolist()),
+            product_error=largest,
+            product_norm=tuple(lengths.tolist()),
             assumes=assumes,
         )
 
@@ -161,10 +171,16 @@ class Certificate(ProofShown):
         return self.rounding is None
 
     @property
+    def product_lengths(self) -> FloatArray:
+        """Bounds on the length of each column's errors by an approximate product: (p,); weighed as they are."""
+        if self.product_norm:
+            return np.asarray(self.product_norm)
+        return np.full(len(self.residual_norm), np.sqrt(self.n) * self.product_error * (1.0 + 2.0 * EPS))
+
+    @property
     def proven_residual_norm(self) -> FloatArray:
         """Upper bounds on the exact ||r_t||, rounding and the product's error included: (p,); weighed as they are."""
-        product = np.sqrt(self.n) * self.product_error
-        bound: FloatArray = np.asarray(self.residual_norm) + np.asarray(self.residual_rounding) + product
+        bound: FloatArray = np.asarray(self.residual_norm) + np.asarray(self.residual_rounding) + self.product_lengths
         return bound * (1.0 + 4.0 * EPS)
 
     @bounding
@@ -240,7 +256,12 @@ class Certificate(ProofShown):
         return cls(
             float(document["noise_variance"]),
             int(document["n"]),
-            **columns_of(document, "residual_norm", "residual_rounding"),
+            **columns_of(
+                document,
+                "residual_norm",
+                "residual_rounding",
+                *(("product_norm",) if document.get("product_norm") else ()),  # where a product was approximate
+            ),
             **columns_of(document, "magnitude", "spread"),  # of an older version empty
             product_error=float(document.get("product_error", 0.0)),
             assumes=document.get("assumes"),

@@ -211,9 +211,9 @@ def trained_model(
         diagonal,
         operator.row_errors(),
         stepped=solution.stepped,
+        product_errors=solution.product_errors,
         assumes=assumptions(operator.kernel),
     )
-    certificate = replace(certificate, product_error=float(solution.product_error))
     trend: Trend | None = None
     if mean != CENTRED:
         p, solved = dataset.n_targets, (solution.alpha, solution.gradient, right)
@@ -252,7 +252,7 @@ def save(
         url,
         dataset=dataset,
         # After approximate products the gradient is not the true one, so that no later run may start from it.
-        gradient=None if trained.solution.product_error else trained.solution.gradient,
+        gradient=None if trained.solution.product_errors.size else trained.solution.gradient,
         by_reference=by_reference,
         overwrite=overwrite,
         **trained.record(),

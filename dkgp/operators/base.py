@@ -76,9 +76,9 @@ class KernelOperator(ABC):
         Whether products in double precision are off by more than rounding.
     kept_share : float
         Share of K's entries that the last product in single precision read from tiles that are kept.
-    error_bound : float
-        Of an operator that is `approximate`: proven bound on the entries' errors in the last product. Zero elsewhere,
-        where rounding is all there is.
+    error_rows : (n, t) float64
+        Proven bounds on the errors of the last product's entries, where the operator is `approximate`. Empty, or zero,
+        where products are exact but for rounding.
     products : Mapping
         Kind of products that are taken, and why, in plain JSON types; empty where nothing was to be chosen.
     """
@@ -86,7 +86,7 @@ class KernelOperator(ABC):
     approximate: bool = False
     kept_share: float = 0.0
     holds_inputs: bool = True
-    error_bound: float = 0.0
+    error_rows: FloatArray = np.zeros((0, 0))
     products: Mapping[str, Any] = MappingProxyType({})
     _watchers: tuple[ProgressCallback, ...] = ()
 
@@ -101,6 +101,11 @@ class KernelOperator(ABC):
         self.single = TileEvaluator(kernel, "single", entries=self.entries, centre=centre)
         self.double = TileEvaluator(kernel, "double", entries=self.entries, centre=centre)
         self._typical_entries: dict[int, float] = {}
+
+    @property
+    def error_bound(self) -> float:
+        """Greatest of `error_rows`, columns that are not finite apart; zero where products are exact."""
+        return float(np.fmax.reduce(self.error_rows, axis=None, initial=0.0))
 
     @property
     def kept(self) -> dict[str, Any]:

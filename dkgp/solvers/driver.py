@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.base import Method
 from dkgp.solvers.checkpointing import Checkpoints, Interruption
 from dkgp.solvers.precision import SURPRISE, PrecisionPolicy
-from dkgp.solvers.state import SolverState
+from dkgp.solvers.state import SolverState, nothing
 from dkgp.solvers.stopping import Progress, Standstill, StoppingRule, StopReason, stands_still
 from dkgp.solvers.watch import NOBODY, Watch
 
@@ -50,8 +50,8 @@ class Solution:
         Full float64 passes that were needed.
     stepped : (n, p) float64
         |P| |A| of the step that came with it, see `SolverState.stepped`; empty where there was none.
-    product_error : float
-        Bound on the error of an entry of `gradient`, where the operator is approximate; 0 elsewhere.
+    product_errors : (n, p) float64
+        Bounds on the errors of the entries of `gradient`, where the operator is approximate; empty elsewhere.
     """
 
     alpha: FloatArray
@@ -62,7 +62,12 @@ class Solution:
     solver: dict[str, Any]
     refreshes: int
     stepped: FloatArray
-    product_error: float = 0.0
+    product_errors: FloatArray = field(default_factory=nothing)
+
+    @property
+    def product_error(self) -> float:
+        """Greatest of `product_errors`; zero where there are none."""
+        return float(self.product_errors.max(initial=0.0))
 
     @property
     def converged(self) -> bool:
@@ -262,8 +267,13 @@ def run(
             precision.refreshes,
             state.stepped,
             # Of the last product, which was with alpha.
-            operator.error_bound,
+            last_errors(operator),
         ), state
+
+
+def last_errors(operator: KernelOperator) -> FloatArray:
+    """Return bounds on the errors of an operator's last product, (n, t); empty where it was exact but for rounding."""
+    return operator.error_rows if operator.error_rows.any() else nothing()
 
 
 def _standing_still(

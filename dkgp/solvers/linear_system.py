@@ -12,7 +12,7 @@ from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.base import Solver, as_columns
 from dkgp.solvers.block_descent.gbcd import GreedyBlockCoordinateDescent
-from dkgp.solvers.driver import Solution, run
+from dkgp.solvers.driver import Solution, last_errors, run
 from dkgp.solvers.state import nothing
 from dkgp.solvers.stopping import GradientInfNorm, StoppingRule
 from dkgp.solvers.watch import NOBODY, Watch
@@ -84,7 +84,7 @@ def solve(
     alpha = solution.alpha * share
     with single_threaded_blas():
         gradient = operator.matmat(alpha) - y
-    return replace(solution, alpha=alpha, gradient=gradient, stepped=nothing(), product_error=operator.error_bound)
+    return replace(solution, alpha=alpha, gradient=gradient, stepped=nothing(), product_errors=last_errors(operator))
 
 
 def _noise_share(operator: KernelOperator) -> FloatArray | None:

@@ -34,6 +34,7 @@ from dkgp.solvers import (
 from dkgp.solvers.registry import build_solver
 from tests.covering import few
 from tests.engine.helpers import opened
+from tests.models.exact_gp import ExactGP, decimals, entry, mp, numbers, of_decimals, solved
 from tests.watching import in_context
 
 NOISE = 0.05
@@ -85,6 +86,7 @@ def test_the_certificate_holds_for_the_dense_solution(
     # The gradient was had from approximate products: off by something, and by no more than is said.
     off = np.abs(model.solution.gradient - (Kbar @ alpha - y)).max()
     assert 1e-11 < off <= certificate.product_error <= ERROR * 1.01
+    assert 0.0 < max(certificate.product_norm) < 0.99 * np.sqrt(900.0) * certificate.product_error
     assert np.abs(Kbar @ alpha - y).max() <= TOLERANCE + ERROR
     assert (np.linalg.norm(Kbar @ alpha - y, axis=0) <= certificate.proven_residual_norm).all()
     assert (np.linalg.norm(alpha - exact, axis=0) <= certificate.alpha_error_bound).all()
@@ -128,6 +130,51 @@ def test_a_certificate_without_the_products_error_would_be_wrong() -> None:
     document = {key: value for key, value in certificate.to_json().items() if key != "product_error"}
     assert Certificate.from_json(document).product_error == 0.0
     assert Certificate.from_json(certificate.to_json()) == certificate
+
+
+@pytest.mark.parametrize("amplitude", [1.0, 1e-7])
+def test_errors_by_row_and_column_are_within_the_certificate_in_fifty_digits(
+    amplitude: float, rng: np.random.Generator
+) -> None:
+    """With noise by sample and three targets, signs chosen to hurt, and a column whose errors are far larger."""
+    X, T = rng.uniform(-1.0, 1.0, (12, 2)), rng.uniform(-1.0, 1.0, (3, 2))
+    kernel, noise = SquaredExponential((2.0, 2.0), amplitude), 10.0 ** rng.uniform(-2.0, 3.0, 12)
+    errors, alpha = 10.0 ** rng.uniform(-6.0, -3.0, (12, 3)) * [1.0, 1e3, 1e-3], rng.standard_normal((12, 3))
+    # Errors of samples with much noise count little; with a small amplitude those of the least noise are nearly all.
+    errors[np.argmin(noise)] *= 100.0
+    signs = np.sign(np.linalg.solve(kernel(X, X) + np.diag(noise), kernel(X, T)))
+    problem = ExactGP(X, T, [[mp.mpf(0)] * 3] * 12, kernel, noise)
+    images, coefficients = problem.gradient(alpha), numbers(alpha)
+    scale, roundings = kernel.diagonal(X), np.full(12, 20.0)
+    ratios = []
+    for test, x in enumerate(numbers(T)):
+        # The evaluated gradient is zero, and the true one is as far from it as it may be.
+        off = numbers(errors * signs[:, [test]])
+        targets = [[k + e for k, e in zip(*rows, strict=True)] for rows in zip(images, off, strict=True)]
+        exact = ExactGP(X, T, targets, kernel, noise)
+        rounded = np.array(targets, float)
+        certificate = Certificate.of(alpha, np.zeros((12, 3)), rounded, noise, scale, roundings, product_errors=errors)
+        mean = [
+            mp.fsum(entry(kernel, x, row) * weights[t] for row, weights in zip(numbers(X), coefficients, strict=True))
+            for t in range(3)
+        ]
+        away = np.array([abs(mine - true) for mine, true in zip(mean, exact.mean[test], strict=True)], float)
+        assert (away <= certificate.mean_error_bound(kernel.diagonal(T))[test]).all()
+        solution = np.array(of_decimals(solved(exact.matrix, decimals(targets))), float)
+        lengths = np.linalg.norm(alpha - solution, axis=0)
+        ratios.append(lengths / certificate.alpha_error_bound)
+    assert np.max(ratios) <= 1.0
+    # Nearly all of a bound is reached where the matrix is nearly the noise: one of half the size would be wrong.
+    assert amplitude == 1.0 or np.min(ratios) > 0.9
+    alone = Certificate.of(
+        alpha[:, :1], np.zeros((12, 1)), rounded[:, :1], noise, scale, roundings, product_errors=errors[:, :1]
+    )
+    np.testing.assert_allclose(alone.product_norm, certificate.product_norm[:1], rtol=1e-14)
+    assert Certificate.from_json(certificate.to_json()) == certificate
+    # An older store holds the largest error alone, which counts for every row of every column.
+    document = {key: value for key, value in certificate.to_json().items() if key != "product_norm"}
+    older = Certificate.from_json(document).product_lengths
+    np.testing.assert_allclose(older, np.sqrt(12.0) * errors.max(), rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", few(SOLVERS, "cg"))

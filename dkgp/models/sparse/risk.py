@@ -122,8 +122,9 @@ def descent_bound(
         errors.samples.prior,
         errors.samples.errors,
         stepped=solution.stepped,
+        product_errors=solution.product_errors,
     )
-    off = np.asarray(certificate.residual_rounding) + np.sqrt(len(alpha)) * solution.product_error
+    off = np.asarray(certificate.residual_rounding) + certificate.product_lengths
     images = gradient + targets
     highest = np.einsum("np,np->p", alpha, images) + EVALUATION * (
         np.linalg.norm(alpha, axis=0) * off

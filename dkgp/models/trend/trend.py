@@ -289,7 +289,7 @@ def _gram(
     first, first_off = _products(solved, columns)
     second, second_off = _products(-gradient[:, p:], solved)
     # E is known but for what rounding, and a product that was approximate, take from it.
-    unknown = np.asarray(certificate.residual_rounding)[p:] + np.sqrt(certificate.n) * certificate.product_error
+    unknown = (np.asarray(certificate.residual_rounding) + certificate.product_lengths)[p:]
     weights = np.sqrt(np.broadcast_to(noise, (len(alpha),)) / certificate.noise_variance)
     lengths = column_lengths(solved * weights[:, None]) * (1.0 + len(alpha) * EPS)
     total = first + second
@@ -321,11 +321,13 @@ def _combined(certificate: Certificate, gradient: FloatArray, beta: FloatArray, 
     )
     off = rounding[:p] + rounding[p:] @ size
     off = off + EVALUATION * UNIT * ((q + 3.0) * terms + (len(gradient) + 8.0) * length)
-    off = off + np.sqrt(certificate.n) * certificate.product_error * size.sum(axis=0)
+    products = certificate.product_lengths
+    products[:p] = known(EVALUATION * (products[:p] + products[p:] @ size))
     return replace(
         certificate,
         residual_norm=(*length.tolist(), *certificate.residual_norm[p:]),
         residual_rounding=(*known(EVALUATION * off).tolist(), *certificate.residual_rounding[p:]),
+        product_norm=tuple(products.tolist()) if products.any() else (),
         magnitude=(*known(EVALUATION * (magnitude[:p] + magnitude[p:] @ size)).tolist(), *certificate.magnitude[p:]),
         spread=(*known(EVALUATION * (spread[:p] + spread[p:] @ size)).tolist(), *certificate.spread[p:]),
     )

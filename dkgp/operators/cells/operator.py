@@ -148,11 +148,6 @@ class CellKernelOperator(BlockedKernelOperator):
     coordinator_input_bytes : int, optional
         As for `BlockedKernelOperator`.
 
-    Attributes
-    ----------
-    error_rows : (n, t) float64
-        Proven bounds on the entries of the last product, roundings included; zero where every entry was evaluated.
-
     Raises
     ------
     InputError
@@ -179,7 +174,6 @@ class CellKernelOperator(BlockedKernelOperator):
         self._terms = terms_of(kernel)
         self._loose = loose_tolerance(self._terms)
         self.error = float(error)
-        self.error_rows: FloatArray = np.zeros((self.n, 0))
         self.products: Mapping[str, Any] = {
             "kind": "cells",
             "error": self.error,
@@ -199,13 +193,12 @@ class CellKernelOperator(BlockedKernelOperator):
         if self._takes_cells():
             product = self._by_cells(weights, self._loose) if precision == "single" else self._within(weights)
         if product is None:
-            self.error_rows, self.error_bound = np.zeros(V.shape), 0.0
+            self.error_rows = np.zeros(V.shape)
             return super().matmat(V, precision)
         product[:, ~finite] = np.nan
         product += self.noise_times(V)
         with np.errstate(invalid="ignore"):
             self.error_rows += 2.0 * _EPS * np.abs(product)
-        self.error_bound = float(self.error_rows[:, finite].max(initial=0.0))
         return product
 
     def _takes_cells(self) -> bool:

@@ -344,7 +344,7 @@ class RoughOperator(DenseKernelOperator):
     rough = 0.0
 
     def matmat(self, V: np.ndarray, precision: Any = "double") -> np.ndarray:
-        self.error_bound = self.rough
+        self.error_rows = np.full(V.shape, self.rough)
         return super().matmat(V, precision) + self.rough * np.sign(np.sin(1e6 * V + np.arange(len(V))[:, None]))
 
 

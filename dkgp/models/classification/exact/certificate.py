@@ -99,7 +99,8 @@ class DecisionCertificate(ProofShown):
 
         def off(column: int) -> FloatArray:
             step = stepped[:, column] if stepped.size else None
-            return sizes.product_errors(solved[:, column], gradient[:, column], step) + solution.product_error
+            rounded = sizes.product_errors(solved[:, column], gradient[:, column], step)
+            return rounded + solution.product_errors[:, column] if solution.product_errors.size else rounded
 
         common: dict[str, Any] = {
             "n": n,
