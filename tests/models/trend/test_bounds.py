@@ -138,9 +138,10 @@ def test_the_certificate_is_that_of_what_the_mean_leaves(name: str) -> None:
     together = parts[:p] + parts[p:] @ size
     np.testing.assert_allclose(of_all.magnitude[:p], together, rtol=0.02)
     np.testing.assert_allclose(of_all.spread[:p], 2.0 * together, rtol=0.02)
-    expected = 1e-3 * together + np.sqrt(n) * 1e-3 * size.sum(axis=0)
-    np.testing.assert_allclose(of_all.residual_rounding[:p], expected, rtol=0.02)
-    assert (np.array(of_all.residual_rounding[:p]) >= expected).all()
+    np.testing.assert_allclose(of_all.residual_rounding[:p], 1e-3 * together, rtol=0.02)
+    products = np.sqrt(n) * 1e-3 * (1.0 + size.sum(axis=0))
+    np.testing.assert_allclose(of_all.product_norm, [*products, *[np.sqrt(n) * 1e-3] * q], rtol=0.02)
+    assert (np.array(of_all.residual_rounding[:p]) >= 1e-3 * together).all()
     assert of_all.residual_rounding[p:] == told.residual_rounding[p:]
     assert (np.array(trend.missed) >= of_all.proven_residual_norm[:p] / np.sqrt(noise.min())).all()
 
