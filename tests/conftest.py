@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -48,6 +49,18 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 def one_blas_thread() -> Iterator[None]:
     """On matrices this small a second BLAS thread gains nothing, and beside other busy processes it costs minutes."""
     with threadpool_limits(1, "blas"):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def expansions_are_proven_once() -> Iterator[None]:
+    """Share the expansions of products by cells among plans on the same inputs: a small plan does little else."""
+    from dkgp.operators.cells import cross, plan, proof
+
+    proven = functools.lru_cache(maxsize=256)(proof.Expansion)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (plan, cross):
+            patch.setattr(module, "Expansion", proven)
         yield
 
 

@@ -57,6 +57,7 @@ class Told:
     """What tests ask of a file's syntax tree, which is not kept: those of all files are a million objects."""
 
     imports: list[str] = field(default_factory=list)  # dotted names, whether of modules or of names from them
+    packages: set[str] = field(default_factory=set)  # imported at the top of the file
     functions: list[tuple[str, int]] = field(default_factory=list)  # with how many parameters each takes
     docstrings: list[str] = field(default_factory=list)  # their first lines
 
@@ -64,8 +65,13 @@ class Told:
 @cache
 def told(path: Path) -> Told:
     """Read a file, once."""
-    result = Told()
-    for node in ast.walk(ast.parse(path.read_text())):
+    result, tree = Told(), ast.parse(path.read_text())
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            result.packages |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            result.packages.add((node.module or "").split(".")[0])
+    for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             result.docstrings += text.splitlines()[:1] if text else []
@@ -322,13 +328,9 @@ def test_core_imports_are_declared(pyproject: dict[str, Any], benchmarks: dict[s
         # Brought by a core dependency that cannot work without it: numba.
         declared |= {"llvmlite"}
     for path in sources(package):
-        for node in ast.parse(path.read_text()).body:
-            if not isinstance(node, ast.Import | ast.ImportFrom):
-                continue
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            for name in {name.split(".")[0] for name in names} - sys.stdlib_module_names - {package.name}:
-                distribution = canonicalize_name(DISTRIBUTIONS.get(name, name))
-                assert distribution in declared, f"{path} imports {name}, which is no core dependency"
+        for name in told(path).packages - sys.stdlib_module_names - {package.name}:
+            distribution = canonicalize_name(DISTRIBUTIONS.get(name, name))
+            assert distribution in declared, f"{path} imports {name}, which is no core dependency"
 
 
 def test_continuous_integration_runs_every_check() -> None:

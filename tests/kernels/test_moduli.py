@@ -99,9 +99,10 @@ def test_bounds_of_arrays_are_those_of_numbers_and_finite_far_out(profile: Profi
 def test_formulas_are_analytic_but_up_to_the_branch(profile: Profile, parameter: float) -> None:
     def of_circle(centre: complex, radius: float) -> float:
         """Difference between the value at a centre and the mean over its circle, in its sizes: zero if analytic."""
-        points = [mp.mpc(centre) + radius * mp.expj(2 * mp.pi * (k + 0.5) / 256) for k in range(256)]
+        count = 256 if parameter > 10.0 else 64  # a high power of a pole takes more
+        points = [mp.mpc(centre) + radius * mp.expj(2 * mp.pi * (k + 0.5) / count) for k in range(count)]
         values = [formula(profile, point, parameter) for point in points]
-        return float(abs(sum(values) / 256 - formula(profile, mp.mpc(centre), parameter)) / max(map(abs, values)))
+        return float(abs(sum(values) / count - formula(profile, mp.mpc(centre), parameter)) / max(map(abs, values)))
 
     with mp.workdps(30):
         start = profile.branch if math.isfinite(profile.branch) else -3.0

@@ -43,7 +43,7 @@ def test_no_entry_is_beyond_its_bound(
         assert outcome.bound <= 100.0 * tolerance + 1e-11  # a bound that says something
 
 
-@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("d", [1, 2, pytest.param(3, marks=pytest.mark.portable)])
 @pytest.mark.parametrize("kernel", ["Matern 1/2", "squared exponential"])
 def test_targets_apart(rng: np.random.Generator, kernel: str, d: int) -> None:
     X = attacks.clusters(120, d, rng)

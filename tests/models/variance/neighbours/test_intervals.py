@@ -125,6 +125,7 @@ KERNELS: tuple[tuple[type[Any], dict[str, float]], ...] = (
 )
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("d", [1, 2, 3])
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda pair: pair[0].__name__)
 @pytest.mark.parametrize("kind", KINDS)
