@@ -44,7 +44,7 @@ def check_refinement_memory(
         resident_bytes=resident,
         cache_bytes=run.job.cluster.cache_bytes,
     )
-    products, columns = None, 2 * dataset.n_targets + settings.probes
+    products, columns = None, 2 * dataset.n_targets + settings.probes_for(n)
     if kernel is not None:
         error = ProductError.of(settings.product_error)
         products = error.memory(kernel, n, columns, run.job.cluster.worker_memory_bytes)
@@ -83,7 +83,7 @@ def refined(run: Run, start: Hyperparameters, executor: BlockExecutor) -> Hyperp
     space = RefineSpace.of(start, dataset.feature_names, learn_variance=job.learn_variance, **job.named())
     reporter.note(
         f"refining {int(space.space.free.sum())} hyperparameters on {dataset.n_samples:,} samples with "
-        f"{settings.probes} probes"
+        f"{settings.probes_for(dataset.n_samples)} probes"
     )
 
     with interruptible(reporter.warn) as interruption:

@@ -91,9 +91,9 @@ def plan_refinement(
     """
     factor = settings.preconditioner().resolved(n, d).memory(n, d)
     rank = int(settings.landmarks().resolved(n, d).rank)
-    t, threads = p + settings.probes, executor.threads_per_process
+    t, threads = p + settings.probes_for(n), executor.threads_per_process
     held_out = held_out_samples(n, settings.held_out)
-    contraction = 2 * t + settings.probes
+    contraction = 2 * t + settings.probes_for(n)
     return RefineMemory(
         resident_bytes=resident_bytes,
         vectors_bytes=8 * n * (ARRAYS_OF_A_SOLVE * t + contraction + p),

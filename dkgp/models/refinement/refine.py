@@ -101,7 +101,7 @@ class _Run:
         return GradientEstimator(
             source,
             targets,
-            draw_probes(source.n_samples, settings.probes, settings.seed),
+            draw_probes(source.n_samples, settings.probes_for(source.n_samples), settings.seed),
             self._context if every == 1 else replace(self._context, note=None),
             preconditioner=settings.preconditioner(),
             sample_noise=noise,
@@ -277,7 +277,7 @@ class _Run:
                 self._targets,
                 solution.alpha,
                 solution.gradient,
-                probes=settings.probes,
+                probes=settings.probes_for(len(self._targets)),
                 seed=settings.seed,
             )
         self._passes += solution.progress.column_passes + solution.refreshes + estimate.steps

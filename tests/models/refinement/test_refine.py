@@ -337,3 +337,8 @@ def test_memory_is_what_was_planned(executor: LocalExecutor, rng: np.random.Gene
     tracemalloc.stop()
     projected = plan.coordinator_bytes - RUNTIME_BYTES
     assert peak < projected < 12 * peak
+
+
+def test_fewer_probes_stand_behind_gradients_of_many_samples() -> None:
+    assert [RefineSettings().probes_for(n) for n in (1_000, 199_999, 200_000, 10**7)] == [8, 8, 4, 4]
+    assert RefineSettings(probes=6).probes_for(10**7) == 6
