@@ -21,7 +21,7 @@ from dkgp.kernels.terms import Term, Terms
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.cells.plan import Frame, Plan, Walk, padded
 from dkgp.operators.cells.products import CellProducts, Moments, finish, join, up
-from dkgp.operators.cells.proof import EXTRA, Expansion, shells
+from dkgp.operators.cells.proof import EXTRA, Expansion, group_count, groups
 from dkgp.operators.cells.roundings import HIGHEST, displacement, half_table
 from dkgp.operators.cells.tree import Tree, morton_codes
 
@@ -80,7 +80,8 @@ class Sources:
             sources=self.tree,
             d=self.d,
             moments=self.moment_order,
-            shell=shells(self.moment_order, self.d),
+            groups=groups(self.moment_order, self.d),
+            group_count=group_count(self.moment_order, self.d),
             up=padded(half_table(self.moment_order).transpose(0, 2, 1)),
             translations=True,
         )

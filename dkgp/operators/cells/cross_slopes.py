@@ -138,7 +138,7 @@ class _SlopePlan(PiecePlan):
         translate(
             0, cells, part.pairs, part.sources, part.keys, part.transforms, part.counts, part.operators,
             part.operators_at, part.places, part.source_places, part.signs, part.weights, part.remainder,
-            moments.values, moments.shells, moments.mass, int(self.sources.at[number]), t, self.order**self.d,
+            moments.values, moments.groups, moments.mass, int(self.sources.at[number]), t, self.order**self.d,
             self.moments**self.d, L, bound,
         )  # fmt: skip
         return bound.reshape(cells, t)
@@ -148,7 +148,7 @@ class _SlopePlan(PiecePlan):
         profile, parameter = self.term.profile, self.term.parameter
         most = int(np.diff(part.pairs).max(initial=0))
         count = len(part.counts) * part.transforms
-        weights, remainder, none = np.zeros((count, self.moments)), np.zeros(count), np.zeros(count, np.int64)
+        weights, remainder, none = np.zeros((count, self.group_count)), np.zeros(count), np.zeros(count, np.int64)
         for key, (canon, order) in self._kinds[number].items():
             expansion = self.shared.expansion(number, canon)
             if expansion.order == 0:

@@ -21,7 +21,7 @@ from dkgp.kernels.small_products import LANES
 from dkgp.kernels.terms import Term
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.operators.base import FloatArray
-from dkgp.operators.cells.proof import EXTRA, Expansion, shells
+from dkgp.operators.cells.proof import EXTRA, Expansion, group_count, groups
 from dkgp.operators.cells.roundings import HIGHEST, Roundings, displacement, half_table
 from dkgp.operators.cells.sweeps import CHUNK, RUN
 from dkgp.operators.cells.tree import Tree
@@ -186,6 +186,7 @@ class Plan:
     def _settle(self, walk: Walk, far: dict[int, _Pairs]) -> None:
         d = self.d
         self.order, self.moments = self._orders(walk)
+        self.groups, self.group_count = groups(self.moments, d), group_count(self.moments, d)
         most = self.sources.most_points
         self.roundings = Roundings(
             d,
@@ -206,7 +207,6 @@ class Plan:
         halves = half_table(self.moments)
         self.up = padded(halves.transpose(0, 2, 1))
         self.down = padded(halves[:, : self.order, : self.order])
-        self.shell = shells(self.moments, d)
 
     def _choose_near_type(self, additions: int) -> None:
         """Take single precision for near entries where that costs little of the tolerance.
@@ -268,7 +268,7 @@ class Plan:
         most = int(np.diff(starts).max(initial=0))
         counts = np.zeros(len(canons), np.int64)
         operators, at = [np.zeros(0)], np.zeros(len(canons), np.int64)
-        weights, remainder = np.zeros((len(canons), self.moments)), np.zeros(len(canons))
+        weights, remainder = np.zeros((len(canons), self.group_count)), np.zeros(len(canons))
         profile, parameter = self.term.profile, self.term.parameter
         for place, canon in enumerate(canons):
             expansion = walk.classes[level, canon]

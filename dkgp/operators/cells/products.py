@@ -23,9 +23,9 @@ from dkgp.operators.cells.sweeps import (
     add_near,
     column_sums,
     evaluate_leaves,
+    group_sums,
     leaf_moments,
     merge_moments,
-    shell_sums,
     split_expansions,
     translate,
 )
@@ -51,7 +51,7 @@ class Moments:
     weights: FloatArray  # (n_points, t)
     values: FloatArray  # flat: (cells * t, moments^d)
     mass: FloatArray  # (cells, t)
-    shells: FloatArray  # (cells * t, moments)
+    groups: FloatArray  # sums of magnitudes: (cells * t, group_count)
     factors: FloatArray  # a power of two for each column, which takes the largest weight below one: (t,)
 
     @classmethod
@@ -64,7 +64,7 @@ class Moments:
             weights,
             np.empty(rows * plan.moments**plan.d + LANES),
             np.empty((plan.sources.n_cells, V.shape[1])),
-            np.empty((rows, plan.moments)),
+            np.empty((rows, plan.group_count)),
             np.ldexp(1.0, -exponents),
         )
 
@@ -132,7 +132,7 @@ def _merge(plan: Plan, moments: Moments, number: int, first: int, last: int) -> 
             first, last, level.child, level.children, tree.levels[number + 1].coord, at, int(tree.at[number + 1]),
             plan.up, plan.d, plan.moments, t, moments.values, moments.mass,
         )  # fmt: skip
-    shell_sums((at + first) * t, (at + last) * t, moments.values, plan.shell, plan.moments, moments.shells)
+    group_sums((at + first) * t, (at + last) * t, moments.values, plan.groups, plan.group_count, moments.groups)
 
 
 def finish(plan: Plan, moments: Moments, leaves: tuple[int, int]) -> Part:
@@ -184,7 +184,7 @@ def _descend(
                 low, high, translation.pairs, translation.sources, translation.keys, translation.transforms,
                 translation.counts, translation.operators, translation.operators_at, translation.places,
                 translation.source_places, translation.signs, translation.weights, translation.remainder,
-                moments.values, moments.shells, moments.mass, int(plan.sources.at[number]), t, p**d,
+                moments.values, moments.groups, moments.mass, int(plan.sources.at[number]), t, p**d,
                 plan.moments**d, L_here, bound_here,
             )  # fmt: skip
         if number:

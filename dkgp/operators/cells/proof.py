@@ -270,6 +270,38 @@ def shells(width: int, d: int) -> NDArray[np.int64]:
     return np.asarray(np.indices((width,) * d).reshape(d, -1).max(axis=0))
 
 
+# Classes of the second index beside the first, in two dimensions.
+_SECOND = 4
+# Groups are padded to a multiple of this, for loops with as many sums side by side.
+_SIDE_BY_SIDE = 4
+
+
+def group_of(index: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the groups of coefficients with indices (d, ...), over which the sums of a bound are taken.
+
+    Dropped terms of one group differ little, and those of one largest index k by decades. A group has one k, in two
+    dimensions also one of four ranges of the other index, and in three one sum of the other two. Neither signs nor the
+    order of the axes matter. Groups with k below a width are the first `group_count(width, d)`, but for padding.
+    """
+    d, k = len(index), index.max(axis=0)
+    rest = index.sum(axis=0) - k
+    if d == 1:
+        return np.asarray(k)
+    return np.asarray(_SECOND * k + _SECOND * rest // (k + 1) if d == 2 else k * k + rest)
+
+
+def group_count(width: int, d: int) -> int:
+    """Return the number of groups of indices below a width, padded."""
+    count = {1: width, 2: _SECOND * width, 3: width * width}[d]
+    return -(-count // _SIDE_BY_SIDE) * _SIDE_BY_SIDE
+
+
+@lru_cache(maxsize=128)
+def groups(width: int, d: int) -> NDArray[np.int64]:
+    """Return the group of each coefficient: (width**d,)."""
+    return group_of(np.indices((width,) * d).reshape(d, -1))
+
+
 class Expansion:
     """A proven expansion of the kernel between two cells of one side, at one offset.
 
@@ -451,9 +483,9 @@ class Expansion:
     ) -> tuple[FloatArray, float]:
         """Weights of the source's moments and of its weights in the bound of a target's row.
 
-        With S_k the sum of the magnitudes of the source cell's computed moments whose largest index is k, and |v| that
-        of its weights, the pair adds at most sum_k weights[k] S_k + remainder |v| to the error of a row: all that was
-        dropped, and all roundings from the points to the result.
+        With S_g the sum of the magnitudes of the source cell's computed moments of a group g, and |v| that of its
+        weights, the pair adds at most sum_g weights[g] S_g + remainder |v| to the error of a row: all that was dropped,
+        and all roundings from the points to the result.
 
         Parameters
         ----------
@@ -464,7 +496,7 @@ class Expansion:
 
         Returns
         -------
-        (roundings.moments,) float64 and float
+        (group_count(roundings.moments, d),) float64 and float
         """
         assert self.operator is not None
         kept = np.abs(self.operator)
@@ -502,19 +534,19 @@ class Expansion:
     ) -> tuple[FloatArray, float]:
         """Weights of moments and of weights; `sizes` are the effects of coefficients on a target."""
         known = min(roundings.moments, self._known)
-        shell = shells(self._known, self.d)
-        weights = np.zeros(roundings.moments)
-        weights[:known] = [dropped[shell == k].max() for k in range(known)]
-        beyond = float(dropped[shell >= known].sum())
+        inside = shells(self._known, self.d) < known
+        weights = np.zeros(group_count(roundings.moments, self.d))
+        np.maximum.at(weights, groups(self._known, self.d)[inside], dropped[inside])
+        beyond = float(dropped[~inside].sum())
         # Roundings. The moments' errors, on their way through the kept coefficients and through the bound itself:
         moment_errors = roundings.moment_errors(level)
         column_sums = sizes.sum(axis=1)
         errors = float((column_sums * moment_errors[tuple(self.kept)]).sum())
-        sums = np.bincount(shells(known, self.d), weights=_corner(moment_errors, known), minlength=known)
-        errors += float((weights[:known] * sums).sum())
+        sums = np.bincount(groups(known, self.d), weights=_corner(moment_errors, known), minlength=len(weights))
+        errors += float((weights * sums).sum())
         # coefficients rounded, sums over the kept moments, and all that happens to the local expansion afterwards.
         later = (self.kept.shape[1] + 2.0) * column_sums + (sizes if kept is None else kept) @ local
-        np.maximum.at(rounded := np.zeros(roundings.moments), self.kept.max(axis=0), later)
+        np.maximum.at(rounded := np.zeros(len(weights)), group_of(self.kept), later)
         return weights + EVALUATION * UNIT * rounded, beyond + rest + EVALUATION * UNIT * errors
 
 

@@ -158,14 +158,14 @@ def merge_moments(first, last, child, children, coord, at, below, up, d, p, t, M
 
 
 @cached_njit(nogil=True)
-def shell_sums(first, last, M, shell, shells, out):  # type: ignore[no-untyped-def]
-    """Sums of the magnitudes of moments with the same `shell`, of rows from `first` up to `last`."""
-    size = shell.shape[0]
+def group_sums(first, last, M, groups, count, out):  # type: ignore[no-untyped-def]
+    """Sums of the magnitudes of moments of the same of `count` `groups`, of rows from `first` up to `last`."""
+    size = groups.shape[0]
     for row in range(first, last):
-        for k in range(shells):
+        for k in range(count):
             out[row, k] = 0.0
         for m in range(size):
-            out[row, shell[m]] += abs(M[row * size + m])
+            out[row, groups[m]] += abs(M[row * size + m])
 
 
 @cached_njit(nogil=True)
@@ -208,11 +208,11 @@ def translate(  # type: ignore[no-untyped-def]
     `keys`, class * `transforms` + transform. Class c keeps `counts[c]` coefficients (none: the pair is left out). Of
     each transform and class, these lie at `places` of `full` ones of a target, and at `source_places` of `source_full`
     ones of a source, with `signs`. `operators` are (count, whole vectors), from `operators_at[c]` on. `weights`
-    (classes, shells) times the shell sums `S` and `remainder` times the `mass` bound a pair's error. Rows of L and
+    (classes, groups) times the sums of groups `S` and `remainder` times the `mass` bound a pair's error. Rows of L and
     bound begin with `first`.
     """
     prefer_full_vectors()
-    classes, shells = weights.shape
+    classes, groups = weights.shape
     most = 0
     for block in range(first, last, BLOCK):
         most = max(most, pairs[min(block + BLOCK, last)] - pairs[block])
@@ -246,10 +246,14 @@ def translate(  # type: ignore[no-untyped-def]
             for i in range(begin, end):
                 for j in range(t):
                     row, source = (targets[i] - first) * t + j, at + wanted[i]
-                    error = remainder[c] * mass[source, j]
-                    for k in range(shells):
+                    # Four sums side by side, so that none waits for the one before.
+                    error, second, third, fourth = remainder[c] * mass[source, j], 0.0, 0.0, 0.0
+                    for k in range(0, groups, 4):
                         error = fma(weights[c, k], S[source * t + j, k], error)
-                    bound[row] += error
+                        second = fma(weights[c, k + 1], S[source * t + j, k + 1], second)
+                        third = fma(weights[c, k + 2], S[source * t + j, k + 2], third)
+                        fourth = fma(weights[c, k + 3], S[source * t + j, k + 3], fourth)
+                    bound[row] += error + second + (third + fourth)
             q = counts[c]
             if q == 0:
                 begin = end
