@@ -55,3 +55,5 @@ def test_other_kernels_and_options_are_refused() -> None:
     values: dict[str, Any] = {option.name: option.default for option in section.options}  # type: ignore[union-attr]
     with pytest.raises(UsageError, match="`sizes` is an option of products by cells; set `cells` too"):
         section.run({**values, "sizes": (10,)}, SilentReporter())
+    with pytest.raises(UsageError, match="`samples` is no option of products by cells"):
+        section.run({**values, "cells": True, "samples": 10}, SilentReporter())

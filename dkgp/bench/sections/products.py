@@ -33,6 +33,19 @@ CELLS = (
     Option("plot", "Draw processor seconds against points into a .png, .pdf or .svg.", metavar="FILE"),
 )
 
+OTHERS = (
+    Option("samples", "Number of samples.", type=int, default=30_000),
+    Option("features", "Number of features.", type=int, default=8),
+    Option("vectors", "Vectors at a time.  [default: 1 4 8]", type=int, multiple=True),
+    Option("workers", "Threads, and worker processes.", type=int, default=2),
+    Option(
+        "halo",
+        "Of the block-Vecchia factor that worker processes build, with leaves of half of it; 0 for none.",
+        type=int,
+        default=1000,
+    ),
+)
+
 
 def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
     from dkgp.bench.cells import BenchCellsJob, run_bench_cells
@@ -40,6 +53,11 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
 
     of_cells = {name: value for name, value in section.take(values, *CELLS).items() if value not in (None, ())}
     if values.pop("cells"):
+        others = [each.name for each in OTHERS if values[each.name] not in (each.default, None, ())]
+        if others:
+            raise UsageError(
+                f"`{min(others)}` is no option of products by cells, whose points are `sizes`; leave it or `cells` out"
+            )
         common = {option.name: values[option.name] for option in (section.REPEATS, section.SEED, section.OUT)}
         return run_bench_cells(BenchCellsJob(**of_cells, **common), reporter)
     if of_cells:
@@ -60,16 +78,7 @@ section.SECTIONS.add(
                 default=False,
             ),
             *CELLS,
-            Option("samples", "Number of samples.", type=int, default=30_000),
-            Option("features", "Number of features.", type=int, default=8),
-            Option("vectors", "Vectors at a time.  [default: 1 4 8]", type=int, multiple=True),
-            Option("workers", "Threads, and worker processes.", type=int, default=2),
-            Option(
-                "halo",
-                "Of the block-Vecchia factor that worker processes build, with leaves of half of it; 0 for none.",
-                type=int,
-                default=1000,
-            ),
+            *OTHERS,
             replace(section.REPEATS, default=7),
             section.SEED,
             section.OUT,
