@@ -93,7 +93,7 @@ def cross_slopes(
     features = list(terms[0].features)
     steps = terms[0].amplitude * np.array(terms[0].scale) * np.abs(weights).sum(axis=0)[:, None]
     share = float((errors[:, :, features] / np.maximum(steps, 1e-300)).min())
-    if not share >= LEAST_SHARE or not forecast_sums(context, len(inputs), np.ones(1), np.ones(1)).pays:
+    if not LEAST_SHARE <= share < math.inf or not forecast_sums(context, len(inputs), np.ones(1), np.ones(1)).pays:
         return None
 
     def build() -> CrossSlopes:

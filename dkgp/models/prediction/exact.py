@@ -35,7 +35,8 @@ from dkgp.operators.product_error import EVERY_ENTRY as EXACT_PRODUCTS
 from dkgp.operators.product_error import ProductError
 
 Means = tuple[IndexArray, *tuple[FloatArray, ...]]
-# Share of a mean's own bound that errors of its sum may add, where these are chosen here.
+# Errors of sums that are chosen here: this share of a mean's own bound, or of the noise's deviation where that is less.
+# A solve that stopped early has bounds of many deviations, and its means are far closer to the exact ones than these.
 SHARE_OF_BOUND = 0.01
 
 
@@ -150,7 +151,7 @@ def _chosen_sums(
     bound = certificate.mean_error_bound(context.kernel.diagonal(first))[0]
     if error.number is not None:
         return Sums(error.number)
-    errors = SHARE_OF_BOUND * bound
+    errors = SHARE_OF_BOUND * np.minimum(bound, np.sqrt(model.noise_variance))
     trend = Trend.held(model.trend)
     if trend is not None:
         # Each share of a target's bound goes half to its own sum, half to those of the columns of the mean.

@@ -118,6 +118,20 @@ def test_sums_within_an_error_are_in_the_bound(
     assert np.isfinite(sums).all()
 
 
+def test_errors_of_sums_do_not_grow_with_the_bound(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a certificate of an earlier version bounds no derivative."""
+    asked = []
+    monkeypatch.setattr(module, "cross_slopes", lambda *arguments: asked.append(arguments[-1]))
+    monkeypatch.setattr(
+        Certificate, "gradient_error_bound", lambda _, sizes, *__: np.full((len(sizes.slope), 2, 2), np.inf)
+    )
+    solved = problem("rbf", rng)
+    error = GradientPredictor(solved.model, f"gradients-{next(_VERSIONS)}")(solved.T).error
+    assert np.isinf(error).all()
+    slope = SlopeEvaluator(parse_kernel("rbf", 2)).sizes(np.zeros((1, 2))).slope[0]
+    np.testing.assert_allclose(asked[0], np.broadcast_to(0.01 * np.sqrt(0.02) * slope, (4, 2, 2)), rtol=1e-12)
+
+
 def test_noise_by_sample(rng: np.random.Generator) -> None:
     """Theorem 1a: over eight orders of magnitude, of an early stop and of an exact solution."""
     noise = 10.0 ** rng.uniform(-6.0, 2.0, 24)

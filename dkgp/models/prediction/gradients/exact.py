@@ -38,7 +38,8 @@ from dkgp.operators.cross_sums import cross_slopes
 
 # Test samples whose sums one thread takes at a time, and whose deviations are solved for together.
 PIECE_ROWS, SOLVED_TOGETHER = 64, 64
-# Share of a derivative's bound that an error of its sum may add.
+# Share of a derivative's bound that an error of its sum may add; the bound taken for at most that of a mean which is a
+# deviation of the noise off.
 SHARE_OF_BOUND = 0.01
 # Of the memory that is free, what a factor may take.
 MEMORY_SHARE = 0.5
@@ -78,7 +79,8 @@ class GradientPredictor:
 
     def __init__(self, model: ModelRecord, version: str) -> None:
         self._model = model
-        kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
+        kernel, noise_variance = fold_white(kernel_from_json(model.kernel), model.noise_variance)
+        self._deviation = float(np.sqrt(noise_variance))
         self._slopes = SlopeSums(BlockContext(version, SupportInputs.of(model, version), kernel, model.n_samples))
         self._certificate = Certificate.from_json(dict(model.certificate))
         self._trend = Trend.held(model.trend)
@@ -89,10 +91,10 @@ class GradientPredictor:
         Raises `InputError`: another number of features, or values that are not finite.
         """
         rows = standardised(self._model, inputs)
-        bound = self._certificate.gradient_error_bound(
-            self._slopes.evaluator.sizes(rows), self._slopes.errors, self._slopes.evaluator.leaves
-        )
-        gradient, off = self._slopes.within(rows, self._model.alpha, SHARE_OF_BOUND * bound)
+        sizes = self._slopes.evaluator.sizes(rows)
+        bound = self._certificate.gradient_error_bound(sizes, self._slopes.errors, self._slopes.evaluator.leaves)
+        errors = SHARE_OF_BOUND * np.minimum(bound, self._deviation * sizes.slope[:, None, :])
+        gradient, off = self._slopes.within(rows, self._model.alpha, errors)
         if off is not None:
             bound = np.nextafter(bound + off, np.inf)
         if self._trend is not None:
