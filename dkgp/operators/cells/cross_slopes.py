@@ -17,7 +17,7 @@ from dkgp.kernels.vector_math import fma
 from dkgp.operators.base import FloatArray
 from dkgp.operators.cells.cross import PiecePlan, Sources
 from dkgp.operators.cells.plan import Translations, Walk
-from dkgp.operators.cells.products import Moments
+from dkgp.operators.cells.products import UNDERFLOW, Moments
 from dkgp.operators.cells.sweeps import split_expansions, translate
 
 UNIT = 2.0**-53
@@ -52,9 +52,12 @@ class CrossSlopes:
         term, t = self._term, self._weights.shape[1]
         features, scale = list(term.features), term.amplitude * np.array(term.scale)
         result, bounds = np.zeros((2, len(targets), t, targets.shape[1]))
+        # Products of tiny numbers lose up to 2^-1075 each.
+        lost = UNDERFLOW * np.maximum(1.0, np.abs(scale))
+        bounds[:, :, features] = np.where(self._masses[:, None] > 0.0, lost, 0.0)
         rows = np.ascontiguousarray(targets[:, features])
         outside, _, steepest = self._sources.beyond(rows)
-        bounds[np.ix_(outside, np.arange(t), np.array(features))] = (
+        bounds[np.ix_(outside, np.arange(t), np.array(features))] += (
             steepest[:, None, None] * self._masses[:, None] * np.abs(scale) * (1.0 + 1e-9)
         )
         inside = np.setdiff1d(np.arange(len(rows)), outside, assume_unique=True)
@@ -83,7 +86,7 @@ class CrossSlopes:
             place = np.ix_(at, np.arange(t), np.array(features))
             parts = far[start:stop][places] * scale
             result[place] += parts
-            bounds[place] = off[start:stop][places] * np.abs(scale) * (1.0 + 1e-9)
+            bounds[place] += off[start:stop][places] * np.abs(scale) * (1.0 + 1e-9)
             bounds[place] += 2.0 * UNIT * (2.0 * np.abs(parts) + np.abs(result[place]))
         return result, bounds
 

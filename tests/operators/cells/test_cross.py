@@ -126,6 +126,15 @@ def test_derivatives_are_within_their_bounds(
     assert (away[:, :12].sum(axis=1) <= bounds[:, 12] + 1e-11).all()
 
 
+def test_bounds_of_derivatives_count_underflow(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SOURCE_LEAF, 1, 2)
+    X, V = rng.uniform(size=(90, 1)), np.column_stack([1e-320 * rng.standard_normal(90), np.zeros(90)])
+    kernel = 1e3 * Matern32.from_length_scales([0.1])
+    _, bounds = CrossSlopes(terms_of(kernel), SlopeEvaluator(kernel), X, V, 1e-3).at(np.array([[0.5], [99.0]]))
+    assert (bounds[:, 0] >= 1e-290).all()
+    assert (bounds[:, 1] == 0.0).all()
+
+
 def test_neighbours_stand_together(rng: np.random.Generator) -> None:
     X, T = rng.uniform(size=(50, 2)), rng.uniform(size=(4096, 2))
     order = near_order(context_of(KERNELS["rbf"], X, "order"), T)
