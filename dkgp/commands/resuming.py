@@ -109,6 +109,15 @@ def difference(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None
     return None
 
 
+def evaluated_every_entry(store: CheckpointStore, summary: Mapping[str, Any] | None) -> bool:
+    """True if an earlier run, by its checkpoint or by its model's summary, evaluated every entry of its products."""
+    latest = None
+    with contextlib.suppress(CheckpointError):
+        latest = store.load_latest() if exists(store.url) else None
+    begun = summary if latest is None else latest.metadata.get("identity")
+    return isinstance(begun, Mapping) and not {"product_error", OLD_NAME} & begun.keys()
+
+
 def is_unfinished_model(url: str, dataset: Dataset, kind: str, model: Any | None) -> bool:
     """True if a model of these data is there that resuming may replace: it stopped short, or its writing did.
 

@@ -6,6 +6,7 @@ A process may be killed at any moment, also between the last byte of its model a
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,14 +19,14 @@ from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.outputs import check_side_files
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.reporting.records import RecordLog
-from dkgp.commands.resuming import has_checkpoint, is_unfinished_model, remove_checkpoint
+from dkgp.commands.resuming import evaluated_every_entry, has_checkpoint, is_unfinished_model, remove_checkpoint
 from dkgp.commands.run import Run
 from dkgp.data import CheckpointStore, ensure_writable
 from dkgp.data.stores.models.references import check_reference
 from dkgp.errors import InputError
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.warm_up import BOUNDED_PRODUCTS, helped
-from dkgp.operators.product_error import ProductError
+from dkgp.operators.product_error import AUTO, EVERY_ENTRY, ProductError
 from dkgp.solvers import Checkpointing
 
 
@@ -83,6 +84,25 @@ class TrainingRun(Run):
         """Open data and hyperparameters."""
         self.dataset = self.open_data()
         self.hyperparameters = self.read_hyperparameters(self.job.hyper)
+
+    def keep_to_products(self) -> None:
+        """With "auto", go on with the products that a run to resume began with, where these evaluated every entry.
+
+        So it is of runs of earlier versions, and where the forecast was another.
+        """
+        kernel = None if self.hyperparameters is None else self.hyperparameters.kernel
+        if not self.job.resume or self.product_error != AUTO or kernel is None:
+            return
+        if not self.product_error.bounds(kernel, self.dataset.n_samples):
+            return
+        summary = None
+        if not self.job.overwrite:
+            with contextlib.suppress(InputError):
+                model = self.stored()
+                summary = model.summary if model.fingerprint == self.dataset.fingerprint else None
+        if evaluated_every_entry(CheckpointStore(self.job.checkpoint_url), summary):
+            self.product_error = EVERY_ENTRY
+            self.reporter.note("products evaluate every kernel entry, as they did when the run began")
 
     def read_hyperparameters(self, location: str) -> Hyperparameters:
         """Read hyperparameters for these data; `InputError` where they are for others."""

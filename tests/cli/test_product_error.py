@@ -121,6 +121,24 @@ def test_auto_says_why_and_enters_the_identity(
     assert "is of a run with another product error" in result.stderr
 
 
+def test_auto_goes_on_with_every_entry_where_a_run_began_so(
+    terrain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = train(terrain, tmp_path / "m", "--solver", "cg", "--cluster", "none", "--tol", 1e-3)[:-1]
+    run(*command, "--max-passes", 3)
+    # As by a later version, whose forecast takes other products.
+    monkeypatch.setattr("dkgp.operators.product_error.choose", lambda kernel, n: Forecast(True, "as the test says"))
+    for _ in range(2):  # the second finds a finished model
+        result = run(*command, "--resume")
+        assert result.exit_code == 0, result.stderr
+        assert "evaluate every kernel entry, as they did when the run began" in result.stderr
+        found = json.loads(result.stdout)
+        assert found["converged"]
+        assert "product_error" not in found
+    other = run(*command, "--resume", "--product-error", 1e-4, "--overwrite")
+    assert "is of a run with another product error (its product error: None; this run's: 0.0001)" in other.stderr
+
+
 def test_the_option_of_earlier_versions_names_its_successor(terrain: dict[str, Any], tmp_path: Path) -> None:
     refused(
         run(*train(terrain, tmp_path / "m", "--tree-error", 1e-5)),

@@ -72,6 +72,7 @@ class ClassifyRun(TrainingRun):
         self.hyperparameters = None
         if self.job.hyper is not None:
             self.hyperparameters = self.read_hyperparameters(self.job.hyper)
+        self.keep_to_products()
 
     def prepare(self) -> None:
         """Weigh the samples, refuse what does not go with the data, and tell what is odd."""

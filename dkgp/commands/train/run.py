@@ -70,6 +70,7 @@ class TrainRun(TrainingRun):
     def open(self) -> None:
         """Open data and hyperparameters, and choose the solver that "auto" stands for; resumed, it is the same."""
         super().open()
+        self.keep_to_products()
         if self.hyperparameters.student_t is not None:
             require_one_target(self.dataset)
             if self.job.mean != CENTRED:
