@@ -182,20 +182,31 @@ def _may_replace(job: Any, traces: Traces) -> bool:
 
 
 def _has_whole_checkpoint(url: str, reporter: Reporter) -> bool:
+    from dkgp.operators.product_error import OLD_NAME
+
     try:
-        return CheckpointStore(url).load_latest() is not None
+        latest = CheckpointStore(url).load_latest()
     except CheckpointError as error:
         reporter.warn(f"{error} Training starts from the beginning")
         return False
+    if latest is not None and (latest.metadata.get("identity") or {}).get(OLD_NAME) is not None:
+        reporter.warn(
+            f"the checkpoint in '{url}' is of an earlier version, whose kind of products is gone. Training starts from "
+            "the beginning"
+        )
+        return False
+    return latest is not None
 
 
 def _can_be_resumed(url: str) -> bool:
-    """True if the prediction store was laid out in full before the process died."""
+    """True if the prediction store was laid out in full before the process died, and is not of sums that are gone."""
+    from dkgp.operators.product_error import OLD_NAME
+
     try:
         writer = PredictionWriter.open_to_resume(url)
     except StoreError:
         return False
-    return all(exists(join(url, name, "zarr.json")) for name in writer.variables)
+    return OLD_NAME not in writer.attributes and all(exists(join(url, name, "zarr.json")) for name in writer.variables)
 
 
 def _clear(url: str, traces: Traces, reporter: Reporter) -> None:

@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dkgp.commands.reporting.progress import SilentReporter
-from dkgp.data import dataset_from_arrays, open_classifier, open_dataset, open_model
+from dkgp.data import CheckpointStore, dataset_from_arrays, open_classifier, open_dataset, open_model
 from dkgp.data.stores.models.sparse import open_sparse_model
 from dkgp.errors import ClusterError, InterruptedRunError, StorageError
 from dkgp.service.queue.events import EventWriter
@@ -118,6 +119,24 @@ def test_a_job_that_was_done_when_its_process_died_is_recorded_and_not_done_agai
     if command == "classify":
         assert record.document["classes"] == ["high", "low"]
         assert record.document["certificate"] == open_classifier(str(out)).certificate
+
+
+def test_a_job_of_an_earlier_version_begins_anew_where_its_products_are_gone(
+    queue: JobQueue, problem: Problem, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    job, _ = queue.submit("train", {**problem.training(out), "tree_error": 1e-6})
+    claimed = queue.claim()
+    assert claimed is not None
+    Traces(queue.folder_of(job.id), job_from_options("train", claimed.options), queue.ledger.running()[0].generation)
+    CheckpointStore(f"{out}.checkpoint").save(1, {"alpha": np.zeros((400, 1))}, {"identity": {"tree_error": 1e-6}})
+    assert queue.ledger.died(job.id, claimed.attempt, "killed") == "queued"
+    record = attempt(queue, job.id)
+    assert (record.state, record.error) == ("done", None)
+    assert record.document is not None
+    assert record.document["product_error"] == 1e-6
+    assert not record.document["resumed"]
+    assert not Path(f"{out}.checkpoint").exists()
 
 
 @pytest.fixture
