@@ -73,7 +73,7 @@ demo: $(STAMP) ## Train an exact GP on 100,000 samples: data, hyperparameters, m
 	$(BIN)/dkgp demo --out $(DEMO_OUTPUT) --overwrite $(DEMO_ARGS)
 
 # Once, in as many processes as there are cores: the first tests would compile all this themselves, wait for each other and start helpers.
-$(COMPILED): $(STAMP) $(shell find dkgp/kernels -name '*.py')
+$(COMPILED): $(STAMP) $(shell find dkgp/kernels -name '*.py'; grep -rl --include='*.py' '^@cached_njit' dkgp)
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/dkgp warm-up
 	touch $@
 

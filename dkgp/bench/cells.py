@@ -1,4 +1,4 @@
-"""`dkgp bench products --cells`: products by cells beside products that evaluate every entry, and Fourier methods.
+"""`dkgp bench products --cells`: compare products by cells with exact products and Fourier methods.
 
 Points are uniform in the unit square or cube, weights are standard normal. Every measurement is a process of its own,
 on one thread, so that processor seconds and peak memory are those of one contender. The exact product is measured up to
@@ -321,12 +321,12 @@ def _growth(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             key = row["contender"], row["kernel"], row["length_scale"], row["tolerance"]
             series.setdefault(key, []).append(row)
     figures: dict[str, Any] = {}
-    for (contender, kernel, length_scale, tolerance), found in series.items():
+    for (contender, kernel, length_scale, tolerance), measured in series.items():
         label = f"{contender}_{kernel}_{length_scale:g}_at_{tolerance:.0e}"
-        if len(found) > 1:
-            n, seconds = (np.log([row[name] for row in found]) for name in ("n", "cpu_seconds"))
+        if len(measured) > 1:
+            n, seconds = (np.log([row[name] for row in measured]) for name in ("n", "cpu_seconds"))
             figures[f"growth_{label}"] = float(np.polyfit(n, seconds, 1)[0])
-        last = max(found, key=lambda row: row["n"])
+        last = max(measured, key=lambda row: row["n"])
         exact = [
             row
             for row in rows

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
     from dkgp.commands.reporting.progress import Reporter
 
-# Options of earlier versions, and those that took their places.
-SUCCESSORS = {"--tree-error": "--product-error"}
-
 
 class JobCommand(DeclaredCommand):
     """A command NAME whose module holds its dataclass `NameJob` and the function `run_name` that runs one.
@@ -58,14 +55,13 @@ class JobCommand(DeclaredCommand):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            successor = SUCCESSORS.get(error.option_name)
-            if successor is None or not any(successor in option.opts for option in self.params):
+            from dkgp.operators.product_error import successor
+
+            advice = successor(error.option_name)
+            if advice is None or "product_error" not in self.declared():
                 raise
-            raise click.UsageError(
-                f"{error.option_name} is no option any more: {successor} E takes its place, with the same bound E; or "
-                f"{successor} auto or none",
-                ctx,
-            ) from None
+            words = f"{error.option_name} is no option any more: {in_flags(advice, self.params)}"
+            raise click.UsageError(words, ctx) from None
 
     @property
     def kind(self) -> type[Any]:

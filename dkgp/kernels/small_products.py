@@ -1,6 +1,6 @@
 """Products of small matrices as chains of fused multiply-adds, with the same bits on every processor.
 
-Each entry of a product is one chain over the inner index, in its order. Blocks of entries are held in registers; how
+Each entry of a product is one chain over the inner index, in its order. Blocks of entries stay in registers; how
 many depends on the processor, and no bit does.
 """
 
@@ -22,22 +22,21 @@ LANES = 8
 
 @intrinsic(prefer_literal=True)
 def _block(  # type: ignore[no-untyped-def]
-    typing_context, rows, C, c_at, c_row, A, a_at, a_inner, a_row, B, b_at, b_inner, count, fresh
+    typing_context, rows, C, c_at, c_row, A, a_at, a_inner, a_row, B, b_at, b_inner, count
 ):
-    """Add `count` products to each of `rows` rows (a literal number) of `LANES` columns; see `add_product`."""
+    """Set `LANES` columns of `rows` rows (a literal number) to sums of `count` products; see `set_product`."""
     if not isinstance(rows, types.IntegerLiteral):
         return None
     total = rows.literal_value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, c, c_at, c_row, a, a_at, a_inner, a_row, b, b_at, b_inner, count, fresh = arguments
+        _, c, c_at, c_row, a, a_at, a_inner, a_row, b, b_at, b_inner, count = arguments
         c, a, b = (
             context.make_array(signature.args[index])(context, builder, value).data
             for index, value in ((1, c), (4, a), (8, b))
         )
         size, vector = ir.IntType(64), ir.VectorType(ir.DoubleType(), LANES)
         nothing = ir.Constant(vector, [0.0] * LANES)
-        is_fresh = builder.icmp_signed("!=", fresh, size(0))
         lanes = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
 
         def vector_at(base: Any, place: Any) -> Any:
@@ -48,9 +47,8 @@ def _block(  # type: ignore[no-untyped-def]
         for first in range(0, total, together):
             places = [vector_at(c, builder.add(c_at, builder.mul(c_row, size(first + row)))) for row in range(together)]
             sums = [cgutils.alloca_once(builder, vector) for _ in range(together)]
-            for place, value in zip(places, sums, strict=True):
-                start = builder.select(is_fresh, nothing, builder.load(place, align=8))
-                builder.store(start, value)
+            for value in sums:
+                builder.store(nothing, value)
             with cgutils.for_range(builder, count) as loop:
                 columns = builder.load(vector_at(b, builder.add(b_at, builder.mul(loop.index, b_inner))), align=8)
                 inner = builder.add(a_at, builder.mul(loop.index, a_inner))
@@ -67,35 +65,32 @@ def _block(  # type: ignore[no-untyped-def]
     size = types.intp
     if any(array.dtype != types.float64 or array.ndim != 1 for array in (C, A, B)):
         return None
-    return types.void(rows, C, size, size, A, size, size, size, B, size, size, size, size), generate
+    return types.void(rows, C, size, size, A, size, size, size, B, size, size, size), generate
 
 
-@cached_njit(nogil=True)
-def add_product(  # type: ignore[no-untyped-def]
-    C, c_at, c_row, rows, columns, A, a_at, a_inner, a_row, B, b_at, b_inner, count, fresh
-):
-    """C[m, n] = (0 if fresh else C[m, n]) + sum_k A[k, m] B[k, n], `rows` by `columns`, k below `count`.
+@cached_njit(nogil=True, no_cpython_wrapper=True)
+def set_product(C, c_at, c_row, rows, columns, A, a_at, a_inner, a_row, B, b_at, b_inner, count):  # type: ignore[no-untyped-def]
+    """C[m, n] = sum_k A[k, m] B[k, n], `rows` by `columns`, k below `count`; for calls from compiled code.
 
     Flat arrays: C[m, n] lies at `c_at + m c_row + n`, A[k, m] at `a_at + k a_inner + m a_row`, B[k, n] at
     `b_at + k b_inner + n`. Columns are taken in whole vectors of `LANES`: B and C must have room for these, and the
     columns of C beyond are overwritten.
+
+    Each constant that a caller writes as a plain number makes another version, which takes a third of a second to
+    compile. Callers write 1 where rows of A are contiguous, and where columns are; other constants as `np.int64`.
     """
     prefer_full_vectors()
     stay_apart()
     for n in range(0, columns, LANES):
-        m = 0
+        m, to, of = 0, c_at + n, b_at + n
         while m + 8 <= rows:
-            _block(8, C, c_at + m * c_row + n, c_row, A, a_at + m * a_row, a_inner, a_row, B, b_at + n, b_inner, count,
-                   fresh)  # fmt: skip
+            _block(8, C, to + m * c_row, c_row, A, a_at + m * a_row, a_inner, a_row, B, of, b_inner, count)
             m += 8
         if m + 4 <= rows:
-            _block(4, C, c_at + m * c_row + n, c_row, A, a_at + m * a_row, a_inner, a_row, B, b_at + n, b_inner, count,
-                   fresh)  # fmt: skip
+            _block(4, C, to + m * c_row, c_row, A, a_at + m * a_row, a_inner, a_row, B, of, b_inner, count)
             m += 4
         if m + 2 <= rows:
-            _block(2, C, c_at + m * c_row + n, c_row, A, a_at + m * a_row, a_inner, a_row, B, b_at + n, b_inner, count,
-                   fresh)  # fmt: skip
+            _block(2, C, to + m * c_row, c_row, A, a_at + m * a_row, a_inner, a_row, B, of, b_inner, count)
             m += 2
         if m < rows:
-            _block(1, C, c_at + m * c_row + n, c_row, A, a_at + m * a_row, a_inner, a_row, B, b_at + n, b_inner, count,
-                   fresh)  # fmt: skip
+            _block(1, C, to + m * c_row, c_row, A, a_at + m * a_row, a_inner, a_row, B, of, b_inner, count)

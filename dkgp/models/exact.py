@@ -227,11 +227,10 @@ def trained_model(
         **solution.summary(),
         "kept_share": operator.kept_share,
         "kept_tiles": operator.kept,
-        **({"products": dict(operator.products)} if operator.products else {}),
         "duality_gap": progress.to_json()["duality_gap"],
         "objective": progress.objective,
         "settings": solution.solver,
-        **product_error.record(operator.kernel, dataset.n_samples),
+        **product_error.record(operator.kernel, dataset.n_samples, operator.products),
         **({} if certificate.assumes is None else {"assumes": certificate.assumes}),
         **({} if trend is None else {"mean": trend.described(dataset)}),
     }

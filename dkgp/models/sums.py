@@ -43,7 +43,7 @@ class Rows(Protocol):
 class Sums:
     """A way to take sums over support points.
 
-    `errors` are proven bounds on what each sum may be off by, in its own units: one for all columns of the weights, or
+    `errors` are proven bounds on the error of each sum, in its units: one for all columns of the weights, or
     one for each. None where every kernel entry is evaluated.
     """
 
@@ -54,7 +54,7 @@ class Sums:
     ) -> tuple[FloatArray, FloatArray | None]:
         """Return K(inputs, X) @ weights for standardised inputs (r, d) and weights (n, t), in float64: (r, t).
 
-        Beside it stand bounds on the errors of the sums, (r, t): zero for sums of all entries, which only rounding
+        The second array bounds the errors of the sums, (r, t): zero for sums of all entries, which only rounding
         separates from the exact ones; None where all are such. With `errors`, `weights` are the same at each call.
         """
         if self.errors is None:

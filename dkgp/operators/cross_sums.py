@@ -23,16 +23,17 @@ from dkgp.operators.cells.forecast import estimated_bytes
 
 # Rows that are summed at together, and of a region of such pieces.
 PIECE_ROWS, REGION_ROWS = 32768, 131072
-# What far points may miss, in steps of the error that is asked for: bounds from moments are tighter than what is
-# asked of even weights. A step that leaves more than this share of the sums beyond the error is followed by the next.
+# Errors allowed to far points, in steps, over the error asked for: bounds from moments are tighter than those of even
+# weights. A step that leaves more than this share of the sums beyond the error is followed by the next.
 STEPS, SHARE_BEYOND = (8.0, 0.25, 0.008), 0.02
-# The same of derivatives, whose errors are larger than those of values.
+# The one step of derivatives, whose errors are larger than those of values.
 SLOPE_STEP = 0.05
-# Of a forecast, in entries evaluated: tables of a kernel and a tolerance, each piece, each source and each target, by
-# the dimension of cells. Sums pay that take this share of all entries at most; below so many entries nobody is told.
+# Costs in a forecast, in entries evaluated: tables of a kernel and a tolerance, each piece, each source and each
+# target, by the dimension of cells. Sums pay that take this share of all entries at most. Below so many entries no
+# reason is noted.
 CLASS_ENTRIES, PIECE_ENTRIES = {1: 1e9, 2: 4e9, 3: 4e10}, {1: 1e7, 2: 5e7, 3: 3e8}
 SOURCE_ENTRIES, TARGET_ENTRIES = 3e3, {1: 3e3, 2: 2e4, 3: 2e5}
-SHARE_OF_ENTRIES, TOLD_ENTRIES = 0.5, 1e11
+SHARE_OF_ENTRIES, NOTED_ENTRIES = 0.5, 1e11
 # The least error relative to the weights' magnitudes that roundings leave room for.
 LEAST_SHARE = 1e-12
 
@@ -43,6 +44,11 @@ def near_order(context: BlockContext, inputs: FloatArray) -> IndexArray:
     if not terms:
         return np.arange(len(inputs))
     return morton_order(inputs[:, list(terms[0].features)] * np.array(terms[0].scale))
+
+
+def _points(context: BlockContext) -> FloatArray:
+    """Return all inputs X of a context: (n, d)."""
+    return np.concatenate([context.source.inputs(*context.bounds(block)) for block in range(context.n_blocks)])
 
 
 def cross_sums(
@@ -58,8 +64,7 @@ def cross_sums(
     cache.make_room(estimated_bytes(context.kernel, context.n, weights.shape[1])[0])
 
     def build() -> CrossSums:
-        parts = [context.source.inputs(*context.bounds(block)) for block in range(context.n_blocks)]
-        return CrossSums(terms_of(context.kernel), np.concatenate(parts), weights)
+        return CrossSums(terms_of(context.kernel), _points(context), weights)
 
     def within(tolerance: float) -> TermSums:
         made: TermSums = cache.get((context.run_id, "sums", tolerance), lambda: points.within(tolerance))
@@ -97,8 +102,7 @@ def cross_slopes(
         return None
 
     def build() -> CrossSlopes:
-        parts = [context.source.inputs(*context.bounds(block)) for block in range(context.n_blocks)]
-        return CrossSlopes(terms_of(context.kernel), evaluator, np.concatenate(parts), weights, tolerance)
+        return CrossSlopes(terms_of(context.kernel), evaluator, _points(context), weights, tolerance)
 
     # A power of four, so that calls with other errors find the same.
     tolerance = terms[0].amplitude * 4.0 ** math.floor(math.log(share * SLOPE_STEP, 4.0))
@@ -120,14 +124,17 @@ def forecast_sums(context: BlockContext, tests: int, masses: FloatArray, errors:
     `masses` (t,) are the sums of the magnitudes of the weights. One unit is an entry that is evaluated.
     """
     entries = float(context.n) * tests
-    told = entries >= TOLD_ENTRIES
+
+    def declined(why: str) -> Forecast:
+        noted = entries >= NOTED_ENTRIES
+        return Forecast(False, f"sums evaluate every kernel entry, {entries:.1e} in all: {why}" if noted else None)
+
     try:
         terms = terms_of(context.kernel)
     except InputError as error:
-        return Forecast(False, f"sums evaluate every kernel entry, {entries:.1e} in all: {error}" if told else None)
+        return declined(str(error))
     if not (errors >= LEAST_SHARE * terms.magnitude * masses).all():
-        reason = f"sums evaluate every kernel entry, {entries:.1e} in all: no other bound is as small as these need"
-        return Forecast(False, reason if told else None)
+        return declined("no other bound is as small as these need")
     rows = min(tests, PIECE_ROWS)
     work = 0.0
     for term in terms.terms:

@@ -1,7 +1,7 @@
 """Allowed error of products with K: every entry evaluated, a proven bound, or the choice of a forecast.
 
-Other layers hold a `ProductError` and ask it for an operator, for its memory, and for what a run's identity has of it.
-They know nothing of the way in which products are taken.
+Other layers have a `ProductError` and ask it for an operator, for its memory and for its entry in a run's identity.
+They do not know how products are computed.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ Value: TypeAlias = float | Literal["auto", "none"]
 OLD_NAME = "tree_error"
 # Bound of "auto" over the tolerance.
 SHARE_OF_TOLERANCE = 0.1
-# Samples from which on a run is told why "auto" evaluates every entry: with fewer that takes a moment.
+# Samples from which on a run notes why "auto" evaluates every entry: with fewer that takes a moment.
 NOTED_SAMPLES = 30_000
 
 
 @dataclass(frozen=True)
 class ProductMemory:
-    """Bytes that products take beside those that evaluate every entry.
+    """Bytes that products take in addition to those that evaluate every entry.
 
-    - `kept_bytes`: held in each worker's process from the first product on.
+    - `kept_bytes`: kept in each worker's process from the first product on.
     - `work_bytes`: taken besides in the course of a product.
     """
 
@@ -45,7 +45,7 @@ class ProductMemory:
 
 @dataclass(frozen=True)
 class ProductError:
-    """Allowed error of an entry of a product with K, beside rounding.
+    """Allowed error of an entry of a product with K, in addition to rounding.
 
     `value` is a number E: every entry of a verifying product K V is proven to be off by at most E, in the units of
     K V. Or "none": every kernel entry is evaluated. Or "auto": a forecast decides, and the bound is below a tenth of
@@ -81,9 +81,13 @@ class ProductError:
         """Return whether products over n samples are within a bound, and not sums of all entries, by the forecast."""
         return self.number is not None or (self.value == "auto" and choose(kernel, n).takes_cells)
 
-    def record(self, kernel: Kernel, n: int) -> dict[str, Any]:
-        """Return the entry `product_error` of an identity or a summary; nothing where every entry is evaluated."""
-        return {"product_error": self.value} if self.bounds(kernel, n) else {}
+    def record(self, kernel: Kernel, n: int, products: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the entry `product_error` of an identity or a summary; nothing where every entry is evaluated.
+
+        A summary also names the operator's `products`, where their kind was chosen.
+        """
+        bounded = {"product_error": self.value} if self.bounds(kernel, n) else {}
+        return {**bounded, **({"products": dict(products)} if products else {})}
 
     def conflict(self, tolerance: float) -> str | None:
         """Return words on a number that is not below the tolerance on the gradient; None where there is no conflict."""
@@ -215,6 +219,13 @@ PRODUCT_ERROR = Option(
     above=0,
     group=FURTHER,
 )
+
+
+def successor(flag: str) -> str | None:
+    """Return the option to give in the place of a flag of earlier versions, in words; None for another flag."""
+    if flag.removeprefix("--").replace("-", "_") != OLD_NAME:
+        return None
+    return "`product_error` E takes its place, with the same bound E; or `product_error` auto or none"
 
 
 def renamed(stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def decision_task(
 def library_decision_task(
     context: BlockContext, decider: Decider, sums: Sums, test: Dataset, pieces: list[Piece]
 ) -> list[Decided]:
-    """As `decision_task`, where the C library's exponential is taken, as by a tree, or BLAS."""
+    """Decisions as by `decision_task`, of sums within an error or by a method that takes BLAS."""
     return decision_task(context, decider, sums, test, pieces)
 
 

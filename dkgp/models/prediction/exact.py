@@ -78,9 +78,9 @@ def exact_rounds(
     `stored` are the attributes of a prediction that is resumed. Sums are within `error`; those of means with variances
     evaluate every entry, unless variances are by neighbours.
 
-    Raises `InputError` for other settings than those of the prediction to resume and for a kernel that a tree cannot
-    serve, `StoreError` where the model's support inputs cannot be read, `MemoryBudgetError` where variances do not fit
-    in their working memory.
+    Raises `InputError` for other settings than those of the prediction to resume and for a number as the `error` of a
+    kernel without proven bounds, `StoreError` where the model's support inputs cannot be read, `MemoryBudgetError`
+    where variances do not fit in their working memory.
     """
     kernel, noise_variance = fold_white(kernel_from_json(model.kernel), model.noise_variance)
     if noise_variance != model.noise_variance:

@@ -121,13 +121,13 @@ def quadratures(
 
 
 def _log_quadratures(diagonals: FloatArray, offs: FloatArray) -> FloatArray:
-    """e_1' log(T) e_1 for tridiagonal matrices T of diagonals (k, S) and what lies beside them (k - 1, S): (S,)."""
+    """e_1' log(T) e_1 for tridiagonal matrices T of diagonals (k, S) and off-diagonals (k - 1, S): (S,)."""
     results = np.empty(diagonals.shape[1])
     for s in range(len(results)):
         # Where a Krylov space has ended, its matrix ends.
-        beside = offs[:, s] if len(offs) else np.zeros(0)
-        ended = np.flatnonzero(beside == 0.0)
+        second = offs[:, s] if len(offs) else np.zeros(0)
+        ended = np.flatnonzero(second == 0.0)
         size = int(ended[0]) + 1 if len(ended) else len(diagonals)
-        nodes, vectors = scipy.linalg.eigh_tridiagonal(diagonals[:size, s], beside[: size - 1])
+        nodes, vectors = scipy.linalg.eigh_tridiagonal(diagonals[:size, s], second[: size - 1])
         results[s] = float(np.sum(vectors[0] ** 2 * np.log(np.maximum(nodes, np.finfo(np.float64).tiny))))
     return results

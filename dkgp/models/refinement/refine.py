@@ -249,7 +249,7 @@ class _Run:
             score = score_held_out(
                 operator,
                 self._targets,
-                self._held_out.beside(noise_variance),
+                self._held_out.with_noise(noise_variance),
                 self._estimator.preconditioner,
                 self._settings.landmarks(),
                 initial=initial,

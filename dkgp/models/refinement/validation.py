@@ -1,11 +1,11 @@
 """Validation of refined hyperparameters: samples held out of the refinement, predicted with both.
 
-The held-out samples take part neither in gradients nor in what they are predicted from. Means are of a solve to the
-tolerance of training, variances the upper ends of proven intervals.
+The held-out samples take part neither in gradients nor in the predictions that are scored on them. Means are of a solve
+to the tolerance of training, variances the upper ends of proven intervals.
 
-Where products are approximate there are far too many samples for products with every entry. The variance given some of
-the samples alone is an upper end then, as more samples can only lower it: those that covary most with the point. In the
-few features for which such products exist, the others add little.
+Approximate products serve far too many samples for products with every entry. The variance conditioned on the samples
+that covary most with the point is an upper end then, as more samples can only lower it. In the few features for which
+such products exist, the others add little.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ GAP, MOST_VARIANCE_PASSES = 0.02, 30.0
 # Test samples that share a pass: it depends on n alone, so that the score does not depend on who computes it.
 BATCH = 256
 BATCH_BYTES = 512 * 1024**2
-# Where products are approximate: relative residual of the means' solve, and samples that a variance is given.
+# Where products are approximate: relative residual of the means' solve, and samples that a variance is conditioned on.
 APPROXIMATE_TOLERANCE, NEAREST = 1e-3, 256
 
 
@@ -60,8 +60,8 @@ class HeldOut:
     targets: FloatArray  # (h, p), standardised
     noise: FloatArray | None = None  # (h,): their own noise variances, where the noise is by sample
 
-    def beside(self, noise_variance: float) -> HeldOut:
-        """The same samples with a common noise variance added to each one's own."""
+    def with_noise(self, noise_variance: float) -> HeldOut:
+        """Add a common noise variance to the known one of each sample, where the noise is by sample."""
         return self if self.noise is None else replace(self, noise=self.noise + noise_variance)
 
 
@@ -83,9 +83,8 @@ class HeldOutScore:
     nlpd: float  # mean negative log predictive density, in nats
     rmse: float
     coverage_95: float
-    gap_max: (
-        float  # largest relative gap of the variances' proven intervals; from the noise where products are approximate
-    )
+    # Largest relative gap of the variances' proven intervals, which begin at the noise where products are approximate.
+    gap_max: float
     column_passes: float  # of the solve, and of the variances (passes of a batch, added up)
     losses: FloatArray = field(repr=False)  # (h,): of each sample, averaged over its targets
 
@@ -115,7 +114,7 @@ class Nearest:
 
 
 def nearest_task(context: BlockContext, inputs: FloatArray, blocks: list[int]) -> list[Nearest]:
-    """Of the samples in neighbouring blocks, those nearest to the rows of `inputs`."""
+    """Return the samples in neighbouring blocks that are nearest to the rows of `inputs`."""
     evaluator, nearest = context.evaluator("double"), Nearest.none(len(inputs))
     rows = evaluator.prepare(inputs)
     for block in blocks:
@@ -222,7 +221,7 @@ def _intervals(
 
 
 def variances_given_nearest(operator: BlockedKernelOperator, points: FloatArray) -> FloatArray:
-    """Variances at points (h, d) given the samples nearest to each alone, with the least noise: (h,)."""
+    """Variances at points (h, d) conditioned on the samples nearest to each alone, with the least noise: (h,)."""
     context, executor, kernel = operator.context, operator.executor, operator.kernel
     groups = split_evenly(range(context.n_blocks), executor.parallelism)
     nearest = Nearest.none(len(points))

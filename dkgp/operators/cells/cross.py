@@ -1,7 +1,7 @@
 """Sums over weighted points at other inputs, K(T, X) V, by cells: with a proven bound on each entry.
 
 The tree of the points X, their moments and the expansions of the kernel are made once, in a root cell with room for
-targets around X. Each piece of T gets a tree of its own in the same root cell, and its own lists of pairs.
+targets around X. Each piece of T gets a separate tree in the same root cell, with lists of pairs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Sources:
         self.tree.finish()
         n, ring = self.tree.n_points, 6**self.d - 3**self.d
         most = [min(n, ring * int((level.stop - level.start).max())) for level in self.tree.levels]
-        # Of a unit of weights: the larger, the fewer of them lie in the cells of a level around a target.
+        # Errors for a unit of weights: the fewer weights the cells of a level around a target can have, the larger.
         self.tolerances = [0.25 * tolerance * n / count for count in most]
         self._expansions: dict[tuple[int, tuple[int, ...]], Expansion] = {}
         self._lock = fork_safe(threading.Lock())
@@ -60,7 +60,7 @@ class Sources:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes of the arrays."""
         return self.tree.nbytes
 
     def expansion(self, level: int, canon: tuple[int, ...]) -> Expansion:
@@ -166,7 +166,7 @@ class TermSums:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes of the arrays."""
         arrays = sum(sum(value.nbytes for value in vars(part).values()) for part in self.moments)
         return sum(source.nbytes for source in self.sources) + int(arrays)
 
@@ -180,7 +180,7 @@ class CrossSums:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes of the arrays."""
         return self.inputs.nbytes + self.weights.nbytes
 
     def within(self, tolerance: float) -> TermSums:
@@ -192,7 +192,7 @@ class CrossSums:
     def at(self, targets: FloatArray, within: TermSums) -> tuple[FloatArray, FloatArray]:
         """Return sums at targets (r, n_features) and bounds on their errors, (r, t) both.
 
-        A sum outside of the root cell is taken to be the constant's alone, and its bound is what that leaves out.
+        A sum outside of the root cell is that of the constant alone, and its bound covers the terms that this omits.
         """
         result, bounds = CellProducts(self.terms, self.inputs[:0], 1.0).begin(len(targets), self.weights)
         for source, moments in zip(within.sources, within.moments, strict=True):

@@ -43,7 +43,7 @@ class CrossSlopes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes of the arrays."""
         arrays = [self._inputs, self._weights, self._columns, *vars(self._moments).values()]
         return self._sources.nbytes + int(sum(array.nbytes for array in arrays))
 

@@ -7,7 +7,7 @@ and square roots. They take float64 sums, products, quotients and roots alone, s
 processor.
 
 `sliced_product` cuts both factors into integers of 23 bits, so that float64 matrix products of the slices are exact
-whatever the order of their sums (Ozaki, Ogita, Oishi and Rump, "Error-free transformations of matrix multiplication",
+in any order of their sums (Ozaki, Ogita, Oishi and Rump, "Error-free transformations of matrix multiplication",
 Numerical Algorithms 59, 2012): BLAS may compute them.
 """
 

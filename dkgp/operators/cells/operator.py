@@ -49,7 +49,7 @@ class KeptPlans:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes of the arrays."""
         return self.products.cost().nbytes + self.products.inputs.nbytes
 
 
@@ -61,7 +61,7 @@ class KeptMoments:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes of the arrays."""
         return sum(array.nbytes for moments in self.sets for array in vars(moments).values())
 
 
@@ -101,7 +101,7 @@ def finish_task(plan: Plan, moments: Moments, ranges: list[tuple[int, int]]) -> 
 def cell_task(
     context: BlockContext, tolerance: float, serial: int, weights: FloatArray, count: int, numbers: list[int]
 ) -> list[list[Part | None]]:
-    """Rows of some of `count` ranges of target leaves, a part for each plan, in a worker that makes its own moments.
+    """Rows of some of `count` ranges of target leaves, a part for each plan, in a worker that computes all moments.
 
     `serial` names the product, whose moments the worker's tasks share. A plan may have fewer ranges.
     """
@@ -112,8 +112,8 @@ def cell_task(
     cut = [plan.ranges(count) for plan in plans]
     return [
         [
-            finish(plan, held, ranges[k]) if k < len(ranges) else None
-            for plan, held, ranges in zip(plans, moments.sets, cut, strict=True)
+            finish(plan, sums, ranges[k]) if k < len(ranges) else None
+            for plan, sums, ranges in zip(plans, moments.sets, cut, strict=True)
         ]
         for k in numbers
     ]
@@ -286,7 +286,7 @@ class CellKernelOperator(BlockedKernelOperator):
                 yield from ((plan.term.amplitude, part) for part in pending.result())
 
     def _elsewhere(self, V: FloatArray, tolerance: float, phase: str) -> Iterator[tuple[float, Part]]:
-        """Parts of a product by workers that each hold their own plans."""
+        """Parts of a product by workers that each build all plans."""
         count = RANGES_A_THREAD[False] * self.executor.parallelism
         groups = split_evenly(range(count), self.executor.parallelism)
         self.tell(phase, 0, len(groups), "pieces")

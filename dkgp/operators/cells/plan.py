@@ -30,7 +30,7 @@ from dkgp.operators.cells.tree import Tree
 LEAF = (512, 256, 128, 64, 32, 16)
 # Nanoseconds of a near entry and of a pair of cells, on some processor: for choices, which are the same on all.
 _SINGLE_ENTRY, _DOUBLE_ENTRY, _PAIR = 0.6, 1.2, 80.0
-# Points that the loop over a leaf's targets costs beside them.
+# Overhead of the loop over a leaf's targets, in points.
 _SHORT_LOOP = 24.0
 # Bytes of moments for each point and column of weights, above which leaves are not made smaller.
 _MOMENT_BYTES = 200.0
@@ -114,12 +114,12 @@ class Frame:
 
 
 class Plan:
-    """All of a product with one term of a kernel but the weights.
+    """Plan of products with one term of a kernel, for any weights.
 
     Parameters
     ----------
     term : Term
-        Its amplitude is left to the caller.
+        The plan is of unit amplitude; callers multiply by the term's.
     inputs : (n, n_features) array_like
         Sources; targets too by default.
     tolerance : float
@@ -386,7 +386,7 @@ class Walk:
         self.classes: dict[tuple[int, tuple[int, ...]], Expansion] = {}
 
     def run(self) -> tuple[dict[int, _Pairs], list[_Near]]:
-        """Return the accepted pairs by level, and the pairs of which one is a leaf."""
+        """Return the accepted pairs by level, and the pairs with a leaf."""
         plan = self.plan
         far: dict[int, _Pairs] = {}
         near: list[_Near] = []
@@ -474,7 +474,7 @@ def _offsets(
 
 @cached_njit(nogil=True)
 def _codes(a, b, target, source):  # type: ignore[no-untyped-def]
-    """Offsets of pairs of cells as one number each, and the largest part of any offset."""
+    """Encode each offset of a pair of cells as one number; return these, and the largest component of any offset."""
     d, radius = target.shape[1], 0
     for i in range(a.shape[0]):
         for f in range(d):

@@ -1,6 +1,6 @@
 """Products with all terms of a kernel by cells: whole, or in parts over ranges of cells.
 
-A product has two rounds of parts. `up` sums the moments of a range of source leaves; `join` adds up what lies above all
+A product has two rounds of parts. `up` sums the moments of a range of source leaves; `join` adds up the cells above all
 ranges. `finish` makes the rows of a range of target leaves from the moments. Results have the same bits however leaves
 are cut into ranges.
 """

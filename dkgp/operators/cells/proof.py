@@ -140,7 +140,7 @@ def _target_sums(points: int, orders: int, width: int) -> tuple[FloatArray, Floa
 
 @lru_cache(maxsize=512)
 def _steep_sums(points: int, orders: int, width: int) -> tuple[FloatArray, FloatArray]:
-    """The same, each |W^K_ab| times a^2."""
+    """Return the sums of `_target_sums` with each |W^K_ab| times a^2."""
     sizes = _split_sizes(points)[:, :, :width] * np.arange(points, dtype=np.float64)[None, :, None] ** 2
     return sizes[:, :orders].sum(axis=1), sizes[:, orders:].sum(axis=1)
 
@@ -324,7 +324,7 @@ class Expansion:
         Indices of the kept coefficients are below it; 0 where the pair may be left out, -1 where nothing within the
         tolerance is proven and cells have to be divided.
     bound : float
-        What is proven: |k(x, y) - sum_ab A_ab T_a(t) T_b(u)| <= bound in the two cells; infinite for order -1.
+        The proven bound: |k(x, y) - sum_ab A_ab T_a(t) T_b(u)| <= bound in the two cells; infinite for order -1.
     kept : (d, count) int64
         Indices of the coefficients that are kept; none for orders 0 and -1.
     operator : (count, count) float64
@@ -388,7 +388,7 @@ class Expansion:
         functions = extended_functions()
         values = profile.formula(s.reshape(-1), parameter, functions)
         lam = lebesgue(points)
-        # Values: the functions' error, that of s times the slope, and nodes' own.
+        # Values: the functions' error, that of s times the slope, and the nodes' errors.
         off = lam**d * self.highest * (1.0 + parameter) * 2.0**-72
         values = values * (Extended(np.array(2.0)) / Extended(np.array(float(points))))
         for _ in range(d - 1):

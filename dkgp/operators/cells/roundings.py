@@ -19,7 +19,7 @@ from dkgp.kernels.tiles.encoding import SCALE_ROUNDINGS
 from dkgp.operators.cells.extended import FloatArray
 
 UNIT = 2.0**-53
-# What terms in u are multiplied by: their second order, and the evaluation of bounds; see `docs/proofs.md`.
+# Factor on terms in u, for their second order and the evaluation of bounds; see `docs/proofs.md`.
 EVALUATION = 1.01
 # Highest order of any moment, and the levels whose tables are enumerated; deeper ones have a bound.
 HIGHEST = 32
@@ -52,7 +52,7 @@ def _half_table() -> FloatArray:
 
 @dataclass(frozen=True)
 class _Level:
-    """Largest sums over j of |B_kj|, weighted, for T_k on a cell some levels below its own: (HIGHEST,) each.
+    """Largest sums over j of |B_kj|, weighted, for T_k on a cell some levels below: (HIGHEST,) each.
 
     Those of slopes are relative to the coordinate of the cell that T_k belongs to.
     """
@@ -250,11 +250,11 @@ def _moment_errors(d: int, width: int, leaf: int, depth: int) -> FloatArray:
     for below in range(depth + 1):
         table = _level(below)
         sizes, points = table.sizes[:width], table.points[:width]
-        # Of a leaf so far below: its sum, and products with weights and with each other; polynomials at its points.
-        own = (leaf + d + 1.0) * _product([sizes] * d) + _one_of_each(points, sizes, d)
-        largest = np.maximum(largest, own)
+        # At a leaf so far below: its sum, products with weights and with each other, polynomials at its points.
+        at_leaf = (leaf + d + 1.0) * _product([sizes] * d) + _one_of_each(points, sizes, d)
+        largest = np.maximum(largest, at_leaf)
         if below < depth:
-            # Of a sum over children: one chain of k + 1 terms for each direction, and the children's own sum.
+            # In a sum over children: one chain of k + 1 terms for each direction, and the sum of the children.
             summed += _one_of_each(table.chains[:width], table.halves[:width], d) + 2.0**d * _product([sizes] * d)
     return largest + summed
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from dkgp.kernels.small_products import LANES, add_product
+from dkgp.kernels.small_products import LANES, set_product
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.tiles.loops import call_entry_stage
 from dkgp.kernels.vector_math import FAST_MATH, fma, prefer_full_vectors
@@ -41,13 +41,13 @@ def column_sums(V):  # type: ignore[no-untyped-def]
     return out
 
 
-@njit(nogil=True, forceinline=True)
+@njit(nogil=True, forceinline=True, no_cpython_wrapper=True)
 def whole_vectors(count):  # type: ignore[no-untyped-def]
     """Return the count, rounded up to whole vectors."""
     return -(-count // LANES) * LANES
 
 
-@njit(nogil=True, forceinline=True)
+@njit(nogil=True, forceinline=True, no_cpython_wrapper=True)
 def _chebyshev(y, feature, start, count, scale, shift, p, T, at, apart):  # type: ignore[no-untyped-def]
     """T[at + k apart + i] = T_k(scale y - shift), k < p, for `count` points from `start`."""
     for i in range(count):
@@ -70,7 +70,7 @@ def leaf_moments(  # type: ignore[no-untyped-def]
     prefer_full_vectors()
     d, t = y.shape[0], v.shape[1]
     inner, outer = p if d < 3 else p * p, p if d > 1 else 1
-    width = whole_vectors(inner)
+    width, none, chunk = whole_vectors(inner), np.int64(0), np.int64(CHUNK)
     T = np.empty(d * p * CHUNK)
     weighted, columns = np.empty(t * outer * CHUNK), np.zeros(CHUNK * width)
     C = np.empty(t * outer * width)
@@ -101,30 +101,28 @@ def leaf_moments(  # type: ignore[no-untyped-def]
                     for i in range(count):
                         factor = v[start + i, j]
                         weighted[(j * outer + a) * CHUNK + i] = factor * T[a * CHUNK + i] if d > 1 else factor
-            add_product(C, 0, width, t * outer, width, weighted, 0, 1, CHUNK, columns, 0, width, count, 1)
+            set_product(C, none, width, t * outer, width, weighted, none, 1, chunk, columns, none, width, count)
             for r in range(t * outer):
                 for m in range(inner):
                     M[at + r * inner + m] += C[r * width + m]
 
 
-@cached_njit(nogil=True)
+@cached_njit(nogil=True, no_cpython_wrapper=True)
 def _shift(values, at, table, sides, p, d, first, second, out):  # type: ignore[no-untyped-def]
     """Map coefficients by one p-by-p table a feature to `out`, whose rows lie whole vectors apart."""
-    width = whole_vectors(p)
+    width, none = whole_vectors(p), np.int64(0)
     size = p * width
     if d == 1:
-        add_product(out, 0, width, 1, width, values, at, 1, p, table, sides[0] * size, width, p, 1)
+        set_product(out, none, width, np.int64(1), width, values, at, 1, p, table, sides[0] * size, width, p)
     elif d == 2:
-        add_product(first, 0, width, p, width, table, sides[0] * size, width, 1, values, at, p, p, 1)
-        add_product(out, 0, width, p, width, first, 0, 1, width, table, sides[1] * size, width, p, 1)
+        set_product(first, none, width, p, width, table, sides[0] * size, width, 1, values, at, p, p)
+        set_product(out, none, width, p, width, first, none, 1, width, table, sides[1] * size, width, p)
     else:
         wide = whole_vectors(p * p)
-        add_product(first, 0, wide, p, wide, table, sides[0] * size, width, 1, values, at, p * p, p, 1)
+        set_product(first, none, wide, p, wide, table, sides[0] * size, width, 1, values, at, p * p, p)
         for a in range(p):
-            add_product(
-                second, a * size, width, p, width, table, sides[1] * size, width, 1, first, a * wide, p, p, 1
-            )  # fmt: skip
-        add_product(out, 0, width, p * p, width, second, 0, 1, width, table, sides[2] * size, width, p, 1)
+            set_product(second, a * size, width, p, width, table, sides[1] * size, width, 1, first, a * wide, p, p)
+        set_product(out, none, width, p * p, width, second, none, 1, width, table, sides[2] * size, width, p)
 
 
 @cached_njit(nogil=True)
@@ -213,6 +211,7 @@ def translate(  # type: ignore[no-untyped-def]
     """
     prefer_full_vectors()
     classes, groups = weights.shape
+    none, apart = np.int64(0), np.int64(_APART)
     most = 0
     for block in range(first, last, BLOCK):
         most = max(most, pairs[min(block + BLOCK, last)] - pairs[block])
@@ -279,7 +278,7 @@ def translate(  # type: ignore[no-untyped-def]
                         for s in range(r, until):
                             X[k * _APART + s] = sign * M[from_row[s] + spot]
                     r = until
-                add_product(Y, 0, width, count, width, X, 0, _APART, 1, operators, operators_at[c], width, q, 1)
+                set_product(Y, none, width, count, width, X, none, apart, 1, operators, operators_at[c], width, q)
                 for s in range(count):
                     to, spots, row_signs = to_row[s], places[shape[s], c], signs[shape[s], c]
                     for k in range(q):
@@ -299,6 +298,7 @@ def evaluate_leaves(  # type: ignore[no-untyped-def]
     prefer_full_vectors()
     d = y.shape[0]
     inner, outer = p if d < 3 else p * p, p if d > 1 else 1
+    none, chunk = np.int64(0), np.int64(CHUNK)
     T = np.zeros(d * p * CHUNK)
     columns = np.zeros((p * p if d == 3 else 0) * CHUNK)
     R = np.zeros(t * outer * CHUNK)
@@ -317,9 +317,9 @@ def evaluate_leaves(  # type: ignore[no-untyped-def]
                     for c in range(p):
                         for i in range(count):
                             columns[(b * p + c) * CHUNK + i] = T[(p + b) * CHUNK + i] * T[(2 * p + c) * CHUNK + i]
-                add_product(R, 0, CHUNK, t * p, count, L, at, 1, inner, columns, 0, CHUNK, inner, 1)
+                set_product(R, none, chunk, t * p, count, L, at, 1, inner, columns, none, chunk, inner)
             else:
-                add_product(R, 0, CHUNK, t * outer, count, L, at, 1, inner, T, (d - 1) * p * CHUNK, CHUNK, inner, 1)
+                set_product(R, none, chunk, t * outer, count, L, at, 1, inner, T, (d - 1) * p * chunk, chunk, inner)
             for j in range(t):
                 for i in range(count):
                     out[j, begin - start + i] = R[j * outer * CHUNK + i]

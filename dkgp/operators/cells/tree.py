@@ -1,4 +1,4 @@
-"""Trees of cells: points in [0, 1)^d in Morton order, cut into 2^d children a cell until few points are left."""
+"""Trees of cells: points in [0, 1)^d in Morton order, each cell cut into 2^d children until it has few points."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.operators.base import FloatArray
 
-# Cells of the deepest level: what coordinates a Morton code of 62 bits can hold, and the levels that are worth it.
+# Deepest level by dimension: a Morton code of 62 bits has room for it, and deeper ones would not pay.
 DEEPEST = {1: 30, 2: 30, 3: 20}
 
 
@@ -95,7 +95,7 @@ class Tree:
         self._settle()
 
     def finish(self) -> None:
-        """Let go of what growing takes."""
+        """Release the arrays that only `grow` needs."""
         self._code = None
 
     def cut(self, depth: int) -> None:

@@ -6,8 +6,8 @@ over a cell. With D^-1/2 P = Q R, Q of orthonormal columns, and A = I + R C R',
 
     M^-1 = D^-1/2 (I - Q (I - A^-1) Q') D^-1/2.
 
-A has m = (cells) p^d rows, however many samples there are. Beside their places in the grid no array as tall as the
-samples is held, and an application takes n p^d operations.
+A has m = (cells) p^d rows, however many samples there are. No array as tall as the samples is kept except their places
+in the grid, and an application takes n p^d operations.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from dkgp.cluster.cache import worker_cache
@@ -35,13 +36,13 @@ from dkgp.operators.low_rank.pivots import regularised_factor
 
 # Samples that say how many cells have some; a grid of more cells than it should have is made coarser.
 LOOKED_AT, MOST_BEYOND, COARSER = 20_000, 1.1, 1.1
-# Directions of a cell's polynomials that its samples hardly tell from zero are left out.
+# Directions of a cell's polynomials with eigenvalues below this share of the largest are dropped.
 NEGLIGIBLE = 1e-8
-# Groups of blocks whose moments are added up: of a number of their own, so that bits do not depend on workers.
+# Groups of blocks whose moments are added up: a fixed number, so that bits do not depend on workers.
 GROUPS = 32
 # Orders that are tried.
 ORDERS = (3, 4, 6, 8)
-# Points of a cell that tell what interpolation leaves of the kernel.
+# Points of a cell at which the error of interpolation is estimated.
 TRIED_POINTS = 128
 
 
@@ -96,7 +97,7 @@ class Places:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes of the arrays."""
         return self.points.nbytes + self.cells.nbytes
 
 
@@ -116,6 +117,16 @@ def coefficients_of_values(order: int, d: int) -> FloatArray:
     return out
 
 
+@njit(nogil=True, forceinline=True, no_cpython_wrapper=True)
+def _chebyshev(points, i, order, T):  # type: ignore[no-untyped-def]
+    """Put T_k of each coordinate of point i, k < order, to `T` (3, order), whose first column is one."""
+    for f in range(points.shape[1]):
+        if order > 1:
+            T[f, 1] = points[i, f]
+        for k in range(2, order):
+            T[f, k] = 2.0 * points[i, f] * T[f, k - 1] - T[f, k - 2]
+
+
 @cached_njit(nogil=True)
 def add_moments(points, cells, weights, order, out):  # type: ignore[no-untyped-def]
     """Add each sample's weights (n, t) times the polynomials of its cell to `out` (cells, p^d, t)."""
@@ -124,11 +135,7 @@ def add_moments(points, cells, weights, order, out):  # type: ignore[no-untyped-
     T = np.ones((3, order))
     sizes = (order, order if d > 1 else 1, order if d > 2 else 1)
     for i in range(n):
-        for f in range(d):
-            if order > 1:
-                T[f, 1] = points[i, f]
-            for k in range(2, order):
-                T[f, k] = 2.0 * points[i, f] * T[f, k - 1] - T[f, k - 2]
+        _chebyshev(points, i, order, T)
         cell = cells[i]
         place = 0
         for a in range(sizes[0]):
@@ -149,11 +156,7 @@ def evaluate_polynomials(points, cells, coefficients, order, out):  # type: igno
     T = np.ones((3, order))
     sizes = (order, order if d > 1 else 1, order if d > 2 else 1)
     for i in range(n):
-        for f in range(d):
-            if order > 1:
-                T[f, 1] = points[i, f]
-            for k in range(2, order):
-                T[f, k] = 2.0 * points[i, f] * T[f, k - 1] - T[f, k - 2]
+        _chebyshev(points, i, order, T)
         cell = cells[i]
         for j in range(t):
             out[i, j] = 0.0
@@ -174,8 +177,8 @@ Share = tuple[int, Noise, FloatArray | None]
 
 def codes_task(context: BlockContext, grid: Grid, shares: list[Share]) -> list[NDArray[np.int64]]:
     """Cells that have samples of any of the blocks."""
-    found = [np.unique(grid.place(context.source.inputs(*context.bounds(share[0]))).cells) for share in shares]
-    return [np.unique(np.concatenate(found))]
+    parts = [np.unique(grid.place(context.source.inputs(*context.bounds(share[0]))).cells) for share in shares]
+    return [np.unique(np.concatenate(parts))]
 
 
 def box_task(context: BlockContext, features: list[int], shares: list[Share]) -> list[FloatArray]:
@@ -202,7 +205,7 @@ def moments_task(context: BlockContext, grid: Grid, order: int, shares: list[Sha
 def polynomials_task(
     context: BlockContext, grid: Grid, coefficients: FloatArray, shares: list[Share]
 ) -> list[FloatArray]:
-    """M^-1 r at the blocks' samples, from r and the coefficients of what is taken off."""
+    """M^-1 r at the blocks' samples, from r and the coefficients of the correction."""
     results = []
     for number, noise, vectors in shares:
         places = grid.block(context, number)
@@ -312,7 +315,7 @@ def cut_box(extents: FloatArray, order: int, rank: int) -> tuple[int, ...]:
 
 
 def choose_order(kernel: Kernel, extents: FloatArray, rank: int, weight: float) -> tuple[int, float]:
-    """Return the order of polynomials whose grid of `rank` nodes leaves the least condition number, and that number.
+    """Return the order of polynomials whose grid of `rank` nodes has the least condition number, and that number.
 
     `extents` (d,) are of the samples' box in the kernel's units; `weight` is the sum of 1 / s2 over the samples.
     """
@@ -325,7 +328,7 @@ def choose_order(kernel: Kernel, extents: FloatArray, rank: int, weight: float) 
 
 
 def interpolation_error(kernel: Kernel, order: int, cell: FloatArray) -> float:
-    """Return the largest eigenvalue of what interpolation in a cell leaves of the kernel, for points of weight one.
+    """Return the largest eigenvalue of the error of interpolating the kernel in a cell, for points of weight one.
 
     `cell` (d,) are its sides, in the kernel's units.
     """
@@ -337,8 +340,8 @@ def interpolation_error(kernel: Kernel, order: int, cell: FloatArray) -> float:
     evaluate_polynomials(places.points, places.cells, coefficients_of_values(order, d)[None], order, values)
     nodes, points = grid.nodes(kernel.n_features), np.zeros((TRIED_POINTS, kernel.n_features))
     points[:, list(scales)] = (places.points + 1.0) / 2.0 * sides
-    left = kernel(points, points) - values @ kernel(nodes, nodes) @ values.T
-    return float(np.abs(np.linalg.eigvalsh(left)).max() / TRIED_POINTS)
+    error = kernel(points, points) - values @ kernel(nodes, nodes) @ values.T
+    return float(np.abs(np.linalg.eigvalsh(error)).max() / TRIED_POINTS)
 
 
 def _grid(operator: BlockedKernelOperator, rank: int, order: int | None) -> Grid:
@@ -360,8 +363,8 @@ def _grid(operator: BlockedKernelOperator, rank: int, order: int | None) -> Grid
         sides = (upper - lower) / np.array(shape)
         grid = Grid(tuple(features), lower, np.maximum(sides, 1e-9 / factors), shape, order, np.zeros(0, np.int64))
         if len(np.unique(grid.place(sample).cells)) <= most:
-            found = run("kgridcells", codes_task, (operator.context, grid), _shares(operator)).result()
-            codes = np.unique(np.concatenate(found))
+            parts = run("kgridcells", codes_task, (operator.context, grid), _shares(operator)).result()
+            codes = np.unique(np.concatenate(parts))
             if len(codes) <= max(1.0, MOST_BEYOND * most):
                 return replace(grid, codes=codes)
         nodes /= COARSER

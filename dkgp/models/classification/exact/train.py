@@ -198,8 +198,7 @@ def train_exact(
         "weighted": data.weights is not None,
         "fit_intercept": fit_intercept,
         **choice,
-        **context.product_error.record(kernel, data.n),
-        **({"products": dict(products)} if products else {}),
+        **context.product_error.record(kernel, data.n, products),
     }
     return TrainedExact(
         kernel=kernel,

@@ -182,8 +182,7 @@ def train_logistic(
         "kept_share": kept_share,
         "weighted": data.weights is not None,
         "chosen": solved.choice,
-        **context.product_error.record(kernel, data.n),
-        **({"products": dict(products)} if products else {}),
+        **context.product_error.record(kernel, data.n, products),
     }
     return TrainedLogistic(
         kernel=kernel,
