@@ -70,7 +70,7 @@ def leaf_moments(  # type: ignore[no-untyped-def]
     prefer_full_vectors()
     d, t = y.shape[0], v.shape[1]
     inner, outer = p if d < 3 else p * p, p if d > 1 else 1
-    width, none, chunk = whole_vectors(inner), np.int64(0), np.int64(CHUNK)
+    width, none = whole_vectors(inner), np.int64(0)
     T = np.empty(d * p * CHUNK)
     weighted, columns = np.empty(t * outer * CHUNK), np.zeros(CHUNK * width)
     C = np.empty(t * outer * width)
@@ -101,7 +101,7 @@ def leaf_moments(  # type: ignore[no-untyped-def]
                     for i in range(count):
                         factor = v[start + i, j]
                         weighted[(j * outer + a) * CHUNK + i] = factor * T[a * CHUNK + i] if d > 1 else factor
-            set_product(C, none, width, t * outer, width, weighted, none, 1, chunk, columns, none, width, count)
+            set_product(C, none, width, t * outer, width, weighted, none, 1, CHUNK, columns, none, width, count)
             for r in range(t * outer):
                 for m in range(inner):
                     M[at + r * inner + m] += C[r * width + m]
@@ -298,7 +298,7 @@ def evaluate_leaves(  # type: ignore[no-untyped-def]
     prefer_full_vectors()
     d = y.shape[0]
     inner, outer = p if d < 3 else p * p, p if d > 1 else 1
-    none, chunk = np.int64(0), np.int64(CHUNK)
+    none = np.int64(0)
     T = np.zeros(d * p * CHUNK)
     columns = np.zeros((p * p if d == 3 else 0) * CHUNK)
     R = np.zeros(t * outer * CHUNK)
@@ -317,9 +317,9 @@ def evaluate_leaves(  # type: ignore[no-untyped-def]
                     for c in range(p):
                         for i in range(count):
                             columns[(b * p + c) * CHUNK + i] = T[(p + b) * CHUNK + i] * T[(2 * p + c) * CHUNK + i]
-                set_product(R, none, chunk, t * p, count, L, at, 1, inner, columns, none, chunk, inner)
+                set_product(R, none, CHUNK, t * p, count, L, at, 1, inner, columns, none, CHUNK, inner)
             else:
-                set_product(R, none, chunk, t * outer, count, L, at, 1, inner, T, (d - 1) * p * chunk, chunk, inner)
+                set_product(R, none, CHUNK, t * outer, count, L, at, 1, inner, T, (d - 1) * p * CHUNK, CHUNK, inner)
             for j in range(t):
                 for i in range(count):
                     out[j, begin - start + i] = R[j * outer * CHUNK + i]
