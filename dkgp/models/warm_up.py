@@ -34,8 +34,9 @@ from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.kernels.tiles.kept_code import compile_target
 from dkgp.kernels.tiles.slopes import SlopeEvaluator
 from dkgp.kernels.tiles.stages import slope_stage_names, stage_address, stage_names
-from dkgp.operators import ArrayInputs, BlockedKernelOperator, ProductError
+from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.low_rank.products import FactorRows
+from dkgp.operators.product_error import compile_bounded_products
 from dkgp.operators.vecchia.factor import VecchiaFactor
 from dkgp.solvers import MaxPasses, solve
 from dkgp.solvers.registry import build_solver, declaration_of, solver_names
@@ -163,14 +164,6 @@ def _solver(name: str) -> None:
         solve(operator, points[:, 0], solver=build_solver(name), stopping=MaxPasses(1))
 
 
-def _bounded_products() -> None:
-    for d in (1, 2, 3):
-        kernel, points = SquaredExponential((20.0,) * d), np.random.default_rng(0).standard_normal((600, d))
-        with ProductError(1e-3).operator(kernel, 0.1, ArrayInputs(points), LocalExecutor(1)) as operator:
-            operator.matmat(points[:, :1])
-            operator.matmat(points[:, :1], "single")
-
-
 def _fixed_size() -> None:
     from dkgp.data.stores.memory_dataset import memory_dataset
     from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
@@ -197,7 +190,7 @@ _OTHERS: dict[str, Callable[[], None]] = {
     "factor": _factor,
     "leaves": _leaves,
     "slopes": _slopes,
-    BOUNDED_PRODUCTS: _bounded_products,
+    BOUNDED_PRODUCTS: compile_bounded_products,
     "fixed-size": _fixed_size,
 }
 

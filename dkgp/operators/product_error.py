@@ -11,14 +11,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError, MemoryBudgetError
-from dkgp.kernels import Kernel
+from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.kernels.terms import terms_of
 from dkgp.operators.base import Noise
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, BlockedKernelOperator
 from dkgp.operators.cells.forecast import choose, estimated_bytes, product_share
 from dkgp.operators.cells.operator import CellKernelOperator
+from dkgp.operators.cells.products import CellProducts
 from dkgp.operators.inputs import InputSource
 from dkgp.registry import FURTHER, Option
 
@@ -208,6 +211,18 @@ def read_product_error(text: str) -> Value:
         return float(word)
     except ValueError:
         raise ValueError(f"{text!r} is neither a number, nor 'auto' or 'none'.") from None
+
+
+def compile_bounded_products() -> None:
+    """Compile products within a bound, or read them from the cache: one to three features, near entries of both types.
+
+    Tolerances of rounds let near entries be in single precision where samples are many, those of checks do not.
+    """
+    rng = np.random.default_rng(0)
+    for d in (1, 2, 3):
+        terms, points = terms_of(SquaredExponential((20.0,) * d)), rng.standard_normal((600, d))
+        for tolerance in (1e-3, 1e-9):
+            CellProducts(terms, points, tolerance).matmat(points[:, :1])
 
 
 PRODUCT_ERROR = Option(
