@@ -34,10 +34,42 @@ _START_RANGE = 3.0
 _MODULUS_ROUNDINGS = 1.0 + 1e-12
 
 
-def _inside(re_root: Any, size: Any) -> Any:
-    """Return an upper bound of |1 - u|^2 = 1 - 2 Re u + |u|^2; the last term is for the roundings of the others."""
-    re_root, size = np.maximum(re_root, 0.0), np.asarray(size)
-    return np.maximum(1.0 - 2.0 * re_root + size * size, 0.0) + 1e-15 * (1.0 + size * size)
+@dataclass(frozen=True)
+class _Form:
+    """(1 - u)^power times a polynomial of u whose coefficients are positive, `factors` of u^0, u^1, ..."""
+
+    power: int
+    factors: tuple[float, ...]
+
+    def at(self, u: Any) -> Any:
+        """Return the value at a distance u, of any type of numbers."""
+        return (1 - u) ** self.power * self._factor(u)
+
+    def formula(self, s: Any, parameter: float, functions: Functions) -> Any:
+        """See `Profile.formula`."""
+        return self.at(functions.sqrt(s))
+
+    def value(self, s: float, parameter: float) -> Any:
+        """See `Profile.value`."""
+        return self.at(min(np.sqrt(s), 1.0))
+
+    def modulus(self, re_s: Any, re_root: Any, size: Any, parameter: float) -> Any:
+        """See `Profile.modulus`; uses |1 - u|^2 = 1 - 2 Re u + |u|^2."""
+        re_root, size = np.maximum(re_root, 0.0), np.asarray(size)
+        # The last term is for the roundings of the others.
+        inside = np.maximum(1.0 - 2.0 * re_root + size * size, 0.0) + 1e-15 * (1.0 + size * size)
+        return _MODULUS_ROUNDINGS * inside ** (self.power // 2) * self._factor(size)
+
+    def _factor(self, u: Any) -> Any:
+        value = self.factors[-1]
+        for factor in self.factors[-2::-1]:
+            value = factor + u * value
+        return value
+
+
+_SPHERICAL_FORM = _Form(2, (1.0, 0.5))
+_CUBIC_FORM = _Form(4, (1.0, 4.0, 3.0, 0.75))
+_WENDLAND_FORM = _Form(4, (1.0, 4.0))
 
 
 # ------------------------------------------------------------------------------------------------------------ spherical
@@ -52,11 +84,6 @@ def _spherical(values, parameters, floor):  # type: ignore[no-untyped-def]
         values[i] = w * w * fma(half, u, one)
 
 
-def _value_spherical(s: float, parameter: float) -> Any:
-    u = min(np.sqrt(s), 1.0)
-    return (1.0 - u) * (1.0 - u) * (1.0 + 0.5 * u)
-
-
 def _steepest_spherical(r: float, parameter: float) -> Any:
     return 1.5 * max(1.0 - r * r, 0.0)
 
@@ -66,24 +93,15 @@ def _bulge_spherical(r: float, parameter: float) -> Any:
     return 0.75 * bulge * (1.0 - bulge * bulge)
 
 
-def _formula_spherical(s: Any, parameter: float, functions: Functions) -> Any:
-    u = functions.sqrt(s)
-    return (1 - u) ** 2 * (1 + u / 2)
-
-
-def _modulus_spherical(re_s: Any, re_root: Any, size: Any, parameter: float) -> Any:
-    return _MODULUS_ROUNDINGS * _inside(re_root, size) * (1.0 + 0.5 * np.asarray(size))
-
-
 SPHERICAL = Profile(
     "spherical",
     _spherical,
     rounding=7.0,
     steepest=_steepest_spherical,
     bulge=_bulge_spherical,
-    value=_value_spherical,
-    formula=_formula_spherical,
-    modulus=_modulus_spherical,
+    value=_SPHERICAL_FORM.value,
+    formula=_SPHERICAL_FORM.formula,
+    modulus=_SPHERICAL_FORM.modulus,
     branch=0.0,
     support=1.0,
 )
@@ -118,11 +136,6 @@ def _slopes_cubic(values, parameters, floor):  # type: ignore[no-untyped-def]
         values[i] = w * w * w * fma(u, fma(u, third, second), first)
 
 
-def _value_cubic(s: float, parameter: float) -> Any:
-    u = min(np.sqrt(s), 1.0)
-    return (1.0 - u) ** 4 * (1.0 + u * (4.0 + u * (3.0 + 0.75 * u)))
-
-
 def _steepest_cubic(r: float, parameter: float) -> Any:
     u = min(max(r, _CUBIC_STEEPEST_AT), 1.0)
     return u * (1.0 - u) ** 3 * (14.0 + u * (15.75 + 5.25 * u))
@@ -133,27 +146,17 @@ def _bulge_cubic(r: float, parameter: float) -> Any:
     return u * u * (1.0 - u) ** 3 * (7.0 + u * (7.875 + 2.625 * u))
 
 
-def _formula_cubic(s: Any, parameter: float, functions: Functions) -> Any:
-    u = functions.sqrt(s)
-    return (1 - u) ** 4 * (1 + u * (4 + u * (3 + 3 * u / 4)))
-
-
-def _modulus_cubic(re_s: Any, re_root: Any, size: Any, parameter: float) -> Any:
-    size = np.asarray(size)
-    return _MODULUS_ROUNDINGS * _inside(re_root, size) ** 2 * (1.0 + size * (4.0 + size * (3.0 + 0.75 * size)))
-
-
 CUBIC = Profile(
     "cubic",
     _cubic,
     rounding=13.0,
     steepest=_steepest_cubic,
     bulge=_bulge_cubic,
-    value=_value_cubic,
+    value=_CUBIC_FORM.value,
     slope_at_zero=lambda parameter: 7.0,
     slopes=_slopes_cubic,
-    formula=_formula_cubic,
-    modulus=_modulus_cubic,
+    formula=_CUBIC_FORM.formula,
+    modulus=_CUBIC_FORM.modulus,
     branch=0.0,
     support=1.0,
 )
@@ -181,11 +184,6 @@ def _slopes_wendland(values, parameters, floor):  # type: ignore[no-untyped-def]
         values[i] = factor * (w * w * w)
 
 
-def _value_wendland(s: float, parameter: float) -> Any:
-    u = min(np.sqrt(s), 1.0)
-    return (1.0 - u) ** 4 * (1.0 + 4.0 * u)
-
-
 def _steepest_wendland(r: float, parameter: float) -> Any:
     steepest = min(max(r, 0.25), 1.0)
     return 20.0 * steepest * (1.0 - steepest) ** 3
@@ -196,26 +194,17 @@ def _bulge_wendland(r: float, parameter: float) -> Any:
     return 10.0 * bulge * bulge * (1.0 - bulge) ** 3
 
 
-def _formula_wendland(s: Any, parameter: float, functions: Functions) -> Any:
-    u = functions.sqrt(s)
-    return (1 - u) ** 4 * (1 + 4 * u)
-
-
-def _modulus_wendland(re_s: Any, re_root: Any, size: Any, parameter: float) -> Any:
-    return _MODULUS_ROUNDINGS * _inside(re_root, size) ** 2 * (1.0 + 4.0 * np.asarray(size))
-
-
 WENDLAND = Profile(
     "wendland",
     _wendland,
     rounding=11.0,
     steepest=_steepest_wendland,
     bulge=_bulge_wendland,
-    value=_value_wendland,
+    value=_WENDLAND_FORM.value,
     slope_at_zero=lambda parameter: 10.0,
     slopes=_slopes_wendland,
-    formula=_formula_wendland,
-    modulus=_modulus_wendland,
+    formula=_WENDLAND_FORM.formula,
+    modulus=_WENDLAND_FORM.modulus,
     branch=0.0,
     support=1.0,
 )
@@ -233,6 +222,7 @@ class _Compact(DistanceKernel):
     """
 
     _instead: ClassVar[str]
+    _form: ClassVar[_Form]
     # Coefficients of u^0, u^1, ...
     _polynomial: ClassVar[tuple[float, ...]]
 
@@ -250,6 +240,10 @@ class _Compact(DistanceKernel):
     def ranges(self) -> tuple[float, ...]:
         """The distance along each feature from which on the kernel is zero: the length scales."""
         return self.length_scales
+
+    def profile(self, s: FloatArray) -> FloatArray:
+        """f(s), a polynomial of u; see the module."""
+        return np.asarray(self._form.at(self._distance(s)))
 
     def _distance(self, s: FloatArray) -> FloatArray:
         u = 2.0 * s
@@ -292,13 +286,9 @@ class Spherical(_Compact):
 
     type_name: ClassVar[str] = "spherical"
     compiled: ClassVar[Profile] = SPHERICAL
+    _form: ClassVar[_Form] = _SPHERICAL_FORM
     _instead: ClassVar[str] = "matern12"
     _polynomial: ClassVar[tuple[float, ...]] = (1.0, -1.5, 0.0, 0.5)
-
-    def profile(self, s: FloatArray) -> FloatArray:
-        """f(s) = (1 - u)^2 (1 + u/2)."""
-        u = self._distance(s)
-        return np.asarray((1.0 - u) ** 2 * (1.0 + 0.5 * u))
 
     def slope(self, s: FloatArray, f: FloatArray) -> FloatArray:
         """f'(s) = -3/2 (1 - u^2) / u; zero at s = 0, where it is infinite but times a difference of zero."""
@@ -321,13 +311,9 @@ class Cubic(_Compact):
 
     type_name: ClassVar[str] = "cubic"
     compiled: ClassVar[Profile] = CUBIC
+    _form: ClassVar[_Form] = _CUBIC_FORM
     _instead: ClassVar[str] = "matern32"
     _polynomial: ClassVar[tuple[float, ...]] = (1.0, 0.0, -7.0, 8.75, 0.0, -3.5, 0.0, 0.75)
-
-    def profile(self, s: FloatArray) -> FloatArray:
-        """f(s) = (1 - u)^4 (1 + 4 u + 3 u^2 + 3/4 u^3)."""
-        u = self._distance(s)
-        return np.asarray((1.0 - u) ** 4 * (1.0 + u * (4.0 + u * (3.0 + 0.75 * u))))
 
     def slope(self, s: FloatArray, f: FloatArray) -> FloatArray:
         """f'(s) = -(1 - u)^3 (14 + 63/4 u + 21/4 u^2)."""
@@ -346,13 +332,9 @@ class Wendland(_Compact):
 
     type_name: ClassVar[str] = "wendland"
     compiled: ClassVar[Profile] = WENDLAND
+    _form: ClassVar[_Form] = _WENDLAND_FORM
     _instead: ClassVar[str] = "matern32"
     _polynomial: ClassVar[tuple[float, ...]] = (1.0, 0.0, -10.0, 20.0, -15.0, 4.0)
-
-    def profile(self, s: FloatArray) -> FloatArray:
-        """f(s) = (1 - u)^4 (1 + 4 u)."""
-        u = self._distance(s)
-        return np.asarray((1.0 - u) ** 4 * (1.0 + 4.0 * u))
 
     def slope(self, s: FloatArray, f: FloatArray) -> FloatArray:
         """f'(s) = -20 (1 - u)^3."""

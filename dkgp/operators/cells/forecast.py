@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
-from dkgp.kernels.terms import Terms, terms_of
+from dkgp.kernels.terms import Term, Terms, terms_of
 from dkgp.operators.cells.products import Cost
 
 # Tolerance of products in the rounds of a solver, relative to the sum of the weights' magnitudes, by the most features
@@ -22,8 +22,9 @@ LOOSE = {0: 1e-8, 1: 1e-8, 2: 1e-8, 3: 1e-5}
 TIGHT = 1e-10
 # Seconds of an entry of a near pair, of an operation of a translation, and of a sample's moments and expansions.
 ENTRY_SECONDS, OPERATION_SECONDS, SAMPLE_SECONDS = 0.9e-9, 0.035e-9, 0.25e-6
-# Below this tolerance near entries are in double precision, which take longer by this factor.
-DOUBLE_BELOW, DOUBLE_ENTRY = 1e-8, 2.0
+# Near entries in double precision take longer by this factor. They are in single precision where its error, for all
+# of the weights, costs little of the tolerance (`Plan`).
+DOUBLE_ENTRY, SINGLE_ERROR, SINGLE_SHARE = 2.0, 2e-6, 0.1
 # Seconds of an entry of the whole matrix, in single precision and used twice; one in double precision takes more.
 WHOLE_ENTRY_SECONDS, IN_DOUBLE = 0.38e-9, 2.4
 # Products of a solve that are taken to be: in its rounds, and in double precision.
@@ -39,6 +40,12 @@ COMPILE_SECONDS = 17.0
 NEAR_ENTRIES = {1: 150.0, 2: 430.0, 3: 2000.0}
 OPERATIONS = {1: 0.5, 2: 1.2, 3: 9.0}
 PLAN_SECONDS = {1: 0.1, 2: 0.2, 3: 6.0}
+# Pairs of leaves at the range of a compact kernel are near, too. By dimension: offsets of such pairs times the side of
+# a leaf, in ranges, to the power d - 1; and samples of a leaf. Uniform samples in a square, n = 80,000 and 320,000,
+# ranges of 0.05 to 1 of its side: 0.87 to 1.2 times the counts of plans.
+EDGE_OFFSETS, EDGE_LEAF = {1: 4.0, 2: 16.0, 3: 37.7}, {1: 32.0, 2: 32.0, 3: 64.0}
+# Sides of the box of uniform samples of unit variance, which standardised inputs are taken to be.
+EXTENT = math.sqrt(12.0)
 PLAN_SAMPLE_SECONDS = 1e-6
 # Bytes of a plan, of its expansions and of a sample; and of a sample in the moments and expansions of a product.
 PLAN_BYTES = {1: 2**20, 2: 2**24, 3: 2**27}
@@ -61,20 +68,20 @@ def choose(kernel: Kernel, n: int) -> Forecast:
         terms = terms_of(kernel)
     except InputError as error:
         return Forecast(False, str(error))
-    cells = sum(_solve_seconds(len(term.features), n) for term in terms.terms)
+    cells = sum(_solve_seconds(term, n) for term in terms.terms)
     whole = (ROUNDS + CHECKS * IN_DOUBLE) * _whole_seconds(n)
     share = cells / whole
     dimensions = ", ".join(sorted({str(len(term.features)) for term in terms.terms})) or "0"
     size = f"{n:,} samples in {dimensions} dimension{'' if dimensions == '1' else 's'}"
     if share > LARGEST_SHARE or whole - cells < COMPILE_SECONDS:
-        return Forecast(False, f"{size} are too few", share)
+        compact = any(math.isfinite(term.profile.support) for term in terms.terms)
+        return Forecast(False, f"{size} are too few{' for a kernel of this range' if compact else ''}", share)
     return Forecast(True, f"{size} should take {share:.1g} of the time of evaluating every entry", share)
 
 
 def is_cheaper(cost: Cost, n: int) -> bool:
     """Return whether a product of these counts takes less time than one that evaluates every entry."""
-    cells = ENTRY_SECONDS * cost.near_entries + OPERATION_SECONDS * cost.flops + SAMPLE_SECONDS * n
-    return cells <= LARGEST_SHARE * _whole_seconds(n)
+    return _seconds(cost, n) <= _whole_seconds(n)
 
 
 def loose_tolerance(terms: Terms) -> float:
@@ -86,18 +93,20 @@ def product_share(kernel: Kernel, n: int) -> float:
     """Return the time of a product in a solver's rounds over that of one that evaluates every entry."""
     terms = terms_of(kernel)
     tolerance = loose_tolerance(terms)
-    return sum(_product_seconds(len(term.features), n, tolerance) for term in terms.terms) / _whole_seconds(n)
+    return sum(_seconds(expected_cost(term, n, tolerance), n) for term in terms.terms) / _whole_seconds(n)
 
 
-def reaches_sooner(terms: Terms, n: int, tolerance: float) -> bool:
+def reaches_sooner(terms: Terms, n: int, tolerance: float, loose: Cost) -> bool:
     """Return whether a product by cells to a tight tolerance is expected before one in double precision of all entries.
 
-    The first one makes a plan.
+    The first one makes a plan. `loose` has the counts of the plan to `loose_tolerance`.
     """
-    cells = sum(
-        _product_seconds(len(t.features), n, tolerance) + _plan_seconds(len(t.features), n) for t in terms.terms
-    )
-    return cells <= IN_DOUBLE * _whole_seconds(n)
+    expected = [expected_cost(term, n, tolerance) for term in terms.terms]
+    usual = [expected_cost(term, n, loose_tolerance(terms)) for term in terms.terms]
+    near = max(loose.near_entries, 1)
+    flops = loose.flops * sum(cost.flops for cost in expected) / max(sum(cost.flops for cost in usual), 1)
+    plans = sum(_plan_seconds(len(term.features), n) for term in terms.terms)
+    return _seconds(Cost(near, int(flops), 0, near), n) + plans <= IN_DOUBLE * _whole_seconds(n)
 
 
 def estimated_bytes(kernel: Kernel, n: int, columns: int = 1) -> tuple[int, int]:
@@ -111,22 +120,48 @@ def estimated_bytes(kernel: Kernel, n: int, columns: int = 1) -> tuple[int, int]
     return kept + 16 * kernel.n_features * n, work
 
 
-def _solve_seconds(d: int, n: int) -> float:
-    rounds, checks = ROUNDS * _product_seconds(d, n, LOOSE[d]), CHECKS * _product_seconds(d, n, TIGHT)
+def _solve_seconds(term: Term, n: int) -> float:
+    d = len(term.features)
+    rounds, checks = (_seconds(expected_cost(term, n, tolerance), n) for tolerance in (LOOSE[d], TIGHT))
     # Where cells take longer for a check, every entry is evaluated.
-    checks = min(checks, CHECKS * IN_DOUBLE * _whole_seconds(n))
-    return rounds + checks + 2.0 * _plan_seconds(d, n)
+    checks = min(checks, IN_DOUBLE * _whole_seconds(n))
+    return ROUNDS * rounds + CHECKS * checks + 2.0 * _plan_seconds(d, n)
 
 
 def _plan_seconds(d: int, n: int) -> float:
     return PLAN_SECONDS[d] + PLAN_SAMPLE_SECONDS * n
 
 
-def _product_seconds(d: int, n: int, tolerance: float) -> float:
-    digits = -math.log10(tolerance)
+def expected_cost(term: Term, n: int, tolerance: float) -> Cost:
+    """Counts that a product with a term is expected to have."""
+    d, digits = len(term.features), -math.log10(tolerance)
+    entries = min(float(n), NEAR_ENTRIES[d] + _entries_at_range(term, n))
+    single = SINGLE_ERROR * entries / n <= SINGLE_SHARE * tolerance
     operations = OPERATIONS[d] * digits ** (2 * d)
-    entry = ENTRY_SECONDS * (DOUBLE_ENTRY if tolerance < DOUBLE_BELOW else 1.0)
-    return n * (entry * NEAR_ENTRIES[d] + OPERATION_SECONDS * operations + SAMPLE_SECONDS)
+    return Cost(int(n * entries), int(n * operations), 0, 0 if single else int(n * entries))
+
+
+def _entries_at_range(term: Term, n: int) -> float:
+    """Entries of a sample with leaves that are at the range of a compact kernel: about n^(1 - 1/d) of them."""
+    if math.isinf(term.profile.support):
+        return 0.0
+    d = len(term.features)
+    # Ranges over sides of the samples' box.
+    a = [min(1.0, term.profile.support / (EXTENT * scale)) for scale in term.scale]
+    pairs, product = sum(a[i] * a[j] for i in range(d) for j in range(i)), math.prod(a)
+    # Share of the points at that distance, in all directions from all samples, that are in the box.
+    inside = {
+        1: 1.0 - product,
+        2: 1.0 - 2.0 / math.pi * sum(a) + pairs / math.pi,
+        3: 1.0 - sum(a) / 2.0 + 2.0 / (3.0 * math.pi) * pairs - product / (4.0 * math.pi),
+    }[d]
+    density = n * product
+    return EDGE_OFFSETS[d] * max(inside, 0.0) * (EDGE_LEAF[d] * density ** (d - 1)) ** (1.0 / d)
+
+
+def _seconds(cost: Cost, n: int) -> float:
+    entries = cost.near_entries + (DOUBLE_ENTRY - 1.0) * cost.double_entries
+    return ENTRY_SECONDS * entries + OPERATION_SECONDS * cost.flops + SAMPLE_SECONDS * n
 
 
 def _whole_seconds(n: int) -> float:

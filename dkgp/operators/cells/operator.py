@@ -232,7 +232,7 @@ class CellKernelOperator(BlockedKernelOperator):
         for _ in range(MOST_TRIES):
             if tolerance < LEAST_TOLERANCE:
                 break
-            if self._chosen and not reaches_sooner(self._terms, self.n, tolerance):
+            if self._chosen and not reaches_sooner(self._terms, self.n, tolerance, self._cost(self._loose)):
                 reason = "products by cells would take longer to reach the error that is asked for"
                 self.products = {**self.products, "every entry": reason}
                 return None

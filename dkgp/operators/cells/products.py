@@ -37,11 +37,15 @@ UNDERFLOW = 1e-290
 
 @dataclass(frozen=True)
 class Cost:
-    """Counts of a product by cells: evaluated entries, floating-point operations of translations, bytes of plans."""
+    """Counts of a product by cells: evaluated entries, floating-point operations of translations, bytes of plans.
+
+    `double_entries` are those of the entries that are evaluated in double precision.
+    """
 
     near_entries: int
     flops: int
     nbytes: int
+    double_entries: int = 0
 
 
 @dataclass(frozen=True)
@@ -242,6 +246,7 @@ class CellProducts:
             sum(plan.near_entries for plan in plans),
             sum(plan.flops for plan in plans),
             sum(plan.nbytes for plan in plans),
+            sum(plan.near_entries for plan in plans if plan.near_type == np.float64),
         )
 
     def _new_plans(self, tolerance: float, targets: FloatArray | None) -> list[Plan]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,19 @@ import pytest
 
 from dkgp.cluster import LocalExecutor
 from dkgp.errors import InputError
-from dkgp.kernels import Constant, Kernel, Linear, Matern12, Matern32, Scaled, SquaredExponential
+from dkgp.kernels import Constant, Kernel, Linear, Matern12, Matern32, Scaled, Spherical, SquaredExponential
 from dkgp.kernels.terms import terms_of
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
-from dkgp.operators.cells.forecast import choose, reaches_sooner
+from dkgp.operators.cells.forecast import (
+    NEAR_ENTRIES,
+    choose,
+    expected_cost,
+    is_cheaper,
+    loose_tolerance,
+    reaches_sooner,
+)
 from dkgp.operators.cells.operator import CellKernelOperator
+from dkgp.operators.cells.plan import Plan
 from dkgp.solvers import ConjugateGradient, FactorPreconditioning, GradientInfNorm, solve
 
 NOISE_VARIANCE = 0.01
@@ -183,7 +192,38 @@ def test_a_forecast_takes_cells_where_they_gain_more_than_compiling_takes(d: int
     assert d == 3 or choose(kernel, 20_000).share < 0.5
     assert "too few" in choose(kernel, 20_000).reason
     # A tight product in double precision is by cells in two dimensions, and in three beyond a million samples.
-    assert reaches_sooner(terms_of(kernel), 1_000_000, 1e-12) == (d < 3)
+    n, terms = 1_000_000, terms_of(kernel)
+    loose = expected_cost(terms.terms[0], n, loose_tolerance(terms))
+    assert reaches_sooner(terms, n, 1e-12, loose) == (d < 3)
+    # Not where samples have many more near ones than was expected.
+    crowded = replace(loose, near_entries=n * n // 2)
+    assert not reaches_sooner(terms, n, 1e-12, crowded)
+    assert not is_cheaper(crowded, n)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 1.0])
+def test_a_forecast_counts_pairs_of_leaves_at_the_range_of_a_compact_kernel(share: float) -> None:
+    """Of uniform samples; they grow as n^1.5 in two dimensions, so that short ranges are what pays."""
+    X = np.random.default_rng(4).uniform(-np.sqrt(3.0), np.sqrt(3.0), (20_000, 2))
+    kernel = Spherical.from_length_scales((share * np.sqrt(12.0),) * 2)
+    (term,) = terms_of(kernel).terms
+    plan = Plan(term, X, 1e-6)
+    assert 0.7 < expected_cost(term, len(X), 1e-6).near_entries / plan.near_entries < 1.8
+    few, many = (expected_cost(term, n, 1e-6).near_entries / n - NEAR_ENTRIES[2] for n in (10**5, 10**7))
+    assert few > 0.0
+    assert many == pytest.approx(10.0 * few, rel=1e-3)
+    smooth = choose(Matern32(kernel.feature_gamma), 100_000)
+    assert smooth.takes_cells
+    assert choose(kernel, 100_000).share > 1.2 * smooth.share
+    assert choose(kernel, 10_000_000).takes_cells
+
+
+def test_a_long_range_in_two_dimensions_takes_every_entry_of_few_samples() -> None:
+    kernel = Spherical.from_length_scales((0.2 * np.sqrt(12.0),) * 2)
+    forecast = choose(kernel, 60_000)
+    assert not forecast.takes_cells
+    assert forecast.reason == "60,000 samples in 2 dimensions are too few for a kernel of this range"
+    assert choose(kernel, 800_000).takes_cells
 
 
 def test_refusals_name_the_reason(executor: LocalExecutor) -> None:
