@@ -156,7 +156,7 @@ def _entries_at_range(term: Term, n: int) -> float:
         3: 1.0 - sum(a) / 2.0 + 2.0 / (3.0 * math.pi) * pairs - product / (4.0 * math.pi),
     }[d]
     density = n * product
-    return EDGE_OFFSETS[d] * max(inside, 0.0) * (EDGE_LEAF[d] * density ** (d - 1)) ** (1.0 / d)
+    return EDGE_OFFSETS[d] * max(inside, 0.0) * math.pow(EDGE_LEAF[d] * density ** (d - 1), 1.0 / d)
 
 
 def _seconds(cost: Cost, n: int) -> float:
