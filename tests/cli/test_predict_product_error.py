@@ -171,7 +171,9 @@ def test_sums_that_workers_could_not_keep_is_refused(
     terrain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dkgp.operators.product_error.estimated_bytes", lambda kernel, n, columns: (n * 10**12, 0))
-    refused(run(*predict(terrain, "height", tmp_path / "p", "--product-error", 1e-3)), "take 700,000,000,000,000 bytes")
+    workers = ("--cluster", "local", "--worker-memory", "1GiB")
+    result = run(*predict(terrain, "height", tmp_path / "p", "--product-error", 1e-3, *workers))
+    refused(result, "take 700,000,000,000,000 bytes")
     assert not list(tmp_path.iterdir())
 
 
