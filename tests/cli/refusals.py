@@ -136,6 +136,7 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--given-basis nowhere.npy", 3, "no file or folder at"),
         ("--method sggp --plot p.jpeg", 3, ".png"),
         ("--certify-passes -1", 3, "--certify-passes must not be negative"),
+        ("--product-error 1e-5", 2, "--product-error is of the products of --certify-passes, and there are none"),
         ("--neighbours 10", 3, "--neighbours belongs to the method vif, and this one is vfe; leave it out"),
         ("--method vif --neighbours 0", 3, "--neighbours must be at least 1; got 0"),
         ("--search-samples 5", 3, "--search-samples belongs to the method vif, and this one is vfe; leave it out"),

@@ -134,6 +134,11 @@ class SparseJob(TrainingJob):
             for name, value in other.items():
                 if value is not None:
                     raise UsageError(f"`given_basis` is the basis as it stands; leave out `{name}`, or `given_basis`")
+        if not isinstance(self.product_error, str) and not self.settings.certify_passes:
+            raise UsageError(
+                "`product_error` is of the products of `certify_passes`, and there are none; give `certify_passes`, or "
+                "leave it out"
+            )
         if self.basis_size == "auto" or self.target_distance is not None:
             self.settings.refuse_target()
         settled = self._settled(self.settings.basis_size)
