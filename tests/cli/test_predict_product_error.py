@@ -103,6 +103,18 @@ def test_the_exact_value_is_within_the_bounds_and_near_the_full_sum(
     assert "product_error" not in stores["full"].attributes
 
 
+def test_variances_by_neighbours_go_with_it(
+    terrain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SOURCE_LEAF, 2, 2)
+    options = ("--product-error", ERROR, "--cluster", "none", "--variance")
+    run_json(*predict(terrain, "height", tmp_path / "p", *options, "--variance-way", "neighbours"))
+    store = open_prediction(str(tmp_path / "p"))
+    assert store.attributes["product_error"] == ERROR
+    assert (np.abs(store.read("mean") - exact_mean(terrain)) <= store.read("mean_error_bound")).all()
+    refused(run(*predict(terrain, "height", tmp_path / "q", *options)), "whole columns", "--variance-way neighbours")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["height", "kind"])
 def test_any_workers_and_a_run_that_goes_on_come_to_the_same_bits(

@@ -84,7 +84,9 @@ class PredictRun(Run):
         model, error = self.model, ProductError.of(self.job.product_error)
         if isinstance(model, LinearRecord | SparseRecord):
             return  # no sums over all samples: refused where predicting begins
-        if model.is_sparse if isinstance(model, ClassifierRecord) else self.job.variance is not None:
+        variance = self.job.variance
+        whole_columns = variance is not None and variance.way != "neighbours"
+        if model.is_sparse if isinstance(model, ClassifierRecord) else whole_columns:
             return
         kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
         error.require_kernel(kernel)

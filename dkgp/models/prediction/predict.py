@@ -243,10 +243,10 @@ def _require_sums(
             "probabilities are averaged over variances, which take whole columns of the kernel matrix. Leave it out, "
             "or give `plug_in`, too"
         )
-    if variance is not None:
+    if variance is not None and variance.way != "neighbours":
         raise InputError(
             "`product_error` is for sums over all training samples, as means are; variances take whole columns of the "
-            "kernel matrix. Leave it out, or predict means alone"
+            "kernel matrix. Leave it out, predict means alone, or take `way` neighbours"
         )
     if isinstance(model, LinearRecord):
         raise InputError(
