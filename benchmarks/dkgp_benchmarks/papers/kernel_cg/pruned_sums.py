@@ -453,11 +453,6 @@ class TreeKernelOperator(BlockedKernelOperator):
     error : float
         Largest error of an entry of K V that pruning may cause, in the units of K V. Where the entries of a column of V
         are all below one, the error is in proportion to the largest of them.
-
-    Attributes
-    ----------
-    error_bound : float
-        Proven bound on the entries' errors in the last product, rounding included.
     """
 
     # An entry that the coordinator evaluates meanwhile is not the one that the round brings, bit by bit.
@@ -476,7 +471,6 @@ class TreeKernelOperator(BlockedKernelOperator):
     ) -> None:
         super().__init__(kernel, noise_variance, source, executor)
         self.error = error
-        self.error_bound = 0.0
         executor.require_one_arithmetic()
 
     def announce(self, indices: IndexArray) -> None:
@@ -499,12 +493,12 @@ class TreeKernelOperator(BlockedKernelOperator):
         return ReadyColumns(product)
 
     def _count_addition(self, product: FloatArray) -> None:
-        self.error_bound += 2.0 * _EPS * float(np.max(np.abs(product), initial=0.0))
+        self.error_rows += 2.0 * _EPS * np.abs(product)
 
     def _sums(self, indices: IndexArray, weights: FloatArray, precision: Precision) -> FloatArray:
         """K[:, indices] @ weights."""
         result = np.zeros((self.n, weights.shape[1]))
-        self.error_bound = 0.0
+        self.error_rows = np.zeros(result.shape)
         if not len(indices):
             return result
         forest = forest_of(self.context)
@@ -524,5 +518,7 @@ class TreeKernelOperator(BlockedKernelOperator):
         ).result()
         result[forest.tree.order] = np.concatenate([rows for rows, _ in parts])
         result[:, ~finite] = np.nan
-        self.error_bound = float(max(bounds.max(initial=0.0) for _, bounds in parts))
+        self.error_rows[forest.tree.order] = np.concatenate(
+            [np.broadcast_to(bounds, rows.shape) for rows, bounds in parts]
+        )
         return result
