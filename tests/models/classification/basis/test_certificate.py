@@ -130,7 +130,7 @@ def test_the_errors_of_approximate_products_are_in_the_bounds(
     for error in (0.0, 0.05):
 
         def off(self: BlockedKernelOperator, V: Any, precision: Any = "double", error: float = error) -> np.ndarray:
-            self.error_bound = error
+            self.error_rows = np.full(V.shape, error)
             return multiply(self, V, precision) - error * np.sign(V)
 
         monkeypatch.setattr(BlockedKernelOperator, "matmat", off)
