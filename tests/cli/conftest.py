@@ -141,6 +141,8 @@ def stores(
     # Of two features, so that products may be within a bound.
     kernel = ActiveDimensions(SquaredExponential((0.6, 0.4)), (0, 1), uneven.kernel.n_features)
     write_hyperparameters(folder / "narrow.json", replace(uneven, kernel=kernel))
+    kernel = ActiveDimensions(SquaredExponential((0.3, 0.1), 20.0), (0, 1), 3)
+    write_hyperparameters(folder / "narrow_labels.json", replace(read_hyperparameters(wide), kernel=kernel))
     write_hyperparameters(folder / "outliers.json", replace(uneven, student_t=StudentT(4.0, 0.02)))
     return {
         "train": train,
@@ -148,6 +150,7 @@ def stores(
         "hyper": hyper,
         "uneven": folder / "uneven.json",
         "narrow": folder / "narrow.json",
+        "narrow_labels": folder / "narrow_labels.json",
         "outliers": folder / "outliers.json",
         "model": pipeline["train"]["out"],
         "prediction": pipeline["predict"]["out"],

@@ -61,7 +61,7 @@ RUNS = {
         "another seed",
     ),
     "growing basis": Run(
-        f"{SPARSE} --method sggp --basis-size auto --target-distance 0.2 --largest-basis 600",
+        f"{SPARSE} --method sggp --basis-size auto --target-distance 0.5 --largest-basis 600",
         "--seed 1",
         "another seed",
     ),
@@ -69,7 +69,7 @@ RUNS = {
     "grid": Run(f"{CLASSIFY} --pool 30 --folds 3 --search grid", *OTHER_WEIGHTS, rounds=4),
     "exact": Run(f"{CLASSIFY} --method exact --solver cg --tol 1e-6", *OTHER_WEIGHTS),
     "exact, bounded products": Run(
-        f"{LIKELY} --method exact --solver cg --no-probability --product-error 1e-7",
+        f"{CLASSIFY} --hyper {{narrow_labels}} --method exact --solver cg --no-probability --product-error 1e-7",
         "--product-error 2e-7",
         "another product error",
     ),

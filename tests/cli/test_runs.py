@@ -80,7 +80,12 @@ SLOW_CLASSIFIERS = ("logistic", "gp", "logistic on a basis", "gp on a basis, tun
 
 
 @pytest.mark.parametrize(
-    "name", ["fixed-size", "exact", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_CLASSIFIERS)]
+    "name",
+    [
+        pytest.param("fixed-size", marks=pytest.mark.long),
+        "exact",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_CLASSIFIERS),
+    ],
 )
 @pytest.mark.parametrize(
     "cluster",

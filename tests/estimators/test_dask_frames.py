@@ -126,7 +126,7 @@ def test_what_has_no_place_is_refused(model: GPRegressor, frame: dd.DataFrame, n
 
 # Each gives the rows of a frame in another order, in other partitions, or only some of them.
 OPERATIONS: dict[str, Callable[[dd.DataFrame], dd.DataFrame]] = {
-    "repartition": lambda frame: frame.repartition(npartitions=2),
+    "repartition": lambda frame: frame.repartition(npartitions=3),
     "concat": lambda frame: dd.concat([frame, frame]),
     "loc": lambda frame: frame.loc[30:120],
     "filter": lambda frame: frame[frame["depth"] > 5.0],
@@ -148,7 +148,7 @@ QUICK = ("repartition", "loc", "merge")
 )
 def reshaped(request: pytest.FixtureRequest, problem: Problem) -> dd.DataFrame:
     pandas = frame_of(problem.X, problem.y).assign(key=np.random.default_rng(1).permutation(len(problem.X)))
-    return OPERATIONS[request.param](dd.from_pandas(pandas, npartitions=4))
+    return OPERATIONS[request.param](dd.from_pandas(pandas, npartitions=2))
 
 
 @pytest.fixture(scope="module")

@@ -53,16 +53,16 @@ SOLVERS = {
 @pytest.fixture(scope="module")
 def terrain(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     rng = np.random.default_rng(11)
-    X = rng.uniform(size=(900, 2))
-    y = np.sin(X @ rng.standard_normal((2, 2)) * 12.0) + 0.2 * rng.standard_normal((900, 2))
+    X = rng.uniform(size=(600, 2))
+    y = np.sin(X @ rng.standard_normal((2, 2)) * 12.0) + 0.2 * rng.standard_normal((600, 2))
     return dataset_from_arrays(str(tmp_path_factory.mktemp("terrain") / "t.zarr"), X, y, chunk_rows=250)
 
 
 @pytest.fixture(scope="module")
 def dense(terrain: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Kbar, the standardised targets and the exact coefficients, by LAPACK."""
-    Z, y = terrain.inputs(0, 900), terrain.targets(0, 900)
-    Kbar = KERNEL(Z, Z) + NOISE * np.eye(900)
+    Z, y = terrain.inputs(0, 600), terrain.targets(0, 600)
+    Kbar = KERNEL(Z, Z) + NOISE * np.eye(600)
     return Kbar, y, scipy.linalg.cho_solve(scipy.linalg.cho_factor(Kbar), y)
 
 
@@ -86,19 +86,19 @@ def test_the_certificate_holds_for_the_dense_solution(
     # The gradient was had from approximate products: off by something, and by no more than is said.
     off = np.abs(model.solution.gradient - (Kbar @ alpha - y)).max()
     assert 1e-11 < off <= certificate.product_error <= ERROR * 1.01
-    assert 0.0 < max(certificate.product_norm) < 0.99 * np.sqrt(900.0) * certificate.product_error
+    assert 0.0 < max(certificate.product_norm) < 0.99 * np.sqrt(600.0) * certificate.product_error
     assert np.abs(Kbar @ alpha - y).max() <= TOLERANCE + ERROR
     assert (np.linalg.norm(Kbar @ alpha - y, axis=0) <= certificate.proven_residual_norm).all()
     assert (np.linalg.norm(alpha - exact, axis=0) <= certificate.alpha_error_bound).all()
     at = np.random.default_rng(3).uniform(-1.7, 1.7, (200, 2))
-    error = np.abs(KERNEL(at, terrain.inputs(0, 900)) @ (alpha - exact))
+    error = np.abs(KERNEL(at, terrain.inputs(0, 600)) @ (alpha - exact))
     assert (error <= certificate.mean_error_bound(KERNEL.diagonal(at))).all()
 
 
 def test_auto_takes_a_factor_that_these_products_are_solved_quickly_with(terrain: Dataset, dense: Any) -> None:
     Kbar, y, _ = dense
     tolerance, error, noise = 1e-4, 1e-5, 1e-3
-    Kbar = Kbar + (noise - NOISE) * np.eye(900)
+    Kbar = Kbar + (noise - NOISE) * np.eye(600)
     exact = scipy.linalg.solve(Kbar, y, assume_a="pos")
     choice = choose_solver_for(terrain, KERNEL, noise, tolerance=tolerance, product_error=ProductError(error))
     assert choice.solver == "pcg"

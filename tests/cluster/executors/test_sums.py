@@ -182,6 +182,7 @@ def test_on_any_number_of_workers_in_this_process(workers: int) -> None:
         check(executor)
 
 
+@pytest.mark.long
 def test_on_processes_and_nothing_is_left_on_the_scheduler(on_processes: tuple[DaskExecutor, Client]) -> None:
     executor, client = on_processes
     check(executor)

@@ -159,13 +159,18 @@ def test_a_fit_runs_and_one_that_was_done_is_not_done_again(
     assert record.document is not None
     assert record.document["evaluation"]["rmse_raw"] > 0.0
     assert (tmp_path / "fit" / "report.html").exists()
-    # Another one does not write over it, unless it is asked to.
+    # Another one does not write over it.
     second, _ = queue.submit("fit", fit_options)
     refused = attempt(queue, second.id)
     assert refused.state == "failed"
     assert "exists already" in refused.error["message"]
-    third, _ = queue.submit("fit", {**fit_options, "overwrite": True})
-    assert attempt(queue, third.id).state == "done"
+
+
+@pytest.mark.long
+def test_a_fit_is_written_over_if_that_is_asked_for(queue: JobQueue, fit_options: dict[str, Any]) -> None:
+    for options in (fit_options, {**fit_options, "overwrite": True}):
+        job, _ = queue.submit("fit", options)
+        assert attempt(queue, job.id).state == "done"
 
 
 def test_a_fit_that_was_killed_goes_on_with_the_step_that_it_was_in(
