@@ -27,6 +27,7 @@ import numpy as np
 
 from dkgp.data.stores.manifest import columns_of
 from dkgp.html import ProofShown
+from dkgp.kernels import Kernel
 from dkgp.kernels.tiles.slopes import SlopeSizes
 from dkgp.models.rounding import (
     EPS,
@@ -207,6 +208,31 @@ class Certificate(ProofShown):
         rounding = (product_roundings(self.n) * UNIT + EPS * errors) * magnitude + EPS * spread
         bound: FloatArray = scale * (1.0 + EPS * (2.0 * errors + 8.0)) * (factor + EVALUATION * rounding)
         return bound
+
+    @bounding
+    def by_variance(self, bound: FloatArray, kernel: Kernel, highest: FloatArray) -> FloatArray:
+        """Return bounds of means that take the variance at a test sample in the place of k(x, x): (r, p).
+
+        With h = Kbar^-1 k_x the mean misses the exact one by h'r, and V(x) >= sum_i s2_i h_i^2. So |h'r| is at most
+        sqrt(V(x)) ||r|| / s, where Cauchy's inequality in Kbar^-1 has sqrt(k(x, x)). Bounds of a kernel whose k(x, x)
+        varies are returned as they are.
+
+        Parameters
+        ----------
+        bound : (r, p) float64
+            From `mean_error_bound`.
+        kernel : Kernel
+        highest : (r,) float64
+            Upper bounds on V(x), standardised; those of new observations are such too.
+        """
+        if not (self.complete and kernel.stationary):
+            return bound
+        prior_variance = kernel.diagonal(np.zeros((1, kernel.n_features)))
+        factor = self.proven_residual_norm / np.sqrt(self.noise_variance)
+        less = np.sqrt(prior_variance) * (1.0 - 8.0 * EPS) - np.sqrt(np.maximum(highest, 0.0)) * (1.0 + 8.0 * EPS)
+        taken = bound - np.maximum(less, 0.0)[:, None] * (factor * (1.0 - 8.0 * EPS))
+        # The difference rounds; and what was taken off was in the bound.
+        return np.asarray(np.minimum(bound, np.maximum(taken, 0.0) + 4.0 * EPS * bound))
 
     @bounding
     def gradient_error_bound(self, sizes: SlopeSizes, columns_errors: float, leaves: int) -> FloatArray:

@@ -44,11 +44,18 @@ class RunContext(Watch):
         return context if isinstance(context, RunContext) else cls(context)
 
     def operator(
-        self, kernel: Kernel, noise_variance: Noise, source: InputSource, *, tolerance: float | None = None
+        self,
+        kernel: Kernel,
+        noise_variance: Noise,
+        source: InputSource,
+        *,
+        tolerance: float | None = None,
+        by_length: bool = False,
     ) -> BlockedKernelOperator:
         """Return Kbar = K + s2 I on the source's samples, to be opened by `with`.
 
-        `tolerance` is the largest entry of the gradient that a solve is to end with; see `ProductError.operator`.
+        `tolerance` is the largest entry of the gradient that a solve is to end with, and `by_length` is true where the
+        solution is certified by the gradient's length; see `ProductError.operator`.
         """
         return self.product_error.operator(
             kernel,
@@ -56,6 +63,7 @@ class RunContext(Watch):
             source,
             self.executor,
             tolerance=tolerance,
+            by_length=by_length,
             coordinator_input_bytes=self.coordinator_input_bytes,
             note=self.note,
         )

@@ -173,7 +173,7 @@ def train(
     limit = stopping.gradient_limit
     if limit is not None and (conflict := context.product_error.conflict(limit)) is not None:
         raise InputError(conflict)
-    with context.operator(kernel, noise, dataset, tolerance=limit) as operator:
+    with context.operator(kernel, noise, dataset, tolerance=limit, by_length=True) as operator:
         solution = solve(
             operator,
             right,
@@ -219,6 +219,7 @@ def trained_model(
         p, solved = dataset.n_targets, (solution.alpha, solution.gradient, right)
         trend, certificate = found_trend(mean, *solved, p, operator.noise, certificate)
     progress = solution.progress
+    products = {**operator.products, **_proven_errors(certificate)}
     summary = {
         "n": dataset.n_samples,
         "d": dataset.n_features,
@@ -230,11 +231,19 @@ def trained_model(
         "duality_gap": progress.to_json()["duality_gap"],
         "objective": progress.objective,
         "settings": solution.solver,
-        **product_error.record(operator.kernel, dataset.n_samples, operator.products),
+        **product_error.record(operator.kernel, dataset.n_samples, products),
         **({} if certificate.assumes is None else {"assumes": certificate.assumes}),
         **({} if trend is None else {"mean": trend.described(dataset)}),
     }
     return TrainedModel(operator.kernel, operator.noise_variance, solution, certificate, summary, trend=trend)
+
+
+def _proven_errors(certificate: Certificate) -> dict[str, Any]:
+    """Return proven errors of a gradient by products that do not evaluate every entry, for the record."""
+    if not certificate.product_error:
+        return {}
+    mean = float(certificate.product_lengths.max()) / np.sqrt(certificate.n)
+    return {"proven": {"largest": certificate.product_error, "root_mean_square": float(mean)}}
 
 
 def _some_rows(dataset: Dataset, count: int = 256) -> NDArray[np.float64]:

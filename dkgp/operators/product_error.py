@@ -28,8 +28,9 @@ from dkgp.registry import FURTHER, Option
 Value: TypeAlias = float | Literal["auto", "none"]
 # Name of the option in stores, jobs and checkpoints of earlier versions, whose products were sums by a kd-tree.
 OLD_NAME = "tree_error"
-# Bound of "auto" over the tolerance.
-SHARE_OF_TOLERANCE = 0.1
+# Bound of "auto" over the tolerance. Where the length of a column's errors matters, that is of their root mean square,
+# and of a single entry this share: max|g| is then known to within half of the tolerance.
+SHARE_OF_TOLERANCE, SHARE_OF_ENTRY = 0.1, 0.5
 # Samples from which on a run notes why "auto" evaluates every entry: with fewer that takes a moment.
 NOTED_SAMPLES = 30_000
 
@@ -52,7 +53,7 @@ class ProductError:
 
     `value` is a number E: every entry of a verifying product K V is proven to be off by at most E, in the units of
     K V. Or "none": every kernel entry is evaluated. Or "auto": a forecast decides, and the bound is below a tenth of
-    the tolerance that the operator is made for.
+    the tolerance that the operator is made for; see `operator`.
     """
 
     value: Value = "auto"
@@ -109,6 +110,7 @@ class ProductError:
         executor: BlockExecutor,
         *,
         tolerance: float | None = None,
+        by_length: bool = False,
         coordinator_input_bytes: int = DEFAULT_COORDINATOR_INPUT_BYTES,
         note: Callable[[str], None] | None = None,
     ) -> BlockedKernelOperator:
@@ -119,6 +121,9 @@ class ProductError:
         tolerance : float, optional
             Error of an entry of K V at which a solve is as far from the exact solution as its user allows, such as its
             tolerance on the gradient. Without one "auto" evaluates every entry.
+        by_length : bool
+            Whether proofs take the length of the errors of a column, and not their greatest: "auto" then limits that,
+            and single entries to half of the tolerance.
         coordinator_input_bytes : int
             As for `BlockedKernelOperator`.
         note : callable, optional
@@ -140,13 +145,14 @@ class ProductError:
             forecast = choose(kernel, source.n_samples)
             reason = forecast.reason
             if forecast.takes_cells:
-                error = SHARE_OF_TOLERANCE * tolerance
+                share = SHARE_OF_ENTRY if by_length else SHARE_OF_TOLERANCE
                 return CellKernelOperator(
                     kernel,
                     noise,
                     source,
                     executor,
-                    error=error,
+                    error=share * tolerance,
+                    mean_error=SHARE_OF_TOLERANCE * tolerance if by_length else None,
                     forecast=forecast.reason,
                     note=note,
                     coordinator_input_bytes=budget,

@@ -86,6 +86,10 @@ def test_the_certificate_holds_for_the_dense_solution(
     # The gradient was had from approximate products: off by something, and by no more than is said.
     off = np.abs(model.solution.gradient - (Kbar @ alpha - y)).max()
     assert 1e-11 < off <= certificate.product_error <= ERROR * 1.01
+    assert model.summary["products"]["proven"] == {
+        "largest": certificate.product_error,
+        "root_mean_square": pytest.approx(max(certificate.product_norm) / np.sqrt(600.0)),
+    }
     assert 0.0 < max(certificate.product_norm) < 0.99 * np.sqrt(600.0) * certificate.product_error
     assert np.abs(Kbar @ alpha - y).max() <= TOLERANCE + ERROR
     assert (np.linalg.norm(Kbar @ alpha - y, axis=0) <= certificate.proven_residual_norm).all()

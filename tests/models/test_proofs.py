@@ -186,6 +186,24 @@ def cosine(s):
     return math.exp(-s) * math.cos(math.sqrt(s))
 
 
+def test_the_bound_of_a_mean_by_its_variance_is_reached() -> None:
+    """At a sample with little noise, far from others, whose residual is all there is."""
+    noise, kernel = np.array([1e-4, 0.02, 5.0]), SquaredExponential((1.0,))
+    x = np.array([[0.0], [100.0], [200.0]])
+    residual = np.array([[1e-3], [0.0], [0.0]])
+    certificate = Certificate.of(np.zeros((3, 1)), -residual, residual, noise, 1.0, np.ones(3))
+    away = np.linalg.solve(kernel(x, x) + np.diag(noise), residual)[:1] * kernel(x[:1], x[:1])
+    variance = noise[:1] / (1.0 + noise[:1])
+    bound = certificate.mean_error_bound(np.ones(1), np.ones(1))
+    by_variance = certificate.by_variance(bound, kernel, variance)
+    assert 0.9999 * by_variance <= away <= by_variance
+    assert bound > 99.0 * by_variance
+    # Variances that are unknown, or as large as k(x, x), say nothing; nor do those of a kernel that varies.
+    for known in (np.array([np.inf]), np.ones(1)):
+        np.testing.assert_array_equal(certificate.by_variance(bound, kernel, known), bound)
+    np.testing.assert_array_equal(certificate.by_variance(bound, parse_kernel("linear", 1), variance), bound)
+
+
 def test_what_a_users_function_leaves_unproven_is_said() -> None:
     X = np.random.default_rng(3).normal(size=(20, 1))
     kernel = UserKernel.registered("tests_proofs_cosine", gamma=(0.5,))

@@ -11,6 +11,8 @@ from dkgp.cluster import LocalExecutor
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.kernels import Linear, SquaredExponential
 from dkgp.operators import ArrayInputs, ProductError
+from dkgp.operators.cells.forecast import Forecast
+from dkgp.operators.cells.operator import CellKernelOperator
 from dkgp.operators.product_error import read_product_error, renamed
 
 KERNEL = SquaredExponential((40.0, 40.0))
@@ -61,6 +63,19 @@ def test_the_operator_keeps_to_its_error(value: Any, rng: np.random.Generator) -
         assert off <= operator.error_bound + 1e-11
         assert operator.error_bound <= (1.01e-6 if value == 1e-6 else 0.0)
     executor.close()
+
+
+def test_auto_limits_the_length_of_errors_where_proofs_take_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dkgp.operators.product_error.choose", lambda *_: Forecast(True, "many samples"))
+    executor, source = LocalExecutor(1), ArrayInputs(np.zeros((5, 2)))
+    limits = []
+    for by_length in (False, True):
+        options = {"tolerance": 1e-4, "by_length": by_length}
+        with ProductError("auto").operator(KERNEL, 0.1, source, executor, **options) as operator:
+            assert isinstance(operator, CellKernelOperator)
+            limits.append((operator.error, operator.mean_error))
+    executor.close()
+    np.testing.assert_allclose(limits, [(1e-5, 1e-5), (5e-5, 1e-5)])
 
 
 def test_a_kernel_without_a_bound_is_refused_for_a_number_alone() -> None:

@@ -211,6 +211,10 @@ class _Means(Rounds):
         taken = self.trend.at(mean, bound, self.test.inputs(*rows), *off)
         return self.of(taken.mean, taken.bound)
 
+    def by_variance(self, bound: FloatArray, highest: FloatArray) -> FloatArray:
+        """Return bounds (r, p) that take the upper ends of variances (r,) into account."""
+        return self._certificate.by_variance(bound, self._context.kernel, highest)
+
     def of(self, mean: FloatArray, bound: FloatArray) -> dict[str, FloatArray]:
         to = self._standardisation
         raw, raw_bound = mean_in_units(mean, bound, to.target_std, to.target_mean)
@@ -256,6 +260,7 @@ class _MeansAndVariances(Rounds):
         mean, bound, lower, upper = self._collected(of_run)
         if self._apart:
             mean, bound, *off = joined(of_means[0])
+            bound = self._means.by_variance(bound, upper)
         inputs = self._means.test.inputs(*rows)
         if trend is not None:
             taken = trend.at(mean, bound, inputs, *off)
@@ -271,7 +276,8 @@ class _MeansAndVariances(Rounds):
     def _collected(self, results: list[Any]) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """Means, their bounds, and ends of variances' intervals, standardised."""
         mean, bound, lower, upper = self._run.collect(results)
-        return mean, bound, *self._subject.interval(lower, upper)
+        lower, upper = self._subject.interval(lower, upper)
+        return mean, bound if self._apart else self._means.by_variance(bound, upper), lower, upper
 
     def _values(
         self, mean: FloatArray, bound: FloatArray, lower: FloatArray, upper: FloatArray

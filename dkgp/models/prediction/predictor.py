@@ -152,7 +152,8 @@ class Predictor:
         """Means and their errors (r, p), and ends of variances' intervals (r,), standardised."""
         run = variance.at(self._subject.tests(test))
         mean, bound, lower, upper = run.collect(run.submit(0, test.n_samples).result())
-        return mean, bound, *self._subject.interval(lower, upper)
+        lower, upper = self._subject.interval(lower, upper)
+        return mean, self._certificate.by_variance(bound, self._context.kernel, upper), lower, upper
 
     def _nothing(self) -> Predicted:
         empty = np.empty((0, self._model.n_targets))

@@ -29,8 +29,9 @@ from dkgp.operators.cells.plan import Plan
 from dkgp.operators.cells.products import CellProducts, Cost, Moments, Part, finish, join, up
 from dkgp.operators.inputs import InputSource
 
-# The bound of a product over its tolerance and the sum of its weights' magnitudes, where signs alternate: .05 to .25.
-TYPICAL_RATIO = 0.2
+# The greatest bound of a product, and their root mean square, over its tolerance and the sum of its weights'
+# magnitudes, where signs alternate: the former is .01 to .08, and the latter .5 to .75 of it.
+TYPICAL_RATIO, TYPICAL_MEAN_RATIO = 0.08, 0.05
 # Tolerances of products in double precision: the loosest, and the least, where roundings are all of the bound.
 LOOSEST_DOUBLE, LEAST_TOLERANCE = 1e-9, 1e-15
 # Plans that a product tries before it evaluates every entry.
@@ -139,6 +140,9 @@ class CellKernelOperator(BlockedKernelOperator):
     error : float
         Greatest error of an entry of a product in double precision, in the units of K V, roundings included. A product
         for which cells cannot prove that evaluates every entry. Where the entries of V are below one, so is the error.
+    mean_error : float, optional
+        Greatest root mean square of the errors of a column's entries, each weighed by the root of the least noise over
+        that of its sample: of what certificates take the length. By default the entries' limit is the only one.
     forecast : str, optional
         Reason for products by cells. With one the counts of the first plan are compared with the work of evaluating
         every entry, and the operator evaluates every entry from then on where that is less. So it does in double
@@ -164,6 +168,7 @@ class CellKernelOperator(BlockedKernelOperator):
         executor: BlockExecutor,
         *,
         error: float = 1e-5,
+        mean_error: float | None = None,
         forecast: str | None = None,
         note: Callable[[str], None] | None = None,
         **options: int,
@@ -173,10 +178,11 @@ class CellKernelOperator(BlockedKernelOperator):
             raise InputError(f"the error of products must be finite and positive; got {error!r}")
         self._terms = terms_of(kernel)
         self._loose = loose_tolerance(self._terms)
-        self.error = float(error)
+        self.error, self.mean_error = float(error), float(error if mean_error is None else mean_error)
         self.products: Mapping[str, Any] = {
             "kind": "cells",
             "error": self.error,
+            **({} if mean_error is None else {"mean_error": self.mean_error}),
             "reason": forecast or "as asked for",
         }
         self._forecast, self._note = forecast, note
@@ -222,11 +228,12 @@ class CellKernelOperator(BlockedKernelOperator):
         The plans that are tried depend on V alone, so that a run that resumes takes those of one that never stopped.
         """
         magnitudes = np.abs(V).sum(axis=0)
-        allowed = self.error * np.minimum(1.0, np.abs(V).max(axis=0, initial=0.0))
+        largest = np.minimum(1.0, np.abs(V).max(axis=0, initial=0.0))
         if not magnitudes.any():
             return self._by_cells(V, LOOSEST_DOUBLE)
         some = magnitudes > 0.0
-        tolerance = float((allowed[some] / magnitudes[some]).min()) / TYPICAL_RATIO
+        foreseen = min(self.error / TYPICAL_RATIO, self.mean_error / TYPICAL_MEAN_RATIO)
+        tolerance = foreseen * float((largest[some] / magnitudes[some]).min())
         tolerance = _power_of_ten(min(tolerance, LOOSEST_DOUBLE))
         before = math.inf
         for _ in range(MOST_TRIES):
@@ -237,7 +244,7 @@ class CellKernelOperator(BlockedKernelOperator):
                 self.products = {**self.products, "every entry": reason}
                 return None
             product = self._by_cells(V, tolerance)
-            excess = float((self.error_rows.max(axis=0)[some] / allowed[some]).max())
+            excess = float((self._excess()[some] / largest[some]).max())
             if excess <= 1.0:
                 self.products = {**self.products, "tolerance": tolerance}
                 return product
@@ -250,6 +257,14 @@ class CellKernelOperator(BlockedKernelOperator):
             "every entry": "roundings of products by cells are above the error that is asked for",
         }
         return None
+
+    def _excess(self) -> FloatArray:
+        """Return the errors of the last product's columns over the allowed ones, of entries below one apart: (t,)."""
+        weighed = self.error_rows
+        if not isinstance(self.noise, float):
+            weighed = np.sqrt(self.noise_variance / self.noise)[:, None] * weighed
+        means = np.linalg.norm(weighed, axis=0) / math.sqrt(self.n)
+        return np.asarray(np.maximum(self.error_rows.max(axis=0) / self.error, means / self.mean_error))
 
     def _by_cells(self, V: FloatArray, tolerance: float) -> FloatArray:
         """K V by the plans of a tolerance; its bounds are in `error_rows`."""

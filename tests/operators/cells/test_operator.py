@@ -76,6 +76,22 @@ def test_products_are_within_the_error_and_its_bounds_by_row(name: str, executor
         assert operator.kernel_evaluations < 2 * len(X) ** 2
 
 
+def test_the_root_mean_square_of_errors_is_limited_by_itself(
+    executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weighed as certificates weigh it: samples with much noise may be off by more."""
+    # A first plan is too loose.
+    monkeypatch.setattr("dkgp.operators.cells.operator.TYPICAL_MEAN_RATIO", 1e-3)
+    X, _ = ground()
+    V = np.random.default_rng(1).standard_normal((len(X), 2)) * [1.0, 20.0]
+    noise = np.where(np.arange(len(X)) % 10, 1.0, 0.01)
+    with by_cells(KERNELS["matern32"], X, executor, noise, error=1e-5, mean_error=2e-7) as operator:
+        operator.matmat(V)
+        weighed = np.sqrt(0.01 / noise)[:, None] * operator.error_rows
+        assert 1e-9 < np.sqrt((weighed**2).mean(axis=0)).max() <= 2e-7 < operator.error_bound <= 1e-5
+        assert operator.products["mean_error"] == 2e-7
+
+
 def test_an_error_that_cells_cannot_prove_takes_every_entry(executor: LocalExecutor) -> None:
     X, V = ground()
     kernel = KERNELS["matern32"]

@@ -161,9 +161,15 @@ def _mean(document: Document) -> Rows:
 
 
 def _products(document: Document) -> Rows:
-    """The kind of products that were taken, and why."""
+    """The kind of products that were taken, and why; and the proven errors of the gradient by them."""
     products = document.get("products")
-    return [("products by", f"{products['kind']}: {products['reason']}")] if products else []
+    if not products:
+        return []
+    rows: Rows = [("products by", f"{products['kind']}: {products['reason']}")]
+    if proven := products.get("proven"):
+        words = f"{proven['largest']:.2g} in an entry, {proven['root_mean_square']:.2g} by root mean square"
+        rows.append(("gradient proven within", words))
+    return rows
 
 
 def _kept(document: Document) -> Rows:

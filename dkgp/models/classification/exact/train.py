@@ -158,7 +158,7 @@ def train_exact(
     limit = None
     if kernel.stationary:
         limit = decision_error(float(kernel.diagonal(dataset.inputs(0, 1))[0])).gradient_tolerance(n)
-    with context.operator(kernel, noise, dataset, tolerance=limit) as operator:
+    with context.operator(kernel, noise, dataset, tolerance=limit, by_length=True) as operator:
         prior = operator.prior()
         rule = decision_error(float(prior.max()))
         solver = settings.solver
