@@ -103,7 +103,7 @@ def test_clusters_far_from_each_other(kernel: Kernel, rng: np.random.Generator) 
     assert problem.digit_ratios().max() <= 1.0
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.data())
 def test_random_problems(data: st.DataObject) -> None:
     n, d, n_classes = data.draw(st.integers(3, 14)), data.draw(st.integers(1, 3)), data.draw(st.integers(2, 4))

@@ -28,14 +28,14 @@ from dkgp.solvers import MaxIterations
 from tests.engine.helpers import opened
 from tests.models.variance.variance_world import content
 
-N, KERNEL, NOISE = 500, Matern12((1.0, 3.0), 1.2), 0.05
-SETTINGS = VarianceSettings(gap=0.05, way="neighbours", latent=True, batch_size=40)
+N, TESTS, KERNEL, NOISE = 300, 60, Matern12((1.0, 3.0), 1.2), 0.05
+SETTINGS = VarianceSettings(gap=0.05, way="neighbours", latent=True, batch_size=25)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Dataset, Dataset]:
     folder, rng = tmp_path_factory.mktemp("neighbours"), np.random.default_rng(3)
-    X, T = rng.uniform(0.0, 10.0, (N, 2)), rng.uniform(-1.0, 11.0, (100, 2))
+    X, T = rng.uniform(0.0, 10.0, (N, 2)), rng.uniform(-1.0, 11.0, (TESTS, 2))
     y = np.sin(X[:, :1]) + X[:, 1:] + 0.1 * rng.standard_normal((N, 1))
     return folder, dataset_from_arrays(folder / "train", X, y), dataset_from_arrays(folder / "test", T, None)
 
@@ -50,7 +50,7 @@ def made(data: tuple[Path, Dataset, Dataset], name: str, executor: BlockExecutor
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of few points, and few samples around each: most of the 500 are far."""
+    """Tiles of few points, and few samples around each: most of them are far."""
     monkeypatch.setattr(run, "LEAST", {2: 60})
     monkeypatch.setattr(run, "TILE_POINTS", 8)
 
@@ -74,12 +74,12 @@ def test_stored_intervals_contain_the_exact_variance(
         out = str(tmp_path / f"p{latent}")
         summary = predict(model, test, out, one, variance=replace(SETTINGS, latent=latent))
         seen = test.as_seen_by(model.feature_names, model.target_names, model.standardisation)
-        x, t = dataset.inputs(0, N), seen.inputs(0, 100)
+        x, t = dataset.inputs(0, N), seen.inputs(0, TESTS)
         inverse = np.linalg.inv(KERNEL(x, x) + np.diag(NOISE + (np.zeros(N) if own is None else own)))
         k = KERNEL(x, t)
         variance = 1.2 - np.einsum("ij,ij->j", k, inverse @ k) + (0.0 if latent else NOISE)
         if mean == "linear":
-            H, h = np.column_stack([np.ones(N), x]), np.column_stack([np.ones(100), t])
+            H, h = np.column_stack([np.ones(N), x]), np.column_stack([np.ones(TESTS), t])
             R = h - k.T @ inverse @ H
             variance = variance + np.einsum("ij,ij->i", R, np.linalg.solve(H.T @ inverse @ H, R.T).T)
         variance = variance * float(model.standardisation.target_std[0]) ** 2
@@ -89,7 +89,7 @@ def test_stored_intervals_contain_the_exact_variance(
         assert (variance * (1.0 - 1e-10) <= upper).all()
         assert stored.attributes["variance"]["way"] == "neighbours"
         assert summary.variance is not None
-        assert summary.variance["met"] + summary.variance["unmet"] == 100
+        assert summary.variance["met"] + summary.variance["unmet"] == TESTS
         assert np.mean((upper - lower) / upper <= 0.05) > 0.9
 
 
