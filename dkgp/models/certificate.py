@@ -100,7 +100,6 @@ class Certificate(ProofShown):
         *,
         stepped: FloatArray | None = None,
         product_errors: FloatArray | None = None,
-        assumes: str | None = None,
     ) -> Certificate:
         """Certify `alpha` (n, p) by its gradient g = Kbar alpha - y (n, p), evaluated anew in float64.
 
@@ -118,8 +117,6 @@ class Certificate(ProofShown):
             |P| |A|, where g is that of alpha before a step P A plus (Kbar P) A, both products of float64.
         product_errors : (n, p) float64, optional
             Bounds on the errors of the entries of g, where an approximate product gave it; None or empty elsewhere.
-        assumes : str, optional
-            See `dkgp.models.rounding.assumptions`.
         """
         n, noise = len(alpha), np.asarray(noise_variance)
         least = float(noise.min())
@@ -163,7 +160,6 @@ class Certificate(ProofShown):
             spread=tuple(known(EVALUATION * spread).tolist()),
             product_error=largest,
             product_norm=tuple(lengths.tolist()),
-            assumes=assumes,
         )
 
     @property

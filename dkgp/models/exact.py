@@ -212,8 +212,8 @@ def trained_model(
         operator.row_errors(),
         stepped=solution.stepped,
         product_errors=solution.product_errors,
-        assumes=assumptions(operator.kernel),
     )
+    certificate = replace(certificate, assumes=assumptions(operator.kernel))
     trend: Trend | None = None
     if mean != CENTRED:
         p, solved = dataset.n_targets, (solution.alpha, solution.gradient, right)
