@@ -80,8 +80,7 @@ def options_of(kind: type[Any]) -> dict[str, Option]:
         if option is not None:
             options[field.name] = _completed(option, field, hints[field.name])
     # Options that are declared elsewhere, such as a solver's.
-    more = getattr(kind, "more_options", None)
-    return options if more is None else options | more()
+    return options | getattr(kind, "more_options", dict)()
 
 
 def fields_in_order(kind: type[Any]) -> list[dataclasses.Field[Any]]:
@@ -132,11 +131,12 @@ def read_options(options: Mapping[str, Option], values: Mapping[str, Any]) -> di
 def check_ranges(values: Any) -> None:
     """Refuse values that are none of the choices, or out of range, of a dataclass's options; `InputError`."""
     for name, option in options_of(type(values)).items():
-        value = getattr(values, name)
-        if value is None:
+        if (value := getattr(values, name)) is None:
             continue
         if option.choices and not option.multiple and value not in option.choices:
             raise InputError(f"`{option.name}` must be one of {', '.join(option.choices)}; got {value!r}")
+        if option.values is not None and not option.values.passes(value):
+            raise InputError(f"`{option.name}` must be {option.values.words}; got {value!r}")
         if isinstance(value, bool) or not isinstance(value, Real):
             continue
         least, above = option.least, option.above

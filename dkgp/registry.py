@@ -70,6 +70,14 @@ FURTHER = Group("Further options", place=1)
 
 
 @dataclass(frozen=True)
+class Values:
+    """Values that an option takes: their test, and words on them that follow "must be" and "expected"."""
+
+    passes: Callable[[Any], bool]
+    words: str
+
+
+@dataclass(frozen=True)
 class Option:
     """One option of a declared thing: a keyword for Python, `--name` on the command line.
 
@@ -91,6 +99,8 @@ class Option:
         All the values there are; `metavar` stands for them otherwise.
     least, above
         The smallest value of a number; or what it must exceed.
+    values
+        A test in place of `least` and `above`, where some words are values too.
     multiple
         Whether it may be given several times; the value is a tuple.
     group
@@ -135,6 +145,7 @@ class Option:
     instead: Instead | None = None
     nargs: int = 1
     decides: bool = True
+    values: Values | None = None
 
     @property
     def turns_off(self) -> bool:

@@ -168,11 +168,7 @@ def check_product_error(error: ProductError, tolerance: float, solver: str) -> N
         )
 
 
-def check_product_gradient(error: ProductError, gradient_tolerance: float, tolerance: float) -> None:
-    """Refuse a bound above the gradient's error that decisions within a tolerance allow; `UsageError`."""
-    if error.number is not None and error.number >= gradient_tolerance:
-        raise UsageError(
-            f"decisions within `tolerance` {tolerance:g} of these samples take a gradient within "
-            f"{gradient_tolerance:.3g}; `product_error` must be below that, or its errors decide them; got "
-            f"{error.number:g}. Give {gradient_tolerance / 10:.2g} or less, or auto"
-        )
+def check_decisions(error: ProductError, limit: float | None, tolerance: float) -> None:
+    """Refuse a bound that is too large for decisions within a tolerance; `UsageError`."""
+    if (conflict := error.decision_conflict(limit, tolerance)) is not None:
+        raise UsageError(conflict)

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from dkgp.errors import InputError
-from dkgp.operators.product_error import Value
+from dkgp.operators.product_error import Value, is_product_error
 from dkgp.registry import Option
 
 
@@ -63,7 +63,7 @@ Count = Annotated[int, Option(least=1)]
 CountOrNone = Annotated[int | None, Option(least=1)]
 SubsetSize = Annotated[int, Option(least=2)]
 # See `dkgp.operators.ProductError`.
-AllowedError = Annotated[Value, Option(above=0)]
+AllowedError = Annotated[Value, Takes("a positive finite number, 'auto' or 'none'", is_product_error)]
 Restarts = Annotated[int, Option(least=0)]
 
 

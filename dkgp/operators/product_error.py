@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -23,7 +24,7 @@ from dkgp.operators.cells.forecast import choose, estimated_bytes, product_share
 from dkgp.operators.cells.operator import CellKernelOperator
 from dkgp.operators.cells.products import CellProducts
 from dkgp.operators.inputs import InputSource
-from dkgp.registry import FURTHER, Option
+from dkgp.registry import FURTHER, Option, Values
 
 Value: TypeAlias = float | Literal["auto", "none"]
 # Name of the option in stores, jobs and checkpoints of earlier versions, whose products were sums by a kd-tree.
@@ -31,8 +32,24 @@ OLD_NAME = "tree_error"
 # Bound of "auto" over the tolerance. Where the length of a column's errors matters, that is of their root mean square,
 # and of a single entry this share: max|g| is then known to within half of the tolerance.
 SHARE_OF_TOLERANCE, SHARE_OF_ENTRY = 0.1, 0.5
+# Roundings of a product with a single weight of one and a kernel of variance one, as they are counted.
+LEAST_ERROR = 2.0 * float(np.finfo(np.float64).eps)
+# Largest part of a decision's tolerance that the errors of products may take; the gradient needs the rest.
+SHARE_OF_DECISIONS = 0.5
 # Samples from which on a run notes why "auto" evaluates every entry: with fewer that takes a moment.
 NOTED_SAMPLES = 30_000
+
+
+# Words on the values of the option, after "must be" and "expected".
+VALUES = "a positive finite number, auto or none"
+
+
+def is_product_error(value: Any) -> bool:
+    """Return whether a value is one of the option's."""
+    if isinstance(value, str):
+        return value in ("auto", "none")
+    is_number = isinstance(value, Real) and not isinstance(value, bool | np.bool_)
+    return is_number and math.isfinite(value) and value > 0.0
 
 
 @dataclass(frozen=True)
@@ -59,11 +76,8 @@ class ProductError:
     value: Value = "auto"
 
     def __post_init__(self) -> None:
-        if isinstance(self.value, str):
-            if self.value not in ("auto", "none"):
-                raise InputError(f"`product_error` must be a number, auto or none; got {self.value!r}")
-        elif isinstance(self.value, bool) or not (math.isfinite(self.value) and self.value > 0.0):
-            raise InputError(f"`product_error` must be positive and finite, or auto or none; got {self.value!r}")
+        if not is_product_error(self.value):
+            raise InputError(f"`product_error` must be {VALUES}; got {self.value!r}")
 
     @classmethod
     def of(cls, value: ProductError | Value | None) -> ProductError:
@@ -102,6 +116,21 @@ class ProductError:
             f"`tolerance` {tolerance:g}. Give {tolerance / 10:g} or less, or auto"
         )
 
+    def decision_conflict(self, limit: float | None, tolerance: float) -> str | None:
+        """Return words on a number that is too large for decisions within a tolerance; None where there is no conflict.
+
+        `limit` is the error of products that alone may move decisions by the tolerance; None where it is not known.
+        """
+        if self.number is None or limit is None or self.number <= SHARE_OF_DECISIONS * limit:
+            return None
+        largest = _rounded_down(SHARE_OF_DECISIONS * limit)
+        needed = tolerance * self.number / (SHARE_OF_DECISIONS * limit)
+        return (
+            f"decisions within `tolerance` {tolerance:g} of these samples take `product_error` {largest:g} or less, or "
+            f"its errors decide them; got {self.number:g}. Give {largest:g} or less, or auto or none, or a `tolerance` "
+            f"of {-_rounded_down(-needed):g} or more"
+        )
+
     def operator(
         self,
         kernel: Kernel,
@@ -127,18 +156,19 @@ class ProductError:
         coordinator_input_bytes : int
             As for `BlockedKernelOperator`.
         note : callable, optional
-            Called with one line on the products that "auto" takes, and why.
+            Called with one line on the products that "auto" takes, and why; and with one line where products in double
+            precision evaluate every entry because no other bound is as small.
 
         Raises
         ------
         InputError
-            A number, with a kernel or features for which no such bound is known.
+            A number, with a kernel or features for which no such bound is known, or below all roundings.
         """
         budget = coordinator_input_bytes
         if self.number is not None:
             self.require_kernel(kernel)
             return CellKernelOperator(
-                kernel, noise, source, executor, error=self.number, coordinator_input_bytes=budget
+                kernel, noise, source, executor, error=self.number, note=note, coordinator_input_bytes=budget
             )
         reason = None
         if self.value == "auto" and tolerance is not None:
@@ -165,16 +195,26 @@ class ProductError:
         return operator
 
     def require_kernel(self, kernel: Kernel) -> None:
-        """Refuse a number with a kernel for which no bound is known, before anything is started; `InputError`."""
+        """Refuse a number with a kernel for which no bound is known, or none so small; `InputError`.
+
+        That is known before anything is started. Where only the weights of a product are too large for the number, that
+        product evaluates every entry, and a line says so: a refusal would lose the work of the rounds before it.
+        """
         if self.number is None:
             return
         try:
-            terms_of(kernel)
+            least = LEAST_ERROR * terms_of(kernel).magnitude
         except InputError as error:
             raise InputError(
                 f"`product_error` {self.number:g} asks for a bound that is not known of this kernel: {error}. Take "
                 "`product_error` auto or none, which evaluate every entry of such a kernel"
             ) from None
+        if self.number < least:
+            raise InputError(
+                f"`product_error` {self.number:g} is below the roundings of any product with this kernel: one weight "
+                f"of 1 leaves {least:.2g}, and more of them leave more. Give a larger number, or auto or none, which "
+                "take what double precision reaches"
+            )
 
     def share(self, kernel: Kernel, n: int) -> float | None:
         """Return the time of a solver's product over that of evaluating every entry; None where every one is."""
@@ -202,6 +242,12 @@ class ProductError:
         )
 
 
+def _rounded_down(value: float) -> float:
+    """Return a number of two digits that is not above a value; for words."""
+    step = 10.0 ** (math.floor(math.log10(abs(value))) - 1)
+    return float(f"{math.floor(value / step) * step:.2g}")
+
+
 AUTO = ProductError("auto")
 EVERY_ENTRY = ProductError("none")
 
@@ -216,7 +262,7 @@ def read_product_error(text: str) -> Value:
     try:
         return float(word)
     except ValueError:
-        raise ValueError(f"{text!r} is neither a number, nor 'auto' or 'none'.") from None
+        raise ValueError(f"{text!r} is no number; expected {VALUES}.") from None
 
 
 def compile_bounded_products() -> None:
@@ -237,7 +283,7 @@ PRODUCT_ERROR = Option(
     "within a tenth of `tolerance`. Certificates allow for it.",
     type=read_product_error,
     metavar="E|auto|none",
-    above=0,
+    values=Values(is_product_error, VALUES),
     group=FURTHER,
 )
 

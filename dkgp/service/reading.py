@@ -54,7 +54,7 @@ def read(kind: type[T], options: Any, subject: str) -> T:
     if not isinstance(options, Mapping):
         raise UsageError(f"{subject} is described by a JSON object; got {shown(options)}")
     _refuse_too_many(options, subject)
-    _refuse_unusual(options)
+    _refuse_unusual(options, kind)
     try:
         # As JSON: a list may stand for a tuple there, and nothing else for what it is not.
         instance: T = adapter(kind).validate_json(json.dumps(options))
@@ -158,7 +158,8 @@ def _in_words(error: ValidationError, kind: type[Any], subject: str) -> DkgpErro
             case "missing":
                 complaints[name], got[name] = ["needed, and not given"], ""
             case _:
-                complaints.setdefault(name, []).append(message[:1].lower() + message[1:])
+                words = _words_on(problem["loc"], kind) or message[:1].lower() + message[1:]
+                complaints.setdefault(name, []).append(words)
                 got[name] = f"; got {shown(problem['input'])}"
     sentences = [f"{name}: {', or '.join(dict.fromkeys(messages))}{got[name]}" for name, messages in complaints.items()]
     return UsageError("; ".join(sentences)) if sentences else refused or UsageError(str(error))
@@ -174,6 +175,18 @@ def _place(location: tuple[int | str, ...], kind: type[Any]) -> tuple[str, Colle
             break
         fields = fields_of(inner)
     return ".".join(names), fields
+
+
+def _words_on(location: tuple[int | str, ...], kind: type[Any]) -> str | None:
+    """Return words on the values that the option at a place takes, where it has words of its own."""
+    for part in location:
+        field = fields_of(kind).get(str(part))
+        inner = None if field is None else _nested(field[0])
+        if inner is None:
+            option = options_of(kind).get(str(part))
+            return None if option is None or option.values is None else f"expected {option.values.words}"
+        kind = inner
+    return None
 
 
 def shown(value: object) -> str:
@@ -197,23 +210,24 @@ def _refuse_too_many(value: Any, subject: str) -> None:
         remaining.extend(inner)
 
 
-def _refuse_unusual(value: Any, *place: str) -> None:
+def _refuse_unusual(value: Any, kind: type[Any], *place: str) -> None:
     """Refuse what is no JSON, and numbers and texts beyond all bounds; `InputError`, `UsageError`."""
     reason = ""
     if isinstance(value, Mapping):
         for key, item in value.items():
             # Names are joined in messages alone: a long one would be copied for each of its members.
-            _refuse_unusual(item, *place, str(key))
+            _refuse_unusual(item, kind, *place, str(key))
     elif isinstance(value, list | tuple):
         for item in value:
-            _refuse_unusual(item, *place)
+            _refuse_unusual(item, kind, *place)
     elif isinstance(value, str):
         if len(value) > LONGEST_TEXT:
             reason = f"at most {LONGEST_TEXT:,} characters; got {len(value):,}"
         elif "\0" in value or not value.isprintable():
             reason = f"expected text without control characters; got {shown(value)}"
     elif isinstance(value, float):
-        reason = "" if math.isfinite(value) else f"expected a finite number; got {value}"
+        if not math.isfinite(value):
+            reason = f"{_words_on(place, kind) or 'expected a finite number'}; got {value}"
     elif isinstance(value, int):
         if abs(value) >= 2**63:
             reason = f"expected a number below 2^63; got one of {value.bit_length():,} bits"

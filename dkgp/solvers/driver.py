@@ -287,6 +287,8 @@ def _standing_still(
         state.precision = "double"
         standstill.begin_anew()
         return None
+    if reason is not None:
+        reason = replace(reason, advice=precision.advice(reason.advice))
     if reason is not None and precision.was_deceived:
         return replace(reason, rule="rounding", message=f"float64 does not come closer: {reason.message}")
     return reason

@@ -181,8 +181,15 @@ class PrecisionPolicy:
             False,
             f"float64 does not come closer: max|g| = {true.gradient_inf_norm:.3g}, evaluated anew, is above the "
             "tolerance, though the solver's own recursion is below it",
-            "raise the tolerance, or the noise variance",
+            self.advice("raise the tolerance, or the noise variance"),
         )
+
+    def advice(self, otherwise: str) -> str:
+        """Return the advice where float64 products come no closer; `otherwise` where each evaluates every entry."""
+        off = self._operator.error_bound if self._operator.approximate else 0.0
+        if off == 0.0:
+            return otherwise
+        return f"products are within {off:.2g}: give a smaller `product_error`, auto or none, or raise the tolerance"
 
     @property
     def was_deceived(self) -> bool:

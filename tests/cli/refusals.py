@@ -104,8 +104,8 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
             "--product-error must be below --tol, or its errors decide the gradient; got 0.0001",
         ),
         ("--product-error 1e-2", 2, "got 0.01 with --tol 0.0001. Give 1e-05 or less"),
-        ("--product-error 0", 3, "must be positive and finite; got 0.0"),
-        ("--product-error nan", 3, "must be positive and finite; got nan"),
+        ("--product-error 0", 3, "must be a positive finite number, auto or none; got 0.0"),
+        ("--product-error nan", 3, "must be a positive finite number, auto or none; got nan"),
         ("--product-error 1e-5 --solver smo", 2, "smo evaluates the entries themselves"),
         ("--product-error 1e-5 --solver cholesky", 2, "cholesky evaluates the entries themselves"),
         ("--product-error 1e-5 --solver tiled-cholesky", 2, "tiled-cholesky evaluates the entries themselves"),
@@ -175,10 +175,10 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
     "classify exactly": [
         ("--candidates 3", 2, "--candidates belongs to --method fixed-size"),
         ("--basis-size 40", 2, "--basis-size belongs to --method logistic or gp"),
-        ("--product-error 0", 3, "must be positive and finite; got 0.0"),
+        ("--product-error 0", 3, "must be a positive finite number, auto or none; got 0.0"),
         ("--product-error 1e-2", 2, "--product-error must be below --tol"),
         ("--product-error 1e-7 --solver smo", 2, "smo evaluates the entries themselves"),
-        ("--hyper {wide} --product-error 1e-4", 2, "take a gradient within"),
+        ("--hyper {wide} --product-error 1e-4", 2, "take --product-error"),
     ],
     "classify by likelihood": [
         ("--method logistic --multi-class softmax --link probit", 2, "softmax goes with --link logit"),
@@ -241,8 +241,8 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--variance-memory 1GiB", 2, ("--variance-memory", "add --variance")),
         ("--keep-factor", 2, ("--keep-factor", "add --variance")),
         # The allowed error of products.
-        ("--product-error 0", 3, "--product-error must be positive and finite; got 0.0"),
-        ("--product-error inf", 3, "--product-error must be positive and finite; got inf"),
+        ("--product-error 0", 3, "--product-error must be a positive finite number, auto or none; got 0.0"),
+        ("--product-error inf", 3, "--product-error must be a positive finite number, auto or none; got inf"),
         ("--product-error 1e-3 --variance", 3, "--product-error is for sums over all training samples, as means"),
     ],
     "predict sparse": [

@@ -193,7 +193,7 @@ def test_the_service_takes_and_checks_it() -> None:
     options = {"model": "/m", "dataset": "/d", "out": "/p", "product_error": 1e-3}
     job = job_from_options("predict", options)
     assert options_from_job(job) == options
-    with pytest.raises(Exception, match="`product_error` must be positive and finite"):
+    with pytest.raises(Exception, match="`product_error` must be a positive finite number, auto or none"):
         job_from_options("predict", {**options, "product_error": 0.0})
 
 

@@ -192,9 +192,9 @@ def test_the_service_takes_and_checks_it() -> None:
         job_from_options("train", {**options, "solver": {"tolerance": 1e-6}})
     with pytest.raises(UsageError, match="product_error: .*; smo evaluates"):
         job_from_options("train", {**options, "solver": {"solver": "smo"}})
-    with pytest.raises(InputError, match="`product_error` must be positive and finite"):
+    with pytest.raises(InputError, match="`product_error` must be a positive finite number, auto or none"):
         job_from_options("train", {**options, "product_error": -1.0})
-    with pytest.raises(UsageError, match="product_error: expected .*number"):
+    with pytest.raises(UsageError, match="product_error: expected a positive finite number, auto or none; got .small."):
         job_from_options("train", {**options, "product_error": "small"})
 
 

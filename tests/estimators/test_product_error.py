@@ -54,7 +54,7 @@ def test_classifiers_allow_for_it(samples: tuple[np.ndarray, np.ndarray], estima
 
 def test_what_is_refused(samples: tuple[np.ndarray, np.ndarray]) -> None:
     X, y = samples
-    with pytest.raises(InputError, match=r"product_error= takes a finite number above 0, 'auto' or 'none'; got 'tree'"):
+    with pytest.raises(InputError, match="product_error= takes a positive finite number, .*; got 'tree'"):
         GPRegressor(KERNEL, noise_variance=NOISE, product_error="tree").fit(X, y)
     with pytest.raises(InputError, match=r"product_error= takes .*; got -1.0"):
         LSSVC(KERNEL, noise_variance=NOISE, product_error=-1.0).fit(X, np.sign(y))

@@ -24,13 +24,13 @@ def test_text_is_read(text: str, value: Any) -> None:
 
 
 def test_text_that_is_no_value_is_refused() -> None:
-    with pytest.raises(ValueError, match="'small' is neither a number, nor 'auto' or 'none'"):
+    with pytest.raises(ValueError, match="'small' is no number; expected a positive finite number, auto or none"):
         read_product_error("small")
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf, True, "small"])
 def test_values_out_of_range_are_refused(value: Any) -> None:
-    with pytest.raises(InputError, match=r"`product_error` must be .*; got"):
+    with pytest.raises(InputError, match="`product_error` must be a positive finite number, auto or none; got"):
         ProductError.of(value)
 
 
@@ -98,3 +98,35 @@ def test_memory_beyond_a_workers_cache_is_refused() -> None:
     assert ProductError("auto").memory(KERNEL, 10**6, 1, 2**20) is None
     with pytest.raises(MemoryBudgetError, match=r"`product_error` 0.0001 over 10,000 samples take .*none"):
         ProductError(1e-4).memory(KERNEL, 10_000, 1, memory.kept_bytes - 1)
+
+
+@pytest.mark.parametrize("amplitude", [1.0, 1e-3])
+def test_a_number_below_all_roundings_is_refused(amplitude: float) -> None:
+    kernel = SquaredExponential((40.0, 40.0), amplitude)
+    words = (
+        r"`product_error` 1e-20 is below the roundings .* leaves 4\.4e-1[69].* Give a larger number, or auto or none"
+    )
+    with pytest.raises(InputError, match=words):
+        ProductError(1e-20).require_kernel(kernel)
+    ProductError(1e-15).require_kernel(kernel)
+
+
+@pytest.mark.parametrize("error", [1e-15, 1e-12])
+def test_weights_that_are_too_large_for_a_number_take_every_entry_and_a_line(
+    error: float, rng: np.random.Generator
+) -> None:
+    X, V = rng.uniform(size=(400, 2)), 1e4 * rng.standard_normal((400, 1))
+    exact = KERNEL(X, X) @ V + 0.1 * V
+    executor = LocalExecutor(1)
+    notes: list[str] = []
+    product = ProductError(error)
+    with product.operator(KERNEL, 0.1, ArrayInputs(X), executor, note=notes.append) as operator:
+        for _ in range(2):
+            assert np.abs(operator.matmat(V) - exact).max() <= 1e-8
+            assert operator.error_bound == 0.0
+        assert "roundings" in operator.products["every entry"]
+        assert operator.products["reached"] > error
+    executor.close()
+    assert len(notes) == 1
+    assert "evaluate every kernel entry" in notes[0]
+    assert f"the error that is asked for, {error:.2g}; weights whose magnitudes add up to" in notes[0]

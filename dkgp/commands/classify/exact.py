@@ -10,8 +10,8 @@ from dkgp.commands.classify.run import ClassifyRun
 from dkgp.commands.reporting.memory import memory_budget
 from dkgp.commands.reporting.plots import plot_convergence
 from dkgp.commands.solving import (
+    check_decisions,
     check_product_error,
-    check_product_gradient,
     effort_limits,
     input_bytes,
     planned_solve,
@@ -20,6 +20,7 @@ from dkgp.commands.solving import (
 from dkgp.data import ClassifierRecord, Dataset
 from dkgp.errors import InputError, UsageError
 from dkgp.kernels import Kernel
+from dkgp.models import Hyperparameters
 from dkgp.models.classification.exact.train import DecisionError, ExactSettings, solver_for_labels, train_exact
 from dkgp.models.context import RunContext
 from dkgp.operators.block_tasks import feature_width
@@ -52,21 +53,38 @@ class ExactRun(ClassifyRun):
         """Return the options of the method; an intercept is there, or it is not."""
         return {**super().identity(), "intercept": self.job.fit_intercept}
 
+    def check_hyperparameters(self, hyperparameters: Hyperparameters | None) -> None:
+        """Refuse data that `product_error` cannot serve, before any work where the kernel is known."""
+        super().check_hyperparameters(hyperparameters)
+        if hyperparameters is not None:
+            self._check_limit(hyperparameters)
+
+    def _check_limit(self, hyperparameters: Hyperparameters) -> None:
+        if self.product_error.number is not None:
+            limit = self._rule(hyperparameters).gradient_tolerance(self.dataset.n_samples)
+            check_decisions(self.product_error, limit, self.job.tolerance)
+
+    def _rule(self, hyperparameters: Hyperparameters) -> DecisionError:
+        """Return the rule that decisions are within the tolerance."""
+        n, noise, weights = self.dataset.n_samples, hyperparameters.noise_variance, self.weights
+        least = noise if weights is None else noise / float(weights.max())
+        level = noise / n * (1.0 if weights is None else float((1.0 / weights).mean()))
+        largest = _largest(self.dataset, hyperparameters.kernel)
+        return DecisionError(self.job.tolerance, least, largest, self.job.fit_intercept, level)
+
     def work(self, executor: BlockExecutor) -> ClassifierRecord:
         """Solve for alpha and the intercept until decisions are near enough."""
-        job, dataset, labels, weights = self.job, self.dataset, self.labels, self.weights
+        job, dataset, labels = self.job, self.dataset, self.labels
         hyperparameters = self.kernel_and_noise()
-        kernel, noise = hyperparameters.kernel, hyperparameters.noise_variance
-        least = noise if weights is None else noise / float(weights.max())
-        level = noise / dataset.n_samples * (1.0 if weights is None else float((1.0 / weights).mean()))
-        rule = DecisionError(job.tolerance, least, _largest(dataset, kernel), job.fit_intercept, level)
-        tolerance = rule.gradient_tolerance(dataset.n_samples)
+        kernel = hyperparameters.kernel
+        rule = self._rule(hyperparameters)
+        least, tolerance = rule.noise_variance, rule.gradient_tolerance(dataset.n_samples)
         solver, choice = self._solver(kernel, least, tolerance, executor)
         if choice:
             reason = choice["auto"]["reason"]
             told = f"the solver is {solver.name}"
             self.reporter.note(f"{told}, which should be quickest", f"{told}: {reason}")
-        check_product_gradient(self.product_error, tolerance, job.tolerance)
+        self._check_limit(hyperparameters)
         plan = planned_solve(
             self,
             kernel,

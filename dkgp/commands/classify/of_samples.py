@@ -10,6 +10,7 @@ from dkgp.commands.classify.run import LikelihoodRun
 from dkgp.commands.reporting.class_plots import plot_risk
 from dkgp.commands.reporting.progress import Measure
 from dkgp.commands.solving import (
+    check_decisions,
     check_product_error,
     effort_limits,
     input_bytes,
@@ -22,7 +23,7 @@ from dkgp.models import Hyperparameters
 from dkgp.models.classification.exact.train import DECISION_TOLERANCE
 from dkgp.models.classification.laplace.train import require_separate, train_gp
 from dkgp.models.classification.logistic.stopping import RiskSettings
-from dkgp.models.classification.logistic.train import train_logistic
+from dkgp.models.classification.logistic.train import product_limit, train_logistic
 from dkgp.operators.product_error import ProductError
 from dkgp.solvers.registry import AUTO
 from dkgp.solvers.risk import RISK_METHODS, risk_memory
@@ -45,25 +46,42 @@ class LogisticRun(LikelihoodRun):
         tolerance = job.tolerance if job.gap is None else math.inf
         check_product_error(ProductError.of(job.product_error), tolerance, job.solver)
 
+    def check_hyperparameters(self, hyperparameters: Hyperparameters | None) -> None:
+        """Refuse data that `product_error` cannot serve, before any work where the kernel is known."""
+        super().check_hyperparameters(hyperparameters)
+        if hyperparameters is not None:
+            self.check_limit(hyperparameters)
+
+    def check_limit(self, hyperparameters: Hyperparameters) -> None:
+        """Refuse a `product_error` that is too large for the tolerance of decisions; `UsageError`."""
+        limit = product_limit(self.data, hyperparameters.kernel, self.risk_settings)
+        check_decisions(self.product_error, limit, self.job.tolerance)
+
+    @property
+    def risk_settings(self) -> RiskSettings:
+        """The risk, and when its minimum is near enough."""
+        job = self.job
+        return RiskSettings(
+            self.likelihood,
+            regularisation=job.regularisation,
+            method=job.solver,
+            tolerance=job.tolerance,
+            gap=job.gap,
+            limits=effort_limits(job.max_passes, job.max_seconds),
+            seed=job.settings.seed,
+        )
+
     def work(self, executor: BlockExecutor) -> ClassifierRecord:
         """Minimise the risk until decisions, or the risk itself, are near enough."""
         job, dataset, likelihood = self.job, self.dataset, self.likelihood
         hyperparameters = self.kernel_and_noise()
+        self.check_limit(hyperparameters)
         memory = risk_memory(job.solver, dataset.n_samples, likelihood.n_outputs, dataset.n_features)
         plan = planned_solve(self, hyperparameters.kernel, likelihood.n_outputs, memory, executor)
         goal: tuple[float, Measure] = (job.tolerance, "distance") if job.gap is None else (job.gap, "duality_gap")
         with solving(self, executor, input_bytes(plan), goal[0], measure=goal[1]) as context:
-            settings = RiskSettings(
-                likelihood,
-                regularisation=job.regularisation,
-                method=job.solver,
-                tolerance=job.tolerance,
-                gap=job.gap,
-                limits=effort_limits(job.max_passes, job.max_seconds),
-                seed=job.settings.seed,
-            )
             train = train_gp if self.method == "gp" else train_logistic
-            trained = train(self.data, hyperparameters, context, settings)
+            trained = train(self.data, hyperparameters, context, self.risk_settings)
         summary = {**trained.summary, "method": self.method, "memory_plan": plan.to_json()}
         return trained.record(self.data, summary)
 

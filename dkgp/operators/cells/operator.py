@@ -148,7 +148,8 @@ class CellKernelOperator(BlockedKernelOperator):
         every entry, and the operator evaluates every entry from then on where that is less. So it does in double
         precision where cells are expected to take longer to the error.
     note : callable, optional
-        Called with one line on the products that are taken, once.
+        Called with one line on the products that are taken by a forecast, once; and with one line on the first product
+        that evaluates every entry because cells do not prove the error.
     coordinator_input_bytes : int, optional
         As for `BlockedKernelOperator`.
 
@@ -185,7 +186,8 @@ class CellKernelOperator(BlockedKernelOperator):
             **({} if mean_error is None else {"mean_error": self.mean_error}),
             "reason": forecast or "as asked for",
         }
-        self._forecast, self._note = forecast, note
+        self._forecast, self._note = forecast, None if forecast is None else note
+        self._warn = note
         self._chosen = forecast is not None
         self._serials = itertools.count()
         self._costs: dict[float, Cost] = {}
@@ -235,7 +237,7 @@ class CellKernelOperator(BlockedKernelOperator):
         foreseen = min(self.error / TYPICAL_RATIO, self.mean_error / TYPICAL_MEAN_RATIO)
         tolerance = foreseen * float((largest[some] / magnitudes[some]).min())
         tolerance = _power_of_ten(min(tolerance, LOOSEST_DOUBLE))
-        before = math.inf
+        before, reached = math.inf, LEAST_TOLERANCE * self._terms.magnitude * float(magnitudes.max())
         for _ in range(MOST_TRIES):
             if tolerance < LEAST_TOLERANCE:
                 break
@@ -248,14 +250,19 @@ class CellKernelOperator(BlockedKernelOperator):
             if excess <= 1.0:
                 self.products = {**self.products, "tolerance": tolerance}
                 return product
+            reached = float(self.error_rows.max())
             # Roundings, which no tolerance makes smaller.
             if excess > 0.5 * before:
                 break
             before, tolerance = excess, _power_of_ten(tolerance / (2.0 * excess))
-        self.products = {
-            **self.products,
-            "every entry": "roundings of products by cells are above the error that is asked for",
-        }
+        reason = "roundings of products by cells are above the error that is asked for"
+        self.products = {**self.products, "every entry": reason, "reached": reached}
+        warn, self._warn = self._warn, None
+        if warn is not None:
+            warn(
+                f"products in double precision evaluate every kernel entry: {reason}, {self.error:.2g}; weights whose "
+                f"magnitudes add up to {magnitudes.max():.2g} leave {reached:.2g}"
+            )
         return None
 
     def _excess(self) -> FloatArray:

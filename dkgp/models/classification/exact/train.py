@@ -136,8 +136,8 @@ def train_exact(
     Raises
     ------
     InputError
-        Weights that are not positive, a kernel for another number of features, or one whose white noise cannot be told
-        from the rest.
+        Weights that are not positive, a kernel for another number of features, one whose white noise cannot be told
+        from the rest, or a number as `product_error` that is too large for the tolerance.
     CheckpointError
         The checkpoint belongs to another run.
     InterruptedRunError
@@ -158,6 +158,8 @@ def train_exact(
     limit = None
     if kernel.stationary:
         limit = decision_error(float(kernel.diagonal(dataset.inputs(0, 1))[0])).gradient_tolerance(n)
+    if (conflict := context.product_error.decision_conflict(limit, settings.tolerance)) is not None:
+        raise InputError(conflict)
     with context.operator(kernel, noise, dataset, tolerance=limit, by_length=True) as operator:
         prior = operator.prior()
         rule = decision_error(float(prior.max()))

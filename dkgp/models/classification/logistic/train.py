@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.errors import InputError
 from dkgp.kernels import (
     ActiveDimensions,
     Constant,
@@ -112,7 +113,8 @@ def train_logistic(
     ------
     InputError
         Another number of classes than the likelihood's, a regularisation, tolerance or gap that is not positive, a
-        kernel for another number of features, or one whose white noise cannot be told from the rest.
+        kernel for another number of features, one whose white noise cannot be told from the rest, or a number as
+        `product_error` that is too large for the tolerance.
     UsageError
         No such method.
     CheckpointError
@@ -126,13 +128,16 @@ def train_logistic(
     risk = Risk(likelihood.loss, regularisation, data.weights)
     risk.check(targets)
     context = RunContext.of(context)
+    limit = product_limit(data, kernel, settings)
+    if (conflict := context.product_error.decision_conflict(limit, settings.tolerance)) is not None:
+        raise InputError(conflict)
     tiles = context.executor.tiles
     identity: dict[str, Any] = {"likelihood": likelihood.to_json(), "regularisation": regularisation}
     evaluated = not context.product_error.bounds(kernel, data.n) and settings.precision == "mixed"
     if evaluated and data.n >= FORESEEN_FROM and tiles.measured:
         foreseen = foreseen_products(data, kernel, settings)
         context.executor.tiles = replace(tiles, products=foreseen.count)
-    with context.operator(kernel, NO_NOISE, data.dataset, tolerance=_value_limit(data, kernel, settings)) as operator:
+    with context.operator(kernel, NO_NOISE, data.dataset, tolerance=limit) as operator:
         prior = operator.prior()
         rule, converged = settings.error(float(prior.max())), settings.converged(float(prior.max()))
         solved = minimise_by(
@@ -200,17 +205,20 @@ def train_logistic(
     )
 
 
-def _value_limit(data: LabelledData, kernel: Kernel, settings: RiskSettings) -> float | None:
-    """Return the error of all decisions at the samples that moves decisions by about the tolerance.
+def product_limit(data: LabelledData, kernel: Kernel, settings: RiskSettings) -> float | None:
+    """Return the error of a product's entries that alone may move decisions by the tolerance.
 
-    An error e moves g by w_i c e, and so widens the ball in which the minimiser lies by c e sum_i w_i sqrt(k_ii) /
-    lambda (`RiskState`). None for a tolerance on the risk, and where k(x, x) differs between samples.
+    An error e moves g by w_i c e, and a coupled loss's row of p columns by w_i c sqrt(p) e. So it widens the ball in
+    which the minimiser lies by c e sum_i w_i sqrt(k_ii) / lambda (`RiskState`). None for a tolerance on the risk, and
+    where k(x, x) differs between samples.
     """
     if settings.gap is not None or not kernel.stationary:
         return None
+    loss = settings.likelihood.loss
     variance = float(kernel.diagonal(data.dataset.inputs(0, 1))[0])
     total = float(data.n) if data.weights is None else float(data.weights.sum())
-    moved = settings.likelihood.loss.curvature_bound * total * variance
+    together = math.sqrt(settings.likelihood.n_outputs) if loss.coupled else 1.0
+    moved = loss.curvature_bound * together * total * variance
     return settings.regularisation * settings.tolerance / moved if moved > 0.0 else None
 
 
