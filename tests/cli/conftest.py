@@ -143,6 +143,8 @@ def stores(
     write_hyperparameters(folder / "narrow.json", replace(uneven, kernel=kernel))
     kernel = ActiveDimensions(SquaredExponential((0.3, 0.1), 20.0), (0, 1), 3)
     write_hyperparameters(folder / "narrow_labels.json", replace(read_hyperparameters(wide), kernel=kernel))
+    narrow_model = folder / "narrow.zarr"
+    run_json("train", train, "--hyper", folder / "narrow.json", "--out", narrow_model, "--cluster", "none")
     write_hyperparameters(folder / "outliers.json", replace(uneven, student_t=StudentT(4.0, 0.02)))
     return {
         "train": train,
@@ -151,6 +153,7 @@ def stores(
         "uneven": folder / "uneven.json",
         "narrow": folder / "narrow.json",
         "narrow_labels": folder / "narrow_labels.json",
+        "narrow_model": narrow_model,
         "outliers": folder / "outliers.json",
         "model": pipeline["train"]["out"],
         "prediction": pipeline["predict"]["out"],

@@ -83,6 +83,12 @@ RUNS = {
     "predictions": Run(
         "predict {model} {test} --variance --chunk-rows 50 --cluster none", "--latent", "was started with"
     ),
+    "variances by neighbours": Run(
+        "predict {narrow_model} {test} --variance --variance-way neighbours --variance-batch 50 --chunk-rows 50 "
+        "--cluster none",
+        "--latent",
+        "was started with",
+    ),
     "sparse predictions": Run(
         "predict {sparse} {test} --variance --chunk-rows 50 --cluster none", "--latent", "or with other settings"
     ),

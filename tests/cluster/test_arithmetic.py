@@ -48,9 +48,9 @@ PORTABLE = {
 MARKED = {
     "gram_task", "project_task", "expand_task", "candidates_task", "residual_task",
     "order_task", "halo_task", "build_task", "sweep_task", "forward_task", "backward_task",
-    "panel_task", "product_task", "neighbour_task", "probe_task",
+    "panel_task", "product_task", "probe_task",
     "factor_task", "variance_task", "variances_task", "sparse_variance_task",
-    "contract_task", "bounded_mean_task", "whole_task", "library_decision_task", "slopes_task",
+    "contract_task", "bounded_mean_task", "library_decision_task", "slopes_task",
     "vif_sums_task", "vif_slopes_task", "vif_noise_slopes_task", "vif_weights_task",
     "fold_gram_task", "triangle_task",
     "basis_risk_task", "basis_task", "row_sums_task",

@@ -5,22 +5,57 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
+from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors.base import BlockExecutor, PendingRound
+from dkgp.errors import InputError
 from dkgp.models.certificate import Certificate
-from dkgp.models.variance.batch import relative_gap
+from dkgp.models.support import certified_means
+from dkgp.models.variance.batch import BatchVariance, relative_gap
 from dkgp.models.variance.landmarks import SupportSamples
 from dkgp.models.variance.search import ProductTally
 from dkgp.models.variance.settings import TestRows, VarianceSettings
 from dkgp.operators.base import FloatArray
+from dkgp.operators.block_tasks import BlockContext
 
 REGIONS = 1000
 # Bounds of huge kernels overflow, or come to no number; the best of those that are numbers are taken, and k(x, x) and 0
 # where none is.
 UNPROVEN = np.errstate(over="ignore", invalid="ignore", divide="ignore")
+
+
+class Way(Protocol):
+    """One way to variances, with its settings: travels with every task."""
+
+    @property
+    def context(self) -> BlockContext:
+        """The model's support inputs and kernel."""
+
+    def bounds(self, inputs: FloatArray) -> BatchVariance:
+        """Bound the variances at standardised inputs (t, d), on the worker that calls it."""
+
+
+@needs_one_arithmetic
+@UNPROVEN
+def variance_task(
+    way: Way, certificate: Certificate | None, test: TestRows, batches: list[tuple[int, int]]
+) -> list[tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, ProductTally]]:
+    """Mean and its error bound (rows, p), bounds of the variance and passes (rows,) of each batch: standardised.
+
+    Without a certificate there are no means: p = 0.
+    """
+    results = []
+    for start, stop in batches:
+        inputs = test.inputs(start, stop)
+        bounds = way.bounds(inputs)
+        mean = error = np.zeros((len(inputs), 0))
+        if certificate is not None:
+            mean, error = certified_means(way.context, certificate, inputs)
+        results.append((mean, error, bounds.lower, bounds.upper, bounds.passes, bounds.tally))
+    return results
 
 
 class BatchedRun(ABC):
@@ -34,6 +69,7 @@ class BatchedRun(ABC):
 
     plan: dict[str, Any]
     _joint = False  # whether a batch takes all threads of the process
+    _label = "kvariance"  # name of its tasks
 
     def __init__(
         self,
@@ -46,6 +82,12 @@ class BatchedRun(ABC):
         self._executor, self._certificate, self._test, self._settings = executor, certificate, test, settings
         self._n_test = test.n_samples if n_test is None else n_test
         self._factor_seconds = 0.0
+        self._requested = {
+            "gap": settings.gap,
+            "max_passes": settings.max_passes,
+            "latent": settings.latent,
+            "seed": settings.seed,
+        }
         self._begin()
 
     def _begin(self) -> None:
@@ -83,8 +125,29 @@ class BatchedRun(ABC):
         """Have what all batches take made, and kept where that is wanted; say what was done."""
 
     @abstractmethod
+    def _way(self, batches: int) -> Way:
+        """Return the work of a region of so many batches."""
+
     def submit(self, start: int, stop: int) -> PendingRound:
-        """Start a region."""
+        """Start a region: one task for each batch; one after the other where each takes all threads."""
+        batches = self._batches(start, stop)
+        groups = [batches] if self._joint else [[batch] for batch in batches]
+        arguments = (self._way(len(batches)), self._certificate, self._test)
+        return self._executor.submit(self._label, variance_task, arguments, groups)
+
+    def without_means(self) -> Self:
+        """Return the same run without means."""
+        run = copy.copy(self)
+        run._certificate = None
+        return run
+
+    def _require_same(self, stored: dict[str, Any] | None, plan: dict[str, Any]) -> None:
+        """Refuse a plan other than that of the prediction to resume, in the entries of `plan`."""
+        was = plan if stored is None else {name: stored.get(name) for name in plan}
+        if was != plan:
+            raise InputError(
+                f"the prediction to resume was started with {was}, not {plan}; repeat these, or `overwrite`"
+            )
 
     def collect(self, results: list[Any]) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """Join a region's batches: mean and error (rows, p), lower and upper (rows,), standardised; keep count."""

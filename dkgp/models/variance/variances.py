@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
-from dkgp.cluster.executors.base import BlockExecutor, PendingRound
+from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import ModelRecord
 from dkgp.errors import InputError, MemoryBudgetError, StorageError, StoreError
 from dkgp.kernels import Kernel
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.models.certificate import Certificate
-from dkgp.models.support import certified_means
-from dkgp.models.variance.batch import BatchOptions, Enough, relative_gap, solve_batch, value_error_goal
-from dkgp.models.variance.batched import UNPROVEN, BatchedRun
+from dkgp.models.variance.batch import BatchOptions, BatchVariance, Enough, relative_gap, solve_batch, value_error_goal
+from dkgp.models.variance.batched import UNPROVEN, BatchedRun, variance_task
 from dkgp.models.variance.kept_factor import keep_factor, kept_factor, landmarks_of
 from dkgp.models.variance.landmarks import Landmarks, SupportSamples, choose_landmarks, judged
 from dkgp.models.variance.nystrom import FactorSource, factor_bytes, leaves_of
@@ -43,7 +42,7 @@ from dkgp.models.variance.sizes import (
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
 
-__all__ = ["TestRows", "VarianceRun", "VarianceSettings", "variance_task"]
+__all__ = ["TestRows", "VarianceRun", "VarianceSettings"]
 
 LARGEST_BATCH, LARGEST_JOINT_BATCH, LEAST_BATCH = 512, 1024, 32
 # Where a factor is expected to suffice for nearly all, and the others are to share their products: so many batches if
@@ -76,34 +75,29 @@ def factor_task(source: FactorSource, group: list[int]) -> list[int]:
     return [rank for _ in group]
 
 
-@needs_one_arithmetic
-@UNPROVEN
-def variance_task(
-    source: FactorSource,
-    certificate: Certificate | None,
-    test: TestRows,
-    options: BatchOptions,
-    needs: Needs | None,
-    batches: list[tuple[int, int]],
-) -> list[tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, ProductTally]]:
-    """Mean and its error bound (rows, p), bounds of the variance and passes (rows,) of each batch: standardised.
+@dataclass(frozen=True)
+class FactorWay:
+    """Bounds by a partial factor and conjugate gradients; `needs` may end the work on samples before the gap is met."""
 
-    Without a certificate there are no means: p = 0. The tally counts the samples that `needs` ended the work on.
-    """
-    factor, preconditioner = source.factor(), source.preconditioner(options.threads)
-    results = []
-    for start, stop in batches:
-        inputs = test.inputs(start, stop)
-        enough = None if needs is None else needs.at(inputs)
+    source: FactorSource
+    options: BatchOptions
+    needs: Needs | None = None
+
+    @property
+    def context(self) -> BlockContext:
+        """The model's support inputs and kernel."""
+        return self.source.context
+
+    def bounds(self, inputs: FloatArray) -> BatchVariance:
+        """Bound the variances at standardised inputs (t, d); the tally counts the samples that `needs` ended."""
+        options = self.options
+        enough = None if self.needs is None else self.needs.at(inputs)
+        factor, preconditioner = self.source.factor(), self.source.preconditioner(options.threads)
         bounds = solve_batch(factor, inputs, options, preconditioner, enough)
         if enough is not None:
             wide = np.flatnonzero(relative_gap(bounds.lower, bounds.upper) > options.gap)
             bounds.tally.settled = int(np.count_nonzero(enough(wide, bounds.lower[wide], bounds.upper[wide])))
-        mean = error = np.zeros((len(inputs), 0))
-        if certificate is not None:
-            mean, error = certified_means(source.context, certificate, inputs)
-        results.append((mean, error, bounds.lower, bounds.upper, bounds.passes, bounds.tally))
-    return results
+        return bounds
 
 
 class VarianceRun(BatchedRun):
@@ -165,17 +159,7 @@ class VarianceRun(BatchedRun):
         executor.require_one_arithmetic()
         super().__init__(certificate, test, executor, settings, n_test)
         self._needs = needs
-        requested = {
-            "gap": settings.gap,
-            "max_passes": settings.max_passes,
-            "latent": settings.latent,
-            "seed": settings.seed,
-        }
-        if stored is not None and any(stored[name] != value for name, value in requested.items()):
-            was = {name: stored[name] for name in requested}
-            raise InputError(
-                f"the prediction to resume was started with {was}, not {requested}; repeat these, or `overwrite`"
-            )
+        self._require_same(stored, self._requested)
         if stored is not None:
             self._require_plan(stored, model.n_samples)
         self._n = n = model.n_samples
@@ -247,7 +231,7 @@ class VarianceRun(BatchedRun):
         threads = executor.threads_per_process if self._joint else 1
         self._options = BatchOptions(settings.gap, settings.max_passes, settings.latent, smooth, together, threads)
         self.plan = {
-            **requested,
+            **self._requested,
             "largest_rank": int(largest),
             "rank": landmarks.rank,
             "halo": int(halo),
@@ -310,17 +294,13 @@ class VarianceRun(BatchedRun):
     def tried(self, inputs: FloatArray, max_passes: float = 0.0) -> tuple[FloatArray, ProductTally]:
         """Relative gaps at a few test inputs after so many products, and those; what it takes is built, and stays."""
         options = replace(self._options, max_passes=max_passes, threads=self._executor.threads_per_process)
-        arguments = (self._source, None, SentRows(inputs), options, None)
+        arguments = (FactorWay(self._source, options), None, SentRows(inputs))
         pending = self._executor.submit("ktrial", variance_task, arguments, [[(0, len(inputs))]])
         ((_, _, lower, upper, _, tally),) = pending.result()
         return relative_gap(lower, upper), tally
 
-    def submit(self, start: int, stop: int) -> PendingRound:
-        """Start a region: one task for each batch; one after the other where each takes all threads."""
-        batches = self._batches(start, stop)
-        groups = [batches] if self._joint else [[batch] for batch in batches]
-        arguments = (self._source, self._certificate, self._test, self._options, self._needs)
-        return self._executor.submit("kvariance", variance_task, arguments, groups)
+    def _way(self, batches: int) -> FactorWay:
+        return FactorWay(self._source, self._options, self._needs)
 
     def summary(self, seconds: float) -> dict[str, Any]:
         """Figures of the samples of this run; those that a resumed run found done are not among them."""

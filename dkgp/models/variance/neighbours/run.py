@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
-from dkgp.cluster.executors.base import BlockExecutor, PendingRound
+from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError
 from dkgp.models.certificate import Certificate
 from dkgp.models.rounding import highest_prior
-from dkgp.models.support import NoisySupport, certified_means
-from dkgp.models.variance.batch import VarianceBounds
+from dkgp.models.support import NoisySupport
+from dkgp.models.variance.batch import BatchVariance, VarianceBounds
 from dkgp.models.variance.batched import UNPROVEN, BatchedRun
 from dkgp.models.variance.landmarks import SupportSamples
 from dkgp.models.variance.neighbours.expansion import Distances
 from dkgp.models.variance.neighbours.samples import Samples, plain_context
-from dkgp.models.variance.neighbours.tile import Tile
+from dkgp.models.variance.neighbours.tile import MOST_BESIDE, Tile
 from dkgp.models.variance.search import ProductTally
 from dkgp.models.variance.settings import TestRows, VarianceSettings
 from dkgp.operators.base import FloatArray, IndexArray
@@ -40,24 +38,6 @@ ATTEMPTS = 2
 PARTS, LEAST_BATCH, MOST_BATCH = 64, 1024, 65_536
 # Batches of which one tile each is tried to choose the number of samples; share of the points that must meet the gap.
 TRIED, LEAST_MET = 3, 0.95
-
-
-@dataclass(frozen=True)
-class NeighbourSource:
-    """The source of a worker's samples; travels with every task."""
-
-    context: BlockContext
-    noise_variance: float
-
-    def samples(self) -> Samples:
-        """Return all training samples in their tree, from this process's cache or the model."""
-        key = (self.context.run_id, "neighbours", self.noise_variance)
-        return worker_cache().get(key, lambda: Samples.of(self.context, self.noise_variance))
-
-    def plain(self, inputs: FloatArray) -> FloatArray:
-        """Return the model's own inputs from those of the context."""
-        scaled = isinstance(self.context.source, NoisySupport)
-        return np.ascontiguousarray(inputs[:, :-1]) if scaled else inputs
 
 
 @dataclass(frozen=True)
@@ -136,27 +116,29 @@ def batch_bounds(samples: Samples, inputs: FloatArray, noise: float, options: Ne
     return bounds
 
 
-@needs_one_arithmetic
-@UNPROVEN
-def neighbour_task(
-    source: NeighbourSource,
-    certificate: Certificate | None,
-    test: TestRows,
-    options: NeighbourOptions,
-    batches: list[tuple[int, int]],
-) -> list[tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, ProductTally]]:
-    """Mean and its error bound (rows, p), bounds of the variance and no passes (rows,) of each batch: standardised."""
-    samples, results = source.samples(), []
-    noise = 0.0 if options.latent else source.noise_variance
-    for start, stop in batches:
-        inputs = test.inputs(start, stop)
-        bounds = batch_bounds(samples, source.plain(inputs), noise, options)
-        reported = bounds.reported(np.zeros(len(inputs)), ProductTally())
-        mean = error = np.zeros((len(inputs), 0))
-        if certificate is not None:
-            mean, error = certified_means(source.context, certificate, inputs)
-        results.append((mean, error, reported.lower, reported.upper, reported.passes, reported.tally))
-    return results
+@dataclass(frozen=True)
+class NeighbourSource:
+    """The source of a worker's samples, and how a batch is bounded by them."""
+
+    context: BlockContext
+    noise_variance: float
+    options: NeighbourOptions
+
+    def samples(self) -> Samples:
+        """Return all training samples in their tree, from this process's cache or the model."""
+        key = (self.context.run_id, "neighbours", self.noise_variance)
+        return worker_cache().get(key, lambda: Samples.of(self.context, self.noise_variance))
+
+    def plain(self, inputs: FloatArray) -> FloatArray:
+        """Return the model's own inputs from those of the context."""
+        scaled = isinstance(self.context.source, NoisySupport)
+        return np.ascontiguousarray(inputs[:, :-1]) if scaled else inputs
+
+    def bounds(self, inputs: FloatArray) -> BatchVariance:
+        """Bound the variances at standardised inputs (t, d) of the context."""
+        noise = 0.0 if self.options.latent else self.noise_variance
+        bounds = batch_bounds(self.samples(), self.plain(inputs), noise, self.options)
+        return bounds.reported(np.zeros(len(inputs)), ProductTally())
 
 
 class NeighbourRun(BatchedRun):
@@ -188,6 +170,8 @@ class NeighbourRun(BatchedRun):
         resume.
     """
 
+    _label = "kneighbours"
+
     def __init__(
         self,
         context: BlockContext,
@@ -203,25 +187,17 @@ class NeighbourRun(BatchedRun):
     ) -> None:
         super().__init__(certificate, test, executor, settings, n_test)
         self._width = len(Distances.of(plain_context(context).kernel).features)
-        self._source = NeighbourSource(context, noise_variance)
+        self._source = NeighbourSource(context, noise_variance, NeighbourOptions(settings.gap, settings.latent, 0))
         batch = settings.batch_size or min(max(math.ceil(self._n_test / PARTS), LEAST_BATCH), MOST_BATCH)
         self.plan = {
             "way": "neighbours",
-            "gap": settings.gap,
-            "max_passes": settings.max_passes,
-            "latent": settings.latent,
-            "seed": settings.seed,
-            "neighbours": 0,
+            **self._requested,
+            "neighbours": 0 if stored is None else int(stored.get("neighbours", 0)),
             "batch_size": int(batch),
         }
+        self._require_same(stored, self.plan)
         self.trial = Trial(1.0, 0.0)
-        if stored is not None:
-            self.plan["neighbours"] = int(stored.get("neighbours", 0))
-            if stored != self.plan:
-                raise InputError(
-                    f"the prediction to resume was started with {stored}, not {self.plan}; repeat these, or `overwrite`"
-                )
-        else:
+        if stored is None:
             self.plan["neighbours"] = self._chosen_count(context.n, patience)
 
     @UNPROVEN
@@ -238,7 +214,7 @@ class NeighbourRun(BatchedRun):
         Tile.of(samples, batches[0][:1]).ends(count, settings.gap)  # what is compiled is not timed
         deadline = time.thread_time() + patience
         while True:
-            met, tried, began = 0, 0, time.thread_time()
+            met, tried, began, loosened = 0, 0, time.thread_time(), True
             for inputs in batches:
                 points = inputs[:, list(samples.distances.features)]
                 parts = tiles(samples, points, INSIDE * count)
@@ -247,16 +223,17 @@ class NeighbourRun(BatchedRun):
                 upper = ends.upper + noise
                 met += int(np.count_nonzero(ends.upper - np.fmax(ends.lower, 0.0) <= settings.gap * upper))
                 tried += len(some)
+                loosened &= ends.loosened
             self.trial = Trial(met / tried, (time.thread_time() - began) / tried)
+            if loosened and not met:
+                raise InputError(
+                    f"variances by neighbours are of no use here: more than {MOST_BESIDE:,} of {n:,} training samples "
+                    f"are too near to test samples, at these length scales in {self._width} features, to be "
+                    f"approximated well enough for the gap of {settings.gap:.2g}. Take `way` iterative, or a wider gap"
+                )
             if self.trial.met >= LEAST_MET or count >= most or time.thread_time() > deadline:
                 return min(count, most)
             count = min(int(count * STEP), most)
-
-    def without_means(self) -> Self:
-        """Return the same run without means."""
-        run = copy.copy(self)
-        run._certificate = None
-        return run
 
     def prepare(self, model: SupportSamples) -> str:
         """Say what is done; each worker makes its tree of samples when it needs it."""
@@ -265,12 +242,9 @@ class NeighbourRun(BatchedRun):
             "test samples, and all others by a proven bound"
         )
 
-    def submit(self, start: int, stop: int) -> PendingRound:
-        """Start a region: one task for each batch."""
-        groups = [[batch] for batch in self._batches(start, stop)]
-        options = NeighbourOptions(self._settings.gap, self._settings.latent, int(self.plan["neighbours"]))
-        arguments = (self._source, self._certificate, self._test, options)
-        return self._executor.submit("kneighbours", neighbour_task, arguments, groups)
+    def _way(self, batches: int) -> NeighbourSource:
+        options = replace(self._source.options, count=int(self.plan["neighbours"]))
+        return replace(self._source, options=options)
 
     def summary(self, seconds: float) -> dict[str, Any]:
         """Figures of the samples of this run; those that a resumed run found done are not among them."""

@@ -32,20 +32,26 @@ RINGS = {
     3: ((0.8, 3), (1.05, 4), (1.4, 3)),
 }
 # Of the width that is asked for, the most that far samples' approximation may take.
-FAR_SHARE = 0.02
+FAR_SHARE = 0.25
 PIECE = 1024
-# Samples that are taken one by one at most, besides those that are solved for: they take about 4 kB each. Where they
-# are more, expansions may be off by so many times more, up to so often; after that there is no lower end.
-MOST_BESIDE, LOOSER, LOOSENED = 60_000, 10.0, 6
+# Samples that are taken one by one at most, besides those that are solved for. Where they are more, expansions may be
+# off by so many times more, up to so often; after that there is no lower end.
+MOST_BESIDE, LOOSER, LOOSENED = 200_000, 10.0, 6
+# Samples beside that b is found from, spread over all of them: they are held, 4 kB each; others are added up in pieces.
+MOST_FITTED = 20_000
 JITTER = 1e-12
 
 
 @dataclass(frozen=True)
 class Ends:
-    """Bounds of the function's variance at test points: (t,) each."""
+    """Bounds of the function's variance at test points: (t,) each.
+
+    `loosened`: True if too many samples were near for an approximation of the others that is as good as asked for.
+    """
 
     lower: FloatArray
     upper: FloatArray
+    loosened: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,18 +141,19 @@ class Tile:
         slack = EVALUATION * slack
         wanted = FAR_SHARE * width * max(float(np.median(value)) + noise_variance, 0.0)
         tolerance = np.sqrt(wanted / float(samples.mass[0])) / (1.5 + float(sizes.max()))
+        loosened = False
         for _ in range(1 + LOOSENED):
             split = self._split(box, tolerance)
             if samples.count(split.beside) <= MOST_BESIDE:
                 break
-            tolerance *= LOOSER
+            tolerance, loosened = tolerance * LOOSER, True
         else:
-            return Ends(np.zeros(len(value)), value + slack)
+            return Ends(np.zeros(len(value)), value + slack, loosened=True)
         far = self._far(split, box)
         beside = np.setdiff1d(samples.members(split.beside), near, assume_unique=True)
         square = self._remainder((near, v, residual), (beside, ring), far, box, (entry, noisy))
         below = prior * (highest_share(samples) + 4.0 * UNIT)
-        return Ends(value - slack - below - square, value + slack)
+        return Ends(value - slack - below - square, value + slack, loosened)
 
     def _ring(self, points: FloatArray) -> FloatArray:
         """Points around the samples that are solved for, and within: (q, k)."""
@@ -226,17 +233,20 @@ class Tile:
     def _remainder(
         self,
         solved: tuple[IndexArray, FloatArray, FloatArray],
-        others: tuple[IndexArray, FloatArray],
+        taken: tuple[IndexArray, FloatArray],
         far: _Far | None,
         box: Boxes,
         errors: tuple[float, FloatArray],
     ) -> FloatArray:
         """Upper bound of r' Kbar^-1 r, with b that makes it small: (t,)."""
         samples, evaluator = self.samples, self.samples.evaluator
-        (near, v, residual), (beside, ring), (entry, noisy) = solved, others, errors
+        (near, v, residual), (beside, ring), (entry, noisy) = solved, taken, errors
         tests = evaluator.prepare(samples.rows(self.points))
         held, rings = evaluator.prepare(samples.rows(samples.points[near])), evaluator.prepare(samples.rows(ring))
         t, q, m = len(self.points), len(ring), len(near)
+        fitted = np.zeros(len(beside), dtype=bool)
+        fitted[:: -(-len(beside) // MOST_FITTED) or 1] = True
+        others, beside = beside[~fitted], beside[fitted]
         inverse = np.sqrt(1.0 / np.concatenate([samples.noise[near], samples.noise[beside]]))
         rest, smooth = np.empty((len(inverse), t)), np.empty((len(inverse), q))
         rest[:m] = residual
@@ -249,7 +259,9 @@ class Tile:
         rest *= inverse[:, None]
         smooth *= inverse[:, None]
         between = np.asarray(evaluator.tile(rings, rings))
-        normal, right = between + smooth.T @ smooth, smooth.T @ rest
+        share = np.ones(len(inverse))
+        share[m:] += len(others) / max(1, len(beside))  # those that b is found from stand for the others too
+        normal, right = between + (smooth.T * share) @ smooth, (smooth.T * share) @ rest
         moments = ring_moments = None
         if far is not None:
             order = SOURCE_ORDER[len(box.centre)]
@@ -265,8 +277,17 @@ class Tile:
         ring_sizes = np.abs(b).sum(axis=0)
         terms = m + q + 8.0
         off = entry * sizes + terms * UNIT * (self.prior * sizes + noisy)
-        mass = float(np.sum(inverse**2)) * (1.0 + len(inverse) * EPS)
-        length = np.sqrt(np.einsum("it,it->t", rest, rest)) * (1.0 + (len(inverse) + 16.0) * UNIT)
+        squares, mass, both = np.einsum("it,it->t", rest, rest), float(np.sum(inverse**2)), np.concatenate([v, b])
+        columns = evaluator.prepare(samples.rows(np.concatenate([samples.points[near], ring])))
+        for start in range(0, len(others), PIECE):
+            rows = others[start : start + PIECE]
+            some = evaluator.prepare(samples.rows(samples.points[rows]))
+            f = evaluator.tile(some, tests) - evaluator.tile(some, columns) @ both
+            squares += np.einsum("it,it->t", f, f / samples.noise[rows][:, None])
+            mass += float(np.sum(1.0 / samples.noise[rows]))
+        count = len(inverse) + len(others)
+        mass *= 1.0 + (count + 4.0) * EPS
+        length = np.sqrt(squares) * (1.0 + (count + 16.0) * UNIT)
         length += EVALUATION * np.sqrt(mass) * off * (1.0 + 8.0 * UNIT)
         quadratic = np.einsum("qt,qt->t", b, between @ b)
         quadratic += EVALUATION * ring_sizes**2 * (entry + 2.0 * (q + 2.0) * UNIT * self.prior)

@@ -201,7 +201,10 @@ def _near_run(request: Request, note: Note | None) -> NeighbourRun | None:
     if t * NEAR_SECONDS / forecast.threads >= forecast.whole():
         return None
     request.executor.require_one_arithmetic()
-    run = request.by_neighbours(NEAR_PATIENCE)
+    try:
+        run = request.by_neighbours(NEAR_PATIENCE)
+    except InputError:  # too many samples are near
+        return None
     seconds = run.trial.seconds * t / forecast.threads
     if run.trial.met < LEAST_MET or UNCERTAIN * seconds >= forecast.whole():
         return None

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
-from dkgp.cluster.executors.base import BlockExecutor, PendingRound
-from dkgp.errors import InputError, NumericalError
+from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.errors import NumericalError
 from dkgp.models.certificate import Certificate
-from dkgp.models.support import certified_means
-from dkgp.models.variance.batched import UNPROVEN, BatchedRun
+from dkgp.models.variance.batch import BatchVariance
+from dkgp.models.variance.batched import BatchedRun
 from dkgp.models.variance.landmarks import SupportSamples
 from dkgp.models.variance.row_scales import RowScales
-from dkgp.models.variance.search import ProductTally
 from dkgp.models.variance.settings import TestRows, VarianceSettings
 from dkgp.models.variance.whole_matrix.factor import WholeFactor, WholeRoundings, whole_layout
 from dkgp.operators.base import FloatArray
@@ -45,11 +41,14 @@ def whole_batch(n: int, n_test: int) -> int:
 
 @dataclass(frozen=True)
 class WholeSource:
-    """The source of a worker's `WholeFactor`; travels with every task, with the tiles where they are in memory."""
+    """The source of a worker's `WholeFactor`, with the tiles where they are in memory; `threads` share one batch."""
 
     context: BlockContext
     noise_variance: float
     tiles: TileContext
+    gap: float
+    latent: bool
+    threads: int = 1  # results do not depend on them
 
     def factor(self) -> WholeFactor:
         """Return the factor, with the weights of its rows from this process's cache."""
@@ -57,36 +56,9 @@ class WholeSource:
         scales = worker_cache().get(key, lambda: RowScales.of(self.context, self.noise_variance))
         return WholeFactor(self.tiles, WholeRoundings(self.tiles.layout, scales, self.noise_variance))
 
-
-@dataclass(frozen=True)
-class WholeOptions:
-    """Options of a batch's solve."""
-
-    gap: float
-    latent: bool
-    threads: int  # that share one batch; results do not depend on them
-
-
-@needs_one_arithmetic
-@UNPROVEN
-def whole_task(
-    source: WholeSource,
-    certificate: Certificate | None,
-    test: TestRows,
-    options: WholeOptions,
-    batches: list[tuple[int, int]],
-) -> list[tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, ProductTally]]:
-    """Mean and its error bound (rows, p), bounds of the variance and no passes (rows,) of each batch: standardised."""
-    factor = source.factor()
-    results = []
-    for start, stop in batches:
-        inputs = test.inputs(start, stop)
-        bounds = factor.solve(inputs, options.gap, latent=options.latent, threads=options.threads)
-        mean = error = np.zeros((len(inputs), 0))
-        if certificate is not None:
-            mean, error = certified_means(source.context, certificate, inputs)
-        results.append((mean, error, bounds.lower, bounds.upper, bounds.passes, bounds.tally))
-    return results
+    def bounds(self, inputs: FloatArray) -> BatchVariance:
+        """Bound the variances at standardised inputs (t, d)."""
+        return self.factor().solve(inputs, self.gap, latent=self.latent, threads=self.threads)
 
 
 class WholeRun(BatchedRun):
@@ -116,6 +88,8 @@ class WholeRun(BatchedRun):
         Memory or disk do not suffice.
     """
 
+    _label = "kwhole"
+
     def __init__(
         self,
         context: BlockContext,
@@ -134,20 +108,14 @@ class WholeRun(BatchedRun):
         batch = settings.batch_size or whole_batch(context.n, self._n_test)
         self.plan = {
             "way": "cholesky",
-            "gap": settings.gap,
-            "max_passes": settings.max_passes,
-            "latent": settings.latent,
-            "seed": settings.seed,
+            **self._requested,
             "tile_rows": layout.rows,
             "batch_size": int(batch),
         }
-        if stored is not None and stored != self.plan:
-            raise InputError(
-                f"the prediction to resume was started with {stored}, not {self.plan}; repeat these, or `overwrite`"
-            )
+        self._require_same(stored, self.plan)
         system = SystemOf(executor, context, noise_variance)
         self._factor = TileFactor(system, layout, place, BUILDING_BYTES, None, expanded=False)
-        self._source = WholeSource(context, noise_variance, self._factor.tiles)
+        self._source = WholeSource(context, noise_variance, self._factor.tiles, settings.gap, settings.latent)
         self._in_memory = isinstance(place, MemoryTiles)
 
     def prepare(self, model: SupportSamples) -> str:
@@ -173,13 +141,9 @@ class WholeRun(BatchedRun):
         """Return the factor, once it is prepared."""
         return self._source.factor()
 
-    def submit(self, start: int, stop: int) -> PendingRound:
-        """Start a region: one task for each batch; one batch alone is shared by the threads of its process."""
-        groups = [[batch] for batch in self._batches(start, stop)]
-        threads = self._executor.threads_per_process if len(groups) == 1 else 1
-        options = WholeOptions(self._settings.gap, self._settings.latent, threads)
-        arguments = (self._source, self._certificate, self._test, options)
-        return self._executor.submit("kwhole", whole_task, arguments, groups)
+    def _way(self, batches: int) -> WholeSource:
+        """One batch alone is shared by the threads of its process."""
+        return replace(self._source, threads=self._executor.threads_per_process if batches == 1 else 1)
 
     def summary(self, seconds: float) -> dict[str, Any]:
         """Figures of the samples of this run; those that a resumed run found done are not among them."""

@@ -44,6 +44,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(samples, "SUMMED", 20)
     monkeypatch.setattr(tile, "SOURCE_ORDER", {1: 4, 2: 4, 3: 3})
     monkeypatch.setattr(tile, "FAR_SHARE", 1e3)
+    monkeypatch.setattr(tile, "MOST_FITTED", 9)
     monkeypatch.setattr(run, "TILE_POINTS", 6)
     return monkeypatch
 
@@ -208,6 +209,25 @@ def test_more_samples_than_are_taken_one_by_one_have_rougher_expansions_or_no_lo
     assert (rough.lower < plain.lower).any()
     assert (none.lower == 0.0).any()
     assert (rough.upper == none.upper).all()
+
+
+def test_samples_that_are_added_up_in_pieces_count_as_those_that_are_held(small: pytest.MonkeyPatch) -> None:
+    """Weights from a few of them are no better than weights from all: lower ends may only fall."""
+    small.setattr(run, "ATTEMPTS", 0)
+    small.setattr(tile, "FAR_SHARE", 1e-12)
+    small.setattr(tile, "PIECE", 16)
+    fell = 0
+    for seed in range(4):
+        problem = Problem.draw(seed, 80, 2, ("uniform", "clusters")[seed % 2], Matern12, 0.1)
+        small.setattr(tile, "MOST_FITTED", 80)
+        held = bounds_of(problem, small, 12)
+        small.setattr(tile, "MOST_FITTED", 7)
+        added = bounds_of(problem, small, 12)
+        assert (added.lower <= held.lower * (1.0 + 1e-6) + 1e-9).all()
+        assert (added.lower <= problem.exact()).all()
+        assert (added.upper == held.upper).all()
+        fell += int((added.lower < held.lower).sum())
+    assert fell > 0
 
 
 def _without_error(far: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,13 @@ from dkgp.models.prediction import exact
 from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.sums import Sums
 from dkgp.models.support import SupportInputs
-from dkgp.models.variance.neighbours import run
+from dkgp.models.variance.neighbours import run, tile
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.variance.ways import choice
 from dkgp.models.variance.ways.forecast import Forecast, Measured
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers import MaxIterations
-from tests.engine.helpers import opened
+from tests.engine.helpers import AfterSubmit, client_of, opened, worker_pids
 from tests.models.variance.variance_world import content
 
 N, TESTS, KERNEL, NOISE = 300, 60, Matern12((1.0, 3.0), 1.2), 0.05
@@ -125,6 +127,27 @@ def test_points_that_miss_the_gap_keep_their_intervals_and_are_counted(
     assert summary.variance["unmet"] == missed
 
 
+@pytest.mark.parametrize("way", ["neighbours", "auto"])
+def test_too_many_samples_near_are_refused_at_the_start(
+    data: tuple[Path, Dataset, Dataset], one: BlockExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(run, "LEAST", {2: 20})
+    monkeypatch.setattr(tile, "MOST_BESIDE", 30)
+    monkeypatch.setattr(choice, "LEAST_NEAR", 100)
+    monkeypatch.setattr(Forecast, "whole", lambda self: 1e9)
+    monkeypatch.setattr(choice._Choice, "run", lambda self: self._by_whole())
+    kernel = Matern12((1e-4, 1e-4))
+    model = replace(made(data, "centredFalse", one), kernel=kernel.to_json())
+    context = BlockContext(f"near {way}", SupportInputs.of(model, f"near {way}"), kernel, N)
+    seen = data[2].as_seen_by(model.feature_names, model.target_names, model.standardisation)
+    request = choice.Request(model, kernel, context, None, seen, one, replace(SETTINGS, gap=1e-6, way=way))
+    if way == "auto":
+        assert choice.chosen_run(request).plan["way"] == "cholesky"
+        return
+    with pytest.raises(InputError, match="500 training samples are too near to test samples, at these length scales"):
+        choice.chosen_run(request)
+
+
 @pytest.mark.parametrize(("kind", "workers"), [("none", 3), pytest.param("processes", 2, marks=pytest.mark.long)])
 def test_the_same_bits_on_any_workers(
     data: tuple[Path, Dataset, Dataset], one: BlockExecutor, tmp_path: Path, kind: str, workers: int
@@ -133,6 +156,21 @@ def test_the_same_bits_on_any_workers(
     predict(model, data[2], str(tmp_path / "one"), one, variance=SETTINGS)
     with opened(kind, workers) as executor:
         predict(model, data[2], str(tmp_path / "other"), executor, variance=SETTINGS)
+    assert content(tmp_path / "one") == content(tmp_path / "other")
+
+
+@pytest.mark.faults
+def test_a_worker_that_is_killed_within_a_batch_changes_no_bit(
+    data: tuple[Path, Dataset, Dataset], one: BlockExecutor, tmp_path: Path
+) -> None:
+    model = made(data, "centredFalse", one)
+    predict(model, data[2], str(tmp_path / "one"), one, variance=SETTINGS)
+    with opened("processes", 2) as executor:
+        victim = worker_pids(client_of(executor))[0]
+        faulty: Any = AfterSubmit(executor, "kneighbours", 1, lambda: os.kill(victim, signal.SIGKILL))
+        predict(model, data[2], str(tmp_path / "other"), faulty, variance=SETTINGS)
+        assert victim not in worker_pids(client_of(executor))
+    assert faulty.done
     assert content(tmp_path / "one") == content(tmp_path / "other")
 
 
