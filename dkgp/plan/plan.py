@@ -276,6 +276,9 @@ class _Layout:
             "whole_factor_seconds": self._projected(
                 whole_phases(self.foreseen.sizes.n, variances.tests, fleet.threads), fleet
             ).total,
+            "neighbours_seconds": None
+            if variances.neighbours is None
+            else variances.neighbours.seconds_per_sample * variances.tests / (fleet.workers * fleet.threads_per_worker),
             "batch_size": run.plan["batch_size"],
             "together": run.plan["together"],
             "worker_memory_bytes": variances.worker_bytes(run, self.cluster.worker_resident_bytes),

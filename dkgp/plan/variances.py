@@ -7,14 +7,17 @@ The layout is the prediction's own, for workers that are only planned; products 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+import uuid
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from dkgp.cluster import LocalExecutor
+from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import Dataset, ModelRecord, memory_model
+from dkgp.errors import InputError
 from dkgp.kernels import kernel_from_json
 from dkgp.models import Hyperparameters
 from dkgp.models.certificate import Certificate
@@ -22,13 +25,19 @@ from dkgp.models.memory import RUNTIME_BYTES
 from dkgp.models.prediction.foreseen import foreseen_products
 from dkgp.models.solver_choice import probed_noise
 from dkgp.models.variance.landmarks import Landmarks
+from dkgp.models.variance.neighbours.run import TRIED, NeighbourRun, serves
 from dkgp.models.variance.search import local_samples
+from dkgp.models.variance.settings import SentRows
 from dkgp.models.variance.variances import VarianceRun, VarianceSettings
-from dkgp.operators.base import total_noise
+from dkgp.models.variance.ways.choice import LEAST_MET, LEAST_NEAR, NEAR_PATIENCE
+from dkgp.operators.base import FloatArray, total_noise
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers.auto import Expected
 from dkgp.solvers.conjugate.phases import Batches, variance_phases
 from dkgp.solvers.prices import Phase, Sizes
+
+# Rows of a made-up batch of neighbours, and training samples that tell how dense the samples are.
+MAP_ROWS, DENSITY_ROWS = 1024, 5000
 
 
 class PlannedWorkers(LocalExecutor):
@@ -52,6 +61,14 @@ class PlannedWorkers(LocalExecutor):
 
 
 @dataclass(frozen=True)
+class ForeseenNeighbours:
+    """Variances of a map by neighbours: samples around a tile, and a core's seconds for a sample of the map."""
+
+    neighbours: int
+    seconds_per_sample: float
+
+
+@dataclass(frozen=True)
 class ForeseenVariances:
     """Variances of a prediction, before there is a model."""
 
@@ -64,6 +81,7 @@ class ForeseenVariances:
     dataset: Dataset
     model: ModelRecord
     run: VarianceRun
+    neighbours: ForeseenNeighbours | None = None  # None where they do not serve, or a trial misses the gap
 
     def on(self, workers: int, threads_per_worker: int) -> VarianceRun:
         """Return the run as it would be laid out on so many workers."""
@@ -103,6 +121,7 @@ class ForeseenVariances:
             "sample_bytes": self.run.memory.of_a_sample,
             "products_float32": asdict(self.single),
             "products_float64": asdict(self.double),
+            "neighbours": None if self.neighbours is None else asdict(self.neighbours),
         }
 
 
@@ -129,7 +148,42 @@ def foresee_variances(
         single = double = Expected(0.0, 0.0, 0.0)
         if settings.max_passes >= 1 and not run.plan["smooth"]:
             single, double = foreseen_products(dataset, kernel, noise_variance, settings, run.plan)
-    return ForeseenVariances(tests, settings, single, double, dataset, model, run)
+        near = _foresee_neighbours(model, dataset, settings, tests)
+    return ForeseenVariances(tests, settings, single, double, dataset, model, run, near)
+
+
+def _foresee_neighbours(
+    model: ModelRecord, dataset: Dataset, settings: VarianceSettings, tests: int
+) -> ForeseenNeighbours | None:
+    """Try neighbours on a few tiles of a map of so many samples."""
+    kernel, n = kernel_from_json(model.kernel), model.n_samples
+    context = BlockContext(f"plan-{uuid.uuid4().hex[:12]}", dataset, kernel, n)
+    if n < LEAST_NEAR or settings.is_iterative or settings.basis is not None or not serves(context):
+        return None
+    rows, settings = SentRows(_map_rows(model, tests, settings.seed)), replace(settings, batch_size=MAP_ROWS)
+    try:
+        run = NeighbourRun(
+            context, model.noise_variance, None, rows, PlannedWorkers(1, 1), settings, patience=NEAR_PATIENCE
+        )
+    except InputError:  # too many samples are near
+        return None
+    finally:
+        worker_cache().discard_run(context.run_id)
+    count = int(run.plan["neighbours"])
+    return ForeseenNeighbours(count, run.trial.seconds) if run.trial.met >= LEAST_MET else None
+
+
+def _map_rows(model: ModelRecord, tests: int, seed: int) -> FloatArray:
+    """Make up batches of neighbours, as a map of so many samples over the training samples has them."""
+    rng, n = np.random.default_rng(seed), model.n_samples
+    some = np.asarray(model.input_rows(np.sort(rng.permutation(n)[:DENSITY_ROWS])))
+    scale = np.maximum(some.std(axis=0), np.finfo(np.float64).tiny)
+    batches = []
+    for centre in rng.permutation(some)[:TRIED]:
+        away = np.abs((some - centre) / scale).max(axis=1)
+        half = float(np.quantile(away, min(1.0, MAP_ROWS / tests))) * scale
+        batches.append(centre + rng.uniform(-1.0, 1.0, (MAP_ROWS, len(scale))) * half)
+    return np.concatenate(batches)
 
 
 def _laid_out(

@@ -16,7 +16,9 @@ from dkgp.errors import MemoryBudgetError
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import train
 from dkgp.models.prediction.predict import predict
+from dkgp.models.variance.neighbours import run
 from dkgp.models.variance.variances import VarianceSettings
+from dkgp.plan import variances
 from dkgp.plan.variances import ForeseenVariances, PlannedWorkers, foresee_variances
 from dkgp.solvers.prices import Prices, Sizes, core_seconds
 
@@ -134,3 +136,23 @@ def test_counting_leaves_nothing_in_the_workers_cache(dataset: Dataset, tmp_path
     before = worker_cache().nbytes
     foreseen(dataset, tmp_path)
     assert worker_cache().nbytes <= before
+
+
+@pytest.mark.parametrize(("gamma", "least", "serves"), [(50.0, 100, True), (50.0, N + 1, False), (1e-6, 100, False)])
+def test_neighbours_are_tried_on_a_made_up_map(
+    gamma: float, least: int, serves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They serve many samples of a rough kernel; the gap is out of reach of a smooth one with next to no noise."""
+    monkeypatch.setattr(variances, "LEAST_NEAR", least)
+    monkeypatch.setattr(run, "MOST", 288)
+    X = np.random.default_rng(3).uniform(-1.5, 1.5, (N, 2))
+    data = dataset_from_arrays(tmp_path / "d.zarr", X, X[:, 0])
+    kernel = {"type": "matern12" if serves else "rbf", "gamma": [gamma] * 2}
+    found = hyper({"kernel": kernel, "noise_variance": 0.05 if serves else 1e-9}, tmp_path)
+    settings = VarianceSettings(gap=0.05 if serves else 1e-7)
+    planned = foresee_variances(data, found, settings, 10_000)
+    assert (planned.neighbours is not None) == serves
+    assert (planned.to_json()["neighbours"] is not None) == serves
+    if planned.neighbours is not None:
+        assert planned.neighbours.neighbours == 192
+        assert 0.0 < planned.neighbours.seconds_per_sample < 1.0

@@ -119,7 +119,16 @@ def _variances(document: Document) -> list[RenderableType]:
         ("a sample that is solved for", size(figures["sample_bytes"])),
     ]
     phases = list(document["workers"][0]["variance"]["phases"])
-    headings = ("workers", "time", "between", *phases, "or Cholesky", "samples a batch", "memory of each")
+    headings = (
+        "workers",
+        "time",
+        "between",
+        *phases,
+        "or Cholesky",
+        "or neighbours",
+        "samples a batch",
+        "memory of each",
+    )
     costs_by_workers = {row["workers"]: row["variance"] for row in document["workers"]}
     table = grid(
         headings,
@@ -127,6 +136,7 @@ def _variances(document: Document) -> list[RenderableType]:
             (
                 *_times(costs, workers, phases),
                 duration(costs["whole_factor_seconds"]),
+                "-" if costs["neighbours_seconds"] is None else duration(costs["neighbours_seconds"]),
                 f"{costs['batch_size']:,}",
                 size(costs["worker_memory_bytes"]),
             )

@@ -280,11 +280,11 @@ class Tile:
         squares, mass, both = np.einsum("it,it->t", rest, rest), float(np.sum(inverse**2)), np.concatenate([v, b])
         columns = evaluator.prepare(samples.rows(np.concatenate([samples.points[near], ring])))
         for start in range(0, len(others), PIECE):
-            rows = others[start : start + PIECE]
-            some = evaluator.prepare(samples.rows(samples.points[rows]))
+            positions = others[start : start + PIECE]
+            some = evaluator.prepare(samples.rows(samples.points[positions]))
             f = evaluator.tile(some, tests) - evaluator.tile(some, columns) @ both
-            squares += np.einsum("it,it->t", f, f / samples.noise[rows][:, None])
-            mass += float(np.sum(1.0 / samples.noise[rows]))
+            squares += np.einsum("it,it->t", f, f / samples.noise[positions][:, None])
+            mass += float(np.sum(1.0 / samples.noise[positions]))
         count = len(inverse) + len(others)
         mass *= 1.0 + (count + 4.0) * EPS
         length = np.sqrt(squares) * (1.0 + (count + 16.0) * UNIT)
