@@ -21,7 +21,7 @@ from dkgp.kernels.terms import Term, Terms
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.cells.plan import Frame, Plan, Walk, padded
 from dkgp.operators.cells.products import CellProducts, Moments, finish, join, up
-from dkgp.operators.cells.proof import EXTRA, Expansion, group_count, groups
+from dkgp.operators.cells.proof import CHEAP_ORDERS, EXTRA, Expansion, group_count, groups
 from dkgp.operators.cells.roundings import HIGHEST, displacement, half_table
 from dkgp.operators.cells.tree import Tree, morton_codes
 
@@ -70,7 +70,13 @@ class Sources:
                 profile, parameter, side = self.term.profile, self.term.parameter, self.frame.side * 0.5**level
                 with single_threaded_blas():
                     self._expansions[level, canon] = Expansion(
-                        profile, parameter, side, canon, self.tolerances[level], slopes=self._slopes
+                        profile,
+                        parameter,
+                        side,
+                        canon,
+                        self.tolerances[level],
+                        slopes=self._slopes,
+                        cap=CHEAP_ORDERS[self.d],
                     )
             return self._expansions[level, canon]
 
@@ -118,7 +124,7 @@ class _Walk(Walk):
         allowed = self.plan.shared.tolerances[number]
         return allowed, allowed
 
-    def _expansion(self, number: int, canon: tuple[int, ...], tolerance: float) -> Expansion:
+    def _expansion(self, number: int, canon: tuple[int, ...], tolerance: float, pairs: int) -> Expansion:
         shared = self.plan.shared
         expansion = shared.expansion(number, canon)
         if expansion.order > shared.order:

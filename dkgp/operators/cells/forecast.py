@@ -33,13 +33,15 @@ ROUNDS, CHECKS = 20.0, 3.0
 LARGEST_SHARE = 0.5
 # Seconds that the first use takes to compile, by a process without kept code: gains of less are no gains there.
 COMPILE_SECONDS = 17.0
-# By dimension: entries of near pairs of a sample, operations of a sample by the power 2 d of the digits of the
-# tolerance, and seconds of a plan, of its expansions and of a sample. Uniform samples, Matern 1/2 and 3/2, 5 10^4 and
+# By dimension: entries of near pairs of a sample, operations of a sample by a power of the tolerance's digits, this
+# power, and seconds of a plan, of its expansions and of a sample. Uniform samples, Matern 1/2 and 3/2, 5 10^4 and
 # 2 10^5 of them: a product to 1e-6 in two dimensions takes 0.9 and 0.7 microseconds of a sample, to 1e-10 1.8 and 1.4;
-# to 1e-5 in three dimensions 7 and 7, and to 1e-10 420 and 110.
+# to 1e-5 in three dimensions 7 and 7. A pair of cells takes operations by the power 2 d; in three dimensions leaves
+# grow with them, until near entries take as long, and a sample takes the root of both.
 NEAR_ENTRIES = {1: 150.0, 2: 430.0, 3: 2000.0}
-OPERATIONS = {1: 0.5, 2: 1.2, 3: 9.0}
-PLAN_SECONDS = {1: 0.1, 2: 0.2, 3: 6.0}
+OPERATIONS = {1: 0.5, 2: 1.2, 3: 800.0}
+DIGITS_POWER = {1: 2, 2: 4, 3: 3}
+PLAN_SECONDS = {1: 0.1, 2: 0.2, 3: 12.0}
 # Pairs of leaves at the range of a compact kernel are near, too. By dimension: offsets of such pairs times the side of
 # a leaf, in ranges, to the power d - 1; and samples of a leaf. Plans for uniform samples in a square, n = 20,000 to
 # 1,000,000 and ranges of 0.05 to 1 of its side, have 0.8 to 1.2 times as many entries, less those of adjacent cells.
@@ -48,7 +50,7 @@ EDGE_OFFSETS, EDGE_LEAF = {1: 4.0, 2: 16.0, 3: 37.7}, {1: 20.0, 2: 20.0, 3: 64.0
 EXTENT = math.sqrt(12.0)
 PLAN_SAMPLE_SECONDS = 1e-6
 # Bytes of a plan, of its expansions and of a sample; and of a sample in the moments and expansions of a product.
-PLAN_BYTES = {1: 2**20, 2: 2**24, 3: 2**27}
+PLAN_BYTES = {1: 2**20, 2: 2**24, 3: 2**28}
 SAMPLE_BYTES = {1: 50, 2: 120, 3: 400}
 WORK_BYTES = {1: 50, 2: 200, 3: 1000}
 
@@ -82,6 +84,11 @@ def choose(kernel: Kernel, n: int) -> Forecast:
 def is_cheaper(cost: Cost, n: int) -> bool:
     """Return whether a product of these counts takes less time than one that evaluates every entry."""
     return _seconds(cost, n) <= _whole_seconds(n)
+
+
+def is_cheaper_in_double(cost: Cost, n: int) -> bool:
+    """Return whether a product of these counts takes less time than one in double precision of all entries."""
+    return _seconds(cost, n) <= IN_DOUBLE * _whole_seconds(n)
 
 
 def loose_tolerance(terms: Terms) -> float:
@@ -137,7 +144,7 @@ def expected_cost(term: Term, n: int, tolerance: float) -> Cost:
     d, digits = len(term.features), -math.log10(tolerance)
     entries = min(float(n), NEAR_ENTRIES[d] + _entries_at_range(term, n))
     single = SINGLE_ERROR * entries / n <= SINGLE_SHARE * tolerance
-    operations = OPERATIONS[d] * digits ** (2 * d)
+    operations = OPERATIONS[d] * digits ** DIGITS_POWER[d]
     return Cost(int(n * entries), int(n * operations), 0, 0 if single else int(n * entries))
 
 

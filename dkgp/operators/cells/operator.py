@@ -24,7 +24,13 @@ from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, check_vectors
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.cells.forecast import estimated_bytes, is_cheaper, loose_tolerance, reaches_sooner
+from dkgp.operators.cells.forecast import (
+    estimated_bytes,
+    is_cheaper,
+    is_cheaper_in_double,
+    loose_tolerance,
+    reaches_sooner,
+)
 from dkgp.operators.cells.plan import Plan
 from dkgp.operators.cells.products import CellProducts, Cost, Moments, Part, finish, join, up
 from dkgp.operators.inputs import InputSource
@@ -236,12 +242,15 @@ class CellKernelOperator(BlockedKernelOperator):
         some = magnitudes > 0.0
         foreseen = min(self.error / TYPICAL_RATIO, self.mean_error / TYPICAL_MEAN_RATIO)
         tolerance = foreseen * float((largest[some] / magnitudes[some]).min())
-        tolerance = _power_of_ten(min(tolerance, LOOSEST_DOUBLE))
+        tolerance = _half_decade(min(tolerance, LOOSEST_DOUBLE))
         before, reached = math.inf, LEAST_TOLERANCE * self._terms.magnitude * float(magnitudes.max())
         for _ in range(MOST_TRIES):
             if tolerance < LEAST_TOLERANCE:
                 break
-            if self._chosen and not reaches_sooner(self._terms, self.n, tolerance, self._cost(self._loose)):
+            if self._chosen and not (
+                reaches_sooner(self._terms, self.n, tolerance, self._cost(self._loose))
+                and is_cheaper_in_double(self._cost(tolerance), self.n)
+            ):
                 reason = "products by cells would take longer to reach the error that is asked for"
                 self.products = {**self.products, "every entry": reason}
                 return None
@@ -254,7 +263,7 @@ class CellKernelOperator(BlockedKernelOperator):
             # Roundings, which no tolerance makes smaller.
             if excess > 0.5 * before:
                 break
-            before, tolerance = excess, _power_of_ten(tolerance / (2.0 * excess))
+            before, tolerance = excess, _half_decade(tolerance / (2.0 * excess))
         reason = "roundings of products by cells are above the error that is asked for"
         self.products = {**self.products, "every entry": reason, "reached": reached}
         warn, self._warn = self._warn, None
@@ -327,7 +336,8 @@ class CellKernelOperator(BlockedKernelOperator):
         return self._costs[tolerance]
 
 
-def _power_of_ten(value: float) -> float:
-    """Return the greatest power of ten that is not above a value, 1e-300 at least: few plans serve many products."""
+def _half_decade(value: float) -> float:
+    """Return the greatest 1e-k or 3e-k that is not above a value, 1e-300 at least: few plans serve many products."""
     exponent = math.floor(math.log10(max(value, 1e-300)) + 1e-9)
-    return float(f"1e{exponent}")
+    three = float(f"3e{exponent}")
+    return three if value >= three * (1.0 - 1e-9) else float(f"1e{exponent}")

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,13 +22,13 @@ from dkgp.kernels.small_products import LANES
 from dkgp.kernels.terms import Term
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.operators.base import FloatArray
-from dkgp.operators.cells.proof import EXTRA, Expansion, group_count, groups
+from dkgp.operators.cells.proof import CHEAP_ORDERS, EXTRA, ORDERS, Expansion, group_count, groups
 from dkgp.operators.cells.roundings import HIGHEST, Roundings, displacement, half_table
 from dkgp.operators.cells.sweeps import CHUNK, RUN
 from dkgp.operators.cells.tree import Tree
 
-# Most distinct points of a leaf: one of these, from the most on.
-LEAF = (512, 256, 128, 64, 32, 16)
+# Most distinct points of a leaf: one of these, from the most on; those above 512 in three dimensions alone.
+LEAF = (2048, 1024, 512, 256, 128, 64, 32, 16)
 # Nanoseconds of a near entry and of a pair of cells, on some processor: for choices, which are the same on all.
 _SINGLE_ENTRY, _DOUBLE_ENTRY, _PAIR = 0.6, 1.2, 80.0
 # Overhead of the loop over a leaf's targets, in points.
@@ -42,8 +43,14 @@ _FARTHEST_SINGLE = 1e14
 _FARTHEST = 1e16
 # Work of an entry of a near pair, in multiply-adds.
 _ENTRY_WORK = 32
+# Pairs of cells that share an expansion, from which on it may have any order.
+_MANY_PAIRS = 600
 # Offsets of cells that a table of all of them may have.
 _LARGEST_TABLE = 2**20
+
+
+# Order and reflection of the axes that take an offset to that of its class.
+_Transform: TypeAlias = tuple[tuple[int, ...], tuple[bool, ...]]
 
 
 @dataclass(frozen=True)
@@ -231,21 +238,32 @@ class Plan:
         d, tree, best = self.d, self.sources, (math.inf, LEAF[-1])
         single = self.tolerance > 1e-8
         walk = Walk(self)
+        sizes: dict[tuple[int, int], tuple[int, int]] = {}
+        divided = d == 3 and math.isinf(self.term.profile.support)
         for leaf in LEAF:
+            if leaf > 512 and d < 3:
+                continue
             tree.grow(leaf)
             points = (tree.leaves.stop - tree.leaves.start).astype(np.float64)
-            cost = (_SINGLE_ENTRY if single else _DOUBLE_ENTRY) * 3.0**d * float(
-                (points * (points + _SHORT_LOOP)).sum()
-            ) + 1e3 * len(points)
-            order = 1
+            cost, order, refused = 1e3 * len(points), 1, 0.0
             for number, level in enumerate(tree.levels):
-                pairs = min(6**d - 3**d, len(level) - 3**d)
+                # Pairs of a cell; those that are refused are divided. Few of a compact kernel's are.
+                pairs = min(6.0**d - 3.0**d + refused, len(level) - 3.0**d)
                 if number < 2 or pairs <= 0:
                     continue
                 share = min(1.0, pairs / len(level))
-                p, q = walk.size(number, (2, *[1] * (d - 1)), 0.25 * self.tolerance / share)
+                if (number, len(level)) not in sizes:
+                    # As many pairs of an offset such as (2, 1, 1) as a level of whole cubes has.
+                    alike = d * 2**d * len(level)
+                    canon = (2, *[1] * (d - 1))
+                    sizes[number, len(level)] = walk.size(number, canon, 0.25 * self.tolerance / share, alike)
+                p, q = sizes[number, len(level)]
+                refused = 2.0**d * pairs if p < 0 and divided else 0.0
                 order = max(order, p)
                 cost += len(level) * pairs * (_PAIR + 2.0 * q + 0.04 * q * q)
+            near = 3.0**d + refused / 2.0**d
+            entry = _SINGLE_ENTRY if single else _DOUBLE_ENTRY
+            cost += entry * near * float((points * (points + _SHORT_LOOP)).sum())
             moments = min(order + EXTRA, HIGHEST)
             cost += tree.n_cells * 0.1 * d * float(moments) ** (d + 1)
             fits = 8.0 * tree.n_cells * moments**d <= _MOMENT_BYTES * tree.n_points
@@ -255,7 +273,6 @@ class Plan:
         return best[1]
 
     def _translations(self, walk: Walk, level: int, pairs: _Pairs) -> Translations:
-        d = self.d
         canons = sorted({canon for canon, _ in pairs.kinds})
         transforms = sorted({transform for _, transform in pairs.kinds})
         number = {canon: place for place, canon in enumerate(canons)}
@@ -280,23 +297,26 @@ class Plan:
             counts[place] = expansion.kept.shape[1]
             operators.append(padded(expansion.operator[None]))
             weights[place], remainder[place] = expansion.row_weights(profile, parameter, self.roundings, level, most)
-        largest = int(counts.max(initial=0))
-        shape = (len(transforms), len(canons), largest)
-        places, source_places = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-        signs = np.zeros(shape)
-        for (t, (order, reflected)), (c, canon) in itertools.product(enumerate(transforms), enumerate(canons)):
-            index = walk.classes[level, canon].kept
-            original = np.empty_like(index)
-            original[list(order)] = index
-            count = index.shape[1]
-            for table, full in ((places, self.order), (source_places, self.moments)):
-                table[t, c, :count] = np.ravel_multi_index(tuple(original), (full,) * d)
-            odd = sum((original[axis] for axis in range(d) if reflected[axis]), np.zeros(count, np.int64)) % 2
-            signs[t, c, :count] = 1.0 - 2.0 * odd
+        places, source_places, signs = self._places(walk, level, canons, transforms)
         return Translations(
             starts, sources, keys, len(transforms), counts, np.concatenate(operators), at, places, source_places, signs,
             weights, remainder,
         )  # fmt: skip
+
+    def _places(
+        self, walk: Walk, level: int, canons: list[tuple[int, ...]], transforms: list[_Transform]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], FloatArray]:
+        """Return places in targets' and sources' coefficients, and signs, of classes' coefficients by transforms."""
+        places, source_places, signs = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)], [np.zeros(0)]
+        for canon, (order, reflected) in itertools.product(canons, transforms):
+            index = walk.classes[level, canon].kept
+            original = np.empty_like(index)
+            original[list(order)] = index
+            for table, full in ((places, self.order), (source_places, self.moments)):
+                table.append(np.ravel_multi_index(tuple(original), (full,) * self.d).astype(np.int32))
+            axes = [axis for axis in range(self.d) if reflected[axis]]
+            signs.append(1.0 - 2.0 * (original[axes].sum(axis=0) % 2))
+        return np.concatenate(places), np.concatenate(source_places), np.concatenate(signs)
 
     @property
     def side(self) -> float:
@@ -366,7 +386,7 @@ class _Pairs:
     a: NDArray[np.int32]
     b: NDArray[np.int32]
     kind: NDArray[np.int32]
-    kinds: list[tuple[tuple[int, ...], tuple[tuple[int, ...], tuple[bool, ...]]]]
+    kinds: list[tuple[tuple[int, ...], _Transform]]
 
 
 @dataclass(frozen=True)
@@ -398,9 +418,12 @@ class Walk:
             tolerances = self._tolerances(number, a, b, key, np.abs(offsets).max(axis=1) >= 2)
             outcome = np.full(len(offsets), -2, np.int32)
             kinds: list[Any] = []
-            for value, offset in enumerate(offsets.tolist()):
-                canon = tuple(sorted((abs(part) for part in offset), reverse=True))
-                expansion = self._expansion(number, canon, tolerances[canon[0] >= 2])
+            canons = [tuple(sorted((abs(part) for part in offset), reverse=True)) for offset in offsets.tolist()]
+            counts: dict[tuple[int, ...], int] = defaultdict(int)
+            for canon, count in zip(canons, np.bincount(key, minlength=len(offsets)).tolist(), strict=True):
+                counts[canon] += count
+            for value, (offset, canon) in enumerate(zip(offsets.tolist(), canons, strict=True)):
+                expansion = self._expansion(number, canon, tolerances[canon[0] >= 2], counts[canon])
                 # Entries are zero wherever roundings have put the points.
                 if expansion.order == 0 and expansion.nearest > plan.term.profile.support + plan.displacement:
                     outcome[value] = -1
@@ -434,20 +457,21 @@ class Walk:
         allowed = 0.25 * self.plan.tolerance * self.plan.sources.n_points
         return allowed / max(int(weights[0]), 1), allowed / max(int(weights[1]), 1)
 
-    def size(self, number: int, canon: tuple[int, ...], tolerance: float) -> tuple[int, int]:
+    def size(self, number: int, canon: tuple[int, ...], tolerance: float, pairs: int) -> tuple[int, int]:
         """Return the order of an expansion, which is not kept, and the number of its coefficients."""
-        expansion = self._expansion(number, canon, tolerance)
+        expansion = self._expansion(number, canon, tolerance, pairs)
         self.classes.clear()
         return expansion.order, expansion.kept.shape[1]
 
-    def _expansion(self, number: int, canon: tuple[int, ...], tolerance: float) -> Expansion:
+    def _expansion(self, number: int, canon: tuple[int, ...], tolerance: float, pairs: int) -> Expansion:
         key = number, canon
         if key not in self.classes:
             side = self.plan.side * 0.5**number
             # Its products are exact: BLAS is as good as any other.
             term = self.plan.term
             with single_threaded_blas():
-                self.classes[key] = Expansion(term.profile, term.parameter, side, canon, tolerance)
+                cap = (ORDERS if pairs >= _MANY_PAIRS else CHEAP_ORDERS)[self.plan.d]
+                self.classes[key] = Expansion(term.profile, term.parameter, side, canon, tolerance, cap=cap)
         return self.classes[key]
 
 

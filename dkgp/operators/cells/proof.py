@@ -41,8 +41,10 @@ from dkgp.operators.cells.roundings import EVALUATION, UNIT, Roundings
 
 # Points of the interpolant in each direction: the fewest that leave little enough.
 POINTS = (12, 16, 20, 24, 28, 32, 40, 48, 56)
-# Highest order of any expansion, and of the moments beyond it that its bound looks at.
-ORDERS = {1: 18, 2: 18, 3: 10}
+# Highest order of any expansion, that of one which few pairs of cells share (in three dimensions an expansion of order
+# 16 takes seconds to make), and orders of the moments beyond it that its bound looks at.
+ORDERS = {1: 18, 2: 18, 3: 16}
+CHEAP_ORDERS = {1: 18, 2: 18, 3: 10}
 EXTRA = 4
 # Orders that signs save, of those that the terms' sizes ask for.
 SIGNS = 2
@@ -317,6 +319,8 @@ class Expansion:
         The error that is allowed for a unit of the magnitudes of weights.
     slopes : bool, default False
         Prepare `slope_weights` too.
+    cap : int, optional
+        Highest order; that of `ORDERS` by default.
 
     Attributes
     ----------
@@ -340,8 +344,10 @@ class Expansion:
         tolerance: float,
         *,
         slopes: bool = False,
+        cap: int | None = None,
     ) -> None:
         self.d = d = len(offset)
+        self._cap = ORDERS[d] if cap is None else cap
         self.side, self.offset = side, offset
         near = side * math.sqrt(sum(max(value - 1, 0) ** 2 for value in offset)) * (1.0 - 1e-12)
         far = side * math.sqrt(sum((value + 1) ** 2 for value in offset)) * (1.0 + 1e-12)
@@ -367,7 +373,7 @@ class Expansion:
         enough = np.flatnonzero(interpolation.values <= allowed)
         hopeful = np.flatnonzero(interpolation.values <= tolerance / 4.0)
         # Half as many orders as points is about all that can be dropped.
-        if not len(hopeful) or POINTS[hopeful[0]] > 2 * ORDERS[d] + 8:
+        if not len(hopeful) or POINTS[hopeful[0]] > 2 * self._cap + 8:
             return
         place = int(enough[0]) if len(enough) else len(POINTS) - 1
         points = POINTS[place]
@@ -421,7 +427,7 @@ class Expansion:
     ) -> None:
         points = POINTS[place]
         tables_off, off = off, off + float(interpolation.values[place])
-        d, cap = self.d, ORDERS[self.d]
+        d, cap = self.d, self._cap
         size = np.abs(b.high) * _INFLATED
         # Without signs first: the order that the size of every term allows.
         guess = 1

@@ -204,10 +204,10 @@ def translate(  # type: ignore[no-untyped-def]
 
     Pairs of target cell c lie from `pairs[c]` up to `pairs[c + 1]`: the `sources`' numbers within their level, and
     `keys`, class * `transforms` + transform. Class c keeps `counts[c]` coefficients (none: the pair is left out). Of
-    each transform and class, these lie at `places` of `full` ones of a target, and at `source_places` of `source_full`
-    ones of a source, with `signs`. `operators` are (count, whole vectors), from `operators_at[c]` on. `weights`
-    (classes, groups) times the sums of groups `S` and `remainder` times the `mass` bound a pair's error. Rows of L and
-    bound begin with `first`.
+    each class and transform, one after the other, these lie at `places` of `full` ones of a target, and at
+    `source_places` of `source_full` ones of a source, with `signs`. `operators` are (count, whole vectors), from
+    `operators_at[c]` on. `weights` (classes, groups) times the sums of groups `S` and `remainder` times the `mass`
+    bound a pair's error. Rows of L and bound begin with `first`.
     """
     prefer_full_vectors()
     classes, groups = weights.shape
@@ -217,9 +217,10 @@ def translate(  # type: ignore[no-untyped-def]
         most = max(most, pairs[min(block + BLOCK, last)] - pairs[block])
     place = np.zeros(classes * transforms + 1, np.int64)
     targets, wanted = np.empty(most, np.int64), np.empty(most, np.int64)
-    largest = 0
+    largest, tables = 0, np.zeros(classes, np.int64)
     for c in range(classes):
         largest = max(largest, counts[c])
+        tables[c] = 0 if c == 0 else tables[c - 1] + transforms * counts[c - 1]
     X, Y = np.empty(largest * _APART), np.empty(ROWS * whole_vectors(largest))
     shape, from_row, to_row = np.empty(ROWS, np.int64), np.empty(ROWS, np.int64), np.empty(ROWS, np.int64)
     for block in range(first, last, BLOCK):
@@ -273,16 +274,17 @@ def translate(  # type: ignore[no-untyped-def]
                     until = r + 1
                     while until < count and shape[until] == shape[r]:
                         until += 1
+                    table = tables[c] + shape[r] * q
                     for k in range(q):
-                        spot, sign = source_places[shape[r], c, k], signs[shape[r], c, k]
+                        spot, sign = source_places[table + k], signs[table + k]
                         for s in range(r, until):
                             X[k * _APART + s] = sign * M[from_row[s] + spot]
                     r = until
                 set_product(Y, none, width, count, width, X, none, apart, 1, operators, operators_at[c], width, q)
                 for s in range(count):
-                    to, spots, row_signs = to_row[s], places[shape[s], c], signs[shape[s], c]
+                    to, table = to_row[s], tables[c] + shape[s] * q
                     for k in range(q):
-                        L[to + spots[k]] += row_signs[k] * Y[s * width + k]
+                        L[to + places[table + k]] += signs[table + k] * Y[s * width + k]
             begin = end
 
 

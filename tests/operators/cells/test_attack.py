@@ -10,7 +10,8 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from dkgp.operators.cells.proof import Expansion
+from dkgp.operators.cells.plan import Plan
+from dkgp.operators.cells.proof import CHEAP_ORDERS, Expansion
 from tests.covering import covering
 from tests.operators.cells import attacks
 from tests.operators.cells.attacks import KERNELS, SHAPES, attack, dense, exact_entry, scales_of
@@ -41,6 +42,24 @@ def test_no_entry_is_beyond_its_bound(
     assert outcome.entries > 2000
     if shape in (attacks.uniform, attacks.gridded):
         assert outcome.bound <= 100.0 * tolerance + 1e-11  # a bound that says something
+
+
+@pytest.mark.portable
+def test_high_orders_in_three_dimensions(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Orders above ten, which otherwise many pairs of cells have to share.
+    monkeypatch.setattr("dkgp.operators.cells.plan._MANY_PAIRS", 0)
+    settle, orders = Plan._settle, []
+
+    def settled(plan: Plan, *arguments: Any) -> None:
+        settle(plan, *arguments)
+        orders.append(plan.order)
+
+    monkeypatch.setattr(Plan, "_settle", settled)
+    X = attacks.uniform(150, 3, rng)
+    outcome = attack(KERNELS["Matern 3/2"]([1.2] * 3), X, 1e-11, rng, leaf=12, columns=8)
+    assert orders[0] > CHEAP_ORDERS[3]
+    assert outcome.broken == 0
+    assert 1e-14 < outcome.bound <= 1e-9  # of single weights: the tolerance is for even ones
 
 
 @pytest.mark.parametrize("d", [1, 2, pytest.param(3, marks=pytest.mark.portable)])
