@@ -45,7 +45,7 @@ PLAN_SECONDS = {1: 0.1, 2: 0.2, 3: 12.0}
 # Pairs of leaves at the range of a compact kernel are near, too. By dimension: offsets of such pairs times the side of
 # a leaf, in ranges, to the power d - 1; and samples of a leaf. Plans for uniform samples in a square, n = 20,000 to
 # 1,000,000 and ranges of 0.05 to 1 of its side, have 0.8 to 1.2 times as many entries, less those of adjacent cells.
-EDGE_OFFSETS, EDGE_LEAF = {1: 4.0, 2: 16.0, 3: 37.7}, {1: 20.0, 2: 20.0, 3: 64.0}
+EDGE_OFFSETS, EDGE_LEAF = {1: 4.0, 2: 16.0, 3: 37.7}, {1: 20.0, 2: 20.0, 3: 24.0}
 # Sides of the box of uniform samples of unit variance, which standardised inputs are taken to be.
 EXTENT = math.sqrt(12.0)
 PLAN_SAMPLE_SECONDS = 1e-6
