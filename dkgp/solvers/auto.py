@@ -412,6 +412,9 @@ class _Search:
 
     def _walk(self, halo: int, rank: int) -> None:
         """Go on by halving, or else doubling, while it gets better; then by smaller steps."""
+        # A halo whose leaves alone take longer than the limit says nothing of smaller ones.
+        while halo and self._seconds(1.0, halo, -(-halo // 2), rank) > min(self._limit, self.best.seconds):
+            halo = self._halo(0.5 * halo)
         self._look(halo, rank)
         for factor in (0.5, 2.0, math.sqrt(0.5), math.sqrt(2.0)):
             start = self.best.halo or halo

@@ -11,7 +11,7 @@ import pytest
 
 from dkgp.cluster.executors.base import LocalExecutor
 from dkgp.errors import InputError
-from dkgp.kernels import Kernel, Linear, Matern32, SquaredExponential
+from dkgp.kernels import Kernel, Linear, Matern32, SquaredExponential, Wendland
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.inputs import ArrayInputs
 from dkgp.operators.product_error import ProductError
@@ -46,6 +46,16 @@ choice = functools.cache(chosen)  # several tests start from the same one
 SMOOTH = SquaredExponential(gamma=(0.05, 0.05))
 ROUGH = SquaredExponential(gamma=(0.5,) * 8)
 BETWEEN = SquaredExponential(gamma=(1.0,) * 4)
+
+
+def test_small_halos_are_looked_at_where_large_ones_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once local polynomials are in sight, the first halo's leaves alone take longer than they do."""
+    monkeypatch.setattr(ProductError, "share", lambda self, kernel, n: 0.44)
+    inputs = np.random.default_rng(0).uniform(-1.73, 1.73, (1000, 2))
+    choice = choose_by(Probe(Wendland.from_length_scales((0.69, 0.69)), 0.01, inputs, 80_000))
+    assert 200 < choice.halo < 800
+    assert choice.landmarks is None
+    assert choice.products < 12
 
 
 @pytest.mark.parametrize(
