@@ -35,9 +35,10 @@ from dkgp.operators.cells.plan import Plan
 from dkgp.operators.cells.products import CellProducts, Cost, Moments, Part, finish, join, up
 from dkgp.operators.inputs import InputSource
 
-# The greatest bound of a product, and their root mean square, over its tolerance and the sum of its weights'
-# magnitudes, where signs alternate: the former is .01 to .08, and the latter .5 to .75 of it.
-TYPICAL_RATIO, TYPICAL_MEAN_RATIO = 0.08, 0.05
+# The greatest bound of a product over its tolerance and the sum of its weights' magnitudes, where signs alternate, by
+# the most features of a term: .03 to .06, .04 to .08 and .01 to .044 were measured. The root mean square over the
+# greatest.
+TYPICAL_RATIO, TYPICAL_MEAN_SHARE = {0: 0.06, 1: 0.06, 2: 0.08, 3: 0.03}, 0.65
 # Tolerances of products in double precision: the loosest, and the least, where roundings are all of the bound.
 LOOSEST_DOUBLE, LEAST_TOLERANCE = 1e-9, 1e-15
 # Plans that a product tries before it evaluates every entry.
@@ -240,7 +241,8 @@ class CellKernelOperator(BlockedKernelOperator):
         if not magnitudes.any():
             return self._by_cells(V, LOOSEST_DOUBLE)
         some = magnitudes > 0.0
-        foreseen = min(self.error / TYPICAL_RATIO, self.mean_error / TYPICAL_MEAN_RATIO)
+        ratio = TYPICAL_RATIO[max((len(term.features) for term in self._terms.terms), default=0)]
+        foreseen = min(self.error / ratio, self.mean_error / (TYPICAL_MEAN_SHARE * ratio))
         tolerance = foreseen * float((largest[some] / magnitudes[some]).min())
         tolerance = _half_decade(min(tolerance, LOOSEST_DOUBLE))
         before, reached = math.inf, LEAST_TOLERANCE * self._terms.magnitude * float(magnitudes.max())

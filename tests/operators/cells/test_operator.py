@@ -81,7 +81,7 @@ def test_the_root_mean_square_of_errors_is_limited_by_itself(
 ) -> None:
     """Weighed as certificates weigh it: samples with much noise may be off by more."""
     # A first plan is too loose.
-    monkeypatch.setattr("dkgp.operators.cells.operator.TYPICAL_MEAN_RATIO", 1e-3)
+    monkeypatch.setattr("dkgp.operators.cells.operator.TYPICAL_MEAN_SHARE", 0.0125)
     X, _ = ground()
     V = np.random.default_rng(1).standard_normal((len(X), 2)) * [1.0, 20.0]
     noise = np.where(np.arange(len(X)) % 10, 1.0, 0.01)
