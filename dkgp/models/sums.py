@@ -85,10 +85,13 @@ class Sums:
         """Rows of a region of a store that suit them; None where any number does."""
         return None if self.errors is None else REGION_ROWS
 
-    def require(self, context: BlockContext, executor: BlockExecutor) -> None:
-        """Refuse a kernel without a bound on such sums (`InputError`), and unlike workers (`ClusterError`)."""
+    def require(self, context: BlockContext, executor: BlockExecutor, weights: FloatArray) -> None:
+        """Refuse a kernel without a bound on such sums, or errors below their roundings (`InputError`).
+
+        So are unlike workers (`ClusterError`).
+        """
         if self.errors is not None:
-            require_cross_sums(context.kernel)
+            require_cross_sums(context.kernel, weights, self.errors if isinstance(self.errors, float) else None)
             executor.require_one_arithmetic()
 
     def pieces(self, start: int, stop: int) -> list[Piece]:

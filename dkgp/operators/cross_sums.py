@@ -148,6 +148,14 @@ def forecast_sums(context: BlockContext, tests: int, masses: FloatArray, errors:
     return Forecast(True, f"sums within proven errors: about {work / entries:.1%} of the work of {entries:.1e} entries")
 
 
-def require_cross_sums(kernel: Kernel) -> None:
-    """Refuse a kernel whose sums have no proven bound but the exact one; `InputError`."""
-    terms_of(kernel)
+def require_cross_sums(kernel: Kernel, weights: FloatArray, error: float | None) -> None:
+    """Refuse a kernel whose sums have no proven bound but the exact one, and an error below roundings; `InputError`.
+
+    `weights` (n, t) are those of the sums. `error` is the number that a user gave; None where a forecast chose.
+    """
+    least = LEAST_SHARE * terms_of(kernel).magnitude * float(np.abs(weights).sum(axis=0).max(initial=0.0))
+    if error is not None and error < least:
+        raise InputError(
+            f"`product_error` {error:g} is below the roundings of sums over this model's {len(weights):,} samples, for "
+            f"which {least:.2g} is proven at best. Give that or more, or auto or none"
+        )

@@ -189,6 +189,14 @@ def test_sums_that_workers_could_not_keep_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("what", ["height", "kind"])
+def test_numbers_below_all_roundings_are_refused(terrain: dict[str, Any], tmp_path: Path, what: str) -> None:
+    words = "--product-error 1e-14 is below the roundings of sums over this model's 700 samples, for which "
+    command = predict(terrain, what, tmp_path / "p", "--product-error", 1e-14, "--cluster", "none")
+    refused(run(*command), words, "is proven at best. Give that or more, or auto or none")
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_service_takes_and_checks_it() -> None:
     options = {"model": "/m", "dataset": "/d", "out": "/p", "product_error": 1e-3}
     job = job_from_options("predict", options)

@@ -72,7 +72,8 @@ def class_rounds(
             f"`product_error` is of sums over all training samples; '{model.url}' is a sum over {model.n_support:,} "
             "prototypes, which takes no time. Leave it out"
         )
-    sums.require(context, executor)
+    if sums.errors is not None:
+        sums.require(context, executor, model.coefficients)
     model.inputs(0, min(1, model.n_support))  # points that are gone are found out before anything is written
     decider = decider_of(model, plug_in=plug_in)
     if model.neighbours is not None:

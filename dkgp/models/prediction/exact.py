@@ -96,7 +96,7 @@ def exact_rounds(
         )
 
     def means_by(sums: Sums) -> _Means:
-        sums.require(context, executor)
+        sums.require(context, executor, model.alpha)
         return _Means(context, test, executor, model, certificate, sums)
 
     def chosen_sums() -> Sums:
@@ -105,7 +105,7 @@ def exact_rounds(
         sums = _chosen_sums(model, context, certificate, test, error, note)
         if error.value == "auto":
             try:
-                sums.require(context, executor)
+                sums.require(context, executor, model.alpha)
             except ClusterError:
                 if note is not None:
                     note("sums evaluate every kernel entry: the workers' processors or libraries differ")
