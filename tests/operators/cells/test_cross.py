@@ -151,9 +151,9 @@ def test_neighbours_stand_together(rng: np.random.Generator) -> None:
 
 def test_kernels_without_a_bound_are_refused() -> None:
     with pytest.raises(InputError, match="dot products"):
-        require_cross_sums(Linear((1.0, 1.0)))
+        require_cross_sums(Linear((1.0, 1.0)), np.ones((9, 1)), None)
     with pytest.raises(InputError, match="at most 3 features"):
-        require_cross_sums(SquaredExponential((1.0,) * 4))
+        require_cross_sums(SquaredExponential((1.0,) * 4), np.ones((9, 1)), None)
 
 
 def test_a_forecast_goes_by_counts_and_gives_its_reason(rng: np.random.Generator) -> None:
