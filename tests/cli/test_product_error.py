@@ -106,6 +106,7 @@ def test_auto_says_why_and_enters_the_identity(
 ) -> None:
     monkeypatch.setattr("dkgp.operators.product_error.choose", lambda kernel, n: Forecast(True, "as the test says"))
     monkeypatch.setattr("dkgp.operators.cells.operator.is_cheaper", lambda cost, n: True)
+    monkeypatch.setattr("dkgp.operators.cells.operator.is_cheaper_in_double", lambda cost, n: True)
     monkeypatch.setattr("dkgp.operators.cells.operator.reaches_sooner", lambda terms, n, tolerance, loose: True)
     command = train(terrain, tmp_path / "m", "--solver", "cg", "--cluster", "none")
     result = run(*command[:-1], "--tol", 1e-3)

@@ -284,6 +284,7 @@ def test_auto_tells_its_choice_and_keeps_to_a_tenth_of_the_tolerance(
         assert notes == []  # of so few samples nothing is said
         monkeypatch.setattr("dkgp.operators.product_error.choose", lambda kernel, n: Forecast(True, "many samples"))
         monkeypatch.setattr("dkgp.operators.cells.operator.is_cheaper", lambda cost, n: True)
+        monkeypatch.setattr("dkgp.operators.cells.operator.is_cheaper_in_double", lambda cost, n: True)
         monkeypatch.setattr("dkgp.operators.cells.operator.reaches_sooner", lambda terms, n, tolerance, loose: True)
         model = trained(terrain, executor, solver=SOLVERS["cg"], product_error="auto", note=notes.append)
     assert notes == ["products by cells: many samples"]
