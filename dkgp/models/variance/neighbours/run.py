@@ -227,9 +227,10 @@ class NeighbourRun(BatchedRun):
             self.trial = Trial(met / tried, (time.thread_time() - began) / tried)
             if loosened and not met:
                 raise InputError(
-                    f"variances by neighbours are of no use here: more than {MOST_BESIDE:,} of {n:,} training samples "
-                    f"are too near to test samples, at these length scales in {self._width} features, to be "
-                    f"approximated well enough for the gap of {settings.gap:.2g}. Take `way` iterative, or a wider gap"
+                    f"variances by neighbours are of no use here: more than {MOST_BESIDE[self._width]:,} of {n:,} "
+                    "training samples are too near to test samples, at these length scales in "
+                    f"{self._width} features, to be approximated well enough for the gap of {settings.gap:.2g}. "
+                    "Take `way` iterative, or a wider gap"
                 )
             if self.trial.met >= LEAST_MET or count >= most or time.thread_time() > deadline:
                 return min(count, most)

@@ -34,9 +34,11 @@ RINGS = {
 # Of the width that is asked for, the most that far samples' approximation may take.
 FAR_SHARE = 0.25
 PIECE = 1024
-# Samples that are taken one by one at most, besides those that are solved for. Where they are more, expansions may be
-# off by so many times more, up to so often; after that there is no lower end.
-MOST_BESIDE, LOOSER, LOOSENED = 200_000, 10.0, 6
+# Samples that are taken one by one at most, besides those that are solved for, by features: in three, expansions
+# replace few. Where they are more, expansions may be off by so many times more, up to so often; after that there is no
+# lower end.
+MOST_BESIDE = {1: 60_000, 2: 60_000, 3: 200_000}
+LOOSER, LOOSENED = 10.0, 6
 # Samples beside that b is found from, spread over all of them: they are held, 4 kB each; others are added up in pieces.
 MOST_FITTED = 20_000
 JITTER = 1e-12
@@ -144,7 +146,7 @@ class Tile:
         loosened = False
         for _ in range(1 + LOOSENED):
             split = self._split(box, tolerance)
-            if samples.count(split.beside) <= MOST_BESIDE:
+            if samples.count(split.beside) <= MOST_BESIDE[len(box.centre)]:
                 break
             tolerance, loosened = tolerance * LOOSER, True
         else:

@@ -199,7 +199,7 @@ def test_more_samples_than_are_taken_one_by_one_have_rougher_expansions_or_no_lo
     small.setattr(tile, "FAR_SHARE", 1e-12)
     problem = Problem.draw(1, 80, 2, "uniform", Matern12, 0.1)
     exact, plain = problem.exact(), bounds_of(problem, small, 12)
-    small.setattr(tile, "MOST_BESIDE", 40)
+    small.setattr(tile, "MOST_BESIDE", {2: 40})
     rough = bounds_of(problem, small, 12)
     small.setattr(tile, "LOOSENED", 0)
     none = bounds_of(problem, small, 12)

@@ -132,7 +132,7 @@ def test_too_many_samples_near_are_refused_at_the_start(
     data: tuple[Path, Dataset, Dataset], one: BlockExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr(run, "LEAST", {2: 20})
-    monkeypatch.setattr(tile, "MOST_BESIDE", 30)
+    monkeypatch.setattr(tile, "MOST_BESIDE", {2: 30})
     monkeypatch.setattr(choice, "LEAST_NEAR", 100)
     monkeypatch.setattr(Forecast, "whole", lambda self: 1e9)
     monkeypatch.setattr(choice._Choice, "run", lambda self: self._by_whole())
