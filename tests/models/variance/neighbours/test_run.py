@@ -144,7 +144,7 @@ def test_too_many_samples_near_are_refused_at_the_start(
     if way == "auto":
         assert choice.chosen_run(request).plan["way"] == "cholesky"
         return
-    with pytest.raises(InputError, match="500 training samples are too near to test samples, at these length scales"):
+    with pytest.raises(InputError, match=f"{N} training samples are too near to test samples, at these length scales"):
         choice.chosen_run(request)
 
 
