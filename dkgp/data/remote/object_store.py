@@ -1,9 +1,11 @@
 """Objects on remote storage: every call retried, every write conditional on what is there.
 
 A write fails where the object exists already (`If-None-Match: *`), or, where one is replaced, where it is no longer the
-one that was looked at (`If-Match` and its ETag; on Azure the same). Google's fsspec package can do the first only, so
-there a replacement looks first and writes then. So does one in fsspec's memory file system. (obstore writes under
-conditions and retries by itself, but users' addresses and credentials are fsspec's, of any protocol.)
+one that was looked at (`If-Match` and its ETag; on Azure the same). Ceph compares the text of the header with the bare
+ETag, so a refused S3 write is sent again without the quotation marks if the object is unchanged. Google's fsspec
+package can do the first only, so there a replacement looks first and writes then. So does one in fsspec's memory file
+system. (obstore writes under conditions and retries by itself, but users' addresses and credentials are fsspec's, of
+any protocol.)
 """
 
 from __future__ import annotations
@@ -221,13 +223,34 @@ async def _pipe(file_system: Any, path: str, url: str, data: bytes, **keywords: 
 
 
 async def _replace(file_system: Any, path: str, url: str, data: bytes, info: dict[str, Any]) -> None:
+    """Replace the object that `info` describes; `ConflictError` if it has changed since."""
     tag = str(info.get("ETag") or info.get("etag") or "")
-    conditions: dict[str, Any] = {"mode": "overwrite"}
     if tag and protocol_of(url) in _S3:
-        conditions = {"IfMatch": tag}
-    elif tag and protocol_of(url) in _AZURE:
-        conditions |= _azure_condition(tag)
-    await _pipe(file_system, path, url, data, **conditions)
+        await _replace_on_s3(file_system, path, url, data, tag)
+        return
+    conditions = _azure_condition(tag) if tag and protocol_of(url) in _AZURE else {}
+    await _pipe(file_system, path, url, data, mode="overwrite", **conditions)
+
+
+async def _replace_on_s3(file_system: Any, path: str, url: str, data: bytes, tag: str) -> None:
+    """Replace the object with this ETag; `StorageError` if the store refuses although the object has it still.
+
+    The standard wants the ETag in quotation marks. Ceph answers 412 to those, and takes the bare ETag. The bare one is
+    sent second, and only to a store that refuses the first for an unchanged object, since others might ignore it.
+    """
+    for form in (tag, tag.strip('"')):
+        try:
+            await _pipe(file_system, path, url, data, IfMatch=form)
+            return
+        except ConflictError:
+            latest = await _info(file_system, path, url)
+            if latest is None or latest.get("ETag") != tag:
+                raise
+    raise StorageError(
+        f"Cannot replace '{shown(url)}': the store answers 412 (precondition failed) to a write under the condition "
+        f"that the object still has the ETag {tag} (If-Match), with and without quotation marks, and the object still "
+        "has it. Nothing was written. Use a store that has conditional writes, or a new place for the output."
+    )
 
 
 def _azure_condition(tag: str) -> dict[str, Any]:

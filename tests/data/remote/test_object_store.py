@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import importlib
 import json
 import multiprocessing
@@ -30,7 +31,9 @@ from dkgp.data import (
     open_dataset,
     open_prediction,
 )
+from dkgp.data.remote import object_store
 from dkgp.data.remote.claims import CLAIM_NAME, Claim
+from dkgp.data.remote.object_store import put, tag_of
 from dkgp.data.remote.retries import Attempts, ConflictError, RetryPolicy
 from dkgp.data.remote.storage import (
     exists,
@@ -224,6 +227,73 @@ def test_a_failed_writer_leaves_nothing_and_one_taken_over_leaves_all(
     with pytest.raises(StorageError, match="taken over"):
         slow.append(X[60:120], y[60:120])
     assert np.array_equal(open_dataset(place("d.zarr")).inputs(0, 300, standardised=False), X)
+
+
+def _only_bare_tags(monkeypatch: pytest.MonkeyPatch, *, accepts_bare: bool = True) -> list[str]:
+    """Let the server answer 412 to quoted tags, as Ceph does; return the list of tags that were sent."""
+    import s3fs
+    from botocore.exceptions import ClientError
+    from s3fs.errors import translate_boto_error
+
+    original, tags = s3fs.S3FileSystem._call_s3, []
+
+    async def strict(self: Any, method: str, *arguments: Any, **keywords: Any) -> Any:
+        tag = keywords.get("IfMatch")
+        if tag is not None:
+            tags.append(tag)
+            if tag.startswith('"') or not accepts_bare:
+                answer = {"Error": {"Code": "PreconditionFailed"}, "ResponseMetadata": {"HTTPStatusCode": 412}}
+                raise translate_boto_error(ClientError(answer, "PutObject"))
+            # The server behind this knows quoted tags alone.
+            keywords["IfMatch"] = f'"{tag}"'
+        return await original(self, method, *arguments, **keywords)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", strict)
+    return tags
+
+
+def test_a_store_that_takes_bare_tags_alone_is_written_to(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    tags = _only_bare_tags(monkeypatch)
+    write_object(s3("a"), b"one")
+    assert tags == []
+    write_object(s3("a"), b"two")
+    quoted = f'"{hashlib.md5(b"one").hexdigest()}"'
+    assert tags == [quoted, quoted.strip('"')]
+    assert read_object(s3("a")) == b"two"
+    # A dataset in the place of another one, whose claim is replaced under the tag that was read.
+    _dataset(s3("d.zarr"))
+    X, y = _arrays(120)
+    assert dataset_from_arrays(s3("d.zarr"), X, y, chunk_rows=50, overwrite=True).n_samples == 120
+
+
+def test_an_object_that_changed_is_not_replaced_under_a_bare_tag(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_object(s3("a"), b"one")
+    before = tag_of(s3("a"))
+    tags = _only_bare_tags(monkeypatch)
+    original = object_store._info
+
+    async def changed_after(file_system: Any, path: str, url: str) -> Any:
+        info = await original(file_system, path, url)
+        if not tags and info is not None:
+            await file_system._pipe_file(path, b"of another process")
+        return info
+
+    monkeypatch.setattr(object_store, "_info", changed_after)
+    with pytest.raises(ConflictError, match="changed by another process"):
+        put(s3("a"), b"two", exactly=before)
+    assert [tag[0] for tag in tags] == ['"']
+    assert read_object(s3("a")) == b"of another process"
+
+
+def test_a_store_without_conditional_replacements_is_named(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_object(s3("a"), b"one")
+    tags = _only_bare_tags(monkeypatch, accepts_bare=False)
+    with pytest.raises(StorageError, match=r"Cannot replace 's3://.*412.*If-Match.*with and without quotation marks"):
+        write_object(s3("a"), b"two")
+    with pytest.raises(StorageError, match=r"Nothing was written\. Use a store that has conditional writes"):
+        put(s3("a"), b"two", exactly=tag_of(s3("a")))
+    assert len(tags) == 4
+    assert read_object(s3("a")) == b"one"
 
 
 def test_predictions_resume_and_cut_off_whoever_wrote_before(s3: Place) -> None:
