@@ -162,4 +162,5 @@ def executor_on(
         in_process=in_process,
         owns_workers=owns_workers,
         tiles=tiles,
+        most_workers=options.most_workers,
     )

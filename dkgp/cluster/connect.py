@@ -104,7 +104,8 @@ def _dask(options: ClusterOptions, address: str | None, stack: ExitStack, announ
     _wait_for_workers(client, options, address, announcer)
     owns_workers, tiles = address is None and kind.on_this_machine, None
     if owns_workers and not in_process:
-        tiles = budget_here(options.cache_tiles, _count_workers(client), options.worker_memory_bytes)
+        workers = max(_count_workers(client), options.most_workers)
+        tiles = budget_here(options.cache_tiles, workers, options.worker_memory_bytes)
     return executor_on(client, options, announcer, in_process, owns_workers=owns_workers, tiles=tiles)
 
 
@@ -141,12 +142,16 @@ def start_cluster(options: ClusterOptions, security: Security | None, stack: Exi
     # First: defaults that come with an import while settings are held would go with these.
     import distributed  # noqa: F401
 
+    from dkgp.cluster.elastic import RoundAdaptive
+
     stack.enter_context(dask.config.set(QUIET))
     try:
         cluster = kind.start(options, security, stack)
         if options.adaptive is not None:
             least, most = options.adaptive
-            cluster.adapt(minimum=least, maximum=most, **(kind.adaptive or {}))
+            # Operators and gateways scale by rules of their own; they take no class.
+            rule = {"Adaptive": RoundAdaptive, **kind.adaptive} if kind.adaptive else {}
+            cluster.adapt(minimum=least, maximum=most, **rule)
         return cluster
     except DkgpError:
         raise

@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 from dkgp.registry import Extra, Registry
 
-# An adaptive cluster grows where a round keeps its workers busy for longer than `target_duration`, and gives a worker
-# back that was idle for `wait_count` intervals: rounds are short, and so are the pauses between them.
-ADAPTIVE_LOCALLY: Mapping[str, Any] = {"interval": "5s", "wait_count": 60, "target_duration": "500ms"}
+# Arguments of `dkgp.cluster.elastic.RoundAdaptive`, which itself keeps workers through the pauses between rounds.
+ADAPTIVE_LOCALLY: Mapping[str, Any] = {"interval": "1s", "wait_count": 1}
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,8 @@ class ClusterKind:
     on_this_machine: bool = False
     # Workers wait for their turn: they get more time, and their number must be given.
     queues: bool = False
-    # Further arguments for the cluster's `adapt`; None where its size cannot follow the work.
+    # Further arguments for the cluster's `adapt` where this process decides on its size; none where its service does;
+    # None where its size cannot follow the work.
     adaptive: Mapping[str, Any] | None = None
     takes_settings: bool = True
     # Key in dask's configuration of the folder for its workers' output; the setting "log_directory" overrides it, and

@@ -270,6 +270,11 @@ class ClusterOptions:
         return bool(self.scheduler or self.scheduler_file)
 
     @property
+    def most_workers(self) -> int:
+        """Most workers of an adaptive cluster; 0 for other clusters."""
+        return self.adaptive[1] if self.adaptive else 0
+
+    @property
     def encrypts(self) -> bool:
         """True if certificates were given."""
         return self.tls_cert is not None

@@ -55,7 +55,7 @@ class DaskExecutor(BlockExecutor):
     A round that takes longer than its deadline, or has had no workers for as long, is an error instead of a hang.
     `cache_bytes` is the budget of each worker process's feature cache, `tiles` that of a kernel matrix's tiles.
     `in_process`: all workers share this process; `owns_workers`: they were started by it and get its terminal's
-    signals.
+    signals. `most_workers`: workers that an adaptive cluster may have.
     """
 
     overlaps = True
@@ -72,8 +72,9 @@ class DaskExecutor(BlockExecutor):
         in_process: bool = False,
         owns_workers: bool = False,
         tiles: TileBudget | None = None,
+        most_workers: int = 0,
     ) -> None:
-        self._client = client
+        self._client, self._most_workers = client, most_workers
         self.tiles = tiles or TileBudget()
         self._deadline = round_deadline_seconds
         self._run = uuid.uuid4().hex[:8]
@@ -102,8 +103,12 @@ class DaskExecutor(BlockExecutor):
 
     @property
     def parallelism(self) -> int:
-        """Worker threads of the cluster; asked anew every few seconds, so that joining workers get work."""
-        return max(1, sum(self._known_threads().values()))
+        """Worker threads of the cluster; asked anew every few seconds, so that joining workers get work.
+
+        An adaptive cluster has those of its maximum: it only grows if a round has tasks for more workers.
+        """
+        threads = self._known_threads().values()
+        return max(1, sum(threads), self._most_workers * max(threads, default=1))
 
     @property
     def workers(self) -> Mapping[str, int]:

@@ -24,7 +24,7 @@ def local_arguments(options: ClusterOptions, security: Any) -> dict[str, Any]:
     workers = options.workers or least or (1 if in_process else cores)
     return {
         "n_workers": workers,
-        "threads_per_worker": options.threads_per_worker or max(1, cores // workers),
+        "threads_per_worker": options.threads_per_worker or max(1, cores // max(workers, options.most_workers)),
         "processes": not in_process,
         "dashboard_address": "127.0.0.1:0",  # any free port, this machine only
         "host": None if in_process else "127.0.0.1",

@@ -112,7 +112,9 @@ def announce(executor: BlockExecutor, reporter: Reporter) -> None:
     where = "without Dask" if not executor.overlaps else "on a Dask cluster in this process"
     if not executor.shares_memory:
         where = "on a Dask cluster"
-    reporter.note(f"running {where}, {executor.parallelism} threads")
+    present = sum(executor.workers.values())
+    most = f", at most {executor.parallelism}" if executor.parallelism > present else ""
+    reporter.note(f"running {where}, {present} threads{most}")
     link = getattr(executor, "dashboard_link", None)
     if link:
         reporter.note(f"{DASHBOARD_NOTE}{link}")
