@@ -192,6 +192,10 @@ class KernelOperator(ABC):
         block[row, column] += noise_at(self.noise, rows[row])
         return block
 
+    def sharpen(self) -> bool:
+        """Make the products of a solver's rounds more accurate by a digit; return whether they can be."""
+        return False
+
     def typical_entry(self, sample: int = 512) -> float:
         """Root mean square of K's off-diagonal entries, from a seeded sample of rows and columns, kept."""
         if sample in self._typical_entries:

@@ -41,6 +41,8 @@ AFTER_THE_FIRST = 8.0
 LEAST_GAIN = 0.5
 # A gradient that is so much larger than the recursion's says that the recursion is not to be believed.
 SURPRISE = 2.0
+# Larger by this much, it says that the rounds' approximate products are too loose for the weights.
+DECEPTION = 10.0
 
 
 def opens_in_double(operator: KernelOperator, state: SolverState, length: float, second: float) -> bool:
@@ -70,6 +72,8 @@ class PrecisionPolicy:
     def __init__(self, operator: KernelOperator) -> None:
         self.refreshes = 0
         self._operator = operator
+        self._sharpenings = 0
+        self._switched = False
         self._typical_entry: float | None = None
         self._single_failed = False
         self._verified = math.inf
@@ -147,17 +151,26 @@ class PrecisionPolicy:
         return not state.exact or self._operator.approximate
 
     def note_renewal(self, state: SolverState, progress: Progress) -> None:
-        """Count a gradient computed in float64; where float32 rounds achieved nothing since the last one, stay there.
+        """Count a gradient computed in float64; where rounds gained nothing since the last one, leave float32 for good.
 
-        On nearly equal samples with little noise, float32 kernel entries need not form a positive definite matrix with
-        s2 on its diagonal, and descent along its columns need not descend.
+        Approximate products are made more accurate first. On nearly equal samples with little noise, float32 kernel
+        entries need not form a positive definite matrix with s2 on its diagonal, and descent along its columns need not
+        descend.
         """
         self.refreshes += 1
         if state.verified is not None and not state.verified.objective < self._true_objective:
-            self._single_failed = True
+            self._single_failed = self._single_failed or state.precision == "double" or not self._sharpen()
         self._true_objective = progress.objective
+        self._switched = self._single_failed and state.precision == "single"
         if self._single_failed:
             state.precision = "double"
+
+    def _sharpen(self) -> bool:
+        """Make the rounds' products more accurate, where they are approximate and can be."""
+        if not self._operator.sharpen():
+            return False
+        self._sharpenings, self._verified = self._sharpenings + 1, math.inf
+        return True
 
     def stalled(self, state: SolverState, true: Progress, believed: Progress, claimed: bool) -> StopReason | None:
         """After a verification that failed: go on in float64 where float32 comes no closer; give up where it does not.
@@ -167,6 +180,10 @@ class PrecisionPolicy:
         blame it for; but what was foreseen in vain is not foreseen again.
         """
         verified = state.verified or true
+        deceived = verified.gradient_norm > DECEPTION * believed.gradient_norm
+        if self._switched or (state.precision == "single" and deceived and self._sharpen()):
+            self._verified = math.inf
+            return None
         if not claimed and verified.gradient_norm <= SURPRISE * believed.gradient_norm:
             self._foresight = self._foresight and not self._foreseen
             return None
@@ -174,7 +191,8 @@ class PrecisionPolicy:
         if self._verified < LEAST_GAIN * before:
             return None
         if state.precision == "single":
-            state.precision, self._verified = "double", math.inf
+            if not self._sharpen():
+                state.precision, self._verified = "double", math.inf
             return None
         return StopReason(
             "rounding",
@@ -203,6 +221,7 @@ class PrecisionPolicy:
             "single_failed": self._single_failed,
             "verified": self._verified if math.isfinite(self._verified) else None,
             "foresight": self._foresight,
+            "sharpenings": self._sharpenings,
             "in_double": self._in_double,
             "start_objective": self._start_objective,
             "start_norm": self._start_norm,
@@ -216,6 +235,8 @@ class PrecisionPolicy:
         self._single_failed = saved["single_failed"]
         self._verified = math.inf if saved.get("verified") is None else saved["verified"]
         self._foresight = saved.get("foresight", True)
+        for _ in range(saved.get("sharpenings", 0)):
+            self._sharpenings += self._operator.sharpen()
         self._in_double = saved.get("in_double", False)
         self._start_objective, self._true_objective = saved["start_objective"], saved["true_objective"]
         self._start_norm = saved.get("start_norm", 0.0)

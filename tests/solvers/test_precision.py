@@ -394,7 +394,7 @@ class TestWhetherFloat32IsToBeBelieved:
         assert policy.broke_down(found, replace(start, objective=objective, gradient_inf_norm=largest)) is broke
 
     def test_an_approximate_product_may_be_off_by_its_bound(self) -> None:
-        policy, found, start = self.begun(approximate=True, error_bound=0.5)
+        policy, found, start = self.begun(approximate=True, error_rows=np.full((1, 1), 0.5))
         found.alpha = np.zeros((400, 2))
         found.alpha[[3, 7], [0, 1]] = -2.0, 1.0  # half of |-2| + |1|
         assert not policy.broke_down(found, replace(start, objective=-8.51))
@@ -415,6 +415,20 @@ class TestWhetherFloat32IsToBeBelieved:
             found.precision, found.verified = "single", replace(start, objective=-13.0)
             each.note_renewal(found, found.verified)
             assert (found.precision, each.refreshes) == ("double", 4)
+
+    def test_products_that_gain_nothing_are_sharpened_as_long_as_they_can_be(self) -> None:
+        digits = iter((True, True, False))
+        policy, found, start = self.begun(sharpen=lambda: next(digits))
+        for objective, precision in ((-11.0, "single"), (-10.5, "single"), (-10.2, "single"), (-10.1, "double")):
+            found.verified = replace(start, objective=objective)
+            policy.note_renewal(found, found.verified)
+            assert found.precision == precision
+        # The rounds of float64 have had no chance yet.
+        assert policy.stalled(found, start, start, True) is None
+        operator, calls = PROBLEM.dense(), []
+        operator.sharpen = lambda: calls.append(1) or True  # type: ignore[method-assign,func-returns-value]
+        PrecisionPolicy(operator).resume(policy.to_json())
+        assert len(calls) == 2
 
     def test_the_same_objective_is_no_gain_but_no_recursion_is_none_to_blame(self) -> None:
         policy, found, start = self.begun()

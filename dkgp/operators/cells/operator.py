@@ -41,6 +41,8 @@ from dkgp.operators.inputs import InputSource
 TYPICAL_RATIO, TYPICAL_MEAN_SHARE = {0: 0.06, 1: 0.06, 2: 0.08, 3: 0.03}, 0.65
 # Tolerances of products in double precision: the loosest, and the least, where roundings are all of the bound.
 LOOSEST_DOUBLE, LEAST_TOLERANCE = 1e-9, 1e-15
+# The least tolerance of products in a solver's rounds.
+LEAST_LOOSE = 1e-10
 # Plans that a product tries before it evaluates every entry.
 MOST_TRIES = 3
 # Ranges of leaves for each thread: more where tasks cost nothing, as regions differ in their work.
@@ -215,6 +217,17 @@ class CellKernelOperator(BlockedKernelOperator):
         with np.errstate(invalid="ignore"):
             self.error_rows += 2.0 * _EPS * np.abs(product)
         return product
+
+    def sharpen(self) -> bool:
+        """Take the products of a solver's rounds to a digit more, where that is quicker than evaluating every entry."""
+        tolerance = _half_decade(0.1 * self._loose)
+        if not self.approximate or tolerance < LEAST_LOOSE:
+            return False
+        if self._chosen and not is_cheaper(self._cost(tolerance), self.n):
+            return False
+        worker_cache().discard(self.context.run_id, "cells", self._loose)
+        self._loose = tolerance
+        return True
 
     def _takes_cells(self) -> bool:
         """Return whether products are by cells, as the counts of the first plan decide where a forecast is checked."""

@@ -281,3 +281,34 @@ def test_errors_that_underflow_beside_the_weights_take_every_entry(
     ):
         assert np.array_equal(operator.matmat(size * y), exact.matmat(size * y), equal_nan=True)
         assert operator.error_bound == 0.0
+
+
+def test_rounds_that_deceive_take_more_accurate_products(
+    executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products that are too loose for the weights become tighter; where they cannot, rounds are of float64."""
+    X, y = ground(1500)
+    monkeypatch.setattr("dkgp.operators.cells.operator.loose_tolerance", lambda terms: 1e-2)
+
+    def solved(sharpens: bool) -> tuple[Any, CellKernelOperator, int]:
+        operator, in_double = by_cells(SquaredExponential(gammas(0.4)), X, executor, 1e-4, error=1e-6), []
+        within = operator._within
+        monkeypatch.setattr(operator, "_within", lambda V: in_double.append(1) or within(V))
+        if not sharpens:
+            monkeypatch.setattr(operator, "sharpen", lambda: False)
+        method = ConjugateGradient(FactorPreconditioning(32, rank=0))
+        with operator:
+            return solve(operator, y, solver=method, stopping=GradientInfNorm(1e-5)), operator, len(in_double)
+
+    solution, operator, in_double = solved(sharpens=True)
+    assert solution.reason.converged
+    assert in_double == solution.refreshes
+    assert operator._loose < 1e-3
+    others, _, in_double = solved(sharpens=False)
+    assert others.reason.converged
+    assert in_double > others.refreshes
+    np.testing.assert_allclose(solution.alpha, others.alpha, atol=0.2)
+    # The least tolerance is an end.
+    tolerances = [operator._loose for _ in range(20) if operator.sharpen()]
+    assert tolerances == sorted(tolerances, reverse=True)
+    assert not operator.sharpen()
