@@ -1,12 +1,9 @@
-"""Kbar by row blocks: the operator that trains, in this process or on a cluster, by its executor.
-
-Tasks count the kernel entries that they evaluate, wherever they run. The count comes back with a task's results: those
-of a task that was lost with its worker, and run again, count once.
-"""
+"""Kbar by row blocks: the operator that trains, in this process or on a cluster, by its executor."""
 
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -14,10 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dkgp.cluster.cache import worker_cache
-from dkgp.cluster.executors.base import BlockExecutor, BlockTask, PendingRound, Rounds, RoundTasks, split_evenly
-from dkgp.cluster.executors.sums import Combine, PendingSum, Progress
+from dkgp.cluster.executors.base import BlockExecutor, PendingRound, Rounds, RoundTasks, split_evenly
+from dkgp.cluster.executors.sums import Combine, PendingSum, PendingTotal
 from dkgp.errors import InputError
-from dkgp.kernels import EntryCount, Features, Kernel, counting
+from dkgp.kernels import Features, Kernel
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import (
     FloatArray,
@@ -36,6 +33,14 @@ from dkgp.operators.block_tasks import (
     feature_width,
     row_errors_task,
     rows_task,
+)
+from dkgp.operators.counted import (
+    CountedRound,
+    CountedSum,
+    CountedTotal,
+    add_counted,
+    counted_task,
+    counted_totals_task,
 )
 from dkgp.operators.full_products import FullProducts
 from dkgp.operators.inputs import InputSource, centre_of
@@ -116,9 +121,14 @@ class BlockedKernelOperator(KernelOperator, Rounds):
     def start_sum(self, tasks: RoundTasks, combine: Combine) -> PendingSum:
         """Start a sum of what tasks return, and count the entries that they evaluate."""
         arguments, hints = (tasks.task, *tasks.arguments), () if tasks.owners is None else (tasks.owners,)
-        both = partial(_add_counted, combine)
+        both = partial(add_counted, combine)
         pending = self.executor.submit_sum(tasks.name, counted_task, arguments, tasks.groups, both, *hints)
         return CountedSum(pending, self.entries)
+
+    def start_total(self, tasks: RoundTasks) -> PendingTotal:
+        """Start a total of what tasks return, and count the entries that they evaluate."""
+        counted = replace(tasks, task=counted_totals_task, arguments=(tasks.task, *tasks.arguments))
+        return CountedTotal(self.executor.start_total(counted), self.entries)
 
     def inputs(self, indices: IndexArray) -> FloatArray:
         """Standardised inputs of the samples `indices`, in that order: (m, d)."""
@@ -277,48 +287,3 @@ class _PendingColumns:
         if self._announced is not None:
             self._operator._receive(self._announced, [part[1] for part in parts])
         return product
-
-
-def counted_task(task: BlockTask, *arguments: Any) -> list[tuple[int, list[Any]]]:
-    """Run a task on its group, the last of `arguments`: one pair of the entries evaluated and the task's results.
-
-    Where sums overflow, results are infinite or NaN, and their user refuses them or proves nothing by them; NumPy's
-    warnings, one a thread and worker, would say no more.
-    """
-    with counting() as count, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        results = task(*arguments)
-    return [(count.value, results)]
-
-
-class CountedRound:
-    """A round of `counted_task`: the tasks' results, and a count that grows when they are taken."""
-
-    def __init__(self, pending: PendingRound, entries: EntryCount) -> None:
-        self._pending, self._entries = pending, entries
-
-    def done(self) -> bool:
-        """True if `result` would return without waiting."""
-        return self._pending.done()
-
-    def result(self) -> list[Any]:
-        """One result for each block, in block order; to be called once."""
-        parts = self._pending.result()
-        self._entries.add(sum(entries for entries, _ in parts))
-        return [value for _, results in parts for value in results]
-
-
-class CountedSum:
-    """A sum of what `counted_task`s return, and a count that grows when it is taken."""
-
-    def __init__(self, pending: PendingSum, entries: EntryCount) -> None:
-        self._pending, self._entries = pending, entries
-
-    def result(self, progress: Progress | None = None) -> Any:
-        """Wait for the sum; to be called once."""
-        entries, (value,) = self._pending.result(progress)
-        self._entries.add(entries)
-        return value
-
-
-def _add_counted(combine: Combine, left: tuple[int, list[Any]], right: tuple[int, list[Any]]) -> tuple[int, list[Any]]:
-    return left[0] + right[0], [combine(left[1][0], right[1][0])]

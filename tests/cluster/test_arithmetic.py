@@ -44,6 +44,7 @@ PORTABLE = {
     "up_task", "finish_task", "cell_task", "plan_task",
     "box_task", "codes_task", "moments_task", "polynomials_task", "nearest_task",
     "counted_task",  # runs another one, whose mark counts
+    "counted_totals_task",
 }  # fmt: skip
 MARKED = {
     "gram_task", "project_task", "expand_task", "candidates_task", "residual_task",

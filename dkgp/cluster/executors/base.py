@@ -6,12 +6,12 @@ result for each of its blocks. Results come back in block order, whoever compute
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from dkgp.cluster.executors.sums import Combine, PendingSum, SumHere
+from dkgp.cluster.executors.sums import Accumulators, Combine, PendingSum, PendingTotal, SumHere, Tree
 from dkgp.cluster.threads import available_cores, in_parallel, process_threads
 from dkgp.cluster.tile_budget import TileBudget
 from dkgp.forks import ForkSafePool
@@ -25,6 +25,12 @@ class RoundTasks:
 
     `owners` names, for each group, the worker that it had better run on, because something is kept there (see
     `dkgp.cluster.executors.homes`). Another one runs it where that one is gone or behind.
+
+    `values` are arguments that several tasks share, by name. `needs` lists the names that each group takes, and the
+    call becomes `task(*arguments, {name: value}, group)`. Each value goes to a cluster once, and workers share it.
+
+    `gives` lists, for each group of a total, the keys that are added apart, so that a part for one key does not take
+    the parts of others along. Other keys go with the first one. Only the traffic depends on it.
     """
 
     task: BlockTask
@@ -32,10 +38,14 @@ class RoundTasks:
     groups: Sequence[Sequence[Any]]
     owners: Sequence[str] | None = None
     name: str = ""
+    values: Mapping[Hashable, Any] = field(default_factory=dict)
+    needs: Sequence[Sequence[Hashable]] | None = None
+    gives: Sequence[Sequence[Hashable]] | None = None
 
     def run(self, index: int) -> list[Any]:
         """Run one task here."""
-        return self.task(*self.arguments, list(self.groups[index]))
+        values = () if self.needs is None else ({name: self.values[name] for name in self.needs[index]},)
+        return self.task(*self.arguments, *values, list(self.groups[index]))
 
 
 class PendingRound(Protocol):
@@ -59,6 +69,13 @@ class Rounds(Protocol):
 
         The values are added where they are computed, in a tree that the number of groups alone determines (see
         `dkgp.cluster.executors.sums`); `combine` adds two and changes neither. Only the sum comes back.
+        """
+
+    def start_total(self, tasks: RoundTasks) -> PendingTotal:
+        """Start a round whose tasks each return `[Totals]`, integer arrays by key; the sum of each key is wanted.
+
+        Sums of integers do not depend on their order, so tasks are added anywhere, and any number of times computed
+        again. A task gives its arrays away. Only the totals come back.
         """
 
     def submit(
@@ -199,11 +216,15 @@ class LocalExecutor(BlockExecutor):
 
     def start(self, tasks: RoundTasks) -> PendingRound:
         """Start one round on the pool."""
-        return LocalRound([self._pool.submit(tasks.task, *tasks.arguments, group) for group in tasks.groups])
+        return LocalRound([self._pool.submit(tasks.run, index) for index in range(len(tasks.groups))])
 
     def start_sum(self, tasks: RoundTasks, combine: Combine) -> PendingSum:
         """Start a sum of tasks that run here."""
-        return SumHere(self.submit, tasks.name, tasks.task, tasks.arguments, tasks.groups, combine)
+        return SumHere(self.submit, tasks.name, tasks.run, Tree(len(tasks.groups), combine))
+
+    def start_total(self, tasks: RoundTasks) -> PendingTotal:
+        """Start a total of tasks that run here."""
+        return SumHere(self.submit, tasks.name, tasks.run, Accumulators(len(tasks.groups)))
 
     def require_one_arithmetic(self) -> None:
         """Threads of one process compute alike."""

@@ -24,6 +24,7 @@ from dkgp.cluster.arithmetic import (
     require_one_arithmetic,
 )
 from dkgp.cluster.executors.base import BlockExecutor, PendingRound, RoundTasks
+from dkgp.cluster.executors.dask_graphs import DaskGraph, total_graph
 from dkgp.cluster.executors.dask_rounds import (
     Calls,
     DaskRound,
@@ -34,7 +35,7 @@ from dkgp.cluster.executors.dask_rounds import (
 from dkgp.cluster.executors.dask_sums import DaskSum
 from dkgp.cluster.executors.kills import RESUMABLE
 from dkgp.cluster.executors.mailbox import Mailbox
-from dkgp.cluster.executors.sums import Combine, PendingSum, SumHere
+from dkgp.cluster.executors.sums import Accumulators, Combine, PendingSum, PendingTotal, SumHere, Tree
 from dkgp.cluster.executors.worker_setup import WorkerSetup
 from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import ClusterError
@@ -178,8 +179,14 @@ class DaskExecutor(BlockExecutor):
         """Start a sum: one task for each group, and one for each addition."""
         if self.shares_memory:
             look = InProcessRound.look
-            return SumHere(self.submit, tasks.name, tasks.task, tasks.arguments, tasks.groups, combine, look)
+            return SumHere(self.submit, tasks.name, tasks.run, Tree(len(tasks.groups), combine), look)
         return DaskSum(self._client, self._label(tasks), tasks, self._deadline, combine)
+
+    def start_total(self, tasks: RoundTasks) -> PendingTotal:
+        """Start a total: one task for each group, and tasks that add what is on the workers."""
+        if self.shares_memory:
+            return SumHere(self.submit, tasks.name, tasks.run, Accumulators(len(tasks.groups)), InProcessRound.look)
+        return DaskGraph(self._client, self._label(tasks), total_graph(tasks), self._deadline)
 
     def _label(self, tasks: RoundTasks) -> Label:
         """Number a round, where there is a cluster to run it and, if need be, one arithmetic."""
