@@ -23,7 +23,7 @@ from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
 from dkgp.operators.product_error import AUTO, EVERY_ENTRY, ProductError, ProductMemory
 from dkgp.solvers import MaxPasses, MaxSeconds, Progress, StoppingRule
-from dkgp.solvers.registry import Need, SolverMemory, solvers_that_need
+from dkgp.solvers.registry import SolverMemory, products_conflict
 
 
 def planned_solve(
@@ -156,16 +156,8 @@ def effort_limits(max_passes: float | None, max_seconds: float | None) -> Stoppi
 
 def check_product_error(error: ProductError, tolerance: float, solver: str) -> None:
     """Refuse a bound that makes no sense beside the tolerance and the solver of this name; `UsageError`."""
-    if error.number is None:
-        return
-    if (conflict := error.conflict(tolerance)) is not None:
+    if (conflict := error.conflict(tolerance) or products_conflict(error, solver)) is not None:
         raise UsageError(conflict)
-    # The bound would serve them for the gradient at the end alone.
-    if solver in solvers_that_need(Need.ENTRIES):
-        raise UsageError(
-            f"`product_error` {error.number:g} is for solvers that work by kernel products; {solver} evaluates the "
-            "entries themselves. Leave it out, or take `solver` gbcd or pcg, say"
-        )
 
 
 def check_decisions(error: ProductError, limit: float | None, tolerance: float) -> None:

@@ -204,7 +204,8 @@ class GPRegressor(GPEstimator):
         """
         check_parameters(self)
         stopping, seed = stopping_of(self.tol, self.max_passes), seed_of(self.random_state)
-        checked_solver(self.solver)
+        error = ProductError.of(self.product_error)
+        checked_solver(self.solver, error)
         workspace = Workspace(self.store)
         X, y, noise = SampleNoise.of(sample_noise, sample_weight).without_weightless(X, y)
         mean = EstimatorMean.of(self.mean, X, y)
@@ -213,7 +214,7 @@ class GPRegressor(GPEstimator):
         hyperparameters = self._hyperparameters(dataset, seed, noise)
         noise_variance, known = self._noise_of(noise, hyperparameters, dataset)
         beside = replace(hyperparameters, noise_variance=noise_variance)  # what samples have beside the known noise
-        error, more = ProductError.of(self.product_error), mean.count(dataset)
+        more = mean.count(dataset)
         solver, products = solver_for(
             self.solver, dataset, beside, self.tol, seed, known, more_columns=more, product_error=error
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from dkgp.models.solver_choice import choose_solver_for
 from dkgp.models.tuning.tasks import Objective
 from dkgp.operators.product_error import EVERY_ENTRY, ProductError
 from dkgp.solvers import GradientInfNorm, MaxPasses, Method, Solver, StoppingRule
-from dkgp.solvers.registry import AUTO, build_solver, solver_names
+from dkgp.solvers.registry import AUTO, build_solver, products_conflict, solver_names
 
 OBJECTIVES: dict[str, Objective] = {"marginal_likelihood": "likelihood", "loo": "loo"}
 # Noise of kernels that are not tuned, where none is set: a standard deviation of a tenth of the targets'.
@@ -76,16 +76,19 @@ def shortfall_of_tuning(hyperparameters: Hyperparameters) -> str | None:
     return "; ".join(["not converged", *hyperparameters.warnings, *more])
 
 
-def checked_solver(solver: object) -> Solver | str:
-    """Return the solver, or its name; `InputError` for anything else."""
-    if isinstance(solver, str) and solver in (AUTO, *solver_names()):
-        return solver
-    if not isinstance(solver, Method):
+def checked_solver(solver: object, product_error: ProductError = EVERY_ENTRY) -> Solver | str:
+    """Return the solver, or its name; `InputError` for anything else, and for one that takes no bound of products."""
+    known = isinstance(solver, str) and solver in (AUTO, *solver_names())
+    if not (known or isinstance(solver, Method)):
         names = ", ".join(f'"{name}"' for name in (AUTO, *solver_names()))
         raise InputError(
             f"solver= takes one of {names}, or one of dkgp.solvers, such as ConjugateGradient(); got {solver!r}"
         )
-    return solver
+    checked = cast("Solver | str", solver)
+    name = checked if isinstance(checked, str) else checked.name
+    if (conflict := products_conflict(product_error, name)) is not None:
+        raise InputError(conflict)
+    return checked
 
 
 def solver_for(

@@ -6,12 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import Noise
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.operators.inputs import InputSource
 from dkgp.operators.product_error import AUTO, ProductError
+from dkgp.solvers.base import Solver
+from dkgp.solvers.registry import products_conflict
 from dkgp.solvers.watch import Watch
 
 
@@ -42,6 +45,11 @@ class RunContext(Watch):
     def of(cls, context: RunContext | BlockExecutor) -> RunContext:
         """The context; of an executor alone, one without callbacks and checkpoints."""
         return context if isinstance(context, RunContext) else cls(context)
+
+    def require_products(self, solver: Solver | None) -> None:
+        """Refuse a bound of products beside a solver that evaluates the entries itself; `InputError`."""
+        if solver is not None and (conflict := products_conflict(self.product_error, solver.name)) is not None:
+            raise InputError(conflict)
 
     def operator(
         self,

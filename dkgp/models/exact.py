@@ -173,6 +173,7 @@ def train(
     limit = stopping.gradient_limit
     if limit is not None and (conflict := context.product_error.conflict(limit)) is not None:
         raise InputError(conflict)
+    context.require_products(solver)
     with context.operator(kernel, noise, dataset, tolerance=limit, by_length=True) as operator:
         solution = solve(
             operator,

@@ -107,8 +107,8 @@ class Hyperparameters:
     Raises
     ------
     InputError
-        A noise variance that is not positive and finite, white noise that cannot be told from the rest of the kernel,
-        or as many names as the kernel does not have features.
+        A noise variance that is not positive and finite, a distance in a kernel whose gammas are all zero, white noise
+        that cannot be told from the rest of the kernel, or as many names as the kernel does not have features.
     """
 
     kernel: Kernel
@@ -142,6 +142,7 @@ class Hyperparameters:
         kernel, noise_variance = fold_white(self.kernel, _positive("noise_variance", self.noise_variance))
         object.__setattr__(self, "kernel", kernel)
         object.__setattr__(self, "noise_variance", noise_variance)
+        _require_positive(kernel.to_json())  # a file with other numbers could be written, but not read
         if self.feature_names is not None and len(self.feature_names) != self.n_features:
             raise InputError(
                 f"the kernel has {self.n_features} features, but {len(self.feature_names)} feature names are given; "
@@ -234,8 +235,7 @@ class Hyperparameters:
             )
         kernel = document["kernel"]
         if isinstance(kernel, Mapping):
-            for parameter in _numbers_of(kernel):
-                _positive(*parameter)
+            _require_positive(kernel)
         return cls(
             kernel=kernel_from_json(kernel),
             noise_variance=document["noise_variance"],
@@ -339,6 +339,12 @@ def _positive(name: str, value: object) -> float:
     if not math.isfinite(number) or number <= 0.0:
         raise InputError(f"{name} must be positive and finite; got {number!r}")
     return number
+
+
+def _require_positive(kernel: Mapping[str, Any]) -> None:
+    """Raise `InputError` where a number in the description of a kernel is zero, or negative, and must not be."""
+    for parameter in _numbers_of(kernel):
+        _positive(*parameter)
 
 
 def _numbers_of(kernel: Mapping[str, Any], path: str = "") -> list[tuple[str, object]]:

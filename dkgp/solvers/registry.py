@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any, Literal, get_type_hints
 
 from dkgp.errors import UsageError
+from dkgp.operators.product_error import ProductError
 from dkgp.registry import Option, Registry
 from dkgp.solvers.base import Solver
 
@@ -155,6 +156,17 @@ def owners(option: str) -> tuple[str, ...]:
 def solvers_that_need(need: Need) -> tuple[str, ...]:
     """Return the names of the solvers that ask for something."""
     return tuple(solver.name for solver in _declarations() if need in solver.needs)
+
+
+def products_conflict(error: ProductError, solver: str) -> str | None:
+    """Return words on a bound of products beside a solver that takes none; None where there is no conflict."""
+    # The bound would serve them for the gradient at the end alone.
+    if error.number is None or solver not in solvers_that_need(Need.ENTRIES):
+        return None
+    return (
+        f"`product_error` {error.number:g} is for solvers that work by kernel products; {solver} evaluates the entries "
+        "themselves. Leave it out, or take `solver` gbcd or pcg, say"
+    )
 
 
 def said(names: Sequence[str]) -> str:

@@ -9,7 +9,9 @@ import pytest
 
 from dkgp import LSSVC, GPClassifier, GPRegressor, KernelLogisticClassifier
 from dkgp.errors import InputError
-from dkgp.kernels import Linear, SquaredExponential
+from dkgp.kernels import Linear, Matern32, SquaredExponential
+from dkgp.models import Hyperparameters
+from dkgp.solvers import TiledCholesky
 
 KERNEL, NOISE, N = SquaredExponential((20.0, 30.0)), 0.05, 400
 
@@ -60,5 +62,26 @@ def test_what_is_refused(samples: tuple[np.ndarray, np.ndarray]) -> None:
         LSSVC(KERNEL, noise_variance=NOISE, product_error=-1.0).fit(X, np.sign(y))
     with pytest.raises(InputError, match="`product_error` must be below `tolerance`"):
         GPRegressor(KERNEL, noise_variance=NOISE, solver="cg", product_error=1e-3).fit(X, y)
+    for solver, name in (("cholesky", "cholesky"), ("smo", "smo"), (TiledCholesky(), "tiled-cholesky")):
+        # Before hyperparameters are tuned, which takes longer than all other checks.
+        with pytest.raises(InputError, match=f"`product_error` 1e-06 is for .*; {name} evaluates the entries themsel"):
+            GPRegressor("rbf", solver=solver, product_error=1e-6).fit(X, y)
+        with pytest.raises(InputError, match=f"`product_error` 1e-06 is for .*; {name} evaluates the entries themsel"):
+            LSSVC("rbf", solver=solver, product_error=1e-6).fit(X, np.sign(y))
+    GPRegressor(KERNEL, noise_variance=NOISE, solver="cholesky", product_error="auto").fit(X, y)
     with pytest.raises(InputError, match="a part of dot products"):
         GPRegressor(Linear((1.0, 1.0)), noise_variance=NOISE, solver="cg", product_error=1e-5).fit(X, y)
+
+
+@pytest.mark.parametrize("more", [{"product_error": 1e-6}, {"solver": "pcg", "product_error": "none"}, {}])
+@pytest.mark.parametrize("estimator", [GPRegressor, LSSVC])
+def test_distances_without_features_are_refused_before_any_work(
+    samples: tuple[np.ndarray, np.ndarray], estimator: Any, more: dict[str, Any]
+) -> None:
+    X, y = samples
+    alone = SquaredExponential((0.0, 0.0))
+    with pytest.raises(InputError, match=r"^gamma\[0\] must be positive and finite; got 0.0"):
+        estimator(alone, noise_variance=NOISE, **more).fit(X, np.sign(y))
+    with pytest.raises(InputError, match=r"parts\[1\].gamma\[0\] must be positive and finite; got 0.0"):
+        Hyperparameters(KERNEL + Matern32((0.0, 0.0)), NOISE)
+    assert Hyperparameters(SquaredExponential((0.0, 2.0)), NOISE).kernel.n_features == 2

@@ -16,6 +16,7 @@ from dkgp.models.classification.exact.train import ExactSettings, train_exact
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.models.context import RunContext
+from dkgp.operators.product_error import ProductError
 from dkgp.solvers import MaxPasses
 from dkgp.solvers.registry import AUTO, build_solver
 
@@ -91,7 +92,7 @@ class LSSVC(CalibratedClassifier, CertifiedClassifier):
     _holds = "The error bounds of decisions are those of the solution as it stands, wider than asked for, and hold"
 
     def _check_settings(self, seed: int) -> None:
-        checked_solver(self.solver)
+        checked_solver(self.solver, ProductError.of(self.product_error))
 
     def _kernel_and_noise(self, training_set: LabelledSet, seed: int) -> Hyperparameters:
         return self._tuned(training_set, seed, self.noise_variance, None)

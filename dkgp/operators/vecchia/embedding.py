@@ -23,9 +23,9 @@ _SEED = 0
 
 
 def is_one_distance(evaluator: TileEvaluator) -> bool:
-    """True if the kernel is a function of one distance, that between its prepared features."""
+    """Return whether the kernel is a function of one distance, that between its prepared features, of at least one."""
     features = evaluator.prepare(np.zeros((1, evaluator.kernel.n_features)))
-    return int(evaluator.program[0, 0]) == 1 and features.squared_norms.shape[0] == 1
+    return int(evaluator.program[0, 0]) == 1 and features.squared_norms.shape[0] == 1 and len(features.values) > 0
 
 
 def embedding_landmarks(operator: BlockedKernelOperator) -> FloatArray | None:

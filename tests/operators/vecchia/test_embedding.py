@@ -9,11 +9,13 @@ import pytest
 
 from dkgp.cluster.executors.base import LocalExecutor
 from dkgp.errors import InputError
-from dkgp.kernels import Kernel, TileEvaluator
+from dkgp.kernels import Kernel, SquaredExponential, TileEvaluator, Wendland
 from dkgp.kernels.expression import parse_kernel
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.vecchia.embedding import EMBEDDING_RANK, embed, embedding_landmarks, is_one_distance
 from dkgp.operators.vecchia.factor import VecchiaFactor
+from dkgp.solvers import GradientInfNorm, solve
+from dkgp.solvers.registry import build_solver
 
 D = 3
 
@@ -88,3 +90,14 @@ def test_a_kernel_that_is_zero_or_not_finite_is_refused(
         pytest.raises(InputError, match=f"which is {'zero' if size < 1.0 else 'not finite'}.*Scale the inputs"),
     ):
         VecchiaFactor(operator, 80, 40)
+
+
+@pytest.mark.parametrize("kernel", [SquaredExponential((0.0, 0.0), variance=1.5), Wendland((0.0, 0.0), variance=1.5)])
+def test_a_distance_without_features_is_a_constant(
+    kernel: Kernel, one_thread: LocalExecutor, rng: np.random.Generator
+) -> None:
+    # K = c 1 1', so alpha = (y - c sum(y) / (s2 + c n)) / s2.
+    X, y, s2 = rng.standard_normal((600, 2)), rng.standard_normal((600, 1)), 0.02
+    with BlockedKernelOperator(kernel, s2, ArrayInputs(X), one_thread) as operator:
+        alpha = solve(operator, y, solver=build_solver("pcg"), stopping=GradientInfNorm(1e-7)).alpha
+    np.testing.assert_allclose(alpha, (y - 1.5 * y.sum() / (s2 + 1.5 * 600)) / s2, rtol=1e-4, atol=1e-4)

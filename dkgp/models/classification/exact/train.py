@@ -150,6 +150,7 @@ def train_exact(
     signs = labels.signs()
     right = np.column_stack([signs, np.ones(n)]) if fit_intercept else signs
     context = RunContext.of(context)
+    context.require_products(settings.solver)
     level = float(np.broadcast_to(noise, n).mean()) / n
 
     def decision_error(largest: float) -> DecisionError:
