@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import tempfile
@@ -11,7 +10,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from distributed import Client
@@ -23,6 +22,7 @@ from dkgp.cluster.arithmetic import (
     require_fused_workers,
     require_one_arithmetic,
 )
+from dkgp.cluster.dashboard import Dashboard, find_dashboard
 from dkgp.cluster.executors.base import BlockExecutor, PendingRound, RoundTasks
 from dkgp.cluster.executors.dask_graphs import DaskGraph, total_graph
 from dkgp.cluster.executors.dask_rounds import (
@@ -99,8 +99,17 @@ class DaskExecutor(BlockExecutor):
 
     @property
     def dashboard_link(self) -> str | None:
-        """Address of the cluster's dashboard, where it has one (it needs bokeh)."""
-        return self._client.dashboard_link if importlib.util.find_spec("bokeh") else None
+        """Link to the cluster's dashboard; None without one (it needs bokeh at the scheduler)."""
+        return self._dashboard.link if self._dashboard else None
+
+    @property
+    def dashboard_tunnel(self) -> str:
+        """Words on how to reach a dashboard that another machine keeps to itself."""
+        return self._dashboard.tunnel if self._dashboard else ""
+
+    @cached_property
+    def _dashboard(self) -> Dashboard | None:
+        return find_dashboard(self._client)
 
     @property
     def parallelism(self) -> int:

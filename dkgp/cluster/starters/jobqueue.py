@@ -40,6 +40,8 @@ def job_arguments(options: ClusterOptions, security: Any = None) -> dict[str, An
     """
     from dask_jobqueue import core
 
+    from dkgp.cluster.dashboard import LOOPBACK
+
     kind, settings = options.kind, dict(options.settings)
     known = parameters(core.JobQueueCluster.__init__, core.Job.__init__, cluster_class(kind).job_cls.__init__)
     check_settings(kind, settings, known - {"job_cls", "scheduler", "scheduler_cls"})
@@ -62,10 +64,12 @@ def job_arguments(options: ClusterOptions, security: Any = None) -> dict[str, An
     walltime = arguments.get("walltime") or configured.get("walltime")
     if walltime and not any(str(argument).startswith("--lifetime") for argument in extra):
         extra += lifetime_arguments(walltime_seconds(kind, str(walltime)))
+    if not any(str(argument).startswith("--dashboard-address") for argument in extra):
+        extra += ["--dashboard-address", LOOPBACK]
     arguments["worker_extra_args"] = extra
     # Jobs side by side on one login node cannot all have the default port; nor is the page for every user of that node.
     scheduler = arguments.get("scheduler_options") or configured.get("scheduler-options") or {}
-    arguments["scheduler_options"] = {"dashboard_address": "127.0.0.1:0", **scheduler}
+    arguments["scheduler_options"] = {"dashboard_address": LOOPBACK, **scheduler}
     if security is not None:
         arguments["security"] = security
     # -P: what lies in the folder that a job begins in cannot stand in for a module.

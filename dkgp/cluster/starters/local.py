@@ -16,6 +16,8 @@ def local_arguments(options: ClusterOptions, security: Any) -> dict[str, Any]:
     """Return the arguments for dask's LocalCluster."""
     from distributed import LocalCluster, Worker
 
+    from dkgp.cluster.dashboard import LOOPBACK
+
     in_process = KINDS.find(options.kind).in_process
     known = parameters(LocalCluster.__init__, Worker.__init__)
     check_settings(options.kind, options.settings, known - {"processes", "worker_class", "scheduler_ip", "nthreads"})
@@ -26,7 +28,9 @@ def local_arguments(options: ClusterOptions, security: Any) -> dict[str, Any]:
         "n_workers": workers,
         "threads_per_worker": options.threads_per_worker or max(1, cores // max(workers, options.most_workers)),
         "processes": not in_process,
-        "dashboard_address": "127.0.0.1:0",  # any free port, this machine only
+        # Any free port, this machine only; without an address the pages of workers in this process are everybody's.
+        "dashboard_address": LOOPBACK,
+        **({"worker_dashboard_address": LOOPBACK} if in_process else {}),
         "host": None if in_process else "127.0.0.1",
         # Memory is planned before the run; spilling a stateless task's results helps nobody.
         "memory_limit": options.worker_memory_bytes or 0,

@@ -27,6 +27,8 @@ def ssh_arguments(options: ClusterOptions, security: Any) -> dict[str, Any]:
     """Return the arguments for dask's SSHCluster; the number of workers must share out evenly over the hosts."""
     from distributed import SSHCluster
 
+    from dkgp.cluster.dashboard import LOOPBACK
+
     settings = options.settings
     known = parameters(SSHCluster) | {"shutdown_on_close", "silence_logs", "scheduler_sync_interval"}
     check_settings("ssh", settings, known)
@@ -54,7 +56,8 @@ def ssh_arguments(options: ClusterOptions, security: Any) -> dict[str, Any]:
                 f"of {len(hosts) - 1}, or leave `workers` out for one on each"
             )
         worker["n_workers"] = workers_per_host
-    scheduler = {"dashboard_address": "127.0.0.1:0", **(settings.get("scheduler_options") or {})}
+    worker.setdefault("dashboard_address", LOOPBACK)
+    scheduler = {"dashboard_address": LOOPBACK, **(settings.get("scheduler_options") or {})}
     python = settings.get("remote_python") or sys.executable
     arguments = {**settings, "hosts": hosts, "worker_options": worker, "scheduler_options": scheduler}
     # -P: what lies in the folder that a login begins in cannot stand in for a module.

@@ -46,7 +46,7 @@ openssl req -x509 -newkey rsa:2048 -nodes -days 400 -subj "/CN=dkgp job $SLURM_J
 tls=(--tls-ca-file "$folder/certificate.pem" --tls-cert "$folder/certificate.pem" --tls-key "$folder/key.pem")
 shared=(--scheduler-file "$folder/scheduler.json" "${tls[@]}")
 if [[ -n "$interface" ]]; then shared+=(--interface "$interface"); fi
-"$python" -P -m distributed.cli.dask_scheduler "${shared[@]}" --protocol tls --port 0 --no-dashboard \
+"$python" -P -m distributed.cli.dask_scheduler "${shared[@]}" --protocol tls --port 0 --dashboard-address 127.0.0.1:0 \
     > "$folder/scheduler.log" 2>&1 &
 cluster+=($!)
 for (( tenths = 0; tenths < 1200; tenths++ )); do
@@ -62,7 +62,8 @@ fi
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
     --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=0 --output="$folder/worker-%t.log" \
     "$python" -P -m distributed.cli.dask_worker "${shared[@]}" --nworkers 1 --nthreads "$SLURM_CPUS_PER_TASK" \
-    --memory-limit 0 --no-dashboard --death-timeout 120 --local-directory "${TMPDIR:-/tmp}" 2> "$folder/srun.log" &
+    --memory-limit 0 --no-dashboard --dashboard-address 127.0.0.1:0 --death-timeout 120 \
+    --local-directory "${TMPDIR:-/tmp}" 2> "$folder/srun.log" &
 cluster+=($!)
 command+=(--scheduler-file "$folder/scheduler.json")
 command+=(--tls-ca "$folder/certificate.pem" --tls-cert "$folder/certificate.pem" --tls-key "$folder/key.pem")

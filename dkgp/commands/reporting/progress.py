@@ -118,3 +118,5 @@ def announce(executor: BlockExecutor, reporter: Reporter) -> None:
     link = getattr(executor, "dashboard_link", None)
     if link:
         reporter.note(f"{DASHBOARD_NOTE}{link}")
+    if tunnel := getattr(executor, "dashboard_tunnel", ""):
+        reporter.note(tunnel)

@@ -31,7 +31,8 @@ def test_a_cluster_over_ssh() -> None:
         settings={"hosts": "head, node1,node2", "connect_options": {"username": "gp"}}, **{**SIZES, "workers": 4}
     )
     assert found["hosts"] == ["head", "node1", "node2"]
-    assert found["worker_options"] == {"nthreads": 4, "memory_limit": 8 * GIB, "n_workers": 2}
+    sizes = {"nthreads": 4, "memory_limit": 8 * GIB, "n_workers": 2}
+    assert found["worker_options"] == {**sizes, "dashboard_address": "127.0.0.1:0"}
     assert found["connect_options"] == {"username": "gp"}
 
 
