@@ -76,9 +76,9 @@ def run_serve(
         makes_token = settings.token is None and not settings.no_token
         if makes_token:
             settings = replace(settings, token=private_token(folder))
+        total_bytes = int(SHARE_OF_JOBS * machine_bytes())
         if settings.job_memory_bytes is None:
-            share = int(SHARE_OF_JOBS * machine_bytes() / settings.concurrent_jobs)
-            settings = replace(settings, job_memory_bytes=share)
+            settings = replace(settings, job_memory_bytes=total_bytes // settings.concurrent_jobs)
         queue = JobQueue(
             Path(settings.folder),
             max_queued=settings.max_queued,
@@ -95,6 +95,7 @@ def run_serve(
             concurrent_per_owner=settings.concurrent_jobs_per_token,
             deadline_seconds=settings.job_deadline_seconds,
             memory_bytes=settings.job_memory_bytes,
+            total_memory_bytes=total_bytes,
             keep_seconds=settings.keep_seconds,
             roots=settings.roots,
         )

@@ -72,7 +72,16 @@ SECONDS_A_DAY = 86_400.0
     metavar="PATH|URL",
     help="Jobs read and write nothing outside these; repeatable.  [default: the working directory]",
 )
-@click.option("--concurrent-jobs", type=click.IntRange(min=1), default=1, show_default=True, help="At once.")
+@click.option(
+    "--concurrent-jobs",
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    show_default=True,
+    help="Most jobs that run at once; fewer if their memory (--job-memory, `dkgp submit --memory`) would exceed 0.9 of "
+    "the machine's. Tokens take turns.",
+)
 @click.option(
     "--concurrent-jobs-per-token",
     type=click.IntRange(min=1),

@@ -21,7 +21,7 @@ from dkgp.service.roots import OutsideRootsError, resolved
 
 Row = sqlite3.Row
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 # "dkgp", so that another program's database is not taken for a queue.
 APPLICATION_ID = 0x646B6770
 BUSY_SECONDS = 30.0
@@ -45,6 +45,8 @@ _OLDER_AUDIT = re.compile(r"audit\.\d\.jsonl")
 
 # The queue's time, and the machine's uptime at which it was that.
 _CLOCK = "CREATE TABLE clock (seconds REAL NOT NULL, boot TEXT NOT NULL, uptime REAL NOT NULL)"
+# Covers the look at whose turn it is, which reads every row.
+_BY_OWNER = "CREATE INDEX jobs_by_owner ON jobs (owner_key, state, started_at)"
 _SCHEMA = f"""
 {_CLOCK};
 CREATE TABLE jobs (
@@ -78,9 +80,13 @@ CREATE TABLE jobs (
     progress TEXT,
     dashboard_link TEXT,
     memory_bytes INTEGER,
-    stop_detail TEXT
+    stop_detail TEXT,
+    queued TEXT,
+    queued_at REAL,
+    waited_seconds REAL NOT NULL DEFAULT 0
 );
 CREATE INDEX jobs_by_state ON jobs (state, sequence);
+{_BY_OWNER};
 CREATE UNIQUE INDEX jobs_by_key ON jobs (owner_key, idempotency_key) WHERE idempotency_key IS NOT NULL;
 CREATE TABLE outputs (url TEXT PRIMARY KEY, job_id TEXT NOT NULL) WITHOUT ROWID;
 CREATE INDEX outputs_by_job ON outputs (job_id);
@@ -90,6 +96,15 @@ CREATE INDEX outputs_by_job ON outputs (job_id);
 _UPGRADES = {
     1: ("ALTER TABLE jobs ADD COLUMN memory_bytes INTEGER", "ALTER TABLE jobs ADD COLUMN stop_detail TEXT"),
     2: (_CLOCK,),
+    3: (
+        "ALTER TABLE jobs ADD COLUMN queued TEXT",
+        "ALTER TABLE jobs ADD COLUMN queued_at REAL",
+        "ALTER TABLE jobs ADD COLUMN waited_seconds REAL NOT NULL DEFAULT 0",
+        # The wait before the last attempt, as earlier versions counted it; 2440587.5 is the Julian day of 1970.
+        "UPDATE jobs SET queued = created, queued_at = (julianday(created) - 2440587.5) * 86400, waited_seconds = "
+        "CASE WHEN state = 'queued' THEN 0 ELSE coalesce((julianday(started) - julianday(created)) * 86400, 0) END",
+        _BY_OWNER,
+    ),
 }
 
 

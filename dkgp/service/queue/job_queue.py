@@ -28,7 +28,7 @@ from dkgp.data.remote.storage import translate_write_errors
 from dkgp.errors import InputError
 from dkgp.service.queue.database import QueueDatabase, Row, Transaction, prepare_folder
 from dkgp.service.queue.events import latest_progress, now_text
-from dkgp.service.queue.ledger import Ledger, job_record
+from dkgp.service.queue.ledger import Ledger, job_record, waited_seconds
 from dkgp.service.queue.locks import FileLock
 from dkgp.service.queue.records import (
     LONG_FIELDS,
@@ -121,16 +121,19 @@ class JobQueue:
                     return _same(earlier, request), False
                 self._require_room(transaction, owner)
                 _reserve(transaction, job_id, outputs, owner)
+                created = now_text()
                 transaction.run(
-                    "INSERT INTO jobs (id, owner_key, idempotency_key, owner, outputs, state, created, command, "
-                    "options, name, deadline_seconds, memory_bytes) "
-                    "VALUES (?, ?, ?, ?, ?, 'queued', ?, ?, ?, ?, ?, ?)",
+                    "INSERT INTO jobs (id, owner_key, idempotency_key, owner, outputs, state, created, queued, "
+                    "queued_at, command, options, name, deadline_seconds, memory_bytes) "
+                    "VALUES (?, ?, ?, ?, ?, 'queued', ?, ?, ?, ?, ?, ?, ?, ?)",
                     job_id,
                     owner or "",
                     idempotency_key,
                     owner,
                     json.dumps(outputs),
-                    now_text(),
+                    created,
+                    created,
+                    transaction.now(),
                     command,
                     json.dumps(content),
                     name,
@@ -210,11 +213,12 @@ class JobQueue:
                 if row["attempt"]:
                     error["message"] = "cancelled while it waited to go on"
                 transaction.run(
-                    "UPDATE jobs SET state = 'cancelled', exit_code = 130, error = ?, finished = ?, finished_at = ? "
-                    "WHERE id = ?",
+                    "UPDATE jobs SET state = 'cancelled', exit_code = 130, error = ?, finished = ?, finished_at = ?, "
+                    "waited_seconds = ? WHERE id = ?",
                     json.dumps(error),
                     now_text(),
                     transaction.now(),
+                    waited_seconds(row, transaction.now()),
                     job_id,
                 )
                 transaction.run("DELETE FROM outputs WHERE job_id = ?", job_id)
@@ -237,15 +241,17 @@ class JobQueue:
             _reserve(transaction, job_id, json.loads(row["outputs"]), row["owner"])
             transaction.run(
                 "UPDATE jobs SET state = 'queued', resume = 1, generation = generation + 1, deaths = 0, "
-                "ran_seconds = 0, stop = NULL, cancel_requested = 0, finished = NULL, finished_at = NULL, "
-                "exit_code = NULL, error = NULL, document = NULL WHERE id = ?",
+                "ran_seconds = 0, waited_seconds = 0, queued = ?, queued_at = ?, stop = NULL, cancel_requested = 0, "
+                "finished = NULL, finished_at = NULL, exit_code = NULL, error = NULL, document = NULL WHERE id = ?",
+                now_text(),
+                transaction.now(),
                 job_id,
             )
             self.ledger.tell(job_id, "state", state="queued")
         return self.get(job_id)
 
     def claim(self) -> JobRecord | None:
-        """Make the job that waits longest `running` and return it; None where none waits.
+        """Make the next job `running` and return it; None if none waits. See `Ledger.claim` for the order.
 
         Its process has to take the job's lock by itself; `Supervisor` claims with the lock in hand.
         """

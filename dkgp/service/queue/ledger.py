@@ -6,7 +6,7 @@ Every change names the attempt that it is about, so that what comes too late cha
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -23,6 +23,31 @@ StopReason = Literal["cancel", "deadline", "memory", "stop"]
 
 # Jobs that are tried for a free lock; the lock of a waiting job is held for moments only, while its process ends.
 CLAIM_CANDIDATES = 20
+
+
+# A job that went back to the queue does not count as its owner's last turn: a service that restarts goes on with it.
+_IN_TURN = (
+    "WITH turns AS (SELECT owner_key, SUM(state = 'running') AS running, MAX(CASE WHEN state <> 'queued' THEN "
+    "started_at END) AS latest FROM jobs GROUP BY owner_key) "
+    "SELECT id, memory_bytes, queued_at, waited_seconds FROM jobs JOIN turns USING (owner_key) WHERE state = 'queued' "
+    "AND (? IS NULL OR running < ?) ORDER BY running, latest, sequence LIMIT ?"
+)
+
+
+@dataclass(frozen=True)
+class MemoryRoom:
+    """Memory for running jobs: `total_bytes` for all, `job_bytes` for one that asks for no less."""
+
+    job_bytes: int
+    total_bytes: int
+
+    def fits(self, wanted: int | None, taken: Iterable[int | None]) -> bool:
+        """Return True if a job fits beside those that run; alone it always does."""
+        running = [self._granted(n_bytes) for n_bytes in taken]
+        return not running or self._granted(wanted) + sum(running) <= self.total_bytes
+
+    def _granted(self, wanted: int | None) -> int:
+        return self.job_bytes if wanted is None else min(wanted, self.job_bytes)
 
 
 @dataclass
@@ -58,24 +83,26 @@ class Ledger:
     def __init__(self, database: QueueDatabase, folder: Path, max_attempts: int) -> None:
         self._database, self._folder, self._max_attempts = database, folder, max_attempts
 
-    def claim(self, service: str = "", limit: int | None = None, limit_per_owner: int | None = None) -> Claim | None:
-        """Make the job that waits longest `running`, and lock it; None where none waits or `limit` of them run.
+    def claim(
+        self,
+        service: str = "",
+        limit: int | None = None,
+        limit_per_owner: int | None = None,
+        memory: MemoryRoom | None = None,
+    ) -> Claim | None:
+        """Make the next job `running`, and lock it; None if none waits, `limit` jobs run, or its memory is not free.
 
-        Left out are jobs of an owner of whom `limit_per_owner` run.
+        Owners take turns: the next job is the oldest one of the owner with the fewest running jobs, and among equals
+        of the owner whose last job started longest ago. Owners with `limit_per_owner` running jobs are passed over. A
+        job that does not fit into the memory waits until it does, and no later job overtakes it; alone it always fits.
         """
         lock: FileLock | None = None
         try:
             with self._database.write() as transaction:
-                running = transaction.one("SELECT COUNT(*) AS n FROM jobs WHERE state = 'running'")
-                if limit is not None and running is not None and running["n"] >= limit:
+                running = transaction.all("SELECT memory_bytes FROM jobs WHERE state = 'running'")
+                if limit is not None and len(running) >= limit:
                     return None
-                for row in transaction.all(
-                    "SELECT id FROM jobs AS waiting WHERE state = 'queued' AND (? IS NULL OR (SELECT COUNT(*) FROM "
-                    "jobs WHERE state = 'running' AND owner_key = waiting.owner_key) < ?) ORDER BY sequence LIMIT ?",
-                    limit_per_owner,
-                    limit_per_owner,
-                    CLAIM_CANDIDATES,
-                ):
+                for row in transaction.all(_IN_TURN, limit_per_owner, limit_per_owner, CLAIM_CANDIDATES):
                     folder = self._job_folder(row["id"])
                     # Somebody may have tidied up; the queue goes on all the same.
                     folder.mkdir(mode=0o700, exist_ok=True)
@@ -84,12 +111,20 @@ class Ledger:
                         break
                 else:
                     return None
+                if memory is not None and not memory.fits(
+                    row["memory_bytes"], [job["memory_bytes"] for job in running]
+                ):
+                    lock.release()
+                    return None
+                waited = waited_seconds(row, transaction.now())
                 transaction.run(
                     "UPDATE jobs SET state = 'running', attempt = attempt + 1, service = ?, stop = NULL, "
-                    "stop_detail = NULL, started = ?, started_at = ?, dashboard_link = NULL WHERE id = ?",
+                    "stop_detail = NULL, started = ?, started_at = ?, waited_seconds = ?, dashboard_link = NULL "
+                    "WHERE id = ?",
                     service,
                     now_text(),
                     transaction.now(),
+                    waited,
                     row["id"],
                 )
                 claimed = transaction.one("SELECT * FROM jobs WHERE id = ?", row["id"])
@@ -220,10 +255,12 @@ class Ledger:
             else:
                 transaction.run(
                     "UPDATE jobs SET state = 'queued', resume = 1, deaths = ?, ran_seconds = ?, stop = NULL, "
-                    "service = NULL, progress = ? WHERE id = ?",
+                    "service = NULL, progress = ?, queued = ?, queued_at = ? WHERE id = ?",
                     deaths,
                     _seconds(row, transaction.now()),
                     self._progress(job_id),
+                    now_text(),
+                    transaction.now(),
                     job_id,
                 )
             if final_error is None and died:
@@ -293,6 +330,11 @@ def job_record(row: Row | None) -> JobRecord:
 
 def _running(transaction: Transaction, job_id: str, attempt: int) -> Row | None:
     return transaction.one("SELECT * FROM jobs WHERE id = ? AND attempt = ? AND state = 'running'", job_id, attempt)
+
+
+def waited_seconds(row: Row, now: float) -> float:
+    """Return the seconds that a job in the queue has waited since it was submitted or resumed, all waits together."""
+    return float(row["waited_seconds"]) + max(0.0, now - float(row["queued_at"]))
 
 
 def _seconds(row: Row, now: float) -> float:

@@ -60,6 +60,11 @@ class JobRecord:
         Whether its next attempt goes on from what an earlier one left.
     created, started, finished : str
         ISO 8601, UTC; `started` is of the last attempt.
+    queued : str, optional
+        When it last went into the queue, ISO 8601, UTC.
+    waited_seconds, ran_seconds : float
+        Time in the queue and in attempts that are over, since it was submitted or last resumed. A wait or an attempt
+        under way is not in it: it has lasted since `queued` or `started`.
     name, owner : str, optional
         As the user called it, and the name of the token that submitted it; None before there were owners.
     exit_code : int, optional
@@ -99,6 +104,9 @@ class JobRecord:
     memory_bytes: int | None = None
     progress: dict[str, Any] | None = None
     dashboard_link: str | None = None
+    queued: str | None = None
+    waited_seconds: float = 0.0
+    ran_seconds: float = 0.0
 
     @property
     def is_terminal(self) -> bool:

@@ -25,7 +25,7 @@ from pathlib import Path
 from dkgp.cluster import ClusterOptions
 from dkgp.errors import ClusterError, DkgpError
 from dkgp.service.queue.job_queue import MOST_ENDED_PER_OWNER, JobQueue
-from dkgp.service.queue.ledger import Claim, RunningJob, StopReason
+from dkgp.service.queue.ledger import Claim, MemoryRoom, RunningJob, StopReason
 from dkgp.service.queue.locks import FileLock
 from dkgp.service.running.memory import held_bytes, session_bytes
 from dkgp.service.running.process_files import has_process_file, last_lines, process_id, send_signal
@@ -53,8 +53,9 @@ class Supervisor:
     """Runs the jobs of a queue on a cluster, until it is stopped.
 
     `concurrent_jobs` counts those that another service on this queue runs; so many of one owner run at once. A job may
-    run for `deadline_seconds` and take `memory_bytes`, or less where it asks for that, and an ended one is remembered
-    for `keep_seconds` (None: for ever), or until the jobs' folders hold more than the queue says. Jobs may touch the
+    run for `deadline_seconds` and take `memory_bytes`, or less where it asks for that. All running jobs may take
+    `total_memory_bytes` together, and a job starts when its memory is free. An ended job is remembered for
+    `keep_seconds` (None: for ever), or until the jobs' folders hold more than the queue says. Jobs may touch the
     `roots`, or whatever this user may where there are none. A process that was asked to end has `end_seconds` to save
     its state, unless its memory grows by another quarter meanwhile.
     """
@@ -68,6 +69,7 @@ class Supervisor:
         concurrent_per_owner: int | None = None,
         deadline_seconds: float | None = None,
         memory_bytes: int | None = None,
+        total_memory_bytes: int | None = None,
         keep_seconds: float | None = None,
         roots: Sequence[str] = (),
         python: str = sys.executable,
@@ -77,6 +79,8 @@ class Supervisor:
         self._cluster = cluster or ClusterOptions()
         self._concurrent_jobs, self._concurrent_per_owner = concurrent_jobs, concurrent_per_owner
         self._deadline_seconds, self._memory_bytes = deadline_seconds, memory_bytes
+        has_room = memory_bytes is not None and total_memory_bytes is not None
+        self._room = MemoryRoom(memory_bytes, total_memory_bytes) if has_room else None
         self._keep_seconds, self._python, self._end_seconds = keep_seconds, python, end_seconds
         self._roots = tuple(roots)
         self.name = secrets.token_hex(6)
@@ -266,7 +270,7 @@ class Supervisor:
 
     def _start_waiting(self) -> None:
         while not self._stopping.is_set():
-            claim = self._ledger.claim(self.name, self._concurrent_jobs, self._concurrent_per_owner)
+            claim = self._ledger.claim(self.name, self._concurrent_jobs, self._concurrent_per_owner, self._room)
             if claim is None:
                 return
             try:

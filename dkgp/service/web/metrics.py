@@ -138,10 +138,8 @@ class _JobCollector:
         if record.error is not None and (limit := _EXCEEDED.get(record.error.get("type", ""))) is not None:
             self._metrics.exceeded.labels(limit).inc()
         if record.started is not None:
-            self._metrics.duration.labels(record.command, record.state).observe(
-                _seconds(record.started, record.finished)
-            )
-            self._metrics.wait.labels(record.command).observe(_seconds(record.created, record.started))
+            self._metrics.duration.labels(record.command, record.state).observe(record.ran_seconds)
+            self._metrics.wait.labels(record.command).observe(record.waited_seconds)
 
     def describe(self) -> list[Metric]:
         """Nothing in advance: the registry need not ask the queue when it is told of this collector."""

@@ -145,7 +145,7 @@ async function refresh() {
       `${service.limits.concurrent_jobs} at once`);
     put(byId("status"), "");
     showFilters(found.counts);
-    showRows(found.jobs);
+    showRows(found.jobs, service.caller.scope === "admin");
     if (page.job) await page.job.update();
     page.wait = POLL_MS;
   } catch (error) {
@@ -188,27 +188,39 @@ function makeRow(id) {
   open.type = "button";
   const cell = element("td");
   cell.append(open, element("span", id, "id"));
-  row.append(cell, element("td"), element("td"));
+  row.append(cell, element("td"), element("td"), element("td"));
   for (let i = 0; i < 4; i += 1) row.append(element("td", "", "number"));
-  row.children[2].append(element("span", "", "state"));
+  row.children[3].append(element("span", "", "state"));
   row.addEventListener("click", () => { location.hash = id; });
   return row;
 }
 
-function showRows(jobs) {
+// Waits and attempts that are over, and the one under way.
+function waited(job) {
+  return job.waited_seconds + (job.state === "queued" ? seconds(job.queued) : 0);
+}
+
+function ran(job) {
+  return job.ran_seconds + (job.state === "running" ? seconds(job.started) : 0);
+}
+
+function showRows(jobs, withOwners) {
+  byId("owner-column").hidden = !withOwners;
   const body = byId("rows"), kept = new Map();
   jobs.forEach((job, index) => {
     const row = page.rows.get(job.id) ?? makeRow(job.id);
     kept.set(job.id, row);
     // Moving a row would take the keyboard's focus from it.
     if (body.children[index] !== row) body.insertBefore(row, body.children[index] ?? null);
-    const [name, command, state, old, took, passes, measure] = row.children;
+    const [name, owner, command, state, old, took, passes, measure] = row.children;
     put(name.firstChild, job.name || `${job.command} job`);
+    owner.hidden = !withOwners;
+    put(owner, job.owner ?? "");
     put(command, job.command);
     put(state.firstChild, plainState(job.state));
     state.firstChild.className = `state ${job.state}`;
     put(old, age(seconds(job.created)));
-    put(took, job.state === "queued" ? "" : duration(seconds(job.started, job.finished)));
+    put(took, job.state === "queued" ? "" : duration(ran(job)));
     put(passes, amount(job.progress));
     put(measure, reached(job.progress));
     row.setAttribute("aria-current", String(page.job?.id === job.id));
@@ -340,8 +352,8 @@ function showJob(job) {
   showPairs(byId("facts"), [
     ["id", job.id],
     ["submitted", new Date(job.created).toLocaleString(undefined, {dateStyle: "medium", timeStyle: "short"})],
-    ["waited", duration(seconds(job.created, job.started ?? job.finished))],
-    ["ran", job.started ? duration(seconds(job.started, job.finished)) : ""],
+    ["waited", duration(waited(job))],
+    ["ran", job.started ? duration(ran(job)) : ""],
     ["attempt", job.attempt > 1 ? String(job.attempt) : ""],
     [typeof progress.column_passes === "number" ? "passes" : progress.phase || progress.label || "progress", amount(progress)],
     [measured(progress)?.name ?? "", measured(progress)?.value.toExponential(2) ?? ""],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+import pytest
+
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.data import open_model, open_prediction
 from dkgp.service.queue.job_queue import JobQueue
@@ -13,6 +15,22 @@ from tests.service.problem import make_problem
 
 # The database as the first release wrote it, before modules were sorted into rooms; files lie below /PLACE.
 LEFT = Path(__file__).with_name("queue_of_version_1.sql")
+
+
+def test_waits_of_an_earlier_version_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    with sqlite3.connect(tmp_path / "queue.sqlite") as database:
+        database.executescript(LEFT.read_text())
+        database.execute(
+            "UPDATE jobs SET created = '2026-01-02T03:04:05+00:00', started = '2026-01-02T03:05:35+00:00', "
+            "attempt = 1, state = 'done' WHERE command = 'tune'"
+        )
+    database.close()
+    queue = JobQueue(tmp_path)
+    ended = queue.list(states=("done",))[0]
+    assert ended.waited_seconds == pytest.approx(90.0, abs=0.01)
+    assert {(job.queued == job.created, job.waited_seconds) for job in queue.list(states=("queued",))} == {(True, 0.0)}
+    queue.close()
 
 
 def test_jobs_that_an_earlier_version_queued_still_run(tmp_path: Path) -> None:

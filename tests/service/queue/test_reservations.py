@@ -71,7 +71,8 @@ def test_places_that_an_earlier_version_kept_by_their_spelling_are_kept(tmp_path
     queue.close()
     with sqlite3.connect(tmp_path / "queue" / "queue.sqlite") as database:
         database.execute("UPDATE outputs SET url = ?", (f"{folder}/link/x.json",))
-        for column in ("memory_bytes", "stop_detail"):
+        database.execute("DROP INDEX jobs_by_owner")
+        for column in ("memory_bytes", "stop_detail", "queued", "queued_at", "waited_seconds"):
             database.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
         database.execute("DROP TABLE clock")
         database.execute("PRAGMA user_version = 1")

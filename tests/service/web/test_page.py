@@ -109,6 +109,9 @@ def test_the_address_that_serve_prints_signs_in(stage: Stage, tmp_path: Path) ->
         driver.get(f"{url}/#token={TOKEN}")
         until(lambda: job_id in text(driver, "#rows") or shown(driver, "#rows tr"), "lists the job")
         assert not shown(driver, "#sign-in")
+        # The service's token is an administrator's, who sees whose job each is.
+        assert shown(driver, "#owner-column")
+        assert text(driver, "#rows tr td:nth-child(2)") == stage.client.get(f"/v1/jobs/{job_id}").json()["owner"] != ""
         assert driver.current_url == f"{url}/"
         assert driver.execute_script("return history.length") == 2
         # Into a tab that asks for the token already: only what follows the # changes.
