@@ -21,9 +21,11 @@ from dask._expr import LLGExpr
 from dask.task_spec import Task, TaskRef
 from distributed import Client, Future, KilledWorker, wait
 from distributed.client import SpanMetadata
+from distributed.scheduler import heartbeat_interval
 
 from dkgp.cluster.executors.base import BlockTask, RoundTasks
 from dkgp.cluster.executors.dask_rounds import (
+    ANSWER_SECONDS,
     FIRST_FETCH_SECONDS,
     MOST_SHARED,
     RECONNECT_POLL_SECONDS,
@@ -38,6 +40,8 @@ from dkgp.cluster.executors.kills import RESUMABLE, Kills, TaskKey
 from dkgp.cluster.executors.sums import Progress, Totals, add_totals
 from dkgp.errors import ClusterError
 
+# A worker that has not answered the scheduler for so long does not come back in time; others take its tasks.
+SILENT_SECONDS = 60.0
 # Parts that one task adds: so many wait on their workers for the last of them, and travel to one worker.
 FAN_IN = 8
 
@@ -120,6 +124,20 @@ def _part(key: Hashable, others: Sequence[Hashable] | None, totals: Totals) -> T
     return {name: values for name, values in totals.items() if name not in others}
 
 
+def _repair(silent_seconds: float, dask_scheduler: Any) -> set[Any]:
+    """Restart workers that were silent for so long, and return the keys of tasks that no worker may run.
+
+    Where all workers were lost at once the scheduler forgets that an owner was a hint (distributed issue 7346).
+    """
+    workers, now = dask_scheduler.workers, time.time()
+    least = max(silent_seconds, 10.0 * heartbeat_interval(len(workers)))
+    silent = [address for address, worker in workers.items() if now - worker.last_seen > least]
+    if silent:
+        restart = partial(dask_scheduler.restart_workers, silent, wait_for_workers=False, stimulus_id="dkgp-silent")
+        dask_scheduler.loop.add_callback(restart)
+    return {task.key for task in dask_scheduler.unrunnable} if len(workers) > len(silent) else set()
+
+
 class DaskGraph:
     """A graph on worker processes: `result` waits for its roots, and fetches them alone.
 
@@ -199,7 +217,8 @@ class DaskGraph:
 
     def result(self, progress: Progress | None = None) -> Any:
         """Wait for the roots, and return their sum."""
-        patience, until, moves = FIRST_FETCH_SECONDS, self._new_deadline(), 0.0
+        patience, until = FIRST_FETCH_SECONDS, self._new_deadline()
+        moves = time.monotonic() + WAIT_SECONDS
         try:
             while True:
                 try:
@@ -289,20 +308,15 @@ class DaskGraph:
         self._renew(batch)
 
     def _move_on(self) -> None:
-        """Submit nodes again that wait for an owner that is gone.
-
-        Where all workers were lost at once the scheduler forgets that the owner was a hint (distributed issue 7346).
-        """
-        if not any(self._owners):
-            return
+        """Have silent workers restarted, and submit nodes again that wait for an owner that is gone."""
         with suppress(OSError, TimeoutError):
-            known = {"", *threads_by_worker(self._client)}
-            gone = {place for place, owner in enumerate(self._owners) if owner not in known}
-            waiting = {place for place in gone if self._status(place) == "pending"}
-            for place in gone:
+            ask = self._client._run_on_scheduler
+            stranded = self._client.sync(ask, _repair, SILENT_SECONDS, callback_timeout=ANSWER_SECONDS)
+            places = {place for place, key in self._keys.items() if key in stranded and self._owners[place]}
+            for place in places:
                 self._owners[place] = ""
-            if waiting:
-                self._renew(waiting)
+            if places:
+                self._renew(places)
 
     def _fetch(self, seconds: float) -> Any:
         """Fetch the roots' results and add them."""

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import threading
+import time
 import warnings
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,16 +16,21 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Scheduler, get_worker
 
 from dkgp.cluster import LocalExecutor
+from dkgp.cluster.executors import dask_graphs
 from dkgp.cluster.executors.base import BlockExecutor, HereExecutor, RoundTasks
 from dkgp.cluster.executors.dask import DaskExecutor
 from dkgp.cluster.executors.sums import Totals, add_totals
-from dkgp.errors import StoreError
+from dkgp.errors import ClusterError, StoreError
 from tests.cluster.executors.test_dask import forgotten
 
 RANGES = 6
+begun: Counter[str] = Counter()
+deaths: Counter[str] = Counter()
+lock = threading.Lock()
+scheduler: Scheduler
 
 
 def squares(ranges: int) -> list[tuple[int, int]]:
@@ -94,6 +105,10 @@ def on_dask(workers: int, *, processes: bool = False, in_process: bool = False, 
         Client(cluster, set_as_default=False) as client,
     ):
         warnings.simplefilter("ignore")  # workers are lost here on purpose
+        global scheduler
+        scheduler = cluster.scheduler
+        begun.clear()
+        deaths.clear()
         executor = DaskExecutor(client, in_process=in_process, round_deadline_seconds=30.0)
         yield executor, client
         executor.close()
@@ -139,3 +154,156 @@ def test_on_workers_and_nothing_stays_on_the_scheduler(workers: int) -> None:
         owners = [known[index % workers] for index in range(len(pairs))]
         check_totals(executor.start_total(round_of([[pair] for pair in pairs], owners=owners)).result())
         assert forgotten(client)
+
+
+def end_this_worker() -> None:
+    """Have the scheduler see a worker that dies in mid-task."""
+    removal = scheduler.remove_worker(get_worker().address, expected=False, stimulus_id="a test")
+    asyncio.run_coroutine_threadsafe(removal, scheduler.loop.asyncio_loop).result(10.0)
+
+
+def die_in(phase: str, struck: bool) -> None:
+    """End the worker the first times that the phase of one task is begun, as often as `deaths` says."""
+    if not struck:
+        return
+    with lock:
+        begun[phase] += 1
+        dies = begun[phase] <= deaths[phase]
+    if dies:
+        end_this_worker()
+
+
+def mortal_square_task(seed: int, values: dict[int, Any], group: list[tuple[int, int]]) -> list[Totals]:
+    die_in("leaf", group[0] == (3, 1))
+    return square_task(seed, values, group)
+
+
+def mortal_value(value: Any) -> Any:
+    die_in("value", value == 5)
+    return value
+
+
+def mortal_part(*arguments: Any) -> Totals:
+    die_in("part", arguments[0] == 2)
+    return part_of(*arguments)
+
+
+def mortal_add(*parts: Totals) -> Totals:
+    die_in("add", 2 in parts[0])
+    return add_totals(*parts)
+
+
+part_of = dask_graphs._part
+REFUSED = r"same task: \d of them on task \d+ of squares{} 1"
+
+
+def mortal_round(monkeypatch: pytest.MonkeyPatch) -> RoundTasks:
+    """A round whose values, tasks, parts and additions may end their workers."""
+    for name, function in (("_same", mortal_value), ("_part", mortal_part), ("add_totals", mortal_add)):
+        monkeypatch.setattr(dask_graphs, name, function)
+    tasks = round_of([[pair] for pair in squares(RANGES)])
+    return RoundTasks(mortal_square_task, (7,), tasks.groups, None, "squares", tasks.values, tasks.needs, tasks.gives)
+
+
+@pytest.mark.parametrize("phase", ["value", "leaf", "part", "add"])
+@pytest.mark.parametrize("allowed", [0, 2])
+def test_a_worker_that_dies_in_any_phase_changes_nothing(
+    phase: str, allowed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with on_dask(5, **{"distributed.scheduler.allowed-failures": allowed}) as (executor, client):
+        deaths[phase] = 4 if allowed else 1
+        pending: Any = executor.start_total(mortal_round(monkeypatch))
+        monkeypatch.undo()
+        told: list[tuple[int, int]] = []
+        check_totals(pending.result(lambda done, of: told.append((done, of))))
+        assert begun[phase] > deaths[phase]
+        assert sorted(set(told)) == told
+        assert told[-1] == (len(squares(RANGES)),) * 2
+        assert forgotten(client)
+
+
+@pytest.mark.parametrize(("phase", "name"), [("leaf", ""), ("add", "-add"), ("value", "-value")])
+def test_a_phase_that_always_kills_is_refused_by_name(phase: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with on_dask(9, **{"distributed.scheduler.allowed-failures": 0}) as (executor, client):
+        deaths[phase] = 99
+        pending = executor.start_total(mortal_round(monkeypatch))
+        with pytest.raises(ClusterError, match=REFUSED.format(name)):
+            pending.result()
+        assert forgotten(client)
+
+
+def test_parts_that_are_lost_before_they_are_fetched_are_computed_again() -> None:
+    with on_dask(3) as (executor, client):
+        pending = executor.start_total(round_of([[pair] for pair in squares(RANGES)]))
+        fetch, lost = pending._fetch, []
+
+        def fetch_late(seconds: float) -> Any:
+            if not lost:
+                lost.append(next(iter(client.who_has([pending._futures[pending._roots[0]]]).values()))[0])
+                removal = scheduler.remove_worker(lost[0], expected=False, stimulus_id="a test")
+                asyncio.run_coroutine_threadsafe(removal, scheduler.loop.asyncio_loop).result(10.0)
+            return fetch(seconds)
+
+        pending._fetch = fetch_late
+        check_totals(pending.result())
+        assert lost
+        assert forgotten(client)
+
+
+def test_a_total_outlives_its_scheduler_by_an_error() -> None:
+    with on_dask(2) as (executor, client):
+        pending = executor.start_total(RoundTasks(slow, (), [[leaf] for leaf in range(8)], None, "slow"))
+        client.cluster.close()
+        with pytest.raises(ClusterError, match="the last checkpoint can be resumed"):
+            pending.result()
+
+
+def slow(group: list[int]) -> list[Totals]:
+    time.sleep(0.2)
+    return [{"": np.array(group)}]
+
+
+def test_tasks_of_an_owner_run_elsewhere_when_all_workers_were_lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dask_graphs, "WAIT_SECONDS", 0.2)
+    with on_dask(1) as (executor, client):
+        (owner,) = executor.workers
+        pending = executor.start_total(RoundTasks(slow, (), [[1], [2], [3]], [owner] * 3, "slow"))
+        removal = scheduler.remove_worker(owner, expected=False, stimulus_id="a test")
+        asyncio.run_coroutine_threadsafe(removal, scheduler.loop.asyncio_loop).result(10.0)
+        client.cluster.scale(2)
+        assert pending.result()[""].tolist() == [6]
+        assert forgotten(client)
+
+
+@pytest.mark.long
+def test_the_deadline_counts_from_the_last_task_that_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    with on_dask(1) as (executor, _):
+        monkeypatch.setattr(executor, "_deadline", 1.5)
+        groups = [[1]] * 12
+        assert executor.start_total(RoundTasks(slow, (), groups, None, "slow")).result()[""].tolist() == [12]
+        with pytest.raises(ClusterError, match="did not finish a task within 2 s; the cluster has 1 workers"):
+            executor.start_total(RoundTasks(slower, (), [[1]], None, "slower")).result()
+
+
+def slower(group: list[int]) -> list[Totals]:
+    time.sleep(4.0)
+    return [{"": np.array(group)}]
+
+
+@pytest.mark.faults
+def test_workers_that_are_killed_or_frozen_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dask_graphs, "WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(dask_graphs, "SILENT_SECONDS", 1.0)
+    groups = [[leaf] for leaf in range(24)]
+    with on_dask(3, processes=True) as (executor, client):
+        for end in (signal.SIGKILL, signal.SIGSTOP):
+            struck: list[float] = []
+
+            def strike(done: int, of: int, end: int = end, struck: list[float] = struck) -> None:
+                if not struck and done >= 6:
+                    os.kill(next(iter(client.run(os.getpid).values())), end)
+                    struck.append(time.monotonic())
+
+            pending = executor.start_total(RoundTasks(slow, (), groups, None, "slow"))
+            assert pending.result(strike)[""].tolist() == [sum(range(24))]
+            assert time.monotonic() - struck[0] < 60.0
