@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger("dkgp.cluster")
+
+REACH_SECONDS = 2.0
+_MOST_PROBES = 16
 
 
 class Announcer(Protocol):
@@ -117,11 +121,46 @@ def open_client_executor(client: Client) -> Iterator[BlockExecutor]:
         )
     require_this_process(client)
     options = ClusterOptions()
+    in_process = is_in_process(client)
     with (
         dask.config.set(patience(options)),
-        closing(executor_on(client, options, LogAnnouncer(), is_in_process(client))) as executor,
+        direct_results(client, in_process),
+        closing(executor_on(client, options, LogAnnouncer(), in_process)) as executor,
     ):
         yield executor
+
+
+@contextmanager
+def direct_results(client: Client, in_process: bool = False) -> Iterator[None]:
+    """Fetch results from the workers themselves while the context is open, if this process can connect to them.
+
+    By itself a client fetches them through the scheduler, whose process then copies all of them. A user's own choice
+    (`direct_to_workers`) stays.
+    """
+    before = client.direct_to_workers
+    if before is None and not in_process and client.sync(_reaches_workers, client):
+        client.direct_to_workers = True
+    try:
+        yield
+    finally:
+        client.direct_to_workers = before
+
+
+async def _reaches_workers(client: Client) -> bool:
+    """Whether all of the first few workers take a connection; behind a gateway or a forwarded port they do not."""
+    from distributed.comm.core import connect
+
+    async def reach(address: str) -> None:
+        comm = await connect(address, timeout=REACH_SECONDS, **client.connection_args)
+        await comm.close()
+
+    try:
+        scheduler: Any = client.scheduler
+        addresses = list(await scheduler.ncores())[:_MOST_PROBES]
+        await asyncio.wait_for(asyncio.gather(*map(reach, addresses)), 2.0 * REACH_SECONDS)
+    except Exception:  # by whatever way it cannot be reached, the scheduler hands the results on
+        return False
+    return bool(addresses)
 
 
 def patience(options: ClusterOptions) -> dict[str, Any]:

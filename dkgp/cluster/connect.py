@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import dask.config
 
-from dkgp.cluster.client_executor import Announcer, LogAnnouncer, executor_on, patience
+from dkgp.cluster.client_executor import Announcer, LogAnnouncer, direct_results, executor_on, patience
 from dkgp.cluster.configuration import set_config_file
 from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
 from dkgp.cluster.kinds import KINDS
@@ -102,6 +102,7 @@ def _dask(options: ClusterOptions, address: str | None, stack: ExitStack, announ
         with suppress(Exception):  # some schedulers run no code of others; anything else that is wrong shows below
             client.sync(client._run_on_scheduler, forget_orphans, callback_timeout=options.connect_timeout_seconds)
     _wait_for_workers(client, options, address, announcer)
+    stack.enter_context(direct_results(client, in_process))
     owns_workers, tiles = address is None and kind.on_this_machine, None
     if owns_workers and not in_process:
         workers = max(_count_workers(client), options.most_workers)
@@ -115,9 +116,7 @@ def _started(options: ClusterOptions, security: Security | None, stack: ExitStac
     cluster = start_cluster(options, security, stack)
     seconds = options.connect_timeout_seconds
     try:
-        # Results of workers on this machine need not pass through its scheduler, in this process, as well.
-        direct = KINDS.find(options.kind).on_this_machine or None
-        client: Client = stack.enter_context(Client(cluster, timeout=seconds, direct_to_workers=direct))
+        client: Client = stack.enter_context(Client(cluster, timeout=seconds))
         return client
     except (OSError, TimeoutError) as error:
         raise ClusterError(

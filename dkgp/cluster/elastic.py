@@ -24,6 +24,8 @@ class RoundAdaptive(Adaptive):
     A round lasts if one of its tasks waits or runs at two looks in a row, `interval` apart.
     """
 
+    cluster: Any
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._tasks: set[Any] = set()

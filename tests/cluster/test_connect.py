@@ -16,7 +16,7 @@ import psutil
 import pytest
 from distributed import Client
 
-from dkgp.cluster import ClusterOptions, LocalExecutor, connect, open_executor
+from dkgp.cluster import ClusterOptions, LocalExecutor, client_executor, connect, open_executor
 from dkgp.cluster.connect import SMALL_PROBLEM_SAMPLES, UnreachableSchedulerError
 from dkgp.cluster.executors.dask import DaskExecutor
 from dkgp.errors import ClusterError, ExitCode, UsageError
@@ -101,6 +101,30 @@ def test_a_cluster_that_was_found_stays_open(start_cluster: StartCluster, tmp_pa
             assert executor.submit("t", doubled, (), [[1], [2]]).result() == [2, 4]
         assert own.submit(sum, [1, 2]).result(timeout=10) == 3
         assert len(own.nthreads()) == 2
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_results_come_from_workers_that_can_be_reached(
+    start_cluster: StartCluster, monkeypatch: pytest.MonkeyPatch, reachable: bool
+) -> None:
+    own = start_cluster(processes=False, protocol="tcp", n_workers=2)
+    scheduler = own.cluster.scheduler
+    passed_on, gather = [], scheduler.handlers["gather"]
+
+    async def counted(*arguments: object, **keywords: object) -> object:
+        passed_on.append(keywords)
+        return await gather(*arguments, **keywords)
+
+    monkeypatch.setitem(scheduler.handlers, "gather", counted)
+    if not reachable:
+        monkeypatch.setattr(client_executor, "REACH_SECONDS", 0.0)
+    with open_executor(ClusterOptions(scheduler=scheduler.address), FEW) as executor:
+        assert executor.submit("t", doubled, (), [[1], [2]]).result() == [2, 4]
+    assert (passed_on == []) is reachable
+    with client_executor.open_client_executor(own) as executor:
+        assert executor.submit("t", doubled, (), [[3]]).result() == [6]
+    assert own.direct_to_workers is None
+    assert (passed_on == []) is reachable
 
 
 def test_a_callers_client_is_left_open(client: Client) -> None:
