@@ -7,15 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from dkgp.cluster.cache import worker_cache
+from dkgp.data.stores.arrays import block_rows
 from dkgp.kernels import Features, Kernel, TileEvaluator
 from dkgp.kernels.tiles.blocks import LANES
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.inputs import InputSource, centre_of
-
-TARGET_BLOCK_ROWS = 8192
-LEAST_BLOCKS = 8
-LEAST_BLOCK_ROWS = 256
 
 
 def feature_width(kernel: Kernel) -> int:
@@ -54,9 +51,7 @@ class BlockContext:
     @property
     def block_rows(self) -> int:
         """Rows of a block: about 8,192, fewer where that would leave less than eight blocks, whole vectors always."""
-        blocks = max(LEAST_BLOCKS, -(-self.n // TARGET_BLOCK_ROWS))
-        rows = max(LEAST_BLOCK_ROWS, -(-self.n // blocks))
-        return -(-rows // LANES) * LANES
+        return block_rows(self.n)
 
     @property
     def n_blocks(self) -> int:

@@ -85,6 +85,7 @@ def test_blocks_cover_every_row_once(n: int) -> None:
     # Enough of them for a few workers, and none that takes long.
     assert blocks.n_blocks >= min(6, n // 256)
     assert blocks.block_rows <= 8192 + LANES
+    assert blocks.block_rows % LANES == 0
 
 
 @given(items=st.integers(0, 200), parts=st.integers(1, 50))

@@ -32,7 +32,8 @@ def ingest_blocks(
     X is a dask array (n, d), y a dask or numpy array, (n,) or (n, p), of codes into `classes` where these are given;
     `scheduler` is as for `dask.compute`. Errors as of `DatasetWriter`.
     """
-    with DatasetWriter.create(url, feature_names, target_names, classes=classes) as writer:
+    n_samples = None if np.isnan(X.shape[0]) else int(X.shape[0])
+    with DatasetWriter.create(url, feature_names, target_names, n_samples=n_samples, classes=classes) as writer:
         for inputs, targets in _blocks(X, y, scheduler):
             writer.append(inputs, targets)
         return writer.finish()

@@ -8,6 +8,7 @@ no part of UTF-8.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import warnings
@@ -23,6 +24,7 @@ from dkgp.data.remote.claims import Claim
 from dkgp.data.remote.limits import active
 from dkgp.data.remote.storage import is_local, join, normalise_url, translate_write_errors
 from dkgp.data.remote.zarr_store import zarr_place
+from dkgp.data.stores.kept_chunks import KEPT_CHUNKS
 from dkgp.data.stores.manifest import (
     Manifest,
     check_complete,
@@ -40,6 +42,11 @@ from dkgp.data.types import FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, StorageError, StoreError, is_mistake
 
 _MIB = 2**20
+TARGET_BLOCK_ROWS = 8192
+LEAST_BLOCKS = 8
+LEAST_BLOCK_ROWS = 256
+# Rows that compiled loops evaluate at once (`LANES` of the kernels).
+VECTOR_ROWS = 16
 # Of every array that is read back. Another codec could make any number of bytes of a chunk.
 _CODECS = (BytesCodec, BloscCodec, Crc32cCodec)
 
@@ -61,6 +68,29 @@ def default_chunk_rows(n_samples: int | None, n_columns: int) -> int:
     least = min(_MIB // row_bytes, 16384)
     rows = min(max(8192, least), most)
     return rows if n_samples is None else even_chunk_rows(n_samples, rows)
+
+
+def block_rows(n_samples: int) -> int:
+    """Rows of a block of a training set: about 8,192, fewer where there would be less than eight, whole vectors always.
+
+    They depend on n alone, so that results do not depend on who computes them or on how a store is chunked.
+    """
+    blocks = max(LEAST_BLOCKS, -(-n_samples // TARGET_BLOCK_ROWS))
+    rows = max(LEAST_BLOCK_ROWS, -(-n_samples // blocks))
+    return -(-rows // VECTOR_ROWS) * VECTOR_ROWS
+
+
+def sample_chunk_rows(n_samples: int | None, n_columns: int) -> int:
+    """Rows of a chunk of samples to train on: of a block, or an even part of one where that is more than 8 MiB.
+
+    A pass over the blocks then reads each chunk once. Samples that fit into one chunk, and those whose number is not
+    known in advance, are chunked as other arrays are.
+    """
+    rows = default_chunk_rows(n_samples, n_columns)
+    if n_samples is None or rows >= n_samples:
+        return rows
+    block, most = block_rows(n_samples), 8 * _MIB // (8 * max(n_columns, 1))
+    return next((block // parts for parts in range(1, block) if block % parts == 0 and block // parts <= most), 1)
 
 
 def even_chunk_rows(n_rows: int, most: int) -> int:
@@ -265,13 +295,33 @@ class StoredArray:
 
     def _checked(self, selection: slice | IntArray, start: int, stop: int) -> NDArray[Any]:
         try:
-            block = self._whole(selection, start, stop)
+            whole = not isinstance(selection, slice) or self._described_by is None
+            block = self._whole(selection, start, stop) if whole else self._by_chunks(start, stop)
         except StoreError:
             # Not damaged, but gone, or another one's: that is told first.
             self._require_same_store()
             raise
         self._require_same_store()
         return block
+
+    def _by_chunks(self, start: int, stop: int) -> NDArray[Any]:
+        """Read rows of a finished store; keep the chunks that they begin or end within for whoever reads the rest."""
+        parts, whole = [], False
+        while start < stop or not parts:
+            first = start - start % self.chunk_rows
+            end = min(first + self.chunk_rows, self.shape[0])
+            whole = start == first and stop >= end
+            if whole or start == stop:
+                # With all whole chunks that follow.
+                end = stop if stop == self.shape[0] else max(start, stop - stop % self.chunk_rows)
+                parts.append(self._whole(slice(start, end), start, end))
+            else:
+                key = (self.url, self.name, self._described_by, first)
+                chunk = KEPT_CHUNKS.get(key, functools.partial(self._whole, slice(first, end), first, end))
+                end = min(end, stop)
+                parts.append(chunk[start - first : end - first])
+            start = end
+        return parts[0] if whole and len(parts) == 1 else np.concatenate(parts)
 
     def _whole(self, selection: slice | IntArray, start: int, stop: int) -> NDArray[Any]:
         try:

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from dkgp.data.classes import codes_of_targets
 from dkgp.data.numbers import array_of, real_numbers
 from dkgp.data.remote.storage import normalise_url
-from dkgp.data.stores.arrays import default_chunk_rows, row_ranges, set_attributes, target_layout
+from dkgp.data.stores.arrays import row_ranges, sample_chunk_rows, set_attributes, target_layout
 from dkgp.data.stores.columns import ColumnNames
 from dkgp.data.stores.dataset import DATASET_KIND, Dataset, open_dataset
 from dkgp.data.stores.identifiers import text_bytes
@@ -91,7 +91,7 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         feature_names, target_names
             Distinct names; there may be no targets.
         chunk_rows
-            Rows of a chunk; default about 8192, within 1 to 8 MiB.
+            Rows of a chunk; default a block's rows in training, about 8192, or a part of them within 8 MiB.
         n_samples
             The number of samples to come, where it is known: chunks are then of even size.
         classes
@@ -122,7 +122,7 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         """Start a store of columns whose names are checked; parameters and errors as of `create`."""
         if chunk_rows is not None and chunk_rows < 1:
             raise InputError(f"chunk_rows must be at least 1; got {chunk_rows}.")
-        rows = chunk_rows or default_chunk_rows(n_samples, len(names.features) + len(names.targets))
+        rows = chunk_rows or sample_chunk_rows(n_samples, len(names.features) + len(names.targets))
         # What knows nothing of known noise must not train on such a store, and reads any other.
         version = WITHOUT_NOISE if names.noise is None else None
         with new_store(normalise_url(url), DATASET_KIND, names.to_json(), overwrite, version) as store:

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from dkgp.data.classes import codes_of_targets
 from dkgp.data.numbers import real_numbers
-from dkgp.data.stores.arrays import default_chunk_rows
+from dkgp.data.stores.arrays import sample_chunk_rows
 from dkgp.data.stores.columns import ColumnNames
 from dkgp.data.stores.dataset import Dataset
 from dkgp.data.stores.row_arrays import AppendedRows, InputsOf, InSourceUnits, MemoryArray, RowArray
@@ -46,7 +46,7 @@ class AssembledDataset(Dataset):
         self.standardisation = standardisation
         self.fingerprint = fingerprint
         self.n_samples = int(n)
-        self.chunk_rows = chunk_rows or default_chunk_rows(n, d + len(target_names))
+        self.chunk_rows = chunk_rows or sample_chunk_rows(n, d + len(target_names))
         self.standard_inputs, self.standard_targets = (
             MemoryArray(rows) if isinstance(rows, np.ndarray) else rows for rows in (inputs, targets)
         )
@@ -160,7 +160,7 @@ def memory_dataset(
         names.features,
         names.targets,
         fingerprint=digest.hexdigest(),
-        chunk_rows=default_chunk_rows(len(inputs), d + p),
+        chunk_rows=sample_chunk_rows(len(inputs), d + p),
         classes=names.classes,
         constants=inputs[0].copy(),
     )
@@ -214,7 +214,7 @@ def standardisation_of(
 
     Raises `InputError`: values whose variance overflows or underflows.
     """
-    rows = default_chunk_rows(len(inputs), inputs.shape[1] + targets.shape[1])
+    rows = sample_chunk_rows(len(inputs), inputs.shape[1] + targets.shape[1])
     moments = RunningMoments(inputs.shape[1]), RunningMoments(targets.shape[1])
     for start in range(0, len(inputs), rows):
         moments[0].update(inputs[start : start + rows])

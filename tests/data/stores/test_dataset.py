@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dkgp.data import Dataset, DatasetWriter, Standardisation, dataset_from_arrays, open_dataset
-from dkgp.data.stores.arrays import default_chunk_rows
+from dkgp.data.stores.arrays import block_rows, default_chunk_rows, sample_chunk_rows
 from dkgp.errors import InputError, OutputExistsError, StoreError
 
 Place = Callable[[str], str]
@@ -145,6 +145,15 @@ def test_default_chunks_are_even_and_bounded(n_samples: int, n_columns: int) -> 
     last = n_samples - (n_chunks - 1) * rows
     assert 0 < last <= rows
     assert rows - last < n_chunks  # no chunk is shorter than the rounding makes it
+
+
+@given(st.integers(1, 10**8), st.integers(0, 100_000))
+def test_blocks_of_a_training_set_are_made_of_whole_chunks(n_samples: int, n_columns: int) -> None:
+    chunk, block = sample_chunk_rows(n_samples, n_columns), block_rows(n_samples)
+    assert chunk >= n_samples or block % chunk == 0
+    assert chunk == 1 or chunk * n_columns * 8 <= 8 * 2**20
+    # Without need a block is not cut.
+    assert chunk >= min(n_samples, block) or block * n_columns > 2**20
 
 
 # --- another training set's map -------------------------------------------------------------------------------------
