@@ -82,6 +82,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "tls-cert": ("tls_cert", _text),
     "tls-key": ("tls_key", _text),
     "plain-text": ("plain_text", _flag),
+    "performance-report": ("performance_report", _text),
     "settings": ("settings", _mapping),
 }
 CONFIGURATION_KEYS = tuple(_FIELDS)

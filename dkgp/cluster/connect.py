@@ -21,6 +21,7 @@ from dkgp.cluster.configuration import set_config_file
 from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
 from dkgp.cluster.kinds import KINDS
 from dkgp.cluster.options import ClusterOptions, UnreachableSchedulerError
+from dkgp.cluster.performance import performance_report, require_place
 from dkgp.cluster.starters.security import plain_text_warning, secure_address, security_for_start, security_from
 from dkgp.cluster.tile_budget import budget_here
 from dkgp.errors import ClusterError, DkgpError, UsageError
@@ -74,8 +75,10 @@ def open_executor(
     with ExitStack() as stack:
         if options.config_file is not None:
             stack.enter_context(set_config_file(options.config_file))
+        if options.performance_report is not None:
+            require_place(options.performance_report)
         address = options.address()
-        small = n_samples <= SMALL_PROBLEM_SAMPLES
+        small = n_samples <= SMALL_PROBLEM_SAMPLES and options.performance_report is None
         if address is None and (KINDS.find(options.kind).start is None or (options.kind == "auto" and small)):
             threads = options.workers or options.threads_per_worker
             executor: BlockExecutor = LocalExecutor(threads, budget_here(options.cache_tiles))
@@ -103,6 +106,8 @@ def _dask(options: ClusterOptions, address: str | None, stack: ExitStack, announ
             client.sync(client._run_on_scheduler, forget_orphans, callback_timeout=options.connect_timeout_seconds)
     _wait_for_workers(client, options, address, announcer)
     stack.enter_context(direct_results(client, in_process))
+    if options.performance_report is not None:
+        stack.enter_context(performance_report(client, options.performance_report, announcer))
     owns_workers, tiles = address is None and kind.on_this_machine, None
     if owns_workers and not in_process:
         workers = max(_count_workers(client), options.most_workers)
@@ -143,7 +148,8 @@ def start_cluster(options: ClusterOptions, security: Security | None, stack: Exi
 
     from dkgp.cluster.elastic import RoundAdaptive
 
-    stack.enter_context(dask.config.set(QUIET))
+    if options.performance_report is None:
+        stack.enter_context(dask.config.set(QUIET))
     try:
         cluster = kind.start(options, security, stack)
         if options.adaptive is not None:

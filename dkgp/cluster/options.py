@@ -18,7 +18,7 @@ from dkgp.errors import InputError, UsageError
 from dkgp.registry import Group, Option, byte_budget, byte_count
 
 # What names a file or folder of this machine, among the fields and among the classes' own settings.
-_FILES = ("scheduler_file", "tls_ca", "tls_cert", "tls_key", "config_file")
+_FILES = ("scheduler_file", "tls_ca", "tls_cert", "tls_key", "config_file", "performance_report")
 _PATH_SETTINGS = ("custom_cluster_spec", "local_directory", "log_directory", "shared_temp_directory")
 
 
@@ -111,6 +111,13 @@ CONFIG_FILE = Option(
 )
 
 
+PERFORMANCE_REPORT = Option(
+    help="Write Dask's performance report of the run, an HTML page; the scheduler needs bokeh.",
+    metavar="FILE",
+    group=WHERE,
+)
+
+
 @dataclass(frozen=True)
 class ClusterOptions:
     """A choice of where rounds run. All values are plain JSON types.
@@ -142,6 +149,8 @@ class ClusterOptions:
         Start a cluster whose connections are neither encrypted nor authenticated instead.
     settings : dict
         Keyword arguments of the class that starts the cluster, by the names of that class.
+    performance_report : str, optional
+        A file for Dask's performance report of the work, an HTML page.
     secret_settings : tuple of str
         The names of those settings whose values no message may show; those that look like it are added.
     config_file : str, optional
@@ -173,6 +182,7 @@ class ClusterOptions:
     # What goes to a cluster's class may hold a password.
     settings: Annotated[dict[str, Any], SETTINGS] = field(default_factory=dict, repr=False)
     config_file: Annotated[str | None, CONFIG_FILE] = None
+    performance_report: Annotated[str | None, PERFORMANCE_REPORT] = None
     secret_settings: tuple[str, ...] = ()
     connect_timeout_seconds: float = 20.0
     cache_bytes: int = 2 * 1024**3
@@ -196,6 +206,11 @@ class ClusterOptions:
             object.__setattr__(self, "cache_bytes", min(self.cache_bytes, self.worker_memory_bytes // 2))
         if self.cache_tiles != "auto" and (not isinstance(self.cache_tiles, int) or self.cache_tiles < 0):
             raise UsageError(f"`cache_tiles` takes a number of bytes, or auto; got {self.cache_tiles!r}")
+        if self.performance_report is not None and kind.start is None and not self._finds_scheduler:
+            raise UsageError(
+                f"`performance_report` describes work on Dask, and `cluster` {self.kind} runs without it; take another "
+                "`cluster`, such as local"
+            )
         self._check_adaptive()
         self._check_certificates()
         if self.settings and (self._finds_scheduler or not kind.takes_settings):

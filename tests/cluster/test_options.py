@@ -33,6 +33,7 @@ EVERYTHING: dict[str, Any] = {
     "tls_ca": "ca.pem",
     "tls_cert": "cert.pem",
     "tls_key": "key.pem",
+    "performance_report": "report.html",
     "settings": {"queue": "short", "job_extra_directives": ["--exclusive"]},
 }
 
@@ -115,6 +116,7 @@ def test_every_option_of_the_command_line() -> None:
     given += (
         " --round-deadline 120 --cache-tiles 3GiB --tls-cert cert.pem --tls-key key.pem --cluster-option queue=short"
     )
+    given += " --performance-report report.html"
     directives = ("--cluster-option", 'job_extra_directives=["--exclusive"]')
     assert from_command_line(*given.split(), *directives) == ClusterOptions(**EVERYTHING)
     found = from_command_line("--scheduler", "tls://a:1", "--scheduler-file", "s.json", "--workers", "3")
@@ -170,7 +172,7 @@ def test_the_command_line_knows_all_kinds_and_keys() -> None:
         "--round-deadline",
         "--plain-text",
         "--cluster-option",
-        "--cluster-config",
+        "--performance-report",
     }
     others |= {
         "--cluster-config",
@@ -202,6 +204,7 @@ dkgp:
     tls-ca: ca.pem
     tls-cert: cert.pem
     tls-key: key.pem
+    performance-report: report.html
     settings:
       queue: short
       job_extra_directives: ["--exclusive"]

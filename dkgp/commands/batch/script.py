@@ -53,6 +53,7 @@ CLUSTER_OPTIONS = (
     "--cluster",
     "--cluster-config",
     "--cluster-option",
+    "--performance-report",
     "--plain-text",
     "--round-deadline",
     "--scheduler",
