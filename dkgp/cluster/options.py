@@ -80,8 +80,8 @@ WAIT = Option(
     group=WHERE,
 )
 DEADLINE = Option(
-    help="How long a round of tasks may take before the cluster counts as lost, and the run ends to be resumed.  "
-    "[default: 900]",
+    help="How long a round of tasks may go on without another task done before the cluster counts as lost, and the run "
+    "ends to be resumed.  [default: 900]",
     spellings=("--round-deadline",),
     metavar="SECONDS",
     group=WHERE,
@@ -141,7 +141,7 @@ class ClusterOptions:
     worker_wait_seconds : float, optional
         How long to wait for workers; chosen by kind where None.
     round_deadline_seconds : float
-        How long one round may take.
+        How long one round may go on without another task done.
     tls_ca, tls_cert, tls_key : str, optional
         PEM files: the authority, this side's certificate, and its key where the certificate's file does not hold it.
         A cluster that is started here without them gets certificates of its own, made for the run.

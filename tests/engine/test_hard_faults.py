@@ -177,7 +177,7 @@ def test_a_frozen_scheduler_is_exit_code_5_by_the_deadline_of_a_round(
     assert time.monotonic() - began < 60.0
     assert process.returncode == ExitCode.CLUSTER_LOST, stderr
     message = json.loads(stdout)["error"]["message"]
-    assert "did not finish within 6 s" in message
+    assert "did not finish a task within 6 s" in message
     assert "--round-deadline" in message
     assert "resume" in message
     resumed = start_process(

@@ -1,4 +1,4 @@
-"""Block tasks on a Dask cluster: what its workers are like, and rounds and sums for them (see `dask_rounds`)."""
+"""Block tasks on a Dask cluster: what its workers are like, and rounds and sums for them (see `dask_graphs`)."""
 
 from __future__ import annotations
 
@@ -24,15 +24,8 @@ from dkgp.cluster.arithmetic import (
 )
 from dkgp.cluster.dashboard import Dashboard, find_dashboard
 from dkgp.cluster.executors.base import BlockExecutor, PendingRound, RoundTasks
-from dkgp.cluster.executors.dask_graphs import DaskGraph, total_graph
-from dkgp.cluster.executors.dask_rounds import (
-    Calls,
-    DaskRound,
-    InProcessRound,
-    Label,
-    threads_by_worker,
-)
-from dkgp.cluster.executors.dask_sums import DaskSum
+from dkgp.cluster.executors.dask_graphs import DaskGraph, Graph, Label, threads_by_worker
+from dkgp.cluster.executors.in_process import Calls, InProcessRound
 from dkgp.cluster.executors.kills import RESUMABLE
 from dkgp.cluster.executors.mailbox import Mailbox
 from dkgp.cluster.executors.sums import Accumulators, Combine, PendingSum, PendingTotal, SumHere, Tree
@@ -53,7 +46,7 @@ SEEN_PREFIX = ".dkgp-seen-"
 class DaskExecutor(BlockExecutor):
     """Runs rounds through a Dask client, which it never closes.
 
-    A round that takes longer than its deadline, or has had no workers for as long, is an error instead of a hang.
+    A round without a task done, or without workers, for as long as its deadline is an error instead of a hang.
     `cache_bytes` is the budget of each worker process's feature cache, `tiles` that of a kernel matrix's tiles.
     `in_process`: all workers share this process; `owns_workers`: they were started by it and get its terminal's
     signals. `most_workers`: workers that an adaptive cluster may have.
@@ -182,20 +175,20 @@ class DaskExecutor(BlockExecutor):
             mailbox = Mailbox(tasks)
             self._calls.post(label, mailbox, min(self.parallelism, len(tasks.groups)))
             return InProcessRound(self._calls, mailbox, label[2], self._deadline)
-        return DaskRound(self._client, label, tasks, self._deadline)
+        return DaskGraph(self._client, label, Graph.build_round(tasks), self._deadline)
 
     def start_sum(self, tasks: RoundTasks, combine: Combine) -> PendingSum:
         """Start a sum: one task for each group, and one for each addition."""
         if self.shares_memory:
             look = InProcessRound.look
             return SumHere(self.submit, tasks.name, tasks.run, Tree(len(tasks.groups), combine), look)
-        return DaskSum(self._client, self._label(tasks), tasks, self._deadline, combine)
+        return DaskGraph(self._client, self._label(tasks), Graph.build_sum(tasks, combine), self._deadline)
 
     def start_total(self, tasks: RoundTasks) -> PendingTotal:
         """Start a total: one task for each group, and tasks that add what is on the workers."""
         if self.shares_memory:
             return SumHere(self.submit, tasks.name, tasks.run, Accumulators(len(tasks.groups)), InProcessRound.look)
-        return DaskGraph(self._client, self._label(tasks), total_graph(tasks), self._deadline)
+        return DaskGraph(self._client, self._label(tasks), Graph.build_total(tasks), self._deadline)
 
     def _label(self, tasks: RoundTasks) -> Label:
         """Number a round, where there is a cluster to run it and, if need be, one arithmetic."""

@@ -1,8 +1,8 @@
-"""Totals on a Dask cluster: one graph of tasks whose results are added up where they are, until few are fetched.
+"""Rounds, sums and totals on worker processes: one graph of tasks a round, whose roots alone are fetched.
 
-Values go to the cluster as results of tasks, so that the scheduler computes them again where a worker takes them along.
-Every node of the graph is a function of others' results. Nodes whose workers died are submitted again under new keys,
-with the nodes that need them.
+Nothing that matters lives on a worker. Values go to the cluster as results of tasks, so that the scheduler computes
+them again where a worker takes them along. A node that it gives up, because too many workers died that held it, is
+submitted again under a new key, with the nodes that need it, while the round gets on (see `kills`).
 """
 
 from __future__ import annotations
@@ -14,36 +14,49 @@ from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import dask
 from dask._expr import LLGExpr
+from dask.base import annotate
 from dask.task_spec import Task, TaskRef
 from distributed import Client, Future, KilledWorker, wait
-from distributed.client import SpanMetadata
 from distributed.scheduler import heartbeat_interval
+from distributed.spans import SpanMetadata
 
 from dkgp.cluster.executors.base import BlockTask, RoundTasks
-from dkgp.cluster.executors.dask_rounds import (
-    ANSWER_SECONDS,
-    FIRST_FETCH_SECONDS,
-    MOST_SHARED,
-    RECONNECT_POLL_SECONDS,
-    ROUND_ATTEMPTS,
-    TASK_RETRIES,
-    WAIT_SECONDS,
-    WATCH_SECONDS,
-    Label,
-    threads_by_worker,
-)
 from dkgp.cluster.executors.kills import RESUMABLE, Kills, TaskKey
-from dkgp.cluster.executors.sums import Progress, Totals, add_totals
+from dkgp.cluster.executors.sums import Combine, Progress, Totals, add_totals
 from dkgp.errors import ClusterError
 
+ROUND_ATTEMPTS = 4
+# Storage over a network has its hiccups. (Workers that die are counted by `Kills`.)
+TASK_RETRIES = 3
+FIRST_FETCH_SECONDS = 5.0
+# Between two looks for tasks that wait for a worker that is gone.
+WAIT_SECONDS = 5.0
+RECONNECT_POLL_SECONDS = 0.05
+ANSWER_SECONDS = 30.0
+# Between two looks at the tasks that are done.
+WATCH_SECONDS = 1.0
+# distributed warns of large arguments, as if each task had them.
+MOST_SHARED = "1TB"
 # A worker that has not answered the scheduler for so long does not come back in time; others take its tasks.
 SILENT_SECONDS = 60.0
 # Parts that one task adds: so many wait on their workers for the last of them, and travel to one worker.
 FAN_IN = 8
+
+
+# The name of a round's tasks on a dashboard, its executor, and its number.
+Label: TypeAlias = tuple[str, str, int]
+
+
+def threads_by_worker(client: Client) -> dict[str, int]:
+    """Threads of each worker, as the scheduler knows them now."""
+    if client.scheduler is None:
+        raise ConnectionError(f"the client is {client.status}")
+    threads: dict[str, int] = client.sync(client.scheduler.ncores, callback_timeout=ANSWER_SECONDS)
+    return threads
 
 
 @dataclass(frozen=True)
@@ -61,43 +74,72 @@ class Node:
     leaf: bool = False
 
 
-def total_graph(tasks: RoundTasks) -> tuple[list[Node], list[int]]:
-    """Return the nodes of a total, and those whose results together are the totals."""
-    nodes: list[Node] = []
+class Graph:
+    """Nodes of a round, those whose results are fetched, and the function that makes the round's result of them."""
 
-    def add(*parts: Any) -> int:
-        nodes.append(Node(*parts))
-        return len(nodes) - 1
+    def __init__(self, tasks: RoundTasks, finish: Callable[[list[Any]], Any]) -> None:
+        self.name, self.finish = tasks.name, finish
+        self.nodes: list[Node] = []
+        self.roots: list[int] = []
+        self._tasks = tasks
+        self._values = {name: self.add("-value", _same, (value,)) for name, value in tasks.values.items()}
 
-    shared = add(f"{tasks.name}-arguments", _together, tasks.arguments)
-    values = {name: add(f"{tasks.name}-value", _same, (value,)) for name, value in tasks.values.items()}
-    parts: defaultdict[Hashable, list[tuple[str, int]]] = defaultdict(list)
-    for index, group in enumerate(tasks.groups):
+    @classmethod
+    def build_round(cls, tasks: RoundTasks) -> Graph:
+        """Return the graph of a round: its result is one list of the tasks' results."""
+        graph = cls(tasks, lambda parts: [value for part in parts for value in part])
+        graph.roots = [graph._leaf(_run, index, (tasks.arguments,), ()) for index in range(len(tasks.groups))]
+        return graph
+
+    @classmethod
+    def build_sum(cls, tasks: RoundTasks, combine: Combine) -> Graph:
+        """Return the graph of a sum, a binary tree that the number of tasks alone determines."""
+        graph = cls(tasks, lambda parts: parts[0])
+        graph._reduce(graph._leaves(), combine, 2)
+        return graph
+
+    @classmethod
+    def build_total(cls, tasks: RoundTasks) -> Graph:
+        """Return the graph of a total: trees of additions, one for each key that the tasks give apart."""
+        graph = cls(tasks, lambda parts: add_totals(*parts))
+        parts: defaultdict[Hashable, list[tuple[str, int]]] = defaultdict(list)
+        for index, leaf in enumerate(graph._leaves()):
+            keys, owner = tuple(tasks.gives[index]) if tasks.gives else (), graph.nodes[leaf].owner
+            if len(keys) < 2:
+                parts[keys[0] if keys else None].append((owner, leaf))
+                continue
+            for key in keys:
+                # The first part takes the keys that are not named.
+                part = graph.add("-part", _part, (key, keys[1:] if key == keys[0] else None), (leaf,), owner)
+                parts[key].append((owner, part))
+        for places in parts.values():
+            # Parts of one worker are added first.
+            graph._reduce([place for _, place in sorted(places)], add_totals, FAN_IN)
+        return graph
+
+    def add(self, suffix: str, *parts: Any) -> int:
+        """Add a node, and return its place."""
+        self.nodes.append(Node(self.name + suffix, *parts))
+        return len(self.nodes) - 1
+
+    def _leaves(self) -> list[int]:
+        """Add the round's tasks; the arguments, factors of m^2 numbers among them, go to the cluster once."""
+        shared = self.add("-arguments", _together, self._tasks.arguments)
+        return [self._leaf(_run_one, index, (), (shared,)) for index in range(len(self._tasks.groups))]
+
+    def _leaf(self, run: Callable[..., Any], index: int, arguments: tuple[Any, ...], shared: tuple[int, ...]) -> int:
+        tasks = self._tasks
         names = None if tasks.needs is None else tuple(tasks.needs[index])
-        needs = (shared, *(values[name] for name in names or ()))
+        needs = (*shared, *(self._values[name] for name in names or ()))
         owner = tasks.owners[index] if tasks.owners else ""
-        leaf = add(tasks.name, _run_leaf, (tasks.task, list(group), names), needs, owner, True)
-        keys = tuple(tasks.gives[index]) if tasks.gives else ()
-        if len(keys) < 2:
-            parts[keys[0] if keys else None].append((owner, leaf))
-            continue
-        for key in keys:
-            # The first part takes the keys that are not named.
-            part = add(f"{tasks.name}-part", _part, (key, keys[1:] if key == keys[0] else None), (leaf,), owner)
-            parts[key].append((owner, part))
-    roots = []
-    for places in parts.values():
-        # Parts of one worker are added first.
-        level = [place for _, place in (sorted(places, key=lambda place: place[0]) if tasks.owners else places)]
+        return self.add("", run, (tasks.task, list(tasks.groups[index]), names, *arguments), needs, owner, True)
+
+    def _reduce(self, level: list[int], combine: Combine, fan_in: int) -> None:
+        """Add the nodes of a tree over some nodes; the last of a level goes up as it is where it is alone."""
         while len(level) > 1:
-            level = [
-                add(f"{tasks.name}-add", add_totals, (), tuple(level[start : start + FAN_IN]))
-                if start + 1 < len(level)
-                else level[start]
-                for start in range(0, len(level), FAN_IN)
-            ]
-        roots += level
-    return nodes, roots
+            groups = [tuple(level[start : start + fan_in]) for start in range(0, len(level), fan_in)]
+            level = [self.add("-add", combine, (), group) if len(group) > 1 else group[0] for group in groups]
+        self.roots += level
 
 
 def _together(*arguments: Any) -> tuple[Any, ...]:
@@ -108,12 +150,16 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _run_leaf(
+def _run(
     task: BlockTask, group: list[Any], names: Sequence[Hashable] | None, arguments: tuple[Any, ...], *values: Any
-) -> Any:
-    """The one result of a task's list."""
+) -> list[Any]:
     named = () if names is None else (dict(zip(names, values, strict=True)),)
-    (result,) = task(*arguments, *named, group)
+    return task(*arguments, *named, group)
+
+
+def _run_one(*arguments: Any) -> Any:
+    """Return the one result of a task's list."""
+    (result,) = _run(*arguments)
     return result
 
 
@@ -145,11 +191,9 @@ class DaskGraph:
     done.
     """
 
-    def __init__(
-        self, client: Client, label: Label, graph: tuple[list[Node], list[int]], deadline_seconds: float
-    ) -> None:
+    def __init__(self, client: Client, label: Label, graph: Graph, deadline_seconds: float) -> None:
         self._client, self._label, self._deadline_seconds = client, label, deadline_seconds
-        self._nodes, self._roots = graph
+        self._nodes, self._roots, self._finish = graph.nodes, graph.roots, graph.finish
         self._users: list[list[int]] = [[] for _ in self._nodes]
         for place, node in enumerate(self._nodes):
             for need in node.needs:
@@ -157,17 +201,22 @@ class DaskGraph:
         self._leaves = sum(node.leaf for node in self._nodes)
         self._owners = [node.owner for node in self._nodes]
         self._attempt = self._moved = self._seen = 0
+        self._until = float("inf")  # the deadline's moment, once somebody waits
         self._kills = Kills()
         self._suspects: set[int] = set()
         self._keys: dict[int, tuple[Any, ...]] = {}
         self._futures: dict[int, Future[Any]] = {}
+        self._errors: dict[Any, BaseException] = {}  # by key
         self._done: set[int] = set()
-        self._submit(range(len(self._nodes)))
+        self._fetched: dict[int, Any] = {}
+        self._renew(self._roots)
 
     def _submit(self, places: Iterable[int]) -> None:
         """Submit nodes in one message, under new keys; others that they need are there."""
-        self._moved += 1
         fresh = sorted(places)
+        if not fresh:
+            return
+        self._moved += 1
         for place in fresh:
             self._keys[place] = (self._nodes[place].name, *self._label[1:], self._attempt, place, self._moved)
         tasks, order = {}, {}
@@ -182,9 +231,10 @@ class DaskGraph:
             stack.enter_context(dask.config.set({"distributed.admin.large-graph-warning-threshold": MOST_SHARED}))
             if any(owners.values()):
                 # An owner is a hint: a task that only one worker may run hangs when that one is lost.
-                stack.enter_context(dask.annotate(workers=owners.__getitem__, allow_other_workers=True))
+                stack.enter_context(annotate(workers=owners.__getitem__, allow_other_workers=True))
             futures = self._client._graph_to_futures(
-                LLGExpr(tasks),
+                # By itself the expression would hash all values for its name.
+                LLGExpr(tasks, _determ_token="-".join(map(str, (*self._label, self._attempt, self._moved)))),
                 list(tasks),
                 SpanMetadata(collections=[]),
                 internal_priority=order,
@@ -215,86 +265,97 @@ class DaskGraph:
     def _status(self, place: int) -> str:
         return str(self._futures[place].status) if place in self._futures else ""
 
+    def done(self) -> bool:
+        """True if `result` would return without waiting."""
+        return all(self._status(root) == "finished" for root in self._missing())
+
+    def _missing(self) -> list[int]:
+        return [root for root in self._roots if root not in self._fetched]
+
     def result(self, progress: Progress | None = None) -> Any:
-        """Wait for the roots, and return their sum."""
-        patience, until = FIRST_FETCH_SECONDS, self._new_deadline()
-        moves = time.monotonic() + WAIT_SECONDS
+        """Wait for the roots, and return the result that is made of theirs."""
+        patience, moves = FIRST_FETCH_SECONDS, time.monotonic() + WAIT_SECONDS
+        self._until = time.monotonic() + self._deadline_seconds
         try:
             while True:
+                error: BaseException | None = None
                 try:
+                    self._wait()
                     if self._look(progress):
-                        until = self._new_deadline()
-                    if (pending := self._under_way()) and time.monotonic() < until:
-                        with suppress(TimeoutError), self._client.as_current():
-                            wait(pending, timeout=WATCH_SECONDS)
+                        self._until = time.monotonic() + self._deadline_seconds
+                    error = self._find_error()
+                    if error is None:
+                        self._fetch(patience)
+                        if not self._missing():
+                            return self._finish([self._fetched[root] for root in self._roots])
                         if time.monotonic() > moves:
                             moves = time.monotonic() + WAIT_SECONDS
                             self._move_on()
-                        continue
-                    if pending:
-                        raise self._too_late()
-                    if any(self._status(root) == "error" for root in self._roots):
-                        self._try_again()
-                        continue
-                    parts = self._fetch(min(patience, until - time.monotonic()))
-                    self._look(progress)
-                    return parts
                 except TimeoutError:  # by now lost results may be on their way on another worker
                     patience *= 2.0
-                    if time.monotonic() > until:
-                        raise self._too_late() from None
-                except (CancelledError, OSError) as error:
-                    self._start_over(error, until)
+                except (CancelledError, OSError) as lost:
+                    self._start_over(lost)
+                    continue
+                if error is not None:
+                    raise error
+                if time.monotonic() > self._until:
+                    raise self._too_late()
+                if self._errors and not self._under_way():
+                    self._try_again()
         finally:
             self._release()
 
-    def _new_deadline(self) -> float:
-        return time.monotonic() + self._deadline_seconds
+    def _wait(self) -> None:
+        """Wait a moment for the roots; where one of them has failed, for all nodes that have not."""
+        if pending := self._under_way():
+            with suppress(TimeoutError), self._client.as_current():  # `wait` asks for a default client
+                wait(pending, timeout=max(0.001, min(WATCH_SECONDS, self._until - time.monotonic())))
 
     def _under_way(self) -> list[Future[Any]]:
-        """Futures to wait for: the roots; where one of them has failed, all others first."""
-        failed = any(self._status(root) == "error" for root in self._roots)
-        places = self._futures if failed else self._roots
-        return [self._futures[place] for place in places if not self._futures[place].done()]
+        missing = self._missing()
+        failed = any(self._status(root) == "error" for root in missing)
+        return [self._futures[place] for place in (self._futures if failed else missing) if self._is_open(place)]
+
+    def _is_open(self, place: int) -> bool:
+        return not self._futures[place].done()
 
     def _look(self, progress: Progress | None) -> bool:
         """Release results that are not needed any more, and report progress; true if there was any."""
         status = {place: future.status for place, future in self._futures.items()}
         if "cancelled" in status.values():
             raise CancelledError("the scheduler forgot the tasks")
-        finished = {place for place, each in status.items() if each == "finished"}
-        before = len(self._done)
+        finished, before = {place for place, each in status.items() if each == "finished"}, len(self._done)
         self._done |= finished
         for place in finished.difference(self._roots):
-            # A node that is done and was released has users that are done.
+            # A node that was done and released has users that are done.
             if all(user in finished or user not in status for user in self._users[place]):
                 self._futures.pop(place).release()
-        for place, each in status.items():
-            if each == "error" and self._nodes[place].leaf:
-                self._require_kill(self._futures[place])
         leaves = sum(self._nodes[place].leaf for place in self._done)
         if progress is not None and leaves > self._seen:
             self._seen = leaves
             progress(leaves, self._leaves)
         return len(self._done) > before
 
-    def _require_kill(self, future: Future[Any]) -> KilledWorker:
-        """Return the error of a task whose workers died; raise an error of the task or the scheduler."""
-        error = future.exception()
-        assert error is not None
-        if isinstance(error, KilledWorker):
-            return error
-        if type(error).__module__ != KilledWorker.__module__:
-            raise error.with_traceback(future.traceback())
-        raise ClusterError(f"round {self._label[2]} could not be run: {error}; {RESUMABLE}") from error
+    def _find_error(self) -> BaseException | None:
+        """Note errors of nodes; return an error of a task, or of the scheduler, that another attempt does not mend."""
+        for future in [future for future in self._futures.values() if future.status == "error"]:
+            if future.key in self._errors:
+                continue
+            error: BaseException | None = future.exception()
+            assert error is not None
+            if type(error).__module__ != KilledWorker.__module__:
+                return error.with_traceback(future.traceback())
+            if not isinstance(error, KilledWorker):
+                refusal = ClusterError(f"round {self._label[2]} could not be run: {error}; {RESUMABLE}")
+                refusal.__cause__ = error
+                return refusal
+            self._errors[future.key] = error
+        return None
 
     def _try_again(self) -> None:
         """Submit nodes again whose workers died, now that the others are done: one for each thread."""
-        killed: dict[TaskKey, KilledWorker] = {}
-        for future in self._futures.values():
-            if future.status == "error":
-                error = self._require_kill(future)
-                killed[cast(TaskKey, error.task)] = error
+        killed = {cast(TaskKey, error.task): error for error in cast("list[KilledWorker]", [*self._errors.values()])}
+        self._errors.clear()
         self._suspects.update(self._kills.judge(killed, len(self._done)))
         threads: Mapping[str, int] = {}
         with suppress(OSError, TimeoutError):
@@ -311,29 +372,43 @@ class DaskGraph:
         """Have silent workers restarted, and submit nodes again that wait for an owner that is gone."""
         with suppress(OSError, TimeoutError):
             ask = self._client._run_on_scheduler
-            stranded = self._client.sync(ask, _repair, SILENT_SECONDS, callback_timeout=ANSWER_SECONDS)
+            seconds = max(0.001, min(ANSWER_SECONDS, self._until - time.monotonic()))
+            stranded = self._client.sync(ask, _repair, SILENT_SECONDS, callback_timeout=seconds)
             places = {place for place, key in self._keys.items() if key in stranded and self._owners[place]}
             for place in places:
                 self._owners[place] = ""
             if places:
                 self._renew(places)
 
-    def _fetch(self, seconds: float) -> Any:
-        """Fetch the roots' results and add them."""
-        # By itself `gather` has no timeout: it would wait for ever on a worker that is frozen.
-        gather = partial(self._client.gather, [self._futures[root] for root in self._roots], asynchronous=True)
-        return add_totals(*self._client.sync(gather, callback_timeout=max(0.001, seconds)))
+    def _fetch(self, seconds: float) -> None:
+        """Fetch results of roots that are done, and release them. `TimeoutError` where it takes longer."""
+        places = [root for root in self._missing() if self._status(root) == "finished"]
+        if not places:
+            return
+        # By itself `gather` has no timeout: it would wait for ever on a worker that is frozen, and for one and a half
+        # minutes on one that died with its results, to which the scheduler keeps trying to connect.
+        gather = partial(self._client.gather, [self._futures[root] for root in places], asynchronous=True)
+        try:
+            parts: list[Any] = self._client.sync(gather, callback_timeout=max(0.001, seconds))
+        except Exception:
+            if any(self._status(root) == "error" for root in places):  # lost, and failed as it was computed again
+                return
+            raise
+        self._fetched.update(zip(places, parts, strict=True))
+        for root in places:
+            self._futures.pop(root).release()
 
-    def _start_over(self, error: BaseException, until: float) -> None:
-        """Submit all nodes again, if the client has its scheduler back in time."""
+    def _start_over(self, error: BaseException) -> None:
+        """Submit all that is missing again, if the client has its scheduler back in time."""
         self._release()
         self._suspects.clear()
+        self._errors.clear()
         self._attempt += 1
-        while self._client.status == "connecting" and time.monotonic() < until:
+        while self._client.status == "connecting" and time.monotonic() < self._until:
             time.sleep(RECONNECT_POLL_SECONDS)
         if self._attempt >= ROUND_ATTEMPTS or self._client.status != "running":
             raise ClusterError(f"the cluster was lost: {error}; {RESUMABLE}") from error
-        self._submit(range(len(self._nodes)))
+        self._renew(self._missing())
 
     def _too_late(self) -> ClusterError:
         try:

@@ -68,9 +68,8 @@ class Kills:
 
 def _refusal(key: TaskKey, error: KilledWorker, times: int) -> ClusterError:
     workers = times * (error.allowed_failures + 1)
-    task = f"task {key[4]}" if key[4] >= 0 else "what all tasks take"
     refusal = ClusterError(
-        f"workers keep dying on the same task: {workers} of them on {task} of {key[0] or 'round'} {key[2]}, the "
+        f"workers keep dying on the same task: {workers} of them on task {key[4]} of {key[0] or 'round'} {key[2]}, the "
         f"last one {error.last_worker.address}; out of memory is the usual cause. Lower the block size or give workers "
         f"more memory; {RESUMABLE}"
     )

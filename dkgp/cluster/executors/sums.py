@@ -11,7 +11,7 @@ and one for each level of the tree.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -59,40 +59,6 @@ def add_totals(*parts: Mapping[Hashable, NDArray[np.int64]]) -> Totals:
                 totals[key] = np.add(totals[key], values)
                 new.add(key)
     return totals
-
-
-def nodes_of(leaves: int) -> Iterator[tuple[int, int]]:
-    """Nodes (level, index) of a tree with so many leaves, each as soon as the two that it adds are there."""
-    return (node for leaf in range(leaves) for node in _up_from(leaf, leaves))
-
-
-def _up_from(leaf: int, leaves: int) -> Iterator[tuple[int, int]]:
-    """The leaf, and the nodes that it is the last leaf of."""
-    level, index, width = 0, leaf, leaves
-    yield level, index
-    while width > 1:
-        if index % 2 == 0 and index != width - 1:
-            return
-        level, index, width = level + 1, index // 2, -(-width // 2)
-        yield level, index
-
-
-def tree_of(leaves: int) -> list[int | tuple[int, int]]:
-    """Return the tree in the order of `nodes_of`, root last: a leaf as its index, a sum as the places of what it adds.
-
-    Nodes that go up as they are have no place of their own.
-    """
-    tree: list[int | tuple[int, int]] = []
-    places: dict[tuple[int, int], int] = {}
-    for level, index in nodes_of(leaves):
-        below = [(level - 1, 2 * index), (level - 1, 2 * index + 1)] if level else []
-        parts = [places[node] for node in below if node in places]
-        if len(parts) == 1:
-            places[level, index] = parts[0]
-            continue
-        tree.append((parts[0], parts[1]) if level else index)
-        places[level, index] = len(tree) - 1
-    return tree
 
 
 class _Gathering:

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from dkgp.cluster.executors.dask import DaskExecutor
 from dkgp.cluster.executors.kills import KILLS_IN_VAIN, MOST_KILLS, Kills
-from dkgp.cluster.executors.sums import nodes_of, tree_of
 from dkgp.errors import ClusterError
 from tests.cluster.executors.test_dask import forgotten
 from tests.cluster.executors.test_sums import added, by_hand
@@ -134,28 +133,25 @@ def second_time_deadly(group: list[int]) -> list[str]:
 def test_a_result_that_is_lost_before_it_is_fetched_and_kills_when_computed_again(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of few tasks, which are fetched at the end, and of many, some of which are fetched early."""
     with mortal_workers(6) as (executor, client):
         pending: Any = executor.submit("round", second_time_deadly, (), [[item] for item in range(count)])
-        fetch, fetched = pending._fetch, []
+        fetch = pending._fetch
         lost: list[int] = []
 
-        def fetch_late(indices: list[int], seconds: float) -> None:
-            if 0 in indices and not fetched:
-                fetched.append(indices)
+        def fetch_late(seconds: float) -> None:
+            if not lost:
                 with client.as_current():
-                    wait(pending._futures, timeout=10.0)
-                keys = {future.key: index for index, future in enumerate(pending._futures)}
-                places = {keys[key]: workers for key, workers in client.who_has(pending._futures).items()}
-                (holder,) = places[0]
-                lost.extend(index for index, workers in places.items() if holder in workers)
+                    wait(list(pending._futures.values()), timeout=10.0)
+                held = client.who_has(list(pending._futures.values()))
+                places = {future.key: index for index, future in pending._futures.items()}
+                (holder,) = held[pending._futures[0].key]
+                lost.extend(places[key] for key, workers in held.items() if holder in workers)
                 removal = scheduler.remove_worker(holder, expected=False, stimulus_id="a test")
                 asyncio.run_coroutine_threadsafe(removal, scheduler.loop.asyncio_loop).result(10.0)
-            fetch(indices, seconds)
+            fetch(seconds)
 
         monkeypatch.setattr(pending, "_fetch", fetch_late)
         assert pending.result() == [str(item) for item in range(count)]
-        assert fetched
         # With it go others that the worker held; whether they are begun twice before they are fetched is chance.
         counts = pending._kills._counts
         assert counts[0] == 1
@@ -186,7 +182,7 @@ def test_a_sum_goes_on_with_the_leaves_that_failed(leaves: int) -> None:
         told: list[tuple[int, int]] = []
         pending: Any = executor.submit_sum("sum", deadly, (deaths,), groups, added)
         total = pending.result(lambda done, of: told.append((done, of)))
-        assert set(pending._kills._counts) >= {pending._tree.index(leaf) for leaf in deaths}
+        assert set(pending._kills._counts) >= {leaf + 1 for leaf in deaths}  # after the arguments
         assert forgotten(client)
     assert total == by_hand([str(leaf) for leaf in range(leaves)])
     assert told[-1] == (leaves, leaves)
@@ -197,9 +193,8 @@ def test_a_sum_goes_on_with_the_leaves_that_failed(leaves: int) -> None:
 
 def test_a_leaf_that_always_kills_is_refused_by_name() -> None:
     with mortal_workers(8) as (executor, client):
-        with pytest.raises(ClusterError, match=r"same task: \d of them on task 8 of sum 1"):
+        with pytest.raises(ClusterError, match=r"same task: \d of them on task 6 of sum 1"):
             executor.submit_sum("sum", deadly, ({5: 99},), [[leaf] for leaf in range(8)], added).result()
-        assert tree_of(8)[8] == 5
         assert KILLS_IN_VAIN <= begun[5] <= KILLS_IN_VAIN + 2
         assert forgotten(client)
 
@@ -212,27 +207,14 @@ def test_an_addition_that_always_kills_is_refused_by_name() -> None:
 
     with (
         mortal_workers(8) as (executor, _),
-        pytest.raises(ClusterError, match=r"same task: \d of them on task 5 of sum 1"),
+        pytest.raises(ClusterError, match=r"same task: \d of them on task 7 of sum-add 1"),
     ):
         executor.submit_sum("sum", deadly, ({},), [[leaf] for leaf in range(5)], lethal).result()
-    assert tree_of(5)[5] == (3, 4)
-
-
-def test_leaves_of_owners_that_are_gone_alone_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    with mortal_workers(2) as (executor, client):
-        (first, second) = client.scheduler_info()["workers"]
-        pending: Any = executor.submit_sum("sum", slow, (), [[0], [1], [2], [3]], added, [first, second] * 2)
-        monkeypatch.setattr("dkgp.cluster.executors.dask_rounds.WAIT_SECONDS", 0.2)
-        monkeypatch.setattr("dkgp.cluster.executors.dask_rounds.threads_by_worker", lambda _: {second: 1})
-        assert pending.result() == by_hand(["0", "1", "2", "3"])
-        assert forgotten(client)
-    # Those of the worker that is said to be gone were under way there, or done, before they were begun elsewhere.
-    assert begun[1] == begun[3] == 1
 
 
 @pytest.mark.long
 def test_what_belongs_to_nobody_is_not_started_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkgp.cluster.executors.dask_rounds.WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("dkgp.cluster.executors.dask_graphs.WAIT_SECONDS", 0.05)
     (first, second) = client.scheduler_info()["workers"]
     executor = DaskExecutor(client)
     assert executor.submit("round", slow, (), [[0], [1], [2]], ["", first, second]).result() == ["0", "1", "2"]
@@ -246,17 +228,6 @@ def slow(group: list[int]) -> list[str]:
         begun[group[0]] += 1
     time.sleep(0.3)
     return [str(group[0])]
-
-
-@given(st.integers(1, 70))
-def test_the_tree_is_that_of_its_nodes(leaves: int) -> None:
-    tree = tree_of(leaves)
-    values: list[str] = []
-    for node in tree:
-        values.append(str(node) if isinstance(node, int) else added(values[node[0]], values[node[1]]))
-    assert values[-1] == by_hand([str(leaf) for leaf in range(leaves)])
-    assert len(tree) == 2 * leaves - 1
-    assert [node for node in tree if isinstance(node, int)] == [i for level, i in nodes_of(leaves) if level == 0]
 
 
 def killed(*keys: tuple[int, int]) -> dict[Any, KilledWorker]:

@@ -13,13 +13,10 @@ from contextlib import contextmanager
 import dask
 import pytest
 from distributed import Client, LocalCluster
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.executors.base import BlockExecutor, HereExecutor
 from dkgp.cluster.executors.dask import DaskExecutor
-from dkgp.cluster.executors.sums import nodes_of
 from dkgp.errors import ClusterError, StoreError
 
 
@@ -111,24 +108,6 @@ def test_what_all_leaves_take_is_sent_once(on_processes: tuple[DaskExecutor, Cli
     assert Heavy.pickled <= 2  # distributed may try once more, by cloudpickle
 
 
-@given(st.integers(1, 70))
-def test_nodes_come_after_those_that_they_add_and_at_once(leaves: int) -> None:
-    nodes = list(nodes_of(leaves))
-    assert [index for level, index in nodes if level == 0] == list(range(leaves))
-    assert len(set(nodes)) == len(nodes)
-    waiting = most = 0
-    seen: set[tuple[int, int]] = set()
-    for level, index in nodes:
-        below = [(level - 1, 2 * index), (level - 1, 2 * index + 1)] if level else []
-        known = [node for node in below if node in seen]
-        assert known or not level
-        seen.add((level, index))
-        waiting += 1 - len(known)
-        most = max(most, waiting)
-    assert waiting == 1
-    assert most <= leaves.bit_length() + 1
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 def test_on_threads_of_this_process(threads: int) -> None:
     executor = LocalExecutor(threads)
@@ -201,7 +180,7 @@ def test_a_sum_that_hangs_is_an_error_by_its_deadline(
         for executor, _ in (here, on_processes):
             monkeypatch.setattr(executor, "_deadline", 0.5)
             began = time.monotonic()
-            with pytest.raises(ClusterError, match=r"did not finish within [01] s"):
+            with pytest.raises(ClusterError, match=r"did not finish .*within [01] s"):
                 executor.submit_sum("sum", hanging, (), groups_of(3), added).result()
             assert time.monotonic() - began < 10.0
 

@@ -12,7 +12,7 @@ import scipy.linalg
 
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.executors.base import split_evenly
-from dkgp.cluster.executors.dask_rounds import DaskRound
+from dkgp.cluster.executors.dask_graphs import DaskGraph
 from dkgp.data import dataset_from_arrays
 from dkgp.data.types import Progress
 from dkgp.errors import InputError, InterruptedRunError, NumericalError
@@ -170,14 +170,14 @@ def test_one_gram_comes_to_the_coordinator_however_many_samples(
 ) -> None:
     """Bytes of all that is fetched from worker processes, beside the vectors of the samples."""
     fetched: list[int] = []
-    gather = DaskRound._gather
+    fetch = DaskGraph._fetch
 
-    def counted(self: Any, until: float) -> list[list[Any]]:
-        found = gather(self, until)
-        fetched.append(len(pickle.dumps(found)))
-        return found
+    def counted(self: Any, seconds: float) -> None:
+        known = len(self._fetched)
+        fetch(self, seconds)
+        fetched.append(len(pickle.dumps(list(self._fetched.values())[known:])))
 
-    monkeypatch.setattr(DaskRound, "_gather", counted)
+    monkeypatch.setattr(DaskGraph, "_fetch", counted)
     rng, m, received = np.random.default_rng(0), 150, {}
     with on_dask(2, processes=True) as (executor, _):
         for n in (4_000, 120_000):
