@@ -109,13 +109,18 @@ def difference(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None
     return None
 
 
-def evaluated_every_entry(store: CheckpointStore, summary: Mapping[str, Any] | None) -> bool:
-    """True if an earlier run, by its checkpoint or by its model's summary, evaluated every entry of its products."""
+def bounded_products(store: CheckpointStore, summary: Mapping[str, Any] | None) -> bool | None:
+    """Return whether "auto" took products within a bound in an earlier run, by its checkpoint or its model's summary.
+
+    None where there is no such run, or one with another choice.
+    """
     latest = None
     with contextlib.suppress(CheckpointError):
         latest = store.load_latest() if exists(store.url) else None
     begun = summary if latest is None else latest.metadata.get("identity")
-    return isinstance(begun, Mapping) and not {"product_error", OLD_NAME} & begun.keys()
+    if not isinstance(begun, Mapping) or OLD_NAME in begun or begun.get("product_error", "auto") != "auto":
+        return None
+    return "product_error" in begun
 
 
 def is_unfinished_model(url: str, dataset: Dataset, kind: str, model: Any | None) -> bool:

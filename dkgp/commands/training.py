@@ -19,7 +19,7 @@ from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.outputs import check_side_files
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.reporting.records import RecordLog
-from dkgp.commands.resuming import evaluated_every_entry, has_checkpoint, is_unfinished_model, remove_checkpoint
+from dkgp.commands.resuming import bounded_products, has_checkpoint, is_unfinished_model, remove_checkpoint
 from dkgp.commands.run import Run
 from dkgp.data import CheckpointStore, ensure_writable
 from dkgp.data.stores.models.references import check_reference
@@ -86,23 +86,24 @@ class TrainingRun(Run):
         self.hyperparameters = self.read_hyperparameters(self.job.hyper)
 
     def keep_to_products(self) -> None:
-        """With "auto", go on with the products that a run to resume began with, where these evaluated every entry.
+        """With "auto", go on with the products that a run to resume began with.
 
-        So it is of runs of earlier versions, and where the forecast was another.
+        Runs of earlier versions evaluated every entry, and other versions have other forecasts.
         """
         kernel = None if self.hyperparameters is None else self.hyperparameters.kernel
         if not self.job.resume or self.product_error != AUTO or kernel is None:
-            return
-        if not self.product_error.bounds(kernel, self.dataset.n_samples):
             return
         summary = None
         if not self.job.overwrite:
             with contextlib.suppress(InputError):
                 model = self.stored()
                 summary = model.summary if model.fingerprint == self.dataset.fingerprint else None
-        if evaluated_every_entry(CheckpointStore(self.job.checkpoint_url), summary):
-            self.product_error = EVERY_ENTRY
-            self.reporter.note("products evaluate every kernel entry, as they did when the run began")
+        bounded = bounded_products(CheckpointStore(self.job.checkpoint_url), summary)
+        if bounded is None or bounded == self.product_error.bounds(kernel, self.dataset.n_samples):
+            return
+        self.product_error = ProductError("auto", began=True) if bounded else EVERY_ENTRY
+        kind = "are within a bound" if bounded else "evaluate every kernel entry"
+        self.reporter.note(f"products {kind}, as they {'were' if bounded else 'did'} when the run began")
 
     def read_hyperparameters(self, location: str) -> Hyperparameters:
         """Read hyperparameters for these data; `InputError` where they are for others."""

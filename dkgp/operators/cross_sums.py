@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import psutil
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.errors import InputError
@@ -34,6 +35,8 @@ SLOPE_STEP = 0.05
 CLASS_ENTRIES, PIECE_ENTRIES = {1: 1e9, 2: 4e9, 3: 4e10}, {1: 1e7, 2: 5e7, 3: 3e8}
 SOURCE_ENTRIES, TARGET_ENTRIES = 3e3, {1: 3e3, 2: 2e4, 3: 2e5}
 SHARE_OF_ENTRIES, NOTED_ENTRIES = 0.5, 1e11
+# Largest part of this machine's free memory that one process may keep for them.
+SHARE_OF_MEMORY = 0.5
 # The least error relative to the weights' magnitudes that roundings leave room for.
 LEAST_SHARE = 1e-12
 
@@ -119,7 +122,7 @@ class Forecast:
 
 
 def forecast_sums(context: BlockContext, tests: int, masses: FloatArray, errors: FloatArray) -> Forecast:
-    """Compare sums at `tests` inputs within `errors` (t,) with those of all entries, by counts alone.
+    """Compare sums at `tests` inputs within `errors` (t,) with those of all entries, by counts and free memory.
 
     `masses` (t,) are the sums of the magnitudes of the weights. One unit is an entry that is evaluated.
     """
@@ -145,6 +148,9 @@ def forecast_sums(context: BlockContext, tests: int, masses: FloatArray, errors:
     pays = work < SHARE_OF_ENTRIES * entries
     if not pays:
         return Forecast(False)
+    needed, free = estimated_bytes(context.kernel, context.n, masses.size)[0], psutil.virtual_memory().available
+    if needed > SHARE_OF_MEMORY * free:
+        return declined(f"others keep {needed:,} bytes in each process, of which {int(free):,} are free here")
     return Forecast(True, f"sums within proven errors: about {work / entries:.1%} of the work of {entries:.1e} entries")
 
 

@@ -20,7 +20,7 @@ from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.kernels.terms import terms_of
 from dkgp.operators.base import Noise
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, BlockedKernelOperator
-from dkgp.operators.cells.forecast import choose, estimated_bytes, product_share
+from dkgp.operators.cells.forecast import Forecast, choose, estimated_bytes, product_share
 from dkgp.operators.cells.operator import CellKernelOperator
 from dkgp.operators.cells.products import CellProducts
 from dkgp.operators.inputs import InputSource
@@ -71,9 +71,12 @@ class ProductError:
     `value` is a number E: every entry of a verifying product K V is proven to be off by at most E, in the units of
     K V. Or "none": every kernel entry is evaluated. Or "auto": a forecast decides, and the bound is below a tenth of
     the tolerance that the operator is made for; see `operator`.
+
+    `began` is true for "auto" in a run that goes on with products within a bound, whatever a forecast says now.
     """
 
     value: Value = "auto"
+    began: bool = False
 
     def __post_init__(self) -> None:
         if not is_product_error(self.value):
@@ -97,7 +100,10 @@ class ProductError:
 
     def bounds(self, kernel: Kernel, n: int) -> bool:
         """Return whether products over n samples are within a bound, and not sums of all entries, by the forecast."""
-        return self.number is not None or (self.value == "auto" and choose(kernel, n).takes_cells)
+        return self.number is not None or (self.value == "auto" and self._forecast(kernel, n).takes_cells)
+
+    def _forecast(self, kernel: Kernel, n: int) -> Forecast:
+        return Forecast(True, "as they were when the run began") if self.began else choose(kernel, n)
 
     def record(self, kernel: Kernel, n: int, products: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the entry `product_error` of an identity or a summary; nothing where every entry is evaluated.
@@ -172,7 +178,7 @@ class ProductError:
             )
         reason = None
         if self.value == "auto" and tolerance is not None:
-            forecast = choose(kernel, source.n_samples)
+            forecast = self._forecast(kernel, source.n_samples)
             reason = forecast.reason
             if forecast.takes_cells:
                 share = SHARE_OF_ENTRY if by_length else SHARE_OF_TOLERANCE

@@ -15,6 +15,7 @@ from dkgp.kernels import SquaredExponential
 from dkgp.models.sums import Sums
 from dkgp.operators import cross_sums
 from dkgp.operators.cells.cross import SOURCE_LEAF
+from dkgp.operators.cells.forecast import Forecast
 from dkgp.service.specification import job_from_options, options_from_job
 from tests.cli.invoke import refused, run, run_json
 from tests.cli.test_predicted_again import stop_after
@@ -163,6 +164,21 @@ def test_a_forecast_chooses_bounds_and_a_resumed_run_keeps_to_them(
     resumed = open_prediction(str(tmp_path / "begun"))
     for name in auto.variables:
         assert resumed.read(name).tobytes() == auto.read(name).tobytes()
+
+
+def test_auto_evaluates_every_entry_where_workers_have_no_memory_for_others(
+    terrain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dkgp.operators.product_error.choose", lambda *_: Forecast(True, "many samples"))
+    monkeypatch.setattr("dkgp.operators.product_error.estimated_bytes", lambda *_: (4 * 10**9, 0))
+    line = "sums evaluate every kernel entry: there is no memory for others"
+    for memory, says in (("9GB", False), ("7GB", True)):
+        out = tmp_path / memory
+        result = run(*predict(terrain, "height", out, "--cluster", "local", "--worker-memory", memory))
+        assert (line in result.stderr) == says
+        assert "product_error" not in open_prediction(str(out)).attributes
+    number = predict(terrain, "height", tmp_path / "n", "--product-error", ERROR, "--worker-memory", "7GB")
+    refused(run(*number, "--cluster", "local"), "take 4,000,000,000 bytes in each process")
 
 
 def test_predictions_begun_with_sums_by_a_tree_are_refused_in_words(

@@ -140,6 +140,25 @@ def test_auto_goes_on_with_every_entry_where_a_run_began_so(
     assert "is of a run with another product error (its product error: None; this run's: 0.0001)" in other.stderr
 
 
+def test_auto_goes_on_within_a_bound_where_a_run_began_so(
+    terrain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = train(terrain, tmp_path / "m", "--solver", "cg", "--cluster", "none", "--tol", 1e-3)[:-1]
+    with monkeypatch.context() as patched:
+        patched.setattr("dkgp.operators.product_error.choose", lambda *_: Forecast(True, "as the test says"))
+        run(*command, "--max-passes", 3)
+    # As by a later version, whose forecast evaluates every entry of so few samples.
+    for _ in range(2):  # the second finds a finished model
+        result = run(*command, "--resume")
+        assert result.exit_code == 0, result.stderr
+        assert "products are within a bound, as they were when the run began" in result.stderr
+        found = json.loads(result.stdout)
+        assert found["converged"]
+        assert found["product_error"] == "auto"
+    other = run(*command, "--resume", "--product-error", "none", "--overwrite")
+    assert "is of a run with another product error (its product error: 'auto'; this run's: None)" in other.stderr
+
+
 def test_the_option_of_earlier_versions_names_its_successor(terrain: dict[str, Any], tmp_path: Path) -> None:
     refused(
         run(*train(terrain, tmp_path / "m", "--tree-error", 1e-5)),

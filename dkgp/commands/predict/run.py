@@ -37,7 +37,7 @@ from dkgp.models.prediction.table import export
 from dkgp.models.sparse.methods import method_named
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.models.warm_up import helped
-from dkgp.operators.product_error import ProductError
+from dkgp.operators.product_error import EVERY_ENTRY, ProductError
 
 
 class PredictRun(Run):
@@ -54,6 +54,7 @@ class PredictRun(Run):
     def check(self) -> None:
         """Refuse a store that is there already, or tell that there is none to go on with."""
         job, beside = self.job, self.job.beside
+        self.product_error = ProductError.of(job.product_error)
         self.store = store = job.store_url
         goes_on = job.resume and exists(store)
         if job.is_table:
@@ -81,7 +82,7 @@ class PredictRun(Run):
 
     def refuse(self) -> None:
         """Refuse an error of sums that has no bound here, or whose sums workers could not keep."""
-        model, error = self.model, ProductError.of(self.job.product_error)
+        model, error = self.model, self.product_error
         if isinstance(model, LinearRecord | SparseRecord):
             return  # no sums over all samples: refused where predicting begins
         variance = self.job.variance
@@ -91,7 +92,10 @@ class PredictRun(Run):
         kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
         error.require_kernel(kernel)
         n = model.n_samples if isinstance(model, ModelRecord) else model.n_support
-        error.memory(kernel, n, 1, self.job.cluster.worker_memory_bytes)
+        fits = error.memory(kernel, n, 1, self.job.cluster.worker_memory_bytes) is not None
+        if not (fits or self.job.resume):  # a prediction that is resumed keeps to its sums
+            self.product_error = EVERY_ENTRY
+            self.reporter.note("sums evaluate every kernel entry: there is no memory for others")
 
     def compiling(self) -> AbstractContextManager[None]:
         """Compile what the kernel takes, where there is one."""
@@ -107,7 +111,7 @@ class PredictRun(Run):
                 Destination(self.store, job.chunk_rows, overwrite=job.overwrite, resume=job.resume),
                 RunContext(
                     executor,
-                    product_error=ProductError.of(job.product_error),
+                    product_error=self.product_error,
                     note=note,
                     within=show,
                     interrupted=interruption,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
+import psutil
 import pytest
 
 from dkgp.cluster.cache import worker_cache
@@ -14,6 +17,7 @@ from dkgp.operators import ArrayInputs
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.cells.cross import SOURCE_LEAF, CrossSums
 from dkgp.operators.cells.cross_slopes import CrossSlopes
+from dkgp.operators.cells.forecast import estimated_bytes
 from dkgp.operators.cross_sums import cross_sums, forecast_sums, near_order, require_cross_sums
 from tests.operators.cells.test_products import dense
 
@@ -156,7 +160,7 @@ def test_kernels_without_a_bound_are_refused() -> None:
         require_cross_sums(SquaredExponential((1.0,) * 4), np.ones((9, 1)), None)
 
 
-def test_a_forecast_goes_by_counts_and_gives_its_reason(rng: np.random.Generator) -> None:
+def test_a_forecast_goes_by_counts_and_memory_and_gives_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def told(kernel: Kernel, n: int, tests: int, error: float = 1e-3) -> tuple[bool, str]:
         context = BlockContext("forecast", ArrayInputs(np.zeros((1, kernel.n_features))), kernel, n)
         forecast = forecast_sums(context, tests, np.array([float(n)]), np.array([error]))
@@ -167,6 +171,12 @@ def test_a_forecast_goes_by_counts_and_gives_its_reason(rng: np.random.Generator
     assert "proven errors" in reason
     assert told(KERNELS["smooth"], 2000, 4_000_000) == (False, "")
     assert told(KERNELS["smooth"], 800_000, 100) == (False, "")
+    needed = estimated_bytes(KERNELS["smooth"], 800_000)[0]
+    for free, pays_too in ((2 * needed, True), (2 * needed - 2, False)):
+        monkeypatch.setattr(psutil, "virtual_memory", lambda free=free: SimpleNamespace(available=free))
+        pays, reason = told(KERNELS["smooth"], 800_000, 4_000_000)
+        assert pays == pays_too
+        assert pays or f"evaluate every kernel entry, 3.2e+12 in all: others keep {needed:,} bytes" in reason
     for kernel, error, why in (
         (SquaredExponential((1.0,) * 4), 1e-3, "3 features"),
         (KERNELS["smooth"], 1e-9, "no other bound"),
