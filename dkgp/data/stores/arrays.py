@@ -295,18 +295,24 @@ class StoredArray:
 
     def _checked(self, selection: slice | IntArray, start: int, stop: int) -> NDArray[Any]:
         try:
-            whole = not isinstance(selection, slice) or self._described_by is None
-            block = self._whole(selection, start, stop) if whole else self._by_chunks(start, stop)
-        except StoreError:
-            # Not damaged, but gone, or another one's: that is told first.
+            try:
+                whole = not isinstance(selection, slice) or self._described_by is None
+                block = self._whole(selection, start, stop) if whole else self._by_chunks(start, stop)
+            except StoreError:
+                # Not damaged, but gone, or another one's: that is told first.
+                self._require_same_store()
+                raise
             self._require_same_store()
+        except BaseException:
+            # They may be another store's.
+            KEPT_CHUNKS.forget((self.url, self.name))
             raise
-        self._require_same_store()
         return block
 
     def _by_chunks(self, start: int, stop: int) -> NDArray[Any]:
         """Read rows of a finished store; keep the chunks that they begin or end within for whoever reads the rest."""
-        parts, whole = [], False
+        parts: list[NDArray[Any]] = []
+        whole = False
         while start < stop or not parts:
             first = start - start % self.chunk_rows
             end = min(first + self.chunk_rows, self.shape[0])
@@ -316,7 +322,7 @@ class StoredArray:
                 end = stop if stop == self.shape[0] else max(start, stop - stop % self.chunk_rows)
                 parts.append(self._whole(slice(start, end), start, end))
             else:
-                key = (self.url, self.name, self._described_by, first)
+                key = ((self.url, self.name), self._described_by, first)
                 chunk = KEPT_CHUNKS.get(key, functools.partial(self._whole, slice(first, end), first, end))
                 end = min(end, stop)
                 parts.append(chunk[start - first : end - first])

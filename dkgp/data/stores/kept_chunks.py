@@ -24,13 +24,13 @@ class KeptChunks:
 
     def __init__(self, budget_bytes: int = BUDGET_BYTES) -> None:
         self.budget_bytes = budget_bytes
-        self._chunks: OrderedDict[Hashable, NDArray[Any]] = OrderedDict()
+        self._chunks: OrderedDict[tuple[Hashable, ...], NDArray[Any]] = OrderedDict()
         self._n_bytes = 0
         self._reading: dict[Hashable, threading.Lock] = {}
         self._lock = fork_safe(threading.Lock())
 
-    def get(self, key: Hashable, read: Callable[[], NDArray[Any]]) -> NDArray[Any]:
-        """Return the chunk; do not write to it. Errors as of `read`."""
+    def get(self, key: tuple[Hashable, ...], read: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+        """Return the chunk under a key that begins with its array; do not write to it. Errors as of `read`."""
         with self._lock:
             if key in self._chunks:
                 self._chunks.move_to_end(key)
@@ -49,7 +49,13 @@ class KeptChunks:
                     self._reading.pop(key, None)
         return chunk
 
-    def _keep(self, key: Hashable, chunk: NDArray[Any]) -> None:
+    def forget(self, array: Hashable) -> None:
+        """Forget the chunks of an array."""
+        with self._lock:
+            for key in [key for key in self._chunks if key[0] == array]:
+                self._n_bytes -= self._chunks.pop(key).nbytes
+
+    def _keep(self, key: tuple[Hashable, ...], chunk: NDArray[Any]) -> None:
         if chunk.nbytes > self.budget_bytes or key in self._chunks:
             return
         self._chunks[key] = chunk

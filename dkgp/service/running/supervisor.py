@@ -79,8 +79,9 @@ class Supervisor:
         self._cluster = cluster or ClusterOptions()
         self._concurrent_jobs, self._concurrent_per_owner = concurrent_jobs, concurrent_per_owner
         self._deadline_seconds, self._memory_bytes = deadline_seconds, memory_bytes
-        has_room = memory_bytes is not None and total_memory_bytes is not None
-        self._room = MemoryRoom(memory_bytes, total_memory_bytes) if has_room else None
+        self._room: MemoryRoom | None = None
+        if memory_bytes is not None and total_memory_bytes is not None:
+            self._room = MemoryRoom(memory_bytes, total_memory_bytes)
         self._keep_seconds, self._python, self._end_seconds = keep_seconds, python, end_seconds
         self._roots = tuple(roots)
         self.name = secrets.token_hex(6)

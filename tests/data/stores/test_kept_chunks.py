@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -90,11 +91,25 @@ def test_a_store_that_was_overwritten_is_not_read_from_memory(tmp_path: Path) ->
     np.testing.assert_array_equal(open_dataset(tmp_path / "d.zarr").inputs(10, 20, standardised=False), -X[10:20])
 
 
+def test_chunks_of_another_store_are_not_kept(tmp_path: Path) -> None:
+    X, data = dataset(tmp_path, 1000)
+    other = tmp_path / "other.zarr"
+    dataset_from_arrays(other, -X, X[:, 0], chunk_rows=1000)
+    shutil.move(tmp_path / "d.zarr", tmp_path / "aside.zarr")
+    shutil.move(other, tmp_path / "d.zarr")
+    with pytest.raises(StoreError, match="was overwritten or removed while it was read"):
+        data.inputs(10, 20)
+    # The store comes back: the rows that were read meanwhile are not its own.
+    shutil.rmtree(tmp_path / "d.zarr")
+    shutil.move(tmp_path / "aside.zarr", tmp_path / "d.zarr")
+    np.testing.assert_array_equal(data.inputs(10, 20, standardised=False), X[10:20])
+
+
 def test_the_budget_is_kept_to_and_the_latest_stay() -> None:
     chunks, made = KeptChunks(80), []
 
     def get(key: int, size: int = 4) -> None:
-        chunks.get(key, lambda: made.append(key) or np.zeros(size))
+        chunks.get((key,), lambda: made.append(key) or np.zeros(size))
 
     for key in (1, 2, 1, 3, 1):
         get(key)
@@ -116,6 +131,6 @@ def test_a_failed_read_is_tried_by_the_next_reader() -> None:
         raise StoreError("damaged")
 
     with pytest.raises(StoreError, match="damaged"):
-        chunks.get(1, fail)
+        chunks.get((1,), fail)
     assert begun.is_set()
-    np.testing.assert_array_equal(chunks.get(1, lambda: np.ones(2)), np.ones(2))
+    np.testing.assert_array_equal(chunks.get((1,), lambda: np.ones(2)), np.ones(2))
