@@ -137,13 +137,15 @@ def direct_results(client: Client, in_process: bool = False) -> Iterator[None]:
     By itself a client fetches them through the scheduler, whose process then copies all of them. A user's own choice
     (`direct_to_workers`) stays.
     """
-    before = client.direct_to_workers
-    if before is None and not in_process and client.sync(_reaches_workers, client):
-        client.direct_to_workers = True
+    # Another thread's context may have set it, and resets it then.
+    if in_process or client.direct_to_workers is not None or not client.sync(_reaches_workers, client):
+        yield
+        return
+    client.direct_to_workers = True
     try:
         yield
     finally:
-        client.direct_to_workers = before
+        client.direct_to_workers = None
 
 
 async def _reaches_workers(client: Client) -> bool:

@@ -85,7 +85,7 @@ def test_a_scheduler_tells_of_pages_only_where_bokeh_makes_them() -> None:
 
 def test_a_gateways_link_is_its_own() -> None:
     client = Answering("tls://10.1.2.3:4567", None)
-    client.cluster = type("Gateway", (), {"dashboard_link": "https://gateway/clusters/1/status"})()  # type: ignore[assignment]
+    client.cluster = type("Gateway", (), {"dashboard_link": "https://gateway/clusters/1/status"})()
     assert find_dashboard(client) == Dashboard("https://gateway/clusters/1/status")  # type: ignore[arg-type]
 
 

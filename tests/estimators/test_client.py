@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import dask.array as da
@@ -40,3 +41,21 @@ def test_workers_in_other_processes_get_what_they_need_from_stores(
 def test_something_else_is_refused(problem: Problem) -> None:
     with pytest.raises(UsageError, match="Client"), open_client_executor("tcp://127.0.0.1:1"):  # type: ignore[arg-type]
         pass
+
+
+@pytest.mark.long
+def test_fits_in_threads_give_futures_and_the_same_bits(problem: Problem, outer_client: Client, tmp_path: Path) -> None:
+    models = [GPRegressor(KERNEL, noise_variance=NOISE, client=outer_client, store=str(tmp_path / n)) for n in "ab"]
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    with ThreadPoolExecutor(2) as pool:
+        futures = [
+            pool.submit(model.fit, problem.X, y) for model, y in zip(models, (problem.y, -problem.y), strict=True)
+        ]
+        one, other = (future.result() for future in futures)
+    np.testing.assert_array_equal(one.predict(problem.X_new), -other.predict(problem.X_new))
+    alone = GPRegressor(KERNEL, noise_variance=NOISE, client=outer_client, store=str(tmp_path)).fit(
+        problem.X, problem.y
+    )
+    np.testing.assert_array_equal(alone.predict(problem.X_new), one.predict(problem.X_new))
+    assert outer_client.direct_to_workers is None
