@@ -146,7 +146,7 @@ def _die_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def _daemon(folder: Path, name: str, *command: object) -> Iterator[subprocess.Popen[bytes]]:
+def daemon(folder: Path, name: str, *command: object) -> Iterator[subprocess.Popen[bytes]]:
     with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
             [str(part) for part in command],
@@ -185,7 +185,7 @@ def slurm_site(folder: Path) -> Iterator[SlurmSite]:
     with contextlib.ExitStack() as stack:
         daemons = [
             stack.enter_context(
-                _daemon(
+                daemon(
                     folder, "munged", "munged", "--foreground", "--force", f"--key-file={key}",
                     f"--socket={munge}/socket", f"--pid-file={munge}/pid", f"--log-file={munge}/log",
                     f"--seed-file={munge}/seed",
@@ -193,9 +193,9 @@ def slurm_site(folder: Path) -> Iterator[SlurmSite]:
             )
         ]  # fmt: skip
         _until(lambda: (munge / "socket").exists(), daemons, site)
-        daemons.append(stack.enter_context(_daemon(folder, "slurmctld", "slurmctld", "-D", "-c", "-f", configuration)))
+        daemons.append(stack.enter_context(daemon(folder, "slurmctld", "slurmctld", "-D", "-c", "-f", configuration)))
         for node in NODES:
-            daemons.append(stack.enter_context(_daemon(folder, node, "slurmd", "-D", "-N", node, "-f", configuration)))
+            daemons.append(stack.enter_context(daemon(folder, node, "slurmd", "-D", "-N", node, "-f", configuration)))
         _until(lambda: _idle_nodes(site) == len(NODES), daemons, site)
         try:
             yield site
