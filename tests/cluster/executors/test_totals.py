@@ -17,11 +17,14 @@ import dask
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster, Scheduler, get_worker
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.executors import dask_graphs
 from dkgp.cluster.executors.base import BlockExecutor, HereExecutor, RoundTasks
 from dkgp.cluster.executors.dask import DaskExecutor
+from dkgp.cluster.executors.dask_graphs import Graph
 from dkgp.cluster.executors.sums import Totals, add_totals
 from dkgp.errors import ClusterError, StoreError
 from tests.cluster.executors.test_dask import forgotten
@@ -119,6 +122,40 @@ def test_totals_leave_their_parts_as_they_are() -> None:
     totals = add_totals(*parts)
     assert {key: part.tolist() for key, part in totals.items()} == {"a": [5 - 2**63], "b": [1]}
     assert [part["a"].tolist() for part in parts] == [[2**62], [2**62], [5]]
+
+
+@given(st.data())
+def test_graphs_of_any_cut_have_the_same_totals(data: st.DataObject) -> None:
+    """A node of one key takes parts of this key alone, from few nodes; values are there once."""
+    pairs = data.draw(st.permutations(squares(RANGES)))
+    size, owned = data.draw(st.integers(1, len(pairs))), data.draw(st.booleans())
+    groups = [pairs[start : start + size] for start in range(0, len(pairs), size)]
+    owners = [data.draw(st.sampled_from("abc")) for _ in groups] if owned else None
+    gives = data.draw(st.booleans())
+    graph = Graph.build_total(round_of(groups, gives, owners))
+    results: list[Any] = []
+    for node in graph.nodes:
+        parts = [results[need] for need in node.needs]
+        assert max(node.needs, default=-1) < len(results)
+        if node.name == "squares-add":
+            assert 2 <= len(parts) <= dask_graphs.FAN_IN
+            assert not gives or len(set().union(*parts) - {"count"}) == 1
+        results.append(node.call(*node.arguments, *parts))
+    assert [node.name for node in graph.nodes].count("squares-value") == RANGES
+    check_totals(graph.finish([results[root] for root in graph.roots]))
+
+
+def test_workers_that_leave_in_good_order_change_nothing() -> None:
+    with on_dask(3) as (executor, client):
+
+        def leave(done: int, of: int) -> None:
+            if len(client.scheduler_info()["workers"]) > 1:
+                client.retire_workers(n=1)
+
+        groups = [[leaf] for leaf in range(24)]
+        pending = executor.start_total(RoundTasks(slow, (), groups, None, "slow"))
+        assert pending.result(leave)[""].tolist() == [sum(range(24))]
+        assert len(client.scheduler_info()["workers"]) < 3
 
 
 @pytest.mark.parametrize("threads", [1, 3])
