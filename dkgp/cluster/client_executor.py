@@ -149,7 +149,7 @@ def direct_results(client: Client, in_process: bool = False) -> Iterator[None]:
 
 
 async def _reaches_workers(client: Client) -> bool:
-    """Whether all of the first few workers take a connection; behind a gateway or a forwarded port they do not."""
+    """Return True if the first few workers all take a connection; behind a gateway or a forwarded port none does."""
     from distributed.comm.core import connect
 
     async def reach(address: str) -> None:

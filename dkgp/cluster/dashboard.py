@@ -7,6 +7,7 @@ dashboard, and it may listen on another interface.
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,11 +20,13 @@ from distributed.utils import format_dashboard_link
 # Pages of schedulers and workers that are started here listen there: they ask nobody for a name.
 LOOPBACK = "127.0.0.1:0"
 ANSWER_SECONDS = 10.0
+# In an ssh session and in a batch job the user's browser is on another machine.
+_AWAY = ("SSH_CONNECTION", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 
 
 @dataclass(frozen=True)
 class Dashboard:
-    """The link to a dashboard; `machine` if it listens on that other machine's loopback interface only."""
+    """The link to a dashboard; `machine` if it listens on the loopback interface of another than the user's."""
 
     link: str
     port: int = 0
@@ -57,8 +60,8 @@ def find_dashboard(client: Client) -> Dashboard | None:
     machine, host, port = listening
     address = ipaddress.ip_address(host.split("%")[0])
     if address.is_loopback:
-        elsewhere = "" if machine == socket.gethostname() else machine
-        return Dashboard(format_dashboard_link(_in_link(host), port), port, elsewhere)
+        away = machine != socket.gethostname() or any(name in os.environ for name in _AWAY)
+        return Dashboard(format_dashboard_link(_in_link(host), port), port, machine if away else "")
     if address.is_unspecified:
         scheduler: Any = client.scheduler
         protocol, _, rest = str(scheduler.address).rpartition("://")

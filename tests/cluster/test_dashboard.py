@@ -16,13 +16,20 @@ import pytest
 from distributed import Client
 
 from dkgp.cluster import ClusterOptions, open_executor
-from dkgp.cluster.dashboard import Dashboard, _listening, find_dashboard
+from dkgp.cluster.dashboard import _AWAY, Dashboard, _listening, find_dashboard
 from dkgp.cluster.starters.jobqueue import job_arguments
 from dkgp.cluster.starters.ssh import ssh_arguments
 from tests.cluster.helpers import StartProcess, start_scheduler
 
 StartCluster = Callable[..., Client]
 SIZES: dict[str, Any] = {"threads_per_worker": 1, "worker_memory_bytes": 2**30}
+
+
+@pytest.fixture(autouse=True)
+def at_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No ssh session and no batch job around the tests."""
+    for name in _AWAY:
+        monkeypatch.delenv(name, raising=False)
 
 
 class Answering:
@@ -63,6 +70,19 @@ def test_pages_of_another_machines_loopback_are_forwarded() -> None:
     assert found is not None
     assert found.link.startswith("http://127.0.0.1:8787")
     assert "`ssh -N -L 8787:127.0.0.1:8787 node7`" in found.tunnel
+
+
+@pytest.mark.parametrize("name", _AWAY)
+def test_a_user_of_ssh_or_a_batch_job_forwards_this_machines_pages(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    host = socket.gethostname()
+    client: Any = Answering("tls://10.1.2.3:4567", (host, "127.0.0.1", 8787))
+    found = find_dashboard(client)
+    assert found is not None
+    assert found.tunnel == ""
+    monkeypatch.setenv(name, "1")
+    found = find_dashboard(client)
+    assert found is not None
+    assert found.tunnel.endswith(f"`ssh -N -L 8787:127.0.0.1:8787 {host}`")
 
 
 @pytest.mark.parametrize("answer", [None, ValueError("cannot run functions")])
