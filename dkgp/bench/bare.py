@@ -1,6 +1,6 @@
-"""Processes that evaluate a product's pieces and do nothing else, without Dask: what a machine's cores allow.
+"""Processes that evaluate a product's tasks and do nothing else, without Dask: what a machine's cores allow.
 
-They hold the vectors already, and bring nothing back; the pieces are shared out as workers would have them.
+They hold the vectors already, and return nothing; the tasks are shared out as workers would have them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from typing import Self
 
 import numpy as np
 
-from dkgp.cluster.executors.homes import Homes
 from dkgp.cluster.threads import limit_blas_threads
 from dkgp.data import open_dataset
 from dkgp.errors import DkgpError
 from dkgp.kernels import Kernel
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.full_products import PieceWork, matmat_task, pieces_of
+from dkgp.operators.full_products import RangeRows, cut_of, matmat_task, scale_of
 
 STOP_SECONDS = 5.0
 
@@ -47,7 +46,7 @@ class BareProcesses(ExitStack):
         return self
 
     def __call__(self) -> int:
-        """Evaluate; return the number of pieces."""
+        """Evaluate; return the number of tasks."""
         try:
             for end in self._ends:
                 end.send(True)
@@ -60,18 +59,21 @@ def _serve(end: Connection, share: int, of: int, url: str, kernel: Kernel, V: Fl
     limit_blas_threads(1)
     dataset = open_dataset(url)
     context = BlockContext(f"bare-{os.getpid()}", dataset, kernel, dataset.n_samples)
-    pieces = pieces_of(context.n_blocks)
-    (mine,) = share_of(len(pieces), share, of)
-    vectors = {block: np.ascontiguousarray(V[slice(*context.bounds(block))]) for block in range(context.n_blocks)}
-    work = [PieceWork([pieces[number] for number in mine], vectors)]
+    cut = cut_of(context.n_blocks, of)
+    mine = share_of(len(cut.tasks), share, of)
+    rows = [(context.bounds(first)[0], context.bounds(last - 1)[1]) for first, last in map(cut.blocks, cut.names)]
+    ranges = [RangeRows(cut.blocks(name), np.ascontiguousarray(V[slice(*rows[name])])) for name in cut.names]
+    work = [({name: ranges[name] for name in cut.needs[task]}, cut.tasks[task]) for task in mine]
+    scale = scale_of(V, np.ones(context.n), "single", context.n_blocks)
     try:
         while end.recv():
-            end.send(len(matmat_task(context, "single", None, work)[0]))
+            for needed, squares in work:
+                matmat_task(context, scale, "single", None, needed, squares)
+            end.send(len(work))
     except (EOFError, OSError, KeyboardInterrupt):
         pass
 
 
-def share_of(pieces: int, share: int, of: int) -> list[list[int]]:
-    """The pieces of one of so many workers of a thread each, as a list of one list."""
-    groups, owners = Homes(pieces).groups({f"{each:09d}": 1 for each in range(of)}, range(pieces))
-    return [group for group, owner in zip(groups, owners, strict=True) if owner == f"{share:09d}"]
+def share_of(tasks: int, share: int, of: int) -> range:
+    """Return the tasks of one of so many workers of a thread each."""
+    return range(share, tasks, of)

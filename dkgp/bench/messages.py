@@ -1,8 +1,8 @@
 """`dkgp bench messages`: rounds of more worker processes than there are cores, against the plan's forecast.
 
-Tasks sleep for as long as their entries would take, and bring back as many bytes as products do: scheduler, messages
-and coordinator are what they are on a cluster whose workers compute, on a machine of two cores. Links are this
-machine's own, or between the coordinator and the scheduler a slow one (`dkgp.bench.links`).
+Tasks sleep for as long as their entries would take, and leave as many bytes on their workers as products do.
+Scheduler, messages and coordinator are what they are on a cluster whose workers compute, on a machine of two cores.
+Links are this machine's own, or between the coordinator and the scheduler a slow one (`dkgp.bench.links`).
 """
 
 from __future__ import annotations
@@ -15,20 +15,25 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkgp.bench.links import SlowLink
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
 from dkgp.cluster.connect import start_cluster
-from dkgp.cluster.executors.base import PendingRound
+from dkgp.cluster.executors.base import RoundTasks
+from dkgp.cluster.executors.sums import PendingTotal
 from dkgp.cluster.tile_budget import TileBudget
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, check_record_file, median, report, write_record
 from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.errors import UsageError
 from dkgp.kernels import SquaredExponential
+from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.full_products import FullProducts, PieceProduct, PieceWork
+from dkgp.operators.fixed_point import Scale
+from dkgp.operators.full_products import COUNTS, FullProducts, RangeRows, Square
+from dkgp.operators.keeping import Keeping
 from dkgp.plan.fleet import Fleet, product_parts
 from dkgp.plan.network import measure_cluster
 from dkgp.solvers.prices import Prices, Sizes
@@ -36,7 +41,7 @@ from dkgp.solvers.prices import Prices, Sizes
 COLUMNS = (
     Column("samples", "samples", ",d"),
     Column("workers", "workers", "d"),
-    Column("share", "of a product", ".3f"),
+    Column("entry_ns", "ns an entry", ".3g"),
     Column("seconds", "seconds", ".3f"),
     Column("forecast", "forecast, s", ".3f"),
     Column("ratio", "measured / forecast", ".2f"),
@@ -64,7 +69,7 @@ class BenchMessagesJob:
     entry_ns
         What an entry of half the matrix takes, in nanoseconds, asleep.
     seconds
-        A product of which its forecast takes longer is cut off after so many.
+        Computing of a product is shortened to so many where it would take longer: its messages stay the same.
     latency_seconds, bytes_per_second
         Of a link between the coordinator and the scheduler, on whose machine the workers are: one way, and in each
         direction. Zero and None for this machine's own.
@@ -104,23 +109,23 @@ class NoInputs:
         return np.zeros((stop - start, 1))
 
 
-def sleeping_task(context: BlockContext, entry_seconds: float, work: list[PieceWork]) -> list[list[PieceProduct]]:
-    """Bring back as much as `matmat_task` does, after as long as its entries take."""
-    results = []
-    for share in work:
-        entries, found = 0.0, []
-        for piece in share.pieces:
-            parts = {block: np.zeros_like(share.vectors[block]) for block in piece.blocks}
-            entries += sum(_entries(context, pair) for pair in piece.pairs)
-            found.append(PieceProduct(parts, 0, 0))
-        time.sleep(entries * entry_seconds)
-        results.append(found)
-    return results
-
-
-def _entries(context: BlockContext, pair: tuple[int, int]) -> float:
-    (first, last), (start, stop) = (context.bounds(block) for block in pair)
-    return (last - first) * (stop - start) / (2.0 if pair[0] == pair[1] else 1.0)
+def sleeping_task(
+    context: BlockContext,
+    entry_seconds: float,
+    scale: Scale,
+    precision: Precision,
+    keeping: Keeping | None,
+    ranges: dict[int, RangeRows],
+    squares: list[Square],
+) -> list[dict[Any, NDArray[np.int64]]]:
+    """Return as much as `matmat_task` does, after as long as its entries take."""
+    rows = {
+        name: sum(last - first for first, last in map(context.bounds, range(*each.blocks)))
+        for name, each in ranges.items()
+    }
+    time.sleep(entry_seconds * sum(rows[a] * rows[b] * (0.5 if a == b else 1.0) for a, b in squares))
+    words = {name: scale.zeros(count).swapaxes(1, 2) for name, count in rows.items()}
+    return [{**words, COUNTS: np.zeros(2 + len(scale.exponents), np.int64)}]
 
 
 def run_bench_messages(job: BenchMessagesJob, reporter: Reporter) -> Document:
@@ -138,28 +143,29 @@ def run_bench_messages(job: BenchMessagesJob, reporter: Reporter) -> Document:
                 for n in job.samples:
                     sizes = Sizes(n, 1, blocks=_context(n).n_blocks)
                     prices = replace(Prices(), entries=1e-9 * job.entry_ns)
-                    parts = product_parts(sizes, prices, Fleet(count, 1, (1.0,), network))
+                    fleet = Fleet(count, 1, (1.0,), network)
+                    parts = product_parts(sizes, prices, fleet)
+                    entry_ns = job.entry_ns * min(1.0, job.seconds / parts.computing)
+                    parts = product_parts(sizes, replace(prices, entries=1e-9 * entry_ns), fleet)
                     runs = []
                     for _ in range(job.repeats):
-                        runs.append(measure(executor, n, 1e-9 * job.entry_ns, min(1.0, job.seconds / parts.total)))
+                        runs.append(measure(executor, n, 1e-9 * entry_ns))
                         show(WorkProgress(f"{count} workers", len(rows) * job.repeats + len(runs), total, "products"))
-                    share = runs[-1][1]
-                    seconds, coordinator = (median([run[at] for run in runs]) for at in (0, 2))
-                    forecast = (parts.total - parts.ends) * share + parts.ends
+                    seconds, coordinator = (median([run[at] for run in runs]) for at in (0, 1))
                     rows.append(
                         {
                             "samples": n,
                             "workers": count,
-                            "share": share,
+                            "entry_ns": entry_ns,
                             "seconds": seconds,
-                            "forecast": forecast,
-                            "ratio": seconds / forecast,
-                            "computing": share * parts.computing,
-                            "scheduling": share * parts.scheduling,
-                            "moving": share * parts.moving,
-                            "tasks": round(share * parts.tasks),
+                            "forecast": parts.total,
+                            "ratio": seconds / parts.total,
+                            "computing": parts.computing,
+                            "scheduling": parts.scheduling,
+                            "moving": parts.moving,
+                            "tasks": parts.tasks,
                             "coordinator": coordinator,
-                            "coordinator_ms": 1e3 * coordinator / (share * parts.tasks),
+                            "coordinator_ms": 1e3 * coordinator / parts.tasks,
                             "task_ms": 1e3 * (network.task_seconds + network.submit_seconds),
                             "mb_per_second": network.bytes_per_second / 1e6,
                         }
@@ -194,21 +200,18 @@ def _context(n: int) -> BlockContext:
     return BlockContext("messages", NoInputs(n), SquaredExponential(gamma=(1.0,)), n)
 
 
-def measure(executor: BlockExecutor, n: int, entry_seconds: float, share: float) -> tuple[float, float, float]:
-    """Time about that share of a product whose tasks sleep.
+def measure(executor: BlockExecutor, n: int, entry_seconds: float) -> tuple[float, float]:
+    """Time a product whose tasks sleep.
 
-    Returns seconds, the share of the pieces that it came to, and processor seconds of this process, the scheduler's
-    included where it is in it.
+    Returns seconds, and processor seconds of this process, the scheduler's included where it is in it.
     """
     context = _context(n)
 
-    def submit(name: str, task: Any, arguments: Any, work: Any, owners: Any = None) -> PendingRound:
-        return executor.submit(name, sleeping_task, (context, entry_seconds), work, owners)
+    def start_total(tasks: RoundTasks) -> PendingTotal:
+        asleep = (context, entry_seconds, *tasks.arguments[1:])
+        return executor.start_total(replace(tasks, task=sleeping_task, arguments=asleep))
 
     V, result = np.ones((n, 1)), np.ones((n, 1))
-    began, own, done, total = time.perf_counter(), time.process_time(), 0, 1
-    products = FullProducts(context, executor, submit)
-    for done, total in products.add(V, "single", result):
-        if done >= share * total:
-            break
-    return time.perf_counter() - began, done / total, time.process_time() - own
+    began, own = time.perf_counter(), time.process_time()
+    FullProducts(context, executor, start_total, lambda: np.ones(n)).add(V, "single", result)
+    return time.perf_counter() - began, time.process_time() - own

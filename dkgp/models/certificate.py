@@ -37,6 +37,7 @@ from dkgp.models.rounding import (
     bounding,
     column_lengths,
     known,
+    mean_roundings,
     product_roundings,
     slope_roundings,
     step_roundings,
@@ -201,9 +202,8 @@ class Certificate(ProofShown):
             typical = float(np.max(np.divide(spread, magnitude, out=np.zeros_like(spread), where=magnitude > 0.0)))
             row_errors = np.full(len(scale), typical)
         errors = row_errors[:, None]
-        rounding = (product_roundings(self.n) * UNIT + EPS * errors) * magnitude + EPS * spread
-        bound: FloatArray = scale * (1.0 + EPS * (2.0 * errors + 8.0)) * (factor + EVALUATION * rounding)
-        return bound
+        rounding = (mean_roundings(self.n) * UNIT + EPS * errors) * magnitude + EPS * spread
+        return np.asarray(scale * (1.0 + EPS * (2.0 * errors + 8.0)) * (factor + EVALUATION * rounding))
 
     @bounding
     def by_variance(self, bound: FloatArray, kernel: Kernel, highest: FloatArray) -> FloatArray:

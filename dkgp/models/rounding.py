@@ -34,15 +34,29 @@ LONGEST_RUN, SHORTEST_RUN, BLOCK_ROWS = 512, 64, 8208
 
 
 def product_roundings(n: int) -> float:
-    """Additions on the way of one product k_j alpha_j into a sum over n samples by the tile loops, in any order.
+    """Roundings on the way of one product k_j alpha_j into a product with all of K, over n samples.
 
     A sum in which each term passes through at most m additions is off by at most gamma_m sum |terms| (Higham, section
-    4.2). The loops add runs of up to 512 within a tile, the runs of a block (of 64 at least), and the blocks; there are
-    never more than n terms. Six more: the weight times the amplitude, the product, the noise's own product and sum,
-    what is taken off last, and one to spare.
+    4.2). The loops add runs of up to 512 within a tile, and the runs of a block (of 64 at least); there are never more
+    than n terms. Blocks are added exactly, as fixed-point words, whose roundings are `fixed_roundings`. Six more: the
+    weight times the amplitude, the product, the noise's own product and sum, what is taken off last, and one to spare.
+    """
+    return min(float(n), LONGEST_RUN + BLOCK_ROWS / SHORTEST_RUN) + fixed_roundings(n) + 6.0
+
+
+def fixed_roundings(n: int) -> float:
+    """Roundings of the fixed-point words of the blocks' sums (Lemma 2a), in units of u sum |terms|.
+
+    One for the result; of N additions half a unit of the last word each, and a rounding of the low word: together at
+    most 2^-22 N up to N = 2^13 blocks. Beyond, the low word has a bit less for each doubling.
     """
     blocks = max(8.0, n / 8192 + 1.0)
-    return min(float(n), LONGEST_RUN + BLOCK_ROWS / SHORTEST_RUN + blocks) + 6.0
+    return 1.0 + 2.0**-22 * blocks * max(1.0, blocks / 2.0**12)
+
+
+def mean_roundings(n: int) -> float:
+    """Roundings as in `product_roundings` of a sum over n samples for a test sample, whose blocks are added in turn."""
+    return min(float(n), LONGEST_RUN + BLOCK_ROWS / SHORTEST_RUN + max(8.0, n / 8192 + 1.0)) + 6.0
 
 
 def step_roundings(p: int) -> float:

@@ -92,7 +92,7 @@ class BlockedKernelOperator(KernelOperator, Rounds):
         self._source = source
         self.executor = executor
         self.context = BlockContext(f"run-{uuid.uuid4().hex[:12]}", source, kernel, self.n)
-        self._products = FullProducts(self.context, executor, self.submit)
+        self._products = FullProducts(self.context, executor, self.start_total, self.prior)
         self._diagonal: FloatArray | None = None
         self._prior: FloatArray | None = None
         needed = coordinator_input_bytes_needed(self.n, kernel.n_features, feature_width(kernel))
@@ -195,8 +195,7 @@ class BlockedKernelOperator(KernelOperator, Rounds):
         result = self.noise_times(V)
         kept = f" ({self.kept_share:.0%} of K kept)" if self.kept_share else ""
         phase = f"product{kept}" if precision == "single" else "float64 product"
-        for done, total in self._products.add(V, precision, result):
-            self.tell(phase, done, total, "pieces")
+        self._products.add(V, precision, result, lambda done, total: self.tell(phase, done, total, "tasks"))
         self.kept_share = self._products.kept_share
         return result
 
@@ -207,7 +206,7 @@ class BlockedKernelOperator(KernelOperator, Rounds):
     @property
     def kept(self) -> dict[str, Any]:
         """Bytes that workers kept of K, and why, in plain JSON types."""
-        return dict(self._products.kept)
+        return self._products.kept
 
     @property
     def kept_bytes(self) -> int:

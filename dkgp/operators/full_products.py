@@ -1,139 +1,168 @@
-"""Products with the whole of K: its lower half in pieces, each evaluated or read once for both of its products.
+"""Products with the whole of K: its lower half in squares of blocks, each evaluated or read once for both products.
 
-A piece is a few blocks by a few blocks. A worker adds up a piece's products, and the coordinator adds up the pieces,
-one after the other. The cut of K and the order of sums depend on n alone, so that bits depend neither on the workers
-nor on the tiles that they keep. The grouping of pieces into tasks, and their workers, depend on the cluster: a piece
-goes where its tiles may be kept.
+Rows and columns of K are cut into ranges of blocks, and the squares of ranges into tasks along a Z-order. A task adds
+the products of its pairs of blocks as fixed-point words, range by range. Workers add up the words of each range, and n
+numbers a column come back. Integer sums are exact, so bits depend on the pairs alone, not on the cut, the workers or
+the tiles that they keep.
 
-Pieces are submitted in rounds of bounded size, each before the last one is done, so that workers do not wait for
-additions.
+The cut depends on the cluster: about four tasks a thread, the last ones small. A task goes where its tiles may be kept.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dkgp.cluster.executors.base import BlockExecutor, PendingRound
+from dkgp.cluster.executors.base import BlockExecutor, RoundTasks
 from dkgp.cluster.executors.homes import Homes
+from dkgp.cluster.executors.sums import PendingTotal, Progress
 from dkgp.errors import ClusterError
 from dkgp.kernels.tiles.evaluator import KeptTiles, Precision
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.fixed_point import UNBOUNDED, Scale, low_bits
 from dkgp.operators.keeping import Keeping, kept_bytes_of
 from dkgp.operators.kept_tiles import TileRequest, worker_tiles
 
-# From so many blocks on a piece is two by two blocks: half the vectors on the wire for an entry.
-SINGLE_BLOCKS = 16
-# What the results of a round may take at the coordinator; two rounds are under way.
-ROUND_BYTES = 32 * 1024**2
-# Pieces a thread gets in a round at least: small rounds leave some waiting for others.
-LEAST_PIECES = 4
-# A task on another process costs the coordinator 4 ms of Python, during which workers on the same cores wait; so many
-# entries take a tenth of a second. More tasks for a thread in a round only help where workers differ.
+# Tasks a thread, and the parts that the last of them is cut into: the end of a product waits for small ones.
+TASKS_A_THREAD, LAST_PARTS = 4, 4
+# Entries below which a task on another process is not worth its messages: a tenth of a second.
 TASK_ENTRIES = 500_000_000
-MOST_TASKS = 8
+# Words of a task in one process: little beside the vectors.
+SHARED_TASK_BYTES = 2 * 1024**2
+# Ranges at most: 20,000 squares.
+MOST_RANGES = 200
+# Rows whose sqrt(k(x, x)) is this many powers of two below the largest have weights of their own.
+ROW_BITS = 24
+# Roundings of the bound on totals, and those of entries, weights and sums as computed.
+BOUND_MARGIN = 1.01
 # How long workers may take to forget.
 FORGET_SECONDS = 5.0
+# Key of a task's counts: entries read, entries evaluated, and refused numbers by column.
+COUNTS = "counts"
+
+Square = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Blocks `rows` by blocks `columns` of K, up to its diagonal; both are ranges (first, after the last)."""
+class Cut:
+    """Ranges of blocks, from edge to edge, and tasks: squares (row range, column range) of the lower half."""
 
-    rows: tuple[int, int]
-    columns: tuple[int, int]
+    edges: tuple[int, ...]
+    tasks: tuple[tuple[Square, ...], ...]
+
+    def blocks(self, name: int) -> tuple[int, int]:
+        """Return the first block of a range, and the first after it."""
+        return self.edges[name], self.edges[name + 1]
 
     @property
-    def pairs(self) -> list[tuple[int, int]]:
-        """Pairs of blocks."""
-        return [(i, j) for i in range(*self.rows) for j in range(self.columns[0], min(self.columns[1], i + 1))]
+    def names(self) -> range:
+        """Names of the ranges: their numbers."""
+        return range(len(self.edges) - 1)
 
     @property
-    def blocks(self) -> list[int]:
-        """Blocks of which it takes vectors, and to whose products it adds."""
-        return sorted({*range(*self.rows), *range(*self.columns)})
+    def needs(self) -> list[list[int]]:
+        """Ranges of each task."""
+        return [sorted({name for square in task for name in square}) for task in self.tasks]
 
 
-def side_of(n_blocks: int) -> int:
-    """Blocks of a piece's side, for a matrix of so many blocks."""
-    return 1 if n_blocks <= SINGLE_BLOCKS else 2
+def cut_of(n_blocks: int, threads: int, tasks_a_thread: int = TASKS_A_THREAD) -> Cut:
+    """Cut the lower half of a matrix of so many blocks into tasks for so many threads, large ones before small ones.
+
+    Tasks with the same number modulo `threads` are neighbours.
+    """
+    large = max(0, tasks_a_thread - 1)
+    ranges = min(n_blocks, MOST_RANGES, math.ceil(math.sqrt(8.0 * threads * tasks_a_thread)))
+    edges = np.linspace(0, n_blocks, ranges + 1).round().astype(int)
+    rows, columns = np.tril_indices(ranges)
+    order = np.argsort(_z_order(rows, columns))
+    rows, columns = rows[order], columns[order]
+    sides = np.diff(edges)
+    weights = np.cumsum(np.where(rows == columns, 0.5, 1.0) * sides[rows] * sides[columns])
+    # Tasks of a thread, and the share of each thread's work that one of them has.
+    last = LAST_PARTS if large else 1
+    shares = np.repeat([1.0, 1.0 / last], [threads * large, threads * last]) / (threads * tasks_a_thread)
+    middles = (weights + np.append(0.0, weights[:-1])) / (2.0 * weights[-1])
+    squares: list[list[Square]] = [[] for _ in shares]
+    for place, *square in zip(np.searchsorted(np.cumsum(shares)[:-1], middles), rows, columns, strict=True):
+        squares[place].append((int(square[0]), int(square[1])))
+    tasks = [squares[at] for first in range(large) for at in range(first, threads * large, large)]
+    tasks += [squares[at] for first in range(last) for at in range(threads * large + first, len(squares), last)]
+    return Cut(tuple(edges.tolist()), tuple(tuple(task) for task in tasks if task))
 
 
-def round_length(side: int, block_bytes: float, threads: int) -> int:
-    """Pieces of a round, for vectors of so many bytes a block."""
-    return max(LEAST_PIECES * threads, int(ROUND_BYTES // max(1, 2 * side * block_bytes)))
-
-
-def tasks_a_thread(pieces: int, entries: float, threads: int) -> int:
-    """Tasks of a round for each thread of worker processes, for pieces of so many entries."""
-    return max(1, min(int(pieces * entries // (TASK_ENTRIES * threads)), MOST_TASKS))
-
-
-def pieces_of(n_blocks: int) -> list[Piece]:
-    """The lower half of a matrix of so many blocks: row after row, and in each from the left to the diagonal."""
-    side = side_of(n_blocks)
-    ranges = [(first, min(first + side, n_blocks)) for first in range(0, n_blocks, side)]
-    return [Piece(rows, columns) for at, rows in enumerate(ranges) for columns in ranges[: at + 1]]
+def _z_order(rows: NDArray[Any], columns: NDArray[Any]) -> NDArray[Any]:
+    """Interleave the bits of two coordinates."""
+    bits = range(int(rows.max()).bit_length())
+    return np.asarray(
+        np.sum([((rows >> bit & 1) << 2 * bit + 1) | ((columns >> bit & 1) << 2 * bit) for bit in bits], axis=0)
+    )
 
 
 @dataclass(frozen=True)
-class PieceWork:
-    """Work of one task: pieces, and the rows of V by block, for the blocks that they name."""
+class RangeRows:
+    """The rows of V of a range of blocks, and the bits by which the exponents of its rows are smaller, or None."""
 
-    pieces: list[Piece]
-    vectors: dict[int, FloatArray]
-
-
-@dataclass(frozen=True)
-class PieceProduct:
-    """A piece's part of the product, by block; entries that were read and evaluated for it; why tiles are kept."""
-
-    parts: dict[int, FloatArray]
-    entries_read: int
-    entries_evaluated: int
-    reason: str = ""
+    blocks: tuple[int, int]
+    vectors: FloatArray
+    shifts: NDArray[np.int64] | None = None
 
 
 def matmat_task(
-    context: BlockContext, precision: Precision, keeping: Keeping | None, work: list[PieceWork]
-) -> list[list[PieceProduct]]:
-    """K's pieces times the vectors that come with them; for each share of the work, its pieces' products in order."""
-    return [
-        [_piece_product(context, share.vectors, precision, keeping, piece) for piece in share.pieces] for share in work
-    ]
-
-
-def _piece_product(
     context: BlockContext,
-    vectors: dict[int, FloatArray],
+    scale: Scale,
     precision: Precision,
     keeping: Keeping | None,
-    piece: Piece,
-) -> PieceProduct:
-    parts: dict[int, FloatArray] = {}
-    entries = {True: 0, False: 0}
-    for pair in piece.pairs:
-        products, read, count = _pair_products(context, vectors, precision, keeping, pair)
-        entries[read] += count
-        for block, product in zip(pair, products, strict=False):
-            if block in parts:
-                parts[block] += product
-            else:
-                parts[block] = np.ascontiguousarray(product)
-    reason = "" if keeping is None else worker_tiles().reason(context.run_id, keeping)
-    return PieceProduct(parts, entries[True], entries[False], reason)
+    ranges: dict[int, RangeRows],
+    squares: Sequence[Square],
+) -> list[dict[Any, NDArray[np.int64]]]:
+    """Return the words of the products of K's squares with the vectors of their ranges, (words, t, rows) by range."""
+    sums = {name: _RangeSum(context, scale, each) for name, each in ranges.items()}
+    counts = np.zeros(2 + scale.exponents.shape[0], np.int64)
+    for names in squares:
+        (first, last), (start, stop) = (ranges[name].blocks for name in names)
+        for pair in [(i, j) for i in range(first, last) for j in range(start, min(stop, i + 1))]:
+            vectors = [sums[name].rows(block) for name, block in zip(names, pair, strict=True)]
+            products, read, entries = _pair_products(context, vectors, precision, keeping, pair)
+            counts[0 if read else 1] += entries
+            for name, block, product in zip(names, pair, products, strict=False):
+                counts[2:] += sums[name].add(block, product)
+    return [{**{name: each.words.swapaxes(1, 2) for name, each in sums.items()}, COUNTS: counts}]
+
+
+class _RangeSum:
+    """Sum of the products for the rows of a range."""
+
+    def __init__(self, context: BlockContext, scale: Scale, ranges: RangeRows) -> None:
+        self._context, self._scale, self._range = context, scale, ranges
+        self._start = context.bounds(ranges.blocks[0])[0]
+        self.words = scale.zeros(len(ranges.vectors))
+
+    def rows(self, block: int) -> FloatArray:
+        """Return the vectors of a block."""
+        return self._range.vectors[self._place(block)]
+
+    def add(self, block: int, product: FloatArray) -> NDArray[np.int64]:
+        """Add the product for a block; return the refused numbers by column."""
+        place, shifts = self._place(block), self._range.shifts
+        scale = self._scale if shifts is None else self._scale.shifted(shifts[place])
+        return scale.add(self.words[:, place], product)
+
+    def _place(self, block: int) -> slice:
+        first, last = self._context.bounds(block)
+        return slice(first - self._start, last - self._start)
 
 
 def _pair_products(
     context: BlockContext,
-    vectors: dict[int, FloatArray],
+    vectors: Sequence[FloatArray],
     precision: Precision,
     keeping: Keeping | None,
     pair: tuple[int, int],
@@ -147,9 +176,9 @@ def _pair_products(
     def multiply(tiles: KeptTiles | None) -> None:
         nonlocal products
         if columns is None:
-            products = (evaluator.symmetric(rows, vectors[i], tiles),)
+            products = (evaluator.symmetric(rows, vectors[0], tiles),)
         else:
-            products = evaluator.pair(rows, columns, vectors[j], vectors[i], tiles)
+            products = evaluator.pair(rows, columns, vectors[1], vectors[0], tiles)
 
     if keeping is None:
         read = False
@@ -160,25 +189,57 @@ def _pair_products(
     return products, read, evaluator.entries_of(rows, columns)
 
 
+def tasks_a_thread(entries: float, threads: int) -> int:
+    """Return the large tasks of a product of so many entries for each thread of worker processes."""
+    return max(1, min(int(entries / (TASK_ENTRIES * threads)), TASKS_A_THREAD))
+
+
+def reason_task(run_id: str, keeping: Keeping, blocks: list[int]) -> list[str]:
+    """Return in words why this worker keeps tiles of a run, or none."""
+    return [worker_tiles().reason(run_id, keeping) for _ in blocks]
+
+
 def forget_task(run_id: str, workers: list[int]) -> list[None]:
     """Let this worker forget a run's tiles."""
     worker_tiles().discard_run(run_id)
     return [None for _ in workers]
 
 
-class FullProducts:
-    """Products of one operator with its whole matrix; `submit` starts a round of its tasks."""
+def scale_of(V: FloatArray, roots: FloatArray, precision: Precision, n_blocks: int) -> Scale:
+    """Return the weights of the words of K @ V, of `roots` sqrt(k_ii): by max sqrt(k_ii) sum_j sqrt(k_jj) |v_j|."""
+    largest = float(roots.max(initial=0.0))
+    exponents = np.empty(V.shape[1], np.int64)
+    for column in range(V.shape[1]):
+        # Powers of two keep sums of the largest and of the smallest numbers within float64.
+        terms = np.abs(V[:, column])
+        top = int(np.frexp(terms.max(initial=0.0))[1])
+        bound = BOUND_MARGIN * largest * float(np.sum(roots * np.ldexp(terms, -top)))
+        exponents[column] = np.frexp(bound)[1] + top if math.isfinite(bound) else UNBOUNDED
+    return Scale(exponents, 1 if precision == "single" else 2, low_bits(n_blocks))
 
-    def __init__(self, context: BlockContext, executor: BlockExecutor, submit: Callable[..., PendingRound]) -> None:
-        self._context, self._executor, self._submit = context, executor, submit
-        self._pieces = pieces_of(context.n_blocks)
-        self._homes = Homes(len(self._pieces))
+
+class FullProducts:
+    """Products of one operator with its whole matrix.
+
+    `start_total` starts a sum of tasks, `prior` returns k(x, x) of all samples.
+    """
+
+    def __init__(
+        self,
+        context: BlockContext,
+        executor: BlockExecutor,
+        start_total: Callable[[RoundTasks], PendingTotal],
+        prior: Callable[[], FloatArray],
+    ) -> None:
+        self._context, self._executor, self._start_total, self._prior = context, executor, start_total, prior
+        self._cut, self._homes = Cut((0, 1), ()), Homes(0)
+        self._layout = (0, 0)  # threads, and tasks a thread, of the cut
+        self._roots: tuple[FloatArray, NDArray[np.int64] | None] | None = None
         self._turns = 0
-        self._kept = False  # whether workers may hold tiles
+        self._terms: Keeping | None = None  # of the last product for which workers may have kept tiles
         # Share of the last product's entries that were read from kept tiles, and their bytes.
         self.kept_share, self.kept_bytes = 0.0, 0
-        # In plain JSON types: the most bytes that a product has read, and the latest reason.
-        self.kept: dict[str, Any] = {"bytes": 0, "reason": ""}
+        self._most_kept_bytes = 0
         self._rounds_done, self._rounds_remaining, self._rounds = 0, 0.0, 0
         self._opened_at = time.perf_counter()
         self._last: tuple[float, float] | None = None  # when the last product began, and its seconds
@@ -197,69 +258,91 @@ class FullProducts:
             now, (began, seconds) = time.perf_counter(), self._last
             share = products * seconds / (now - self._opened_at + products * (now - began))
         self._turns += 1
-        self._kept = True
         bytes_a_worker = kept_bytes_of(self._context.n) // max(1, len(self._executor.workers))
-        return Keeping(budget, self._turns, bytes_a_worker, products, share)
+        self._terms = Keeping(budget, self._turns, bytes_a_worker, products, share)
+        return self._terms
 
     def _products_remaining(self, foreseen: float) -> float:
         """Products that remain of those foreseen at the start, or that the remaining rounds take: the larger number."""
         by_rounds = self._rounds_remaining * max(1.0, self._turns / max(1, self._rounds - 1))
         return max(0.0, foreseen - max(self._turns, self._rounds_done), by_rounds)
 
-    def add(self, V: FloatArray, precision: Precision, result: FloatArray) -> Iterator[tuple[int, int]]:
-        """Add K @ V to `result`; after each round, the number of pieces that are done and of all."""
+    @property
+    def kept(self) -> dict[str, Any]:
+        """The most bytes of kept tiles that a product has read, and why tiles are kept, in plain JSON types."""
+        reason = ""
+        if self._terms is not None:
+            executor = self._executor
+            arguments = (self._context.run_id, self._terms)
+            reason = executor.submit("kreason", reason_task, arguments, [[0]], list(executor.workers)[:1]).result()[0]
+        return {"bytes": self._most_kept_bytes, "reason": reason}
+
+    def add(self, V: FloatArray, precision: Precision, result: FloatArray, progress: Progress | None = None) -> None:
+        """Add K @ V to `result`; `progress` is called with the tasks that are done, and all.
+
+        Columns are NaN where a number is NaN or infinite, in V or on the way.
+        """
         keeping, began = self._keeping(precision), time.perf_counter()
-        rows = self._context.block_rows
-        side = self._pieces[0].rows[1] - self._pieces[0].rows[0]
-        length = round_length(side, 8 * rows * V.shape[1], self._executor.parallelism)
-        waiting: deque[tuple[range, list[list[int]], PendingRound]] = deque()
-        read = evaluated = done = 0
-        starts = deque(range(0, len(self._pieces), length))
-        while starts or waiting:
-            while starts and len(waiting) < 2:
-                first = starts.popleft()
-                numbers = range(first, min(first + length, len(self._pieces)))
-                waiting.append((numbers, *self._start(numbers, V, precision, keeping, rows * rows * side * side)))
-            numbers, groups, pending = waiting.popleft()
-            by_number: dict[int, PieceProduct] = {}
-            for group, products in zip(groups, pending.result(), strict=True):
-                by_number.update(zip(group, products, strict=True))
-            for number in numbers:
-                piece = by_number.pop(number)
-                self.kept["reason"] = piece.reason or self.kept["reason"]
-                for block, part in piece.parts.items():
-                    result[slice(*self._context.bounds(block))] += part
-                read, evaluated = read + piece.entries_read, evaluated + piece.entries_evaluated
-            done += len(numbers)
-            yield done, len(self._pieces)
+        roots, shifts = self._square_roots()
+        scale = scale_of(V, roots, precision, self._context.n_blocks)
+        cut, bounds = self._cut_for(V, scale.words), self._context.bounds
+        names = cut.names
+        rows = [slice(bounds(first)[0], bounds(last - 1)[1]) for first, last in map(cut.blocks, names)]
+        ranges: dict[Hashable, RangeRows] = {
+            name: RangeRows(cut.blocks(name), V[rows[name]], None if shifts is None else shifts[rows[name]])
+            for name in names
+        }
+        workers = self._executor.workers
+        owners = self._homes.owners(workers) if len(workers) > 1 else None
+        arguments = (self._context, scale, precision, keeping)
+        needs = cut.needs
+        tasks = RoundTasks(matmat_task, arguments, cut.tasks, owners, "kpass", ranges, needs, needs)
+        totals = self._start_total(tasks).result(progress)
+        counts = totals.pop(COUNTS)
+        for name in names:
+            words = totals.pop(name).swapaxes(1, 2)
+            each = scale if shifts is None else scale.shifted(shifts[rows[name]])
+            result[rows[name]] += each.decode(words)
+        result[:, counts[2:] > 0] = np.nan
         if precision == "single":
+            read, evaluated = int(counts[0]), int(counts[1])
             self.kept_share, self.kept_bytes = read / max(1, read + evaluated), 4 * read
-            self.kept["bytes"] = max(self.kept["bytes"], 4 * read)
+            self._most_kept_bytes = max(self._most_kept_bytes, 4 * read)
             self._last = began, time.perf_counter() - began
 
-    def _start(
-        self, numbers: Sequence[int], V: FloatArray, precision: Precision, keeping: Keeping | None, entries: int
-    ) -> tuple[list[list[int]], PendingRound]:
-        threads, workers = self._executor.parallelism, self._executor.workers
-        # In one process a task costs next to nothing.
-        parts = len(numbers) if self._executor.shares_memory else tasks_a_thread(len(numbers), entries, threads)
-        groups, owners = self._homes.groups(workers, numbers, parts)
-        work = [[self._work([self._pieces[number] for number in group], V)] for group in groups]
-        hints = owners if len(workers) > 1 else None
-        return groups, self._submit("kpass", matmat_task, (self._context, precision, keeping), work, hints)
+    def _square_roots(self) -> tuple[FloatArray, NDArray[np.int64] | None]:
+        """Return sqrt(k(x, x)) of all samples, and by how many bits exponents of rows are smaller; None for zeros."""
+        if self._roots is None:
+            roots = np.sqrt(self._prior())
+            bits, positive = np.frexp(roots)[1].astype(np.int64), roots > 0.0
+            shifts = np.where(positive, np.maximum(bits.max(where=positive, initial=-2000) - bits - ROW_BITS, 0), 0)
+            self._roots = roots, shifts if shifts.any() else None
+        return self._roots
 
-    def _work(self, pieces: list[Piece], V: FloatArray) -> PieceWork:
-        blocks = {block for piece in pieces for block in piece.blocks}
-        return PieceWork(pieces, {block: V[slice(*self._context.bounds(block))] for block in sorted(blocks)})
+    def _cut_for(self, V: FloatArray, words: int) -> Cut:
+        """Return the cut for the threads that there are now; the one before while they are about as many."""
+        executor, context = self._executor, self._context
+        now, threads = executor.parallelism, self._layout[0]
+        if not 0.5 * threads <= now <= 2.0 * threads:
+            threads = now
+        wanted = tasks_a_thread(0.5 * context.n**2, threads)
+        if executor.shares_memory:
+            # In one process a task costs next to nothing, and its words should be few.
+            shares = 24.0 * context.n * V.shape[1] * words / SHARED_TASK_BYTES
+            wanted = min(max(TASKS_A_THREAD, math.ceil(0.5 * shares**2 / threads)), context.n_blocks**2)
+        if (threads, wanted) != self._layout:
+            self._layout, self._cut = (threads, wanted), cut_of(context.n_blocks, threads, wanted)
+            self._homes = Homes(len(self._cut.tasks))
+        return self._cut
 
     def close(self) -> None:
         """Have all workers forget the tiles."""
         run_id = self._context.run_id
-        if self._kept:
+        if self._terms is not None:
             forget_everywhere(self._executor, run_id)
         else:
             worker_tiles().discard_run(run_id)
-        self._kept = False
+        self._terms = None
 
 
 def forget_everywhere(executor: BlockExecutor, run_id: str) -> None:

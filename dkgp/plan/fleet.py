@@ -1,8 +1,9 @@
 """A solve's phases laid out over workers: seconds by phase, and what they would be shorter without.
 
 A phase's work is cut into tasks, at most as many as it has pieces; a round of them lasts as long as the longer of the
-computing and of their messages, which pass the scheduler one after another, and a round trip besides. The coordinator's
-own part follows, or runs beside the phase before it. Threads of one machine share it: with k of them busy they run at
+computing and of their messages, which pass the scheduler one after another, and a round trip besides. A product with
+all of K is one round of squares, whose sums workers add up among themselves. The coordinator's own part follows, or
+runs beside the phase before it. Threads of one machine share it: with k of them busy they run at
 the speed-up measured for k.
 """
 
@@ -13,18 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from dkgp.operators.full_products import round_length, side_of, tasks_a_thread
+from dkgp.operators.full_products import TASKS_A_THREAD, cut_of, tasks_a_thread
 from dkgp.plan.network import Network
 from dkgp.solvers.prices import Phase, Prices, Sizes, Work, product_phase
 
 # More workers are worth having while they save this share of the time.
 WORTHWHILE_SHARE = 0.1
-# Tasks of a product whose results are not fetched before the last one is done, at most.
-LAST_TASKS = 3
-# Rounds, and workers, that are looked at to see what tasks carry.
-LOOKED_AT = 8
+# Round trips of a product in turn: vectors, squares, additions, and the sums.
+TURNS = 4
+# Parts of a sum that one task adds, as in `dkgp.cluster.executors.dask_graphs`, which loads Dask.
+FAN_IN = 8
 
 
 @dataclass(frozen=True)
@@ -121,25 +120,24 @@ def product_parts(sizes: Sizes, prices: Prices, fleet: Fleet, *, kept: float = 0
 class Parts:
     """Seconds of a product with all of K, by what takes them, and its messages.
 
-    Computing and messages run beside each other, but share the cores of one machine. `total` are the workers' seconds
+    Computing and scheduling run beside each other, but share the cores of one machine. `total` are the workers' seconds
     and the messages', `seconds` those and the coordinator's.
     """
 
     computing: float  # of the workers, side by side
     scheduling: float  # of all tasks, at the scheduler and the coordinator
-    moving: float  # of all bytes, through the coordinator's link
-    ends: float  # the first tasks' way out, the last ones' way back (or their work), and a round trip
-    rounds: int
-    tasks: int
-    moved_bytes: float
+    moving: float  # of the vectors and sums, through the coordinator's link and each worker's
+    ends: float  # round trips
+    tasks: int  # squares, parts of their sums, additions, vectors
+    moved_bytes: float  # through the coordinator's link
     disturbing: float = 0.0  # of the computing's seconds, what messages take of the same cores
     all_at_work: bool = True  # whether there is a piece for each thread
-    adding: float = 0.0  # of the coordinator: the pieces' products, one after another
+    adding: float = 0.0  # of the coordinator: the sums, to the result
 
     @property
     def total(self) -> float:
         """Seconds until the last result has come."""
-        return max(self.computing, self.scheduling + self.moving) + self.ends
+        return max(self.computing, self.scheduling) + self.moving + self.ends
 
     @property
     def seconds(self) -> float:
@@ -159,69 +157,34 @@ class Parts:
         return {
             "seconds": self.seconds,
             **{f"{name}_seconds": getattr(self, name) for name in names},
-            **{name: getattr(self, name) for name in ("rounds", "tasks", "moved_bytes", "limit")},
+            **{name: getattr(self, name) for name in ("tasks", "moved_bytes", "limit")},
         }
 
 
 def _paired(phase: Phase, prices: Prices, fleet: Fleet) -> Parts:
-    """A product's rounds, as `dkgp.operators.full_products` cuts them; two are under way at any time."""
+    """A product's tasks, as `dkgp.operators.full_products` cuts them and `dkgp.cluster.executors` adds their sums."""
     blocks = (math.isqrt(8 * phase.pieces + 1) - 1) // 2
-    side = side_of(blocks)
-    ranges = -(-blocks // side)
-    pieces = ranges * (ranges + 1) // 2
-    # Each range of blocks comes back once for every range.
-    block_bytes = phase.returned / (ranges * blocks)
-    work = phase.shared
-    entries = (work.entries + work.double_entries + work.kept + work.filled) / phase.pieces * side**2
-    threads, network = fleet.threads, fleet.network
-    length = min(pieces, round_length(side, block_bytes, threads))
-    rounds = math.ceil(pieces / length)
-    tasks = min(length, threads * tasks_a_thread(length, entries, threads))
-    sent = _ranges_named(ranges, length, tasks, fleet.workers) * blocks / ranges * block_bytes
-    returned = phase.returned / (rounds * tasks)
-    scheduling = rounds * tasks * (network.task_seconds + network.submit_seconds)
-    moving = rounds * tasks * sent / network.bytes_per_second + phase.returned / network.bytes_per_second
-    uneven = math.ceil(pieces / min(threads, pieces)) * min(threads, pieces) / pieces
-    computing = prices.seconds(work) * uneven / fleet.workers_speed(min(threads, pieces))
+    work, threads, network = phase.shared, fleet.threads, fleet.network
+    entries = work.entries + work.double_entries + work.kept + work.filled
+    a_thread = tasks_a_thread(entries, threads) if fleet.workers > 1 else TASKS_A_THREAD
+    needs = cut_of(blocks, threads, a_thread).needs
+    # A range's sums are parts of the results of all tasks that need it.
+    ranges, parts = 1 + max(map(max, needs)), sum(map(len, needs))
+    tasks = len(needs) + ranges + (parts + parts // (FAN_IN - 1) if fleet.workers > 1 else 0)
+    scheduling = tasks * (network.task_seconds + network.submit_seconds)
+    # Workers pass a range on to each other as they do its parts; all their links are busy at once.
+    passed = parts / ranges * (phase.sent + phase.returned) / fleet.workers if fleet.workers > 1 else 0.0
+    moved = phase.sent + phase.returned
+    moving = (moved + passed) / network.bytes_per_second
+    at_work = min(threads, len(needs))
+    # A thread has one small task more than another.
+    uneven = max(_unevenness(phase.pieces, at_work), 1.0 + at_work / (2.0 * len(needs)) if a_thread > 1 else 1.0)
+    computing = prices.seconds(work) * uneven / fleet.workers_speed(at_work)
     disturbing = 0.0
     if fleet.one_machine and threads >= len(fleet.speedups):  # messages take the workers' cores
         disturbing = (scheduling + moving) / fleet.speedups[-1]
-    computing, messages = computing + disturbing, scheduling + moving
-    # Each worker's first task goes out before the others', and what the last ones bring is waited for; where messages
-    # take longer, both are among them, and the last task's work is waited for.
-    first = fleet.workers * (network.task_seconds + network.submit_seconds + sent / network.bytes_per_second)
-    last = min(tasks, LAST_TASKS) * returned / network.bytes_per_second
-    at_last = computing * min(1.0, threads / (rounds * tasks))
-    with_ends = max(computing + min(first, messages) + last, messages + at_last)
-    ends = with_ends - max(computing, messages) + network.round_trip_seconds
-    return Parts(
-        computing,
-        scheduling,
-        moving,
-        ends,
-        rounds,
-        rounds * tasks,
-        rounds * tasks * sent + phase.returned,
-        disturbing,
-        threads <= pieces,
-    )
-
-
-def _ranges_named(ranges: int, length: int, tasks: int, workers: int) -> float:
-    """Ranges of blocks that a task's pieces name, on average over some of the rounds.
-
-    A worker has every so many-th piece (`dkgp.cluster.executors.homes`), of which a task has consecutive ones.
-    """
-    rows, columns = np.tril_indices(ranges)
-    starts = range(0, len(rows), length)
-    named = []
-    for start in starts[:: -(-len(starts) // LOOKED_AT)]:
-        numbers = np.arange(start, min(start + length, len(rows)))
-        for worker in range(min(workers, LOOKED_AT)):
-            held = numbers[numbers % workers == worker]
-            parts = np.array_split(held, max(1, min(tasks // workers, len(held))))
-            named += [len(np.union1d(rows[part], columns[part])) for part in parts]
-    return float(np.mean(named))
+    ends = TURNS * network.round_trip_seconds
+    return Parts(computing + disturbing, scheduling, moving, ends, tasks, moved, disturbing, threads <= phase.pieces)
 
 
 def _workers_seconds(phase: Phase, prices: Prices, fleet: Fleet) -> tuple[float, str]:
@@ -237,9 +200,7 @@ def _workers_seconds(phase: Phase, prices: Prices, fleet: Fleet) -> tuple[float,
         tasks = min(tasks, max(1, round(evaluations / fleet.least_task_evaluations)))
     messages = tasks * rounds
     network = fleet.network
-    # A worker with one piece more than another is waited for.
-    uneven = math.ceil(phase.pieces / tasks) * tasks / phase.pieces
-    computing = prices.seconds(phase.shared) * uneven / fleet.workers_speed(tasks)
+    computing = prices.seconds(phase.shared) * _unevenness(phase.pieces, tasks) / fleet.workers_speed(tasks)
     moved = phase.sent + phase.returned + messages * phase.sent_to_each
     sending = messages * (network.task_seconds + network.submit_seconds) + moved / network.bytes_per_second
     waiting = rounds * network.round_trip_seconds
@@ -248,6 +209,11 @@ def _workers_seconds(phase: Phase, prices: Prices, fleet: Fleet) -> tuple[float,
     else:
         limit = "messages"
     return max(computing, sending) + waiting, limit
+
+
+def _unevenness(pieces: int, tasks: int) -> float:
+    """Return the largest share of so many tasks over the mean one: a worker with one piece more is waited for."""
+    return math.ceil(pieces / tasks) * tasks / pieces
 
 
 def most_useful_workers(workers: Sequence[int], seconds: Sequence[float]) -> int:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
-from dkgp.operators.full_products import side_of
-
 # A round of tasks at nominal prices: messages, and adding up.
 ROUND_SECONDS = 2e-3
 
@@ -114,7 +112,7 @@ class Phase:
     - `shared`, `threaded`, `alone`: work, each time: of the workers together, of the coordinator's threads together,
       and of one of them.
     - `rounds`, `pieces`: rounds of tasks, each time, and the pieces that their work comes in: there are no more tasks.
-    - `paired`: the pieces are pairs of blocks, which go out in rounds of bounded size.
+    - `paired`: the pieces are pairs of blocks, cut into squares whose sums workers add up.
     - `sent`, `returned`, `sent_to_each`: bytes that go out and come back each time, in all tasks together, and what
       goes out with each.
     - `each`: work of every worker's process, by its threads together: a factor that each makes for itself.
@@ -148,25 +146,24 @@ def core_seconds(phases: Iterable[Phase], prices: Prices) -> float:
 
 def check_phase(sizes: Sizes, times: float) -> Phase:
     """Products in float64 with all of K, which verify the gradient."""
-    return replace(product_phase("check", sizes, times), shared=sizes.whole(double=True))
+    return product_phase("check", replace(sizes, double=True), times)
 
 
 def product_phase(name: str, sizes: Sizes, times: float, *, kept: float = 0.0) -> Phase:
     """Float32 products with all of K, a share of which is read from kept tiles."""
-    blocks, side = sizes.blocks, side_of(sizes.blocks)
-    ranges = -(-blocks // side)
-    # A piece brings back the vectors of its rows and, off the diagonal, of its columns; at most as many go out.
-    numbers = float(sizes.n * sizes.p) * ranges
     work = sizes.whole()
     work = replace(work, entries=(1.0 - kept) * work.entries, kept=kept * work.entries)
+    # The vectors go out once, and the sums come back once: an integer, or two in double precision, for a number.
+    numbers = float(sizes.n * sizes.p)
+    words = 2.0 if sizes.double else 1.0
     return Phase(
         name,
         times,
         work,
-        alone=Work(vectors=numbers),
+        alone=Work(vectors=(1.0 + words) * numbers),
         rounds=1,
-        pieces=blocks * (blocks + 1) // 2,
+        pieces=sizes.blocks * (sizes.blocks + 1) // 2,
         paired=True,
         sent=8.0 * numbers,
-        returned=8.0 * numbers,
+        returned=8.0 * words * numbers,
     )

@@ -46,14 +46,13 @@ def test_tasks_sleep_for_their_entries(tmp_path: Path) -> None:
         (count, n) for count in (1, 4) for n in (20_000, 400_000)
     ]
     for row in found["rows"]:
-        asleep = 0.005e-9 * row["samples"] ** 2 / 2 / row["workers"]
-        assert row["seconds"] >= 0.9 * row["share"] * asleep
-        assert row["computing"] >= 0.99 * row["share"] * asleep
+        asleep = 1e-9 * row["entry_ns"] * row["samples"] ** 2 / 2 / row["workers"]
+        assert row["seconds"] >= 0.9 * asleep
+        assert row["computing"] >= 0.99 * asleep
         assert row["ratio"] == pytest.approx(row["seconds"] / row["forecast"])
-        assert 0.0 < row["share"] <= 1.0
-    # The larger one would take 0.4 s of one worker, and is cut off after the first of its three rounds.
-    assert found["rows"][0]["share"] == 1.0
-    assert found["rows"][1]["share"] < 0.5
+    # The larger one would take 0.4 s of one worker, and is shortened to 0.05.
+    assert found["rows"][0]["entry_ns"] == 0.005
+    assert found["rows"][1]["entry_ns"] < 0.001
     for count in (1, 4):
         ratios = [row["ratio"] for row in found["rows"] if row["workers"] == count]
         farthest = max(ratios, key=lambda ratio: abs(np.log(ratio)))
@@ -71,7 +70,7 @@ def test_a_slow_link_is_measured_and_forecast() -> None:
     (row,), network = found["rows"], found["settings"]["network"]["2"]
     assert network["round_trip_seconds"] > 2 * 0.03
     assert 3e7 < network["bytes_per_second"] < 6.3e7
-    assert row["seconds"] > 2 * 0.03 + row["share"] * 0.2e-9 * 50_000**2 / 4
+    assert row["seconds"] > 2 * 0.03 + 0.2e-9 * 50_000**2 / 4
     assert 0.5 < row["ratio"] < 2.0
 
 

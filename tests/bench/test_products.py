@@ -34,7 +34,7 @@ def test_ratios_stand_beside_their_noise() -> None:
 
 
 @pytest.mark.parametrize("of", [1, 2, 5])
-def test_bare_processes_share_all_pieces_out(of: int) -> None:
-    shares = [share_of(91, share, of)[0] for share in range(of)]
+def test_bare_processes_share_all_tasks_out(of: int) -> None:
+    shares = [share_of(91, share, of) for share in range(of)]
     assert sorted(number for share in shares for number in share) == list(range(91))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1

@@ -17,6 +17,8 @@ from typing import Any
 from distributed import Client
 
 from dkgp.cluster import BlockExecutor, ClusterOptions, PendingRound, open_executor
+from dkgp.cluster.executors.base import RoundTasks
+from dkgp.cluster.executors.sums import PendingTotal
 from dkgp.data import Dataset
 from dkgp.kernels import SquaredExponential
 from dkgp.models.exact import TrainedModel, train
@@ -89,10 +91,18 @@ class AfterSubmit:
         self, name: str, task: Any, arguments: tuple[Any, ...], groups: Sequence[Any], *hints: Any
     ) -> PendingRound:
         pending = self._executor.submit(name, task, arguments, groups, *hints)
+        self._look(name)
+        return pending
+
+    def start_total(self, tasks: RoundTasks) -> PendingTotal:
+        pending = self._executor.start_total(tasks)
+        self._look(tasks.name)
+        return pending
+
+    def _look(self, name: str) -> None:
         if name == self._name and next(self._countdown) == 0:
             self._deed()
             self.done = True
-        return pending
 
 
 def kill_one(client: Client) -> None:

@@ -20,9 +20,11 @@ from dkgp.models.rounding import (
     bounding,
     certified_row_errors,
     column_lengths,
+    fixed_roundings,
     highest_prior,
     known,
     mean_in_units,
+    mean_roundings,
     outward,
     product_roundings,
     step_roundings,
@@ -31,6 +33,7 @@ from dkgp.models.rounding import (
 )
 from dkgp.operators import ArrayInputs
 from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.fixed_point import Scale
 
 KERNEL = SquaredExponential((0.4, 0.2), 1.3)
 U = Fraction(1, 2**53)
@@ -58,9 +61,21 @@ def test_a_product_is_added_up_by_runs_tiles_and_blocks(n: int) -> None:
     """A term passes through a run of at most 512, the runs of its block, and the blocks; or through all terms."""
     context = BlockContext("run", ArrayInputs(np.zeros((1, 2))), KERNEL, n)
     assert context.block_rows <= 8208
-    counted = product_roundings(n) - 6.0
+    counted = mean_roundings(n) - 6.0
     assert counted == pytest.approx(min(n, 512 + 8208 / 64 + max(8.0, n / 8192 + 1.0)), rel=1e-15)
     assert counted >= min(n, 512 + context.block_rows / 64 + context.n_blocks)
+
+
+@pytest.mark.parametrize("n", [1, 7, 300, 640, 648, 5000, 65_536, 10**6, 12_345_678, 10**8, 10**9])
+def test_blocks_of_a_product_are_added_as_words(n: int) -> None:
+    """A term passes through a run and the runs of its block; the words of all blocks round to little more than once."""
+    context = BlockContext("run", ArrayInputs(np.zeros((1, 2))), KERNEL, n)
+    blocks, bits = context.n_blocks, Scale.of(np.ones(1), 2, context.n_blocks).low_bits
+    # Lemma 2a for a row whose bound is 2^26 1.01 times its own, in units of u.
+    words = Fraction(101, 100) * 2**26 * (blocks * Fraction(2) ** (-51 - bits - 1 + 53) + blocks * Fraction(1, 2**52))
+    assert 1 + words <= Fraction(fixed_roundings(n)) <= max(2, 1 + 64 * words)
+    assert product_roundings(n) == pytest.approx(min(n, 512 + 8208 / 64) + fixed_roundings(n) + 6.0, rel=1e-15)
+    assert product_roundings(10**7) < 650
 
 
 def test_a_step_and_a_sum_are_counted_with_what_comes_to_them() -> None:

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dkgp.cluster import LocalExecutor
-from dkgp.cluster.executors.base import PendingRound
+from dkgp.cluster.executors.base import PendingRound, RoundTasks
 from dkgp.cluster.tile_budget import TileBudget
 from dkgp.kernels import SquaredExponential, parse_kernel
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, full_products
-from dkgp.operators.full_products import pieces_of
+from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.full_products import cut_of
 from dkgp.operators.keeping import Keeping, kept_bytes_of
 from dkgp.operators.kept_tiles import worker_tiles
 
@@ -36,57 +37,149 @@ def nothing_left() -> Iterator[None]:
 
 
 class Workers(LocalExecutor):
-    """A process that pretends to be several, and notes who was asked for what."""
+    """A process that pretends to be several, and notes the tasks of each product and their workers."""
 
     def __init__(self, workers: dict[str, int], tiles: TileBudget | None = None) -> None:
         super().__init__(2, tiles)
         self.there = workers
-        self.rounds: list[dict[Any, str]] = []
+        self.products: list[RoundTasks] = []
 
     @property
     def workers(self) -> dict[str, int]:
         return self.there
 
-    def submit(self, name: str, task: Any, arguments: tuple[Any, ...], groups: Any, owners: Any = None) -> PendingRound:
-        if name == "kpass":
-            pairs = zip(groups, owners or [""] * len(groups), strict=True)
-            self.rounds.append({piece: owner for group, owner in pairs for work in group for piece in work.pieces})
-        return super().submit(name, task, arguments, groups)
+    def start_total(self, tasks: RoundTasks) -> Any:
+        self.products.append(tasks)
+        return super().start_total(tasks)
+
+    def owners(self, product: int) -> dict[Any, str]:
+        tasks = self.products[product]
+        return dict(zip(tasks.groups, tasks.owners or [], strict=True))
 
 
-def products(X: np.ndarray, V: np.ndarray, tiles: TileBudget | None, count: int = 3, threads: int = 2) -> Any:
+def products(
+    X: np.ndarray, V: np.ndarray, tiles: TileBudget | None, count: int = 3, threads: int = 2, precision: Any = "single"
+) -> Any:
     """Products one after the other, their shares read, and the tiles that were held at the end."""
     executor = LocalExecutor(threads, tiles)
     with BlockedKernelOperator(KERNEL, NOISE, ArrayInputs(X), executor) as operator:
-        found = [(operator.matmat(V, "single"), operator.kept_share) for _ in range(count)]
+        found = [(operator.matmat(V, precision), operator.kept_share) for _ in range(count)]
         held = worker_tiles().nbytes
     executor.close()
     return [product for product, _ in found], [share for _, share in found], held
 
 
-@given(st.integers(1, 140))
-def test_pieces_cover_the_lower_half_once(n_blocks: int) -> None:
-    pairs = [pair for piece in pieces_of(n_blocks) for pair in piece.pairs]
+@given(st.integers(1, 140), st.integers(1, 40), st.integers(1, 30))
+def test_tasks_cover_the_lower_half_once(n_blocks: int, threads: int, a_thread: int) -> None:
+    cut = cut_of(n_blocks, threads, a_thread)
+    assert (cut.edges[0], cut.edges[-1]) == (0, n_blocks)
+    assert all(start < stop for start, stop in map(cut.blocks, cut.names))
+    pairs = [
+        (i, j)
+        for task in cut.tasks
+        for rows, columns in task
+        for i in range(*cut.blocks(rows))
+        for j in range(*cut.blocks(columns))
+        if j <= i
+    ]
     assert sorted(pairs) == [(i, j) for i in range(n_blocks) for j in range(i + 1)]
-    assert all({i, j} <= set(piece.blocks) for piece in pieces_of(n_blocks) for i, j in piece.pairs)
+    assert all({*itertools.chain(*task)} == set(needed) for task, needed in zip(cut.tasks, cut.needs, strict=True))
+
+
+@pytest.mark.parametrize("threads", [2, 16, 64, 256])
+def test_large_tasks_come_before_small_ones_of_neighbouring_ranges(threads: int) -> None:
+    blocks = 1221
+    cut = cut_of(blocks, threads)
+    sides = np.diff(cut.edges)
+    sizes = np.array([sum(sides[a] * sides[b] * (0.5 if a == b else 1.0) for a, b in task) for task in cut.tasks])
+    large, small = sizes[: 3 * threads], sizes[3 * threads :]
+    mean = blocks**2 / 2 / threads / 4
+    assert np.mean(large) == pytest.approx(mean, rel=0.1)
+    assert np.mean(small) == pytest.approx(mean / 4, rel=0.3)
+    assert small.max() <= 0.7 * mean
+    # A thread's tasks are neighbours: together they need few of the ranges.
+    needs = cut.needs
+    for thread in range(0, threads, max(1, threads // 8)):
+        mine = needs[thread : 3 * threads : threads]
+        assert len({name for task in mine for name in task}) <= 0.9 * sum(map(len, mine))
 
 
 @pytest.mark.covering
 @pytest.mark.parametrize("kernel", [KERNEL, parse_kernel("matern32 + linear", D)])
 @pytest.mark.parametrize("t", [1, 5])
-def test_products_are_the_naive_ones(
-    kernel: Any, t: int, inputs: np.ndarray, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products_are_the_naive_ones(kernel: Any, t: int, inputs: np.ndarray, rng: np.random.Generator) -> None:
     V = rng.standard_normal((N, t))
     expected = kernel(inputs, inputs) @ V + NOISE * V
-    for single_blocks in (16, 1):  # one by one, and two by two
-        monkeypatch.setattr(full_products, "SINGLE_BLOCKS", single_blocks)
-        executor = LocalExecutor(2, TileBudget(10**9))
-        with BlockedKernelOperator(kernel, NOISE, ArrayInputs(inputs), executor) as operator:
-            np.testing.assert_allclose(operator.matmat(V), expected, rtol=1e-11, atol=1e-10)
-            for _ in range(2):
-                np.testing.assert_allclose(operator.matmat(V, "single"), expected, atol=3e-4)
+    executor = LocalExecutor(2, TileBudget(10**9))
+    with BlockedKernelOperator(kernel, NOISE, ArrayInputs(inputs), executor) as operator:
+        np.testing.assert_allclose(operator.matmat(V), expected, rtol=1e-11, atol=1e-10)
+        for _ in range(2):
+            np.testing.assert_allclose(operator.matmat(V, "single"), expected, atol=3e-4)
+    executor.close()
+
+
+@pytest.mark.parametrize("precision", ["single", "double"])
+def test_bits_depend_neither_on_cuts_nor_on_other_columns(
+    precision: Any, inputs: np.ndarray, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Columns of any size, alone and together, whatever the tasks and their workers."""
+    monkeypatch.setattr(full_products, "TASK_ENTRIES", 1)
+    V = rng.standard_normal((N, 4)) * [1.0, 1e-30, 1e30, 0.0]
+    expected = [products(inputs, V[:, [column]], None, 1, precision=precision)[0][0][:, 0] for column in range(4)]
+    for executor in (LocalExecutor(1), Elsewhere({"a": 1, "b": 1}), Elsewhere({"": 5})):
+        with BlockedKernelOperator(KERNEL, NOISE, ArrayInputs(inputs), executor) as operator:
+            np.testing.assert_array_equal(operator.matmat(V, precision), np.transpose(expected))
         executor.close()
+
+
+@pytest.mark.parametrize("precision", ["single", "double"])
+def test_a_column_with_a_number_that_is_none_is_nan_and_others_are_not(
+    precision: Any, inputs: np.ndarray, rng: np.random.Generator
+) -> None:
+    V = rng.standard_normal((N, 4))
+    V[7, 1], V[2000, 2] = np.nan, -np.inf
+    found = products(inputs, V, None, 1, precision=precision)[0][0]
+    assert np.isnan(found[:, 1:3]).all()
+    np.testing.assert_array_equal(found[:, [0, 3]], products(inputs, V[:, [0, 3]], None, 1, precision=precision)[0][0])
+
+
+def test_numbers_from_the_smallest_to_the_largest(inputs: np.ndarray, rng: np.random.Generator) -> None:
+    """Subnormal and huge weights, and sums beyond float64, are as for weights of one."""
+    v = rng.standard_normal((N, 1))
+    expected = products(inputs, v, None, 1, precision="double")[0][0]
+    V = np.hstack([np.ldexp(v, 1010), np.ldexp(v, -1000), np.ldexp(v, -1060)])
+    found = products(inputs, V, None, 1, precision="double")[0][0]
+    np.testing.assert_allclose(np.ldexp(found[:, [0]], -1010), expected, rtol=1e-12, atol=1e-11)
+    np.testing.assert_allclose(np.ldexp(found[:, [1]], 1000), expected, rtol=1e-12, atol=1e-11)
+    np.testing.assert_allclose(np.ldexp(found[:, [2]], 1060), expected, atol=1.0)
+
+
+@pytest.mark.parametrize("variance", [1e-300, 1e-38, 1e38, 1e300])
+def test_variances_from_the_smallest_to_the_largest(
+    variance: float, inputs: np.ndarray, rng: np.random.Generator
+) -> None:
+    V, kernel = rng.standard_normal((N, 1)), SquaredExponential(gamma=(0.4, 0.2, 0.3), variance=variance)
+    executor = LocalExecutor(2)
+    with BlockedKernelOperator(kernel, 1e-320, ArrayInputs(inputs), executor) as operator:
+        np.testing.assert_allclose(operator.matmat(V), kernel(inputs, inputs) @ V, rtol=1e-9, atol=1e-11 * variance)
+    executor.close()
+
+
+def test_rows_of_small_variance_are_as_exact_as_those_of_large_one(rng: np.random.Generator) -> None:
+    """By a linear kernel: sqrt(k(x, x)) over 24 orders of magnitude, and a row of zeros."""
+    X = rng.standard_normal((N, D)) * 10.0 ** rng.uniform(-12, 12, (N, 1))
+    X[5] = 0.0
+    kernel, V = parse_kernel("linear", D), rng.standard_normal((N, 2))
+    executor = LocalExecutor(2)
+    with BlockedKernelOperator(kernel, 1e-300, ArrayInputs(X), executor) as operator:
+        found = operator.matmat(V, "double")
+        roots, errors = np.sqrt(operator.prior()), operator.row_errors()
+    executor.close()
+    exact = np.asarray(X, np.longdouble) @ (np.asarray(X, np.longdouble).T @ V)
+    weight = float(kernel(np.ones((1, D)), np.ones((1, D)))[0, 0]) / D
+    terms = (roots[:, None] * (roots @ np.abs(V))) * (1.0 + errors[:, None])
+    assert (np.abs(found - np.asarray(weight * exact, float)) <= 1e-13 * terms + 1e-290).all()
+    assert (found[5] == 1e-300 * V[5]).all()  # the noise alone
 
 
 def test_bits_do_not_depend_on_what_is_kept(inputs: np.ndarray, rng: np.random.Generator) -> None:
@@ -143,7 +236,7 @@ def test_operators_do_not_read_each_others_tiles(inputs: np.ndarray, rng: np.ran
     executor.close()
 
 
-def test_pieces_keep_their_workers_and_only_those_of_lost_ones_move(
+def test_tasks_keep_their_workers_and_only_those_of_lost_ones_move(
     inputs: np.ndarray, rng: np.random.Generator
 ) -> None:
     V = rng.standard_normal((N, 1))
@@ -152,69 +245,40 @@ def test_pieces_keep_their_workers_and_only_those_of_lost_ones_move(
         results = [operator.matmat(V, "single") for _ in range(2)]
         executor.there = {"a": 1, "c": 2}
         results.append(operator.matmat(V, "single"))
-    first, second, third = executor.rounds
+    first, second, third = map(executor.owners, range(3))
     assert first == second
     assert set(first.values()) == {"a", "b", "c"}
-    assert all(third[piece] == owner for piece, owner in first.items() if owner != "b")
+    assert all(third[task] == owner for task, owner in first.items() if owner != "b")
     assert set(third.values()) == {"a", "c"}
     for result in results:
         np.testing.assert_array_equal(result, results[0])
     executor.close()
 
 
-def test_rounds_are_bounded_and_overlap(
-    inputs: np.ndarray, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(full_products, "ROUND_BYTES", 1)
-    under_way: list[int] = []
-    waiting = 0
-
-    class Counting(Workers):
-        def submit(self, name: str, *rest: Any) -> PendingRound:
-            nonlocal waiting
-            pending = super().submit(name, *rest)
-            waiting += 1
-            under_way.append(waiting)
-            result = pending.result
-
-            def taken() -> list[Any]:
-                nonlocal waiting
-                waiting -= 1
-                return result()
-
-            pending.result = taken  # type: ignore[method-assign]
-            return pending
-
-    V = rng.standard_normal((N, 2))
-    executor = Counting({"": 2})
+def test_progress_is_told_to_the_end(inputs: np.ndarray, rng: np.random.Generator) -> None:
     told: list[tuple[int, int]] = []
+    executor = Workers({"": 2})
     with (
         BlockedKernelOperator(KERNEL, NOISE, ArrayInputs(inputs), executor) as operator,
         operator.watched(lambda progress: told.append((progress.done, progress.total or 0))),
     ):
-        product = operator.matmat(V, "single")
-    np.testing.assert_array_equal(product, products(inputs, V, None, 1)[0][0])
-    assert all(len(round_) <= 8 for round_ in executor.rounds)
-    assert max(under_way) == 2
-    pieces = len(pieces_of(operator.context.n_blocks))
-    assert told[-1] == (pieces, pieces)
+        operator.matmat(rng.standard_normal((N, 2)), "single")
+    tasks = len(executor.products[0].groups)
+    assert told[-1] == (tasks, tasks)
     assert all(before < after for (before, _), (after, _) in itertools.pairwise(told))
     executor.close()
 
 
-@pytest.mark.parametrize(("side", "held"), [(1, 10), (2, 9)])
-def test_results_of_a_round_take_no_more_than_is_said(
-    side: int, held: int, inputs: np.ndarray, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(full_products, "SINGLE_BLOCKS", 16 if side == 1 else 1)
-    executor, V = Workers({"": 2}), rng.standard_normal((N, 3))
-    with BlockedKernelOperator(KERNEL, NOISE, ArrayInputs(inputs), executor) as operator:
-        # Of a piece, its rows' and its columns' products, float64.
-        piece_bytes = 2 * side * operator.context.block_rows * 3 * 8
-        monkeypatch.setattr(full_products, "ROUND_BYTES", held * piece_bytes + piece_bytes // 2)
-        operator.matmat(V, "single")
-        pieces = len(pieces_of(operator.context.n_blocks))
-    assert [len(round_) for round_ in executor.rounds] == [held] * (pieces // held) + [pieces % held][: pieces % held]
+@pytest.mark.parametrize(("n", "t"), [(60_000, 32), (1_000_000, 1), (1_000_000, 32)])
+def test_words_of_a_task_in_one_process_are_few(n: int, t: int) -> None:
+    """About two megabytes; where one pair of blocks takes more, a task is that pair."""
+    context = BlockContext("run", ArrayInputs(np.zeros((n, 1))), SquaredExponential(gamma=(1.0,)), n)
+    executor = LocalExecutor(2)
+    products = full_products.FullProducts(context, executor, executor.start_total, lambda: np.ones(n))
+    cut = products._cut_for(np.zeros((n, t)), 2)
+    rows = [context.bounds(last - 1)[1] - context.bounds(first)[0] for first, last in map(cut.blocks, cut.names)]
+    largest = max(sum(16 * t * rows[name] for name in needed) for needed in cut.needs)
+    assert largest <= max(4 * full_products.SHARED_TASK_BYTES, 2 * 16 * t * context.block_rows)
     executor.close()
 
 
@@ -227,26 +291,41 @@ class Elsewhere(Workers):
         super().__init__(workers, tiles)
         self.tasks: list[tuple[str, int, Any]] = []
 
+    @property
+    def parallelism(self) -> int:
+        return sum(self.there.values())
+
     def submit(self, name: str, task: Any, arguments: tuple[Any, ...], groups: Any, owners: Any = None) -> PendingRound:
         self.tasks.append((name, len(groups), owners))
         return super().submit(name, task, arguments, groups, owners)
 
 
-@pytest.mark.parametrize("side", [1, 2])
-@pytest.mark.parametrize(("parts", "tasks"), [(0.4, 1), (1.5, 1), (3.5, 3), (100.0, 8)])
+@pytest.mark.parametrize(("share", "large", "small"), [(0.4, 2, 0), (1.5, 2, 0), (2.5, 2, 8), (100.0, 6, 8)])
 def test_tasks_of_other_processes_are_as_large_as_pays(
-    side: int, parts: float, tasks: int, inputs: np.ndarray, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    share: float, large: int, small: int, inputs: np.ndarray, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the entries that a thread evaluates in a round: eight tasks for it at most, and one at least."""
-    monkeypatch.setattr(full_products, "SINGLE_BLOCKS", 16 if side == 1 else 1)
+    """By the entries of a thread: four tasks for it at most, one of them in small parts, and one task at least."""
     executor, V = Elsewhere({"": 2}), rng.standard_normal((N, 1))
+    monkeypatch.setattr(full_products, "TASK_ENTRIES", int(0.5 * N * N / 2 / share))
     with BlockedKernelOperator(KERNEL, NOISE, ArrayInputs(inputs), executor) as operator:
-        pieces = len(pieces_of(operator.context.n_blocks))
-        entries = pieces * (side * operator.context.block_rows) ** 2
-        monkeypatch.setattr(full_products, "TASK_ENTRIES", int(entries / 2 / parts))
         product = operator.matmat(V, "single")
-    assert executor.tasks == [("kpass", min(2 * tasks, pieces), None)]
+    assert len(executor.products[0].groups) == large + small
     np.testing.assert_array_equal(product, products(inputs, V, None, 1)[0][0])
+    executor.close()
+
+
+def test_the_cut_follows_the_threads_once_they_are_twice_as_many(
+    inputs: np.ndarray, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(full_products, "TASK_ENTRIES", 1)
+    executor, V = Elsewhere({"a": 1, "b": 1}), rng.standard_normal((N, 1))
+    with BlockedKernelOperator(KERNEL, NOISE, ArrayInputs(inputs), executor) as operator:
+        for count in (2, 4, 5, 3):
+            executor.there = {f"{number}": 1 for number in range(count)}
+            operator.matmat(V, "single")
+    groups = [product.groups for product in executor.products]
+    assert groups[0] == groups[1]
+    assert groups[1] != groups[2] == groups[3]
     executor.close()
 
 
@@ -314,10 +393,10 @@ class Told(LocalExecutor):
         super().__init__(2, tiles)
         self.terms: list[Keeping] = []
 
-    def submit(self, name: str, task: Any, arguments: tuple[Any, ...], groups: Any, owners: Any = None) -> PendingRound:
-        if name == "kpass" and len(arguments) == 4 and arguments[3] is not None:
-            self.terms.append(arguments[3])
-        return super().submit(name, task, arguments, groups, owners)
+    def start_total(self, tasks: RoundTasks) -> Any:
+        if tasks.arguments[-1] is not None:
+            self.terms.append(tasks.arguments[-1])
+        return super().start_total(tasks)
 
 
 def told(products: float | None, rounds: list[tuple[int, float] | None]) -> list[Keeping]:

@@ -247,27 +247,36 @@ def test_stopped_short_it_can_be_resumed_with_more(run: Run, whole: Solution) ->
     assert resumed.progress.kernel_evaluations > short.progress.kernel_evaluations
 
 
+def any_after(done: list[bool], products: int) -> bool:
+    """Return whether a product was told of after so many were done."""
+    return sum(done[:-1]) >= products
+
+
 @pytest.mark.parametrize(
     ("every_seconds", "when"),
     [(0.0, "in round 4"), (NEVER, "after 4 rounds")],
     ids=["rounds are saved: at once", "they are not: after the round"],
 )
 def test_interrupted_in_a_product_no_finished_round_is_lost(
-    tmp_path: Path, executor, monkeypatch: pytest.MonkeyPatch, every_seconds: float, when: str
+    tmp_path: Path, executor, every_seconds: float, when: str
 ) -> None:
-    monkeypatch.setattr("dkgp.operators.full_products.ROUND_BYTES", 0)
     run = Run(tmp_path, executor, smooth_problem(2048, 2))
     options = {"solver": ConjugateGradient(), "every_seconds": every_seconds}
     heard: list[tuple[str, int, int]] = []
     whole = run.solve(within=lambda work: heard.append((work.phase, work.done, work.total)), **options)
-    # Eight blocks make 36 pieces, 8 at a time.
-    assert heard[:6] == [("product", done, 36) for done in (8, 16, 24, 32, 36, 8)]
-    assert heard[-1] == ("float64 product", 36, 36)
+    # Each product is told to its end.
+    tasks = heard[-1][2]
+    assert heard[-1] == ("float64 product", tasks, tasks)
+    ends = [at for at, (_, done, total) in enumerate(heard) if done == total]
+    assert len(ends) > 4
+    assert all(phase == "product" for phase, *_ in heard[: ends[3]])
 
-    del heard[:]
+    done: list[bool] = []
     with pytest.raises(InterruptedRunError, match=f"interrupted {when}; state saved in") as caught:
-        # The wish comes in the middle of the fourth product.
-        run.solve(within=heard.append, interrupted=lambda: len(heard) >= 17, **options)
+        # The wish comes with the first tasks of the fourth product.
+        run.solve(
+            within=lambda work: done.append(work.done == work.total), interrupted=lambda: any_after(done, 3), **options
+        )
     assert caught.value.checkpoint == run.store.url
     require_same(run.solve(resume=True, **options), whole)
 

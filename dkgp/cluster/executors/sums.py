@@ -174,7 +174,7 @@ class SumHere:
         """Wait for all tasks, and return their sum."""
         gathering, seen = self._gathering, 0
         try:
-            while not self._pending.done():
+            while gathering.done < gathering.leaves and not self._pending.done():
                 gathering.wait(seen)
                 if self._look is not None:
                     self._look(self._pending)

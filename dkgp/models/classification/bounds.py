@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dkgp.data.types import BoolArray
-from dkgp.models.rounding import EPS, EVALUATION, UNIT, product_roundings
+from dkgp.models.rounding import EPS, EVALUATION, UNIT, mean_roundings
 from dkgp.operators.base import FloatArray
 
 # Of what is made of bounds by a few operations, each rounded.
@@ -43,7 +43,7 @@ def sum_roundings(
     n: int, row_errors: FloatArray, magnitude: tuple[float, ...], spread: tuple[float, ...]
 ) -> FloatArray:
     """Roundings of sums of n terms at test samples, (r, t), in units of sqrt(k(x, x))."""
-    unit = product_roundings(n) * UNIT + EPS * row_errors
+    unit = mean_roundings(n) * UNIT + EPS * row_errors
     return np.asarray(unit[:, None] * np.asarray(magnitude) + EPS * np.asarray(spread))
 
 

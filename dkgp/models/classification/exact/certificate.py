@@ -32,6 +32,7 @@ from dkgp.models.rounding import (
     UNIT,
     bounding,
     certified_row_errors,
+    mean_roundings,
     product_roundings,
     step_roundings,
 )
@@ -163,7 +164,7 @@ class DecisionCertificate(ProofShown):
         """
         scale = upward(prior_variance, row_errors)
         length, imbalance = np.asarray(self.residual), np.asarray(self.imbalance)
-        unit = product_roundings(self.n) * UNIT + EPS * row_errors
+        unit = mean_roundings(self.n) * UNIT + EPS * row_errors
         rounding = sum_roundings(self.n, row_errors, self.magnitude, self.spread)
         bound: FloatArray = EVALUATION * (scale[:, None] * rounding + UNIT * np.abs(decisions))
         if product_error is not None:
