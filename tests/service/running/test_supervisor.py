@@ -222,6 +222,16 @@ def test_so_many_of_one_owner_run_at_once(queue: JobQueue, start: Start) -> None
         until(lambda: len(started(queue)) > 2, "a second of alice's", seconds=0.8)
 
 
+@pytest.mark.long
+def test_so_many_run_at_once_as_memory_allows(queue: JobQueue, start: Start) -> None:
+    for number in range(4):
+        submit(queue, number, "wait")
+    start(concurrent_jobs=4, memory_bytes=2**30, total_memory_bytes=5 * 2**29)
+    until(lambda: len(started(queue)) == 2, "two jobs of one gibibyte within two and a half")
+    with pytest.raises(AssertionError, match="waited"):
+        until(lambda: len(started(queue)) > 2, "a third", seconds=0.8)
+
+
 def test_the_folders_are_kept_small_by_forgetting_the_oldest(
     tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
