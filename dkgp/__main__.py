@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from dkgp.cli.group import main
+from dkgp.commands.signals import held_signals
+
+
+def main() -> None:
+    """Import the commands and run the one that the command line names."""
+    with held_signals():
+        from dkgp.cli import main as run
+
+        run(prog_name="dkgp")
+
 
 if __name__ == "__main__":
-    main(prog_name="dkgp")
+    main()

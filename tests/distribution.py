@@ -46,7 +46,7 @@ def wrong_with_wheel(path: Path) -> list[str]:
         found.append(f"the wheel requires {core}")
     if metadata["Version"] != version or metadata["License-Expression"] != project["license"]:
         found.append(f"the metadata say version {metadata['Version']}, licence {metadata['License-Expression']}")
-    if "dkgp = dkgp.cli:main" not in archive.read(f"{info}/entry_points.txt").decode():
+    if "dkgp = dkgp.__main__:main" not in archive.read(f"{info}/entry_points.txt").decode():
         found.append("the wheel has no command dkgp")
     return found
 

@@ -75,10 +75,11 @@ def execute(
     failure: tuple[str, str, int, str | None]
     worded = wording()
     try:
-        from dkgp.commands.reporting.terminal import TerminalReporter
         from dkgp.commands.signals import terminate_as_interrupt
 
         with terminate_as_interrupt():
+            from dkgp.commands.reporting.terminal import TerminalReporter
+
             document = job(TerminalReporter(quiet=output.quiet, verbose=output.verbose, wording=worded))
     except DkgpError as error:
         checkpoint = getattr(error, "checkpoint", None)

@@ -1,67 +1,149 @@
-"""Ctrl-C and SIGTERM: the first asks for a checkpoint and an orderly end, the second ends at once.
+"""Stop signals (SIGINT, SIGTERM): the first asks for a checkpoint and an orderly end, the second ends at once.
 
-A process that is supervised may get the same signal twice, from its supervisor and from what ends them both; whoever
-means to end it at once has SIGKILL. There only the first counts.
+Within rounds a handler only sets a flag, which the solve checks between rounds and as tasks finish. Elsewhere nothing
+checks a flag, and a system call goes on after a handler that returns, so the handler raises `KeyboardInterrupt`. Python
+drops an exception that is raised in a callback of the garbage collector or in a finaliser. Such a signal is sent
+again, until its exception has left the callback.
+
+A supervised process may get the same signal twice, from its supervisor and from the program that ends them both. There
+only the first counts. SIGKILL ends it at once.
 """
 
 from __future__ import annotations
 
+import _thread
+import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+from dkgp.errors import DkgpError, ExitCode
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_ANNOUNCE_SECONDS = 5.0
+_RESEND_SECONDS = 0.01
 _supervised = False
+_held: list[int] = []
+_dropped: int | None = None  # the signal whose exception Python dropped, until it is raised again
+
+
+class StopSignal(KeyboardInterrupt):
+    """A stop signal that ends the work of the main thread."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"interrupted by {signal.Signals(number).name}")
+        self.number = number
 
 
 class Interruption:
-    """A flag that a signal raises to ask for the end; calling it answers."""
+    """A flag that a signal sets to ask for the end; calling it returns the flag."""
 
     def __init__(self, announce: Callable[[str], None]) -> None:
         self._announce = announce
         self._asked = False
+        self._announced = _thread.allocate_lock()
 
     def __call__(self) -> bool:
         """True if a signal has come."""
         return self._asked
 
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        """Signal handler."""
-        if self._asked:
-            if _supervised:
-                return
-            raise _interrupt(number)
+    def ask(self, number: int) -> None:
+        """Set the flag, and announce the end in another thread.
+
+        The main thread may be writing to the same stream, which a handler must not enter again.
+        """
         self._asked = True
         more = "" if _supervised else "; once more ends at once"
-        self._announce(f"{_interrupt(number)}: finishing this round and saving a checkpoint{more}")
+        message = f"{StopSignal(number)}: finishing this round and saving a checkpoint{more}"
+        self._announced.acquire()
+        _thread.start_new_thread(self._tell, (message,))
+
+    def wait_announced(self) -> None:
+        """Wait until the announcement is written, if there is one."""
+        if self._announced.acquire(timeout=_ANNOUNCE_SECONDS):
+            self._announced.release()
+
+    def _tell(self, message: str) -> None:
+        try:
+            with suppress(Exception):  # a closed terminal must not keep the checkpoint from being saved
+                self._announce(message)
+        finally:
+            self._announced.release()
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Signal handler."""
+        if _taken_back():
+            raise StopSignal(number)
+        if not self._asked:
+            self.ask(number)
+        elif not _supervised:
+            raise StopSignal(number)
 
 
 @contextmanager
 def interruptible(announce: Callable[[str], None]) -> Iterator[Interruption]:
     """Handle SIGINT and SIGTERM by an `Interruption` while the context is open.
 
-    Outside the main thread, where Python lets nobody handle signals, the interruption never happens.
+    Outside the main thread Python allows no signal handlers, so the interruption never happens.
     """
     interruption = Interruption(announce)
     with _handlers(interruption.handle):
-        yield interruption
+        number = _dropped
+        if number is not None and _taken_back():
+            interruption.ask(number)
+        try:
+            yield interruption
+        finally:
+            interruption.wait_announced()
 
 
 @contextmanager
 def terminate_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM raise `KeyboardInterrupt`, as SIGINT does, so that half-written outputs are removed."""
-    asked = False
+    """Let SIGTERM raise `KeyboardInterrupt`, as SIGINT does, so that half-written outputs are removed.
+
+    An exception that is no `DkgpError` after a signal comes from code that was interrupted, such as an import, and
+    becomes a `KeyboardInterrupt` too.
+    """
+    asked: int | None = None
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal asked
-        if not (asked and _supervised):
-            asked = True
-            raise _interrupt(number)
+        if _taken_back() or asked is None or not _supervised:
+            asked = number
+            raise StopSignal(number)
 
     with _handlers(stop):
+        try:
+            if _held:
+                asked = _held.pop()
+                raise StopSignal(asked)
+            yield
+        except DkgpError:
+            raise
+        except Exception as error:
+            if asked is None:
+                raise
+            raise StopSignal(asked) from error
+
+
+@contextmanager
+def held_signals() -> Iterator[None]:
+    """Keep a stop signal until `terminate_as_interrupt` opens; a second one ends the process at once.
+
+    For a command's imports: extension modules may turn an interruption into an error of their own.
+    """
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        if _held:
+            os._exit(int(ExitCode.INTERRUPTED))
+        _held.append(number)
+
+    with _handlers(hold):
         yield
 
 
@@ -76,18 +158,40 @@ def first_signal_only() -> Iterator[None]:
         _supervised = before
 
 
-def _interrupt(number: int) -> KeyboardInterrupt:
-    return KeyboardInterrupt(f"interrupted by {signal.Signals(number).name}")
+def _taken_back() -> bool:
+    """Return True if the exception of an earlier signal was dropped, and forget it."""
+    global _dropped
+    dropped, _dropped = _dropped is not None, None
+    return dropped
+
+
+def _send_again(number: int) -> None:
+    time.sleep(_RESEND_SECONDS)
+    if _dropped is not None:
+        # To the main thread, whose system call it is to interrupt: the process's signals may go to another thread.
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 
 @contextmanager
 def _handlers(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    """Handle the stop signals, and send a signal again if Python drops its exception."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+
+    def note_dropped(unraisable: sys.UnraisableHookArgs) -> None:
+        global _dropped
+        if isinstance(unraisable.exc_value, StopSignal):
+            _dropped = unraisable.exc_value.number
+            _thread.start_new_thread(_send_again, (_dropped,))
+        else:
+            hook_before(unraisable)
+
+    hook_before, sys.unraisablehook = sys.unraisablehook, note_dropped
     before = {number: signal.signal(number, handler) for number in _SIGNALS}
     try:
         yield
     finally:
         for number, old in before.items():
             signal.signal(number, old if old is not None else signal.SIG_DFL)
+        sys.unraisablehook = hook_before

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -15,7 +20,8 @@ import pytest
 
 import dkgp
 from dkgp.commands.reporting.memory import PeakMemory
-from dkgp.commands.signals import interruptible, terminate_as_interrupt
+from dkgp.commands.signals import first_signal_only, interruptible, terminate_as_interrupt
+from dkgp.errors import StorageError
 
 MEBIBYTE = 2**20
 
@@ -27,10 +33,150 @@ def test_the_first_signal_asks_and_the_second_ends() -> None:
         assert not interruption()
         os.kill(os.getpid(), signal.SIGTERM)
         assert interruption()
-        assert said == ["interrupted by SIGTERM: finishing this round and saving a checkpoint; once more ends at once"]
         with pytest.raises(KeyboardInterrupt, match="^interrupted by SIGINT$"):
             os.kill(os.getpid(), signal.SIGINT)
+    assert said == ["interrupted by SIGTERM: finishing this round and saving a checkpoint; once more ends at once"]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+class Signalling(io.RawIOBase):
+    """A stream at whose first write a signal comes."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self.written.append(bytes(content))
+        if len(self.written) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return len(content)
+
+
+def test_an_announcement_may_write_where_the_signal_interrupts_a_write() -> None:
+    """A handler that wrote there itself would raise a `RuntimeError` in the middle of the work."""
+    stream = Signalling()
+    writer = io.BufferedWriter(stream)
+
+    def announce(message: str) -> None:
+        writer.write(message.encode())
+        writer.flush()
+
+    with interruptible(announce) as interruption:
+        writer.write(b"work")
+        writer.flush()
+        assert interruption()
+    assert stream.written[0] == b"work"
+    assert stream.written[1].startswith(b"interrupted by SIGTERM: finishing this round")
+
+
+def in_callback(phase: str, info: object) -> None:
+    """Send a signal in a callback of the collector, where Python drops the exception of its handler."""
+    if phase == "start":
+        gc.callbacks.remove(in_callback)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Finaliser:
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("supervised", [False, True])
+@pytest.mark.parametrize("place", ["callback", "finaliser"])
+def test_a_signal_whose_exception_python_drops_is_not_lost(place: str, supervised: bool) -> None:
+    def interrupted() -> None:
+        if place == "callback":
+            gc.callbacks.append(in_callback)
+            gc.collect()
+        else:
+            Finaliser()
+        time.sleep(60.0)
+
+    started = time.monotonic()
+    with (
+        first_signal_only() if supervised else nullcontext(),
+        pytest.raises(KeyboardInterrupt, match="^interrupted by SIGTERM$"),
+        terminate_as_interrupt(),
+    ):
+        interrupted()
+    assert time.monotonic() - started < 30.0
+
+
+def test_the_second_signal_of_rounds_is_not_lost_either() -> None:
+    def collect() -> None:
+        gc.callbacks.append(in_callback)
+        gc.collect()
+        time.sleep(10.0)
+
+    with interruptible(lambda message: None) as interruption:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interruption()
+        with pytest.raises(KeyboardInterrupt, match="^interrupted by SIGTERM$"):
+            collect()
+
+
+def test_rounds_that_begin_after_a_dropped_signal_are_asked_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dkgp.commands.signals._RESEND_SECONDS", 0.2)
+    with terminate_as_interrupt():
+        gc.callbacks.append(in_callback)
+        gc.collect()
+        with interruptible(lambda message: None) as interruption:
+            assert interruption()
+            time.sleep(0.3)  # it is not sent again: that would be a second signal
+
+
+def test_an_error_that_a_signal_causes_is_the_signals() -> None:
+    def failing(error: Exception) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise error from None
+
+    with pytest.raises(KeyboardInterrupt, match="^interrupted by SIGTERM$"), terminate_as_interrupt():
+        failing(ImportError("numpy failed to import"))  # as extension modules do
+    with pytest.raises(StorageError, match="disk full"), terminate_as_interrupt():
+        failing(StorageError("disk full"))
+    with pytest.raises(ImportError, match="no such module"), terminate_as_interrupt():
+        raise ImportError("no such module")
+
+
+@pytest.mark.parametrize(
+    ("module", "number"),
+    [
+        ("click", signal.SIGTERM),
+        ("numpy", signal.SIGTERM),
+        pytest.param("rich.console", signal.SIGINT, marks=pytest.mark.long),
+    ],
+)
+def test_a_signal_during_imports_ends_a_command_as_interrupted(
+    module: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    code = f"""
+import os, runpy, sys
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == {module!r}:
+            sys.meta_path.remove(Finder)
+            os.kill(os.getpid(), {int(number)})
+sys.meta_path.insert(0, Finder)
+sys.argv = ["dkgp", "info", {str(tmp_path / "nothing.zarr")!r}]
+runpy.run_module("dkgp", run_name="__main__", alter_sys=False)
+"""
+    done = run_python(code)
+    assert done.returncode == 130, done.stderr
+    assert f"interrupted by {number.name}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(dkgp.__file__).resolve().parents[1])}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
 
 
 def test_sigterm_as_interrupt() -> None:

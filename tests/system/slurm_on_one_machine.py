@@ -124,7 +124,11 @@ SchedulerParameters=sched_interval=1,sched_min_interval=0,bf_interval=1,batch_sc
 SlurmdParameters=config_overrides
 NodeName=DEFAULT CPUs=4 RealMemory={memory_megabytes}
 NodeName=dkgp[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports[1]}-{ports[2]}]
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+# Jobs of `urgent` take the nodes from jobs of `main`, which get a minute's notice and go back into the queue.
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2
 """
 
 
@@ -205,7 +209,7 @@ def slurm_site(folder: Path) -> Iterator[SlurmSite]:
 
 def _idle_nodes(site: SlurmSite) -> int:
     answer = subprocess.run(
-        ["sinfo", "--noheader", "--Node", "--states=idle", "--format=%N"],
+        ["sinfo", "--noheader", "--Node", "--partition=main", "--states=idle", "--format=%N"],
         env=site.environment,
         capture_output=True,
         text=True,

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 import dkgp
@@ -80,7 +84,7 @@ def test_a_job_on_one_node_gives_the_same_bits(
 def test_a_job_on_two_nodes_gives_the_same_bits(
     site: SlurmSite, submit: Submit, problem: Problem, tmp_path: Path
 ) -> None:
-    job = submit(problem.train(tmp_path / "model.zarr"), nodes="2")
+    job = submit(problem.train(tmp_path / "model.zarr"), nodes="2", interface="lo")
     assert site.wait(job, ("COMPLETED", "FAILED")) == "COMPLETED", output(tmp_path, job)
     assert problem.is_reference(tmp_path / "model.zarr")
     said = output(tmp_path, job)
@@ -103,6 +107,81 @@ def test_a_warned_job_is_requeued_and_goes_on_to_the_same_bits(
     assert "requeueing to go on" in said
     assert "resuming after round" in said
     assert problem.is_reference(tmp_path / "model.zarr", *LONG)
+
+
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_a_preempted_job_saves_within_its_grace_time_and_goes_on_to_the_same_bits(
+    nodes: str, site: SlurmSite, submit: Submit, problem: Problem, tmp_path: Path
+) -> None:
+    log = tmp_path / "run.jsonl"
+    settings = {"nodes": nodes, "exclusive": ""}
+    job = submit(problem.train(tmp_path / "model.zarr", *LONG, "--log-json", log), **settings)
+    wait_until(lambda: rounds(log) >= 5, lambda: output(tmp_path, job))
+    with paused(f"{tmp_path}/model.zarr") as process:  # it would be done before SLURM sends the warning
+        urgent = site.run(
+            *("sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--exclusive"),
+            *("--output=/dev/null", "--chdir=/", "--wrap=sleep 1"),
+        ).strip()
+        wait_until(process.is_asked_to_end, lambda: output(tmp_path, job))
+    assert site.wait(urgent, ("COMPLETED",)) == "COMPLETED"
+    assert site.wait(job, ("FAILED",)) == "FAILED"
+    said = output(tmp_path, job)
+    assert site.field(job, "ExitCode") == NOT_CONVERGED, said
+    assert site.field(job, "Restarts") == "1"
+    assert "saving a checkpoint" in said
+    # On one node SLURM's signal reaches dkgp at the end of the grace time, and SLURM requeues the job itself.
+    assert ("requeueing to go on" in said) == (nodes == "2")
+    assert "resuming after round" in said
+    assert problem.is_reference(tmp_path / "model.zarr", *LONG)
+
+
+def test_a_job_out_of_time_is_warned_by_slurm_and_goes_on_to_the_same_bits(
+    site: SlurmSite, submit: Submit, problem: Problem, tmp_path: Path
+) -> None:
+    log = tmp_path / "run.jsonl"
+    command = problem.train(tmp_path / "model.zarr", *LONG, "--log-json", log)
+    # SLURM looks twice a minute, and warns up to half a minute too early.
+    job = submit(command, time="2", signal="B:USR1@80")
+    wait_until(lambda: rounds(log) >= 5, lambda: output(tmp_path, job))
+    with paused(f"{tmp_path}/model.zarr") as process:
+        wait_until(process.is_asked_to_end, lambda: output(tmp_path, job))
+    assert site.wait(job, ("FAILED",)) == "FAILED"
+    said = output(tmp_path, job)
+    assert site.field(job, "ExitCode") == NOT_CONVERGED, said
+    assert site.field(job, "Restarts") != "0"
+    assert "out of time; requeueing to go on" in said
+    assert "resuming after round" in said
+    assert problem.is_reference(tmp_path / "model.zarr", *LONG)
+
+
+class Process:
+    """A process by its number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def is_asked_to_end(self) -> bool:
+        """True if SIGTERM waits for the stopped process."""
+        status = Path(f"/proc/{self.number}/status").read_text()
+        pending = next(line for line in status.splitlines() if line.startswith("ShdPnd:"))
+        return bool(int(pending.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+@contextmanager
+def paused(argument: str) -> Iterator[Process]:
+    """Stop the process of dkgp that has this argument, until the block ends."""
+    numbers = [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if argument in (line := process.info["cmdline"] or []) and "dkgp" in line
+    ]
+    assert len(numbers) == 1, numbers
+    os.kill(numbers[0], signal.SIGSTOP)
+    try:
+        yield Process(numbers[0])
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(numbers[0], signal.SIGCONT)
 
 
 def test_a_cancelled_job_stays_cancelled_and_its_checkpoint_can_be_gone_on_from(

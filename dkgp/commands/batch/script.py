@@ -36,6 +36,9 @@ DEFAULTS: Mapping[str, str] = {
     "requeue": "",
 }
 
+# SLURM's, of a signal without a time.
+DEFAULT_LEAD_SECONDS = 60
+
 _MEMORY_SETTINGS = frozenset({"mem", "mem-per-cpu", "mem-per-gpu"})
 _REFUSED: Mapping[str, str] = {
     "array": "every task of the array would write the same output; submit one job for each output",
@@ -72,8 +75,8 @@ SBATCH_SECONDS = 120.0
 def batch_script(command: Sequence[str], *, name: str, settings: Mapping[str, str], resume: bool) -> str:
     """Write the script that runs a command.
 
-    Raises `UsageError`: a name or setting that SLURM or bash could misread, or a command that cannot run on several
-    nodes.
+    Raises `UsageError`: a name or setting that SLURM or bash could misread, a time limit within the signal's lead, or a
+    command that cannot run on several nodes.
 
     Parameters
     ----------
@@ -213,11 +216,33 @@ def _checked(settings: Mapping[str, str], name: str) -> tuple[dict[str, str], di
     for count in ("nodes", "cpus-per-task"):
         if not re.fullmatch(r"[1-9]\d{0,5}", directives[count]):
             raise UsageError(f"{count} must be a whole number, 1 or more; got {directives[count]!r}")
-    if not re.fullmatch(r"B:(SIG)?USR1(@\d{1,5})?", directives["signal"]):
+    signal = re.fullmatch(r"B:(SIG)?USR1(@(\d{1,5}))?", directives["signal"])
+    if signal is None:
         raise UsageError(
             f"the script knows the signal B:USR1@SECONDS, so many seconds before the end; got {directives['signal']!r}"
         )
+    lead_seconds = int(signal[3] or DEFAULT_LEAD_SECONDS)
+    for limit in ("time", "time-min"):
+        seconds = _time_seconds(directives.get(limit, ""))
+        if seconds is not None and seconds <= lead_seconds:
+            raise UsageError(
+                f"{limit}={directives[limit]} is {seconds} s, but SLURM warns the job {lead_seconds} s before its end, "
+                f"so that it would stop as soon as it starts. Set {limit} to more than {lead_seconds} s, or a shorter "
+                "signal=B:USR1@SECONDS"
+            )
     return directives, own
+
+
+def _time_seconds(limit: str) -> int | None:
+    """Return a time limit of SLURM in seconds; None for no limit, and for text that only SLURM understands."""
+    days, dash, rest = limit.rpartition("-")
+    if not re.fullmatch(r"\d*", days) or not re.fullmatch(r"\d+(:\d+){0,2}", rest):
+        return None
+    parts = [int(part) for part in rest.split(":")]
+    # After days the first part is hours; else a part alone, or the first of two, is minutes.
+    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
+    seconds = sum(part * unit for part, unit in zip(parts, units, strict=False)) + 86_400 * int(days or 0)
+    return seconds or None
 
 
 def _check_setting(key: str, value: str) -> None:

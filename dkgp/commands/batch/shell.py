@@ -12,6 +12,14 @@ PREAMBLE = """
 set -euo pipefail
 say() { echo "dkgp batch script: $*" >&2; }
 stop_cluster() { :; }
+
+# SLURM sends USR1 to this script alone, ahead of the end: dkgp is told to finish its round and save a checkpoint.
+dkgp=''
+signals=0
+warned=0
+told=0
+tell() { if (( ! told )) && [[ -n "$dkgp" ]]; then told=1; kill -TERM "$dkgp" 2> /dev/null || :; fi; }
+trap 'signals=$((signals + 1)); warned=1; tell' USR1
 """
 
 ONE_NODE = """
@@ -31,10 +39,10 @@ cluster=()
 stop_cluster() {
     if ! [[ -d "$folder" ]]; then return; fi
     if (( ${#cluster[@]} )); then
-        kill "${cluster[@]}" 2> /dev/null || :
+        kill -KILL "${cluster[@]}" 2> /dev/null || :  # they block TERM; SLURM ends the workers of a lost srun
         wait "${cluster[@]}" 2> /dev/null || :
     fi
-    # Of a lost cluster, what its processes said last.
+    # If the cluster was lost, the last lines of its processes.
     if (( code == 5 )); then tail -n 20 "$folder"/*.log >&2 || :; fi
     rm -rf "$folder" || :
 }
@@ -43,10 +51,26 @@ trap stop_cluster EXIT
 openssl req -x509 -newkey rsa:2048 -nodes -days 400 -subj "/CN=dkgp job $SLURM_JOB_ID" \
     -keyout "$folder/key.pem" -out "$folder/certificate.pem" 2> "$folder/openssl.log" \
     || { cat "$folder/openssl.log" >&2; exit 2; }
-tls=(--tls-ca-file "$folder/certificate.pem" --tls-cert "$folder/certificate.pem" --tls-key "$folder/key.pem")
-shared=(--scheduler-file "$folder/scheduler.json" "${tls[@]}")
+rm "$folder/openssl.log"
+# By environment: a scheduler that has certificates among its options takes no interface.
+tls=DASK_DISTRIBUTED__COMM__TLS__
+certified=(env DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION=True "${tls}CA_FILE=$folder/certificate.pem")
+for role in SCHEDULER WORKER; do
+    certified+=("$tls${role}__CERT=$folder/certificate.pem" "$tls${role}__KEY=$folder/key.pem")
+done
+# As the grace time of a preempted job begins, SLURM signals the workers and not this script. They block TERM, so that
+# dkgp can finish its round and save a checkpoint. The workers' shells pass the signal on to this script.
+worker_shell='
+trap "scancel --batch --signal=USR1 $SLURM_JOB_ID" TERM
+"$@" &
+while kill -0 $! 2> /dev/null; do wait $! || :; done
+'
+dask=("${certified[@]}" "$python" -P -c "import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])" -P -m)
+shared=(--scheduler-file "$folder/scheduler.json" --protocol tls)
 if [[ -n "$interface" ]]; then shared+=(--interface "$interface"); fi
-"$python" -P -m distributed.cli.dask_scheduler "${shared[@]}" --protocol tls --port 0 --dashboard-address 127.0.0.1:0 \
+"${dask[@]}" distributed.cli.dask_scheduler "${shared[@]}" --port 0 --dashboard-address 127.0.0.1:0 \
     > "$folder/scheduler.log" 2>&1 &
 cluster+=($!)
 for (( tenths = 0; tenths < 1200; tenths++ )); do
@@ -61,9 +85,9 @@ if ! [[ -s "$folder/scheduler.json" ]]; then
 fi
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
     --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=0 --output="$folder/worker-%t.log" \
-    "$python" -P -m distributed.cli.dask_worker "${shared[@]}" --nworkers 1 --nthreads "$SLURM_CPUS_PER_TASK" \
-    --memory-limit 0 --no-dashboard --dashboard-address 127.0.0.1:0 --death-timeout 120 \
-    --local-directory "${TMPDIR:-/tmp}" 2> "$folder/srun.log" &
+    bash -c "$worker_shell" bash "${dask[@]}" distributed.cli.dask_worker "${shared[@]}" \
+    --nworkers 1 --nthreads "$SLURM_CPUS_PER_TASK" --memory-limit 0 --no-dashboard --dashboard-address 127.0.0.1:0 \
+    --death-timeout 120 --local-directory "${TMPDIR:-/tmp}" 2> "$folder/srun.log" &
 cluster+=($!)
 command+=(--scheduler-file "$folder/scheduler.json")
 command+=(--tls-ca "$folder/certificate.pem" --tls-cert "$folder/certificate.pem" --tls-key "$folder/key.pem")
@@ -73,15 +97,9 @@ RUN = r"""
 requeued=${SLURM_RESTART_COUNT:-0}
 if (( requeued >= resume_after )); then command+=(--resume); fi
 
-# SLURM sends USR1 to this script alone, ahead of the end: dkgp is told to finish its round and save a checkpoint. TERM
-# (scancel, the walltime itself) reaches dkgp directly; a second one from here would end it without a checkpoint.
-dkgp=''
-signals=0
-warned=0
-told=0
-tell() { if (( ! told )) && [[ -n "$dkgp" ]]; then told=1; kill -TERM "$dkgp" 2> /dev/null || :; fi; }
-trap 'signals=$((signals + 1)); warned=1; tell' USR1
-trap 'signals=$((signals + 1))' TERM
+# TERM (scancel, the walltime itself) reaches dkgp directly; a second one from here would end it without a checkpoint.
+trap 'signals=$((signals + 1)); told=1' TERM
+if (( warned )); then command=(exit 143); fi  # by a signal that came before dkgp could start
 "${command[@]}" &
 dkgp=$!
 if (( warned )); then tell; fi  # by a signal that came before its number was known
@@ -96,7 +114,8 @@ while (( seen < signals )); do
 done
 
 stop_cluster
-if (( code == 130 && warned )); then
+# 143: the signal came before dkgp could handle it, while Python started.
+if (( warned && (code == 130 || code == 143) )); then
     # A job that its user cancels in the meantime is not RUNNING any more, and stays cancelled.
     state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T 2> /dev/null || :)
     if [[ "$state" == RUNNING ]]; then

@@ -12,6 +12,8 @@ Round: TypeAlias = Any
 
 # Gradient norms of a greedy method fall on a line in log space, with jumps: a shorter window would chase the jumps.
 _LEAST_WINDOW = 8
+# An extrapolation over more than so many times the rounds it comes from says nothing.
+_FARTHEST = 1e4
 
 
 class ConvergenceEstimate:
@@ -67,19 +69,22 @@ class ConvergenceEstimate:
 
     @property
     def seconds_left(self) -> float | None:
-        """Time to the tolerance at the recent rate; None where nothing recent points there."""
+        """Time to the tolerance at the recent rate; None if the measure does not fall, or too slowly to tell."""
         slope = self._slope()
         missing = self._log_best[-1] - math.log(self.tolerance) if self._log_best else math.inf
         if missing <= 0.0:
             return 0.0
-        return None if slope is None else missing / -slope
+        if slope is None or missing > -slope * _FARTHEST * (self._seconds[-1] - self._seconds[0]):
+            return None
+        return missing / -slope
 
     def _slope(self) -> float | None:
-        """Slope of log max |g| against seconds over the recent half, where it falls."""
+        """Slope of log max |g| against seconds over the recent half; None if it does not fall."""
         count = max(_LEAST_WINDOW, len(self._seconds) // 2)
         seconds = np.asarray(self._seconds[-count:])
         norms = np.asarray(self._log_best[-count:])
-        if len(seconds) < 2 or seconds[-1] <= seconds[0]:
+        # The best values never rise. Where they are equal, the slope would be a rounding of zero.
+        if len(seconds) < 2 or seconds[-1] <= seconds[0] or norms[-1] >= norms[0]:
             return None
         centred = seconds - seconds.mean()
         slope = float(centred @ (norms - norms.mean()) / (centred @ centred))

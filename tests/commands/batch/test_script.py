@@ -36,9 +36,11 @@ DEADLINE_SECONDS = 60.0
 
 # Stands for Python: notes its arguments, one a line; as dkgp it ends as told, after a signal if it is to wait for one.
 PYTHON = r"""#!/bin/bash
+if [[ "$2" == -c ]]; then shift 3; fi  # blocks TERM and starts Python again with the other arguments
 case "$3" in
 distributed.cli.dask_scheduler)
     printf '%s\n' "$@" > "$NOTES/scheduler"
+    env | grep ^DASK_ | sort > "$NOTES/scheduler-settings"
     if [[ -n "${SCHEDULER_FAILS:-}" ]]; then echo "no port to be had"; exit 1; fi
     while (( $# )) && [[ "$1" != --scheduler-file ]]; do shift; done
     stat --format=%a "$(dirname "$2")" > "$NOTES/folder-mode"
@@ -53,7 +55,7 @@ dkgp)
     [[ ! -e "$NOTES/scheduler" ]] || while [[ ! -s "$NOTES/srun" ]]; do sleep 0.02; done
     trap 'echo TERM >> "$NOTES/signals"; (( waits )) || exit "$CODE"; waits=0' TERM
     waits=${WAITS:-0}
-    touch "$NOTES/started"
+    echo $$ > "$NOTES/started"
     if (( waits )); then
         while (( waits )); do sleep 0.02; done
         sleep 0.2  # a second signal would be noticed
@@ -166,6 +168,12 @@ def test_settings_replace_the_defaults_and_go_to_slurm_alone() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"time": "2"}, "time=2 is 120 s, but SLURM warns the job 120 s before its end"),
+        ({"time": "2:00"}, "more than 120 s"),
+        ({"time": "0-0:01:59"}, "is 119 s"),
+        ({"time": "1", "signal": "B:USR1"}, "warns the job 60 s"),
+        ({"time": "05:00:00", "signal": "B:USR1@18000"}, "is 18000 s"),
+        ({"time-min": "00:01:00"}, "time-min=00:01:00 is 60 s"),
         ({"time": "1:00\n#SBATCH --uid=0"}, "line break"),
         ({"time": "1:00 --uid=0"}, "misread"),
         ({"comment": "#hidden"}, "misread"),
@@ -188,6 +196,13 @@ def test_settings_replace_the_defaults_and_go_to_slurm_alone() -> None:
 def test_settings_that_slurm_or_bash_could_misread_are_refused(settings: dict[str, str], words: str) -> None:
     with pytest.raises(UsageError, match=re.escape(words)):
         batch_script(TRAIN, name="fit", settings=settings, resume=False)
+
+
+@pytest.mark.parametrize(
+    "limit", ["3", "2:01", "00:02:01", "0-1", "0-0:3", "1-00", "0", "0:00", "UNLIMITED", "never", "1-2-3"]
+)
+def test_times_that_leave_a_round_before_the_warning_and_all_others_are_slurms_matter(limit: str) -> None:
+    assert f"time={limit}" in directives(script(time=limit))
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a b", "a\n#SBATCH --uid=0", "a;b", "a/b", "%j"])
@@ -255,7 +270,7 @@ def test_every_argument_reaches_dkgp_as_it_is(site: Site) -> None:
     assert site.noted("dkgp") == ["-P", "-m", "dkgp", *TRAIN[1:], *strange]
 
 
-@pytest.mark.parametrize("code", [0, 3, 4, 5, 130])
+@pytest.mark.parametrize("code", [0, 3, 4, 5, 130, 143])
 def test_the_job_ends_with_dkgps_own_code_and_is_not_requeued(site: Site, code: int) -> None:
     assert site.run(script(), CODE=str(code))[0] == code
     assert site.noted("scontrol") == []
@@ -294,9 +309,10 @@ def test_the_setup_file_is_sourced_although_it_uses_unset_variables(site: Site) 
 # ------------------------------------------------------------------------------------------------- the end of its time
 
 
-def test_a_warned_job_checkpoints_once_and_goes_back_to_the_queue(site: Site) -> None:
-    code, stderr = site.warned(script(), CODE="130")
-    assert code == 130
+@pytest.mark.parametrize("code", [130, 143])  # 143: the signal ended Python as it started
+def test_a_warned_job_checkpoints_once_and_goes_back_to_the_queue(site: Site, code: int) -> None:
+    ended, stderr = site.warned(script(), CODE=str(code))
+    assert ended == code
     assert site.noted("signals") == ["TERM"]  # a second one would end dkgp without a checkpoint
     assert site.noted("scontrol") == ["requeue 12"]
     assert "1 of at most 50" in stderr
@@ -333,17 +349,34 @@ def test_a_warning_while_dkgp_starts_is_not_lost(site: Site) -> None:
     assert site.noted("signals") == ["TERM"]
 
 
+def test_a_warning_during_the_set_up_requeues_a_job_that_has_not_begun(site: Site) -> None:
+    setup = site.folder / "setup.sh"
+    setup.write_text("kill -USR1 $$\n")
+    code, stderr = site.run(script(setup=str(setup)))
+    assert code == 143
+    assert site.noted("dkgp") == []
+    assert site.noted("scontrol") == ["requeue 12"]
+    assert "1 of at most 50" in stderr
+
+
 def test_a_cancelled_job_is_not_signalled_twice(site: Site) -> None:
-    """SLURM's own TERM goes to every process of the job; the script must wait for dkgp's checkpoint."""
+    """SLURM's own TERM goes to every process of the job; the script must wait for dkgp's checkpoint.
+
+    The shell of a worker, which gets it too, passes it on to the script as a warning.
+    """
     process = site.start(script(), WAITS="1", CODE="130")
     site.until("started", process)
     process.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.3)
+    process.send_signal(signal.SIGUSR1)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.3)
     assert site.noted("signals") == []
-    process.send_signal(signal.SIGUSR1)  # lets dkgp's stand-in go
+    os.kill(int(site.noted("started")[0]), signal.SIGTERM)  # lets dkgp's stand-in go
     process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 130
+    assert site.noted("signals") == ["TERM"]
 
 
 # ------------------------------------------------------------------------------------------------------ several nodes
@@ -363,8 +396,14 @@ def test_several_nodes_share_a_scheduler_behind_certificates_of_their_own(site: 
     command = site.noted("dkgp")
     expected = ["--scheduler-file", f"{folder}/scheduler.json", "--tls-ca", certificates[0]]
     assert command[-8:] == [*expected, "--tls-cert", certificates[0], "--tls-key", certificates[1]]
+    tls = "DASK_DISTRIBUTED__COMM__TLS__"
+    settings = ["DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION=True", f"{tls}CA_FILE={certificates[0]}"]
+    for role in ("SCHEDULER", "WORKER"):
+        settings += [f"{tls}{role}__CERT={certificates[0]}", f"{tls}{role}__KEY={certificates[1]}"]
+    assert site.noted("scheduler-settings") == settings
+    assert set(settings) <= set(site.noted("srun"))
     for noted in ("scheduler", "srun"):
-        assert "--tls-ca-file" in site.noted(noted)
+        assert not any(argument.startswith("--tls") for argument in site.noted(noted))
         assert site.noted(noted)[site.noted(noted).index("--interface") + 1] == "ib0"
     assert {"--nodes=3", "--ntasks-per-node=1", "--cpus-per-task=7"} <= set(site.noted("srun"))
     assert (site.noted("folder-mode"), site.noted("key-mode")) == (["700"], ["600"])
@@ -383,7 +422,8 @@ def test_a_warned_job_on_several_nodes_stops_them_before_it_requeues(site: Site)
 def test_a_scheduler_that_does_not_start_ends_the_job_with_its_words(site: Site) -> None:
     code, stderr = site.run(script(nodes="3"), SCHEDULER_FAILS="1")
     assert code == 5
-    assert "no port to be had" in stderr
+    assert stderr.splitlines()[-1] == "no port to be had"
+    assert "....." not in stderr  # openssl's, while it looks for a key
     assert site.noted("dkgp") == []
     assert list(site.folder.glob(".dkgp-*")) == []
 

@@ -61,6 +61,16 @@ def test_stagnation_has_no_time_left_to_tell() -> None:
     assert math.isclose(estimate.fraction, 0.0)
 
 
+@pytest.mark.parametrize("drop", [0.0, 1e-15, 1e-12])
+def test_a_measure_that_falls_by_roundings_alone_has_no_time_left_to_tell(drop: float) -> None:
+    # The mean of these equal logarithms is not exact, so their slope is -1e-18 rather than zero.
+    estimate = ConvergenceEstimate(1e-4)
+    for k in range(23):
+        estimate.update(record(k, 0.1 * k, 0.3 * (1.0 - drop * k)))
+    assert estimate.seconds_left is None
+    assert "left" not in solve_line({**record(23, 2.3, 0.3).to_json(), **estimate.to_json()}, verbose=False)
+
+
 def test_plain_lines_come_now_and_then() -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=False, width=200)
