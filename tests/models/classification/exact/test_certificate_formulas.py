@@ -14,7 +14,7 @@ from dkgp.errors import InputError
 from dkgp.models.classification.bounds import certified_labels
 from dkgp.models.classification.exact.certificate import DecisionCertificate
 from dkgp.models.classification.exact.train import DecisionError
-from dkgp.models.rounding import product_roundings, step_roundings
+from dkgp.models.rounding import mean_roundings, product_roundings, step_roundings
 from dkgp.solvers import Progress
 from tests.models.classification.exact.dense_lssvm import Approximation
 from tests.models.exact_gp import mp
@@ -175,7 +175,7 @@ def test_bounds_of_decisions_as_the_proofs_add_them_up(intercept: bool, extra: n
     for i in range(3):
         e, k = mp.mpf(float(errors[i])), mp.mpf(float(ones[i]))
         scale = mp.sqrt(mp.mpf(float(prior[i]))) * (1 + 2 * U * (2 * e + 8))
-        unit = mp.mpf(product_roundings(100)) * U + 2 * U * e
+        unit = mp.mpf(mean_roundings(100)) * U + 2 * U * e
         slack = scale * (MORE * (unit * known.ones_magnitude + 2 * U * known.ones_spread) + known.ones_residual)
         slack += 0 if extra is None else mp.mpf(float(extra[i, 2]))
         rest = 1 - 2 * (k - slack)

@@ -16,7 +16,7 @@ import pytest
 from dkgp.errors import InputError
 from dkgp.models.classification.logistic.certificate import GradientLength, Minimum, RiskCertificate, _around, _sizes_of
 from dkgp.models.classification.logistic.stopping import RiskError
-from dkgp.models.rounding import product_roundings
+from dkgp.models.rounding import mean_roundings, product_roundings
 from dkgp.solvers import Progress
 from tests.models.exact_gp import mp
 
@@ -197,7 +197,7 @@ def test_bounds_of_decisions_as_the_proofs_add_them_up(extra: Any) -> None:
     for i in range(3):
         e = mp.mpf(float(errors[i]))
         scale = mp.sqrt(mp.mpf(float(prior[i]))) * (1 + 2 * U * (2 * e + 8))
-        unit = mp.mpf(product_roundings(100)) * U + 2 * U * e
+        unit = mp.mpf(mean_roundings(100)) * U + 2 * U * e
         for column in range(2):
             rounding = unit * mp.mpf(known.magnitude[column]) + 2 * U * mp.mpf(known.spread[column])
             bound = scale * (mp.mpf(known.radius[column]) + MORE * rounding) + mp.mpf(float(more[i, column]))
