@@ -67,8 +67,7 @@ class Certificate(ProofShown):
     product_error : float
         Bound on the error of any entry of Kbar alpha by an approximate operator; 0 where the product was exact.
     product_norm : tuple of p floats
-        Bound on the length, weighed likewise, of the errors of each column. Empty where the product was exact, and in
-        certificates of older stores, which hold `product_error` alone.
+        Bound on the length, weighed likewise, of each column's errors. Empty where exact, and in older stores.
     assumes : str or None
         What had to be taken on trust; None where everything is proven.
     rounding, largest
@@ -275,15 +274,11 @@ class Certificate(ProofShown):
         """Rebuild from `to_json`, or from what an older version wrote; see `complete`."""
         if "magnitude" not in document:
             document = _older(document)
+        product = ["product_norm"] if document.get("product_norm") else []  # where one was approximate
         return cls(
             float(document["noise_variance"]),
             int(document["n"]),
-            **columns_of(
-                document,
-                "residual_norm",
-                "residual_rounding",
-                *(("product_norm",) if document.get("product_norm") else ()),  # where a product was approximate
-            ),
+            **columns_of(document, "residual_norm", "residual_rounding", *product),
             **columns_of(document, "magnitude", "spread"),  # of an older version empty
             product_error=float(document.get("product_error", 0.0)),
             assumes=document.get("assumes"),

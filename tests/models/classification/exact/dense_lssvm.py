@@ -84,3 +84,8 @@ class Approximation:
     gradient: np.ndarray
     stepped: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     product_error: float = 0.0
+
+    @property
+    def product_errors(self) -> np.ndarray:
+        """The same error in each entry; empty where products are exact."""
+        return np.full(self.gradient.shape, self.product_error) if self.product_error else np.zeros((0, 0))
