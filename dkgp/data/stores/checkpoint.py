@@ -9,6 +9,7 @@ alone.) Layout, all numbers little-endian:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.data.remote.limits import open_local
 from dkgp.data.remote.storage import (
     TEMPORARY_PREFIX,
     is_local,
@@ -123,6 +125,19 @@ class CheckpointStore:
             raise CheckpointError(
                 f"No checkpoint in '{self.url}' is whole ({details}). Remove that folder, and start afresh."
             )
+        return None
+
+    def latest_metadata(self) -> Json | None:
+        """Return the metadata of the newest checkpoint whose header can be read, arrays unread on a local disk."""
+        for _, name in sorted(self._names(), reverse=True):
+            address = join(self.url, name)
+            with contextlib.suppress(CheckpointError, OSError, ValueError, KeyError):
+                if not is_local(address):
+                    return _decoded(read_object(address)).metadata
+                with open_local(address) as file:
+                    start = file.read(len(_MAGIC) + 8)
+                    content = json.loads(file.read(int.from_bytes(start[len(_MAGIC) :], "little")))
+                return dict(content["metadata"])
         return None
 
     def clear(self) -> None:
