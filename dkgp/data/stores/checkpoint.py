@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -131,12 +132,14 @@ class CheckpointStore:
         """Return the metadata of the newest checkpoint whose header can be read, arrays unread on a local disk."""
         for _, name in sorted(self._names(), reverse=True):
             address = join(self.url, name)
-            with contextlib.suppress(CheckpointError, OSError, ValueError, KeyError):
+            with contextlib.suppress(CheckpointError, OSError, ValueError, KeyError, TypeError):
                 if not is_local(address):
                     return _decoded(read_object(address)).metadata
                 with open_local(address) as file:
                     start = file.read(len(_MAGIC) + 8)
-                    content = json.loads(file.read(int.from_bytes(start[len(_MAGIC) :], "little")))
+                    # A damaged length asks for more than there is.
+                    length = min(int.from_bytes(start[len(_MAGIC) :], "little"), os.fstat(file.fileno()).st_size)
+                    content = json.loads(file.read(length))
                 return dict(content["metadata"])
         return None
 

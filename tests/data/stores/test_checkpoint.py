@@ -152,3 +152,18 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="cannot be stored as JSON"):
         store.save(0, {}, {"a": object()})
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("header", [b"[1]", b"{}", b"not json", b""])
+@pytest.mark.parametrize("length", [None, 2**63])
+def test_metadata_of_a_damaged_header_are_those_of_the_one_before(
+    tmp_path: Path, header: bytes, length: int | None
+) -> None:
+    store = CheckpointStore(str(tmp_path))
+    assert store.latest_metadata() is None
+    store.save(1, {"a": np.arange(3.0)}, {"identity": {"n": 3}})
+    start = next(tmp_path.iterdir()).read_bytes()[:-1]
+    magic = start[: start.index(b"{") - 8]
+    count = len(header) if length is None else length
+    (tmp_path / "checkpoint-0000000002.dkgp").write_bytes(magic + count.to_bytes(8, "little") + header)
+    assert store.latest_metadata() == {"identity": {"n": 3}}
