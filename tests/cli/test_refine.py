@@ -113,7 +113,7 @@ def test_solves_that_end_early_are_told_of(store: Path, bad: Path, tmp_path: Pat
     options = ("--refine-max-passes", 1, "--refine-tol", 1e-9, "--refine-steps", 1, "--refine-holdout", 0)
     out = tmp_path / "hyper.json"
     document = run_json("tune", store, "--out", out, "--start", bad, "--refine-only", "--refine-rank", 5, *options)
-    assert any("1 passes did not solve to a relative residual of 1e-09" in warning for warning in document["warnings"])
+    assert any("1 passes did not solve to the relative residual" in warning for warning in document["warnings"])
     history = document["refinement"]["history"]
     assert all(step["relative_residual"] > 1e-9 and step["solver_share"] > 0.0 for step in history)
 

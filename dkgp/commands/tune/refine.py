@@ -106,11 +106,11 @@ def refined(run: Run, start: Hyperparameters, executor: BlockExecutor) -> Hyperp
         reporter.note(refinement.verdict)
     elif not refinement.interrupted:
         reporter.warn(refinement.verdict)
-    short = sum(step.relative_residual > settings.tolerance for step in refinement.history)
+    short = sum(step.relative_residual > step.tolerance for step in refinement.history)
     if short:
         reporter.warn(
-            f"in {short} of {len(refinement.history)} steps {settings.max_passes:g} passes did not solve to a relative "
-            f"residual of {settings.tolerance:g}, and gradients have larger errors: raise --refine-max-passes, "
+            f"in {short} of {len(refinement.history)} steps {settings.max_passes:g} passes did not solve to the "
+            "relative residual that a step aims at, and gradients have larger errors: raise --refine-max-passes, "
             "--refine-rank or --refine-tol"
         )
     kept = refinement.hyperparameters

@@ -85,6 +85,7 @@ class GradientEstimate:
     column_passes: float  # of the solve, every full product counted
     contractions: int  # passes over the kernel matrix's derivatives, or products for their differences
     relative_residual: float  # largest of all right-hand sides, evaluated in float64
+    tolerance: float  # what it was to meet
     converged: bool  # whether that met the tolerance
     seconds: float
 
@@ -136,23 +137,25 @@ class GradientEstimator:
         noise_variance: float,
         initial: FloatArray | None = None,
         moved: BoolArray | None = None,
+        tolerance: float | None = None,
     ) -> GradientEstimate:
         """Estimate the gradient at one point.
 
         `initial` (n, p + S) are solutions at a point nearby. `moved` (q,) are the kernel's parameters whose derivatives
-        are needed, all by default; those of others may be zero.
+        are needed, all by default; those of others may be zero. `tolerance` replaces the estimator's.
 
         Raises `NumericalError`, where Kbar is not numerically positive definite, and `InterruptedRunError`.
         """
         started = time.perf_counter()
+        tolerance = self._tolerance if tolerance is None else tolerance
         with self.operator(kernel, noise_variance) as operator:
-            remembered = Remembered(REMEMBERED_AT * self._tolerance)
+            remembered = Remembered(REMEMBERED_AT * tolerance)
             # At least one iteration: no change at all says nothing of the error.
             solution = solve(
                 operator,
                 self._rhs,
                 solver=ConjugateGradient(self.preconditioner, observe=remembered),
-                stopping=(RelativeResidual(self._tolerance) & MaxIterations(1)) | MaxPasses(self._max_passes),
+                stopping=(RelativeResidual(tolerance) & MaxIterations(1)) | MaxPasses(self._max_passes),
                 initial=initial,
                 watch=Watch(interrupted=self._context.interrupted),
             )
@@ -179,7 +182,8 @@ class GradientEstimator:
             column_passes=solution.progress.column_passes + solution.refreshes + (initial is not None),
             contractions=count,
             relative_residual=residual,
-            converged=residual <= self._tolerance,
+            tolerance=tolerance,
+            converged=residual <= tolerance,
             seconds=time.perf_counter() - started,
         )
 

@@ -59,6 +59,12 @@ class QuasiNewton:
         )
         return np.asarray(self._movable & ~out)
 
+    def gain_left(self, point: Point) -> float:
+        """The rise of the log likelihood to the top by what is known of its curvature: half g' H^-1 g, in nats."""
+        free = np.flatnonzero(self.free(point))
+        gradient = point.gradient[free]
+        return 0.5 * float(gradient @ np.linalg.solve(self._hessian[np.ix_(free, free)], gradient))
+
     def propose(self, point: Point) -> FloatArray:
         """The next point to try: (q,) parameters within the bounds."""
         free = np.flatnonzero(self.free(point))

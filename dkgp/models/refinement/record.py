@@ -162,6 +162,7 @@ class RefineStep:
     column_passes: float = 0.0
     contractions: int = 0  # passes over the kernel's derivatives
     relative_residual: float = math.nan
+    tolerance: float = math.nan  # that the solve was to reach
     seconds: float = 0.0
     samples: int = 0  # that the gradient is of
 

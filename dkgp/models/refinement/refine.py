@@ -39,6 +39,10 @@ from dkgp.solvers.watch import Watch
 INTERRUPTED = "interrupted"
 # From so many samples on, others go before: each time so many times fewer samples, and at least so many.
 STAGED_FROM, STAGE_FACTOR, LEAST_STAGE = 100_000, 8, 10_000
+# A climb ends where so many nats a sample are left to gain: no prediction shows it.
+LEFT = 1e-4
+# Systems are solved no looser than this, and tighter where the solver's part of a gradient's error exceeds the second.
+LOOSEST, SOLVER_PART, ROUGH = 0.03, 0.1, 0.5
 
 
 def refine(
@@ -89,6 +93,7 @@ class _Run:
         self._passes, self._contractions = 0.0, 0
         self._gain = self._gain_error = 0.0
         self._best = space.first
+        self._tolerance = settings.tolerance
 
     def _estimator_of(self, every: int) -> GradientEstimator:
         """Gradients on all samples that are not held out, or on one of `every` so many."""
@@ -128,7 +133,7 @@ class _Run:
         start = self._approach(first)
         estimate = self._estimate(start, None)
         start_alpha = estimate.solutions[:, :p].copy() if np.array_equal(start, first) else None
-        estimate, reason = self._climb(start, estimate)
+        estimate, reason = self._climb(start, estimate, LEFT * len(self._targets))
         if np.array_equal(first, self._best):
             return self._result(None, reason, f"nothing was gained: {reason} at the start")
         if self._held_out is None:
@@ -150,24 +155,28 @@ class _Run:
             self._estimator = self._estimator_of(share)
             if self.note is not None:
                 self.note(f"climbing on {n // share:,} of {n:,} samples first")
-            self._climb(point, self._estimate(point, None))
+            self._climb(point, self._estimate(point, None), LEFT * (n // share))
             point = self._best
+            # The optimum of more samples is some way off: a rough gradient says where.
+            self._tolerance = max(self._tolerance, LOOSEST)
         self._estimator = self._all_samples
         return point
 
-    def _climb(self, first: FloatArray, estimate: GradientEstimate) -> tuple[GradientEstimate, str]:
-        """Go uphill from the start; the gradient where that ended, and why it did."""
+    def _climb(self, first: FloatArray, estimate: GradientEstimate, left: float) -> tuple[GradientEstimate, str]:
+        """Go uphill until at most `left` nats are left to gain; return the gradient where that ended, and why."""
         space = self._space.space
         search = QuasiNewton(space.bounds, space.select(estimate.curvature), space.free)
         start = point = self._point(first, estimate)
         self._best, self._gain, self._gain_error, begun = first, 0.0, 0.0, len(self._history)
         self._record(0, point, estimate, search, accepted=True)
-        while point.significance(search.free(point)) > 1.0:
+        while (significant := point.significance(search.free(point)) > 1.0) or self._rough(estimate):
             if len(self._history) - begun > self._settings.steps:
                 return estimate, f"{self._settings.steps} steps were taken"
             if search.stuck:
                 return estimate, "steps became too short to matter"
-            proposed = search.propose(point)
+            if significant and search.gain_left(point) < left:
+                return estimate, f"at most {left:.2g} nats are left to gain"
+            proposed = search.propose(point) if significant else point.parameters
             try:
                 proposal = self._estimate(proposed, estimate.solutions)
             except NumericalError:
@@ -187,10 +196,23 @@ class _Run:
         kernel, noise_variance = self._space.kernel(parameters), self._space.noise_variance(parameters)
         moved = np.zeros(len(kernel.parameters()), dtype=bool)
         moved[self._space.space.positions] = self._space.space.free[:-1]
-        estimate = self._estimator(kernel, noise_variance, initial, moved)
+        estimate = self._estimator(kernel, noise_variance, initial, moved, self._tolerance)
+        change = min(max(SOLVER_PART / max(self._solver_part(estimate), 1e-300), 0.25), 4.0)
+        loosest = max(self._settings.tolerance, LOOSEST)
+        self._tolerance = min(max(change * self._tolerance, self._settings.tolerance), loosest)
         self._passes += estimate.column_passes
         self._contractions += estimate.contractions
         return estimate
+
+    def _solver_part(self, estimate: GradientEstimate) -> float:
+        """The largest part that the solver's error has in that of a component which may move."""
+        movable = self._space.space.free
+        solver, error = (self._space.space.select(each)[movable] for each in (estimate.solver_error, estimate.error))
+        return float(np.max(solver / np.maximum(error, 1e-300), initial=0.0))
+
+    def _rough(self, estimate: GradientEstimate) -> bool:
+        """Whether tighter solves, which the settings allow, would make the gradient's error much smaller."""
+        return self._solver_part(estimate) > ROUGH and estimate.tolerance > self._settings.tolerance
 
     def _point(self, parameters: FloatArray, estimate: GradientEstimate) -> Point:
         _, slope = self._space.space.log_prior(parameters)
@@ -220,6 +242,7 @@ class _Run:
             column_passes=estimate.column_passes,
             contractions=estimate.contractions,
             relative_residual=estimate.relative_residual,
+            tolerance=estimate.tolerance,
             seconds=estimate.seconds,
             samples=len(estimate.solutions),
         )

@@ -25,7 +25,9 @@ from dkgp.operators.base import FloatArray, check_vectors
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cells.forecast import (
+    LEAST_LOOSE,
     estimated_bytes,
+    half_decade,
     is_cheaper,
     is_cheaper_in_double,
     loose_tolerance,
@@ -41,8 +43,6 @@ from dkgp.operators.inputs import InputSource
 TYPICAL_RATIO, TYPICAL_MEAN_SHARE = {0: 0.06, 1: 0.06, 2: 0.08, 3: 0.03}, 0.65
 # Tolerances of products in double precision: the loosest, and the least, where roundings are all of the bound.
 LOOSEST_DOUBLE, LEAST_TOLERANCE = 1e-9, 1e-15
-# The least tolerance of products in a solver's rounds.
-LEAST_LOOSE = 1e-10
 # Plans that a product tries before it evaluates every entry.
 MOST_TRIES = 3
 # Ranges of leaves for each thread: more where tasks cost nothing, as regions differ in their work.
@@ -187,7 +187,7 @@ class CellKernelOperator(BlockedKernelOperator):
         if not error > 0.0 or not math.isfinite(error):
             raise InputError(f"the error of products must be finite and positive; got {error!r}")
         self._terms = terms_of(kernel)
-        self._loose = loose_tolerance(self._terms)
+        self._loose = loose_tolerance(self._terms, self.noise_variance / (self.n * self._terms.magnitude))
         self.error, self.mean_error = float(error), float(error if mean_error is None else mean_error)
         self.products: Mapping[str, Any] = {
             "kind": "cells",
@@ -220,7 +220,7 @@ class CellKernelOperator(BlockedKernelOperator):
 
     def sharpen(self) -> bool:
         """Take the products of a solver's rounds to a digit more, where that is quicker than evaluating every entry."""
-        tolerance = _half_decade(0.1 * self._loose)
+        tolerance = half_decade(0.1 * self._loose)
         if not self.approximate or tolerance < LEAST_LOOSE:
             return False
         if self._chosen and not is_cheaper(self._cost(tolerance), self.n):
@@ -257,13 +257,13 @@ class CellKernelOperator(BlockedKernelOperator):
         ratio = TYPICAL_RATIO[max((len(term.features) for term in self._terms.terms), default=0)]
         foreseen = min(self.error / ratio, self.mean_error / (TYPICAL_MEAN_SHARE * ratio))
         tolerance = foreseen * float((largest[some] / magnitudes[some]).min())
-        tolerance = _half_decade(min(tolerance, LOOSEST_DOUBLE))
+        tolerance = half_decade(min(tolerance, LOOSEST_DOUBLE))
         before, reached = math.inf, LEAST_TOLERANCE * self._terms.magnitude * float(magnitudes.max())
         for _ in range(MOST_TRIES):
             if tolerance < LEAST_TOLERANCE:
                 break
             if self._chosen and not (
-                reaches_sooner(self._terms, self.n, tolerance, self._cost(self._loose))
+                reaches_sooner(self._terms, self.n, tolerance, (self._loose, self._cost(self._loose)))
                 and is_cheaper_in_double(self._cost(tolerance), self.n)
             ):
                 reason = "products by cells would take longer to reach the error that is asked for"
@@ -278,7 +278,7 @@ class CellKernelOperator(BlockedKernelOperator):
             # Roundings, which no tolerance makes smaller.
             if excess > 0.5 * before:
                 break
-            before, tolerance = excess, _half_decade(tolerance / (2.0 * excess))
+            before, tolerance = excess, half_decade(tolerance / (2.0 * excess))
         reason = "roundings of products by cells are above the error that is asked for"
         self.products = {**self.products, "every entry": reason, "reached": reached}
         warn, self._warn = self._warn, None
@@ -349,10 +349,3 @@ class CellKernelOperator(BlockedKernelOperator):
             plans = self.submit("kcellplan", plan_task, (self.context, tolerance), [[0] for _ in workers], workers)
             self._costs[tolerance] = plans.result()[0]
         return self._costs[tolerance]
-
-
-def _half_decade(value: float) -> float:
-    """Return the greatest 1e-k or 3e-k that is not above a value, 1e-300 at least: few plans serve many products."""
-    exponent = math.floor(math.log10(max(value, 1e-300)) + 1e-9)
-    three = float(f"3e{exponent}")
-    return three if value >= three * (1.0 - 1e-9) else float(f"1e{exponent}")

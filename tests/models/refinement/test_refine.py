@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tracemalloc
 from dataclasses import dataclass, replace
@@ -97,6 +98,41 @@ def test_every_step_is_on_record(whole: Run) -> None:
     document = found.to_json()
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert document["history"][-1]["values"]["noise_variance"] == last
+
+
+def test_solves_are_as_tight_as_the_error_of_the_gradient_needs(whole: Run) -> None:
+    """Looser than the settings' where the solver's error is a small part, and never at the end where it is not."""
+    steps, tolerances = whole.steps, [step.tolerance for step in whole.steps]
+    assert tolerances[0] == QUICK.tolerance < max(tolerances) <= refine_module.LOOSEST
+    assert all(step.relative_residual <= step.tolerance for step in steps)
+    assert steps[-1].solver_share <= refine_module.ROUGH or steps[-1].tolerance == QUICK.tolerance
+    for step, after in itertools.pairwise(steps):
+        change = min(max(refine_module.SOLVER_PART / step.solver_share, 0.25), 4.0)
+        aim = min(max(change * step.tolerance, QUICK.tolerance), refine_module.LOOSEST)
+        assert after.tolerance == pytest.approx(aim)
+
+
+def test_a_rough_gradient_is_no_reason_to_stop(data: ArrayDataset, whole: Run, executor: LocalExecutor) -> None:
+    """With systems solved to a tenth at first, the end is that of tight ones."""
+    loose = run(data, executor, settings=replace(QUICK, tolerance=0.1)).history[-1]
+    assert loose.solver_share > 0.0
+    assert loose.tolerance == 0.1
+    last = whole.found.history[-1]
+    assert last.gain == pytest.approx(loose.gain, abs=6.0 * (last.gain_error + loose.gain_error))
+
+
+def test_what_is_left_to_gain_is_not_followed_where_no_prediction_shows_it(
+    data: ArrayDataset, whole: Run, executor: LocalExecutor, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(refine_module, "LEFT", 0.01)
+    found = run(data, executor)
+    assert found.reason == "at most 3.6 nats are left to gain"
+    steps = len(found.history)
+    assert steps < len(whole.steps)
+    assert found.history == [
+        replace(step, seconds=ours.seconds) for step, ours in zip(whole.steps, found.history, strict=False)
+    ]
+    assert whole.steps[-1].gain - found.history[-1].gain < 2.0 * 3.6
 
 
 def test_what_predicts_worse_is_not_kept(data: ArrayDataset, executor: LocalExecutor, monkeypatch: Any) -> None:

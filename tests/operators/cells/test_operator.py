@@ -209,12 +209,21 @@ def test_a_forecast_takes_cells_where_they_gain_more_than_compiling_takes(d: int
     assert "too few" in choose(kernel, 20_000).reason
     # So are tight products in double precision, once there are enough samples.
     n, terms = 1_000_000, terms_of(kernel)
-    loose = expected_cost(terms.terms[0], n, loose_tolerance(terms))
-    assert reaches_sooner(terms, n, 1e-12, loose)
+    at = loose_tolerance(terms)
+    loose = expected_cost(terms.terms[0], n, at)
+    assert reaches_sooner(terms, n, 1e-12, (at, loose))
     # Not where samples have many more near ones than was expected.
     crowded = replace(loose, near_entries=n * n // 2)
-    assert not reaches_sooner(terms, n, 1e-12, crowded)
+    assert not reaches_sooner(terms, n, 1e-12, (at, crowded))
     assert not is_cheaper(crowded, n)
+
+
+def test_less_noise_takes_more_accurate_rounds() -> None:
+    """Weights grow as 1 / s2, and errors of products with them."""
+    terms = terms_of(SquaredExponential((1.0, 1.0)))
+    tolerances = [loose_tolerance(terms, s2 / 10**6) for s2 in (1.0, 1e-2, 3e-6, 1e-7, 1e-12, 0.0)]
+    assert tolerances == [1e-8, 1e-8, 3e-9, 1e-10, 1e-10, 1e-10]
+    assert loose_tolerance(terms) == 1e-8
 
 
 @pytest.mark.parametrize("share", [0.1, 0.2, 1.0])
@@ -288,7 +297,7 @@ def test_rounds_that_deceive_take_more_accurate_products(
 ) -> None:
     """Products that are too loose for the weights become tighter; where they cannot, rounds are of float64."""
     X, y = ground(1500)
-    monkeypatch.setattr("dkgp.operators.cells.operator.loose_tolerance", lambda terms: 1e-2)
+    monkeypatch.setattr("dkgp.operators.cells.operator.loose_tolerance", lambda *_: 1e-2)
 
     def solved(sharpens: bool) -> tuple[Any, CellKernelOperator, int]:
         operator, in_double = by_cells(SquaredExponential(gammas(0.4)), X, executor, 1e-4, error=1e-6), []
