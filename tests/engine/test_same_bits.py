@@ -67,7 +67,7 @@ def contraction(dataset: Dataset, executor: Any) -> Arrays:
 
 
 def cells(dataset: Dataset, executor: Any) -> Arrays:
-    rough = SquaredExponential((30.0, 40.0, 35.0))
+    rough = SquaredExponential((30.0, 40.0)).on((0, 2), D)
     with CellKernelOperator(rough, NOISE, dataset, executor, coordinator_input_bytes=0) as operator:
         found = [operator.matmat(V, "single"), operator.matmat(V)]
         return [*found, operator.apply_columns(CHOSEN, V[CHOSEN]), np.array(operator.error_bound)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,11 @@ from dkgp.operators.cells.operator import CellKernelOperator
 
 NOISE_VARIANCE = 0.07
 # Three row blocks of 256, 256 and 188 rows in the blocked operators.
-N, D = 700, 3
+N, D = 700, 2
+# One problem for all tests: products by cells prove their expansions once.
+KERNEL = SquaredExponential(gamma=(0.25, 0.55), variance=1.4)
+X = np.random.default_rng(20).standard_normal((N, D))
+K = KERNEL(X, X)
 
 MakeOperator = Callable[[SquaredExponential, float | np.ndarray, np.ndarray], KernelOperator]
 
@@ -62,8 +66,6 @@ class Case:
     """An operator with the matrix that it stands for."""
 
     operator: KernelOperator
-    kernel: SquaredExponential
-    X: np.ndarray
     matrix: np.ndarray
 
 
@@ -78,17 +80,14 @@ def largest_error(found: np.ndarray, expected: np.ndarray, weights: np.ndarray) 
 
 
 @pytest.fixture
-def case(make: MakeOperator, rng: np.random.Generator):
-    kernel = SquaredExponential(gamma=tuple(rng.uniform(0.2, 0.6, D)), variance=1.4)
-    X = rng.standard_normal((N, D))
-    matrix = kernel(X, X) + NOISE_VARIANCE * np.eye(N)
-    with make(kernel, NOISE_VARIANCE, X) as operator:
-        yield Case(operator, kernel, X, matrix)
+def case(make: MakeOperator) -> Iterator[Case]:
+    with make(KERNEL, NOISE_VARIANCE, X) as operator:
+        yield Case(operator, K + NOISE_VARIANCE * np.eye(N))
 
 
 def test_describes_itself(case: Case) -> None:
     assert case.operator.n == N
-    assert case.operator.kernel == case.kernel
+    assert case.operator.kernel == KERNEL
     assert case.operator.noise_variance == NOISE_VARIANCE
     assert (case.operator.single.precision, case.operator.double.precision) == ("single", "double")
     assert case.operator.evaluator("single") is case.operator.single
@@ -110,7 +109,7 @@ def test_submatrix(case: Case, rng: np.random.Generator) -> None:
 def test_features_are_the_rows_in_the_order_asked_for(case: Case, rng: np.random.Generator, precision: str) -> None:
     for indices in (rng.choice(N, 33), np.array([N - 1, 0, 300, 0]), np.arange(N), np.array([5])):
         found = case.operator.features(indices, precision)
-        expected = TileEvaluator(case.kernel, precision).prepare(case.X[indices])
+        expected = TileEvaluator(KERNEL, precision).prepare(X[indices])
         assert found.n == len(indices)
         np.testing.assert_array_equal(found.values[:, : found.n], expected.values[:, : found.n])
         np.testing.assert_array_equal(found.squared_norms[:, : found.n], expected.squared_norms[:, : found.n])
@@ -157,7 +156,6 @@ def test_matmat_does_not_touch_its_argument(case: Case, rng: np.random.Generator
 
 
 def test_typical_entry_is_the_root_mean_square(case: Case) -> None:
-    K = case.matrix - NOISE_VARIANCE * np.eye(N)
     off_diagonal = K[~np.eye(N, dtype=bool)]
     assert case.operator.typical_entry() == pytest.approx(np.sqrt(np.mean(off_diagonal**2)), rel=0.1)
 
@@ -199,12 +197,11 @@ def test_noise_variances_that_make_no_sense_are_refused(make: MakeOperator, nois
 
 
 def test_noise_by_sample_lies_on_the_diagonal(make: MakeOperator, rng: np.random.Generator) -> None:
-    kernel, X = SquaredExponential(gamma=(0.4,) * D, variance=1.4), rng.standard_normal((N, D))
     noise = 0.03 * 10.0 ** rng.uniform(0.0, 2.0, N)
-    matrix = kernel(X, X) + np.diag(noise)
+    matrix = K + np.diag(noise)
     indices, delta, V = rng.choice(N, 40, replace=False), rng.standard_normal((40, 2)), rng.standard_normal((N, 3))
     columns = np.append(indices[::-1], indices[3])
-    with make(kernel, noise, X) as operator:
+    with make(KERNEL, noise, X) as operator:
         assert operator.noise_variance == noise.min()
         np.testing.assert_array_equal(operator.noise, noise)
         np.testing.assert_allclose(operator.diagonal(), matrix.diagonal(), rtol=1e-14)

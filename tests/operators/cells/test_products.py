@@ -184,7 +184,7 @@ def test_bounds_hold_for_odd_length_scales(rng, scale):
 def test_results_do_not_depend_on_ranges(rng, d):
     X, V = clustered(rng, 1500, d), rng.standard_normal((1500, 2))
     X[100:160] = X[100]
-    products = CellProducts(terms_of(Matern12.from_length_scales([0.3] * d)), X, 1e-5)
+    products = CellProducts(terms_of(Matern12.from_length_scales([0.3] * d)), X, 1e-3)
     (plan,) = products.plans()
     whole, bounds = products.matmat(V)
     for count in (2, 7):
