@@ -1,17 +1,28 @@
-"""Attacks on the bounds of products by cells: every entry against long double, with weights chosen to break it.
+"""Attacks on the bounds of products by cells, of products at other inputs and of their derivatives.
 
-`python -m tests.operators.cells.attacks [--rounds N] [--every K]` prints a table: entries that were compared, entries
-beyond their bound (none), and the greatest error relative to its bound.
+Weights are chosen to break the bounds. Every entry is compared with long double, whose own errors are counted; what
+these leave open, the tightest entry and a random one of each problem are decided in mpmath.
+
+`python -m tests.operators.cells.attacks` prints a row as soon as it is done: kernel, dimension, points and a group of
+tolerances; entries that were compared, entries beyond their bounds, and the greatest error relative to its bound. With
+`--out` rows go to a file, and a second call goes on after them. Rows come in an order that makes any first part a fair
+sample. `--round 1` and `--round 2` draw other problems with the other tolerances of each group.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
+import json
+import math
+import sys
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -21,12 +32,21 @@ import numpy as np
 import dkgp.kernels as kernels
 from dkgp.kernels import Constant, Kernel, Matern12, Matern32, Matern52, RationalQuadratic, SquaredExponential
 from dkgp.kernels.terms import terms_of
+from dkgp.kernels.tiles.slopes import SlopeEvaluator
+from dkgp.models.rounding import slope_roundings
+from dkgp.operators.cells import cross, cross_slopes
 from dkgp.operators.cells.plan import Plan
 from dkgp.operators.cells.products import CellProducts
+from dkgp.operators.cells.proof import Expansion
+from tests.operators.cells.exact import ENTRY_ROUNDINGS, LD, SLOPE_ROUNDINGS, UNIT, dense, dense_slopes, exact_entry
 
-LD = np.longdouble
 # From products that are hardly right to ones of which roundings are all of the error.
-TOLERANCES = tuple(float(f"1e-{digits}") for digits in range(2, 14))
+GROUPS = {
+    "1e-2 to 1e-4": (1e-3, 1e-2, 1e-4),
+    "1e-5 to 1e-7": (1e-6, 1e-5, 1e-7),
+    "1e-8 to 1e-10": (1e-9, 1e-8, 1e-10),
+    "1e-11 to 1e-13": (1e-12, 1e-11, 1e-13),
+}
 
 
 # --------------------------------------------------------------------------------------------------------------- points
@@ -105,69 +125,6 @@ KERNELS: dict[str, Callable[[list[float]], Kernel]] = {
 }
 
 
-def formula(kernel: Any, s: Any, functions: Any) -> Any:
-    """f of s = sum_l gamma_l (x_l - x'_l)^2 by the kernel's definition, in any arithmetic."""
-    name = kernel.type_name
-    if name == "rbf":
-        return functions.exp(-s)
-    if name == "rq":
-        return functions.exp(-kernel.alpha * functions.log1p(s / kernel.alpha))
-    if name.startswith("matern"):
-        u = functions.sqrt({"matern12": 2, "matern32": 6, "matern52": 10}[name] * s)
-        return {"matern12": 1, "matern32": 1 + u, "matern52": 1 + u + u * u / 3}[name] * functions.exp(-u)
-    u = functions.sqrt(2 * s)
-    # Zero beyond the range, in every arithmetic.
-    u = np.minimum(u, 1) if isinstance(u, np.ndarray) else min(u, mp.mpf(1))
-    return {
-        "spherical": (1 - u) ** 2 * (1 + u / 2),
-        "cubic": (1 - u) ** 4 * (1 + u * (4 + u * (3 + 3 * u / 4))),
-        "wendland": (1 - u) ** 4 * (1 + 4 * u),
-    }[name]
-
-
-def leaves(kernel: Any) -> Iterator[tuple[Any, Any]]:
-    """Factor and kernel of each part of a sum."""
-    if kernel.type_name == "constant":
-        yield kernel, None
-    elif hasattr(kernel, "parts"):
-        for part in kernel.parts:
-            yield from leaves(part)
-    elif hasattr(kernel, "scale"):
-        for part, factor in leaves(kernel.kernel):
-            yield part, kernel.scale * (1.0 if factor is None else factor)
-    else:
-        yield kernel, 1.0
-
-
-def dense(kernel: Kernel, targets: np.ndarray, sources: np.ndarray) -> np.ndarray:
-    """K(targets, sources) in long double, by the kernels' definitions."""
-    K = np.zeros((len(targets), len(sources)), LD)
-    for part, factor in leaves(kernel):
-        if factor is None:
-            K += LD(part.variance)
-            continue
-        s = np.zeros_like(K)
-        for feature, gamma in enumerate(part.feature_gamma):
-            s += LD(gamma) * (targets[:, None, feature].astype(LD) - sources[None, :, feature].astype(LD)) ** 2
-        K += LD(factor) * LD(part.variance) * formula(part, s, np)
-    return K
-
-
-def exact_entry(kernel: Kernel, x: np.ndarray, y: np.ndarray) -> Any:
-    """k(x, y) in the working precision of mpmath."""
-    total = mp.mpf(0)
-    for part, factor in leaves(kernel):
-        if factor is None:
-            total += mp.mpf(part.variance)
-            continue
-        s = mp.fsum(
-            mp.mpf(gamma) * (mp.mpf(float(a)) - mp.mpf(float(b))) ** 2
-            for gamma, a, b in zip(part.feature_gamma, x, y, strict=True)
-        )
-        total += mp.mpf(factor) * mp.mpf(part.variance) * formula(part, s, mp)
-    return total
-
-
 # -------------------------------------------------------------------------------------------------------------- attacks
 
 
@@ -179,24 +136,97 @@ class Outcome:
     broken: int = 0
     tightest: float = 0.0
     bound: float = 0.0  # the greatest bound relative to the weights' magnitudes and the kernel's
-
-    def add(self, error: np.ndarray, bounds: np.ndarray) -> None:
-        """Compare errors with bounds."""
-        self.entries += error.size
-        self.broken += int((error > bounds).sum())
-        positive = bounds > 0.0
-        self.tightest = max(self.tightest, float((error[positive] / bounds[positive]).max(initial=0.0)))
+    exact: int = 0  # entries that mpmath decided
 
     def merge(self, other: Outcome) -> None:
         """Add another outcome."""
         self.entries, self.broken = self.entries + other.entries, self.broken + other.broken
         self.tightest, self.bound = max(self.tightest, other.tightest), max(self.bound, other.bound)
+        self.exact += other.exact
 
 
-def small_leaves(leaf: int) -> Any:
-    """Leaves of few points, so that small problems have many levels."""
-    defaults: Any = Plan.__init__.__kwdefaults__
-    return mock.patch.dict(defaults, leaf=leaf)
+@dataclass(frozen=True)
+class Problem:
+    """Sums with weights at rows: of kernel entries, or of derivatives, a row for each target and feature.
+
+    Attributes
+    ----------
+    compute
+        Sums of weights (n, t) and their bounds, (r, t) both.
+    matrix : (r, n) longdouble
+    roundings, scale : (r,) float64
+        Roundings of an entry of `matrix` in units of `UNIT`, and the greatest one.
+    exact
+        An entry of the matrix in mpmath, by row and column.
+    """
+
+    compute: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+    matrix: np.ndarray
+    roundings: np.ndarray
+    scale: np.ndarray
+    exact: Callable[[int, int], Any]
+
+    def compare(self, V: np.ndarray, rng: np.random.Generator, outcome: Outcome) -> np.ndarray:
+        """Compare all entries for weights (n, t), and return their errors (r, t)."""
+        values, bounds = self.compute(V)
+        masses = np.abs(V).sum(axis=0)
+        error = np.asarray(values.astype(LD) - self.matrix @ V.astype(LD), np.float64)
+        size = np.abs(error)
+        own = UNIT * (self.roundings + (len(V) + 3.0) * self.scale)[:, None] * masses * 1.01
+        ratio = np.divide(size, bounds, out=np.where(size > 0.0, np.inf, 0.0), where=bounds > 0.0)
+        outcome.entries += size.size
+        outcome.broken += int((size - own > bounds).sum())
+        outcome.bound = max(outcome.bound, float((bounds / (masses * self.scale[:, None] + 1e-300)).max()))
+        some = {tuple(place) for place in np.argwhere((size + own > bounds) & (size - own <= bounds))[:20]}
+        some |= {divmod(int(ratio.argmax()), V.shape[1]), (int(rng.integers(len(size))), int(rng.integers(V.shape[1])))}
+        for row, column in some:
+            entry = mp.fdot((self.exact(row, j), float(V[j, column])) for j in np.flatnonzero(V[:, column]))
+            off = abs(mp.mpf(float(values[row, column])) - entry)
+            assert abs(off - mp.mpf(float(size[row, column]))) <= 1.01 * own[row, column] + 1e-15 * size[row, column]
+            outcome.exact += 1
+            outcome.broken += int(off > bounds[row, column] >= size[row, column] - own[row, column])
+            ratio[row, column] = float(off / mp.mpf(float(bounds[row, column]))) if bounds[row, column] > 0.0 else 0.0
+        outcome.tightest = max(outcome.tightest, float(ratio.max()))
+        return error
+
+
+def attack_problem(problem: Problem, X: np.ndarray, rng: np.random.Generator, columns: int = 10**6) -> Outcome:
+    """Compare every entry of sums with weights that are chosen against it.
+
+    `columns` limits the columns that are looked at one by one, and the rows that signs are chosen against.
+    """
+    outcome, n = Outcome(), len(X)
+    rows = len(problem.matrix)
+    chosen = rng.permutation(n)[:columns]
+    with mp.workdps(50):
+        # One weight at a time; then signs that make the errors of each row add up.
+        single = problem.compare(np.eye(n)[:, chosen], rng, outcome)
+        signs = np.zeros((n, min(rows, columns)))
+        signs[chosen] = np.where(single < 0.0, -1.0, 1.0).T[:, rng.permutation(rows)[: signs.shape[1]]]
+        problem.compare(signs, rng, outcome)
+        # Weights over twelve decades, of one sign and alternating; of few points; smooth; all equal.
+        decades = 10.0 ** rng.uniform(-6.0, 6.0, (n, 3))
+        smooth = np.cos(3.0 * X @ rng.standard_normal((X.shape[1], 2)))
+        alternating = np.where(np.arange(n) % 2, 1.0, -1.0)[:, None]
+        few = np.where(rng.random((n, 2)) < 0.03, rng.standard_normal((n, 2)) * 1e8, 1e-8)
+        V = [decades, decades * alternating, smooth, few, np.ones((n, 1)), alternating]
+        if rows == n:
+            # Weights of a Gaussian process: large, and they cancel.
+            V.append(np.linalg.solve(problem.matrix.astype(float) + 1e-7 * np.eye(n), smooth))
+        problem.compare(np.concatenate(V, axis=1), rng, outcome)
+    return outcome
+
+
+def entries_of(kernel: Kernel, X: np.ndarray, rows: np.ndarray, compute: Any) -> Problem:
+    """Return the problem of products with K(rows, X)."""
+    magnitude = np.full(len(rows), terms_of(kernel).magnitude)
+    return Problem(
+        compute,
+        dense(kernel, rows, X),
+        ENTRY_ROUNDINGS * magnitude,
+        magnitude,
+        lambda row, column: exact_entry(kernel, rows[row], X[column]),
+    )
 
 
 def attack(
@@ -209,41 +239,91 @@ def attack(
     leaf: int = 6,
     columns: int = 10**6,
 ) -> Outcome:
-    """Compare every entry of products with weights that are chosen against it.
-
-    `columns` limits the kernel columns that are looked at one by one, and the rows that signs are chosen against.
-    """
-    outcome = Outcome()
+    """Attack products at the points, or at other targets by a plan of their own, with leaves of few points."""
+    defaults: Any = Plan.__init__.__kwdefaults__
     rows = X if targets is None else targets
-    n, K = len(X), dense(kernel, rows, X)
-    chosen = rng.permutation(n)[:columns]
-    with small_leaves(leaf):
+    with mock.patch.dict(defaults, leaf=leaf):
         products = CellProducts(terms_of(kernel), X, tolerance)
+        compute = products.matmat if targets is None else lambda V: products.cross(rows, V)
+        return attack_problem(entries_of(kernel, X, rows, compute), X, rng, columns)
 
-        def product(V: np.ndarray) -> np.ndarray:
-            result, bounds = products.matmat(V) if targets is None else products.cross(rows, V)
-            error = result.astype(LD) - K @ V.astype(LD)
-            outcome.add(np.abs(error).astype(float), bounds)
-            share = bounds / (np.abs(V).sum(axis=0) * terms_of(kernel).magnitude)
-            outcome.bound = max(outcome.bound, float(share.max()))
-            return error
 
-        # One weight at a time; then signs that make the errors of each row add up.
-        single = product(np.eye(n)[:, chosen])
-        signs = np.zeros((n, min(len(rows), columns)))
-        signs[chosen] = np.where(single < 0.0, -1.0, 1.0).T[:, rng.permutation(len(rows))[: signs.shape[1]]]
-        product(signs)
-        # Weights over twelve decades, of one sign and alternating; of few points; smooth; all equal.
-        decades = 10.0 ** rng.uniform(-6.0, 6.0, (n, 3))
-        smooth = np.cos(3.0 * X @ rng.standard_normal((X.shape[1], 2)))
-        alternating = np.where(np.arange(n) % 2, 1.0, -1.0)[:, None]
-        few = np.where(rng.random((n, 2)) < 0.03, rng.standard_normal((n, 2)) * 1e8, 1e-8)
-        product(np.concatenate([decades, decades * alternating, smooth, few, np.ones((n, 1)), alternating], axis=1))
-        if targets is None:
-            # Weights of a Gaussian process: large, and they cancel.
-            A = K.astype(float) + 1e-7 * np.eye(n)
-            product(np.linalg.solve(A, smooth))
-    return outcome
+def attack_cross(
+    kernel: Kernel,
+    X: np.ndarray,
+    targets: np.ndarray,
+    tolerance: float,
+    rng: np.random.Generator,
+    *,
+    leaf: int = 6,
+    columns: int = 10**6,
+) -> Outcome:
+    """Attack products at other inputs, as predictions take them."""
+    terms = terms_of(kernel)
+    with mock.patch.dict(cross.SOURCE_LEAF, {X.shape[1]: leaf}):
+        sources = cross.CrossSums(terms, X, np.zeros((len(X), 1))).within(tolerance).sources
+
+        def compute(V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            within = cross.TermSums(sources, [source.moments(V) for source in sources])
+            return cross.CrossSums(terms, X, V).at(targets, within)
+
+        return attack_problem(entries_of(kernel, X, targets, compute), X, rng, columns)
+
+
+def attack_slopes(
+    kernel: Kernel,
+    X: np.ndarray,
+    targets: np.ndarray,
+    tolerance: float,
+    rng: np.random.Generator,
+    *,
+    leaf: int = 6,
+    columns: int = 10**6,
+) -> Outcome:
+    """Attack derivatives at other inputs, with the roundings of near entries that certificates add."""
+    terms, evaluator, (n, d) = terms_of(kernel), SlopeEvaluator(kernel), X.shape
+    at, of = evaluator.sizes(targets), evaluator.sizes(X)
+    with mock.patch.dict(cross.SOURCE_LEAF, {d: leaf}):
+        share = tolerance / terms.terms[0].amplitude
+        sources = cross.Sources(terms.terms[0], X, share, slopes=True)
+
+        def compute(V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            with mock.patch.object(cross_slopes, "Sources", return_value=sources):
+                slopes = cross_slopes.CrossSlopes(terms, evaluator, X, V, tolerance)
+            values, bounds = slopes.at(targets)
+            sizes = np.abs(V) * of.scale[:, None]
+            near = (at.errors + slope_roundings(n, evaluator.leaves))[:, None] * sizes.sum(axis=0)
+            near += (sizes * of.errors[:, None]).sum(axis=0)
+            bounds = bounds + 1.01 * 2.0**-53 * near[:, :, None] * at.terms[:, None]
+            return (part.transpose(2, 0, 1).reshape(-1, V.shape[1]) for part in (values, bounds))  # type: ignore[return-value]
+
+        steps = np.repeat(terms.magnitude * np.array(terms.terms[0].scale), len(targets))
+        problem = Problem(
+            compute,
+            dense_slopes(kernel, targets, X).reshape(-1, n),
+            SLOPE_ROUNDINGS * steps,
+            2.0 * steps,
+            lambda row, j: exact_entry(kernel, targets[row % len(targets)], X[j], row // len(targets)),
+        )
+        return attack_problem(problem, X, rng, columns)
+
+
+@contextlib.contextmanager
+def bounds_times(factor: float) -> Iterator[None]:
+    """Make the bounds of expansions smaller than they are, which has to break them."""
+    weights = {name: getattr(Expansion, name) for name in ("row_weights", "slope_weights")}
+
+    def smaller(name: str) -> Any:
+        def weighted(self: Expansion, *arguments: object) -> tuple[np.ndarray, float]:
+            each, remainder = weights[name](self, *arguments)
+            return factor * each, factor * remainder
+
+        return weighted
+
+    with contextlib.ExitStack() as stack:
+        for name in weights if factor != 1.0 else ():
+            stack.enter_context(mock.patch.object(Expansion, name, smaller(name)))
+        yield
 
 
 def scales_of(X: np.ndarray, share: float, anisotropic: bool) -> list[float]:
@@ -252,44 +332,128 @@ def scales_of(X: np.ndarray, share: float, anisotropic: bool) -> list[float]:
     return [share * extent * (1.0 + 2.0 * f if anisotropic else 1.0) for f in range(X.shape[1])]
 
 
-def cases(rng: np.random.Generator, n: int, every: int) -> Iterator[tuple[int, str, str, float, Kernel, np.ndarray]]:
-    """Dimension, shape, kernel's name, tolerance, kernel and points, of one combination of so many, drawn at random."""
-    combinations = list(itertools.product((1, 2, 3), SHAPES, KERNELS.items(), TOLERANCES))
-    for place in np.sort(rng.permutation(len(combinations))[: -(-len(combinations) // every)]):
-        d, shape, (name, make), tolerance = combinations[place]
-        X = shape(n, d, rng)
+def targets_of(X: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Targets at the points, next to them, between them, around them, and far away."""
+    low, high, d = X.min(axis=0), X.max(axis=0), X.shape[1]
+    extent, quarter, few = float((high - low).max()), count // 4, count // 12
+
+    def off(rows: int, decades: tuple[float, float]) -> np.ndarray:
+        return extent * 10.0 ** rng.uniform(*decades, (rows, 1)) * rng.standard_normal((rows, d))
+
+    return np.concatenate(
+        [
+            X[rng.integers(0, len(X), quarter)],
+            X[rng.integers(0, len(X), quarter)] + off(quarter, (-15.0, -1.0)),
+            rng.uniform(low, high, (count - 3 * quarter - few, d)),
+            rng.uniform(low - extent, high + extent, (quarter, d)),
+            low + off(few, (0.5, 6.0)),
+        ]
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- table
+
+KINDS = ("products", "cross", "slopes")
+NOT_DIFFERENTIABLE = ("Matern 1/2", "spherical", "sum and constant")  # of the sum one term only is taken
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table."""
+
+    kind: str
+    kernel: str
+    d: int
+    points: str
+    group: str
+    round: int
+
+    def attack(self, seed: int) -> Outcome:
+        """Attack a problem that the row's name and the seed draw."""
+        rng = np.random.default_rng([seed, zlib.crc32(json.dumps(asdict(self)).encode())])
+        shape = next(shape for shape in SHAPES if shape.__name__ == self.points)
+        tolerance = GROUPS[self.group][self.round % len(GROUPS[self.group])]
+        X = shape(120 if self.d < 3 else 100, self.d, rng)
         share = float(rng.choice([0.03, 0.2, 1.0, 5.0]))
-        yield d, shape.__name__, name, tolerance, make(scales_of(X, share, bool(rng.integers(2)))), X
+        kernel = KERNELS[self.kernel](scales_of(X, share, bool(rng.integers(2))))
+        leaf = int(rng.choice([1, 4, 16] if self.d < 3 else [8, 16]))
+        if self.kind == "products":
+            return attack(kernel, X, tolerance, rng, leaf=leaf, columns=10**6 if self.d < 3 else 40)
+        # Trees of sources are deep in points that lie far from others: leaves of one would make too many.
+        targets = targets_of(X, 60, rng)
+        function = attack_cross if self.kind == "cross" else attack_slopes
+        return function(kernel, X, targets, tolerance, rng, leaf=max(4, leaf), columns=60 if self.d < 3 else 24)
+
+
+def rows_of(options: argparse.Namespace) -> list[Row]:
+    """Return the rows that are asked for, in an order that makes any first part a fair sample."""
+    axes = (KINDS, KERNELS, (1, 2, 3), [shape.__name__ for shape in SHAPES], GROUPS)
+    rows = [Row(*values, round=options.round) for values in itertools.product(*axes)]  # type: ignore[arg-type]
+    rows = [row for row in rows if row.kind != "slopes" or row.kernel not in NOT_DIFFERENTIABLE]
+    order = np.random.default_rng(0).permutation(len(rows))
+    asked = {name: getattr(options, name).split(",") for name in ("kind", "kernel", "d", "points", "group")}
+    return [
+        rows[place]
+        for place in order
+        if all(any(part in str(getattr(rows[place], name)) for part in parts) for name, parts in asked.items())
+    ]
 
 
 def main() -> None:
-    """Attack every combination, and print the outcomes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--every", type=int, default=1, help="take one combination of so many")
-    parser.add_argument("--points", type=int, default=250)
+    """Attack the rows that are not done, and print a summary of all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("kind", "kernel", "d", "points", "group"):
+        parser.add_argument(f"--{name}", default="", help=f"only rows whose {name} has one of these parts: a,b")
+    parser.add_argument("--round", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no row after so many processor seconds")
+    parser.add_argument("--out", type=Path, help="file of rows, a line each; rows that it has are not done again")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--bounds-times", type=float, default=1.0, help="shrink bounds, to see that attacks break them")
     options = parser.parse_args()
-    rng = np.random.default_rng(options.seed)
-    tables: dict[str, dict[str, Outcome]] = defaultdict(lambda: defaultdict(Outcome))
-    began = time.time()
-    for _ in range(options.rounds):
-        for d, shape, name, tolerance, kernel, X in cases(rng, options.points, options.every):
-            leaf = int(rng.choice([1, 4, 16] if d < 3 else [8, 16]))
-            outcome = attack(kernel, X, tolerance, rng, leaf=leaf, columns=10**6 if d < 3 else 24)
-            for table, key in (
-                ("kernel", name), ("points", shape), ("features", str(d)), ("tolerance", f"{tolerance:g}"), ("all", ""),
-            ):  # fmt: skip
-                tables[table][key].merge(outcome)
-            if outcome.broken:
-                print(f"BROKEN: d={d} {shape} {name} {tolerance:g}: {outcome}", flush=True)
-    for table, rows in tables.items():
-        print(f"\n{table:<24} {'entries':>12} {'broken':>7} {'error / bound':>14} {'bound / (|v| k)':>16}")
-        for key, outcome in rows.items():
-            print(
-                f"{key:<24} {outcome.entries:>12,} {outcome.broken:>7} {outcome.tightest:>14.3f} {outcome.bound:>16.1e}"
-            )
-    print(f"\n{time.time() - began:.0f} s")
+    done: dict[Row, Outcome] = {}
+    if options.out is not None and options.out.exists():
+        for line in options.out.read_text().splitlines():
+            record = json.loads(line)
+            done[Row(**record["row"])] = Outcome(**record["outcome"])
+    print(f"{'kind':<9}{'kernel':<24}{'d':<3}{'points':<12}{'tolerance':<16}{'entries':>8}{'broken':>8}"
+          f"{'error / bound':>15}{'seconds':>9}")  # fmt: skip
+    for row in rows_of(options):
+        if row in done:
+            continue
+        if time.process_time() > options.seconds:
+            break
+        began = time.process_time()
+        with bounds_times(options.bounds_times):
+            outcome = row.attack(options.seed)
+        seconds = time.process_time() - began
+        done[row] = outcome
+        print(f"{row.kind:<9}{row.kernel:<24}{row.d:<3}{row.points:<12}{row.group:<16}{outcome.entries:>8,}"
+              f"{outcome.broken:>8}{outcome.tightest:>15.3f}{seconds:>9.2f}", flush=True)  # fmt: skip
+        if options.out is not None:
+            with options.out.open("a") as file:
+                print(json.dumps({"row": asdict(row), "outcome": asdict(outcome), "seconds": seconds}), file=file)
+    summarise(done)
+    sys.exit(any(outcome.broken for outcome in done.values()) and options.bounds_times == 1.0)
+
+
+def summarise(done: dict[Row, Outcome]) -> None:
+    """Print sums over rows, by one of their properties at a time."""
+    for kind in KINDS:
+        tables: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
+        for row, outcome in done.items():
+            if row.kind == kind:
+                for name in ("kernel", "points", "d", "group", "kind"):
+                    tables[name, str(getattr(row, name))].append(outcome)
+        if tables:
+            print(f"\n{kind:<26}{'rows':>6}{'broken':>8}{'entries':>14}{'broken':>8}{'error / bound':>15}"
+                  f"{'bound / (|v| k)':>17}{'in mpmath':>11}")  # fmt: skip
+        for (_, value), outcomes in sorted(tables.items()):
+            total = Outcome()
+            for outcome in outcomes:
+                total.merge(outcome)
+            rows = sum(outcome.broken > 0 for outcome in outcomes)
+            print(f"{value:<26}{len(outcomes):>6}{rows:>8}{total.entries:>14,}{total.broken:>8,}{total.tightest:>15.3f}"
+                  f"{total.bound:>17.1e}{total.exact:>11,}")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import mpmath as mp
 import numpy as np
 import pytest
 
+from dkgp.kernels.terms import terms_of
 from dkgp.operators.cells.plan import Plan
-from dkgp.operators.cells.proof import CHEAP_ORDERS, Expansion
+from dkgp.operators.cells.proof import CHEAP_ORDERS
 from tests.covering import covering
 from tests.operators.cells import attacks
-from tests.operators.cells.attacks import KERNELS, SHAPES, attack, dense, exact_entry, scales_of
+from tests.operators.cells.attacks import KERNELS, NOT_DIFFERENTIABLE, SHAPES, Row, attack, bounds_times, scales_of
+from tests.operators.cells.exact import ENTRY_ROUNDINGS, SLOPE_ROUNDINGS, UNIT, dense, dense_slopes, exact_entry
 
 
 def combinations() -> list[Any]:
@@ -85,26 +87,71 @@ def test_points_that_lie_far_from_another_one(rng: np.random.Generator, kernel: 
 def test_attacks_compare_with_the_exact_kernel(rng: np.random.Generator, shape: Any) -> None:
     X = shape(60, 2, rng)
     with mp.workdps(40):
-        for make in KERNELS.values():
+        for name, make in KERNELS.items():
             kernel = make(scales_of(X, 0.4, True))
-            K = dense(kernel, X, X)
+            K, magnitude = dense(kernel, X, X), terms_of(kernel).magnitude
+            slopes = None if name in NOT_DIFFERENTIABLE else dense_slopes(kernel, X, X)
             for i, j in itertools.product((0, 7, 31), (0, 3, 20)):
                 exact = exact_entry(kernel, X[i], X[j])
-                assert abs(mp.mpf(str(K[i, j])) - exact) <= 2e-17
+                assert abs(mp.mpf(str(K[i, j])) - exact) <= ENTRY_ROUNDINGS * UNIT * magnitude
+                for axis, scale in enumerate(() if slopes is None else terms_of(kernel).terms[0].scale):
+                    exact = exact_entry(kernel, X[i], X[j], axis)
+                    assert abs(mp.mpf(str(slopes[axis, i, j])) - exact) <= SLOPE_ROUNDINGS * UNIT * magnitude * scale
 
 
-@pytest.mark.parametrize("tolerance", [1e-3, 1e-6])
-def test_attacks_break_bounds_that_are_half_as_large(rng: np.random.Generator, tolerance: float) -> None:
-    row_weights = Expansion.row_weights
+@pytest.mark.parametrize("name", [name for name in KERNELS if name not in NOT_DIFFERENTIABLE])
+def test_attacks_take_the_derivatives_of_the_kernel(name: str) -> None:
+    kernel, x, y = KERNELS[name]([0.7, 1.1]), np.array([0.3125, -0.25]), np.array([0.05, 0.1])
+    with mp.workdps(40):
+        for axis in (0, 1):
+            step = np.eye(2)[axis] * 2.0**-40
+            difference = (exact_entry(kernel, x + step, y) - exact_entry(kernel, x - step, y)) / mp.mpf(2.0**-39)
+            assert abs(difference - exact_entry(kernel, x, y, axis)) < 1e-20
 
-    def halved(self: Expansion, *arguments: object) -> tuple[np.ndarray, float]:
-        weights, remainder = row_weights(self, *arguments)  # type: ignore[arg-type]
-        return 0.5 * weights, 0.5 * remainder
 
-    broken = 0
-    with mock.patch.object(Expansion, "row_weights", halved):
-        for shape, d in ((attacks.uniform, 1), (attacks.clustered, 2), (attacks.far_away, 2)):
-            X = shape(150, d, rng)
-            kernel = KERNELS["Matern 3/2"](scales_of(X, 0.2, False))
-            broken += attack(kernel, X, tolerance, rng, leaf=4, columns=60).broken
-    assert broken > 10
+@pytest.mark.parametrize(
+    ("kind", "kernel", "d", "points"),
+    [
+        ("cross", "Matern 1/2", 1, "clusters"),
+        ("cross", "spherical", 2, "uniform"),
+        ("slopes", "Matern 3/2", 1, "far_away"),
+        ("slopes", "rational quadratic 30", 2, "gridded"),
+        pytest.param("cross", "sum and constant", 3, "duplicated", marks=pytest.mark.portable),
+        pytest.param("slopes", "wendland", 3, "clustered", marks=pytest.mark.portable),
+    ],
+)
+def test_no_sum_at_other_inputs_is_beyond_its_bound(kind: str, kernel: str, d: int, points: str) -> None:
+    outcome = Row(kind, kernel, d, points, "1e-5 to 1e-7", 0).attack(1)
+    assert outcome.broken == 0
+    assert outcome.entries > 2000
+    assert outcome.exact >= 6
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        Row("products", "Matern 3/2", 1, "uniform", "1e-2 to 1e-4", 0),
+        Row("products", "Matern 3/2", 2, "far_away", "1e-5 to 1e-7", 0),
+        Row("cross", "Matern 3/2", 1, "uniform", "1e-5 to 1e-7", 0),
+        Row("slopes", "Matern 5/2", 1, "uniform", "1e-2 to 1e-4", 0),
+    ],
+)
+def test_attacks_break_bounds_that_are_half_as_large(row: Row) -> None:
+    with bounds_times(0.5):
+        assert row.attack(0).broken > 10
+
+
+def test_the_table_goes_on_after_the_rows_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Row, "attack", lambda self, seed: attacks.Outcome(10 * self.d, int(self.d == 2), 0.5))
+    command = ["attacks", "--kind", "slopes", "--kernel", "Matern", "--d", "1,2", "--points", "uniform", "--out"]
+    monkeypatch.setattr("sys.argv", [*command, str(tmp_path / "rows")])
+    for rows, status in ((16, 1), (0, 1)):
+        with pytest.raises(SystemExit) as end:
+            attacks.main()
+        assert end.value.code == status
+        lines = capsys.readouterr().out.splitlines()
+        assert sum(line.startswith("slopes   Matern") for line in lines) == rows
+        total = next(line for line in lines if line.startswith("slopes  ") and "Matern" not in line and "240" in line)
+        assert total.split()[:5] == ["slopes", "16", "8", "240", "8"]
