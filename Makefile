@@ -16,6 +16,7 @@ NOTEBOOK ?= quickstart
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
+BITS ?= compare
 ROOM ?= solvers/risk
 # Mutants of each file, and seconds of tests that each meets at most.
 SAMPLE ?= 60
@@ -45,7 +46,7 @@ STAMP := $(VENV)/.installed
 COMPILED := $(VENV)/.compiled
 PIP_OPTIONS := --quiet --disable-pip-version-check
 
-.PHONY: help install demo test test-portable test-long test-faults test-slow lint types format docs notebook bench mutants dist lock image-lock image sbom audit clean
+.PHONY: help install demo test test-portable test-long test-faults test-slow bits lint types format docs notebook bench mutants dist lock image-lock image sbom audit clean
 
 help: ## Print this list
 	@echo "Targets:"
@@ -87,6 +88,10 @@ test-portable: $(STAMP) ## Run the tests of kernels, operators and engine compil
 
 test-long: $(COMPILED) ## Run the tests that take long: a second or more each, but not so much as the slow ones
 	$(PYTEST) -m "long and not slow and not faults and not portable" -n $(TEST_WORKERS) --dist worksteal $(TEST_GUARD) $(PYTEST_ARGS)
+
+bits: $(STAMP) ## Compare the bits of all commands with those on record; BITS=record: record them anew
+	@variables="$$($(BIN)/python -m tests.targets)"; set -x; \
+	env $$variables DKGP_BITS=$(BITS) $(PYTEST) tests/cli/test_bits.py $(TEST_GUARD) $(PYTEST_ARGS)
 
 test-faults: $(STAMP) ## Run the tests that kill, starve and cut off processes; prints fault, outcome and seconds
 	$(PYTEST) -m faults $(PYTEST_ARGS)
