@@ -211,7 +211,7 @@ class _Run:
         return float(np.max(solver / np.maximum(error, 1e-300), initial=0.0))
 
     def _rough(self, estimate: GradientEstimate) -> bool:
-        """Whether tighter solves, which the settings allow, would make the gradient's error much smaller."""
+        """True if tighter solves, which the settings allow, would make the gradient's error much smaller."""
         return self._solver_part(estimate) > ROUGH and estimate.tolerance > self._settings.tolerance
 
     def _point(self, parameters: FloatArray, estimate: GradientEstimate) -> Point:
