@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,7 @@ PLANS = {
 TESTS = 80
 
 Content = dict[str, bytes]
-Expected = dict[str, Content]
+Expected = Callable[[str], Content]
 
 
 @pytest.fixture(scope="module")
@@ -66,18 +68,20 @@ def threads_of(group: list[int]) -> list[int]:
 @pytest.fixture(scope="module")
 def expected(model: ModelRecord, tests: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Expected:
     """The bits of one thread without Dask: by conjugate gradients with either factor, by it alone, by the whole one."""
-    folder, found = tmp_path_factory.mktemp("expected"), {}
-    executor = LocalExecutor(1)
-    for name, settings in PLANS.items():
-        summary = predict(model, tests, str(folder / name), executor, variance=settings).variance
+    folder = tmp_path_factory.mktemp("expected")
+
+    @cache
+    def of_plan(name: str) -> Content:
+        with closing(LocalExecutor(1)) as executor:
+            summary = predict(model, tests, str(folder / name), executor, variance=PLANS[name]).variance
         assert summary is not None
         assert summary["unmet"] == 0
         assert summary["smooth"] is (name == "smooth")
         assert (summary["column_passes"] > 2.0) is (name not in ("smooth", "whole"))
         assert (summary["products_float32"] > 1.0) is (name == "searched")
-        found[name] = content(folder / name)
-    executor.close()
-    return found
+        return content(folder / name)
+
+    return of_plan
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +100,7 @@ def test_the_same_bits_on_any_threads(
         assert executor.parallelism == executor.threads_per_process == workers
         for name, settings in PLANS.items():
             predict(model, tests, str(tmp_path / name), executor, variance=settings)
-            assert content(tmp_path / name) == expected[name]
+            assert content(tmp_path / name) == expected(name)
 
 
 @pytest.mark.portable
@@ -106,7 +110,7 @@ def test_the_same_bits_in_other_processes(
     assert (processes.parallelism, processes.threads_per_process) == (2, 1)
     for name, settings in PLANS.items():
         predict(model, tests, str(tmp_path / name), processes, variance=settings)
-        assert content(tmp_path / name) == expected[name]
+        assert content(tmp_path / name) == expected(name)
     # A worker keeps its own threads busy, and no more.
     assert processes.submit("threads", threads_of, (), [[0], [1], [2], [3]]).result() == [1, 1, 1, 1]
     assert process_threads() == available_cores()
@@ -156,10 +160,10 @@ def test_the_plan_decides_and_not_the_bits_alone(
         other = VarianceSettings(gap=1e-3, rank=150, halo=0, batch_size=47)
         predict(model, tests, str(tmp_path / "p"), executor, variance=other)
     found = content(tmp_path / "p")
-    assert found["variance"] != expected["conjugate"]["variance"]
-    assert found["mean"] == expected["conjugate"]["mean"]
+    assert found["variance"] != expected("conjugate")["variance"]
+    assert found["mean"] == expected("conjugate")["mean"]
     interval = {name: np.frombuffer(found[name]) for name in ("variance_lower", "variance_upper")}
-    before = {name: np.frombuffer(expected["conjugate"][name]) for name in interval}
+    before = {name: np.frombuffer(expected("conjugate")[name]) for name in interval}
     assert (interval["variance_lower"] <= before["variance_upper"]).all()
     assert (before["variance_lower"] <= interval["variance_upper"]).all()
 
@@ -186,7 +190,7 @@ def test_a_worker_killed_in_mid_batch(
     predict(model, tests, str(tmp_path / "p"), faulty, variance=PLANS["searched"])
     assert faulty.done
     assert not psutil.pid_exists(min(before))
-    assert content(tmp_path / "p") == expected["searched"]
+    assert content(tmp_path / "p") == expected("searched")
 
 
 # --------------------------------------------------------------------------------------------------------------- memory

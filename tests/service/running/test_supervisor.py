@@ -389,6 +389,7 @@ def test_ended_jobs_are_forgotten_in_time(queue: JobQueue, start: Start, monkeyp
     assert queue.list() == []
 
 
+@pytest.mark.long
 def test_a_real_job_ends_with_its_document_and_a_wrong_one_with_its_error(
     queue: JobQueue, start: Start, problem: Problem, tmp_path: Path
 ) -> None:

@@ -6,7 +6,9 @@ import json
 import shutil
 from contextlib import closing
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -61,9 +63,16 @@ def training_set(folder: Path, n_classes: int = 2, n: int = 160) -> Dataset:
     return dataset_from_arrays(folder / "train.zarr", X, codes.astype(float), classes=("a", "b", "c")[:n_classes])
 
 
-def stored(folder: Path, executor: LocalExecutor, n_classes: int = 2, **more: Any) -> tuple[Dataset, TrainedNear]:
-    dataset = training_set(folder, n_classes)
-    found = trained(dataset, labels_of(dataset), executor, **more)
+@cache
+def model_of(n_classes: int) -> TrainedNear:
+    """Train once for all tests that take the model as it is."""
+    with closing(LocalExecutor(1)) as executor, TemporaryDirectory() as folder:
+        dataset = training_set(Path(folder), n_classes)
+        return trained(dataset, labels_of(dataset), executor)
+
+
+def stored(folder: Path, n_classes: int = 2) -> tuple[Dataset, TrainedNear]:
+    dataset, found = training_set(folder, n_classes), model_of(n_classes)
     save_classifier(str(folder / "model.zarr"), found.record(LabelledData(dataset, labels_of(dataset))))
     return dataset, found
 
@@ -176,11 +185,9 @@ def test_few_neighbours_are_nearer_to_the_exact_model_than_the_basis_alone(
 
 
 @pytest.mark.parametrize("n_classes", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_store_predicts_what_memory_does_to_the_bit(
-    n_classes: int, unseen: Dataset, tmp_path: Path, one_thread: LocalExecutor
-) -> None:
+def test_a_store_predicts_what_memory_does_to_the_bit(n_classes: int, unseen: Dataset, tmp_path: Path) -> None:
     """Without the training set, on threads or workers; averaged or plugged in."""
-    dataset, found = stored(tmp_path, one_thread, n_classes)
+    dataset, found = stored(tmp_path, n_classes)
     values = in_memory(dataset, found)(unseen.raw_inputs(0, TESTS)).values
     shutil.rmtree(tmp_path / "train.zarr")
     with closing(LocalExecutor(2)) as executor:
@@ -205,7 +212,7 @@ def test_a_store_predicts_what_memory_does_to_the_bit(
 
 def test_a_store_without_what_is_near_is_refused(unseen: Dataset, tmp_path: Path, one_thread: LocalExecutor) -> None:
     """By the record, when it is written; and when it is opened or predicted with, before anything is written."""
-    dataset, found = stored(tmp_path, one_thread)
+    dataset, found = stored(tmp_path)
     record = found.record(LabelledData(dataset, labels_of(dataset)))
     n = dataset.n_samples
     # Which a dkgp without neighbours refuses, where it would take the basis' weights for all there is.
@@ -241,7 +248,7 @@ def test_a_store_without_what_is_near_is_refused(unseen: Dataset, tmp_path: Path
 
 
 def test_what_has_no_meaning_is_refused(unseen: Dataset, tmp_path: Path, one_thread: LocalExecutor) -> None:
-    dataset, found = stored(tmp_path, one_thread)
+    dataset, found = stored(tmp_path)
     record = found.record(LabelledData(dataset, labels_of(dataset)))
     with pytest.raises(InputError, match="`by_reference` is of use with a classifier of all samples"):
         save_classifier(str(tmp_path / "other.zarr"), record, dataset=dataset, by_reference=True)
@@ -256,7 +263,7 @@ def test_what_has_no_meaning_is_refused(unseen: Dataset, tmp_path: Path, one_thr
 def test_memory_counts_each_functions_noise_and_triangle(
     unseen: Dataset, tmp_path: Path, one_thread: LocalExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset, found = stored(tmp_path, one_thread, 3)
+    dataset, found = stored(tmp_path, 3)
     record = found.record(LabelledData(dataset, labels_of(dataset)))
     plan = PredictionMemory.of(record, 1, True)
     assert (plan.m, plan.d, plan.p, plan.n, plan.neighbours) == (len(found.prototypes), 2, 3, dataset.n_samples, 16)
@@ -283,9 +290,9 @@ def test_memory_counts_each_functions_noise_and_triangle(
     predict(open_classifier(tmp_path / "model.zarr"), unseen, to, one_thread)
 
 
-def test_nothing_near_is_as_far_as_the_prior_reaches(tmp_path: Path, one_thread: LocalExecutor) -> None:
+def test_nothing_near_is_as_far_as_the_prior_reaches(tmp_path: Path) -> None:
     """Far from all samples a probability is a half, whatever the labels; on one, the variance is not above the rest."""
-    dataset, found = stored(tmp_path, one_thread)
+    dataset, found = stored(tmp_path)
     here = ClassPredictor(open_classifier(tmp_path / "model.zarr"), f"far-{tmp_path}", threads=1)
     far = here(np.array([[1e4, -1e4]]))
     np.testing.assert_allclose(far.probability, 0.5, atol=1e-6)
