@@ -151,7 +151,7 @@ lock: ## Write constraints.txt anew, from the newest versions that Python 3.11 c
 	@"$(LOCK_PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
 	    echo "make lock needs Python 3.11, the oldest supported version: make lock LOCK_PYTHON=/path/to/python3.11" >&2; exit 1; }
 	"$(LOCK_PYTHON)" -m venv --clear $(LOCK_VENV)
-	$(LOCK_VENV)/bin/python -m pip install $(PIP_OPTIONS) -e '.[dev,gcs,azure,gateway,ssh,mutants,release,supply]' -e ./benchmarks
+	$(LOCK_VENV)/bin/python -m pip install $(PIP_OPTIONS) -e '.[dev,gcs,azure,gateway,ssh,dashboard,mutants,release,supply]' -e ./benchmarks
 	@{ echo "# Exact versions with which dkgp is tested, on Python 3.11 to 3.13: pip install -c constraints.txt 'dkgp[...]'."; \
 	   echo "# Written by \`make lock\`, from a clean Python 3.11 environment with all extras, and dkgp-benchmarks without its peers; run it again to renew them."; \
 	   $(LOCK_VENV)/bin/python -m pip --disable-pip-version-check freeze --exclude-editable; } > constraints.txt.new

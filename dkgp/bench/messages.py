@@ -1,4 +1,4 @@
-"""`dkgp bench messages`: rounds of more worker processes than there are cores, against the plan's forecast.
+"""`dkgp bench messages`: products of more workers than there are cores, against the plan's forecast.
 
 Tasks sleep for as long as their entries would take, and leave as many bytes on their workers as products do.
 Scheduler, messages and coordinator are what they are on a cluster whose workers compute, on a machine of two cores.
@@ -7,6 +7,7 @@ Links are this machine's own, or between the coordinator and the scheduler a slo
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -45,15 +46,18 @@ COLUMNS = (
     Column("seconds", "seconds", ".3f"),
     Column("forecast", "forecast, s", ".3f"),
     Column("ratio", "measured / forecast", ".2f"),
+    Column("to_computing", "at full length / computing", ".2f"),
     Column("computing", "computing, s", ".3f"),
     Column("scheduling", "scheduler, s", ".3f"),
     Column("moving", "bytes, s", ".3f"),
     Column("tasks", "tasks", ",d"),
-    Column("task_ms", "ms a task", ".2f"),
+    Column("moved_gb", "coordinator, GB", ".2f"),
     Column("coordinator", "coordinator, processor s", ".3f"),
-    Column("coordinator_ms", "ms a task", ".2f"),
     Column("mb_per_second", "MB/s", ".0f"),
 )
+
+# Worker processes of one thread that are started at most by default.
+MOST_PROCESSES = 16
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,10 @@ class BenchMessagesJob:
     samples
         Of the products; each of them takes n²/2 entries.
     workers
-        Numbers of worker processes of a thread each.
+        Numbers of workers of a thread each.
+    threads
+        Workers that share a process, as its threads: 64 processes would take two cores a minute to start. They share
+        their vectors too, and the forecast counts that. By default one up to 16 workers, 16 beyond.
     entry_ns
         What an entry of half the matrix takes, in nanoseconds, asleep.
     seconds
@@ -77,6 +84,7 @@ class BenchMessagesJob:
 
     samples: tuple[int, ...] = (100_000, 1_000_000)
     workers: tuple[int, ...] = (2, 4, 16)
+    threads: int | None = None
     entry_ns: float = 0.2
     seconds: float = 5.0
     latency_seconds: float = 0.0
@@ -85,16 +93,26 @@ class BenchMessagesJob:
     out: str | None = None
 
     def __post_init__(self) -> None:
-        if min((*self.samples, *self.workers, self.repeats), default=0) < 1 or min(self.entry_ns, self.seconds) <= 0.0:
+        numbers = (*self.samples, *self.workers, self.repeats, self.threads or 1)
+        if min(numbers, default=0) < 1 or min(self.entry_ns, self.seconds) <= 0.0:
             raise UsageError(
-                "messages need numbers of samples, of workers and repeats of at least 1, and times above 0"
+                "messages need numbers of samples, of workers, threads and repeats of at least 1, and times above 0"
             )
+        for count in self.workers:
+            if count % self.threads_for(count):
+                raise UsageError(
+                    f"`threads` must divide the number of workers; got {self.threads_for(count)} and {count}"
+                )
         rate = self.bytes_per_second
         if self.latency_seconds < 0.0 or (rate is not None and rate <= 0.0):
             raise UsageError(
                 f"a link needs a `latency` of at least 0 s and a `bandwidth` above 0 bytes a second; got "
                 f"{self.latency_seconds:g} and {'none' if rate is None else f'{rate:g}'}"
             )
+
+    def threads_for(self, count: int) -> int:
+        """Return the threads of each process of so many workers."""
+        return self.threads or (1 if count <= MOST_PROCESSES else math.gcd(count, MOST_PROCESSES))
 
 
 @dataclass(frozen=True)
@@ -143,7 +161,9 @@ def run_bench_messages(job: BenchMessagesJob, reporter: Reporter) -> Document:
                 for n in job.samples:
                     sizes = Sizes(n, 1, blocks=_context(n).n_blocks)
                     prices = replace(Prices(), entries=1e-9 * job.entry_ns)
-                    fleet = Fleet(count, 1, (1.0,), network)
+                    threads = job.threads_for(count)
+                    # Threads that sleep do not slow each other down.
+                    fleet = Fleet(count // threads, threads, tuple(map(float, range(1, threads + 1))), network)
                     parts = product_parts(sizes, prices, fleet)
                     entry_ns = job.entry_ns * min(1.0, job.seconds / parts.computing)
                     parts = product_parts(sizes, replace(prices, entries=1e-9 * entry_ns), fleet)
@@ -152,6 +172,7 @@ def run_bench_messages(job: BenchMessagesJob, reporter: Reporter) -> Document:
                         runs.append(measure(executor, n, 1e-9 * entry_ns))
                         show(WorkProgress(f"{count} workers", len(rows) * job.repeats + len(runs), total, "products"))
                     seconds, coordinator = (median([run[at] for run in runs]) for at in (0, 1))
+                    alone = 0.5e-9 * n**2 / count  # seconds of computing side by side, by nanoseconds an entry
                     rows.append(
                         {
                             "samples": n,
@@ -160,10 +181,12 @@ def run_bench_messages(job: BenchMessagesJob, reporter: Reporter) -> Document:
                             "seconds": seconds,
                             "forecast": parts.total,
                             "ratio": seconds / parts.total,
+                            "to_computing": 1.0 + (seconds - alone * entry_ns) / (alone * job.entry_ns),
                             "computing": parts.computing,
                             "scheduling": parts.scheduling,
                             "moving": parts.moving,
                             "tasks": parts.tasks,
+                            "moved_gb": parts.moved_bytes / 1e9,
                             "coordinator": coordinator,
                             "coordinator_ms": 1e3 * coordinator / parts.tasks,
                             "task_ms": 1e3 * (network.task_seconds + network.submit_seconds),
@@ -172,22 +195,24 @@ def run_bench_messages(job: BenchMessagesJob, reporter: Reporter) -> Document:
                     )
     figures = {f"worst_of_{count}_workers": _worst(rows, count) for count in job.workers}
     title = f"Products whose tasks sleep {job.entry_ns:g} ns an entry, against the plan; median of {job.repeats}"
-    names = ("entry_ns", "latency_seconds", "bytes_per_second", "repeats")
+    names = ("entry_ns", "threads", "latency_seconds", "bytes_per_second", "repeats")
     settings = {**{name: getattr(job, name) for name in names}, "network": networks}
     return write_record(report("messages", title, COLUMNS, rows, figures, **settings), job.out)
 
 
 @contextmanager
 def workers(job: BenchMessagesJob, count: int, reporter: Reporter) -> Iterator[BlockExecutor]:
-    """So many worker processes, behind the job's link if it has one."""
+    """Start processes for so many workers, behind the job's link if it has one."""
     with ExitStack() as stack:
-        options = ClusterOptions(kind="processes", workers=count, threads_per_worker=1)
+        threads = job.threads_for(count)
+        processes = count // threads
+        options = ClusterOptions(kind="processes", workers=processes, threads_per_worker=threads)
         if job.latency_seconds or job.bytes_per_second is not None:
             address = urlsplit(start_cluster(options, None, stack).scheduler_address)
             target = (str(address.hostname), int(address.port or 0))
             rate = job.bytes_per_second or float("inf")
             link = stack.enter_context(SlowLink(target, job.latency_seconds, rate))
-            options = ClusterOptions(scheduler=f"tcp://127.0.0.1:{link.port}", workers=count)
+            options = ClusterOptions(scheduler=f"tcp://127.0.0.1:{link.port}", workers=processes)
         yield stack.enter_context(open_executor(options, max(job.samples), reporter))
 
 

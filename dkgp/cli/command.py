@@ -142,7 +142,7 @@ def _configured(values: Mapping[str, Any]) -> Any:
     """The cluster's options: what was not given may be configured."""
     from dkgp.cluster import configured_options
 
-    return configured_options({**values, "settings": dict(values.get("settings", ()))})
+    return configured_options({**values, **{name: dict(values.get(name, ())) for name in ("settings", "resources")}})
 
 
 def _typed(value: Any) -> str:

@@ -45,4 +45,4 @@ def cluster_from(options: dict[str, Any]) -> ClusterOptions:
 
     fields = options_of(ClusterOptions)
     values = read_options(fields, {name: options.pop(option.name) for name, option in fields.items()})
-    return configured_options({**values, "settings": dict(values.get("settings", ()))})
+    return configured_options({**values, **{name: dict(values.get(name, ())) for name in ("settings", "resources")}})

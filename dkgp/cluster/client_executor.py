@@ -7,12 +7,13 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import dask.config
 
+from dkgp.cluster.configuration import configured_resources
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.options import ClusterOptions
 from dkgp.cluster.tile_budget import TileBudget, budget_elsewhere, budget_here
@@ -120,7 +121,7 @@ def open_client_executor(client: Client) -> Iterator[BlockExecutor]:
             f"client= takes a dask.distributed.Client that is connected and not asynchronous; got {client!r}"
         )
     require_this_process(client)
-    options = ClusterOptions()
+    options = ClusterOptions(resources=configured_resources())
     in_process = is_in_process(client)
     with (
         dask.config.set(patience(options)),
@@ -184,6 +185,7 @@ def executor_on(
     *,
     owns_workers: bool = False,
     tiles: TileBudget | None = None,
+    interrupted: Callable[[], bool] | None = None,
 ) -> DaskExecutor:
     """Return the executor of a client; by default the budget of tiles follows from what the workers say they have."""
     from dkgp.cluster.executors.dask import DaskExecutor
@@ -204,4 +206,6 @@ def executor_on(
         owns_workers=owns_workers,
         tiles=tiles,
         most_workers=options.most_workers,
+        resources=options.resources,
+        interrupted=interrupted,
     )

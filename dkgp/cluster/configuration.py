@@ -66,6 +66,13 @@ def _mapping(value: Any) -> dict[str, Any]:
     return {str(name): item for name, item in value.items()}
 
 
+def _amounts(value: Any) -> dict[str, float]:
+    amounts = _mapping(value)
+    if any(isinstance(each, bool) or not isinstance(each, int | float) for each in amounts.values()):
+        raise ValueError("a mapping of names to amounts, such as {dkgp: 1}")
+    return {name: float(each) for name, each in amounts.items()}
+
+
 # Key under `dkgp.cluster`: the field of `ClusterOptions` and how its value is read.
 _FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "kind": ("kind", _text),
@@ -83,6 +90,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "tls-key": ("tls_key", _text),
     "plain-text": ("plain_text", _flag),
     "performance-report": ("performance_report", _text),
+    "resources": ("resources", _amounts),
     "settings": ("settings", _mapping),
 }
 CONFIGURATION_KEYS = tuple(_FIELDS)
@@ -125,6 +133,12 @@ def configured_options(explicit: Mapping[str, Any]) -> ClusterOptions:
     if "settings" in options:
         merged["settings"] = {**configured.get("settings", {}), **options["settings"]}
     return ClusterOptions(**merged)
+
+
+def configured_resources() -> dict[str, float]:
+    """Return the resources that dask's configuration names for each task, for clients that a caller brings."""
+    resources: dict[str, float] = _configured(None).get("resources", {})
+    return resources
 
 
 def _configured(config_file: str | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -46,7 +46,10 @@ _NOTE_SECONDS = 5.0
 
 @contextmanager
 def open_executor(
-    options: ClusterOptions, n_samples: int, announcer: Announcer | None = None
+    options: ClusterOptions,
+    n_samples: int,
+    announcer: Announcer | None = None,
+    interrupted: Callable[[], bool] | None = None,
 ) -> Iterator[BlockExecutor]:
     """Connect to the cluster that the options name, or start one.
 
@@ -56,6 +59,8 @@ def open_executor(
         Size of the problem; decides whether "auto" needs Dask at all.
     announcer : Announcer, optional
         Told of workers that are waited for and of all that may need attention; such as a job's reporter.
+    interrupted : callable, optional
+        Asked by rounds that have no workers; when it returns true they end with `InterruptedRunError`.
 
     Yields
     ------
@@ -78,17 +83,28 @@ def open_executor(
         if options.performance_report is not None:
             require_place(options.performance_report)
         address = options.address()
+        if options.resources and address is None:
+            raise UsageError(
+                "`resources` goes with a running scheduler, whose workers other work may use too; a cluster that is "
+                "started here serves this run alone. Leave it out, or name the `scheduler`"
+            )
         small = n_samples <= SMALL_PROBLEM_SAMPLES and options.performance_report is None
         if address is None and (KINDS.find(options.kind).start is None or (options.kind == "auto" and small)):
             threads = options.workers or options.threads_per_worker
             executor: BlockExecutor = LocalExecutor(threads, budget_here(options.cache_tiles))
         else:
-            executor = _dask(options, address, stack, announcer or LogAnnouncer())
+            executor = _dask(options, address, stack, announcer or LogAnnouncer(), interrupted)
         stack.callback(executor.close)
         yield executor
 
 
-def _dask(options: ClusterOptions, address: str | None, stack: ExitStack, announcer: Announcer) -> BlockExecutor:
+def _dask(
+    options: ClusterOptions,
+    address: str | None,
+    stack: ExitStack,
+    announcer: Announcer,
+    interrupted: Callable[[], bool] | None,
+) -> BlockExecutor:
     from dkgp.cluster.executors.worker_setup import forget_orphans
 
     stack.enter_context(dask.config.set(patience(options)))
@@ -110,9 +126,11 @@ def _dask(options: ClusterOptions, address: str | None, stack: ExitStack, announ
         stack.enter_context(performance_report(client, options.performance_report, announcer))
     owns_workers, tiles = address is None and kind.on_this_machine, None
     if owns_workers and not in_process:
-        workers = max(_count_workers(client), options.most_workers)
+        workers = max(_count_workers(client, options), options.most_workers)
         tiles = budget_here(options.cache_tiles, workers, options.worker_memory_bytes)
-    return executor_on(client, options, announcer, in_process, owns_workers=owns_workers, tiles=tiles)
+    return executor_on(
+        client, options, announcer, in_process, owns_workers=owns_workers, tiles=tiles, interrupted=interrupted
+    )
 
 
 def _started(options: ClusterOptions, security: Security | None, stack: ExitStack) -> Client:
@@ -228,7 +246,7 @@ def _wait_for_workers(client: Client, options: ClusterOptions, address: str | No
     pause, most_pause = _POLL_SECONDS
     noted, noted_at = -1, started
     while True:
-        count = _count_workers(client)
+        count = _count_workers(client, options)
         now = time.monotonic()
         if count >= needed:
             if noted >= 0:
@@ -256,15 +274,19 @@ def _address(client: Client) -> str:
     return str(scheduler.address)
 
 
-def _count_workers(client: Client) -> int:
+def _count_workers(client: Client, options: ClusterOptions) -> int:
+    from dkgp.cluster.executors.dask_graphs import threads_by_worker
+
     try:
-        scheduler: Any = client.scheduler
-        return len(client.sync(scheduler.ncores, callback_timeout=30.0))
+        return len(threads_by_worker(client, options.resources))
     except (OSError, TimeoutError, AttributeError) as error:
         raise ClusterError(f"the scheduler stopped answering while workers were waited for: {error}") from error
 
 
 def _no_workers_hint(options: ClusterOptions, address: str | None) -> str:
+    if options.resources:
+        words = " ".join(f"{name}={amount:g}" for name, amount in options.resources.items())
+        return f'start some with `dask worker ADDRESS --resources "{words}"`: workers without these get no tasks'
     if address is not None:
         return "start some with `dask worker ADDRESS`, or look at what those that should be there say"
     return KINDS.find(options.kind).no_workers

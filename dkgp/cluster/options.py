@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -50,6 +51,15 @@ def _setting(value: str) -> tuple[str, Any]:
         return name.strip(), json.loads(text)
     except ValueError:
         return name.strip(), text
+
+
+def _amount(value: str) -> tuple[str, float]:
+    """Read NAME=AMOUNT."""
+    name, _, text = value.partition("=")
+    try:
+        return name.strip(), float(text)
+    except ValueError:
+        raise ValueError("expected NAME=AMOUNT, such as dkgp=1.") from None
 
 
 SCHEDULER = Option(help="Running Dask scheduler, tcp://host:port or tls://...", metavar="ADDRESS", group=WHERE)
@@ -103,6 +113,14 @@ SETTINGS = Option(
     multiple=True,
     group=WHERE,
 )
+RESOURCES = Option(
+    help="Dask's resources that each task takes of its worker, such as dkgp=1: of a running scheduler only workers "
+    "that were started with `--resources` get tasks, and so many at once. May be repeated.",
+    type=_amount,
+    metavar="NAME=AMOUNT",
+    multiple=True,
+    group=WHERE,
+)
 CONFIG_FILE = Option(
     help="YAML file with these options under dkgp.cluster, and anything else that dask's configuration knows.",
     spellings=("--cluster-config",),
@@ -151,6 +169,8 @@ class ClusterOptions:
         Keyword arguments of the class that starts the cluster, by the names of that class.
     performance_report : str, optional
         A file for Dask's performance report of the work, an HTML page.
+    resources : dict
+        Dask's abstract resources that each task takes of its worker, amounts by name; of a running scheduler.
     secret_settings : tuple of str
         The names of those settings whose values no message may show; those that look like it are added.
     config_file : str, optional
@@ -181,6 +201,7 @@ class ClusterOptions:
     plain_text: Annotated[bool, PLAIN_TEXT] = False
     # What goes to a cluster's class may hold a password.
     settings: Annotated[dict[str, Any], SETTINGS] = field(default_factory=dict, repr=False)
+    resources: Annotated[dict[str, float], RESOURCES] = field(default_factory=dict)
     config_file: Annotated[str | None, CONFIG_FILE] = None
     performance_report: Annotated[str | None, PERFORMANCE_REPORT] = None
     secret_settings: tuple[str, ...] = ()
@@ -211,6 +232,7 @@ class ClusterOptions:
                 f"`performance_report` describes work on Dask, and `cluster` {self.kind} runs without it; take another "
                 "`cluster`, such as local"
             )
+        self._check_resources()
         self._check_adaptive()
         self._check_certificates()
         if self.settings and (self._finds_scheduler or not kind.takes_settings):
@@ -219,6 +241,18 @@ class ClusterOptions:
                 f"{where} takes no settings; got {', '.join(sorted(self.settings))}. They go with a `cluster` that is "
                 "started, such as slurm"
             )
+
+    def _check_resources(self) -> None:
+        for name, amount in self.resources.items():
+            if (
+                isinstance(amount, bool)
+                or not isinstance(amount, int | float)
+                or not 0.0 < amount < math.inf
+                or not name
+            ):
+                raise UsageError(
+                    f"`resources` takes names with amounts above 0, such as dkgp=1; got {name or 'no name'}={amount!r}"
+                )
 
     def _check_adaptive(self) -> None:
         if self.adaptive is None:

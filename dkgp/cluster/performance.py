@@ -29,7 +29,8 @@ def performance_report(client: Client, path: str, announcer: Announcer) -> Itera
     scheduler: Any = client.scheduler
     if not client.run_on_scheduler(_has_bokeh()):
         raise UsageError(
-            "`performance_report` needs bokeh in the scheduler's environment, which draws the page: pip install bokeh"
+            "`performance_report` needs bokeh in the scheduler's environment, which draws the page: pip install "
+            "'dkgp[dashboard]'"
         )
     began = time.time()
     client.get_task_stream(start=0, stop=0)  # the scheduler records tasks from the first call on

@@ -44,6 +44,7 @@ PACKAGES = ("numpy", "scipy", "numba", "zarr", "xarray", "dask", "distributed")
 # Beside those of source formats and cluster kinds, which declare their own.
 EXTRAS = (
     Extra("plot", "matplotlib", "matplotlib"),
+    Extra("dashboard", "bokeh", "bokeh"),
     Extra("s3", "s3fs", "s3fs"),
     Extra("gcs", "gcsfs", "gcsfs"),
     Extra("azure", "adlfs", "adlfs"),

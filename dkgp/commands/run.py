@@ -22,6 +22,7 @@ from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.reporting.progress import Reporter, announce
 from dkgp.commands.resuming import going_on
+from dkgp.commands.signals import stop_requested
 from dkgp.data import Dataset, open_dataset
 from dkgp.data.remote.place_locks import locked
 from dkgp.data.types import quoted
@@ -85,7 +86,7 @@ class Run(ABC):
             self.refuse()
             with (
                 self.compiling(),
-                open_executor(self.job.cluster, self.samples, self.reporter) as executor,
+                open_executor(self.job.cluster, self.samples, self.reporter, stop_requested) as executor,
             ):
                 self.refuse_on(executor)
                 announce(executor, self.reporter)

@@ -29,6 +29,7 @@ _ANNOUNCE_SECONDS = 5.0
 _RESEND_SECONDS = 0.01
 _supervised = False
 _held: list[int] = []
+_open: Interruption | None = None  # the innermost of `interruptible`
 _dropped: int | None = None  # the signal whose exception Python dropped, until it is raised again
 
 
@@ -91,15 +92,23 @@ def interruptible(announce: Callable[[str], None]) -> Iterator[Interruption]:
 
     Outside the main thread Python allows no signal handlers, so the interruption never happens.
     """
-    interruption = Interruption(announce)
+    global _open
+    interruption, before = Interruption(announce), _open
     with _handlers(interruption.handle):
+        _open = interruption
         number = _dropped
         if number is not None and _taken_back():
             interruption.ask(number)
         try:
             yield interruption
         finally:
+            _open = before
             interruption.wait_announced()
+
+
+def stop_requested() -> bool:
+    """Return True if a signal has asked the rounds under way to end."""
+    return _open is not None and _open()
 
 
 @contextmanager

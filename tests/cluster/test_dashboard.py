@@ -17,6 +17,7 @@ from distributed import Client
 
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.cluster.dashboard import _AWAY, Dashboard, _listening, find_dashboard
+from dkgp.cluster.executors.dask import DaskExecutor
 from dkgp.cluster.starters.jobqueue import job_arguments
 from dkgp.cluster.starters.ssh import ssh_arguments
 from tests.cluster.helpers import StartProcess, start_scheduler
@@ -150,3 +151,14 @@ def test_a_scheduler_without_dashboard_has_no_link(start_process: StartProcess, 
     with Client(address, timeout=10, set_as_default=False) as client:
         assert client.dashboard_link is not None
         assert find_dashboard(client) is None
+
+
+def test_a_dashboard_that_is_missing_is_said_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dkgp.cluster.executors.dask.find_dashboard", lambda client: None)
+    monkeypatch.setattr("dkgp.cluster.executors.dask.find_spec", lambda name: None)
+    executor = object.__new__(DaskExecutor)
+    executor._client = Answering("tcp://10.1.2.3:4567", None)  # type: ignore[assignment]
+    words = "there is no dashboard: where the scheduler runs it takes bokeh, pip install 'dkgp[dashboard]'"
+    assert executor.dashboard_tunnel == words
+    executor.shares_memory = True  # workers in this process come by default, unasked for
+    assert executor.dashboard_tunnel == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from click.testing import CliRunner
 
 from dkgp.cli.declared import DeclaredCommand
 from dkgp.cli.options import cluster_from, cluster_options
-from dkgp.cluster import ClusterOptions, configured_options
+from dkgp.cluster import ClusterOptions, configured_options, open_executor
 from dkgp.cluster.configuration import CONFIGURATION_KEYS, set_config_file
 from dkgp.errors import InputError, UsageError
 
@@ -98,6 +99,9 @@ def test_settings_are_not_shown() -> None:
         ({"tls_key": "key.pem"}, "give `tls_cert` as well"),
         ({"tls_ca": "ca.pem"}, "`tls_ca` without `tls_cert`"),
         ({"tls_cert": "cert.pem"}, "`tls_cert` without `tls_ca`"),
+        ({"resources": {"dkgp": 0.0}}, "amounts above 0, such as dkgp=1; got dkgp=0"),
+        ({"resources": {"dkgp": math.nan}}, "got dkgp=nan"),
+        ({"resources": {"": 1.0}}, "got no name=1"),
     ],
 )
 def test_contradictions_are_refused(wrong: dict[str, Any], words: str) -> None:
@@ -119,8 +123,14 @@ def test_every_option_of_the_command_line() -> None:
     given += " --performance-report report.html"
     directives = ("--cluster-option", 'job_extra_directives=["--exclusive"]')
     assert from_command_line(*given.split(), *directives) == ClusterOptions(**EVERYTHING)
-    found = from_command_line("--scheduler", "tls://a:1", "--scheduler-file", "s.json", "--workers", "3")
-    assert found == ClusterOptions(scheduler="tls://a:1", scheduler_file="s.json", workers=3)
+    found = from_command_line(
+        *("--scheduler", "tls://a:1", "--scheduler-file", "s.json", "--workers", "3"),
+        *("--resources", "dkgp=1", "--resources", "GPU=0.5"),
+    )
+    resources = {"dkgp": 1.0, "GPU": 0.5}
+    assert found == ClusterOptions(scheduler="tls://a:1", scheduler_file="s.json", workers=3, resources=resources)
+    with dask.config.set({"dkgp": {"cluster": {"scheduler": "tls://a:1", "resources": {"dkgp": 1, "GPU": 0.5}}}}):
+        assert from_command_line("--workers", "3").resources == resources
 
 
 @pytest.mark.parametrize(("said", "meant"), [("auto", "auto"), ("none", 0), ("512MiB", 2**29)])
@@ -153,6 +163,26 @@ def test_values_of_settings(text: str, value: Any) -> None:
     assert from_command_line("--cluster", "slurm", "--cluster-option", text).settings == {name: value}
 
 
+@pytest.mark.parametrize("wrong", ["dkgp", "dkgp=", "dkgp=many"])
+def test_a_resource_needs_an_amount(wrong: str) -> None:
+    with pytest.raises(click.BadParameter, match="NAME=AMOUNT, such as dkgp=1"):
+        from_command_line("--resources", wrong)
+
+
+def test_resources_are_those_of_a_running_scheduler() -> None:
+    for kind in ("auto", "none", "processes"):
+        with (
+            pytest.raises(UsageError, match="`resources` goes with a running scheduler"),
+            open_executor(ClusterOptions(kind=kind, resources={"dkgp": 1.0}), 1),
+        ):
+            pass
+    with (
+        dask.config.set({"dkgp": {"cluster": {"resources": {"dkgp": "much"}}}}),
+        pytest.raises(UsageError, match=r"dkgp.cluster.resources .* must be a mapping of names to amounts"),
+    ):
+        from_command_line()
+
+
 @pytest.mark.parametrize("wrong", ["queue", "=short"])
 def test_a_setting_needs_a_name_and_a_value(wrong: str) -> None:
     with pytest.raises(click.BadParameter, match="KEY=VALUE"):
@@ -173,6 +203,7 @@ def test_the_command_line_knows_all_kinds_and_keys() -> None:
         "--plain-text",
         "--cluster-option",
         "--performance-report",
+        "--resources",
     }
     others |= {
         "--cluster-config",

@@ -20,7 +20,7 @@ import pytest
 
 import dkgp
 from dkgp.commands.reporting.memory import PeakMemory
-from dkgp.commands.signals import first_signal_only, interruptible, terminate_as_interrupt
+from dkgp.commands.signals import first_signal_only, interruptible, stop_requested, terminate_as_interrupt
 from dkgp.errors import StorageError
 
 MEBIBYTE = 2**20
@@ -103,6 +103,17 @@ def test_a_signal_whose_exception_python_drops_is_not_lost(place: str, supervise
     ):
         interrupted()
     assert time.monotonic() - started < 30.0
+
+
+def test_whether_the_innermost_rounds_were_asked_to_end() -> None:
+    assert not stop_requested()
+    with interruptible(lambda message: None):
+        assert not stop_requested()
+        with interruptible(lambda message: None):
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop_requested()
+        assert not stop_requested()
+    assert not stop_requested()
 
 
 def test_the_second_signal_of_rounds_is_not_lost_either() -> None:

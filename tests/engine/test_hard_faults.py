@@ -188,6 +188,33 @@ def test_a_frozen_scheduler_is_exit_code_5_by_the_deadline_of_a_round(
     assert open_model(tmp_path / "model.zarr").alpha.tobytes() == reference[0]
 
 
+def test_a_signal_ends_a_command_whose_workers_are_all_gone(
+    problem: Problem, reference: Bits, manual_cluster: StartCluster, start_process: StartProcess, tmp_path: Path
+) -> None:
+    """A preempted job may lose its workers first: nobody waits for the round's deadline, 900 s by default."""
+    cluster = manual_cluster(1, "--no-nanny")
+    options = ("--scheduler-file", cluster.scheduler_file, "--checkpoint-every", 0.02)
+    process = start_process(*train_command(problem, tmp_path, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for_rounds(process, tmp_path / "run.jsonl", 3)
+    cluster.workers[0].kill()
+    time.sleep(1.0)
+    assert process.poll() is None
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    stdout, stderr = process.communicate(timeout=90)
+    assert time.monotonic() - began < 30.0
+    assert process.returncode == ExitCode.INTERRUPTED, stderr
+    message = json.loads(stdout)["error"]["message"]
+    assert message.startswith("interrupted while the cluster had no workers; what is done is saved in ")
+    assert message.endswith("Go on with the same command and --resume")
+    resumed = start_process(
+        *train_command(problem, tmp_path, "--resume"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    stdout, stderr = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, stderr
+    assert open_model(tmp_path / "model.zarr").alpha.tobytes() == reference[0]
+
+
 def test_a_scheduler_killed_under_a_command_is_exit_code_5_and_another_takes_over(
     problem: Problem, reference: Bits, manual_cluster: StartCluster, start_process: StartProcess, tmp_path: Path
 ) -> None:

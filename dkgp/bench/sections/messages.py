@@ -25,9 +25,15 @@ section.SECTIONS.add(
         _run,
         (
             Option("samples", "Samples.", type=whole_numbers, default="100000,1000000", metavar="N,N,..."),
-            Option("workers", "Worker processes.", type=whole_numbers, default="2,4,16", metavar="N,N,..."),
+            Option("workers", "Workers of a thread each.", type=whole_numbers, default="2,4,16", metavar="N,N,..."),
+            Option(
+                "threads",
+                "Workers that share a process.  [default: 1 up to 16 workers, 16 beyond]",
+                type=int,
+                least=1,
+            ),
             Option("entry_ns", "Nanoseconds of a kernel entry, asleep.", type=float, default=0.2),
-            Option("seconds", "A product is cut off after so many.", type=float, default=5.0),
+            Option("seconds", "Computing of a product is shortened to so many.", type=float, default=5.0),
             Option(
                 "latency_seconds",
                 "Of a link between this process and the scheduler, one way.",

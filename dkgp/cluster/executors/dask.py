@@ -8,9 +8,10 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property, partial
+from importlib.util import find_spec
 from typing import Any
 
 from distributed import Client
@@ -24,7 +25,7 @@ from dkgp.cluster.arithmetic import (
 )
 from dkgp.cluster.dashboard import Dashboard, find_dashboard
 from dkgp.cluster.executors.base import BlockExecutor, PendingRound, RoundTasks
-from dkgp.cluster.executors.dask_graphs import DaskGraph, Graph, Label, threads_by_worker
+from dkgp.cluster.executors.dask_graphs import DaskGraph, Graph, Label, Terms, threads_by_worker
 from dkgp.cluster.executors.in_process import Calls, InProcessRound
 from dkgp.cluster.executors.kills import RESUMABLE
 from dkgp.cluster.executors.mailbox import Mailbox
@@ -40,6 +41,7 @@ LEAST_TASK_EVALUATIONS = 40_000_000
 IN_PROCESS_OVERLAP_EVALUATIONS = 4_000_000
 CLOSE_SECONDS = 5.0
 CLIENT_BATCH_SECONDS = 0.001
+NO_DASHBOARD = "there is no dashboard: where the scheduler runs it takes bokeh, pip install 'dkgp[dashboard]'"
 SEEN_PREFIX = ".dkgp-seen-"
 
 
@@ -49,7 +51,8 @@ class DaskExecutor(BlockExecutor):
     A round without a task done, or without workers, for as long as its deadline is an error instead of a hang.
     `cache_bytes` is the budget of each worker process's feature cache, `tiles` that of a kernel matrix's tiles.
     `in_process`: all workers share this process; `owns_workers`: they were started by it and get its terminal's
-    signals. `most_workers`: workers that an adaptive cluster may have.
+    signals. `most_workers`: workers that an adaptive cluster may have. `resources`: Dask's resources that each task
+    takes of its worker. A round that waits for workers while none is there ends when `interrupted` returns true.
     """
 
     overlaps = True
@@ -67,10 +70,12 @@ class DaskExecutor(BlockExecutor):
         owns_workers: bool = False,
         tiles: TileBudget | None = None,
         most_workers: int = 0,
+        resources: Mapping[str, float] | None = None,
+        interrupted: Callable[[], bool] | None = None,
     ) -> None:
         self._client, self._most_workers = client, most_workers
         self.tiles = tiles or TileBudget()
-        self._deadline = round_deadline_seconds
+        self._terms = Terms(round_deadline_seconds, resources or {}, interrupted)
         self._run = uuid.uuid4().hex[:8]
         self._round = 0
         self._setup = WorkerSetup(cache_bytes, ignore_interrupts=owns_workers, client_id=client.id, run=self._run)
@@ -97,8 +102,10 @@ class DaskExecutor(BlockExecutor):
 
     @property
     def dashboard_tunnel(self) -> str:
-        """Words on how to reach a dashboard that another machine keeps to itself."""
-        return self._dashboard.tunnel if self._dashboard else ""
+        """Words on how to reach a dashboard that another machine keeps to itself, or on the extra that one takes."""
+        if self._dashboard is not None:
+            return self._dashboard.tunnel
+        return "" if self.shares_memory or find_spec("bokeh") is not None else NO_DASHBOARD
 
     @cached_property
     def _dashboard(self) -> Dashboard | None:
@@ -129,7 +136,7 @@ class DaskExecutor(BlockExecutor):
         now = time.monotonic()
         if not self._threads or now - self._threads_known_at > PARALLELISM_REFRESH_SECONDS:
             try:
-                self._threads = threads_by_worker(self._client)
+                self._threads = threads_by_worker(self._client, self._terms.resources)
             except (OSError, TimeoutError) as error:
                 raise ClusterError(f"the scheduler no longer answers: {error}; {RESUMABLE}") from error
             self._threads_known_at = now
@@ -174,21 +181,21 @@ class DaskExecutor(BlockExecutor):
         if self.shares_memory:
             mailbox = Mailbox(tasks)
             self._calls.post(label, mailbox, min(self.parallelism, len(tasks.groups)))
-            return InProcessRound(self._calls, mailbox, label[2], self._deadline)
-        return DaskGraph(self._client, label, Graph.build_round(tasks), self._deadline)
+            return InProcessRound(self._calls, mailbox, label[2], self._terms.deadline_seconds)
+        return DaskGraph(self._client, label, Graph.build_round(tasks), self._terms)
 
     def start_sum(self, tasks: RoundTasks, combine: Combine) -> PendingSum:
         """Start a sum: one task for each group, and one for each addition."""
         if self.shares_memory:
             look = InProcessRound.look
             return SumHere(self.submit, tasks.name, tasks.run, Tree(len(tasks.groups), combine), look)
-        return DaskGraph(self._client, self._label(tasks), Graph.build_sum(tasks, combine), self._deadline)
+        return DaskGraph(self._client, self._label(tasks), Graph.build_sum(tasks, combine), self._terms)
 
     def start_total(self, tasks: RoundTasks) -> PendingTotal:
         """Start a total: one task for each group, and tasks that add what is on the workers."""
         if self.shares_memory:
             return SumHere(self.submit, tasks.name, tasks.run, Accumulators(len(tasks.groups)), InProcessRound.look)
-        return DaskGraph(self._client, self._label(tasks), Graph.build_total(tasks), self._deadline)
+        return DaskGraph(self._client, self._label(tasks), Graph.build_total(tasks), self._terms)
 
     def _label(self, tasks: RoundTasks) -> Label:
         """Number a round, where there is a cluster to run it and, if need be, one arithmetic."""

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -28,7 +28,7 @@ from distributed.spans import SpanMetadata
 from dkgp.cluster.executors.base import BlockTask, RoundTasks
 from dkgp.cluster.executors.kills import RESUMABLE, Kills, TaskKey
 from dkgp.cluster.executors.sums import Combine, Progress, Totals, add_totals
-from dkgp.errors import ClusterError
+from dkgp.errors import ClusterError, InterruptedRunError
 
 ROUND_ATTEMPTS = 4
 # Storage over a network has its hiccups. (Workers that die are counted by `Kills`.)
@@ -44,6 +44,8 @@ WATCH_SECONDS = 1.0
 MOST_SHARED = "1TB"
 # A worker that has not answered the scheduler for so long does not come back in time; others take its tasks.
 SILENT_SECONDS = 60.0
+# A round that was asked to end waits for so long for a worker to come back, if none is there.
+DESERTED_SECONDS = 5.0
 # Parts that one task adds: so many wait on their workers for the last of them, and travel to one worker.
 FAN_IN = 8
 
@@ -52,12 +54,41 @@ FAN_IN = 8
 Label: TypeAlias = tuple[str, str, int]
 
 
-def threads_by_worker(client: Client) -> dict[str, int]:
-    """Threads of each worker, as the scheduler knows them now."""
+@dataclass(frozen=True)
+class Terms:
+    """The terms on which a cluster runs rounds.
+
+    A round ends after `deadline_seconds` without a task done, or when `interrupted` returns true while no worker is
+    there. Each task takes `resources` of its worker, by Dask's meaning of the word.
+    """
+
+    deadline_seconds: float = 900.0
+    resources: Mapping[str, float] = field(default_factory=dict)
+    interrupted: Callable[[], bool] | None = None
+
+
+def threads_by_worker(
+    client: Client, resources: Mapping[str, float] | None = None, seconds: float = ANSWER_SECONDS
+) -> dict[str, int]:
+    """Return the tasks that each worker runs at once, as the scheduler knows them now.
+
+    Workers without the resources that a task takes are left out.
+    """
     if client.scheduler is None:
         raise ConnectionError(f"the client is {client.status}")
-    threads: dict[str, int] = client.sync(client.scheduler.ncores, callback_timeout=ANSWER_SECONDS)
-    return threads
+    scheduler: Any = client.scheduler
+    if not resources:
+        threads: dict[str, int] = client.sync(scheduler.ncores, callback_timeout=seconds)
+        return threads
+    workers = client.sync(partial(scheduler.identity, n_workers=-1), callback_timeout=seconds)["workers"]
+    tasks = {
+        address: min(
+            worker["nthreads"],
+            *(int(worker["resources"].get(name, 0.0) / amount) for name, amount in resources.items()),
+        )
+        for address, worker in workers.items()
+    }
+    return {address: count for address, count in tasks.items() if count > 0}
 
 
 @dataclass(frozen=True)
@@ -143,6 +174,12 @@ class Graph:
         self.roots += level
 
 
+def _with(resources: Mapping[str, float]) -> str:
+    """Return words on the resources of a worker; empty without any."""
+    named = ", ".join(f"{name}={amount:g}" for name, amount in resources.items())
+    return f" with the resources {named}" if named else ""
+
+
 def _together(*arguments: Any) -> tuple[Any, ...]:
     return arguments
 
@@ -192,8 +229,10 @@ class DaskGraph:
     done.
     """
 
-    def __init__(self, client: Client, label: Label, graph: Graph, deadline_seconds: float) -> None:
-        self._client, self._label, self._deadline_seconds = client, label, deadline_seconds
+    def __init__(self, client: Client, label: Label, graph: Graph, terms: Terms) -> None:
+        self._client, self._label, self._terms = client, label, terms
+        self._deadline_seconds = terms.deadline_seconds
+        self._deserted_at: float | None = None
         self._nodes, self._roots, self._finish = graph.nodes, graph.roots, graph.finish
         self._users: list[list[int]] = [[] for _ in self._nodes]
         for place, node in enumerate(self._nodes):
@@ -239,6 +278,7 @@ class DaskGraph:
                 list(tasks),
                 SpanMetadata(collections=[]),
                 internal_priority=order,
+                resources=dict(self._terms.resources) or None,
                 retries=TASK_RETRIES,
                 fifo_timeout="0 ms",
             )
@@ -299,12 +339,26 @@ class DaskGraph:
                     continue
                 if error is not None:
                     raise error
+                self._heed()
                 if time.monotonic() > self._until:
                     raise self._too_late()
                 if self._errors and not self._under_way():
                     self._try_again()
         finally:
             self._release()
+
+    def _heed(self) -> None:
+        """Raise `InterruptedRunError` if the round was asked to end, and no worker has been there for a while."""
+        if self._terms.interrupted is None or not self._terms.interrupted():
+            return
+        try:
+            deserted = not threads_by_worker(self._client, self._terms.resources, DESERTED_SECONDS)
+        except (OSError, TimeoutError):  # nor does the scheduler answer
+            deserted = True
+        now = time.monotonic()
+        self._deserted_at = (self._deserted_at or now) if deserted else None
+        if self._deserted_at is not None and now - self._deserted_at >= DESERTED_SECONDS:
+            raise InterruptedRunError("interrupted while the cluster had no workers")
 
     def _wait(self) -> None:
         """Wait a moment for the roots; where one of them has failed, for all nodes that have not."""
@@ -362,7 +416,7 @@ class DaskGraph:
         self._suspects.update(self._kills.judge(killed, len(self._done)))
         threads: Mapping[str, int] = {}
         with suppress(OSError, TimeoutError):
-            threads = threads_by_worker(self._client)
+            threads = threads_by_worker(self._client, self._terms.resources)
         turns = range(max(threads.values(), default=0))
         places = [worker for turn in turns for worker, count in threads.items() if turn < count] or [""]
         batch = dict(zip(sorted(self._suspects), places, strict=False))
@@ -408,6 +462,7 @@ class DaskGraph:
         self._errors.clear()
         self._attempt += 1
         while self._client.status == "connecting" and time.monotonic() < self._until:
+            self._heed()
             time.sleep(RECONNECT_POLL_SECONDS)
         if self._attempt >= ROUND_ATTEMPTS or self._client.status != "running":
             raise ClusterError(f"the cluster was lost: {error}; {RESUMABLE}") from error
@@ -415,13 +470,13 @@ class DaskGraph:
 
     def _too_late(self) -> ClusterError:
         try:
-            workers = str(len(threads_by_worker(self._client)))
+            workers = str(len(threads_by_worker(self._client, self._terms.resources)))
         except Exception:  # the message must not fail because the cluster has
             workers = "an unknown number of"
         return ClusterError(
             f"round {self._label[2]} did not finish a task within {self._deadline_seconds:.0f} s; the cluster has "
-            f"{workers} workers{self._kills.told()}. Add workers, see whether the scheduler answers, or raise "
-            f"`round_deadline_seconds`; {RESUMABLE}"
+            f"{workers} workers{_with(self._terms.resources)}{self._kills.told()}. Add workers, see whether the "
+            f"scheduler answers, or raise `round_deadline_seconds`; {RESUMABLE}"
         )
 
     def _release(self) -> None:

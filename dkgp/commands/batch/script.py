@@ -58,6 +58,7 @@ CLUSTER_OPTIONS = (
     "--cluster-option",
     "--performance-report",
     "--plain-text",
+    "--resources",
     "--round-deadline",
     "--scheduler",
     "--scheduler-file",

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import dask
 import numpy as np
 import psutil
 import pytest
@@ -16,13 +17,15 @@ from distributed import Client, get_worker
 from threadpoolctl import threadpool_info
 
 from dkgp.cluster.cache import worker_cache
+from dkgp.cluster.client_executor import open_client_executor
 from dkgp.cluster.executors.dask import DaskExecutor
-from dkgp.errors import ClusterError, ExitCode, StorageError, StoreError
+from dkgp.errors import ClusterError, ExitCode, InterruptedRunError, StorageError, StoreError
 from dkgp.operators import ArrayInputs
 
 StartCluster = Callable[..., Client]
 released = threading.Event()
 noted: list[int] = []
+running: list[int] = []
 
 
 def late_first(factor: int, group: list[int]) -> list[int]:
@@ -227,7 +230,7 @@ def test_parallelism_follows_the_cluster(start_cluster: StartCluster, monkeypatc
 def test_a_scheduler_that_does_not_tell_of_its_workers_is_said_to_be_lost(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cut(_: Client) -> dict[str, int]:
+    def cut(*_: Any) -> dict[str, int]:
         raise ConnectionResetError("Connection reset by peer")
 
     executor = DaskExecutor(client)
@@ -323,3 +326,54 @@ def test_a_task_runs_on_its_owner_and_elsewhere_when_that_one_is_gone(client: Cl
 def test_workers_are_told_by_address_and_are_one_in_this_process(client: Client) -> None:
     assert dict(DaskExecutor(client).workers) == dict.fromkeys(client.scheduler_info()["workers"], 1)
     assert dict(DaskExecutor(client, in_process=True).workers) == {"": 2}
+
+
+def test_a_round_without_workers_ends_when_it_is_asked_to(
+    start_cluster: StartCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dkgp.cluster.executors.dask_graphs.DESERTED_SECONDS", 0.2)
+    monkeypatch.setattr("dkgp.cluster.executors.dask_graphs.WATCH_SECONDS", 0.05)
+    client, asked = start_cluster(processes=False), threading.Event()
+    executor = DaskExecutor(client, interrupted=asked.is_set)
+    asked.set()  # as long as there are workers the round goes on to its end
+    assert executor.submit("blocks", late_first, (10,), [[0], [1]]).result() == [0, 10]
+    asked.clear()
+    client.cluster.scale(0)
+    while client.ncores():
+        time.sleep(0.02)
+    pending, began = executor.submit("blocks", late_first, (10,), [[0], [1]]), time.monotonic()
+    threading.Timer(0.5, asked.set).start()
+    with pytest.raises(InterruptedRunError, match="while the cluster had no workers") as caught:
+        pending.result()
+    assert 0.5 < time.monotonic() - began < 5.0
+    assert caught.value.exit_code is ExitCode.INTERRUPTED
+    assert forgotten(client)
+
+
+def note_running(group: list[int]) -> list[str]:
+    worker = get_worker()
+    running.append(worker.state.executing_count)
+    time.sleep(0.05)
+    running.append(worker.state.executing_count)
+    return [str(worker.name) for _ in group]
+
+
+def test_tasks_take_resources_of_workers_that_have_them(start_cluster: StartCluster) -> None:
+    client = start_cluster(processes=False, n_workers=0)
+    for name, resources in (("plain", None), ("reserved", {"dkgp": 5.0})):
+        options = {**client.cluster.new_spec["options"], "nthreads": 4, "resources": resources}
+        client.cluster.worker_spec[name] = {**client.cluster.new_spec, "options": options}
+    client.cluster.sync(client.cluster._correct_state)
+    client.wait_for_workers(2, timeout=20)
+    assert DaskExecutor(client).parallelism == 8
+    executor = DaskExecutor(client, resources={"dkgp": 2.0})
+    with (
+        dask.config.set({"dkgp": {"cluster": {"resources": {"dkgp": 2}}}}),
+        open_client_executor(client) as configured,
+    ):
+        assert configured.parallelism == 2
+    assert list(executor.workers.values()) == [2]  # 5 are enough for two tasks at once
+    running.clear()
+    results = executor.submit("blocks", note_running, (), [[item] for item in range(8)]).result()
+    assert results == ["reserved"] * 8
+    assert max(running) == 2
