@@ -189,6 +189,7 @@ def test_a_line_that_is_not_as_the_header_is_told_of(stores: dict[str, Any]) -> 
     refused(result, "dkgp predict: line 5 has 2 fields; expected 6, as in the header", "1 of 4 lines")
 
 
+@pytest.mark.long
 def test_each_line_is_answered_before_the_next_is_written_and_nobody_who_reads_on_is_no_error(
     stores: dict[str, Any],
 ) -> None:

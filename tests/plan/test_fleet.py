@@ -117,7 +117,10 @@ class Counting:
 
 @pytest.mark.parametrize(
     ("n", "workers"),
-    [(30_000, 2), (100_000, 2), (100_000, 16), (300_000, 4), (1_000_000, 16), (10_000_000, 64), (10_000_000, 256)],
+    [
+        *((30_000, 2), (100_000, 2), (100_000, 16), (300_000, 4), (1_000_000, 16)),
+        *(pytest.param(10_000_000, workers, marks=pytest.mark.long) for workers in (64, 256)),
+    ],
 )
 def test_a_products_messages_are_those_that_it_sends(n: int, workers: int) -> None:
     context = BlockContext("counted", NoInputs(n), SquaredExponential(gamma=(1.0,)), n)

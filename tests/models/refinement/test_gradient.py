@@ -211,7 +211,7 @@ def test_errors_of_products_hardly_show(rng: np.random.Generator, executor: Any)
     assert (np.abs(found.gradient - exact.gradient) < 0.05 * exact.standard_error).all()
 
 
-@pytest.mark.parametrize("name", ["rough", "sum"])
+@pytest.mark.parametrize("name", ["rough", pytest.param("sum", marks=pytest.mark.long)])
 def test_gradients_with_a_product_error_are_those_of_every_entry(
     name: str, rng: np.random.Generator, executor: Any
 ) -> None:

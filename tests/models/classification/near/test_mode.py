@@ -256,7 +256,7 @@ def test_a_step_that_no_halving_helps_is_not_taken(one_thread: LocalExecutor) ->
 
 @pytest.mark.parametrize(
     ("link", "amplitude", "scale"),
-    [("probit", 6.0, 0.3), ("logit", 1e4, 1.0)],
+    [("probit", 6.0, 0.3), pytest.param("logit", 1e4, 1.0, marks=pytest.mark.long)],
     ids=["many samples within a length scale", "a large amplitude"],
 )
 def test_steps_that_have_no_end_have_one_with_held_noise(

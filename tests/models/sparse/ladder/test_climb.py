@@ -224,7 +224,7 @@ def test_any_number_of_threads_climbs_the_same(settings: dict[str, Any], one_thr
     ("settings", "kernel", "distance"),
     [
         ({"method": "vfe"}, ROUGH, 0.03),
-        ({"method": "sggp", "candidates": 4, "per_round": 32}, ROUGH, 0.03),
+        pytest.param({"method": "sggp", "candidates": 4, "per_round": 32}, ROUGH, 0.03, marks=pytest.mark.long),
         pytest.param({"method": "vfe", "basis": "uniform"}, SMOOTH, 1e-4, marks=pytest.mark.slow),
     ],
 )

@@ -108,7 +108,7 @@ def test_what_was_saved_predicts_the_same_without_the_training_set(
     kernel: Kernel, tmp_path: Path, one_thread: LocalExecutor
 ) -> None:
     dataset, rng = problem(tmp_path), np.random.default_rng(8)
-    T = rng.standard_normal((600, 2))
+    T = rng.standard_normal((240, 2))
     test = dataset_from_arrays(tmp_path / "test.zarr", T, T)
     model = trained(dataset, kernel, one_thread, 16, by_sample=True)
     before = predictions(model, dataset, T)
@@ -121,14 +121,14 @@ def test_what_was_saved_predicts_the_same_without_the_training_set(
     np.testing.assert_array_equal(after.variance, before.variance)
     np.testing.assert_array_equal(after.mean_error, before.mean_error)
     stores = []
-    for threads, chunk_rows in ((1, 200), (2, None)):
+    for threads, chunk_rows in ((1, 80), (2, None)):
         executor = LocalExecutor(threads)
         try:
             url = str(tmp_path / f"{threads}.zarr")
             predict(opened.record, test, Destination(url, chunk_rows), executor, variance=VarianceSettings(latent=True))
         finally:
             executor.close()
-        stores.append(open_prediction(url).read("mean", 0, 600))
+        stores.append(open_prediction(url).read("mean", 0, 240))
     np.testing.assert_array_equal(stores[1], before.mean)
     np.testing.assert_allclose(stores[0], before.mean, rtol=1e-12, atol=1e-12)
 
