@@ -18,9 +18,10 @@ from tests.cli.runs import RUNS, bits
 SLOW = ("gp", "logistic on a basis", "gp on a basis, tuned", "Student's t", "gbcd, linear mean")
 SLOW += ("gbcd, known noise", "noise model", "pcg, landmarks", "exact by trees", "greedy basis, neighbours")
 SLOW += ("gp with neighbours", "sparse predictions")
-EVERY = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in RUNS]
-)
+# In more time: "grid", "greedy basis", "gp on a basis" and "exact, bounded products" are their quick cases.
+LONG = ("fixed-size", "growing basis", "logistic", "gbcd, bounded products")
+MARKS = {**dict.fromkeys(SLOW, pytest.mark.slow), **dict.fromkeys(LONG, pytest.mark.long)}
+EVERY = pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in RUNS])
 
 
 @EVERY

@@ -184,6 +184,7 @@ def test_a_kernel_that_is_given_is_kept(labelled: Labelled, out: Path) -> None:
     assert free["score"] <= found["score"]
 
 
+@pytest.mark.long
 def test_an_exact_one_stops_short_and_goes_on(labelled: Labelled, out: Path) -> None:
     options = ("--solver", "cg", "--tol", 1e-6)
     short = run_json(*exact(labelled(2), out, *options, "--max-passes", 3), exit_code=4)
