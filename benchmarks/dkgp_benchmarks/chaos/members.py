@@ -109,6 +109,7 @@ class Members:
         """Start another worker."""
         name, wire = f"worker-{len(self.workers)}", Wire(self._address)
         options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--name", name, "--death-timeout", "10")
+        options += ("--preload", "dkgp.operators.preload")
         process = self._start(
             "worker", f"tcp://127.0.0.1:{wire.port}", *options, "--local-directory", str(self._folder / name)
         )

@@ -15,7 +15,7 @@ import dask.config
 from dkgp.cluster.kinds import ADAPTIVE_LOCALLY, KINDS, ClusterKind
 from dkgp.cluster.options import ClusterOptions
 from dkgp.cluster.starters.security import in_files, is_in_memory
-from dkgp.cluster.starters.settings import check_settings, parameters, refuse_both
+from dkgp.cluster.starters.settings import PRELOAD, check_settings, parameters, refuse_both
 from dkgp.errors import ClusterError, UsageError
 from dkgp.registry import Extra
 
@@ -66,6 +66,8 @@ def job_arguments(options: ClusterOptions, security: Any = None) -> dict[str, An
         extra += lifetime_arguments(walltime_seconds(kind, str(walltime)))
     if not any(str(argument).startswith("--dashboard-address") for argument in extra):
         extra += ["--dashboard-address", LOOPBACK]
+    if PRELOAD not in extra:
+        extra += ["--preload", PRELOAD]
     arguments["worker_extra_args"] = extra
     # Jobs side by side on one login node cannot all have the default port; nor is the page for every user of that node.
     scheduler = arguments.get("scheduler_options") or configured.get("scheduler-options") or {}

@@ -6,9 +6,11 @@ import logging
 from contextlib import ExitStack
 from typing import Any
 
+import dask.config
+
 from dkgp.cluster.kinds import ADAPTIVE_LOCALLY, KINDS, ClusterKind
 from dkgp.cluster.options import ClusterOptions
-from dkgp.cluster.starters.settings import check_settings, parameters
+from dkgp.cluster.starters.settings import PRELOAD, check_settings, parameters
 from dkgp.cluster.threads import available_cores
 
 
@@ -23,6 +25,7 @@ def local_arguments(options: ClusterOptions, security: Any) -> dict[str, Any]:
     check_settings(options.kind, options.settings, known - {"processes", "worker_class", "scheduler_ip", "nthreads"})
     cores = available_cores()
     least = options.adaptive[0] if options.adaptive else None
+    preload = [PRELOAD, *dask.config.get("distributed.worker.preload")]
     workers = options.workers or least or (1 if in_process else cores)
     return {
         "n_workers": workers,
@@ -30,7 +33,7 @@ def local_arguments(options: ClusterOptions, security: Any) -> dict[str, Any]:
         "processes": not in_process,
         # Any free port, this machine only; without an address the pages of workers in this process are everybody's.
         "dashboard_address": LOOPBACK,
-        **({"worker_dashboard_address": LOOPBACK} if in_process else {}),
+        **({"worker_dashboard_address": LOOPBACK} if in_process else {"preload": preload}),
         "host": None if in_process else "127.0.0.1",
         # Memory is planned before the run; spilling a stateless task's results helps nobody.
         "memory_limit": options.worker_memory_bytes or 0,

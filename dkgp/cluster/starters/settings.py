@@ -9,6 +9,8 @@ from typing import Any
 from dkgp.cluster.options import nearest
 from dkgp.errors import UsageError
 
+# Module that a worker loads before it registers, so that no round waits for its imports.
+PRELOAD = "dkgp.operators.preload"
 # What dkgp sets by itself, and the option that says it.
 _OPTIONS = {
     "n_workers": "`workers`",

@@ -87,7 +87,7 @@ srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per
     --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=0 --output="$folder/worker-%t.log" \
     bash -c "$worker_shell" bash "${dask[@]}" distributed.cli.dask_worker "${shared[@]}" \
     --nworkers 1 --nthreads "$SLURM_CPUS_PER_TASK" --memory-limit 0 --no-dashboard --dashboard-address 127.0.0.1:0 \
-    --death-timeout 120 --local-directory "${TMPDIR:-/tmp}" 2> "$folder/srun.log" &
+    --preload dkgp.operators.preload --death-timeout 120 --local-directory "${TMPDIR:-/tmp}" 2> "$folder/srun.log" &
 cluster+=($!)
 command+=(--scheduler-file "$folder/scheduler.json")
 command+=(--tls-ca "$folder/certificate.pem" --tls-cert "$folder/certificate.pem" --tls-key "$folder/key.pem")

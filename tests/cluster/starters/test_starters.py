@@ -203,6 +203,10 @@ def test_local_clusters(certificates: Certificates) -> None:
     }.items() <= found.items()
     assert found["scheduler_port"] == 8786
     inspect.signature(LocalCluster).bind(**found)
+    assert found["preload"] == ["dkgp.operators.preload"]
+    with dask.config.set({"distributed.worker.preload": ["theirs"]}):
+        found = local_arguments(ClusterOptions(kind="processes"), None)
+    assert found["preload"] == ["dkgp.operators.preload", "theirs"]
     options = ClusterOptions(kind="processes", adaptive=(2, 5), **certificates.options())
     security = security_from(options)
     found = local_arguments(options, security)
