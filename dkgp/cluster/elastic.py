@@ -1,8 +1,8 @@
 """Size of a cluster that is started here with `adaptive` limits: it follows the rounds of tasks.
 
 Dask's own rule looks at single moments: it closes workers that wait while the coordinator computes, or while a short
-round runs. This rule asks for a thread for each task of a long round, keeps the workers through the pauses, and never
-closes a worker that computes.
+round runs. This rule asks for a thread for each task of a long round, or of short rounds that keep the workers busy. It
+keeps the workers through the pauses, and never closes a worker that computes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from distributed.deploy.adaptive import Adaptive
 
 # A size that a round asked for holds for so long after the round.
 HOLD_SECONDS = 300.0
+# Short rounds ask for workers if so many of the last looks saw tasks.
+LOOKS, BUSY_LOOKS = 10, 8
 
 
 class RoundAdaptive(Adaptive):
     """Asks for a thread for each task of a round that lasts; the scheduler must run in this process.
 
-    A round lasts if one of its tasks waits or runs at two looks in a row, `interval` apart.
+    A round lasts if one of its tasks waits or runs at two looks in a row, `interval` apart. Short rounds count too if
+    one follows the other.
     """
 
     cluster: Any
@@ -29,6 +32,7 @@ class RoundAdaptive(Adaptive):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._tasks: set[Any] = set()
+        self._counts: deque[int] = deque([0] * LOOKS, maxlen=LOOKS)
         self._requests: deque[tuple[float, int]] = deque()
 
     async def target(self) -> int:
@@ -36,9 +40,12 @@ class RoundAdaptive(Adaptive):
         scheduler, now = self.cluster.scheduler, time.monotonic()
         tasks = {state.key for worker in scheduler.workers.values() for state in worker.processing}
         tasks.update(state.key for state in (*scheduler.queued, *scheduler.unrunnable))
-        if tasks & self._tasks:
+        self._counts.append(len(tasks))
+        lasting = len(tasks) if tasks & self._tasks else 0
+        busy = max(self._counts) if sum(count > 0 for count in self._counts) >= BUSY_LOOKS else 0
+        if wanted := max(lasting, busy):
             threads = max((worker.nthreads for worker in scheduler.workers.values()), default=1)
-            self._requests.append((now, math.ceil(len(tasks) / threads)))
+            self._requests.append((now, math.ceil(wanted / threads)))
         self._tasks = tasks
         while self._requests and now - self._requests[0][0] > HOLD_SECONDS:
             self._requests.popleft()

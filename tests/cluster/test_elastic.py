@@ -55,12 +55,24 @@ def test_a_round_that_lasts_asks_for_a_thread_for_each_task(monkeypatch: pytest.
     assert asyncio.run(rule.target()) == 0
 
 
-def test_short_rounds_ask_for_no_workers() -> None:
+def test_short_rounds_ask_for_workers_if_one_follows_the_other() -> None:
+    """Rounds of block descent take less than a second each, and there are thousands of them."""
     cluster = Workers(1)
     rule = RoundAdaptive(cluster, interval=0)
-    for number in range(5):
-        cluster.scheduler.workers[0].processing = tasks(2 * number, 2 * number + 1)
-        assert asyncio.run(rule.target()) == 0
+
+    def targets(looks: int, every: int) -> list[int]:
+        """Each look sees other tasks, five of them, and none in between."""
+        found = []
+        for number in range(looks):
+            cluster.scheduler.workers[0].processing = set() if number % every else tasks(2 * number, 2 * number + 1)
+            cluster.scheduler.queued = set() if number % every else tasks(*range(-3 * number - 3, -3 * number))
+            found.append(asyncio.run(rule.target()))
+        return found
+
+    assert targets(40, 2) == [0] * 40  # the coordinator works for as long as the workers
+    cluster.scheduler.queued = set()
+    assert targets(10, 1)[-1] == 3
+    assert set(targets(10, 1)) == {3}
 
 
 def test_only_idle_workers_are_closed_and_jobs_as_a_whole() -> None:
