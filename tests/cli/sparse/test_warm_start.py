@@ -57,7 +57,8 @@ def test_a_sparse_model_of_other_hyperparameters_or_data_is_no_start(pipeline: d
     other = json.loads(Path(pipeline["tune"]["out"]).read_text())
     hyper = tmp_path / "hyper.json"
     hyper.write_text(json.dumps({**other, "noise_variance": 1.5 * other["noise_variance"]}))
-    found = run_json(*train(pipeline, tmp_path / "model.zarr", "--warm-start", basis, hyper=hyper))
+    options = ("--max-passes", 1, "--warm-start", basis)
+    found = run_json(*train(pipeline, tmp_path / "model.zarr", *options, hyper=hyper), exit_code=4)
     assert any("other hyperparameters" in warning for warning in found["warnings"])
     result = run(
         *("train", pipeline["ingest"]["test"], "--hyper", pipeline["tune"]["out"], "--out", tmp_path / "no.zarr"),

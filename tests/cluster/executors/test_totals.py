@@ -152,9 +152,9 @@ def test_workers_that_leave_in_good_order_change_nothing() -> None:
             if len(client.scheduler_info()["workers"]) > 1:
                 client.retire_workers(n=1)
 
-        groups = [[leaf] for leaf in range(24)]
+        groups = [[leaf] for leaf in range(10)]
         pending = executor.start_total(RoundTasks(slow, (), groups, None, "slow"))
-        assert pending.result(leave)[""].tolist() == [sum(range(24))]
+        assert pending.result(leave)[""].tolist() == [sum(range(10))]
         assert len(client.scheduler_info()["workers"]) < 3
 
 
