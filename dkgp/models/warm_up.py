@@ -127,11 +127,11 @@ def _vectors() -> None:
     from dkgp.solvers.measures import measures
 
     vector, memory = np.ones((_ROWS, 1)), np.ones((2, _ROWS, 1))
-    indices, few = np.arange(3, dtype=np.intp), np.ones((2, 1))
+    few = np.ones((2, 1))
     used, step = np.arange(2, dtype=np.intp), np.ones(1)
     advance_gradient(vector, vector, memory, used, few, step, memory[1])
-    advance_solution(vector, indices, vector[:3], memory, used, few, step, memory[1])
-    measures(vector, vector, vector)
+    advance_solution(vector, memory[1], memory, used, few, step, _ROWS)
+    measures(vector, vector, vector, vector[:0, 0], _ROWS)
 
 
 def _factor() -> None:

@@ -149,6 +149,11 @@ class KernelOperator(ABC):
         return False
 
     @property
+    def distributed(self) -> bool:
+        """True where products are computed by other processes, and vectors travel to them and back."""
+        return False
+
+    @property
     def overlap_evaluations(self) -> int:
         """Kernel entries worth evaluating here instead of waiting (see `BlockExecutor.overlap_evaluations`)."""
         return 0

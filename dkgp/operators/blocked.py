@@ -108,6 +108,11 @@ class BlockedKernelOperator(KernelOperator, Rounds):
         return self.executor.overlaps
 
     @property
+    def distributed(self) -> bool:
+        """True where tasks run in other processes, and vectors travel to them and back."""
+        return self.executor.overlaps and not self.executor.shares_memory
+
+    @property
     def overlap_evaluations(self) -> int:
         """Kernel entries worth evaluating at the coordinator instead of waiting for a round."""
         return self.executor.overlap_evaluations
@@ -115,6 +120,9 @@ class BlockedKernelOperator(KernelOperator, Rounds):
     def start(self, tasks: RoundTasks) -> PendingRound:
         """Start a round of tasks, and count the entries that they evaluate."""
         arguments, hints = (tasks.task, *tasks.arguments), () if tasks.owners is None else (tasks.owners,)
+        if tasks.needs is not None:
+            counted = replace(tasks, task=counted_task, arguments=arguments)
+            return CountedRound(self.executor.start(counted), self.entries)
         pending = self.executor.submit(tasks.name, counted_task, arguments, tasks.groups, *hints)
         return CountedRound(pending, self.entries)
 
@@ -175,12 +183,17 @@ class BlockedKernelOperator(KernelOperator, Rounds):
         if not self.holds_inputs:
             self._announced = np.unique(indices)
 
+    def take_announced(self) -> IndexArray | None:
+        """Return the samples whose inputs the next round is to bring, sorted, and forget them."""
+        announced, self._announced = self._announced, None
+        return announced
+
     def submit_columns(self, indices: IndexArray, delta: FloatArray, precision: Precision = "single") -> PendingColumns:
         """Start Kbar[:, B] @ delta as one round of block tasks."""
         check_columns(self.n, indices, delta)
         if not len(indices):
             return ReadyColumns(np.zeros((self.n, delta.shape[1])))
-        announced, self._announced = self._announced, None
+        announced = self.take_announced()
         pending = self.submit(
             "kblock",
             apply_columns_task,
@@ -259,7 +272,8 @@ class BlockedKernelOperator(KernelOperator, Rounds):
         rows = self.executor.submit("krows", rows_task, (self.context, samples), groups).result()
         return np.asarray(np.concatenate(rows)[inverse])
 
-    def _receive(self, announced: IndexArray, parts: list[FloatArray]) -> None:
+    def receive(self, announced: IndexArray, parts: list[FloatArray]) -> None:
+        """Keep the inputs of announced samples, which a round brought, for the next selections."""
         # The last two: a selection may be reading the one while the other arrives for the next.
         self._brought = [*self._brought[-1:], (announced, np.concatenate(parts))]
 
@@ -284,5 +298,5 @@ class _PendingColumns:
         product = np.concatenate([part[0] for part in parts])
         product[self._indices] += self._operator.noise_times(self._delta, self._indices)
         if self._announced is not None:
-            self._operator._receive(self._announced, [part[1] for part in parts])
+            self._operator.receive(self._announced, [part[1] for part in parts])
         return product

@@ -88,7 +88,8 @@ def project(phases: Sequence[Phase], sizes: Sizes, prices: Prices, fleet: Fleet)
     seconds = {"reading": reading + 2.0 * reading / each}
     limits = {"reading": seconds["reading"]}
     beside = busy = 0.0
-    for phase in phases:
+    for each_phase in phases:
+        phase = (each_phase.by_rows if fleet.workers > 1 else None) or each_phase
         workers, limit = _workers_seconds(phase, prices, fleet)
         # What each process makes for itself takes no less with more of them.
         alike = prices.seconds(phase.each) / each

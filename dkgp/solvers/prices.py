@@ -116,6 +116,7 @@ class Phase:
     - `sent`, `returned`, `sent_to_each`: bytes that go out and come back each time, in all tasks together, and what
       goes out with each.
     - `each`: work of every worker's process, by its threads together: a factor that each makes for itself.
+    - `by_rows`: the same phase where several worker processes hold the vectors' rows, if that pays.
     - `hidden`: the coordinator's work runs beside the phase before, where the executor overlaps.
     """
 
@@ -132,6 +133,7 @@ class Phase:
     returned: float = 0.0
     sent_to_each: float = 0.0
     hidden: bool = False
+    by_rows: Phase | None = None
 
     def core_seconds(self, prices: Prices) -> float:
         """Seconds of one core, all times together."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
-from dkgp.solvers.measures import measures
+from dkgp.solvers.measures import Sums, weight_of
 from dkgp.solvers.stopping import Progress
 
 
@@ -114,16 +114,21 @@ class SolverState:
         self.exact, self.stepped = True, nothing()
         self.verified = self.measured(operator) if recursion else None
 
+    def sums(self, operator: KernelOperator) -> Sums:
+        """Return the sums over the samples that tell where the solve stands."""
+        weight = weight_of(operator.noise, operator.noise_variance)
+        return Sums.of(self.alpha, self.gradient, self.rhs, weight)
+
     def measured(self, operator: KernelOperator) -> Progress:
         """Return where the solve stands; seconds and kernel entries are the record's to count."""
-        largest, squares, objective = measures(self.alpha, self.gradient, self.rhs)
+        sums = self.sums(operator)
+        squares, weighed, objective = sums.squares, sums.weighed, sums.objective
         norms, scale = np.sqrt(squares), self._scale
         # Bounds on the least of Q = R - ||y||^2 / 2, targets added up; half the squared gradient lies between them.
         # By sample, the noise weighs the squares: R = (y - f)' W (y - f) / 2 + s2 alpha' K alpha / 2, s2 its least and
         # W = diag(s2 / s2_i), so that y - f = D alpha - g gives R + s2 f(alpha) = g' W g / 2, as with one variance.
-        weight = None if isinstance(operator.noise, float) else operator.noise_variance / operator.noise
-        weighed = squares if weight is None else weight @ self.gradient**2
-        at_zero = scale**2 if weight is None else weight @ self.rhs**2
+        weight = weight_of(operator.noise, operator.noise_variance)
+        at_zero = weight @ self.rhs**2 if weight.size else scale**2
         lower = -operator.noise_variance * float(np.sum(objective)) - 0.5 * float(np.sum(at_zero))
         width = 0.5 * float(np.sum(weighed))
         if self.risk_width < width:
@@ -134,7 +139,7 @@ class SolverState:
             column_passes=self.columns / operator.n,
             kernel_evaluations=0,
             seconds=0.0,
-            gradient_inf_norm=float(largest),
+            gradient_inf_norm=sums.largest,
             gradient_norm=float(np.max(norms, initial=0.0)),
             relative_residual=float(np.max(np.divide(norms, scale, out=np.zeros_like(norms), where=scale > 0.0))),
             objective=float(np.sum(objective)),

@@ -37,7 +37,7 @@ OTHER = replace(HERE, host="b", blas=("openblas 0.3.30 SkylakeX", "openblas 0.3.
 PORTABLE = {
     "apply_columns_task", "diagonal_task", "forget_task", "matmat_task", "reason_task", "row_errors_task", "rows_task",
     "mean_task", "means_task", "sparse_mean_task", "linear_task", "decision_task",
-    "digest_task", "verify_task",
+    "digest_task", "verify_task", "step_rows_task", "rebuild_rows_task",
     "echo_task", "resident_task", "sleeping_task",
     "fold_columns_task", "fold_errors_task",
     "farthest_task", "lloyd_task", "row_moments_task",

@@ -223,6 +223,21 @@ def test_more_workers_help_until_something_else_is_the_limit(solver: str) -> Non
         assert min(projection.seconds.values()) >= 0.0
 
 
+def test_several_workers_hold_the_rows_of_a_large_descent() -> None:
+    """At 10 million samples the whole product would take .64 s of a link of 1 Gbit/s in each round."""
+    sizes, network = Sizes(10_000_000, 8, blocks=1221), Network(2e-3, 1e-4, 1e-4, 1.25e8)
+    phases = descent_phases(sizes, 1000, 60, 1.0, checks=0.0)
+    whole = [replace(phase, by_rows=None) for phase in phases]
+    rounds = sizes.n / 1000
+    for workers, quicker in ((1, 1.0), (64, 5.0), (256, 5.0)):
+        given = fleet(workers, network=network)
+        before, after = (project(each, sizes, PRICES, given).seconds["products"] for each in (whole, phases))
+        assert before / after >= quicker
+        assert workers > 1 or after == before
+        assert workers == 1 or before / rounds > 8 * sizes.n / network.bytes_per_second
+        assert after / rounds < 0.2 or workers == 1
+
+
 def test_a_product_alone_is_a_products_share_of_a_solve() -> None:
     phases = conjugate_phases(SIZES, 20, rank=300)
     given = fleet(4, network=NETWORK)

@@ -103,6 +103,21 @@ def test_rounds_of_descent_add_up_to_the_passes() -> None:
     assert projected_round(SIZES.n, SIZES.d, 60, 500) == pytest.approx(entries_alone + dense + 5e-3)
 
 
+def test_rounds_by_rows_bring_the_candidates_gradient_alone() -> None:
+    small, large = (descent_phases(Sizes(n, 8), 1000, 60, 1.0, memory=5)[1] for n in (1_000_000, 10_000_000))
+    assert small.by_rows is None
+    by_rows = large.by_rows
+    assert by_rows is not None
+    assert (large.returned, by_rows.returned) == (8e7, 6 * 8 * 60_000)
+    assert by_rows.shared.entries == large.shared.entries
+    assert by_rows.shared.vectors == large.alone.vectors
+    assert by_rows.alone.vectors < 0.01 * large.alone.vectors
+    # Without remembered steps the gradient alone comes, and rows pay from fewer samples on.
+    paper = descent_phases(Sizes(1_000_000, 8), 1000, 60, 1.0, memory=0)[1].by_rows
+    assert paper is not None
+    assert paper.returned == 8 * 60_000
+
+
 def test_dearer_work_makes_a_dearer_solve() -> None:
     prices = Prices.nominal(5)
     assert core_seconds(cholesky_phases(Sizes(20_000, 5)), prices) > 7 * core_seconds(

@@ -139,6 +139,10 @@ class BlockExecutor(Rounds, Protocol):
     def workers(self) -> Mapping[str, int]:
         """Threads by worker process that keeps things of its own between rounds; one, by any name, in one process."""
 
+    def look_for_workers(self) -> None:
+        """Have `workers` ask for them anew: some are gone."""
+        return None
+
     def require_one_arithmetic(self) -> None:
         """Refuse workers whose BLAS and vector code differ, before work starts whose bits depend on them."""
 

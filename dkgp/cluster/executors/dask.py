@@ -126,6 +126,10 @@ class DaskExecutor(BlockExecutor):
         threads = self._known_threads()
         return {"": self.parallelism} if self.shares_memory or not threads else threads
 
+    def look_for_workers(self) -> None:
+        """Have `workers` ask for them anew: some are gone."""
+        self._threads_known_at = -PARALLELISM_REFRESH_SECONDS
+
     @property
     def threads_per_process(self) -> int:
         """Threads of the largest worker; of all workers where they share this process."""

@@ -6,12 +6,12 @@ Costs are nominal (`dkgp.solvers.prices`): nothing is timed at run time, so that
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from dkgp.operators.base import FloatArray
 from dkgp.solvers.conjugate.probe import Probe
 from dkgp.solvers.prices import Phase, Prices, Sizes, Work, check_phase
 
@@ -39,6 +39,10 @@ DESCENT_VECTORS = 16.0
 PASSES_LEAST, PASSES_PER_CONDITION = 3.0, 0.09
 # The residual curve is not followed further: samples far out keep it from falling on.
 PASSES_RANK_PER_SQRT_N, PASSES_RANKS_TOLD = 10.0, 2.5
+# Workers hold the vectors' rows where the coordinator's numbers of a round are fewer by this factor.
+LEAST_FEWER = 4.0
+# Fewer bytes are not worth the trouble: a link of 1 Gbit/s takes 32 ms for these.
+LEAST_BYTES = 4e6
 # Of a round, on a cluster.
 MESSAGES_SECONDS = 5e-3
 
@@ -83,8 +87,8 @@ class BlockGrowth:
     review_columns: int = 0
     review_norm: float = 0.0
 
-    def review(self, columns: int, gradient: FloatArray) -> None:
-        """Consider growth after `columns` kernel columns, at the gradient (n, p).
+    def review(self, columns: int, gradient_norm: Callable[[], float]) -> None:
+        """Consider growth after `columns` kernel columns; `gradient_norm` returns the largest ||g|| of a target.
 
         The first half pass is not counted: it reduces the gradient quickly on any problem.
         """
@@ -92,7 +96,7 @@ class BlockGrowth:
         passes = (columns - self.review_columns) / n
         if self.size >= largest or passes < REVIEW_PASSES:
             return
-        norm = float(np.sqrt(np.max(np.einsum("it,it->t", gradient, gradient))))
+        norm = gradient_norm()
         if self.review_norm > 0.0 and norm > 0.0:
             decades = float(np.log10(self.review_norm / norm))
             pace = passes / decades if decades > 0.0 else np.inf
@@ -159,10 +163,30 @@ def expected_passes(probe: Probe) -> float:
     return (PASSES_LEAST + PASSES_PER_CONDITION * probe.condition(rank)) * probe.digits
 
 
-def descent_phases(sizes: Sizes, m: int, candidates: int, passes: float, *, checks: float = 1.0) -> list[Phase]:
+def moved_by_rows(p: int, memory: int, m: int, candidates: int) -> float:
+    """Bytes that a round brings to the coordinator where workers hold the vectors' rows.
+
+    These are the gradient and the remembered images at the candidates of a coming selection.
+    """
+    return 8.0 * p * (1 + memory) * m * max(1, candidates)
+
+
+def pays_by_rows(n: int, p: int, memory: int, m: int, candidates: int) -> bool:
+    """True if workers that are other processes had better hold the rows of the vectors.
+
+    Otherwise the whole product comes to the coordinator. Both ways use the same link and have as many round trips, so
+    bytes alone decide. No bit of the result depends on it.
+    """
+    return 8.0 * n * p >= max(LEAST_BYTES, LEAST_FEWER * moved_by_rows(p, memory, m, candidates))
+
+
+def descent_phases(
+    sizes: Sizes, m: int, candidates: int, passes: float, *, checks: float = 1.0, memory: int = 5
+) -> list[Phase]:
     """Phases of greedy block descent with blocks of m variables, `passes` times n of them in all.
 
     - `candidates`: kappa; 0 for selections that score none.
+    - `memory`: steps that a new one is conjugate to.
     """
     n, p, rounds = sizes.n, sizes.p, passes * sizes.n / m
     size = float(m)
@@ -170,19 +194,30 @@ def descent_phases(sizes: Sizes, m: int, candidates: int, passes: float, *, chec
     solve = Work(
         double_entries=REFINEMENTS * again.double_entries, double_operations=REFINEMENTS * again.double_operations
     )
+    products = Phase(
+        "products",
+        rounds,
+        sizes.product(n, size),
+        alone=Work(vectors=DESCENT_VECTORS * n * p),
+        rounds=1,
+        pieces=sizes.blocks,
+        sent_to_each=size * (4.0 * (sizes.d + 1) + 8.0 * p),
+        returned=8.0 * n * p,
+    )
+    if pays_by_rows(n, p, memory, m, candidates):
+        looked_at = size * max(1, candidates)
+        by_rows = replace(
+            products,
+            shared=replace(products.shared, vectors=DESCENT_VECTORS * n * p),
+            alone=Work(vectors=DESCENT_VECTORS * looked_at * p),
+            sent=8.0 * looked_at,
+            returned=moved_by_rows(p, memory, m, candidates),
+        )
+        products = replace(products, by_rows=by_rows)
     scored = Work(entries=candidates * size * size / 2.0, operations=candidates * size * size * p)
     return [
         Phase("solve", rounds, threaded=solve),
-        Phase(
-            "products",
-            rounds,
-            sizes.product(n, size),
-            alone=Work(vectors=DESCENT_VECTORS * n * p),
-            rounds=1,
-            pieces=sizes.blocks,
-            sent_to_each=size * (4.0 * (sizes.d + 1) + 8.0 * p),
-            returned=8.0 * n * p,
-        ),
+        products,
         Phase("selection", rounds, threaded=scored, alone=Work(drawn=size, dense=size**3), hidden=True),
         check_phase(sizes, checks),
     ]

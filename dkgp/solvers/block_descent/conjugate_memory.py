@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dkgp.data.stores.arrays import block_rows
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.solvers.block_descent.recursions import advance_gradient, advance_solution
 
@@ -47,12 +48,14 @@ class ConjugateMemory:
     """
 
     def __init__(self, n: int, p: int, steps: int) -> None:
-        self._steps = steps
+        self.steps = steps
         self.directions, self.images = np.zeros((steps + 1, n, p)), np.zeros((steps + 1, n, p))
         self.curvatures = np.zeros((steps + 1, p))
         self.held: list[int] = []
 
-    def conjugate(self, indices: IndexArray, delta: FloatArray, gradient: FloatArray) -> BlockStep:
+    def conjugate(
+        self, indices: IndexArray, delta: FloatArray, gradient: FloatArray, images: FloatArray | None = None
+    ) -> BlockStep:
         """Make a block's step conjugate to the remembered ones, before any product with it is known, and remember it.
 
         p = delta - sum_j c_j p_j with c_j = p_j' Kbar delta / p_j' q_j = q_j[B]' delta / p_j' q_j. Since Kbar_BB
@@ -60,6 +63,7 @@ class ConjugateMemory:
         = g_B' delta.
 
         - `indices`, `delta`, `gradient` (m,), (m, p) and (m, p): B, the minimiser over it, and g_B.
+        - `images` (steps + 1, m, p): `self.images` at B, where this memory is not up to date.
         """
         p = delta.shape[1]
         slope = -np.einsum("bt,bt->t", gradient, delta)
@@ -67,7 +71,8 @@ class ConjugateMemory:
         coefficients = np.zeros((len(used), p))
         for row, slot in enumerate(used):
             curvature = self.curvatures[slot]
-            along = np.einsum("bt,bt->t", self.images[slot, indices], delta)
+            image = self.images[slot, indices] if images is None else images[slot]
+            along = np.einsum("bt,bt->t", image, delta)
             coefficients[row] = np.divide(along, curvature, out=np.zeros(p), where=curvature > 0.0)
         curvature = slope - np.einsum("jt,jt->t", coefficients**2, self.curvatures[used])
         poor = curvature <= LEAST_CONJUGATE_SHARE * slope
@@ -78,28 +83,24 @@ class ConjugateMemory:
 
     def _slot(self, curvature: FloatArray) -> int:
         """Make room for a step: the oldest is forgotten from the next one on."""
-        slot = next(slot for slot in range(self._steps + 1) if slot not in self.held)
+        slot = next(slot for slot in range(self.steps + 1) if slot not in self.held)
         self.curvatures[slot] = curvature
-        if self._steps:
-            if len(self.held) == self._steps:
+        if self.steps:
+            if len(self.held) == self.steps:
                 self.held.pop(0)
             self.held.append(slot)
         return slot
 
-    def move(self, alpha: FloatArray, step: BlockStep) -> FloatArray:
-        """Take the step in alpha; return its squared length by target: (p,)."""
-        return np.asarray(
-            advance_solution(
-                alpha,
-                step.indices,
-                step.delta,
-                self.directions,
-                step.used,
-                step.coefficients,
-                step.step,
-                self.directions[step.slot],
-            )
-        )
+    def move(self, alpha: FloatArray, step: BlockStep, rows: int | None = None) -> FloatArray:
+        """Take the step in alpha; return its squared length by target, (p,), added up by blocks.
+
+        - `rows`: of a block; by default those of a training set of so many samples.
+        """
+        direction, rows = self.directions[step.slot], rows or block_rows(len(alpha))
+        direction[:] = 0.0
+        direction[step.indices] = step.delta
+        used, coefficients = step.used, step.coefficients
+        return np.asarray(advance_solution(alpha, direction, self.directions, used, coefficients, step.step, rows))
 
     def settle(self, gradient: FloatArray, step: BlockStep, product: FloatArray) -> None:
         """Take the step in the gradient, from the product Kbar[:, B] delta (n, p)."""
@@ -108,9 +109,7 @@ class ConjugateMemory:
 
     def settled_at(self, indices: IndexArray, gradient: FloatArray, step: BlockStep, product: FloatArray) -> FloatArray:
         """Return what the gradient will be at a few samples, from `product` there; the bits are those of `settle`."""
-        there, images = gradient[indices], np.ascontiguousarray(self.images[:, indices])
-        advance_gradient(there, product, images, step.used, step.coefficients, step.step, np.empty_like(there))
-        return there
+        return settled(step, product, gradient[indices], np.ascontiguousarray(self.images[:, indices]))[0]
 
     def clear(self) -> None:
         """Forget all steps."""
@@ -129,3 +128,16 @@ class ConjugateMemory:
         self.held = list(range(len(arrays["directions"])))
         for name, ring in (("directions", self.directions), ("images", self.images), ("curvatures", self.curvatures)):
             ring[: len(self.held)] = arrays[name]
+
+
+def settled(
+    step: BlockStep, product: FloatArray, gradient: FloatArray, images: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return the gradient after a step, and the step's image, at a few samples; the bits are those of `settle`.
+
+    - `product`, `gradient` (r, p): Kbar[:, B] delta and the gradient before the step there; the latter is overwritten.
+    - `images` (steps + 1, r, p): the remembered images there.
+    """
+    image = np.empty_like(gradient)
+    advance_gradient(gradient, product, images, step.used, step.coefficients, step.step, image)
+    return gradient, image

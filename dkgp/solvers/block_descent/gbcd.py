@@ -11,16 +11,22 @@ brought: docs/experiments.md.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from numbers import Integral
 from typing import Any, Literal
 
+import numpy as np
+
 from dkgp.errors import InputError
-from dkgp.operators.base import FloatArray, KernelOperator
+from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
+from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.solvers.base import Method, PhaseClock
-from dkgp.solvers.block_descent.block_size import BlockSizes, descent_phases
+from dkgp.solvers.block_descent.block_size import BlockSizes, descent_phases, pays_by_rows
 from dkgp.solvers.block_descent.conjugate_memory import ConjugateMemory
-from dkgp.solvers.block_descent.pipeline import GradientUnderWay, SelectionPipeline
-from dkgp.solvers.block_descent.selection import GreedySelection, Selection
+from dkgp.solvers.block_descent.pipeline import GradientUnderWay, SelectionPipeline, SettledGradient
+from dkgp.solvers.block_descent.rows import DescentRows, StepOfRows
+from dkgp.solvers.block_descent.selection import GradientView, GreedySelection, Selection
+from dkgp.solvers.measures import Sums
 from dkgp.solvers.prices import Phase, Sizes
 from dkgp.solvers.state import SolverState
 
@@ -30,10 +36,66 @@ class BlockState(SolverState):
     """A solve between two rounds.
 
     - `blocks`: the active sets to come; what was chosen ahead is not part of a checkpoint, and chosen again.
+    - `rows`: the vectors' rows on the workers, where they hold them; `alpha` and `gradient` then fetch all of them.
+    - `keeps_rows`: False once workers lost their rows too often.
     """
 
     memory: ConjugateMemory = field(init=False)
     blocks: SelectionPipeline = field(init=False)
+    rows: DescentRows | None = field(init=False, default=None)
+    keeps_rows: bool = field(init=False, default=True)
+
+    @property  # type: ignore[misc]
+    def alpha(self) -> FloatArray:
+        """The solution so far: (n, p)."""
+        return self._alpha if self.rows is None else self.rows.collect()[0]
+
+    @alpha.setter
+    def alpha(self, alpha: FloatArray) -> None:
+        self._alpha = alpha
+        if self.rows is not None:
+            self.rows.renew(alpha, self._gradient)
+
+    @property  # type: ignore[misc]
+    def gradient(self) -> FloatArray:
+        """The gradient by the recursion: (n, p)."""
+        return self._gradient if self.rows is None else self.rows.collect()[1]
+
+    @gradient.setter
+    def gradient(self, gradient: FloatArray) -> None:
+        self._gradient = gradient
+        if self.rows is not None:
+            self.rows.renew(self._alpha, gradient)
+
+    @property
+    def view(self) -> GradientView:
+        """The gradient as a selection sees it between two rounds."""
+        if self.rows is not None and self.rows.last is not None:
+            return self.rows.last
+        return SettledGradient(self.gradient)
+
+    def images(self, indices: IndexArray) -> FloatArray | None:
+        """Return the remembered images at some samples, (steps + 1, m, p), where the memory does not have them."""
+        if self.rows is None or self.rows.last is None:
+            return None
+        return self.rows.last.values(indices)[1]
+
+    def sums(self, operator: KernelOperator) -> Sums:
+        """Return the sums over the samples that tell where the solve stands."""
+        if self.rows is None or self.rows.last is None:
+            return super().sums(operator)
+        self.rows.last.settle()
+        return self.rows.last.sums
+
+    def settle_rows(self, operator: KernelOperator, pays: bool) -> None:
+        """Have workers hold the rows if that pays; take the vectors back where workers keep losing them."""
+        if self.rows is not None:
+            self.rows.collect_if_due()
+            if self.rows.is_failing:
+                self._alpha, self._gradient = self.rows.collect()
+                self.rows, self.keeps_rows = None, False
+        elif pays and self.keeps_rows and isinstance(operator, BlockedKernelOperator):
+            self.rows = DescentRows(operator, self.rhs, (self._alpha, self._gradient), self.memory)
 
     def arrays(self) -> dict[str, FloatArray]:
         """Arrays of a checkpoint."""
@@ -51,8 +113,8 @@ class BlockState(SolverState):
 
     def renew_gradient(self, operator: KernelOperator) -> None:
         """Continue from a recomputed gradient; the remembered images belong to the old recursion and go."""
-        super().renew_gradient(operator)
         self.memory.clear()
+        super().renew_gradient(operator)
         self.blocks.forget()
 
 
@@ -150,7 +212,8 @@ class GreedyBlockCoordinateDescent(Method[BlockState]):
         self, sizes: Sizes, count: float, *, checks: float = 1.0, spilled: float = 0.0, kept: float = 0.0
     ) -> list[Phase]:
         """Work of so many column passes; see `Method.phases`."""
-        return descent_phases(sizes, int(self.block_size), self.selection.candidates, count, checks=checks)
+        size, candidates = int(self.block_size), self.selection.candidates
+        return descent_phases(sizes, size, candidates, count, checks=checks, memory=self.memory)
 
     def advance(self, operator: KernelOperator, state: BlockState) -> dict[str, float]:
         """Steps 3 and 4 of Algorithm 1, in place.
@@ -163,25 +226,43 @@ class GreedyBlockCoordinateDescent(Method[BlockState]):
             Seconds spent selecting, updating the coordinator's vectors, and waiting for the workers.
         """
         clock, memory, blocks = PhaseClock(), state.memory, state.blocks
+        state.settle_rows(operator, self._pays_by_rows(operator, state))
         # Step 3: the active set B, chosen greedily, and the best step on it: Kbar_BB delta = -g_B.
-        block = blocks.select(state.gradient, state.iteration)
+        block = blocks.select(state.view, state.iteration)
         clock.lap("select")
         delta = block.solve()
         # Not in the paper: p = delta - sum_j c_j p_j, conjugate to the last steps, and its exact length.
-        step = memory.conjugate(block.indices, delta, block.gradient[: block.size])
+        step = memory.conjugate(block.indices, delta, block.gradient[: block.size], state.images(block.indices))
         # Step 4: Kbar_B delta is started, alpha moves, and g follows once the product is back.
-        blocks.announce(state.gradient, state.columns, state.iteration)
+        by_rows = state.rows is not None
+        coming = blocks.announce(partial(_gradient_norm, state, operator), state.columns, state.iteration, by_rows)
         state.columns += operator.columns_to_evaluate(step.indices, state.precision)
-        pending = operator.submit_columns(step.indices, delta, state.precision)
-        state.note_step(memory.move(state.alpha, step))
+        update: GradientUnderWay | StepOfRows
+        if state.rows is not None:
+            update = state.rows.take(step, state.precision, coming)
+        else:
+            pending = operator.submit_columns(step.indices, delta, state.precision)
+            update = GradientUnderWay(operator, state.gradient, memory, step, pending, state.precision)
+            update.move(state.alpha)
         state.iteration += 1
         clock.lap("vectors")
-        update = GradientUnderWay(operator, state.gradient, memory, step, pending, state.precision)
         blocks.prepare(update, state.iteration)
         clock.lap("select")
-        update.settle()
+        state.note_step(update.settle())
         clock.lap("wait")
         return clock.seconds
+
+    def _pays_by_rows(self, operator: KernelOperator, state: BlockState) -> bool:
+        """True if workers had better hold the rows of the vectors; no bit depends on it."""
+        if not operator.distributed or operator.approximate or not self.selection.looks_at_few:
+            return False
+        (n, p), size = state.rhs.shape, state.blocks.growth.size
+        return pays_by_rows(n, p, self.memory, size, self.selection.candidates)
+
+
+def _gradient_norm(state: BlockState, operator: KernelOperator) -> float:
+    """Return the largest ||g|| of a target."""
+    return float(np.sqrt(np.max(state.sums(operator).squares)))
 
 
 def _is_whole(value: object, *, least: int) -> bool:

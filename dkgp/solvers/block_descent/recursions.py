@@ -1,4 +1,4 @@
-"""The coordinator's n-vectors: the gradient and the solution after a step.
+"""The n-vectors of a descent: the gradient and the solution after a step, of all samples or of a block.
 
 Element by element, in a fixed order and without contraction, so that a row's value is the same whether all rows are
 updated or a few, and wherever they stand in the array.
@@ -68,25 +68,28 @@ def advance_gradient(gradient, product, images, used, coefficients, step, image_
 
 
 @cached_njit(nogil=True)
-def advance_solution(alpha, indices, delta, directions, used, coefficients, step, direction_out):  # type: ignore[no-untyped-def]
-    """`p = delta (on B) - sum_j c_j p_j; alpha += step * p`, and p to `direction_out`; per target.
+def advance_solution(alpha, direction, directions, used, coefficients, step, rows):  # type: ignore[no-untyped-def]
+    """`p = delta (on B) - sum_j c_j p_j; alpha += step * p`; per target.
 
-    The squared lengths ||step * p||^2 come back: (p,).
+    Return the squared lengths ||step * p||^2, (p,), added up by blocks of so many `rows`.
+
+    - `direction` (n, p): delta on B and zero elsewhere (in), p (out).
     """
     n, p = alpha.shape
-    direction_out[:, :] = 0.0
-    for position in range(indices.shape[0]):
+    total, moved = np.zeros(p), np.zeros(p)
+    for start in range(0, n, rows):
+        stop = min(start + rows, n)
+        moved[:] = 0.0
+        for first in range(start, stop, CHUNK):
+            last = min(first + CHUNK, stop)
+            _combine(direction, directions, used, coefficients, first, last)
+            for i in range(first, last):
+                for t in range(p):
+                    value = direction[i, t]
+                    value = value if abs(value) > NEGLIGIBLE else 0.0
+                    direction[i, t] = value
+                    moved[t] += value * value
+            _add_scaled(alpha, step, direction, first, last)
         for t in range(p):
-            direction_out[indices[position], t] = delta[position, t]
-    moved = np.zeros(p)
-    for first in range(0, n, CHUNK):
-        last = min(first + CHUNK, n)
-        _combine(direction_out, directions, used, coefficients, first, last)
-        for i in range(first, last):
-            for t in range(p):
-                value = direction_out[i, t]
-                value = value if abs(value) > NEGLIGIBLE else 0.0
-                direction_out[i, t] = value
-                moved[t] += value * value
-        _add_scaled(alpha, step, direction_out, first, last)
-    return moved * step * step
+            total[t] += moved[t] * step[t] * step[t]
+    return total

@@ -35,6 +35,9 @@ class GradientView(Protocol):
     def everywhere(self) -> FloatArray:
         """g: (n, p); waits for an update that is still under way."""
 
+    def steepest(self, diagonal: FloatArray) -> int:
+        """Return the sample with the largest g_i^2 / Kbar_ii; waits for an update that is still under way."""
+
 
 class Selection(ABC):
     """Chooses the active set of one round.
@@ -43,9 +46,12 @@ class Selection(ABC):
     ----------
     candidates : int
         kappa of a selection that draws at random for each variable; 0 for others, whose blocks do not grow.
+    looks_at_few : bool
+        Whether `fill` looks at the gradient at announced samples and at the steepest one alone, but for a few.
     """
 
     candidates: int = 0
+    looks_at_few: bool = False
 
     @abstractmethod
     def fill(
@@ -125,6 +131,11 @@ class GreedySelection(Selection):
         del settings["threads"]
         return {**super().settings(), **settings}
 
+    @property
+    def looks_at_few(self) -> bool:  # type: ignore[override]
+        """True unless each step, or the first one, looks at all samples."""
+        return self.variables_per_step != 1 and not self.exhaustive
+
     def steps(self, size: int) -> list[int]:
         """Numbers of variables that each selection step of a block of `size` chooses."""
         per_step = self.variables_per_step or max(1, size // DEFAULT_STEPS)
@@ -144,9 +155,8 @@ class GreedySelection(Selection):
         iteration: int,
     ) -> None:
         """Choose `size` variables greedily; see `Selection.fill`."""
-        diagonal = operator.diagonal()
-        steps = self.steps(size)
-        search_first = self.variables_per_step == 1 or self.exhaustive
+        diagonal, steps = operator.diagonal(), self.steps(size)
+        search_first = not self.looks_at_few
         taken = np.zeros(operator.n, dtype=bool)
         scorer = _Scorer(self, subproblem, operator)
         draws = None if self.exhaustive else Draws(operator.n, size, self.candidates, seed, iteration)
@@ -228,7 +238,7 @@ def best_in_groups(scores, candidates, groups, taken):  # type: ignore[no-untype
 def _include_steepest(
     picked: IndexArray, gradient: GradientView, diagonal: FloatArray, taken: np.ndarray
 ) -> IndexArray:
-    steepest = int(np.argmax(np.sum(gradient.everywhere() ** 2, axis=1) / diagonal))
+    steepest = gradient.steepest(diagonal)
     if taken[steepest]:
         return picked
     taken[steepest] = True
@@ -244,6 +254,8 @@ def append(subproblem: Subproblem, gradient: GradientView, picked: IndexArray) -
 @dataclass(frozen=True)
 class CyclicSelection(Selection):
     """Blocks of a random order of all samples, a fresh order each cycle (BCDC in the GBCD paper)."""
+
+    looks_at_few = True
 
     def announced(self, operator: KernelOperator, size: int, seed: int, iteration: int) -> IndexArray | None:
         """Return the block itself."""

@@ -198,41 +198,40 @@ def test_sizes_are_those_of_the_least_projected_cost(n: int, d: int, candidates:
         assert grown_block_size(n, d, candidates, start, start, pace, largest) == expected
 
 
-def test_growth_goes_by_the_slowest_target_and_the_columns_since_it_was_last_considered() -> None:
+def test_growth_goes_by_the_gradient_and_the_columns_since_it_was_last_considered() -> None:
     sizes = BlockSizes(100_000, 8, 60, 250, 4000)
     growth = BlockGrowth(sizes, 250)
-    slow, quick = np.eye(4)[:, :1], np.eye(4)[:, 1:2]
-    growth.review(49_999, np.hstack([2.0 * slow, quick]))
+    growth.review(49_999, lambda: 2.0)
     assert (growth.size, growth.review_columns, growth.review_norm) == (250, 0, 0.0)  # not half a pass yet
-    growth.review(50_000, np.hstack([2.0 * slow, quick]))
+    growth.review(50_000, lambda: 2.0)
     assert (growth.size, growth.review_columns, growth.review_norm) == (250, 50_000, 2.0)
-    growth.review(210_000, np.hstack([1.6 * slow, 1e-3 * quick]))
+    growth.review(210_000, lambda: 1.6)
     pace = 1.6 / np.log10(2.0 / 1.6)
     assert growth.size == grown_block_size(100_000, 8, 60, 250, 250, pace, 4000) > 250
     assert (growth.review_columns, growth.review_norm) == (210_000, 1.6)
     # Where it did not fall at all, as far as it may; and no more once that is reached.
-    growth.review(260_000, 1.7 * slow)
+    growth.review(260_000, lambda: 1.7)
     assert growth.size == grown_block_size(100_000, 8, 60, 250, growth.size, np.inf, 4000)
     growth.size, columns = 4000, growth.review_columns
-    growth.review(900_000, 1.7 * slow)
+    growth.review(900_000, lambda: 1.7)
     assert (growth.size, growth.review_columns) == (4000, columns)
 
 
 def test_a_gradient_of_zero_says_nothing_of_the_pace() -> None:
     growth = BlockGrowth(BlockSizes(1000, 8, 60, 100, 500), 100)
-    growth.review(500, np.zeros((4, 1)))
-    growth.review(1000, np.ones((4, 1)))
+    growth.review(500, lambda: 0.0)
+    growth.review(1000, lambda: 2.0)
     assert growth.size == 100
-    growth.review(1500, np.zeros((4, 1)))
+    growth.review(1500, lambda: 0.0)
     assert (growth.size, growth.review_norm) == (100, 0.0)
 
 
 def test_a_gradient_that_is_no_number_says_nothing_either() -> None:
     growth = BlockGrowth(BlockSizes(1000, 8, 60, 100, 500), 100)
     for columns, value in ((500, 1.0), (1000, np.nan), (1500, 0.9)):
-        growth.review(columns, np.full((4, 1), value))
+        growth.review(columns, lambda: 2.0 * value)  # noqa: B023
         assert growth.size == 100
-    growth.review(2000, np.full((4, 1), 0.9))
+    growth.review(2000, lambda: 1.8)
     assert growth.size > 100  # from here on it is known that it does not fall
 
 

@@ -155,29 +155,29 @@ def test_inputs_that_are_to_come_are_those_of_the_next_selection_that_can_use_th
     announced: list[np.ndarray] = []
     monkeypatch.setattr(operator, "announce", announced.append)
     pipeline = SelectionPipeline(operator, CyclicSelection(), SIZES, 7, 2)
-    pipeline.announce(-PROBLEM.y, 0, 4)
+    pipeline.announce(lambda: 1.0, 0, 4)
     expected = CyclicSelection().announced(operator, 20, 7, 6 if overlaps else 5)
     np.testing.assert_array_equal(announced, [expected])
     # Where all inputs are here, or the choice cannot be foreseen, nothing is.
     held = PROBLEM.blocked(executor)
     monkeypatch.setattr(held, "announce", announced.append)
-    SelectionPipeline(held, CyclicSelection(), SIZES, 7, 2).announce(-PROBLEM.y, 0, 4)
-    SelectionPipeline(operator, GreedySelection(exhaustive=True), SIZES, 7, 2).announce(-PROBLEM.y, 0, 4)
+    SelectionPipeline(held, CyclicSelection(), SIZES, 7, 2).announce(lambda: 1.0, 0, 4)
+    SelectionPipeline(operator, GreedySelection(exhaustive=True), SIZES, 7, 2).announce(lambda: 1.0, 0, 4)
     assert len(announced) == 1
 
 
 def test_blocks_grow_once_it_is_known_that_they_should(executor: LocalExecutor) -> None:
     pipeline = SelectionPipeline(PROBLEM.blocked(executor), GreedySelection(candidates=60), SIZES, 0, 2)
-    first = pipeline.select(-PROBLEM.y, 0)
+    first = pipeline.select(SettledGradient(-PROBLEM.y), 0)
     assert (first.size, first.capacity) == (20, 20)
     pipeline.growth.size = 80
-    larger = pipeline.select(-PROBLEM.y, 1)
+    larger = pipeline.select(SettledGradient(-PROBLEM.y), 1)
     assert (larger.size, larger.capacity) == (80, 80)
     assert len(set(larger.indices.tolist())) == 80
     pipeline.growth.review_norm = 3.0
     pipeline.forget()
     assert pipeline.growth.review_norm == 0.0
-    again = pipeline.select(-PROBLEM.y, 2)
+    again = pipeline.select(SettledGradient(-PROBLEM.y), 2)
     assert again.size == 80
 
 
@@ -185,7 +185,7 @@ def test_blocks_grow_once_it_is_known_that_they_should(executor: LocalExecutor) 
 def test_in_double_nothing_of_a_block_is_float32(executor: LocalExecutor, double: bool | None, single: bool) -> None:
     options = {} if double is None else {"double": double}
     pipeline = SelectionPipeline(PROBLEM.blocked(executor), GreedySelection(), SIZES, 0, 2, **options)
-    block = pipeline.select(-PROBLEM.y, 0)
+    block = pipeline.select(SettledGradient(-PROBLEM.y), 0)
     assert (block.single, block.scores_in_double) == (single, not single)
 
 
@@ -193,7 +193,7 @@ def test_in_double_nothing_of_a_block_is_float32(executor: LocalExecutor, double
 def test_the_precision_of_a_solver_is_that_of_its_blocks(executor: LocalExecutor, precision: Any, single: bool) -> None:
     solver = GreedyBlockCoordinateDescent(block_size=30, precision=precision).resolved(300, 3)
     state = solver.start(PROBLEM.blocked(executor), PROBLEM.y)
-    block = state.blocks.select(state.gradient, 0)
+    block = state.blocks.select(state.view, 0)
     assert (block.single, block.scores_in_double) == (single, not single)
 
 
@@ -205,7 +205,7 @@ def test_without_an_overlap_nothing_is_prepared(executor: LocalExecutor) -> None
             raise AssertionError("nobody should look")
 
     pipeline.prepare(Unseen(-PROBLEM.y), 1)
-    assert pipeline.select(-PROBLEM.y, 0).size == 20
+    assert pipeline.select(SettledGradient(-PROBLEM.y), 0).size == 20
 
 
 def test_seconds_of_a_round_are_told_by_phase(executor: LocalExecutor) -> None:

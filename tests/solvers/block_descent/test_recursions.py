@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dkgp.data.stores.arrays import block_rows
 from dkgp.solvers.block_descent.recursions import CHUNK, advance_gradient, advance_solution
-from dkgp.solvers.measures import measures
+from dkgp.solvers.measures import Sums, measures
 
 SLOTS, M = 4, 20
 
@@ -58,19 +59,12 @@ def test_gradient_at_a_few_samples_has_the_same_bits(step: dict[str, np.ndarray]
 
 
 def test_solution(step: dict[str, np.ndarray]) -> None:
-    direction, alpha = np.full_like(step["vector"], np.nan), step["vector"].copy()
-    moved = advance_solution(
-        alpha,
-        step["indices"],
-        step["delta"],
-        step["history"],
-        step["used"],
-        step["coefficients"],
-        step["step"],
-        direction,
-    )
+    alpha = step["vector"].copy()
     delta = np.zeros_like(alpha)
     delta[step["indices"]] = step["delta"]
+    direction = delta.copy()
+    scalars = step["used"], step["coefficients"], step["step"]
+    moved = advance_solution(alpha, direction, step["history"], *scalars, 1000)
     expected = combined(delta, step)
     np.testing.assert_allclose(direction, expected, rtol=0, atol=1e-13)
     np.testing.assert_allclose(alpha, step["vector"] + step["step"] * expected, rtol=0, atol=1e-13)
@@ -79,16 +73,18 @@ def test_solution(step: dict[str, np.ndarray]) -> None:
 
 def test_denormal_remnants_of_old_steps_are_dropped() -> None:
     history = np.full((1, 3, 1), 1e-190)
-    direction, alpha = np.zeros((3, 1)), np.zeros((3, 1))
-    one = np.ones((1, 1))
-    advance_solution(alpha, np.array([1]), one, history, np.array([0]), 1e-20 * one, np.ones(1), direction)
+    direction, alpha = np.array([[0.0], [1.0], [0.0]]), np.zeros((3, 1))
+    advance_solution(alpha, direction, history, np.array([0]), np.array([[1e-20]]), np.ones(1), 3)
     np.testing.assert_array_equal(direction[:, 0], [0.0, 1.0, 0.0])
 
 
 @pytest.mark.parametrize("p", [1, 3])
 def test_measures(rng: np.random.Generator, p: int) -> None:
     alpha, gradient, y = rng.standard_normal((3, 1000, p))
-    largest, squares, objective = measures(alpha, gradient, y)
+    largest, squares, same, objective = measures(alpha, gradient, y, np.zeros(0), 300)
+    weight = rng.uniform(0.1, 1.0, 1000)
+    np.testing.assert_allclose(measures(alpha, gradient, y, weight, 300)[2], weight @ gradient**2, rtol=1e-12)
+    np.testing.assert_array_equal(same, squares)
     assert largest == np.abs(gradient).max()
     np.testing.assert_allclose(squares, np.sum(gradient**2, axis=0), rtol=1e-12)
     np.testing.assert_allclose(objective, 0.5 * np.sum(alpha * (gradient - y), axis=0), rtol=1e-10, atol=1e-10)
@@ -98,7 +94,25 @@ def test_measures(rng: np.random.Generator, p: int) -> None:
 def test_measures_do_not_hide_what_is_not_finite(rng: np.random.Generator, position: int) -> None:
     alpha, gradient, y = rng.standard_normal((3, 1000, 1))
     gradient[position] = np.nan
-    largest, squares, objective = measures(alpha, gradient, y)
+    largest, squares, _, objective = measures(alpha, gradient, y, np.zeros(0), 300)
     assert np.isnan(largest)
     assert np.isnan(squares).all()
     assert np.isnan(objective).all()
+
+
+@pytest.mark.parametrize("p", [1, 3])
+@pytest.mark.parametrize("weighed", [False, True])
+def test_sums_of_blocks_are_those_of_all_rows(rng: np.random.Generator, p: int, weighed: bool) -> None:
+    """Bit for bit, where the blocks are those of a training set of that size."""
+    alpha, gradient, y = rng.standard_normal((3, 2500, p))
+    weight = rng.uniform(0.1, 1.0, 2500) if weighed else np.zeros(0)
+    starts = range(0, 2500, block_rows(2500))
+    assert len(starts) > 5
+    parts = [
+        Sums.of_block(*(each[start : start + block_rows(2500)] for each in (alpha, gradient, y, weight)))
+        for start in starts
+    ]
+    whole, added = Sums.of(alpha, gradient, y, weight), Sums.of_blocks(parts)
+    assert added.largest == whole.largest
+    for name in ("squares", "weighed", "objective"):
+        np.testing.assert_array_equal(getattr(added, name), getattr(whole, name))
