@@ -35,6 +35,8 @@ from dkgp.operators.kept_tiles import TileRequest, worker_tiles
 TASKS_A_THREAD, LAST_PARTS = 4, 4
 # Entries below which a task on another process is not worth its messages: a tenth of a second.
 TASK_ENTRIES = 500_000_000
+# Entries of a task in one process that take a few times as long as starting it: a quarter of a millisecond.
+SHARED_TASK_ENTRIES = 250_000
 # Words of a task in one process: little beside the vectors.
 SHARED_TASK_BYTES = 2 * 1024**2
 # Ranges at most: 20,000 squares.
@@ -329,7 +331,8 @@ class FullProducts:
         if executor.shares_memory:
             # In one process a task costs next to nothing, and its words should be few.
             shares = 24.0 * context.n * V.shape[1] * words / SHARED_TASK_BYTES
-            wanted = min(max(TASKS_A_THREAD, math.ceil(0.5 * shares**2 / threads)), context.n_blocks**2)
+            least = min(TASKS_A_THREAD, math.ceil(0.5 * context.n**2 / (SHARED_TASK_ENTRIES * threads)))
+            wanted = min(max(least, math.ceil(0.5 * shares**2 / threads)), context.n_blocks**2)
         if (threads, wanted) != self._layout:
             self._layout, self._cut = (threads, wanted), cut_of(context.n_blocks, threads, wanted)
             self._homes = Homes(len(self._cut.tasks))

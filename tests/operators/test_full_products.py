@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -280,6 +281,14 @@ def test_words_of_a_task_in_one_process_are_few(n: int, t: int) -> None:
     largest = max(sum(16 * t * rows[name] for name in needed) for needed in cut.needs)
     assert largest <= max(4 * full_products.SHARED_TASK_BYTES, 2 * 16 * t * context.block_rows)
     executor.close()
+
+
+@pytest.mark.parametrize(("n", "least", "most"), [(200, 1, 1), (600, 1, 2), (3000, 8, 40)])
+def test_tasks_in_one_process_take_longer_than_starting_them(n: int, least: int, most: int) -> None:
+    context = BlockContext("run", ArrayInputs(np.zeros((n, 1))), SquaredExponential(gamma=(1.0,)), n)
+    with closing(LocalExecutor(2)) as executor:
+        products = full_products.FullProducts(context, executor, executor.start_total, lambda: np.ones(n))
+        assert least <= len(products._cut_for(np.zeros((n, 1)), 2).tasks) <= most
 
 
 class Elsewhere(Workers):
