@@ -39,6 +39,8 @@ TASK_ENTRIES = 500_000_000
 SHARED_TASK_ENTRIES = 250_000
 # Words of a task in one process: little beside the vectors.
 SHARED_TASK_BYTES = 2 * 1024**2
+# Bytes of a range's words from which they are added apart: fewer cost less to move than a task of their own.
+APART_BYTES = 128 * 1024
 # Ranges at most: 20,000 squares.
 MOST_RANGES = 200
 # Rows whose sqrt(k(x, x)) is this many powers of two below the largest have weights of their own.
@@ -196,6 +198,11 @@ def tasks_a_thread(entries: float, threads: int) -> int:
     return max(1, min(int(entries / (TASK_ENTRIES * threads)), TASKS_A_THREAD))
 
 
+def words_apart(words_bytes: float, ranges: int) -> bool:
+    """Return True if ranges have tasks of their own for their vectors and the additions of their words."""
+    return words_bytes / ranges >= APART_BYTES
+
+
 def reason_task(run_id: str, keeping: Keeping, blocks: list[int]) -> list[str]:
     """Return in words why this worker keeps tiles of a run, or none."""
     return [worker_tiles().reason(run_id, keeping) for _ in blocks]
@@ -298,7 +305,9 @@ class FullProducts:
         owners = self._homes.owners(workers) if len(workers) > 1 else None
         arguments = (self._context, scale, precision, keeping)
         needs = cut.needs
-        tasks = RoundTasks(matmat_task, arguments, cut.tasks, owners, "kpass", ranges, needs, needs)
+        apart = words_apart(8.0 * scale.words * V.size, len(names))
+        gives = needs if apart else None
+        tasks = RoundTasks(matmat_task, arguments, cut.tasks, owners, "kpass", ranges, needs, gives, not apart)
         totals = self._start_total(tasks).result(progress)
         counts = totals.pop(COUNTS)
         for name in names:

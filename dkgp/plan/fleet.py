@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dkgp.operators.full_products import TASKS_A_THREAD, cut_of, tasks_a_thread
+from dkgp.operators.full_products import TASKS_A_THREAD, cut_of, tasks_a_thread, words_apart
 from dkgp.plan.network import Network
 from dkgp.solvers.prices import Phase, Prices, Sizes, Work, product_phase
 
@@ -171,7 +171,10 @@ def _paired(phase: Phase, prices: Prices, fleet: Fleet) -> Parts:
     needs = cut_of(blocks, threads, a_thread).needs
     # A range's sums are parts of the results of all tasks that need it.
     ranges, parts = 1 + max(map(max, needs)), sum(map(len, needs))
-    tasks = len(needs) + ranges + (parts + parts // (FAN_IN - 1) if fleet.workers > 1 else 0)
+    if words_apart(phase.returned, ranges):
+        tasks = len(needs) + ranges + (parts + parts // (FAN_IN - 1) if fleet.workers > 1 else 0)
+    else:
+        tasks = len(needs) + 1 + len(needs) // (FAN_IN - 1)
     scheduling = tasks * (network.task_seconds + network.submit_seconds)
     # Workers pass a range on to each other as they do its parts; all their links are busy at once.
     passed = parts / ranges * (phase.sent + phase.returned) / fleet.workers if fleet.workers > 1 else 0.0

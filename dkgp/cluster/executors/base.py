@@ -27,7 +27,8 @@ class RoundTasks:
     `dkgp.cluster.executors.homes`). Another one runs it where that one is gone or behind.
 
     `values` are arguments that several tasks share, by name. `needs` lists the names that each group takes, and the
-    call becomes `task(*arguments, {name: value}, group)`. Each value goes to a cluster once, and workers share it.
+    call becomes `task(*arguments, {name: value}, group)`. Each value goes to a cluster once, and workers share it. With
+    `one_value` all of them go as one, which is cheaper for small ones.
 
     `gives` lists, for each group of a total, the keys that are added apart, so that a part for one key does not take
     the parts of others along. Other keys go with the first one. Only the traffic depends on it.
@@ -41,6 +42,7 @@ class RoundTasks:
     values: Mapping[Hashable, Any] = field(default_factory=dict)
     needs: Sequence[Sequence[Hashable]] | None = None
     gives: Sequence[Sequence[Hashable]] | None = None
+    one_value: bool = False
 
     def run(self, index: int) -> list[Any]:
         """Run one task here."""

@@ -114,7 +114,10 @@ class Graph:
         self.nodes: list[Node] = []
         self.roots: list[int] = []
         self._tasks = tasks
-        self._values = {name: self.add("-value", _same, (value,)) for name, value in tasks.values.items()}
+        if tasks.one_value:
+            self._values = dict.fromkeys(tasks.values, self.add("-value", _same, (_Values(tasks.values),)))
+        else:
+            self._values = {name: self.add("-value", _same, (value,)) for name, value in tasks.values.items()}
 
     @classmethod
     def build_round(cls, tasks: RoundTasks) -> Graph:
@@ -162,7 +165,7 @@ class Graph:
     def _leaf(self, run: Callable[..., Any], index: int, arguments: tuple[Any, ...], shared: tuple[int, ...]) -> int:
         tasks = self._tasks
         names = None if tasks.needs is None else tuple(tasks.needs[index])
-        needs = (*shared, *(self._values[name] for name in names or ()))
+        needs = (*shared, *dict.fromkeys(self._values[name] for name in names or ()))
         owner = tasks.owners[index] if tasks.owners else ""
         return self.add("", run, (tasks.task, list(tasks.groups[index]), names, *arguments), needs, owner, True)
 
@@ -180,6 +183,10 @@ def _with(resources: Mapping[str, float]) -> str:
     return f" with the resources {named}" if named else ""
 
 
+class _Values(dict[Hashable, Any]):
+    """All values of a round, by name."""
+
+
 def _together(*arguments: Any) -> tuple[Any, ...]:
     return arguments
 
@@ -191,6 +198,8 @@ def _same(value: Any) -> Any:
 def _run(
     task: BlockTask, group: list[Any], names: Sequence[Hashable] | None, arguments: tuple[Any, ...], *values: Any
 ) -> list[Any]:
+    if len(values) == 1 and isinstance(values[0], _Values):
+        values = tuple(values[0][name] for name in names or ())
     named = () if names is None else (dict(zip(names, values, strict=True)),)
     return task(*arguments, *named, group)
 
