@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import dask
 import pytest
-from distributed import Client, KilledWorker, LocalCluster, Scheduler, get_worker, wait
+from distributed import Client, KilledWorker, Scheduler, get_worker, wait
 from distributed.scheduler import WorkerState
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +21,7 @@ from dkgp.cluster.executors.kills import KILLS_IN_VAIN, MOST_KILLS, Kills
 from dkgp.errors import ClusterError
 from tests.cluster.executors.test_dask import forgotten
 from tests.cluster.executors.test_sums import added, by_hand
+from tests.workers import local_cluster
 
 pytestmark = pytest.mark.usefixtures("stage")
 
@@ -40,20 +39,7 @@ def stage() -> None:
 def mortal_workers(count: int, allowed_failures: int = 0) -> Iterator[tuple[DaskExecutor, Client]]:
     """Workers of one thread in this process, none of whom is replaced; tasks go over the wire as to others."""
     global scheduler
-    settings = {"distributed.scheduler.allowed-failures": allowed_failures, "distributed.worker.profile.enabled": False}
-    with (
-        warnings.catch_warnings(),
-        dask.config.set(settings),
-        LocalCluster(
-            n_workers=count,
-            threads_per_worker=1,
-            processes=False,
-            dashboard_address="127.0.0.1:0",
-            silence_logs=50,
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        warnings.simplefilter("ignore")
+    with local_cluster(count, **{"distributed.scheduler.allowed-failures": allowed_failures}) as (cluster, client):
         scheduler = cluster.scheduler
         executor = DaskExecutor(client, round_deadline_seconds=30.0)
         yield executor, client

@@ -6,18 +6,17 @@ import os
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import dask
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.executors.base import BlockExecutor, HereExecutor
 from dkgp.cluster.executors.dask import DaskExecutor
 from dkgp.errors import ClusterError, StoreError
+from tests.workers import local_cluster
 
 
 def by_hand(leaves: list[str]) -> str:
@@ -49,19 +48,7 @@ def groups_of(leaves: int) -> list[list[int]]:
 
 @contextmanager
 def on_dask(workers: int, processes: bool) -> Iterator[tuple[DaskExecutor, Client]]:
-    with (
-        warnings.catch_warnings(),
-        dask.config.set({"distributed.worker.profile.enabled": False}),
-        LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            processes=processes,
-            dashboard_address="127.0.0.1:0",
-            silence_logs=50,
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        warnings.simplefilter("ignore")  # workers are lost here on purpose
+    with local_cluster(workers, processes=processes) as (_, client):
         executor = DaskExecutor(client, in_process=not processes)
         yield executor, client
         executor.close()

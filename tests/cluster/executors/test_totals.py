@@ -7,16 +7,14 @@ import os
 import signal
 import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, Scheduler, get_worker
+from distributed import Scheduler, get_worker
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +26,7 @@ from dkgp.cluster.executors.dask_graphs import Graph
 from dkgp.cluster.executors.sums import Totals, add_totals
 from dkgp.errors import ClusterError, StoreError
 from tests.cluster.executors.test_dask import forgotten
+from tests.workers import local_cluster
 
 RANGES = 6
 begun: Counter[str] = Counter()
@@ -95,19 +94,7 @@ def damaged(group: list[int]) -> list[Totals]:
 @contextmanager
 def on_dask(workers: int, *, processes: bool = False, in_process: bool = False, **settings: Any) -> Iterator[Any]:
     """Workers of one thread; where they are in this process, they may be treated as if they were not."""
-    with (
-        warnings.catch_warnings(),
-        dask.config.set({"distributed.worker.profile.enabled": False} | settings),
-        LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            processes=processes,
-            dashboard_address="127.0.0.1:0",
-            silence_logs=50,
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        warnings.simplefilter("ignore")  # workers are lost here on purpose
+    with local_cluster(workers, processes=processes, **settings) as (cluster, client):
         global scheduler
         scheduler = cluster.scheduler
         begun.clear()

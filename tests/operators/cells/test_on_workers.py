@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import LocalExecutor
@@ -21,6 +19,7 @@ from dkgp.data import Dataset, dataset_from_arrays
 from dkgp.kernels import Matern12, SquaredExponential
 from dkgp.operators.cells.operator import CellKernelOperator
 from dkgp.solvers import ConjugateGradient, FactorPreconditioning, solve
+from tests.workers import local_cluster
 
 N = 1500
 KERNEL = Matern12((8.0, 5.0)) + 0.5 * SquaredExponential((0.3, 0.2))
@@ -56,19 +55,7 @@ def expected(dataset: Dataset) -> list[np.ndarray]:
 
 @contextmanager
 def dask_executor(workers: int, processes: bool) -> Iterator[tuple[DaskExecutor, Client]]:
-    with (
-        warnings.catch_warnings(),
-        dask.config.set({"distributed.worker.profile.enabled": False}),
-        LocalCluster(
-            n_workers=workers,
-            threads_per_worker=2,
-            processes=processes,
-            dashboard_address="127.0.0.1:0",
-            silence_logs=50,
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        warnings.simplefilter("ignore")  # workers are killed here on purpose
+    with local_cluster(workers, processes=processes, threads=2) as (_, client):
         executor = DaskExecutor(client, in_process=not processes)
         yield executor, client
         executor.close()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import HereExecutor, LocalExecutor, RoundTasks
@@ -19,6 +17,7 @@ from dkgp.data import Dataset, dataset_from_arrays
 from dkgp.kernels import SquaredExponential
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.vecchia.factor import VecchiaFactor
+from tests.workers import local_cluster
 
 N = 700
 KERNEL = SquaredExponential(gamma=(0.5, 0.8, 1.1), variance=1.3)
@@ -56,19 +55,7 @@ def expected(dataset: Dataset) -> dict[int, np.ndarray]:
 
 @contextmanager
 def dask_executor(workers: int, processes: bool, cache_bytes: int = 2**30) -> Iterator[tuple[DaskExecutor, Client]]:
-    with (
-        warnings.catch_warnings(),
-        dask.config.set({"distributed.worker.profile.enabled": False}),
-        LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            processes=processes,
-            dashboard_address="127.0.0.1:0",
-            silence_logs=50,
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        warnings.simplefilter("ignore")  # workers are lost here on purpose
+    with local_cluster(workers, processes=processes) as (_, client):
         executor = DaskExecutor(client, in_process=not processes, cache_bytes=cache_bytes)
         yield executor, client
         executor.close()
