@@ -237,6 +237,6 @@ def measure(executor: BlockExecutor, n: int, entry_seconds: float) -> tuple[floa
         return executor.start_total(replace(tasks, task=sleeping_task, arguments=asleep))
 
     V, result = np.ones((n, 1)), np.ones((n, 1))
-    began, own = time.perf_counter(), time.process_time()
+    wall_start, processor_start = time.perf_counter(), time.process_time()
     FullProducts(context, executor, start_total, lambda: np.ones(n)).add(V, "single", result)
-    return time.perf_counter() - began, time.process_time() - own
+    return time.perf_counter() - wall_start, time.process_time() - processor_start

@@ -484,7 +484,7 @@ class DaskGraph:
             workers = "an unknown number of"
         return ClusterError(
             f"round {self._label[2]} did not finish a task within {self._deadline_seconds:.0f} s; the cluster has "
-            f"{workers} workers{_with(self._terms.resources)}{self._kills.told()}. Add workers, see whether the "
+            f"{workers} workers{_with(self._terms.resources)}{self._kills.explanation()}. Add workers, see whether the "
             f"scheduler answers, or raise `round_deadline_seconds`; {RESUMABLE}"
         )
 

@@ -58,7 +58,7 @@ class Kills:
                 raise _refusal(key, killed[key], times)
         return [key[4] for key in new]
 
-    def told(self) -> str:
+    def explanation(self) -> str:
         """Words on this for the message of a round that took too long."""
         if not self._counts:
             return ""

@@ -13,13 +13,13 @@ set -euo pipefail
 say() { echo "dkgp batch script: $*" >&2; }
 stop_cluster() { :; }
 
-# SLURM sends USR1 to this script alone, ahead of the end: dkgp is told to finish its round and save a checkpoint.
+# SLURM sends USR1 to this script alone, ahead of the end: SIGTERM has dkgp finish its round and save a checkpoint.
 dkgp=''
 signals=0
 warned=0
-told=0
-tell() { if (( ! told )) && [[ -n "$dkgp" ]]; then told=1; kill -TERM "$dkgp" 2> /dev/null || :; fi; }
-trap 'signals=$((signals + 1)); warned=1; tell' USR1
+forwarded=0
+forward() { if (( ! forwarded )) && [[ -n "$dkgp" ]]; then forwarded=1; kill -TERM "$dkgp" 2> /dev/null || :; fi; }
+trap 'signals=$((signals + 1)); warned=1; forward' USR1
 """
 
 ONE_NODE = """
@@ -98,11 +98,11 @@ requeued=${SLURM_RESTART_COUNT:-0}
 if (( requeued >= resume_after )); then command+=(--resume); fi
 
 # TERM (scancel, the walltime itself) reaches dkgp directly; a second one from here would end it without a checkpoint.
-trap 'signals=$((signals + 1)); told=1' TERM
+trap 'signals=$((signals + 1)); forwarded=1' TERM
 if (( warned )); then command=(exit 143); fi  # by a signal that came before dkgp could start
 "${command[@]}" &
 dkgp=$!
-if (( warned )); then tell; fi  # by a signal that came before its number was known
+if (( warned )); then forward; fi  # by a signal that came before its number was known
 code=0
 wait "$dkgp" || code=$?
 # A signal cuts `wait` short; bash keeps the code of a process that has ended for the next one.
