@@ -48,6 +48,8 @@ class Progress:
     distance : float
         Of a risk: radius of the ball in the RKHS in which the function that has the least is, ||g||_K / (2 lambda) with
         the functional gradient g, of the worst problem. Between products of K with g it is of the last that was taken.
+    rounding : float
+        Of a risk: by how much the distance that can be proven exceeds that, mostly roundings, where it is known.
     """
 
     iteration: int
@@ -62,6 +64,7 @@ class Progress:
     timings: dict[str, float] = field(default_factory=dict)
     duality_gap: float = np.inf
     distance: float = np.inf
+    rounding: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the record in plain JSON types."""

@@ -93,6 +93,8 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
         if not record.summary["converged"]:
             message = f"not converged: {record.summary['reason']}; {record.summary['advice']}. {self._holds}"
             warnings.warn(message, ConvergenceWarning, stacklevel=3)
+        elif (beyond := record.summary.get("beyond_tolerance")) is not None:
+            warnings.warn(beyond, ConvergenceWarning, stacklevel=3)
         return self
 
     @abstractmethod

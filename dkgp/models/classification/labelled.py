@@ -126,6 +126,24 @@ class DecisionTolerance(ToTolerance):
     subject = "the tolerance of decisions"
 
 
+# Largest share of a tolerance on decisions that roundings may take while rounds go on to leave them room.
+REACH = 0.9
+
+
+def beyond_tolerance(proven: float, tolerance: float, remedy: str) -> dict[str, str]:
+    """Return the entry `beyond_tolerance` of the summary of a solve that converged: words on roundings that exceed it.
+
+    `proven` is the bound that is stored; the entry is missing where it is within the tolerance.
+    """
+    if proven <= tolerance:
+        return {}
+    return {
+        "beyond_tolerance": f"decisions are proven within {proven:.2g}, not within `tolerance` {tolerance:g}: the rest "
+        f"is roundings of float64, which further rounds do not change. Take a tolerance of {1.1 * proven:.2g} or more, "
+        f"or {remedy}"
+    }
+
+
 class Laps:
     """Seconds of the parts of a run, one after the other."""
 

@@ -13,7 +13,7 @@ from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.base import as_columns
 from dkgp.solvers.conjugate.kernel_cg import kernel_product
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
-from dkgp.solvers.driver import Solution, run
+from dkgp.solvers.driver import Solution, last_errors, run
 from dkgp.solvers.losses import Loss
 from dkgp.solvers.registry import AUTO, SolverMemory, build_solver, solver_memory
 from dkgp.solvers.risk.auto import AutoState, RiskAuto
@@ -24,6 +24,7 @@ from dkgp.solvers.risk.newton import RiskNewton
 from dkgp.solvers.risk.preconditioner import LARGEST_RANK, affordable_rank
 from dkgp.solvers.risk.problem import Risk
 from dkgp.solvers.risk.whole import MOST_BYTES, whole_bytes
+from dkgp.solvers.state import nothing
 from dkgp.solvers.stopping import DualityGap, MaxIterations, StoppingRule
 from dkgp.solvers.watch import NOBODY, Watch
 
@@ -63,7 +64,7 @@ def method_for(
             raise UsageError(
                 f"the method is for {method.risk.settings()}; what is to be minimised is {risk.settings()}"
             )
-        return method
+        return replace(method, risk=risk)
     if method != AUTO and method not in _NAMED:
         raise UsageError(f"there is no method {method!r} for a risk; there are {AUTO}, {', '.join(RISK_METHODS)}")
     kind = RiskAuto if method == AUTO else _NAMED[method].method
@@ -113,9 +114,9 @@ class RiskSolution:
         The method that was taken.
     choice : dict
         What a choice by "auto" rests on, in plain JSON types; empty where the method was named.
-    product_error : float
-        No entry of `values` or `gradient_image` is off by more than this, beyond rounding: 0 unless products are
-        approximate.
+    value_errors, image_errors : (n, p) float64
+        Bounds on the errors of the entries of `values` and `gradient_image` beyond rounding; empty where products are
+        exact.
     """
 
     solution: Solution
@@ -125,7 +126,13 @@ class RiskSolution:
     lower_bound: FloatArray
     method: str
     choice: dict[str, Any] = field(default_factory=dict)
-    product_error: float = 0.0
+    value_errors: FloatArray = field(default_factory=nothing)
+    image_errors: FloatArray = field(default_factory=nothing)
+
+    @property
+    def product_error(self) -> float:
+        """Greatest of both errors; zero where products are exact."""
+        return float(max(self.value_errors.max(initial=0.0), self.image_errors.max(initial=0.0)))
 
     @property
     def gradient(self) -> FloatArray:
@@ -213,9 +220,10 @@ def minimise_by(
     start = None if initial is None else as_columns(initial, operator.n, "the warm start", y.shape[1])
     resolved = method.resolved(operator.n, operator.kernel.n_features, y.shape[1])
     solution, state = run(operator, y, resolved, stopping, initial=start, watch=watch)
-    image = state.gradient_image if state.gradient_image.size else kernel_product(operator, state.gradient, "double")
+    image, image_errors = state.gradient_image, state.image_errors
+    if not image.size:
+        image, image_errors = kernel_product(operator, state.gradient, "double"), last_errors(operator)
     choice = state.choice if isinstance(state, AutoState) else {}
     name = choice.get("method", resolved.name)
-    return RiskSolution(
-        solution, state.values, image, state.risks, state.bound, name, choice, product_error=state.product_error
-    )
+    values, errors = state.values, state.value_errors
+    return RiskSolution(solution, values, image, state.risks, state.bound, name, choice, errors, image_errors)

@@ -11,6 +11,7 @@ and at those of f itself, u = w l'(y, f), it lies <g, g>_K / (2 lambda) below R[
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,9 @@ class Risk:
     ----------
     weights : (n,) float64, optional
         w, not negative: how often each sample counts.
+    proven : callable, optional
+        Takes a `RiskState` whose values and gradient were evaluated anew to the distance that is proven of it, with
+        roundings, in the units of `Progress.distance`. It changes no round, but stopping rules may go by it.
 
     Raises
     ------
@@ -42,6 +46,7 @@ class Risk:
     loss: Loss
     regularisation: float
     weights: FloatArray | None = None
+    proven: Callable[[Any], float] | None = None
 
     def __post_init__(self) -> None:
         if not self.regularisation > 0.0 or not np.isfinite(self.regularisation):

@@ -34,12 +34,13 @@ class RiskState(SolverState):
     - `doubt`: what a distance between products is multiplied by: twice as much after each that float64 did not confirm.
     - `hasty`: float32 rounds in a row after each of which values had to be evaluated anew, and at which `iteration` the
       last was.
-    - `product_error`: bound on the errors of the last entries of `values` and `gradient_image` that were evaluated
-      anew.
+    - `value_errors`, `image_errors` (n, p): bounds on the errors of the last entries of `values` and `gradient_image`
+      that were evaluated anew; empty where products are exact.
+    - `rounding`: by how much the distance that is proven exceeds that of `width`, by the risk's `proven`.
     """
 
     saved = (*SolverState.saved, "values", "gradient_image", "bound", "excess", "width")
-    counted = (*SolverState.counted, "doubt", "hasty", "renewed")
+    counted = (*SolverState.counted, "doubt", "hasty", "renewed", "rounding")
 
     risk: Risk = field(init=False)
     values: FloatArray = field(default_factory=nothing)
@@ -50,7 +51,9 @@ class RiskState(SolverState):
     doubt: float = 1.0
     hasty: int = 0
     renewed: int = -1
-    product_error: float = 0.0
+    value_errors: FloatArray = field(default_factory=nothing)
+    image_errors: FloatArray = field(default_factory=nothing)
+    rounding: float = 0.0
 
     @property
     def here(self) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -118,55 +121,67 @@ class RiskState(SolverState):
         if self.precision == "single" or self.moved.any() or operator.approximate:
             self.bound = self.risk.least_value(self.rhs)
         self.values = kernel_product(operator, self.alpha, "double")
-        of_values = operator.error_bound
+        self.value_errors = _errors(operator)
         self.settle()
         self.gradient_image = kernel_product(operator, self.gradient, "double")
-        self.product_error = max(of_values, operator.error_bound)
-        self.excess, below = self._excess(of_values, operator.error_bound)
+        self.image_errors = _errors(operator)
+        self.excess, below = self._excess()
         self.raise_bound(self.gradient_image, below)
         # With R - D <= width + above + below, |f - f*|^2 + |f* - f_u|^2 <= 2 (R - D) / lambda about their middle.
         self.width = self.width + 2.0 * self.excess + 4.0 * below
-        if self.product_error > 0.0:
-            self.width = np.minimum(self.width, self._width_by_length(operator, of_values, operator.error_bound))
+        if self.value_errors.size or self.image_errors.size:
+            self.width = np.minimum(self.width, self._width_by_length(operator))
         self.moved = np.zeros(self.alpha.shape[1])
         self.exact = True
+        if self.risk.proven is not None:
+            beyond = self.risk.proven(self) - self._distance
+            self.rounding = max(0.0, beyond) if math.isfinite(beyond) else 0.0
         self.verified = self.measured(operator) if recursion else None
 
-    def _excess(self, of_values: float, of_image: float) -> tuple[FloatArray, FloatArray]:
+    def _excess(self) -> tuple[FloatArray, FloatArray]:
         """Bounds on how far the risk lies above its evaluation, and the dual below its own: (q,) each.
 
-        Values are off by e, K g by e'. By the bound c on curvatures l(f) <= l(f~) + |l'(f~)| e + c e^2 / 2, of a
-        coupled loss over all its columns, and |alpha'(f~ - f)| <= |alpha|_1 e. The dual at u = w l'(y, f~) is
-        sum w l - u'f~ - u'K u / (2 lambda), which R - <g, g>_K / (2 lambda), as evaluated, exceeds by
-        (lambda alpha / 2 + u)'(f~ - f) - g'e' / (2 lambda).
+        Values are off by e, K g by e', both by row and column. By the bound c on curvatures l(f) <= l(f~) + |l'(f~)| e
+        + c e^2 / 2, of a coupled loss summed over its columns, and |alpha'(f~ - f)| <= |alpha|'e. The dual at
+        u = w l'(y, f~) is sum w l - u'f~ - u'K u / (2 lambda), which R - <g, g>_K / (2 lambda), as evaluated, exceeds
+        by (lambda alpha / 2 + u)'(f~ - f) - g'e' / (2 lambda).
         """
-        risk, p = self.risk, self.rhs.shape[1]
-        if of_values == 0.0 and of_image == 0.0:
-            return np.zeros_like(self.bound), np.zeros_like(self.bound)
-        ones = np.ones_like(self.alpha)
-        total = float(len(self.rhs)) if risk.weights is None else float(risk.weights.sum())
-        pulls = risk.inner(np.abs(risk.slope(self.rhs, self.values)), ones)
-        first = (pulls + 0.5 * risk.regularisation * risk.inner(np.abs(self.alpha), ones)) * of_values
-        second = 0.5 * risk.loss.curvature_bound * total * (p if risk.loss.coupled else 1) * of_values**2
-        below = first + risk.inner(np.abs(self.gradient), ones) * of_image / (2.0 * risk.regularisation)
-        return first + second, below
+        risk = self.risk
+        first = second = below = np.zeros_like(self.bound)
+        if self.value_errors.size:
+            errors = self.value_errors
+            pulls = risk.inner(np.abs(risk.slope(self.rhs, self.values)), errors)
+            first = pulls + 0.5 * risk.regularisation * risk.inner(np.abs(self.alpha), errors)
+            second = 0.5 * risk.loss.curvature_bound * risk.inner(risk.weighted(errors), errors)
+        if self.image_errors.size:
+            below = risk.inner(np.abs(self.gradient), self.image_errors) / (2.0 * risk.regularisation)
+        return first + second, first + below
 
-    def _width_by_length(self, operator: KernelOperator, of_values: float, of_image: float) -> FloatArray:
+    def _width_by_length(self, operator: KernelOperator) -> FloatArray:
         """Return 2 lambda r^2 for a ball of radius r about f - g / (2 lambda) that has the minimiser: (q,).
 
-        Here g is as evaluated. Values are off by e, K g by e'. The curvature is at most c, so an entry of g is off by
-        w_i c e at most, of a coupled loss a row by sqrt(p) times that; and the length of sum_i d_i k(., x_i) is at most
-        sum_i |d_i| sqrt(k_ii). By so much the exact gradient may be longer, and the ball's centre be elsewhere. This is
-        of the first order in e where the risk's own bounds are of the order sqrt(e).
+        Here g is as evaluated. Values are off by e, K g by e', both by row and column. The curvature is at most c, so
+        an entry of g is off by w_i c e_i at most, of a coupled loss a row by the length of the row e_i times w_i c; and
+        the length of sum_i d_i k(., x_i) is at most sum_i |d_i| sqrt(k_ii). By so much the exact gradient may be
+        longer, and the ball's centre be elsewhere. This is of the first order in e where the risk's own bounds are of
+        the order sqrt(e).
         """
-        risk, p = self.risk, self.rhs.shape[1]
-        roots = np.sqrt(operator.diagonal())
-        weighed = float(roots.sum() if risk.weights is None else risk.weights @ roots)
-        away = risk.loss.curvature_bound * of_values * (math.sqrt(p) if risk.loss.coupled else 1.0) * weighed
-        absolute = risk.inner(np.abs(self.gradient), np.ones_like(self.gradient))
-        squares = risk.inner(self.gradient, self.gradient_image) + absolute * of_image
+        risk = self.risk
+        squares, away = risk.inner(self.gradient, self.gradient_image), np.zeros_like(self.bound)
+        if self.value_errors.size:
+            errors = self.value_errors
+            errors = np.linalg.norm(errors, axis=1, keepdims=True) if risk.loss.coupled else errors
+            away = risk.loss.curvature_bound * (np.sqrt(operator.diagonal()) @ risk.weighted(errors))
+        if self.image_errors.size:
+            squares = squares + risk.inner(np.abs(self.gradient), self.image_errors)
         length = np.sqrt(np.maximum(squares, 0.0)) + 2.0 * away
         return np.asarray(length**2 / (2.0 * risk.regularisation))
+
+    @property
+    def _distance(self) -> float:
+        """Radius of the ball in which the function that has the least risk is, of the worst problem."""
+        width = np.where(np.isfinite(self.width), self.width, self.risks - self.bound)
+        return math.sqrt(float(np.max(np.maximum(width, 0.0))) / (2.0 * self.risk.regularisation))
 
     def measured(self, operator: KernelOperator) -> Progress:
         """Return where the minimisation stands: the objective is the risk, targets added up."""
@@ -176,7 +191,6 @@ class RiskState(SolverState):
         norms, scale = np.linalg.norm(self.gradient, axis=0), np.linalg.norm(at_zero, axis=0)
         size = max(abs(risk), abs(below))
         doubt = 1.0 if self.exact else self.doubt
-        width = np.where(np.isfinite(self.width), self.width, self.risks - self.bound)
         return Progress(
             iteration=self.iteration,
             column_passes=self.columns / operator.n,
@@ -188,5 +202,11 @@ class RiskState(SolverState):
             objective=risk,
             objective_gap_bound=risk - below,
             duality_gap=(math.inf if math.isinf(size) else (risk - below) / size) if size > 0.0 else 0.0,
-            distance=doubt * math.sqrt(float(np.max(np.maximum(width, 0.0))) / (2.0 * self.risk.regularisation)),
+            distance=doubt * self._distance,
+            rounding=self.rounding,
         )
+
+
+def _errors(operator: KernelOperator) -> FloatArray:
+    """Return bounds on the errors of an operator's last product, (n, t); empty where it was exact but for rounding."""
+    return operator.error_rows if operator.error_rows.any() else nothing()

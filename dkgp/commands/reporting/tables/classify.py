@@ -162,8 +162,15 @@ def _exact(document: Document) -> Rows:
         ("method", "exact: all samples"),
         *_ended("solved by", document["solver"], document),
         ("decisions within about", f"{errors:.3g} of the exact ones (margins at -1 and 1)"),
+        *_beyond(document),
         Detail(("rounds, column passes", f"{document['iterations']}, {document['column_passes']:.2f}")),
     ]
+
+
+def _beyond(document: Document) -> Rows:
+    """Tell why a bound exceeds the tolerance, where it does."""
+    words = document.get("beyond_tolerance")
+    return [] if words is None else [("beyond the tolerance", words)]
 
 
 def _fixed_size(document: Document, weighted: bool) -> Rows:
@@ -197,6 +204,7 @@ def _of_samples(document: Document) -> Rows:
     ]
     if errors:
         rows.append(("decisions within about", f"{max(errors):.3g} of the exact minimiser's"))
+    rows += _beyond(document)
     rows.append(Detail(("rounds, products", f"{document['iterations']}, {document['column_passes']:.2f}")))
     return rows
 

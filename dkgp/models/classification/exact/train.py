@@ -25,7 +25,7 @@ from dkgp.errors import ClusterError, InputError
 from dkgp.kernels import Kernel
 from dkgp.models.classification.exact.calibrate import calibrated
 from dkgp.models.classification.exact.certificate import DecisionCertificate
-from dkgp.models.classification.labelled import DecisionTolerance, LabelledData
+from dkgp.models.classification.labelled import REACH, DecisionTolerance, LabelledData, beyond_tolerance
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
@@ -34,6 +34,7 @@ from dkgp.models.solver_choice import choose_solver_for
 from dkgp.operators.base import FloatArray, Noise
 from dkgp.solvers import Progress, Solution, Solver, StoppingRule, solve
 from dkgp.solvers.registry import build_solver
+from dkgp.solvers.watch import Watch
 
 # By default decisions are within so much of the exact ones, of margins at -1 and 1.
 DECISION_TOLERANCE = 1e-3
@@ -172,21 +173,37 @@ def train_exact(
                 dataset, kernel, least, right.shape[1], gradient_tolerance, context, settings.seed
             )
             context.executor.tiles = replace(context.executor.tiles, products=choice["auto"]["products"])
-        solution = solve(
-            operator,
-            right,
-            solver=solver,
-            stopping=rule if settings.limits is None else rule | settings.limits,
-            watch=data.identified(context, fit_intercept=fit_intercept),
-        )
-        errors, kept_share, products = operator.row_errors(), operator.kept_share, operator.products
+        errors, watch = operator.row_errors(), data.identified(context, fit_intercept=fit_intercept)
+
+        def solved(rule: DecisionError, watch: Watch, start: FloatArray | None) -> tuple[Solution, DecisionCertificate]:
+            stopping = rule if settings.limits is None else rule | settings.limits
+            solution = solve(operator, right, solver=solver, stopping=stopping, initial=start, watch=watch)
+            alpha, _, intercept = _split(solution.alpha, labels.n_outputs)
+            return solution, DecisionCertificate.of(
+                alpha, intercept, solution, noise, prior, errors, assumptions(kernel)
+            )
+
+        largest = math.sqrt(rule.variance)
+        solution, certificate = solved(rule, watch, None)
+        # Roundings are part of what is stored: where the tolerance has room for them, the gradient leaves it.
+        rounding = largest * max(certificate.residual) - rule.measure(solution.progress)
+        beyond = largest * max(certificate.residual) > settings.tolerance
+        if solution.converged and beyond and rounding <= REACH * settings.tolerance:
+            before, closer = solution, replace(rule, tolerance=settings.tolerance - rounding)
+            # The checkpoints are of the first part, whose end a run that is resumed comes to again.
+            solution, certificate = solved(closer, replace(watch, checkpointing=None), before.alpha)
+            solution = _going_on(before, solution)
+        kept_share, products = operator.kept_share, operator.products
     alpha, ones, intercept = _split(solution.alpha, labels.n_outputs)
-    certificate = DecisionCertificate.of(alpha, intercept, solution, noise, prior, errors, assumptions(kernel))
     calibration = None
     if settings.calibrate:
         subset = settings.calibration_subset
         calibration = calibrated(dataset, labels, kernel, noise, fit_intercept, subset, settings.seed)
-    largest = math.sqrt(rule.variance)
+    decision_errors = [length * largest for length in certificate.residual]
+    beyond_words = {}
+    if solution.converged:
+        remedy = "more `noise_variance`, or a kernel of less variance"
+        beyond_words = beyond_tolerance(max(decision_errors), settings.tolerance, remedy)
     summary = {
         "method": "exact",
         **data.summary(),
@@ -194,7 +211,8 @@ def train_exact(
         "solver": solution.solver["solver"],
         **solution.summary(),
         # About what a decision at a sample misses at most.
-        "decision_error": [length * largest for length in certificate.residual],
+        "decision_error": decision_errors,
+        **beyond_words,
         "settings": solution.solver,
         **({} if certificate.assumes is None else {"assumes": certificate.assumes}),
         "kept_share": kept_share,
@@ -215,6 +233,27 @@ def train_exact(
         ones=ones,
         intercept=intercept,
         solution=solution,
+    )
+
+
+def _going_on(before: Solution, solution: Solution) -> Solution:
+    """Return a solution with the record of the solve `before` it, which it went on from."""
+    first = before.progress
+
+    def counted(progress: Progress) -> Progress:
+        return replace(
+            progress,
+            iteration=progress.iteration + first.iteration,
+            column_passes=progress.column_passes + first.column_passes,
+            kernel_evaluations=progress.kernel_evaluations + first.kernel_evaluations,
+            seconds=progress.seconds + first.seconds,
+        )
+
+    return replace(
+        solution,
+        progress=counted(solution.progress),
+        history=[*before.history, *map(counted, solution.history)],
+        refreshes=solution.refreshes + before.refreshes,
     )
 
 

@@ -27,8 +27,8 @@ from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, bounding, product_roundings
 from dkgp.operators.base import FloatArray
 
-# K V in float64 of V, and a bound on its entries' errors beside rounding.
-Multiply = Callable[[FloatArray], tuple[FloatArray, float]]
+# K V in float64 of V, and bounds on its entries' errors beside rounding, by row and column or for all.
+Multiply = Callable[[FloatArray], tuple[FloatArray, FloatArray | float]]
 # Rows that are looked at together, so that what is made of them stays small; a sum over them is rounded as often.
 PIECE_ROWS = 8192
 
@@ -48,8 +48,10 @@ class Minimum:
         g, as nearly as may be: what it is off by is found from `alpha` and `values`.
     gradient_image : (n, t)
         K g of that very g.
-    product_error : float
-        Bound on the errors of the entries of `values` and `gradient_image` beside rounding.
+    product_error : (n, t) or float
+        Bounds on the errors of the entries of `values` beside rounding.
+    image_error : (n, t) or float, optional
+        Those of `gradient_image`; by default `product_error`.
     noise : float
         What an operator had on its diagonal when it took the products, and was taken off again.
     """
@@ -59,7 +61,8 @@ class Minimum:
     values: FloatArray
     gradient: FloatArray
     gradient_image: FloatArray
-    product_error: float = 0.0
+    product_error: FloatArray | float = 0.0
+    image_error: FloatArray | float | None = None
     noise: float = 0.0
 
     def stepped(self, share: float) -> FloatArray:
@@ -116,7 +119,7 @@ class GradientLength:
         weights : (n,) float64, optional
             w, not negative.
         multiply : callable, optional
-            Takes V (n, t) to K V in float64 and a bound on its entries' errors beside rounding, of a kernel none of
+            Takes V (n, t) to K V in float64 and bounds on its entries' errors beside rounding, of a kernel none of
             whose entries is negative. Two further products then tell what roundings come to for the entries that there
             are, where otherwise each is taken to be as large as the diagonal lets it be.
         """
@@ -127,8 +130,11 @@ class GradientLength:
             both = _around(np.concatenate([minimum.alpha, minimum.gradient], axis=1), sizes, minimum.noise, multiply)
             around = both[:, :t], both[:, t:]
         noise, error = minimum.noise, minimum.product_error
+        image_error = error if minimum.image_error is None else minimum.image_error
         of_alpha = _Product.of_columns(minimum.alpha, minimum.values, sizes, noise, error, around[0])
-        of_gradient = _Product.of_columns(minimum.gradient, minimum.gradient_image, sizes, noise, error, around[1])
+        of_gradient = _Product.of_columns(
+            minimum.gradient, minimum.gradient_image, sizes, noise, image_error, around[1]
+        )
         squares, off = np.zeros(t), np.zeros(t)
         errors = np.empty((n if multiply is not None else 0, t))
         for rows in _pieces(n):
@@ -343,8 +349,10 @@ class _Product:
     magnitude, spread : float
         Of v.
     sizes : SampleSizes
-    noise, product_error : float
+    noise : float
         As of `Minimum`.
+    product_error : (n,) float64
+        Bounds on the errors of the entries of `image` beside rounding.
     around : (n,) float64 or None
         K |v| at most, of a kernel none of whose entries is negative.
     """
@@ -355,7 +363,7 @@ class _Product:
     spread: float
     sizes: SampleSizes
     noise: float
-    product_error: float
+    product_error: FloatArray
     around: FloatArray | None
 
     @classmethod
@@ -365,10 +373,11 @@ class _Product:
         images: FloatArray,
         sizes: SampleSizes,
         noise: float,
-        product_error: float,
+        product_error: FloatArray | float,
         around: FloatArray | None = None,
     ) -> list[_Product]:
         """Of each column of vectors and images, (n, t)."""
+        errors = np.broadcast_to(product_error, images.shape)
         return [
             cls(
                 vector,
@@ -377,7 +386,7 @@ class _Product:
                 sizes.spread(vector),
                 sizes,
                 noise,
-                product_error,
+                errors[:, column],
                 None if around is None else around[:, column],
             )
             for column, vector in enumerate(vectors.T)
@@ -391,7 +400,7 @@ class _Product:
         rounded = scale * self.magnitude if self.around is None else self.around[rows]
         off = roundings * rounded + EPS * scale * (sizes.row_errors[rows] * self.magnitude + self.spread)
         off += roundings * self.noise * np.abs(self.vector[rows]) + 2.0 * UNIT * np.abs(self.image[rows])
-        return np.asarray(EVALUATION * off + self.product_error)
+        return np.asarray(EVALUATION * off + self.product_error[rows])
 
     def square(self, rows: slice) -> float:
         """The rows' part of v'K v, and of what the sum of all rows may be off by."""

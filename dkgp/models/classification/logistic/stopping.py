@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dkgp.models.classification.labelled import DecisionTolerance
+from dkgp.models.classification.labelled import REACH, DecisionTolerance
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.solvers import DualityGap, Progress, StoppingRule
 from dkgp.solvers.registry import AUTO
@@ -22,8 +22,9 @@ NO_NOISE = 2.0**-300
 class RiskError(DecisionTolerance):
     """Converged when decisions are near the exact minimiser's: ||grad R|| / (2 lambda) max sqrt(k(x, x)) <= tolerance.
 
-    That is the radius of the ball in which the minimiser lies (theorem 12), taken at the samples. What is proven of
-    each decision is evaluated afterwards, for what was found and with all roundings; this only says when to stop.
+    That is the radius of the ball in which the minimiser lies (theorem 12), taken at the samples. Roundings that its
+    proof counts are added, so that the bound that is stored is within the tolerance. Where roundings take nearly all of
+    the tolerance, no further round brings the bound within it, and the rule goes by the radius alone.
 
     Parameters
     ----------
@@ -38,7 +39,9 @@ class RiskError(DecisionTolerance):
 
     def measure(self, progress: Progress) -> float:
         """Distance that decisions may be at from the exact ones."""
-        return progress.distance * math.sqrt(self.largest)
+        scale = math.sqrt(self.largest)
+        rounding = progress.rounding * scale
+        return progress.distance * scale + (rounding if rounding <= REACH * self.tolerance else 0.0)
 
 
 @dataclass(frozen=True)

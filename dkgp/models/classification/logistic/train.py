@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from dkgp.kernels import (
     Sum,
     Wendland,
 )
-from dkgp.models.classification.labelled import LabelledData
+from dkgp.models.classification.labelled import LabelledData, beyond_tolerance
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic.certificate import GradientLength, Minimum, RiskCertificate
 from dkgp.models.classification.logistic.foreseen import FORESEEN_FROM, foreseen_products
@@ -40,7 +39,9 @@ from dkgp.models.rounding import assumptions
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers import Solution
 from dkgp.solvers.conjugate.kernel_cg import kernel_product
+from dkgp.solvers.driver import last_errors
 from dkgp.solvers.risk import Risk, RiskSolution, method_for, minimise_by
+from dkgp.solvers.risk.state import RiskState
 
 # Kernels none of whose entries is negative, and those that make no others of such parts.
 _NOT_NEGATIVE = (
@@ -140,28 +141,21 @@ def train_logistic(
     with context.operator(kernel, NO_NOISE, data.dataset, tolerance=limit) as operator:
         prior = operator.prior()
         rule, converged = settings.error(float(prior.max())), settings.converged(float(prior.max()))
+        proof = _Proof(operator, targets, likelihood, risk, prior, rule)
         solved = minimise_by(
             operator,
             targets,
-            method_for(risk, settings.method, settings.precision, settings.seed),
+            method_for(replace(risk, proven=proof.radius), settings.method, settings.precision, settings.seed),
             stopping=converged if settings.limits is None else converged | settings.limits,
             watch=data.identified(context, **identity),
         )
         kept_share, errors, products = operator.kept_share, operator.row_errors(), operator.products
-        minimum = Minimum(
-            regularisation=regularisation,
-            alpha=solved.solution.alpha,
-            values=solved.values,
-            gradient=solved.gradient,
-            gradient_image=solved.gradient_image,
-            product_error=solved.product_error,
-            noise=NO_NOISE,
+        minimum, length, sharpened = proof.of(
+            solved.solution.alpha,
+            (solved.values, solved.value_errors),
+            solved.gradient,
+            (solved.gradient_image, solved.image_errors),
         )
-        length = GradientLength.of(minimum, targets, likelihood, prior, errors, risk.weights)
-        sharpened = _is_coarse(length, rule, regularisation) and _entries_not_negative(kernel)
-        if sharpened:
-            multiply = partial(_multiplied, operator)
-            length = GradientLength.of(minimum, targets, likelihood, prior, errors, risk.weights, multiply)
     # Where the search ended, and the centre of the ball, which has half the bound.
     end, centre = (
         RiskCertificate.of(minimum, length, share, prior, errors, assumptions(kernel)) for share in (0.0, 0.5)
@@ -170,6 +164,10 @@ def train_logistic(
     share, certificate = (0.5, centre) if centred else (0.0, end)
     alpha, values = minimum.stepped(share), minimum.stepped_values(share)
     decision_errors = [radius * math.sqrt(rule.largest) for radius in certificate.radius]
+    beyond = {}
+    if settings.gap is None and solved.solution.converged:
+        remedy = "a larger `regularisation`, or a kernel of less variance"
+        beyond = beyond_tolerance(max(decision_errors), settings.tolerance, remedy)
     summary = {
         "method": "logistic",
         **data.summary(),
@@ -178,6 +176,7 @@ def train_logistic(
         **solved.solution.summary(),
         # About what a decision at a sample misses at most; None where nothing is proven.
         "decision_error": [error if math.isfinite(error) else None for error in decision_errors],
+        **beyond,
         "settings": solved.solution.solver,
         **({} if certificate.assumes is None else {"assumes": certificate.assumes}),
         **identity,
@@ -222,10 +221,57 @@ def product_limit(data: LabelledData, kernel: Kernel, settings: RiskSettings) ->
     return settings.regularisation * settings.tolerance / moved if moved > 0.0 else None
 
 
-def _multiplied(operator: KernelOperator, vectors: FloatArray) -> tuple[FloatArray, float]:
-    """K V, and a bound on its errors beside rounding."""
-    product = kernel_product(operator, vectors, "double")
-    return product, operator.error_bound
+def _errors(rows: FloatArray) -> FloatArray | float:
+    return rows if rows.size else 0.0
+
+
+# A product of K with (n, t), and bounds on its errors; see `RiskState`.
+_Evaluated = tuple[FloatArray, FloatArray]
+
+
+class _Proof:
+    """What is proven of a function that a minimisation reached; that of the last one is kept."""
+
+    def __init__(
+        self,
+        operator: KernelOperator,
+        targets: FloatArray,
+        likelihood: Likelihood,
+        risk: Risk,
+        prior: FloatArray,
+        rule: RiskError,
+    ) -> None:
+        self._operator, self._targets, self._likelihood, self._risk = operator, targets, likelihood, risk
+        self._prior, self._errors, self._rule = prior, operator.row_errors(), rule
+        self._last: tuple[Minimum, GradientLength, bool] | None = None
+
+    def radius(self, state: RiskState) -> float:
+        """Return the radius that is proven at the centre of the ball, for `Risk.proven`."""
+        values, image = (state.values, state.value_errors), (state.gradient_image, state.image_errors)
+        minimum, length, _ = self.of(state.alpha, values, state.gradient, image)
+        return max(RiskCertificate.of(minimum, length, 0.5, self._prior, self._errors).radius)
+
+    def of(
+        self, alpha: FloatArray, values: _Evaluated, gradient: FloatArray, image: _Evaluated
+    ) -> tuple[Minimum, GradientLength, bool]:
+        """Return the function, the length of its gradient, and whether further products made that sharper."""
+        if self._last is not None and self._last[0].alpha is alpha and self._last[0].values is values[0]:
+            return self._last
+        lambda_ = self._risk.regularisation
+        minimum = Minimum(
+            lambda_, alpha, values[0], gradient, image[0], _errors(values[1]), _errors(image[1]), NO_NOISE
+        )
+        arguments = (minimum, self._targets, self._likelihood, self._prior, self._errors, self._risk.weights)
+        length = GradientLength.of(*arguments)
+        sharpened = _is_coarse(length, self._rule, lambda_) and _entries_not_negative(self._operator.kernel)
+        if sharpened:
+            length = GradientLength.of(*arguments, multiply=self._multiplied)
+        self._last = minimum, length, sharpened
+        return self._last
+
+    def _multiplied(self, vectors: FloatArray) -> tuple[FloatArray, FloatArray | float]:
+        """K V, and bounds on its errors beside rounding."""
+        return kernel_product(self._operator, vectors, "double"), _errors(last_errors(self._operator))
 
 
 def _is_coarse(length: GradientLength, rule: RiskError, regularisation: float) -> bool:

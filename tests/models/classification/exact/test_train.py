@@ -188,3 +188,26 @@ def test_the_rule_takes_kernels_of_any_size() -> None:
     huge = DecisionError(0.1, 1e-100, 1e250, intercept=False)
     assert huge.gradient_tolerance(100) == pytest.approx(0.1 / 10.0 / 1e175)
     assert 0.0 < DecisionError(1e-8, 1e-307, 1e300).gradient_tolerance(10**6) < 1e-300
+
+
+def test_the_gradient_leaves_roundings_room_in_the_tolerance() -> None:
+    rng = np.random.default_rng(1)
+    X = rng.uniform(size=(300, 2))
+    codes = (np.sin(X @ [9.0, -5.0]) + 0.2 * rng.standard_normal(300) > 0.0).astype(int)
+    data = LabelledData(memory_dataset(X, codes, classes=("a", "b")), Labels(("a", "b"), codes))
+    hyperparameters = Hyperparameters(SquaredExponential((2.0, 2.0)), 1e-2)
+    made = {}
+    for tolerance in (8e-8, 6e-8, 1e-9):
+        executor = LocalExecutor(1)
+        settings = ExactSettings(ConjugateGradient(), tolerance, calibrate=False)
+        made[tolerance] = train_exact(data, hyperparameters, executor, settings)
+        executor.close()
+        assert made[tolerance].summary["converged"]
+    # The solve of the second goes on, and all of it is on record.
+    assert max(made[6e-8].summary["decision_error"]) <= 6e-8
+    assert made[6e-8].summary["iterations"] > made[8e-8].summary["iterations"]
+    assert len(made[6e-8].history) >= made[6e-8].summary["iterations"]
+    assert made[6e-8].solution.alpha.shape == (300, 2)
+    words = made[1e-9].summary["beyond_tolerance"]
+    assert "not within `tolerance` 1e-09: the rest is roundings of float64" in words
+    assert "beyond_tolerance" not in made[6e-8].summary

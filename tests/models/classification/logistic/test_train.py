@@ -18,6 +18,7 @@ from dkgp.kernels import SquaredExponential, parse_kernel
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels
 from dkgp.models.classification.likelihoods import Likelihood, LikelihoodName
+from dkgp.models.classification.logistic import train
 from dkgp.models.classification.logistic.stopping import RiskError, RiskSettings
 from dkgp.models.classification.logistic.train import TrainedLogistic, train_logistic
 from dkgp.models.hyperparameters import Hyperparameters
@@ -259,3 +260,29 @@ def test_the_rule_goes_by_the_distance(rng: np.random.Generator) -> None:
     assert rule.measure(vague.solution.progress) <= 0.1 < rule.measure(vague.solution.history[0])
     assert rule.needed_fall(close.solution.progress) <= 1e-3
     assert vague.solution.reason.rule == "decision_error"
+
+
+def minimised(tolerance: float) -> TrainedLogistic:
+    rng = np.random.default_rng(1)
+    X = rng.uniform(size=(300, 2))
+    codes = (np.sin(X @ [9.0, -5.0]) + 0.2 * rng.standard_normal(300) > 0.0).astype(int)
+    data = LabelledData(memory_dataset(X, codes, classes=("a", "b")), Labels(("a", "b"), codes))
+    hyperparameters = Hyperparameters(SquaredExponential((2.0, 2.0), 100.0), 1.0)
+    with closing(LocalExecutor(1)) as executor:
+        settings = RiskSettings(Likelihood("logit", 2), tolerance=tolerance, method="kcg")
+        return train_logistic(data, hyperparameters, executor, settings)
+
+
+def test_rounds_leave_roundings_room_in_the_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = minimised(1e-8)
+    assert made.summary["converged"]
+    assert max(made.summary["decision_error"]) <= 1e-8
+    assert "beyond_tolerance" not in made.summary
+    # Roundings alone exceed this one, which is said.
+    beyond = minimised(1e-9)
+    assert beyond.summary["converged"]
+    assert max(beyond.summary["decision_error"]) > 1e-9
+    assert "not within `tolerance` 1e-09: the rest is roundings of float64" in beyond.summary["beyond_tolerance"]
+    # Without them in the rule, the bound that is stored exceeds the tolerance.
+    monkeypatch.setattr(train._Proof, "radius", lambda proof, state: 0.0)
+    assert max(minimised(1e-8).summary["decision_error"]) > 1e-8
