@@ -45,6 +45,7 @@ from dkgp.models.sparse.stored import opened_sparse, sparse_record
 from dkgp.models.sparse.update import update_sparse
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.base import FloatArray
+from dkgp.operators.product_error import ProductError
 
 AnySource = PredictorSource | SparsePredictorSource | ClassPredictorSource
 AnyPredictor = Predictor | SparsePredictor | ClassPredictor
@@ -120,6 +121,11 @@ class Fitted(ABC):
         """The description that the estimator saved with the model; empty for a model that no estimator saved."""
         about: dict[str, Any] = self.record.summary.get("estimator", {})
         return about
+
+    @property
+    def product_error(self) -> ProductError:
+        """The estimator's error of sums over all samples; that of the default for a model that no estimator saved."""
+        return ProductError.of(self.about.get("settings", {}).get("product_error", "auto"))
 
     def readable_url(self) -> str:
         """Address that other processes can read; the model is stored the first time that one is needed."""
@@ -207,10 +213,13 @@ class FittedModel(FittedOnSamples):
 
     def source(self, variance: VarianceSettings | None, n_test: int) -> PredictorSource:
         """Return what tasks of this process take their predictor from."""
-        return PredictorSource(self.record.url, self.version, variance, _rounded(n_test), self.record.reference)
+        record = self.record
+        return PredictorSource(
+            record.url, self.version, variance, _rounded(n_test), record.reference, self.product_error
+        )
 
     def _made(self, variance: VarianceSettings | None, n_test: int) -> Predictor:
-        return Predictor(self.record, self.version, variance, n_test=_rounded(n_test))
+        return Predictor(self.record, self.version, variance, n_test=_rounded(n_test), error=self.product_error)
 
     def _description(self) -> dict[str, Any]:
         """Arguments of `save_model` and `memory_model`, all but the training set."""
@@ -334,10 +343,11 @@ class FittedClassifier(FittedOnSamples):
 
     def source(self, variance: VarianceSettings | None, n_test: int) -> ClassPredictorSource:
         """Return what tasks of this process take their predictor from: without `variance` of decisions alone."""
-        return ClassPredictorSource(self.record.url, self.version, self.record.reference, variance is None)
+        record, plug_in = self.record, variance is None
+        return ClassPredictorSource(record.url, self.version, record.reference, plug_in, self.product_error)
 
     def _made(self, variance: VarianceSettings | None, n_test: int) -> ClassPredictor:
-        return ClassPredictor(self.record, self.version, plug_in=variance is None)
+        return ClassPredictor(self.record, self.version, plug_in=variance is None, error=self.product_error)
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything in arrays, as of `FittedModel`."""

@@ -124,7 +124,8 @@ class GPRegressor(GPEstimator):
         solve with it, from the first on. By default they go by the way that suits the samples asked for.
     product_error : float or {"auto", "none"}, default "auto"
         Allowed error of an entry of a product with the kernel matrix: a proven bound; every entry evaluated ("none");
-        or the quicker of these by a forecast, within a tenth of `tol`. What is proven allows for it.
+        or the quicker of these by a forecast, within a tenth of `tol`. What is proven allows for it. Means without
+        variances are sums within an error where a forecast for the rows of a call says so, unless "none".
 
     Attributes
     ----------

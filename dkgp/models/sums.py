@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,14 +10,24 @@ import numpy as np
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor
-from dkgp.errors import NumericalError
+from dkgp.errors import ClusterError, NumericalError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.cross_sums import (
+    LEAST_ENTRIES,
+    REGION_ROWS,
+    cross_sums,
+    forecast_sums,
+    near_order,
+    require_cross_sums,
+)
 from dkgp.operators.cross_sums import PIECE_ROWS as WIDE_PIECE_ROWS
-from dkgp.operators.cross_sums import REGION_ROWS, cross_sums, near_order, require_cross_sums
+from dkgp.operators.product_error import ProductError
 
 # Rows that a task takes at a time where every entry is evaluated.
 PIECE_ROWS = 512
+# Errors of sums that a forecast chooses: this share of the bound that a value has without them, at most.
+SHARE_OF_BOUND = 0.01
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,8 @@ class Sums:
     """
 
     errors: float | tuple[float, ...] | None = None
+    # Whether neighbours stand together in the test set as it is.
+    ordered: bool = False
 
     def products(
         self, context: BlockContext, inputs: FloatArray, weights: FloatArray
@@ -94,9 +106,14 @@ class Sums:
             require_cross_sums(context.kernel, weights, self.errors if isinstance(self.errors, float) else None)
             executor.require_one_arithmetic()
 
+    @property
+    def piece_rows(self) -> int:
+        """Rows of a piece, at most."""
+        return PIECE_ROWS if self.errors is None else WIDE_PIECE_ROWS
+
     def pieces(self, start: int, stop: int) -> list[Piece]:
         """Cut a region into pieces, which depend on nothing else."""
-        n, size = stop - start, PIECE_ROWS if self.errors is None else WIDE_PIECE_ROWS
+        n, size = stop - start, self.piece_rows
         return [Piece(start, stop, first, min(first + size, n)) for first in range(0, n, size)]
 
     def read(self, context: BlockContext, test: Rows, piece: Piece) -> tuple[IndexArray, FloatArray]:
@@ -104,7 +121,7 @@ class Sums:
 
         Rows of one piece are neighbours where sums are quicker at these.
         """
-        if self.errors is None:
+        if self.errors is None or self.ordered:
             rows = np.arange(piece.first, piece.last)
             return rows, test.inputs(piece.start + piece.first, piece.start + piece.last)
         inputs = test.inputs(piece.start, piece.stop)
@@ -117,14 +134,87 @@ class Sums:
 EVERY_ENTRY = Sums()
 
 
-def joined(results: Sequence[tuple[IndexArray, *tuple[FloatArray, ...]]]) -> list[FloatArray]:
-    """Put pieces' values, (k, t) each after the numbers of their rows, in the order of the rows: (r, t) each."""
-    order = np.concatenate([rows for rows, *_ in results])
+def chosen_sums(
+    context: BlockContext,
+    executor: BlockExecutor,
+    weights: FloatArray,
+    tests: int,
+    error: ProductError,
+    errors: FloatArray,
+    stored: Mapping[str, Any] | None = None,
+    note: Callable[[str], None] | None = None,
+) -> Sums:
+    """Return the way to take sums K(T, X) @ weights at so many `tests`, within an error.
+
+    With "auto" a forecast chooses sums within `errors` (t,) or those of every entry, by model and data alone; a
+    prediction that is resumed keeps to those of its `stored` attributes.
+
+    Raises
+    ------
+    InputError
+        A number for a kernel without proven bounds, or below the roundings of the sums.
+    ClusterError
+        Workers that compute unlike each other, where sums within an error are asked for or were begun with.
+    """
+    if error.value == "none":
+        return EVERY_ENTRY
+    if error.number is not None or stored is not None:
+        sums = Sums(error.number) if stored is None or error.number is not None else Sums.of_attributes(stored)
+        sums.require(context, executor, weights)
+        return sums
+    forecast = forecast_sums(context, tests, np.abs(weights).sum(axis=0), errors)
+    if note is not None and forecast.reason is not None:
+        note(forecast.reason)
+    sums = Sums(tuple(errors.tolist())) if forecast.pays else EVERY_ENTRY
+    try:
+        sums.require(context, executor, weights)
+    except ClusterError:
+        if note is not None:
+            note("sums evaluate every kernel entry: the workers' processors or libraries differ")
+        return EVERY_ENTRY
+    return sums
+
+
+class MemorySums:
+    """Choice of the way to take sums over a model's support points at rows in memory, call by call.
+
+    `weights` returns the sums' weights (n, t) and the `errors` (t,) that are allowed to them, when they are first
+    needed. With an `error` of "none" every entry is evaluated.
+    """
+
+    def __init__(
+        self, context: BlockContext, error: ProductError, weights: Callable[[], tuple[FloatArray, FloatArray]]
+    ) -> None:
+        self._context, self._error, self._weights = context, error, weights
+        self._masses: tuple[FloatArray, FloatArray] | None = None
+
+    def at(self, inputs: FloatArray) -> tuple[Sums, IndexArray | None]:
+        """Return the way to take sums at standardised inputs (r, d), and the order in which to take these, if any."""
+        if self._error.value == "none" or self._context.n * len(inputs) < LEAST_ENTRIES:
+            return EVERY_ENTRY, None
+        if self._masses is None:
+            weights, errors = self._weights()
+            self._masses = np.abs(weights).sum(axis=0), errors
+        masses, errors = self._masses
+        if not forecast_sums(self._context, len(inputs), masses, errors).pays:
+            return EVERY_ENTRY, None
+        return Sums(tuple(errors.tolist()), ordered=True), near_order(self._context, inputs)
+
+
+def joined(
+    results: Sequence[tuple[IndexArray, *tuple[FloatArray, ...]]], order: IndexArray | None = None
+) -> list[FloatArray]:
+    """Put pieces' values, (k, t) each after the numbers of their rows, in the order of the rows: (r, t) each.
+
+    With an `order`, as by `MemorySums`, row i of the pieces is the row `order[i]` of the results.
+    """
+    rows = np.concatenate([rows for rows, *_ in results])
+    rows = rows if order is None else order[rows]
     values_in_order = []
     for parts in zip(*(values for _, *values in results), strict=True):
         whole = np.concatenate(parts)
         values_in_order.append(np.empty_like(whole))
-        values_in_order[-1][order] = whole
+        values_in_order[-1][rows] = whole
     return values_in_order
 
 

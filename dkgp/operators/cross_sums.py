@@ -35,6 +35,8 @@ SLOPE_STEP = 0.05
 CLASS_ENTRIES, PIECE_ENTRIES = {1: 1e9, 2: 4e9, 3: 4e10}, {1: 1e7, 2: 5e7, 3: 3e8}
 SOURCE_ENTRIES, TARGET_ENTRIES = 3e3, {1: 3e3, 2: 2e4, 3: 2e5}
 SHARE_OF_ENTRIES, NOTED_ENTRIES = 0.5, 1e11
+# Entries in all below which sums never pay: tables of a kernel cost more.
+LEAST_ENTRIES = min(CLASS_ENTRIES.values()) / SHARE_OF_ENTRIES
 # Largest part of this machine's free memory that one process may keep for them.
 SHARE_OF_MEMORY = 0.5
 # The least error relative to the weights' magnitudes that roundings leave room for.

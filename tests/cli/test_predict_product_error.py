@@ -166,6 +166,46 @@ def test_a_forecast_chooses_bounds_and_a_resumed_run_keeps_to_them(
         assert resumed.read(name).tobytes() == auto.read(name).tobytes()
 
 
+def test_a_forecast_chooses_bounds_of_decisions_too(
+    terrain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none, rough = ("--cluster", "none", "--chunk-rows", 128), tmp_path / "rough"
+    options = ("--method", "exact", "--solver", "cg", "--tol", 1e-2, "--no-probability", "--hyper", terrain["hyper"])
+    run_json("classify", terrain["folder"] / "kind.train", "--out", rough, *options, *none[:2], "--json")
+
+    def command(name: str) -> tuple[object, ...]:
+        return ("predict", rough, terrain["folder"] / "kind.test", "--out", tmp_path / name, "--json", *none)
+
+    run_json(*command("full"))
+    for name in ("CLASS_ENTRIES", "PIECE_ENTRIES"):
+        monkeypatch.setattr(cross_sums, name, {1: 0.0, 2: 0.0, 3: 0.0})
+    monkeypatch.setattr(cross_sums, "SHARE_OF_ENTRIES", 1e9)
+    monkeypatch.setitem(SOURCE_LEAF, 2, 2)
+    result = run(*command("auto"))
+    assert "sums within proven errors" in result.stderr
+    full, auto = (open_prediction(str(tmp_path / name)) for name in ("full", "auto"))
+    of_decisions, of_ones = auto.attributes["product_error"]
+    assert 0.0 < of_decisions <= 1e-3
+    assert of_ones > 0.0
+    bounds = [store.read("decision_error_bound") for store in (full, auto)]
+    # Where a sum's bound is above its error, every entry is evaluated.
+    assert (bounds[1] >= bounds[0]).all()
+    assert np.mean(bounds[1] > bounds[0]) > 0.5
+    assert (bounds[1] <= 1.03 * bounds[0]).all()
+    assert (np.abs(auto.read("decision") - exact_decision(terrain)) <= bounds[1]).all()
+    # A few prototypes have no such sums, and a run that goes on keeps to its own.
+    result = run(*predict(terrain, "few", tmp_path / "few", *none))
+    assert "sums within proven errors" not in result.stderr
+    with monkeypatch.context() as patched:
+        stop_after(patched, 1, KeyboardInterrupt())
+        assert run(*command("begun")).exit_code == 130
+    monkeypatch.setattr(cross_sums, "SHARE_OF_ENTRIES", 0.0)
+    run_json(*command("begun"), "--resume")
+    resumed = open_prediction(str(tmp_path / "begun"))
+    for name in auto.variables:
+        assert resumed.read(name).tobytes() == auto.read(name).tobytes()
+
+
 def test_auto_evaluates_every_entry_where_workers_have_no_memory_for_others(
     terrain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -227,7 +227,7 @@ def test_predictions_with_auto_evaluate_every_entry_where_workers_differ(
     def unlike(executor: object) -> None:
         raise ClusterError("the workers' libraries differ")
 
-    monkeypatch.setattr("dkgp.models.prediction.exact._chosen_sums", lambda *_: Sums(1e-4))
+    monkeypatch.setattr("dkgp.models.prediction.exact.chosen_sums", lambda *_: Sums(1e-4))
     monkeypatch.setattr(LocalExecutor, "require_one_arithmetic", unlike)
     result = run(*command, tmp_path / "p")
     assert result.exit_code == 0, result.stderr

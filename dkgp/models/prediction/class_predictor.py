@@ -21,10 +21,11 @@ from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.prediction.class_variances import ClassVariances
 from dkgp.models.prediction.deciders import ClassifierSupport, decider_of
 from dkgp.models.prediction.predictor import standardised
-from dkgp.models.sums import PIECE_ROWS
+from dkgp.models.sums import MemorySums
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.product_error import AUTO, EVERY_ENTRY, ProductError
 
 ROWS_PLANNED_FOR = 1024
 
@@ -111,7 +112,8 @@ class ClassPredictor:
     `model`: in a store, or in this process's memory. `version`: under which this process's cache keeps what belongs to
     the model; see `Predictor.forget`. `threads`: all cores by default. `variance`: of a Gaussian process' latent
     variances. `n_test`: about how many rows will be predicted in all; what latent variances are planned for. `plug_in`:
-    no variances, and probabilities that are not averaged; decisions are the same without.
+    no variances, and probabilities that are not averaged; decisions are the same without. `error`: of the sums of
+    decisions over all samples, as for `Predictor`; beside latent variances they evaluate every entry.
     """
 
     nbytes = 0  # in a worker's cache, which counts the large parts by themselves
@@ -125,6 +127,7 @@ class ClassPredictor:
         variance: VarianceSettings | None = None,
         n_test: int = ROWS_PLANNED_FOR,
         plug_in: bool = False,
+        error: ProductError = AUTO,
     ) -> None:
         kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
         self._model, self._threads = model, threads
@@ -138,6 +141,12 @@ class ClassPredictor:
                 self._variances = ClassVariances(
                     model, self._context, none, executor, variance, self._decider, n_test=n_test
                 )
+        chooses = not model.is_sparse and self._variances is None
+        self._sums = MemorySums(
+            self._context,
+            error if chooses else EVERY_ENTRY,
+            lambda: self._decider.weighted(model, self._context),
+        )
 
     def __call__(self, inputs: FloatArray) -> ClassPredicted:
         """Predict at raw inputs of the model's features: (r, d), or (r, d_raw) with those that were constant.
@@ -145,16 +154,21 @@ class ClassPredictor:
         Raises `InputError`: another number of features, or values that are not finite.
         """
         rows = standardised(self._model, inputs)
-        pieces = max(1, -(-len(rows) // PIECE_ROWS))
+        sums, order = self._sums.at(rows)
+        ordered, size = rows if order is None else rows[order], sums.piece_rows
+        pieces = max(1, -(-len(rows) // size))
         pieces_decided: list[dict[str, FloatArray]] = [{}] * pieces
 
         def work(piece: int) -> None:
-            where = slice(piece * PIECE_ROWS, (piece + 1) * PIECE_ROWS)
-            pieces_decided[piece] = self._decider.decide(self._context, rows[where])
+            where = slice(piece * size, (piece + 1) * size)
+            pieces_decided[piece] = self._decider.decide(self._context, ordered[where], sums)
 
         with single_threaded_blas():
             in_parallel(work, pieces, self._threads)
             joined = {name: np.concatenate([piece[name] for piece in pieces_decided]) for name in pieces_decided[0]}
+            if order is not None:
+                places = np.argsort(order)
+                joined = {name: values[places] for name, values in joined.items()}
             joined |= self._latent(rows)
         return ClassPredicted(self._decider.conclude(joined))
 
@@ -174,18 +188,19 @@ class ClassPredictorSource:
     """Source of a process's predictor; travels with tasks.
 
     `url`: of the model: a store that the process can read, or a model in its own memory. `version`, `plug_in`: as for
-    `ClassPredictor`. `reference`: as of `SupportInputs`.
+    `ClassPredictor`, as is `error`. `reference`: as of `SupportInputs`.
     """
 
     url: str
     version: str
     reference: str
     plug_in: bool = False
+    error: ProductError = AUTO
 
     def predictor(self) -> ClassPredictor:
         """Return this process's predictor for calls by single threads; the first call makes it, others wait."""
         source = ClassifierSupport(self.url, self.version, 0, 0, self.reference)
         return worker_cache().get(
-            (self.version, "predictor", self.plug_in),
-            lambda: ClassPredictor(source.record(), self.version, threads=1, plug_in=self.plug_in),
+            (self.version, "predictor", self.plug_in, self.error),
+            lambda: ClassPredictor(source.record(), self.version, threads=1, plug_in=self.plug_in, error=self.error),
         )

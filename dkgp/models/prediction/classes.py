@@ -5,7 +5,7 @@ Pieces of a region are the same whoever computes them, and so are the bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,12 @@ from dkgp.cluster.executors.base import BlockExecutor, PendingRound, split_evenl
 from dkgp.data import ClassifierRecord, Dataset
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
+from dkgp.models.context import RunContext
 from dkgp.models.prediction.class_variances import ClassVariances
 from dkgp.models.prediction.deciders import UNPROVEN, ClassifierSupport, Decider, decider_of
 from dkgp.models.prediction.sparse_rounds import PredictionMemory, of_unproven
 from dkgp.models.prediction.streaming import Rounds, Streamed, Together
-from dkgp.models.sums import EVERY_ENTRY, Piece, Sums
+from dkgp.models.sums import EVERY_ENTRY, Piece, Sums, chosen_sums
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
@@ -49,38 +50,46 @@ def library_decision_task(
 def class_rounds(
     model: ClassifierRecord,
     test: Dataset,
-    executor: BlockExecutor,
+    context: RunContext,
     version: str,
-    sums: Sums = EVERY_ENTRY,
     *,
     plug_in: bool = False,
     variance: VarianceSettings | None = None,
-    stored: Sequence[dict[str, Any]] | None = None,
+    stored: Mapping[str, Any] | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> ClassRounds:
-    """Return the rounds of a prediction; parameters as of `exact_rounds`, `plug_in` as of `predict`.
+    """Return the rounds of a prediction; `version`, `stored` and `note` as of `exact_rounds`, `plug_in` of `predict`.
 
-    `variance` are settings of latent variances, which a Gaussian process of all samples has in any case; `stored` their
-    plans, of a prediction that is resumed. `InputError`: an error of sums over a few prototypes, or for a kernel
-    without one; other settings of variances than those of the prediction to resume, or any where there are none.
-    `MemoryBudgetError`: latent variances do not fit in their working memory. `StoreError`: the model's support inputs
-    cannot be read.
+    Sums of decisions are within the context's `product_error`; those of a Gaussian process with latent variances
+    evaluate every entry, which takes less than the variances. `variance` are settings of latent variances, which a
+    Gaussian process of all samples has in any case.
+
+    Raises
+    ------
+    InputError
+        A number as the error of sums over a few prototypes, or for a kernel without proven bounds; other settings of
+        variances than those of the prediction to resume, or any where there are none.
+    MemoryBudgetError
+        Latent variances do not fit in their working memory.
+    StoreError
+        The model's support inputs cannot be read.
     """
+    executor, error = context.executor, context.product_error
     kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
-    context = BlockContext(version, ClassifierSupport.of(model, version), kernel, model.n_support)
-    if sums.errors is not None and model.is_sparse:
+    points = BlockContext(version, ClassifierSupport.of(model, version), kernel, model.n_support)
+    if error.number is not None and model.is_sparse:
         raise InputError(
             f"`product_error` is of sums over all training samples; '{model.url}' is a sum over {model.n_support:,} "
             "prototypes, which takes no time. Leave it out"
         )
-    if sums.errors is not None:
-        sums.require(context, executor, model.coefficients)
     model.inputs(0, min(1, model.n_support))  # points that are gone are found out before anything is written
     decider = decider_of(model, plug_in=plug_in)
     if model.neighbours is not None:
         PredictionMemory.of(model, executor.threads_per_process, variance=True).require(None)
-    variances = None
+    variances, sums = None, EVERY_ENTRY
     if model.form == "gp" and not model.is_sparse and not plug_in:
-        variances = ClassVariances(model, context, test, executor, variance, decider, stored)
+        plans = None if stored is None else stored.get("latent_variance")
+        variances = ClassVariances(model, points, test, executor, variance, decider, plans)
     elif variance is not None:
         if model.form == "gp" and not plug_in:
             raise InputError(
@@ -91,7 +100,10 @@ def class_rounds(
             f"`variance`: '{model.url}' is a classifier, which has no variances; leave it out. A Gaussian process of "
             "all samples has those of its latent functions; bounds of decisions tell what of others is proven"
         )
-    return ClassRounds(model, context, decider, test, executor, sums, plug_in=plug_in, variances=variances)
+    elif not model.is_sparse:
+        weights, errors = decider.weighted(model, points)
+        sums = chosen_sums(points, executor, weights, test.n_samples, error, errors, stored, note)
+    return ClassRounds(model, points, decider, test, executor, sums, plug_in=plug_in, variances=variances)
 
 
 class ClassRounds(Rounds):
@@ -117,7 +129,7 @@ class ClassRounds(Rounds):
         self._sums, self._variances = sums, variances
         self._searched, self._computed, self._unproven = model.search_samples, 0, 0
         self.depth = 2 if variances is None else variances.depth
-        self.region_rows = None if variances is None else variances.region_rows
+        self.region_rows = sums.region_rows if variances is None else variances.region_rows
         self.classes = model.classes
         self.n_support, self.assumes, self.variables = model.n_support, decider.assumes, decider.variables
         self.lacks = decider.lacks

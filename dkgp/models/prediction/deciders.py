@@ -30,7 +30,7 @@ from dkgp.models.classification.logistic.certificate import RiskCertificate
 from dkgp.models.rounding import assumptions, certified_row_errors
 from dkgp.models.sparse.vif.prediction import NearPredictor
 from dkgp.models.sparse.vif.stored import near_of
-from dkgp.models.sums import EVERY_ENTRY, Sums
+from dkgp.models.sums import EVERY_ENTRY, SHARE_OF_BOUND, Sums
 from dkgp.models.support import CachedModel, StoredPoints
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
@@ -40,6 +40,9 @@ Values = dict[str, FloatArray]
 # Of a decider with neighbours, beside what is stored.
 UNPROVEN = "unproven"
 PROBABILITY_ENDS = ("probability_lower", "probability_upper")
+# The largest error that a forecast allows to sums of decisions, whose margins are at -1 and 1: a minimisation that
+# stopped early has larger bounds.
+MOST_ERROR = 1e-3
 
 
 class ClassifierSupport(StoredPoints[ClassifierRecord]):
@@ -100,6 +103,28 @@ class Decider:
         if self.probabilities is not None:
             return None
         return "the classifier was trained without calibration: no probabilities are predicted"
+
+    def weighted(self, model: ClassifierRecord, context: BlockContext) -> tuple[FloatArray, FloatArray]:
+        """Return the weights of the sums that decisions and their bounds take, and errors that a forecast may choose.
+
+        Weights (n, columns), errors (columns,). They add about a hundredth to a decision's bound: with an intercept,
+        that of k_x'E changes V_b by so much of k(x, x) at most. Where nothing is proven no error is allowed.
+        """
+        certificate, weights = self.certificate, model.coefficients
+        if certificate is None:
+            return weights, np.zeros(weights.shape[1])
+        prior, zeros = context.kernel.diagonal(model.inputs(0, 1)), np.zeros((1, certificate.n_columns))
+        if isinstance(certificate, RiskCertificate):
+            bounds = certificate.decision_error_bound(zeros, prior, np.zeros(1))
+        else:
+            # With k_x'E = 1/2, V_b is k(x, x).
+            bounds = certificate.decision_error_bound(zeros, np.full(1, 0.5), prior, np.zeros(1))
+        errors = np.minimum(SHARE_OF_BOUND * bounds[0], MOST_ERROR)
+        if isinstance(certificate, DecisionCertificate) and certificate.intercept:
+            assert model.ones is not None
+            weights = np.column_stack([weights, model.ones])
+            errors = np.append(errors, SHARE_OF_BOUND * prior * certificate.ones_sum[0])
+        return weights, errors
 
     def decide(self, context: BlockContext, inputs: FloatArray, sums: Sums = EVERY_ENTRY) -> Values:
         """Take sums at standardised inputs (r, d): `decision` (r, t), and what is proven of it. Where tasks run."""

@@ -12,14 +12,14 @@ from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors.base import BlockExecutor, PendingRound, split_evenly
 from dkgp.data import Dataset, ModelRecord
 from dkgp.data.stores.manifest import described_whole
-from dkgp.errors import ClusterError, InputError
+from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
 from dkgp.models.noise.model import NoiseModel
 from dkgp.models.noise.student import StudentT
 from dkgp.models.prediction.streaming import MEANS, VARIANCES, Rounds, Streamed, Together
 from dkgp.models.rounding import mean_in_units, middle, variance_in_units
-from dkgp.models.sums import EVERY_ENTRY, Piece, Rows, Sums, joined
+from dkgp.models.sums import EVERY_ENTRY, SHARE_OF_BOUND, Piece, Rows, Sums, chosen_sums, joined
 from dkgp.models.support import SupportInputs, bounded_means
 from dkgp.models.trend.trend import Trend
 from dkgp.models.variance.batched import BatchedRun
@@ -30,14 +30,10 @@ from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.variance.ways.choice import Request, chosen_run
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.cross_sums import forecast_sums
 from dkgp.operators.product_error import EVERY_ENTRY as EXACT_PRODUCTS
 from dkgp.operators.product_error import ProductError
 
 Means = tuple[IndexArray, *tuple[FloatArray, ...]]
-# Errors of sums that are chosen here: this share of a mean's own bound, or of the noise's deviation where that is less.
-# A solve that stopped early has bounds of many deviations, and its means are far closer to the exact ones than these.
-SHARE_OF_BOUND = 0.01
 
 
 def mean_task(
@@ -96,24 +92,14 @@ def exact_rounds(
         )
 
     def means_by(sums: Sums) -> _Means:
-        sums.require(context, executor, model.alpha)
         return _Means(context, test, executor, model, certificate, sums)
 
-    def chosen_sums() -> Sums:
-        if stored is not None and error.value == "auto":
-            return Sums.of_attributes(stored)
-        sums = _chosen_sums(model, context, certificate, test, error, note)
-        if error.value == "auto":
-            try:
-                sums.require(context, executor, model.alpha)
-            except ClusterError:
-                if note is not None:
-                    note("sums evaluate every kernel entry: the workers' processors or libraries differ")
-                return EVERY_ENTRY
-        return sums
+    def sums_within() -> Sums:
+        errors = allowed_errors(model, context, certificate)
+        return chosen_sums(context, executor, model.alpha, test.n_samples, error, errors, stored, note)
 
     if variance is None:
-        return means_by(chosen_sums())
+        return means_by(sums_within())
     plan = None if stored is None else stored.get("variance")
     if plan is not None and ("basis" in plan) != (variance.basis is not None):
         raise InputError(
@@ -129,40 +115,26 @@ def exact_rounds(
     run = chosen_run(asked, note)
     if isinstance(run, NeighbourRun):
         # Variances of many rows that take less than means of all entries would.
-        return _MeansAndVariances(means_by(chosen_sums()), run.without_means(), model, subject)
+        return _MeansAndVariances(means_by(sums_within()), run.without_means(), model, subject)
     return _MeansAndVariances(means_by(EVERY_ENTRY), run, model, subject)
 
 
-def _chosen_sums(
-    model: ModelRecord,
-    context: BlockContext,
-    certificate: Certificate,
-    test: Dataset,
-    error: ProductError,
-    note: Callable[[str], None] | None,
-) -> Sums:
-    """Return the way to take sums within an error; where a forecast chooses, it depends on model and data alone.
+def allowed_errors(model: ModelRecord, context: BlockContext, certificate: Certificate) -> FloatArray:
+    """Return the errors of each column's sums, (t,), that a forecast may choose: they depend on the model alone.
 
-    `InputError` for an error below the rounding of the sums.
+    That is a share of a mean's bound, or of the noise's deviation where that is less: a solve that stopped early has
+    bounds of many deviations, and its means are far closer to the exact ones than these.
     """
-    if error.value == "none":
-        return EVERY_ENTRY
-    first = test.inputs(0, 1)
-    bound = certificate.mean_error_bound(context.kernel.diagonal(first))[0]
-    if error.number is not None:
-        return Sums(error.number)
-    errors = SHARE_OF_BOUND * np.minimum(bound, np.sqrt(model.noise_variance))
+    bound = certificate.mean_error_bound(context.kernel.diagonal(model.inputs(0, 1)))[0]
+    errors: FloatArray = SHARE_OF_BOUND * np.minimum(bound, np.sqrt(model.noise_variance))
     trend = Trend.held(model.trend)
     if trend is not None:
-        # Each share of a target's bound goes half to its own sum, half to those of the columns of the mean.
+        # Each share of a target's bound goes half to its sum, half to those of the columns of the mean.
         p, beta = model.n_targets, np.abs(np.array(trend.coefficients))
         weight = np.maximum(beta.sum(axis=0), 1e-300)
         errors[:p] *= 0.5
         errors[p:] = np.minimum(errors[p:], np.min(errors[:p] / weight))
-    forecast = forecast_sums(context, test.n_samples, np.abs(model.alpha).sum(axis=0), errors)
-    if note is not None and forecast.reason is not None:
-        note(forecast.reason)
-    return Sums(tuple(errors.tolist())) if forecast.pays else EVERY_ENTRY
+    return errors
 
 
 def student_attributes(model: ModelRecord, scale: FloatArray) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from dkgp.models.prediction.exact import exact_rounds
 from dkgp.models.prediction.linear import LinearRounds
 from dkgp.models.prediction.sparse_rounds import SparseRounds, SparseRoundsWithBases
 from dkgp.models.prediction.streaming import Rounds, WithTestNoise, stream
-from dkgp.models.sums import Sums
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.product_error import OLD_NAME, ProductError
 
@@ -170,10 +169,8 @@ def predict(
                     "does not take; start afresh with `overwrite`"
                 )
             if isinstance(model, ClassifierRecord):
-                plans = None if stored is None else stored.get("latent_variance")
-                sums = Sums(context.product_error.number)
                 rounds = of_labels = class_rounds(
-                    model, test, executor, version, sums, plug_in=plug_in, variance=variance, stored=plans
+                    model, test, context, version, plug_in=plug_in, variance=variance, stored=stored, note=note
                 )
                 if note is not None and of_labels.lacks is not None:
                     note(of_labels.lacks)

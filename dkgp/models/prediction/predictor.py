@@ -6,6 +6,7 @@ bytes: each process makes its own predictor from it, and keeps that in its worke
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,26 +14,29 @@ import numpy as np
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor, HereExecutor, LocalExecutor, split_evenly
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.data import ModelRecord, standardised_inputs
+from dkgp.data import Dataset, ModelRecord, standardised_inputs
 from dkgp.data.stores.manifest import described_whole
 from dkgp.data.stores.models.description import TrainedRecord
 from dkgp.errors import InputError
+from dkgp.forks import fork_safe
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
 from dkgp.models.noise.model import NoiseModel
-from dkgp.models.prediction.exact import mean_task
+from dkgp.models.prediction.exact import allowed_errors, mean_task
 from dkgp.models.rounding import mean_in_units, middle, variance_in_units
-from dkgp.models.sums import EVERY_ENTRY, joined
+from dkgp.models.sums import MemorySums, Rows, joined
 from dkgp.models.support import SupportInputs
 from dkgp.models.trend.trend import Trend
 from dkgp.models.variance.batched import BatchedRun
+from dkgp.models.variance.neighbours.run import NeighbourRun
 from dkgp.models.variance.scaled import Subject
-from dkgp.models.variance.settings import TestRows, VarianceSettings
-from dkgp.models.variance.ways.choice import Request, chosen_run
+from dkgp.models.variance.settings import SentRows, TestRows, VarianceSettings
+from dkgp.models.variance.ways.choice import Request, chosen_run, may_be_near
 from dkgp.models.variance.whole_matrix.factor import WholeFactor
 from dkgp.models.variance.whole_matrix.run import WholeRun
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.product_error import AUTO, ProductError
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,10 @@ class Predictor:
     `model`: in a store, or in this process's memory. `version`: under which this process's cache keeps what belongs to
     the model; see `forget`. `variance`: predict variances too. `n_test`: about how many rows will be predicted in all;
     what variances are planned for. `every_thread`: whether a call may use all of this process's threads; otherwise it
-    uses the one that makes it.
+    uses the one that makes it. `error`: of the sums of means, which evaluate every entry with "none"; otherwise a
+    forecast decides for each call.
+
+    Variances by the way "auto" are chosen at the first call, by its rows, where neighbours may be quickest.
     """
 
     nbytes = 0  # in a worker's cache, which counts the large parts by themselves
@@ -73,6 +80,7 @@ class Predictor:
         *,
         n_test: int = 1,
         every_thread: bool = True,
+        error: ProductError = AUTO,
     ) -> None:
         self._model = model
         kernel, noise_variance = fold_white(kernel_from_json(model.kernel), model.noise_variance)
@@ -84,25 +92,43 @@ class Predictor:
             self._certificate = Certificate.from_json(dict(model.certificate))
         self._trend = Trend.held(model.trend)
         self._noise = None if variance is None or variance.latent else NoiseModel.held(model.noise_model)
+        self._sums = MemorySums(
+            self._context, error, lambda: (model.alpha, allowed_errors(model, self._context, self._certificate))
+        )
         self._variance: BatchedRun | None = None
+        self._request: Request | None = None
+        self._lock = fork_safe(threading.Lock())
         if variance is not None:
             none = standardised_inputs(np.zeros((0, model.n_features)), model.feature_names)
             subject = self._subject = Subject.of(replace(model, noise_variance=noise_variance), self._context)
-            with single_threaded_blas():
-                self._variance = chosen_run(
-                    Request(
-                        subject.model,
-                        subject.kernel,
-                        subject.context,
-                        self._certificate,
-                        subject.tests(none),
-                        self._executor,
-                        variance,
-                        tests=max(1, n_test),
-                    )
-                )
-                if isinstance(self._variance, WholeRun):
-                    self._variance.prepare(subject.model)
+            self._request = Request(
+                subject.model,
+                subject.kernel,
+                subject.context,
+                self._certificate,
+                subject.tests(none),
+                self._executor,
+                variance,
+                tests=max(1, n_test),
+            )
+            if not may_be_near(self._request):
+                self._run()
+
+    def _run(self, test: TestRows | None = None) -> BatchedRun:
+        """Return the run of variances, which is chosen the first time, by the test samples if there are any."""
+        assert self._request is not None
+        with self._lock, single_threaded_blas():
+            if self._variance is None:
+                request = self._request
+                if test is not None:
+                    tests = max(test.n_samples, request.n_test)
+                    request = replace(request, test=self._subject.tests(test), tests=tests)
+                run = chosen_run(request)
+                if isinstance(run, WholeRun):
+                    run.prepare(self._subject.model)
+                run = run.without_means() if isinstance(run, NeighbourRun) else run
+                self._variance = run.at(self._request.test)  # the first test samples need not stay
+            return self._variance
 
     def __call__(self, inputs: FloatArray) -> Predicted:
         """Predict at raw inputs of the model's features: (r, d), or (r, d_raw) with those that were constant.
@@ -114,50 +140,63 @@ class Predictor:
         if test.n_samples == 0:
             return self._nothing()
         with single_threaded_blas():
-            if self._variance is None:
-                pieces = EVERY_ENTRY.pieces(0, test.n_samples)
-                # What one thread does is done by this one: another would have to wake up for it.
-                executor = self._executor if len(pieces) > 1 else self._here
-                groups = split_evenly(pieces, executor.parallelism)
-                arguments = (self._context, self._certificate, EVERY_ENTRY, test)
-                mean, bound = joined(executor.submit("kmean", mean_task, arguments, groups).result())
+            if self._request is None:
+                mean, bound, off = self._means(test)
                 if self._trend is not None:
-                    taken = self._trend.at(mean, bound, test.inputs(0, test.n_samples))
+                    taken = self._trend.at(mean, bound, test.inputs(0, test.n_samples), *off)
                     mean, bound = taken.mean, taken.bound
                 return Predicted(*mean_in_units(mean, bound, scale, offset))
-            mean, bound, lower, upper = self._with_variances(self._variance, test)
+            mean, bound, off, lower, upper = self._with_variances(test)
         if self._trend is not None:
-            taken = self._trend.at(mean, bound, test.inputs(0, test.n_samples))
+            taken = self._trend.at(mean, bound, test.inputs(0, test.n_samples), *off)
             mean, bound = taken.mean, taken.bound
             lower, upper = taken.widened(lower, upper)
         if self._noise is not None:
             lower, upper = self._noise.widened(lower, upper, test.inputs(0, test.n_samples))
         return Predicted(*mean_in_units(mean, bound, scale, offset), *variance_in_units(lower, upper, scale))
 
+    def _means(self, test: Dataset) -> tuple[FloatArray, FloatArray, list[FloatArray]]:
+        """Means and their errors (r, p), standardised, and the errors of their sums where these are not zero."""
+        sums, order = self._sums.at(test.inputs(0, test.n_samples))
+        rows: Rows = test if order is None else SentRows(test.inputs(0, test.n_samples)[order])
+        pieces = sums.pieces(0, test.n_samples)
+        # What one thread does is done by this one: another would have to wake up for it.
+        executor = self._executor if len(pieces) > 1 else self._here
+        groups = split_evenly(pieces, executor.parallelism)
+        arguments = (self._context, self._certificate, sums, rows)
+        mean, bound, *off = joined(executor.submit("kmean", mean_task, arguments, groups).result(), order)
+        return mean, bound, off
+
     def standardised_interval(self, rows: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Ends of the variances' intervals at standardised rows (r, d), without a noise model's part: (r,) each."""
-        assert self._variance is not None
         test = standardised_inputs(rows, self._model.feature_names)
         with single_threaded_blas():
-            return self._with_variances(self._variance, test)[2:]
+            return self._intervals(self._run(test), test)[2:]
 
     def whole_factor(self) -> WholeFactor:
         """Return the factor of all samples that variances come from, of a predictor whose `way` is "cholesky"."""
-        assert isinstance(self._variance, WholeRun)
-        return self._variance.factor()
+        run = self._run()
+        assert isinstance(run, WholeRun)
+        return run.factor()
 
-    def _with_variances(
-        self, variance: BatchedRun, test: TestRows
-    ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """Means and their errors (r, p), and ends of variances' intervals (r,), standardised."""
-        run = variance.at(self._subject.tests(test))
-        mean, bound, lower, upper = run.collect(run.submit(0, test.n_samples).result())
-        lower, upper = self._subject.interval(lower, upper)
-        return mean, self._certificate.by_variance(bound, self._context.kernel, upper), lower, upper
+    def _with_variances(self, test: Dataset) -> tuple[FloatArray, FloatArray, list[FloatArray], FloatArray, FloatArray]:
+        """Means, their errors and those of their sums as by `_means`, and ends of variances' intervals (r,)."""
+        run = self._run(test)
+        mean, bound, lower, upper = self._intervals(run, test)
+        off: list[FloatArray] = []
+        if isinstance(run, NeighbourRun):
+            mean, bound, off = self._means(test)
+        return mean, self._certificate.by_variance(bound, self._context.kernel, upper), off, lower, upper
+
+    def _intervals(self, run: BatchedRun, test: TestRows) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """Means and their errors (r, p), where the run has them, and ends of variances' intervals (r,)."""
+        at = run.at(self._subject.tests(test))
+        mean, bound, lower, upper = at.collect(at.submit(0, test.n_samples).result())
+        return mean, bound, *self._subject.interval(lower, upper)
 
     def _nothing(self) -> Predicted:
         empty = np.empty((0, self._model.n_targets))
-        return Predicted(empty, empty) if self._variance is None else Predicted(empty, empty, empty, empty)
+        return Predicted(empty, empty) if self._request is None else Predicted(empty, empty, empty, empty)
 
     @staticmethod
     def forget(version: str) -> None:
@@ -175,13 +214,16 @@ class PredictorSource:
     variance: VarianceSettings | None
     n_test: int
     reference: str  # as of `SupportInputs`
+    error: ProductError = AUTO  # as for `Predictor`
 
     def predictor(self) -> Predictor:
         """Return this process's predictor for calls by single threads; the first call makes it, others wait."""
         source = SupportInputs(self.url, self.version, 0, 0, self.reference)
         return worker_cache().get(
-            (self.version, "predictor", self.variance, self.n_test),
-            lambda: Predictor(source.record(), self.version, self.variance, n_test=self.n_test, every_thread=False),
+            (self.version, "predictor", self.variance, self.n_test, self.error),
+            lambda: Predictor(
+                source.record(), self.version, self.variance, n_test=self.n_test, every_thread=False, error=self.error
+            ),
         )
 
 

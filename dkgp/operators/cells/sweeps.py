@@ -70,7 +70,7 @@ def leaf_moments(  # type: ignore[no-untyped-def]
     prefer_full_vectors()
     d, t = y.shape[0], v.shape[1]
     inner, outer = p if d < 3 else p * p, p if d > 1 else 1
-    width, none = whole_vectors(inner), np.int64(0)
+    width, none, apart = whole_vectors(inner), np.int64(0), np.int64(CHUNK)
     T = np.empty(d * p * CHUNK)
     weighted, columns = np.empty(t * outer * CHUNK), np.zeros(CHUNK * width)
     C = np.empty(t * outer * width)
@@ -101,7 +101,7 @@ def leaf_moments(  # type: ignore[no-untyped-def]
                     for i in range(count):
                         factor = v[start + i, j]
                         weighted[(j * outer + a) * CHUNK + i] = factor * T[a * CHUNK + i] if d > 1 else factor
-            set_product(C, none, width, t * outer, width, weighted, none, 1, CHUNK, columns, none, width, count)
+            set_product(C, none, width, t * outer, width, weighted, none, 1, apart, columns, none, width, count)
             for r in range(t * outer):
                 for m in range(inner):
                     M[at + r * inner + m] += C[r * width + m]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -69,6 +71,16 @@ def is_same(left: list[np.ndarray], right: list[np.ndarray]) -> bool:
 def test_the_number_of_workers_changes_no_bit(workers: int, dataset: Dataset, expected: list[np.ndarray]) -> None:
     with dask_executor(workers, processes=False) as (executor, _):
         assert is_same(products(dataset, executor), expected)
+
+
+def test_two_clients_of_one_scheduler_get_the_same_bits(dataset: Dataset, expected: list[np.ndarray]) -> None:
+    with local_cluster(2, threads=2) as (cluster, first), Client(cluster, set_as_default=False) as second:
+        executors = [DaskExecutor(client) for client in (first, second)]
+        with ThreadPoolExecutor(2) as threads:
+            for made in threads.map(partial(products, dataset), executors):
+                assert is_same(made, expected)
+        for executor in executors:
+            executor.close()
 
 
 @pytest.mark.faults

@@ -200,7 +200,7 @@ def train_exact(
         subset = settings.calibration_subset
         calibration = calibrated(dataset, labels, kernel, noise, fit_intercept, subset, settings.seed)
     decision_errors = [length * largest for length in certificate.residual]
-    beyond_words = {}
+    beyond_words: dict[str, str] = {}
     if solution.converged:
         remedy = "more `noise_variance`, or a kernel of less variance"
         beyond_words = beyond_tolerance(max(decision_errors), settings.tolerance, remedy)

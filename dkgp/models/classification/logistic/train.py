@@ -142,10 +142,11 @@ def train_logistic(
         prior = operator.prior()
         rule, converged = settings.error(float(prior.max())), settings.converged(float(prior.max()))
         proof = _Proof(operator, targets, likelihood, risk, prior, rule)
+        minimised = replace(risk, proven=proof.radius) if settings.gap is None else risk
         solved = minimise_by(
             operator,
             targets,
-            method_for(replace(risk, proven=proof.radius), settings.method, settings.precision, settings.seed),
+            method_for(minimised, settings.method, settings.precision, settings.seed),
             stopping=converged if settings.limits is None else converged | settings.limits,
             watch=data.identified(context, **identity),
         )
@@ -164,7 +165,7 @@ def train_logistic(
     share, certificate = (0.5, centre) if centred else (0.0, end)
     alpha, values = minimum.stepped(share), minimum.stepped_values(share)
     decision_errors = [radius * math.sqrt(rule.largest) for radius in certificate.radius]
-    beyond = {}
+    beyond: dict[str, str] = {}
     if settings.gap is None and solved.solution.converged:
         remedy = "a larger `regularisation`, or a kernel of less variance"
         beyond = beyond_tolerance(max(decision_errors), settings.tolerance, remedy)
@@ -230,7 +231,7 @@ _Evaluated = tuple[FloatArray, FloatArray]
 
 
 class _Proof:
-    """What is proven of a function that a minimisation reached; that of the last one is kept."""
+    """Proofs of the functions that a minimisation reaches; that of the last one is kept."""
 
     def __init__(
         self,

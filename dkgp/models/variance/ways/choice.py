@@ -192,14 +192,26 @@ def chosen_run(request: Request, note: Note | None = None) -> BatchedRun:
     return run
 
 
+def may_be_near(request: Request) -> bool:
+    """Return True if neighbours may be the quickest way; test samples, which may not be known yet, then decide."""
+    if request.settings.way != "auto" or request.settings.is_iterative or request.model.n_samples < LEAST_NEAR:
+        return False
+    if request.settings.basis is not None or not serves(request.context):
+        return False
+    forecast = _nominal(request)
+    return request.n_test * NEAR_SECONDS / forecast.threads < forecast.whole()
+
+
+def _nominal(request: Request) -> Forecast:
+    n, d = request.model.n_samples, request.kernel.n_features
+    return Forecast(n, request.n_test, d, max(1, request.executor.parallelism), True, Measured.nominal(d))
+
+
 def _near_run(request: Request, note: Note | None) -> NeighbourRun | None:
     """The run by neighbours, where a trial meets the gap and it takes less than any other way could; else None."""
-    n, t, d = request.model.n_samples, request.n_test, request.kernel.n_features
-    if n < LEAST_NEAR or not request.test.n_samples or not serves(request.context):
+    if not request.test.n_samples or not may_be_near(request):
         return None
-    forecast = Forecast(n, t, d, max(1, request.executor.parallelism), True, Measured.nominal(d))
-    if t * NEAR_SECONDS / forecast.threads >= forecast.whole():
-        return None
+    t, forecast = request.n_test, _nominal(request)
     request.executor.require_one_arithmetic()
     try:
         run = request.by_neighbours(NEAR_PATIENCE)

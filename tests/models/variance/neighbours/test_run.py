@@ -101,7 +101,7 @@ def test_means_beside_them_may_be_sums_within_an_error(
 ) -> None:
     model, (_, _, test) = made(data, f"{mean}False", one, mean=mean), data
     predict(model, test, str(tmp_path / "every"), one, variance=SETTINGS)
-    monkeypatch.setattr(exact, "_chosen_sums", lambda *arguments: Sums(1e-4))
+    monkeypatch.setattr(exact, "chosen_sums", lambda *arguments: Sums(1e-4))
     predict(model, test, str(tmp_path / "within"), one, variance=SETTINGS)
     every, within = open_prediction(str(tmp_path / "every")), open_prediction(str(tmp_path / "within"))
     assert within.attributes["product_error"] == 1e-4
