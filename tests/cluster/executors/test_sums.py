@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from distributed import Client
@@ -165,7 +166,7 @@ def test_a_sum_that_hangs_is_an_error_by_its_deadline(
 ) -> None:
     with on_dask(1, processes=False) as here:
         for executor, _ in (here, on_processes):
-            monkeypatch.setattr(executor, "_deadline", 0.5)
+            monkeypatch.setattr(executor, "_terms", replace(executor._terms, deadline_seconds=0.5))
             began = time.monotonic()
             with pytest.raises(ClusterError, match=r"did not finish .*within [01] s"):
                 executor.submit_sum("sum", hanging, (), groups_of(3), added).result()

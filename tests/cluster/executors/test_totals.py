@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -302,7 +303,7 @@ def test_tasks_of_an_owner_run_elsewhere_when_all_workers_were_lost_at_once(monk
 @pytest.mark.long
 def test_the_deadline_counts_from_the_last_task_that_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
     with on_dask(1) as (executor, _):
-        monkeypatch.setattr(executor, "_deadline", 1.5)
+        monkeypatch.setattr(executor, "_terms", replace(executor._terms, deadline_seconds=1.5))
         groups = [[1]] * 12
         assert executor.start_total(RoundTasks(slow, (), groups, None, "slow")).result()[""].tolist() == [12]
         with pytest.raises(ClusterError, match="did not finish a task within 2 s; the cluster has 1 workers"):
