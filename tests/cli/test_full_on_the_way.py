@@ -19,7 +19,6 @@ PIECES = "--chunk-rows 40 --cluster none"
 # Refined variances, averaged probabilities, and variances with neighbours, and an array that each of them writes.
 PREDICTIONS = [
     pytest.param("predict {model} {test} --variance", "variance/c/2", id="refined variances"),
-    pytest.param("predict {model} {test} --product-error 1e-5", "mean/c/2", id="sums within an error"),
     pytest.param("predict {gp} {test_of_two}", "probability_lower/c/2", id="averaged probabilities"),
     pytest.param("predict {near} {test} --variance", "mean/c/2", id="neighbours", marks=pytest.mark.slow),
 ]
@@ -53,7 +52,7 @@ def test_a_disk_that_fills_up_among_predictions(
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize(("command", "part"), [*PREDICTIONS[:3], pytest.param(*PREDICTIONS[3].values, id="neighbours")])
+@pytest.mark.parametrize(("command", "part"), [*PREDICTIONS[:2], pytest.param(*PREDICTIONS[2].values, id="neighbours")])
 def test_a_small_disk_fills_up_among_predictions(
     command: str, part: str, places: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from dkgp.operators.cells.forecast import Forecast
 from dkgp.service.specification import job_from_options, options_from_job
 from tests.cli.invoke import refused, run, run_json
 from tests.cli.test_predicted_again import stop_after
+from tests.full_disk import full_for
 
 KERNEL, NOISE, N, TESTS = SquaredExponential((80.0, 80.0)), 0.05, 700, 300
 ERROR = 1e-4
@@ -114,6 +115,19 @@ def test_variances_by_neighbours_go_with_it(
     assert store.attributes["product_error"] == ERROR
     assert (np.abs(store.read("mean") - exact_mean(terrain)) <= store.read("mean_error_bound")).all()
     refused(run(*predict(terrain, "height", tmp_path / "q", *options)), "whole columns", "--variance-way neighbours")
+
+
+def test_a_disk_that_fills_up_leaves_regions_to_go_on_from(terrain: dict[str, Any], tmp_path: Path) -> None:
+    options = ("--product-error", ERROR, "--cluster", "none", "--chunk-rows", 90)
+    run_json(*predict(terrain, "kind", tmp_path / "whole", *options))
+    command = predict(terrain, "kind", tmp_path / "out", *options)
+    with full_for("decision/c/2") as met:
+        refused(run(*command), "Cannot write", "the disk is full")
+    assert met
+    run_json(*command, "--resume")
+    whole, resumed = (open_prediction(str(tmp_path / name)) for name in ("whole", "out"))
+    for name in whole.variables:
+        assert resumed.read(name).tobytes() == whole.read(name).tobytes()
 
 
 @pytest.mark.slow
